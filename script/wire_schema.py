@@ -1,0 +1,175 @@
+"""Makes the table of facts (src/tidelog/wire/schema) from Kafka's message definitions.
+
+Takes only facts (name, type, versions, tag, nullable, default ...): comments and descriptions stay behind.
+"""
+
+import argparse
+import json
+import subprocess
+import tempfile
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+SCHEMA = Path(__file__).parent.parent / "src" / "tidelog" / "wire" / "schema"
+JARS = {
+    "kafka-clients": "clients",
+    "kafka-group-coordinator": "group-coordinator",
+    "kafka-transaction-coordinator": "transaction-coordinator",
+    "kafka-share-coordinator": "share-coordinator",
+    "kafka-raft": "raft",
+    "kafka-storage": "storage",
+}
+"""Artifacts of org.apache.kafka with a folder common/message, and the name of the table's section."""
+
+HEADER = """\
+# Facts of Apache Kafka {version}'s message definitions, made by script/wire-schema: do not edit.
+# Message: name, kind, api key or "-", versions, flexible versions, "unstable" if the last version is.
+# "struct" names a part that several fields share. Fields: see tidelog/wire/facts.py.
+"""
+
+Json = dict[str, Any]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        "source", help="a Kafka version (its jars come through mvn), or a directory of jars or JSON files"
+    )
+    parser.add_argument("--version", help="the Kafka version to name, if the source is a directory")
+    parser.add_argument("--output", type=Path, default=SCHEMA)
+    options = parser.parse_args()
+    folder = Path(options.source)
+    if folder.is_dir():
+        if not options.version:
+            parser.error("a directory needs --version: which Kafka is it of?")
+        write_table(read_definitions(folder), options.output, options.version)
+        return
+    with tempfile.TemporaryDirectory() as scratch:
+        fetch_jars(options.source, Path(scratch))
+        write_table(read_definitions(Path(scratch)), options.output, options.source)
+
+
+def fetch_jars(version: str, folder: Path) -> None:
+    """Copy Kafka's jars of one version into `folder`, with Maven's own client and repository settings."""
+    for artifact in JARS:
+        coordinates = f"org.apache.kafka:{artifact}:{version}:jar"
+        copy = "org.apache.maven.plugins:maven-dependency-plugin:3.8.1:copy"
+        subprocess.run(
+            [
+                "mvn",
+                "-q",
+                "-B",
+                copy,
+                f"-Dartifact={coordinates}",
+                f"-DoutputDirectory={folder}",
+                "-Dmdep.useBaseVersion",
+            ],
+            check=True,
+        )
+
+
+def read_definitions(folder: Path) -> dict[str, list[Json]]:
+    """Section -> definitions by name, from jars, or from JSON files in folders named as the sections."""
+    sections: dict[str, list[Json]] = {}
+    for artifact, section in JARS.items():
+        found = [parse_definition(text) for text in _texts(folder, artifact, section)]
+        if not found:
+            raise SystemExit(f"{folder}: no definitions of {artifact}")
+        sections[section] = sorted(found, key=lambda definition: str(definition["name"]))
+    return sections
+
+
+def _texts(folder: Path, artifact: str, section: str) -> Iterator[str]:
+    for path in sorted(folder.glob(f"{artifact}-[0-9]*.jar")):
+        with zipfile.ZipFile(path) as jar:
+            for name in jar.namelist():
+                if name.startswith("common/message/") and name.endswith(".json"):
+                    yield jar.read(name).decode()
+    for path in sorted((folder / section).glob("**/*.json")):
+        yield path.read_text()
+
+
+def parse_definition(text: str) -> Json:
+    """JSON with lines of // comments."""
+    definition: Json = json.loads("\n".join(line for line in text.split("\n") if not line.lstrip().startswith("//")))
+    return definition
+
+
+def write_table(sections: dict[str, list[Json]], folder: Path, version: str) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for section, definitions in sections.items():
+        lines = [HEADER.format(version=version)]
+        for definition in definitions:
+            lines += [*message_lines(definition), ""]
+        (folder / f"{section}.txt").write_text("\n".join(lines))
+
+
+def message_lines(definition: Json) -> list[str]:
+    facts = [
+        definition["name"],
+        definition["type"],
+        str(definition.get("apiKey", "-")),
+        definition["validVersions"],
+        f"flexible={definition.get('flexibleVersions', 'none')}",
+    ]
+    if definition.get("latestVersionUnstable"):
+        facts.append("unstable")
+    lines = [" ".join(facts)]
+    for shared in definition.get("commonStructs", []):
+        lines += [f"  struct {shared['name']}", *field_lines(shared["fields"], 2)]
+    return lines + field_lines(definition.get("fields", []), 1)
+
+
+def field_lines(fields: list[Json], depth: int) -> list[str]:
+    lines = []
+    for field in fields:
+        lines.append("  " * depth + field_line(field))
+        lines += field_lines(field.get("fields", []), depth + 1)
+    return lines
+
+
+def field_line(field: Json) -> str:
+    tagged = field.get("taggedVersions", "none")
+    versions = field.get("versions", tagged)
+    facts = [field["name"], field["type"], versions]
+    if field.get("nullableVersions", "none") != "none":
+        facts.append(f"nullable={field['nullableVersions']}")
+    if "tag" in field:
+        if tagged != versions:
+            raise SystemExit(f"{field['name']}: tagged in {tagged} of versions {versions} is not understood")
+        facts.append(f"tag={field['tag']}")
+    default = _default_text(field)
+    if default:
+        facts.append(f"default={default}")
+    if field.get("ignorable"):
+        facts.append("ignorable")
+    if field.get("flexibleVersions") == "none":
+        facts.append("rigid")
+    return " ".join(facts)
+
+
+def _default_text(field: Json) -> str:
+    """The default where it is not the type's own; numbers in decimal."""
+    if "default" not in field:
+        return ""
+    value = field["default"]
+    if value is None:
+        return "null"
+    text = str(value).strip()
+    if text == "null":
+        return text
+    kind = field["type"]
+    if kind == "bool":
+        return "true" if text.lower() == "true" else ""
+    if kind.startswith(("int", "uint")):
+        number = int(text, 0)
+        return str(number) if number else ""
+    if kind == "string":
+        return text
+    raise SystemExit(f"{field['name']}: default {text!r} of type {kind} is not understood")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,22 @@
+"""The Spark data source of Tidelog: `spark.read.format("tidelog")`, `readStream`, `write` and `writeStream`.
+
+Spark finds it by this module's name, in the driver and in its workers, and registers `DefaultSource`. Options and columns
+are those of Spark's own Kafka source, so a job changes the name of the format and nothing else. Reading guide: `source`,
+then `stream_reader` and `reading`.
+"""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pyspark_tidelog.source import TidelogDataSource as DefaultSource
+
+__all__ = ["DefaultSource"]
+
+
+def __getattr__(name: str) -> object:
+    """`DefaultSource`, once somebody asks: the decoding modules are of use without PySpark."""
+    if name == "DefaultSource":
+        from pyspark_tidelog.source import TidelogDataSource
+
+        return TidelogDataSource
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

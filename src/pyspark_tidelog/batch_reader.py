@@ -1,0 +1,50 @@
+"""The batch reader: everything between two bounds, fixed when the query is planned."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import DataSourceReader, InputPartition
+
+from pyspark_tidelog.lookup import Lookup, loss_reporter, without_lost
+from pyspark_tidelog.options import ReadOptions
+from pyspark_tidelog.plan import OffsetRange, split
+from pyspark_tidelog.reading import RangeReader
+from tidelog.client.blocking import Client
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+class RangePartition(InputPartition):
+    """One Spark partition: a range of one topic partition's offsets."""
+
+    def __init__(self, wanted: OffsetRange) -> None:
+        super().__init__(wanted)
+
+
+class TidelogReader(DataSourceReader):
+    def __init__(self, options: ReadOptions, columns: tuple[str, ...]) -> None:
+        self._options = options
+        self._columns = columns
+
+    def partitions(self) -> list[InputPartition]:
+        """Asks the brokers where the bounds lie; each action on the DataFrame does so anew. Raises DataLoss."""
+        options = self._options
+        with Client(options.bootstrap, options.client) as client:
+            lookup = Lookup(client, options.subscription, options.fetch.isolation)
+            partitions = lookup.partitions()
+            starts = lookup.resolve("startingOffsets", options.starting, partitions)
+            ends = lookup.resolve("endingOffsets", options.ending, partitions)
+            wanted = [OffsetRange(tp.topic, tp.partition, starts[tp], max(starts[tp], ends[tp])) for tp in partitions]
+            ranges = without_lost(wanted, lookup.earliest(partitions), loss_reporter(options.fail_on_data_loss))
+        return [RangePartition(r) for r in split(ranges, options.min_partitions, options.max_records_per_partition)]
+
+    def read(self, partition: InputPartition) -> "Iterator[pa.RecordBatch]":
+        return read_range(self._options, self._columns, partition)
+
+
+def read_range(options: ReadOptions, columns: tuple[str, ...], partition: InputPartition) -> "Iterator[pa.RecordBatch]":
+    """In a worker. Spark makes a partition of its own, without a range, when there are none."""
+    if isinstance(partition, RangePartition):
+        with Client(options.bootstrap, options.client) as client:
+            yield from RangeReader(client, options, partition.value, columns).record_batches()

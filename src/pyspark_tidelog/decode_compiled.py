@@ -1,0 +1,109 @@
+"""Record batches to Arrow columns by compiled code."""
+
+from itertools import groupby
+
+import numpy as np
+import pyarrow as pa
+
+from pyspark_tidelog.decode import Decoded, MalformedRecords, Payload, headers_array, validity
+from pyspark_tidelog.decode_kernel import (
+    BEGIN,
+    CREATE_TIME,
+    END,
+    FAILED_AT,
+    HEADERS,
+    ROWS,
+    WANT_HEADERS,
+    WANT_KEY,
+    WANT_VALUE,
+    WELL_FORMED,
+    Column,
+    Int64s,
+    Rows,
+    walk,
+)
+from tidelog.wire.batches import TimestampType
+
+RECORD_BYTES_MIN = 7
+"""Length, attributes, two deltas, two lengths and the count of headers, a byte each."""
+
+
+def decode(payloads: list[Payload], low: int, high: int, wanted: int) -> Decoded:
+    """See `decode.Decode`."""
+    for payload in payloads:
+        if not 0 <= payload.header.count <= payload.size // RECORD_BYTES_MIN:
+            raise MalformedRecords(payload.header, 0)
+    count = sum(payload.header.count for payload in payloads)
+    size = sum(payload.size for payload in payloads)
+    rows = _room(count, size, wanted)
+    for _, group in groupby(payloads, key=lambda payload: id(payload.data)):
+        run = list(group)
+        runs = np.array([_run(payload) for payload in run], np.int64)
+        if walk(run[0].data, runs, low, high, wanted, rows) != WELL_FORMED:
+            raise _malformed(run, runs, int(rows.filled[FAILED_AT]))
+    return _arrays(rows, wanted)
+
+
+def _run(payload: Payload) -> tuple[int, int, int, int, int, int]:
+    header = payload.header
+    append_time = header.max_timestamp if header.timestamp_type is TimestampType.LOG_APPEND_TIME else CREATE_TIME
+    return payload.begin, payload.end, header.count, header.base_offset, header.base_timestamp, append_time
+
+
+def _malformed(run: list[Payload], runs: Int64s, position: int) -> MalformedRecords:
+    """Of the batch that holds `position` (or ends there: it has more bytes than records)."""
+    index = int(np.flatnonzero((runs[:, BEGIN] <= position) & (position <= runs[:, END]))[0])
+    return MalformedRecords(run[index].header, position - run[index].begin)
+
+
+def _room(count: int, size: int, wanted: int) -> Rows:
+    """Arrays for that many records out of that many bytes. Pages that are not written to cost nothing."""
+    headers = size // 2 if wanted & WANT_HEADERS else 0  # a header takes two bytes at least
+    rows = Rows(
+        offsets=_array(count, np.int64),
+        timestamps_us=_array(count, np.int64),
+        timestamp_types=_array(count, np.int32),
+        keys=_column(count, size if wanted & WANT_KEY else 0),
+        values=_column(count, size if wanted & WANT_VALUE else 0),
+        header_ends=_array(count + 1 if wanted & WANT_HEADERS else 1, np.int32),
+        header_keys=_column(headers, size if headers else 0),
+        header_values=_column(headers, size if headers else 0),
+        filled=np.zeros(FAILED_AT + 1, np.int64),
+    )
+    rows.header_ends[0] = 0
+    return rows
+
+
+def _column(count: int, size: int) -> Column:
+    ends = _array(count + 1, np.int32)
+    ends[0] = 0
+    return Column(ends, _array(count, np.uint8), _array(size, np.uint8))
+
+
+def _array(count: int, kind: type) -> "np.ndarray[tuple[int], np.dtype[np.generic]]":
+    """Not filled. From Arrow's memory pool, which keeps pages: fresh ones from the system cost more than the decoding."""
+    return np.frombuffer(pa.allocate_buffer(count * np.dtype(kind).itemsize), kind)
+
+
+def _arrays(rows: Rows, wanted: int) -> Decoded:
+    count, headers = int(rows.filled[ROWS]), int(rows.filled[HEADERS])
+    header_columns = None
+    if wanted & WANT_HEADERS:
+        keys = _binary(rows.header_keys, headers, pa.string(), nullable=False)
+        values = _binary(rows.header_values, headers, pa.binary())
+        header_columns = headers_array(rows.header_ends[: count + 1], keys, values)
+    return Decoded(
+        offsets=rows.offsets[:count],
+        timestamps_us=rows.timestamps_us[:count],
+        timestamp_types=rows.timestamp_types[:count],
+        keys=_binary(rows.keys, count, pa.binary()) if wanted & WANT_KEY else None,
+        values=_binary(rows.values, count, pa.binary()) if wanted & WANT_VALUE else None,
+        headers=header_columns,
+    )
+
+
+def _binary(column: Column, count: int, kind: pa.DataType, *, nullable: bool = True) -> pa.Array:
+    bitmap, nulls = validity(column.valid[:count]) if nullable else (None, 0)
+    ends = column.ends[: count + 1]
+    data = pa.py_buffer(column.data[: ends[-1]])
+    return pa.Array.from_buffers(kind, count, [bitmap, pa.py_buffer(ends), data], nulls)

@@ -1,0 +1,199 @@
+"""Record batches to Arrow columns by numpy, where numba is not installed.
+
+Only the records' boundaries are found one by one; every field is then read for all records of a batch at once.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from pyspark_tidelog.decode import Decoded, MalformedRecords, Payload, headers_array
+from pyspark_tidelog.decode_kernel import MILLISECONDS_MAX, WANT_HEADERS, WANT_KEY, WANT_VALUE, Bytes, Int64s
+from tidelog.wire.batches import TimestampType
+from tidelog.wire.primitives import MalformedMessage, read_varint
+
+VARLONG_BYTES = 10
+
+
+class Spans(NamedTuple):
+    """Where byte strings lie in the data of a batch, ascending. A negative size is null."""
+
+    at: Int64s
+    sizes: Int64s
+
+    @property
+    def ends(self) -> Int64s:
+        return self.at + np.maximum(self.sizes, 0)
+
+
+class Fields(NamedTuple):
+    """Of the records of one batch that are in the range of offsets."""
+
+    data: Bytes
+    offsets: Int64s
+    timestamps_ms: Int64s
+    timestamp_type: int
+    keys: Spans
+    values: Spans
+    header_counts: Int64s
+    header_keys: Spans
+    header_values: Spans
+
+
+class _Broken(Exception):
+    """A record does not keep to its bounds, somewhere at `position`."""
+
+    def __init__(self, position: int) -> None:
+        self.position = position
+
+
+def decode(payloads: list[Payload], low: int, high: int, wanted: int) -> Decoded:
+    """See `decode.Decode`."""
+    parts = [_fields(payload, low, high) for payload in payloads]
+    milliseconds = np.concatenate([part.timestamps_ms for part in parts])
+    headers = None
+    if wanted & WANT_HEADERS:
+        counts = np.concatenate([part.header_counts for part in parts])
+        keys = _strings([(part.data, part.header_keys) for part in parts], pa.string())
+        values = _strings([(part.data, part.header_values) for part in parts], pa.binary())
+        headers = headers_array(np.concatenate([[0], np.cumsum(counts)]).astype(np.int32), keys, values)
+    return Decoded(
+        offsets=np.concatenate([part.offsets for part in parts]),
+        timestamps_us=np.clip(milliseconds, -MILLISECONDS_MAX, MILLISECONDS_MAX) * 1000,
+        timestamp_types=np.concatenate([np.full(len(p.offsets), p.timestamp_type, np.int32) for p in parts]),
+        keys=_strings([(p.data, p.keys) for p in parts], pa.binary()) if wanted & WANT_KEY else None,
+        values=_strings([(p.data, p.values) for p in parts], pa.binary()) if wanted & WANT_VALUE else None,
+        headers=headers,
+    )
+
+
+def _fields(payload: Payload, low: int, high: int) -> Fields:
+    header = payload.header
+    try:
+        starts, ends = _bounds(payload)
+        deltas_ms, at = _varints(payload.data, starts + 1, ends)
+        deltas, at = _varints(payload.data, at, ends, bits=32)
+        keys, at = _spans(payload.data, at, ends)
+        values, at = _spans(payload.data, at, ends)
+        counts, at = _varints(payload.data, at, ends, bits=32)
+        _require(counts >= 0, at)
+        rows, header_keys, header_values, at = _header_spans(payload.data, at, ends, counts)
+        _require(at == ends, at)
+    except _Broken as broken:
+        raise MalformedRecords(header, broken.position - payload.begin) from None
+    offsets = header.base_offset + deltas
+    kept = (low <= offsets) & (offsets < high)
+    of_kept = kept[rows]
+    append_time = header.timestamp_type is TimestampType.LOG_APPEND_TIME
+    timestamps = np.full(len(offsets), header.max_timestamp) if append_time else header.base_timestamp + deltas_ms
+    return Fields(
+        data=payload.data,
+        offsets=offsets[kept],
+        timestamps_ms=timestamps[kept],
+        timestamp_type=int(append_time),
+        keys=_chosen(keys, kept),
+        values=_chosen(values, kept),
+        header_counts=counts[kept],
+        header_keys=_chosen(header_keys, of_kept),
+        header_values=_chosen(header_values, of_kept),
+    )
+
+
+def _bounds(payload: Payload) -> tuple[Int64s, Int64s]:
+    """Begin and end of each record's bytes, which follow its length."""
+    view = memoryview(payload.data)  # type: ignore[arg-type]  # an array is a buffer
+    starts, ends = [], []
+    at = payload.begin
+    for _ in range(payload.header.count):
+        try:
+            size, start = read_varint(view, at)
+        except (IndexError, MalformedMessage):
+            raise _Broken(at) from None
+        if size < 1 or size > payload.end - start:
+            raise _Broken(at)
+        at = start + size
+        starts.append(start)
+        ends.append(at)
+    if at != payload.end:
+        raise _Broken(at)
+    return np.array(starts, np.int64), np.array(ends, np.int64)
+
+
+def _varints(data: Bytes, at: Int64s, ends: Int64s, bits: int = 64) -> tuple[Int64s, Int64s]:
+    """The zigzag varints at these positions, and the positions after them."""
+    at = at.copy()
+    raw = np.zeros(len(at), np.uint64)
+    more = np.arange(len(at))
+    for shift in range(0, 7 * VARLONG_BYTES, 7):
+        here = at[more]
+        _require(here < ends[more], here)
+        byte = data[here]
+        _require((byte <= 1) | (shift < 63), here)
+        raw[more] |= (byte & 0x7F).astype(np.uint64) << np.uint64(shift)
+        at[more] += 1
+        more = more[byte >= 0x80]
+        if not len(more):
+            break
+    values = (raw >> np.uint64(1)).astype(np.int64) ^ -(raw & np.uint64(1)).astype(np.int64)
+    _require((-(1 << bits - 1) <= values) & (values <= (1 << bits - 1) - 1), at)
+    return values, at
+
+
+def _spans(data: Bytes, at: Int64s, ends: Int64s) -> tuple[Spans, Int64s]:
+    """Byte strings with their lengths before them, and the positions after them."""
+    sizes, at = _varints(data, at, ends, bits=32)
+    _require(sizes <= ends - at, at)
+    spans = Spans(at, sizes)
+    return spans, spans.ends
+
+
+def _header_spans(data: Bytes, at: Int64s, ends: Int64s, counts: Int64s) -> tuple[Int64s, Spans, Spans, Int64s]:
+    """The headers of all records in their order: each one's record, key and value; and the positions after each record."""
+    at = at.copy()
+    found: list[tuple[Int64s, Spans, Spans]] = []
+    rows = np.flatnonzero(counts > 0)
+    while len(rows):
+        keys, after = _spans(data, at[rows], ends[rows])
+        _require(keys.sizes >= 0, at[rows])
+        values, after = _spans(data, after, ends[rows])
+        at[rows] = after
+        found.append((rows, keys, values))
+        rows = rows[counts[rows] > len(found)]
+    if not found:
+        none = Spans(np.zeros(0, np.int64), np.zeros(0, np.int64))
+        return np.zeros(0, np.int64), none, none, at
+    owners = np.concatenate([rows for rows, _, _ in found])
+    order = np.argsort(owners, kind="stable")
+    keys, values = (
+        Spans(
+            np.concatenate([step[part].at for step in found])[order],
+            np.concatenate([step[part].sizes for step in found])[order],
+        )
+        for part in (1, 2)
+    )
+    return owners[order], keys, values, at
+
+
+def _require(holds: npt.NDArray[np.bool_], positions: Int64s) -> None:
+    if not holds.all():
+        raise _Broken(int(positions[~holds][0]))
+
+
+def _chosen(spans: Spans, which: npt.NDArray[np.bool_]) -> Spans:
+    return Spans(spans.at[which], spans.sizes[which])
+
+
+def _strings(parts: list[tuple[Bytes, Spans]], kind: pa.DataType) -> pa.Array:
+    return pa.concat_arrays([_gathered(data, spans, kind) for data, spans in parts])
+
+
+def _gathered(data: Bytes, spans: Spans, kind: pa.DataType) -> pa.Array:
+    """Copy byte strings out of the data: an array whose even items are the strings and whose odd ones lie between them."""
+    count = len(spans.at)
+    if not count:
+        return pa.array([], kind)
+    ends = np.stack([spans.at, spans.ends], axis=1).astype(np.int32).ravel()
+    alternating = pa.Array.from_buffers(kind, 2 * count - 1, [None, pa.py_buffer(ends), pa.py_buffer(data)])
+    return alternating.take(pa.array(np.arange(0, 2 * count, 2), mask=spans.sizes < 0))

@@ -1,0 +1,106 @@
+"""Where to begin and where to end, in the JSON of Spark's Kafka source: {"topic": {"0": 23, "1": -2}}; -2 is earliest, -1 latest."""
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple, TypeAlias
+
+from pyspark_tidelog.errors import OptionError
+from tidelog.client.operations import EARLIEST, LATEST
+from tidelog.model.ids import TopicPartition
+
+INT64_MAX = (1 << 63) - 1
+
+Offsets: TypeAlias = dict[TopicPartition, int]
+
+
+class Everywhere(NamedTuple):
+    """The same for every partition: EARLIEST or LATEST."""
+
+    where: int
+
+
+class Specific(NamedTuple):
+    """An offset, EARLIEST or LATEST, for each partition that is read."""
+
+    offsets: Mapping[TopicPartition, int]
+
+
+class ByTimestamp(NamedTuple):
+    """The first record that is not older. `timestamps` names every partition, or is one for all."""
+
+    timestamps: Mapping[TopicPartition, int] | int
+    latest_if_none: bool
+    """Where there is no such record: the end, or else it is an error."""
+
+
+Bound: TypeAlias = Everywhere | Specific | ByTimestamp
+
+
+def bound_from_text(option: str, text: str) -> Bound:
+    """`earliest`, `latest`, or JSON with an offset for each partition. Raises OptionError."""
+    word = text.lower()
+    if word in ("earliest", "latest"):
+        return Everywhere(EARLIEST if word == "earliest" else LATEST)
+    if not text.startswith("{"):
+        raise OptionError(f'option {option} is {text!r}: it takes earliest, latest or JSON like {{"topic":{{"0":23}}}}')
+    return Specific(partition_values(option, text, at_least=EARLIEST))
+
+
+def partition_values(option: str, text: str, *, at_least: int) -> Offsets:
+    """Parse {"topic": {"0": value}}. Raises OptionError with what is wrong."""
+    document = _json(option, text)
+    values: Offsets = {}
+    for topic, partitions in document.items():
+        if not isinstance(partitions, dict):
+            raise OptionError(f'option {option}: topic {topic!r} needs an object of partitions, like {{"0":23}}')
+        for number, value in partitions.items():
+            if not number.isdecimal():
+                raise OptionError(f"option {option}: {number!r} of topic {topic!r} is not a partition's number")
+            if type(value) is not int or not at_least <= value <= INT64_MAX:
+                raise OptionError(
+                    f"option {option}: {topic}-{number} has {value!r} where a whole number from {at_least} is taken"
+                )
+            values[TopicPartition(topic, int(number))] = value
+    if not values:
+        raise OptionError(f"option {option} names no partition")
+    return values
+
+
+def assignment(option: str, text: str) -> list[TopicPartition]:
+    """Parse {"topic": [0, 1]}. Raises OptionError."""
+    partitions: dict[TopicPartition, None] = {}
+    for topic, numbers in _json(option, text).items():
+        if not isinstance(numbers, list) or any(type(n) is not int or n < 0 for n in numbers):
+            raise OptionError(f"option {option}: topic {topic!r} needs a list of partition numbers, like [0,1]")
+        partitions |= dict.fromkeys(TopicPartition(topic, n) for n in numbers)
+    if not partitions:
+        raise OptionError(f"option {option} names no partition")
+    return list(partitions)
+
+
+def to_json_object(offsets: Mapping[TopicPartition, int]) -> dict[str, dict[str, int]]:
+    """Sorted, so that equal offsets are equal texts."""
+    document: dict[str, dict[str, int]] = {}
+    for tp in sorted(offsets):
+        document.setdefault(tp.topic, {})[str(tp.partition)] = offsets[tp]
+    return document
+
+
+def from_json_object(document: Mapping[str, Mapping[str, int]]) -> Offsets:
+    return {TopicPartition(topic, int(n)): offset for topic, values in document.items() for n, offset in values.items()}
+
+
+def describe(partitions: Iterable[TopicPartition]) -> str:
+    """`a-0, a-1, b-0`, cut after ten."""
+    names = [str(tp) for tp in sorted(partitions)]
+    return ", ".join(names[:10]) + (f" and {len(names) - 10} more" if len(names) > 10 else "")
+
+
+def _json(option: str, text: str) -> dict[str, object]:
+    try:
+        document = json.loads(text)
+    except ValueError as error:
+        raise OptionError(f"option {option} is not JSON: {error}") from None
+    if not isinstance(document, dict):
+        raise OptionError(f"option {option} is not a JSON object with topics as its keys")
+    return document

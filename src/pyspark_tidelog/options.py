@@ -1,0 +1,236 @@
+"""The options of a read and of a write, from texts to values. Names are those of Spark's Kafka source and sink."""
+
+import re
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from pyspark_tidelog.errors import OptionError
+from pyspark_tidelog.offsets import (
+    Bound,
+    ByTimestamp,
+    Everywhere,
+    Specific,
+    assignment,
+    bound_from_text,
+    partition_values,
+)
+from pyspark_tidelog.settings import CLIENT, PREFIX, Options, bootstrap, client_config
+from tidelog.client.blocking import ClientConfig
+from tidelog.client.operations import EARLIEST, LATEST, READ_COMMITTED, READ_UNCOMMITTED, FetchLimits
+from tidelog.model.ids import TopicPartition
+from tidelog.wire.batches import Codec
+
+READ = (
+    "assign",
+    "endingOffsets",
+    "endingOffsetsByTimestamp",
+    "endingTimestamp",
+    "failOnDataLoss",
+    "includeHeaders",
+    "maxOffsetsPerTrigger",
+    "maxRecordsPerPartition",
+    "maxTriggerDelay",
+    "minOffsetsPerTrigger",
+    "minPartitions",
+    "startingOffsets",
+    "startingOffsetsByTimestamp",
+    "startingOffsetsByTimestampStrategy",
+    "startingTimestamp",
+    "subscribe",
+    "subscribePattern",
+    *(
+        PREFIX + name
+        for name in (
+            *CLIENT,
+            "check.crcs",
+            "fetch.max.bytes",
+            "fetch.max.wait.ms",
+            "fetch.min.bytes",
+            "isolation.level",
+            "max.partition.fetch.bytes",
+        )
+    ),
+)
+READ_UNSUPPORTED = {
+    "fetchOffset.numRetries": "attempts go on until kafka.default.api.timeout.ms",
+    "fetchOffset.retryIntervalMs": "the pause between attempts is kafka.retry.backoff.ms",
+    "groupIdPrefix": "no consumer group is used, offsets are kept in the query's checkpoint",
+    "kafkaConsumer.pollTimeoutMs": "the time for a fetch with its attempts is kafka.default.api.timeout.ms",
+    "path": "topics are chosen with subscribe, subscribePattern or assign",
+}
+WRITE = (
+    "topic",
+    "checkpointLocation",
+    *(PREFIX + name for name in (*CLIENT, "acks", "batch.size", "compression.type", "delivery.timeout.ms")),
+)
+WRITE_UNSUPPORTED = {
+    "includeHeaders": "a headers column is written whenever there is one",
+    "path": "the topic is chosen with option topic or a topic column",
+}
+ENDING = ("endingOffsets", "endingOffsetsByTimestamp", "endingTimestamp")
+
+PARTITION_FETCH_BYTES = 8 << 20
+BATCH_BYTES = 256 << 10
+MAX_TRIGGER_DELAY_MS = 15 * 60_000
+TIME_UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
+CODECS = {"none": Codec.NONE, "gzip": Codec.GZIP, "snappy": Codec.SNAPPY, "lz4": Codec.LZ4, "zstd": Codec.ZSTD}
+
+
+class Subscription(NamedTuple):
+    """Exactly one of the three is set."""
+
+    topics: tuple[str, ...] = ()
+    partitions: tuple[TopicPartition, ...] = ()
+    pattern: str = ""
+
+
+class ReadOptions(NamedTuple):
+    bootstrap: str
+    client: ClientConfig
+    subscription: Subscription
+    starting: Bound
+    ending: Bound
+    fail_on_data_loss: bool
+    include_headers: bool
+    min_partitions: int
+    """0 for as many as there are topic partitions."""
+    max_records_per_partition: int
+    """Of one Spark partition; 0 for no limit."""
+    max_offsets_per_trigger: int
+    """0 for no limit."""
+    min_offsets_per_trigger: int
+    max_trigger_delay_ms: int
+    fetch: FetchLimits
+    check_crcs: bool
+
+
+class WriteOptions(NamedTuple):
+    bootstrap: str
+    client: ClientConfig
+    topic: str | None
+    """None when a column says it for each row."""
+    acks: int
+    codec: Codec
+    batch_bytes: int
+
+
+def read_options(given: Mapping[str, str], *, streaming: bool) -> ReadOptions:
+    """Raises OptionError for the first thing that is wrong."""
+    options = Options(given)
+    options.refuse_others(READ, READ_UNSUPPORTED)
+    if streaming and (ending := [name for name in ENDING if name in options]):
+        raise OptionError(f"option {ending[0]} has no meaning in a streaming query, which does not end")
+    isolation = {"read_uncommitted": READ_UNCOMMITTED, "read_committed": READ_COMMITTED}
+    limits = FetchLimits()
+    max_wait_ms = options.integer(PREFIX + "fetch.max.wait.ms", limits.max_wait_ms)
+    return ReadOptions(
+        bootstrap=bootstrap(options),
+        client=client_config(options, "tidelog-spark-source"),
+        subscription=_subscription(options),
+        starting=_starting(options, streaming=streaming),
+        ending=_ending(options),
+        fail_on_data_loss=options.flag("failOnDataLoss", True),
+        include_headers=options.flag("includeHeaders", False),
+        min_partitions=options.integer("minPartitions", 0, at_least=1),
+        max_records_per_partition=options.integer("maxRecordsPerPartition", 0, at_least=1, at_most=1 << 62),
+        max_offsets_per_trigger=options.integer("maxOffsetsPerTrigger", 0, at_least=1, at_most=1 << 62),
+        min_offsets_per_trigger=_min_offsets(options),
+        max_trigger_delay_ms=_duration_ms(options, "maxTriggerDelay", MAX_TRIGGER_DELAY_MS),
+        fetch=FetchLimits(
+            max_wait_ms=max_wait_ms,
+            min_bytes=options.integer(PREFIX + "fetch.min.bytes", limits.min_bytes),
+            max_bytes=options.integer(PREFIX + "fetch.max.bytes", limits.max_bytes),
+            partition_max_bytes=options.integer(
+                PREFIX + "max.partition.fetch.bytes", PARTITION_FETCH_BYTES, at_least=1
+            ),
+            isolation=options.choice(PREFIX + "isolation.level", isolation, "read_uncommitted"),
+        ),
+        check_crcs=options.flag(PREFIX + "check.crcs", True),
+    )
+
+
+def write_options(given: Mapping[str, str]) -> WriteOptions:
+    """Raises OptionError for the first thing that is wrong."""
+    options = Options(given)
+    options.refuse_others(WRITE, WRITE_UNSUPPORTED)
+    client = client_config(options, "tidelog-spark-sink")
+    return WriteOptions(
+        bootstrap=bootstrap(options),
+        client=client._replace(
+            default_api_timeout_ms=options.integer(PREFIX + "delivery.timeout.ms", 120_000, at_least=1)
+        ),
+        topic=options.text("topic") or None,
+        acks=options.choice(PREFIX + "acks", {"all": -1, "-1": -1, "1": 1}, "all"),
+        codec=Codec(options.choice(PREFIX + "compression.type", CODECS, "none")),
+        batch_bytes=options.integer(PREFIX + "batch.size", BATCH_BYTES, at_least=1, at_most=1 << 30),
+    )
+
+
+def _subscription(options: Options) -> Subscription:
+    chosen = options.at_most_one("subscribe", "subscribePattern", "assign")
+    if chosen is None:
+        raise OptionError("no topic is chosen: give option subscribe, subscribePattern or assign")
+    text = options.required(chosen)
+    if chosen == "assign":
+        return Subscription(partitions=tuple(assignment(chosen, text)))
+    if chosen == "subscribe":
+        topics = dict.fromkeys(filter(None, (name.strip() for name in text.split(","))))
+        if not topics:
+            raise OptionError("option subscribe names no topic")
+        return Subscription(topics=tuple(topics))
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise OptionError(f"option subscribePattern {text!r} is no regular expression: {error}") from None
+    return Subscription(pattern=text)
+
+
+def _starting(options: Options, *, streaming: bool) -> Bound:
+    bound = _bound(options, "starting") or Everywhere(LATEST if streaming else EARLIEST)
+    if not streaming and (bound == Everywhere(LATEST) or _names(bound, LATEST)):
+        raise OptionError("option startingOffsets cannot be latest (-1) in a batch query: it would read nothing")
+    return bound
+
+
+def _ending(options: Options) -> Bound:
+    bound = _bound(options, "ending") or Everywhere(LATEST)
+    if bound == Everywhere(EARLIEST) or _names(bound, EARLIEST):
+        raise OptionError("option endingOffsets cannot be earliest (-2): nothing would be read")
+    return bound
+
+
+def _names(bound: Bound, offset: int) -> bool:
+    return isinstance(bound, Specific) and offset in bound.offsets.values()
+
+
+def _bound(options: Options, end: str) -> Bound | None:
+    offsets, each, every = f"{end}Offsets", f"{end}OffsetsByTimestamp", f"{end}Timestamp"
+    chosen = options.at_most_one(offsets, each, every)
+    strategy = {"error": 0, "latest": 1}
+    lenient = end == "ending" or bool(options.choice("startingOffsetsByTimestampStrategy", strategy, "error"))
+    if chosen is None:
+        return None
+    if chosen == offsets:
+        return bound_from_text(offsets, options.required(offsets))
+    if chosen == every:
+        return ByTimestamp(options.integer(every, 0, at_most=(1 << 63) - 1), lenient)
+    return ByTimestamp(partition_values(each, options.required(each), at_least=0), lenient)
+
+
+def _min_offsets(options: Options) -> int:
+    least = options.integer("minOffsetsPerTrigger", 0, at_least=1, at_most=1 << 62)
+    most = options.integer("maxOffsetsPerTrigger", 0, at_least=1, at_most=1 << 62)
+    if least and most and least > most:
+        raise OptionError(f"option minOffsetsPerTrigger ({least}) is above maxOffsetsPerTrigger ({most})")
+    return least
+
+
+def _duration_ms(options: Options, name: str, default_ms: int) -> int:
+    """As Spark's: 15m, 30s, 500ms; without a unit it is milliseconds."""
+    if name not in options:
+        return default_ms
+    match = re.fullmatch(r"(\d+)\s*([a-z]*)", options.text(name).lower())
+    unit = match and TIME_UNITS_MS.get(match[2] or "ms")
+    if not match or not unit:
+        raise OptionError(f"option {name} is {options.text(name)!r}: it takes a time like 15m, 30s or 500ms")
+    return int(match[1]) * unit

@@ -1,0 +1,187 @@
+"""From the Arrow batches that Spark hands to a writer to record batches, each for one partition."""
+
+from collections.abc import Callable, Iterator, Mapping
+from struct import Struct
+from typing import TypeAlias
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pyspark_tidelog import compiled
+from pyspark_tidelog.decode_kernel import Bytes, Int32s, Int64s
+from pyspark_tidelog.encode_kernel import Records, Strings, encode, place
+from pyspark_tidelog.errors import SchemaError
+from tidelog.model.ids import TopicPartition
+from tidelog.wire.batches import HEADER_BYTES, LENGTH_END, MAGIC, Codec
+from tidelog.wire.checksums import crc32c
+from tidelog.wire.compression import compress
+from tidelog.wire.records import Record, encode_batch
+
+BY_KEY = -1
+"""In place of a partition: where the key leads; without a key, anywhere."""
+
+_HEADER = Struct(">qiibIhiqqqhii")
+_CRC = Struct(">I")
+_CRC_AT = 17
+_CRC_FROM = 21
+
+Columns: TypeAlias = Mapping[str, pa.Array]
+
+
+class Outgoing:
+    """The state of one task. `partition_count(topic)` is asked once for each topic, and should remember."""
+
+    def __init__(
+        self,
+        topic: str | None,
+        partition_count: Callable[[str], int],
+        now_ms: Callable[[], int],
+        *,
+        batch_bytes: int,
+        codec: Codec,
+        first_partition: int,
+    ) -> None:
+        self._topic = topic
+        self._partition_count = partition_count
+        self._now_ms = now_ms
+        self._batch_bytes = batch_bytes
+        self._codec = codec
+        self._next = first_partition
+        """Of the records without a key, where the next bunch goes: tasks begin at different ones."""
+
+    def batches(self, rows: pa.RecordBatch) -> dict[TopicPartition, list[bytearray]]:
+        """The rows as record batches, in their order within each partition. Raises SchemaError for impossible values."""
+        columns = {name: rows.column(i) for i, name in enumerate(rows.schema.names)}
+        records = records_of(columns)
+        found: dict[TopicPartition, list[bytearray]] = {}
+        for topic, numbers in self._by_topic(columns, rows.num_rows):
+            targets = self._targets(topic, columns, records, numbers)
+            order = np.argsort(targets, kind="stable")
+            for group in np.split(order, np.flatnonzero(np.diff(targets[order])) + 1):
+                if len(group):
+                    partition = TopicPartition(topic, int(targets[group[0]]))
+                    found[partition] = list(self._encoded(columns, records, numbers[group]))
+        return found
+
+    def _by_topic(self, columns: Columns, count: int) -> Iterator[tuple[str, Int64s]]:
+        if self._topic is not None:
+            yield self._topic, np.arange(count)
+            return
+        column = columns["topic"]
+        if column.null_count:
+            raise SchemaError("column topic is null in some row, and option topic is not given")
+        names = column.dictionary_encode()
+        codes = names.indices.to_numpy()
+        for code, name in enumerate(names.dictionary.to_pylist()):
+            yield name, np.flatnonzero(codes == code)
+
+    def _targets(self, topic: str, columns: Columns, records: Records, numbers: Int64s) -> Int32s:
+        """The partition of each of these rows: the partition column's, the key's, or the next in turn."""
+        count = self._partition_count(topic)
+        targets = np.full(len(records.keys.valid), BY_KEY, np.int32)
+        if "partition" in columns:
+            given = pc.fill_null(columns["partition"], BY_KEY).to_numpy()
+            outside = numbers[(given[numbers] >= count) | (given[numbers] < BY_KEY)]
+            if len(outside):
+                raise SchemaError(f"column partition says {given[outside[0]]}; topic {topic} has {count} partitions")
+            targets[:] = given
+        place(records.keys, count, targets)
+        chosen = targets[numbers]
+        keyless = np.flatnonzero(chosen == BY_KEY)
+        if len(keyless):
+            chosen[keyless] = self._in_turn(columns, len(keyless), count)
+        return chosen
+
+    def _in_turn(self, columns: Columns, rows: int, count: int) -> Int32s:
+        """Bunches of about one batch's size go to one partition after the other."""
+        average = columns["value"].nbytes // max(1, len(columns["value"])) + 1
+        bunch = max(1, self._batch_bytes // average)
+        turns = self._next + np.arange(rows) // bunch
+        self._next = int(turns[-1]) + 1
+        return (turns % count).astype(np.int32)
+
+    def _encoded(self, columns: Columns, records: Records, numbers: Int64s) -> Iterator[bytearray]:
+        if not compiled.AVAILABLE:
+            yield from self._encoded_one_by_one(columns, numbers)
+            return
+        target = np.empty(self._batch_bytes, np.uint8)
+        first = 0
+        while first < len(numbers):
+            following, size = encode(records, numbers, first, target, 0)
+            if following == first:  # larger than a batch: one of its own
+                large = np.empty(size, np.uint8)
+                following, size = encode(records, numbers[: first + 1], first, large, 0)
+                yield self._sealed(large[:size], 1)
+            else:
+                yield self._sealed(target[:size], following - first)
+            first = following
+
+    def _sealed(self, records: Bytes, count: int) -> bytearray:
+        """A batch of encoded records: compressed, with its header and CRC. All records have the time of now."""
+        data = compress(self._codec, memoryview(records))  # type: ignore[arg-type]  # an array is a buffer
+        now_ms = self._now_ms()
+        batch = bytearray(HEADER_BYTES)
+        length = HEADER_BYTES - LENGTH_END + len(data)
+        codec = int(self._codec)
+        _HEADER.pack_into(batch, 0, 0, length, -1, MAGIC, 0, codec, count - 1, now_ms, now_ms, -1, -1, -1, count)
+        batch += data
+        _CRC.pack_into(batch, _CRC_AT, crc32c(memoryview(batch)[_CRC_FROM:]))
+        return batch
+
+    def _encoded_one_by_one(self, columns: Columns, numbers: Int64s) -> Iterator[bytearray]:
+        """Where numba is not installed."""
+        now_ms = self._now_ms()
+        batch: list[Record] = []
+        size = 0
+        for record in _plain_records(columns, numbers, now_ms):
+            grown = len(record.key or b"") + len(record.value or b"") + sum(len(n) + len(v or b"") for n, v in record.headers)
+            if batch and size + grown > self._batch_bytes:
+                yield encode_batch(batch, codec=self._codec)
+                batch, size = [], 0
+            batch.append(record)
+            size += grown
+        if batch:
+            yield encode_batch(batch, codec=self._codec)
+
+
+def records_of(columns: Columns) -> Records:
+    """The columns as the compiled code reads them. Raises SchemaError for a header without a key."""
+    count = len(columns["value"])
+    keys = columns.get("key", pa.nulls(count, pa.binary()))
+    lists = columns.get("headers")
+    if lists is None:
+        ends, names, values = np.zeros(count + 1, np.int32), pa.array([], pa.binary()), pa.array([], pa.binary())
+    else:
+        ends = lists.offsets.to_numpy()
+        names, values = lists.values.flatten()
+        if names.null_count:
+            raise SchemaError("column headers has a header whose key is null")
+    return Records(_strings(keys), _strings(columns["value"]), _fixed(ends), _strings(names), _strings(values))
+
+
+def _strings(column: pa.Array) -> Strings:
+    if column.type not in (pa.binary(), pa.string()):
+        column = column.cast(pa.binary())  # Spark's large types, and null
+    _, ends, data = column.buffers()
+    offsets = np.frombuffer(ends, np.int32)[column.offset :][: len(column) + 1] if ends else np.zeros(1, np.int32)
+    valid = column.is_valid().to_numpy(zero_copy_only=False).astype(np.uint8)
+    return Strings(_fixed(offsets), _fixed(valid), _fixed(np.frombuffer(data or b"", np.uint8)))
+
+
+def _fixed(array: Bytes) -> Bytes:
+    """Read-only, for the compiled code to see one type whatever the buffer is."""
+    array.flags.writeable = False
+    return array
+
+
+def _plain_records(columns: Columns, numbers: Int64s, now_ms: int) -> Iterator[Record]:
+    chosen = {name: column.take(pa.array(numbers)).to_pylist() for name, column in columns.items()}
+    for i in range(len(numbers)):
+        headers = [(h["key"], h["value"]) for h in chosen.get("headers", [None] * (i + 1))[i] or ()]
+        key = chosen["key"][i] if "key" in chosen else None
+        yield Record(_raw(key), _raw(chosen["value"][i]), now_ms, headers)
+
+
+def _raw(value: str | bytes | None) -> bytes | None:
+    return value.encode() if isinstance(value, str) else value

@@ -1,0 +1,65 @@
+"""How much a batch or micro-batch takes, and how it is cut into Spark partitions. Pure."""
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from pyspark_tidelog.offsets import Offsets
+from tidelog.model.ids import TopicPartition
+
+
+class OffsetRange(NamedTuple):
+    topic: str
+    partition: int
+    start: int
+    end: int
+    """Exclusive."""
+
+    @property
+    def topic_partition(self) -> TopicPartition:
+        return TopicPartition(self.topic, self.partition)
+
+    @property
+    def size(self) -> int:
+        return self.end - self.start
+
+    def __str__(self) -> str:
+        return f"{self.topic}-{self.partition} [{self.start}, {self.end})"
+
+
+def cut_to(limit: int, begin: Mapping[TopicPartition, int], end: Mapping[TopicPartition, int]) -> Offsets:
+    """Ends that lie at most `limit` offsets ahead of `begin` in all, shared out in proportion to what each partition has.
+
+    A partition with anything to read gets at least one offset, so that none starves behind a large one; the limit may be
+    passed by as many offsets as there are such partitions. A partition whose end is before its begin keeps its end.
+    """
+    sizes = {tp: max(0, end[tp] - begin[tp]) for tp in end}
+    total = sum(sizes.values())
+    if total <= limit:
+        return dict(end)
+    return {tp: begin[tp] + max(1, size * limit // total) if size else end[tp] for tp, size in sizes.items()}
+
+
+def split(ranges: Iterable[OffsetRange], min_partitions: int, max_records: int) -> list[OffsetRange]:
+    """Non-empty ranges, cut where needed: into pieces of `max_records` at most, then into `min_partitions` at least.
+
+    0 says no such wish. Pieces of one range differ by one offset at most. Fewer than `min_partitions` come out only when
+    there are fewer offsets.
+    """
+    whole = [r for r in ranges if r.size > 0]
+    pieces = [max(1, -(-r.size // max_records) if max_records else 1) for r in whole]
+    total = sum(r.size for r in whole)
+    if sum(pieces) < min_partitions:
+        wanted = [r.size * min_partitions / total for r in whole]
+        pieces = [min(r.size, max(count, round(share))) for r, count, share in zip(whole, pieces, wanted, strict=True)]
+        while sum(pieces) < min(
+            min_partitions, total
+        ):  # rounding left some out: the range with the largest pieces gets it
+            largest = max(range(len(whole)), key=lambda i: whole[i].size / pieces[i])
+            pieces[largest] += 1
+    return [piece for r, count in zip(whole, pieces, strict=True) for piece in _cut(r, count)]
+
+
+def _cut(whole: OffsetRange, count: int) -> Iterable[OffsetRange]:
+    for i in range(count):
+        start = whole.start + whole.size * i // count
+        yield whole._replace(start=start, end=whole.start + whole.size * (i + 1) // count)

@@ -1,0 +1,51 @@
+"""`format("tidelog")`: what Spark sees of the source and the sink."""
+
+from collections.abc import Mapping
+
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceArrowWriter,
+    DataSourceReader,
+    DataSourceStreamArrowWriter,
+    DataSourceStreamReader,
+)
+from pyspark.sql.types import StructType
+
+from pyspark_tidelog.options import read_options, write_options
+from pyspark_tidelog.schema import columns_of, source_schema
+
+
+class TidelogDataSource(DataSource):
+    """Spark makes one for each query, in a process of its own, and pickles it. Errors: `pyspark_tidelog.errors`."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "tidelog"
+
+    def schema(self) -> StructType:
+        return source_schema(str(self.options.get("includeHeaders", "false")).lower() == "true")
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        from pyspark_tidelog.batch_reader import TidelogReader
+
+        options = read_options(self._given(), streaming=False)
+        return TidelogReader(options, columns_of(schema, options.include_headers))
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        from pyspark_tidelog.stream_reader import TidelogStreamReader
+
+        options = read_options(self._given(), streaming=True)
+        return TidelogStreamReader(options, columns_of(schema, options.include_headers))
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
+        from pyspark_tidelog.writer import TidelogWriter
+
+        return TidelogWriter(write_options(self._given()), schema, overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
+        from pyspark_tidelog.writer import TidelogStreamWriter
+
+        return TidelogStreamWriter(write_options(self._given()), schema, overwrite)
+
+    def _given(self) -> Mapping[str, str]:
+        return dict(self.options)

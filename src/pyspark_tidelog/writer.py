@@ -1,0 +1,165 @@
+"""The sink: rows become record batches, sent whole, at least once.
+
+A task that is run again, and a micro-batch that is replayed, writes its rows again. Nothing that was written is ever taken
+back: `abort` may be called for messages that a later attempt commits.
+"""
+
+import time
+from collections.abc import Iterator
+from itertools import zip_longest
+from typing import TYPE_CHECKING, NamedTuple
+
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.types import ArrayType, BinaryType, DataType, IntegerType, StringType, StructField, StructType
+
+from pyspark_tidelog.errors import OptionError, SchemaError
+from pyspark_tidelog.options import WriteOptions
+from tidelog.client.blocking import Client, Started
+from tidelog.client.operations import Produced
+from tidelog.model.ids import TopicPartition
+from tidelog.wire.errors import RecordTooLarge
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from pyspark_tidelog.outgoing import Outgoing
+
+ROUND_BYTES = 32 << 20
+"""Of the record batches that are sent before an answer is awaited."""
+
+HEADERS = ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())]))
+COLUMNS: dict[str, tuple[DataType, ...]] = {
+    "key": (BinaryType(), StringType()),
+    "value": (BinaryType(), StringType()),
+    "headers": (HEADERS,),
+    "topic": (StringType(),),
+    "partition": (IntegerType(),),
+}
+
+
+class Written(WriterCommitMessage):
+    """What a task tells the driver."""
+
+    def __init__(self, records: int) -> None:
+        self.records = records
+
+
+class TidelogWriter(DataSourceArrowWriter):
+    def __init__(self, options: WriteOptions, schema: StructType, overwrite: bool) -> None:
+        if overwrite:
+            raise OptionError('a topic is only ever appended to: write with mode("append")')
+        check_columns(schema, options.topic)
+        self._options = options
+
+    def write(self, iterator: "Iterator[pa.RecordBatch]") -> WriterCommitMessage:
+        return write_rows(self._options, iterator)
+
+
+class TidelogStreamWriter(DataSourceStreamArrowWriter):
+    def __init__(self, options: WriteOptions, schema: StructType, overwrite: bool) -> None:
+        if overwrite:
+            raise OptionError('a topic is only ever appended to: use outputMode("append") or ("update")')
+        check_columns(schema, options.topic)
+        self._options = options
+
+    def write(self, iterator: "Iterator[pa.RecordBatch]") -> WriterCommitMessage:
+        return write_rows(self._options, iterator)
+
+
+def check_columns(schema: StructType, topic: str | None) -> None:
+    """Raises SchemaError unless the columns are those of Spark's Kafka sink, with their types."""
+    for field in schema.fields:
+        if field.name not in COLUMNS:
+            raise SchemaError(f"format tidelog does not write column {field.name!r}; it writes {', '.join(COLUMNS)}")
+        if not any(_same(field.dataType, kind) for kind in COLUMNS[field.name]):
+            wanted = " or ".join(kind.simpleString() for kind in COLUMNS[field.name])
+            raise SchemaError(f"column {field.name} must be {wanted}, not {field.dataType.simpleString()}")
+    names = schema.fieldNames()
+    if "value" not in names:
+        raise SchemaError("there is no column value")
+    if topic is None and "topic" not in names:
+        raise SchemaError("no topic is chosen: give option topic or a topic column")
+
+
+def _same(one: DataType, other: DataType) -> bool:
+    """Whether values of the two are equal but for being null."""
+    return one.simpleString() == other.simpleString()
+
+
+class _Round(NamedTuple):
+    batches: dict[TopicPartition, bytearray]
+    answers: Started[dict[TopicPartition, Produced]]
+
+
+class _Sender:
+    """Sends rounds of batches, one for each partition: while the brokers work on one, the next is encoded."""
+
+    def __init__(self, client: Client, acks: int) -> None:
+        self._client = client
+        self._acks = acks
+        self._under_way: _Round | None = None
+
+    def send(self, batches: dict[TopicPartition, bytearray]) -> None:
+        self.finish()
+        self._under_way = _Round(batches, self._client.start_produce(batches, self._acks))
+
+    def finish(self) -> None:
+        """Wait until what was sent is acknowledged."""
+        if self._under_way is None:
+            return
+        under_way, self._under_way = self._under_way, None
+        try:
+            under_way.answers.result()
+        except RecordTooLarge as error:
+            remedy = "raise the topic's max.message.bytes, or lower kafka.batch.size for batches of several records"
+            raise RecordTooLarge(f"{error.message}: {remedy}") from error
+
+
+def write_rows(options: WriteOptions, rows: "Iterator[pa.RecordBatch]") -> Written:
+    """In a worker. When it returns, every row is acknowledged; any failure is raised, and fails the task."""
+    from pyspark import TaskContext
+
+    from pyspark_tidelog.outgoing import Outgoing
+
+    context = TaskContext.get()
+    written = 0
+    with Client(options.bootstrap, options.client) as client:
+        counts: dict[str, int] = {}
+
+        def partition_count(topic: str) -> int:
+            if topic not in counts:
+                counts[topic] = len(client.topics([topic], create=True)[topic].leaders)
+            return counts[topic]
+
+        outgoing = Outgoing(
+            options.topic,
+            partition_count,
+            lambda: time.time_ns() // 1_000_000,
+            batch_bytes=options.batch_bytes,
+            codec=options.codec,
+            first_partition=context.partitionId() if context else 0,
+        )
+        sender = _Sender(client, options.acks)
+        for batch in rows:
+            for together in rounds(outgoing.batches(batch)):
+                sender.send(together)
+            written += batch.num_rows
+        sender.finish()
+    return Written(written)
+
+
+def rounds(batches: dict[TopicPartition, list[bytearray]]) -> Iterator[dict[TopicPartition, bytearray]]:
+    """At most one batch of each partition at a time, in their order, and ROUND_BYTES in all unless one is larger."""
+    for level in zip_longest(*batches.values()):
+        together: dict[TopicPartition, bytearray] = {}
+        size = 0
+        for partition, batch in zip(batches, level, strict=True):
+            if batch is None:
+                continue
+            if together and size + len(batch) > ROUND_BYTES:
+                yield together
+                together, size = {}, 0
+            together[partition] = batch
+            size += len(batch)
+        if together:
+            yield together

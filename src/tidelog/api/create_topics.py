@@ -1,0 +1,67 @@
+"""CreateTopics (key 19), v2-7. v4: defaults for partitions and replicas (KIP-464); v5: the settings in the answer
+(KIP-525); v7: the topic's id (KIP-516).
+
+Answers when every partition leads.
+"""
+
+from tidelog.api.services import RequestContext, Services
+from tidelog.config.describe import created_topic
+from tidelog.metadata.controller import NewTopic, TopicResult
+from tidelog.wire.errors import ApiError
+from tidelog.wire.messages.create_topics import (
+    CreatableTopic,
+    CreatableTopicConfigs,
+    CreatableTopicResult,
+    CreateTopicsRequest,
+    CreateTopicsResponse,
+)
+
+SETTINGS_FROM = 5
+
+
+async def handle(services: Services, context: RequestContext, request: CreateTopicsRequest) -> CreateTopicsResponse:
+    topics = [_new_topic(topic) for topic in request.topics]
+    try:
+        results = await services.controller.create_topics(
+            topics, validate_only=request.validate_only, timeout_ms=request.timeout_ms
+        )
+    except ApiError as error:
+        message = error.message or None
+        results = [
+            TopicResult(name, error=error.code, message=message) for name in dict.fromkeys(t.name for t in topics)
+        ]
+    return CreateTopicsResponse(topics=[_result(services, result, context.api_version) for result in results])
+
+
+def _new_topic(topic: CreatableTopic) -> NewTopic:
+    return NewTopic(
+        topic.name,
+        topic.num_partitions,
+        topic.replication_factor,
+        [(assignment.partition_index, assignment.broker_ids) for assignment in topic.assignments],
+        [(config.name, config.value) for config in topic.configs],
+    )
+
+
+def _result(services: Services, result: TopicResult, version: int) -> CreatableTopicResult:
+    answer = CreatableTopicResult(
+        name=result.name or "",
+        topic_id=result.topic_id,
+        error_code=result.error,
+        error_message=result.message,
+        num_partitions=result.partitions,
+        replication_factor=result.replication_factor,
+        configs=[],
+    )
+    if version >= SETTINGS_FROM and not result.error:
+        answer.configs = [
+            CreatableTopicConfigs(
+                name=described.key.name,
+                value=described.value,
+                read_only=described.read_only,
+                config_source=described.source,
+                is_sensitive=described.key.sensitive,
+            )
+            for described in created_topic(result.config, services.config)
+        ]
+    return answer

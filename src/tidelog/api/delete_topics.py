@@ -1,0 +1,33 @@
+"""DeleteTopics (key 20), v1-6. v5: messages; v6: by id too (KIP-516)."""
+
+from tidelog.api.services import RequestContext, Services
+from tidelog.metadata.controller import TopicChoice, TopicResult
+from tidelog.model.ids import TopicId
+from tidelog.wire.errors import ApiError, ErrorCode
+from tidelog.wire.messages.delete_topics import DeletableTopicResult, DeleteTopicsRequest, DeleteTopicsResponse
+
+CHOICES_FROM = 6
+DELETION_DISABLED_FROM = 3
+
+
+async def handle(services: Services, context: RequestContext, request: DeleteTopicsRequest) -> DeleteTopicsResponse:
+    if context.api_version >= CHOICES_FROM:
+        choices = [TopicChoice(topic.name, TopicId(topic.topic_id)) for topic in request.topics]
+    else:
+        choices = [TopicChoice(name) for name in request.topic_names]
+    try:
+        if not services.config.delete_topic_enable:
+            older = context.api_version < DELETION_DISABLED_FROM
+            raise ApiError("", ErrorCode.INVALID_REQUEST if older else ErrorCode.TOPIC_DELETION_DISABLED)
+        results = await services.controller.delete_topics(choices, timeout_ms=request.timeout_ms)
+    except ApiError as error:
+        message = error.message or None
+        results = [TopicResult(*choice, error.code, message) for choice in dict.fromkeys(choices)]
+    return DeleteTopicsResponse(
+        responses=[
+            DeletableTopicResult(
+                name=result.name, topic_id=result.topic_id, error_code=result.error, error_message=result.message
+            )
+            for result in results
+        ]
+    )

@@ -1,0 +1,75 @@
+"""DescribeConfigs (key 32), v1-4. v1: sources and synonyms (KIP-226); v3: types and documentation (KIP-569).
+
+Of topics and of this broker. The message is empty, not null, where nothing is wrong.
+"""
+
+from tidelog.api.services import RequestContext, Services
+from tidelog.config.describe import Described, describe_broker, describe_brokers_default, describe_topic
+from tidelog.metadata.alterations import BROKER_RESOURCE, TOPIC_RESOURCE, broker_name
+from tidelog.metadata.topic_names import name_refusal
+from tidelog.wire.errors import ApiError, ErrorCode
+from tidelog.wire.messages.describe_configs import (
+    DescribeConfigsRequest,
+    DescribeConfigsResource,
+    DescribeConfigsResourceResult,
+    DescribeConfigsResponse,
+    DescribeConfigsResult,
+    DescribeConfigsSynonym,
+)
+
+NO_EFFECT = "No effect yet."
+
+
+def handle(services: Services, context: RequestContext, request: DescribeConfigsRequest) -> DescribeConfigsResponse:
+    results: list[DescribeConfigsResult] = []
+    for resource in request.resources:
+        result = DescribeConfigsResult(
+            error_message="", resource_type=resource.resource_type, resource_name=resource.resource_name
+        )
+        try:
+            described = _describe(services, resource)
+        except ApiError as error:
+            result.error_code = error.code
+            result.error_message = error.message
+        else:
+            result.configs = [_config(each, request) for each in described]
+        results.append(result)
+    return DescribeConfigsResponse(results=results)
+
+
+def _describe(services: Services, resource: DescribeConfigsResource) -> list[Described]:
+    """Raises ApiError."""
+    names = resource.configuration_keys
+    image = services.metadata.image
+    if resource.resource_type == TOPIC_RESOURCE:
+        refusal = name_refusal(resource.resource_name)
+        if refusal is not None:
+            raise ApiError(refusal, ErrorCode.INVALID_TOPIC_EXCEPTION)
+        topic = image.topics.get(resource.resource_name)
+        if topic is None:
+            raise ApiError("", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+        return describe_topic(topic.config, services.config, names)
+    if resource.resource_type == BROKER_RESOURCE:
+        broker = broker_name(resource.resource_name, services.config.node_id)
+        if not broker:
+            return describe_brokers_default(image.broker_configs.get("", {}), names)
+        return describe_broker(services.config, names)
+    raise ApiError(f"resource type {resource.resource_type} is not known here", ErrorCode.INVALID_REQUEST)
+
+
+def _config(described: Described, request: DescribeConfigsRequest) -> DescribeConfigsResourceResult:
+    key = described.key
+    result = DescribeConfigsResourceResult(
+        name=key.name,
+        value=described.value,
+        read_only=described.read_only,
+        config_source=described.source,
+        is_sensitive=key.sensitive,
+        config_type=key.type,
+        documentation=None,
+    )
+    if request.include_synonyms:
+        result.synonyms = [DescribeConfigsSynonym(name=n, value=v, source=s) for n, v, s in described.synonyms]
+    if request.include_documentation:
+        result.documentation = key.doc if key.effect else f"{key.doc} {NO_EFFECT}".lstrip()
+    return result

@@ -1,0 +1,292 @@
+"""Fetch (key 1), v4-18. v7: sessions (KIP-227); v9: leader epochs (KIP-320); v11: rack; v12: flexible, diverging epochs
+(KIP-595); v13: topic ids (KIP-516); v15: replica state (KIP-903); v16: leader hints (KIP-951).
+
+Whole batches leave as file regions, never through Python. A fetch that finds too little is parked and answered from
+within the append that satisfies it. Gaps: followers' fetches, preferred read replica (KIP-392).
+"""
+
+import logging
+from typing import TYPE_CHECKING, Final
+
+from tidelog.api.fetch_sessions import FetchContext, FetchItem
+from tidelog.api.pending import Pending
+from tidelog.api.services import RequestContext, Services
+from tidelog.replication.partition import READ_COMMITTED, Partition
+from tidelog.runtime.interfaces import FileRegion
+from tidelog.wire.errors import ApiError, NotLeaderOrFollower
+from tidelog.wire.messages.fetch import (
+    AbortedTransaction,
+    EpochEndOffset,
+    FetchableTopicResponse,
+    FetchRequest,
+    FetchResponse,
+    PartitionData,
+)
+
+if TYPE_CHECKING:
+    from tidelog.log.reader import ColdRead, Slice
+
+logger = logging.getLogger("tidelog.fetch")
+
+_EMPTY: Final = b""
+
+
+def handle(
+    services: Services, context: RequestContext, request: FetchRequest
+) -> FetchResponse | Pending[FetchResponse]:
+    """Answer at once when enough is there, nothing may be waited for, or something is wrong; else park."""
+    try:
+        fetching = services.fetch_sessions.context(request, context.api_version)
+    except ApiError as error:
+        return FetchResponse(error_code=error.code)
+    replica_id = request.replica_id  # from v15 on it is in a tagged field, absent for consumers
+    if request.replica_state is not None:
+        replica_id = request.replica_state.replica_id
+    fetch = Fetch(services, context, request, fetching, from_follower=replica_id >= 0)
+    cold = fetch.cold_reads()
+    if not cold:
+        return fetch.begin()
+    pending: Pending[FetchResponse] = Pending(on_abandon=fetch.abandon)
+    services.runtime.tasks.spawn(fetch.warm(cold, pending), name="fetch-cold-read")
+    return pending
+
+
+class Fetch:
+    """One request under way: what was found for each item, and how much of it."""
+
+    __slots__ = (
+        "_bytes_max",
+        "_context",
+        "_failed",
+        "_fetching",
+        "_from_follower",
+        "_isolation",
+        "_max_wait_ms",
+        "_min_bytes",
+        "_moved",
+        "_pending",
+        "_results",
+        "_services",
+        "_slices",
+        "_timer",
+        "found_bytes",
+    )
+
+    def __init__(
+        self,
+        services: Services,
+        context: RequestContext,
+        request: FetchRequest,
+        fetching: FetchContext,
+        *,
+        from_follower: bool,
+    ) -> None:
+        self._services = services
+        self._context = context
+        self._fetching = fetching
+        self._from_follower = from_follower
+        self._isolation = request.isolation_level
+        self._max_wait_ms = request.max_wait_ms
+        self._min_bytes = request.min_bytes
+        self._bytes_max = min(request.max_bytes, services.config.fetch_max_bytes)
+        self._results: dict[FetchItem, PartitionData] = {}
+        self._slices: dict[FetchItem, Slice] = {}
+        self._moved: dict[Partition, None] = {}
+        self._failed = False
+        self._pending: Pending[FetchResponse] | None = None
+        self.found_bytes = 0
+
+    def begin(self) -> FetchResponse | Pending[FetchResponse]:
+        """Read; the answer, or what it will come by."""
+        for item in self._fetching.items:
+            self._read(item)
+        if self.satisfied or self._max_wait_ms <= 0:
+            return self._response()
+        return self._park()
+
+    # Reading
+
+    def cold_reads(self) -> list["ColdRead"]:
+        """What must come from the disk before the loop may read it without waiting."""
+        found = []
+        left = self._bytes_max
+        for item in self._fetching.items:
+            try:
+                cold = self._partition(item).log.cold_read(item.fetch_offset, min(item.bytes_max, left))
+            except ApiError:
+                continue  # `_read` meets it again and answers
+            if cold is not None:
+                found.append(cold)
+                left -= item.bytes_max
+                if left <= 0:
+                    break
+        return found
+
+    async def warm(self, cold: list["ColdRead"], pending: Pending[FetchResponse]) -> None:
+        """Read ahead on a thread, then go on as usual."""
+        try:
+            await self._services.runtime.tasks.run_blocking(_run_all, cold)
+        except OSError as error:
+            logger.error("read ahead failed reason=%s", error)  # the read itself takes the partition offline
+        if pending.abandoned:
+            return
+        answer = self.begin()
+        if isinstance(answer, Pending):
+            answer.listen(pending.complete)
+        else:
+            pending.complete(answer)
+
+    @property
+    def satisfied(self) -> bool:
+        return self.found_bytes >= self._min_bytes or self._failed or not self._fetching.items
+
+    def _read(self, item: FetchItem) -> None:
+        """Look for data for `item`, within what the request's limits leave."""
+        data = self._results[item] = PartitionData(
+            partition_index=item.index, high_watermark=-1, last_stable_offset=-1, log_start_offset=-1, records=_EMPTY
+        )
+        try:
+            partition = item.partition = self._partition(item)
+            partition.check_leader_epoch(item.current_leader_epoch)
+            if self._from_follower:
+                raise NotLeaderOrFollower("this broker has no followers")
+            if item.last_fetched_epoch >= 0 and self._diverges(partition, item, data):
+                self._failed = True
+                return
+            found = partition.read(
+                item.fetch_offset, min(item.bytes_max, self._bytes_max - self.found_bytes), self._isolation
+            )
+        except ApiError as error:
+            data.error_code = error.code
+            self._failed = True
+            return
+        data.high_watermark = partition.high_watermark
+        data.last_stable_offset = partition.last_stable_offset
+        data.log_start_offset = partition.log_start_offset
+        if self._isolation == READ_COMMITTED:
+            data.aborted_transactions = []
+        if found.file is None or not found.size:
+            return
+        # The first batch may be larger than every limit (KIP-74), but only for the first partition that has any.
+        if self.found_bytes and found.size > min(item.bytes_max, self._bytes_max - self.found_bytes):
+            return
+        self._slices[item] = found
+        self.found_bytes += found.size
+        data.records = FileRegion(found.file, found.position, found.size)
+        if self._isolation == READ_COMMITTED:
+            data.aborted_transactions = [
+                AbortedTransaction(producer_id=t.producer_id, first_offset=t.first_offset)
+                for t in partition.log.aborted_transactions(item.fetch_offset, data.last_stable_offset)
+            ]
+
+    def _partition(self, item: FetchItem) -> Partition:
+        known = item.partition
+        if known is not None and not known.deleted:
+            return known
+        partitions = self._services.partitions
+        topic = item.topic
+        return partitions.get(topic if isinstance(topic, str) else partitions.topic_name(topic), item.index)
+
+    def _diverges(self, partition: Partition, item: FetchItem, data: PartitionData) -> bool:
+        """Whether the client's log parts from ours before its fetch offset; tells it where (KIP-595)."""
+        epoch, end_offset = partition.log.end_offset_for(item.last_fetched_epoch)
+        if epoch >= item.last_fetched_epoch and end_offset >= item.fetch_offset:
+            return False
+        data.diverging_epoch = EpochEndOffset(epoch=epoch, end_offset=end_offset)
+        return True
+
+    # Parking
+
+    def _park(self) -> Pending[FetchResponse]:
+        """Wait for enough to come, at most the client's `max_wait_ms`."""
+        pending = self._pending = Pending(on_abandon=self.abandon)
+        for item in self._fetching.items:
+            if item.partition is not None:
+                item.partition.watch(self)
+        self._timer = self._services.runtime.tasks.call_later(self._max_wait_ms / 1000, self.finish)
+        return pending
+
+    def moved(self, partition: Partition) -> None:
+        """A partition's high watermark moved. Answering within its append would show half of a request."""
+        if not self._moved:
+            self._services.partitions.wake_later(self)
+        self._moved[partition] = None
+
+    def wake(self) -> None:
+        """Look again at the partitions that moved; answer when that is enough."""
+        moved, self._moved = self._moved, {}
+        if self._pending is None:
+            return
+        for item in self._fetching.items:
+            if item.partition in moved and item not in self._slices:
+                self._read(item)
+            elif item.partition in moved:
+                self._reread(item)
+        if self.satisfied:
+            self.finish()
+
+    def finish(self) -> None:
+        """Answer a parked fetch with what is there."""
+        pending = self._pending
+        if pending is None:
+            return
+        self.abandon()
+        pending.complete(self._response())
+
+    def _reread(self, item: FetchItem) -> None:
+        self.found_bytes -= self._slices.pop(item).size
+        self._read(item)
+
+    def abandon(self) -> None:
+        """Wait no longer."""
+        if self._pending is None:
+            return
+        self._pending = None
+        self._timer.cancel()
+        for item in self._fetching.items:
+            if item.partition is not None:
+                item.partition.unwatch(self)
+
+    # Answering
+
+    def _response(self) -> FetchResponse:
+        fetching = self._fetching
+        session = fetching.session
+        by_id = self._context.api_version >= 13
+        topics: dict[str | bytes, FetchableTopicResponse] = {}
+        for item in fetching.items:
+            data = self._results[item]
+            if fetching.incremental and not _tells_something(item, data):
+                continue
+            topic = topics.get(item.topic)
+            if topic is None:
+                topic = topics[item.topic] = FetchableTopicResponse()
+                if by_id:
+                    topic.topic_id = item.topic  # type: ignore[assignment]  # v13: the key is the id
+                else:
+                    topic.topic = item.topic  # type: ignore[assignment]  # before: the name
+            topic.partitions.append(data)
+            if session is not None:
+                item.high_watermark = data.high_watermark
+                item.log_start_offset = data.log_start_offset
+                item.error_code = data.error_code
+                if item in self._slices and fetching.incremental:
+                    session.serve_last(item)
+        return FetchResponse(session_id=fetching.session_id, responses=list(topics.values()))
+
+
+def _tells_something(item: FetchItem, data: PartitionData) -> bool:
+    """Whether an incremental response must list the partition."""
+    return (
+        data.records is not _EMPTY
+        or data.error_code != item.error_code
+        or data.error_code != 0
+        or data.high_watermark != item.high_watermark
+        or data.log_start_offset != item.log_start_offset
+        or data.diverging_epoch is not None
+    )
+
+
+def _run_all(cold: list["ColdRead"]) -> None:
+    for read in cold:
+        read.run()

@@ -1,0 +1,176 @@
+"""Incremental fetch sessions (KIP-227): what each client watches, so that a request names only what changed.
+
+A session belongs to whoever knows its id. The cache is bounded; a session that was not used for two minutes makes
+room for a new one, else the client is simply not given one and goes on with full requests.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from tidelog.wire.errors import (
+    FetchSessionIdNotFound,
+    FetchSessionTopicIdError,
+    InvalidFetchSessionEpoch,
+)
+
+if TYPE_CHECKING:
+    from tidelog.replication.partition import Partition
+    from tidelog.runtime.interfaces import Clock, Random
+    from tidelog.wire.messages.fetch import FetchPartition, FetchRequest
+
+NO_SESSION = 0
+INITIAL_EPOCH = 0
+FINAL_EPOCH = -1
+EVICTABLE_AFTER_S = 120.0
+INT32_MAX = 2**31 - 1
+
+TopicKey = str | bytes
+"""The topic's name before v13, its id from v13 on."""
+
+
+class FetchItem:
+    """One partition that a client fetches, with what it was last told."""
+
+    __slots__ = (
+        "bytes_max",
+        "current_leader_epoch",
+        "error_code",
+        "fetch_offset",
+        "high_watermark",
+        "index",
+        "last_fetched_epoch",
+        "log_start_offset",
+        "partition",
+        "topic",
+    )
+
+    partition: "Partition | None"
+
+    def __init__(self, topic: TopicKey, asked: "FetchPartition") -> None:
+        self.topic = topic
+        self.index = asked.partition
+        self.partition = None
+        # What the last response said; -1 is nothing, so the first one always tells.
+        self.high_watermark = -1
+        self.log_start_offset = -1
+        self.error_code = 0
+        self.update(asked)
+
+    def update(self, asked: "FetchPartition") -> None:
+        self.current_leader_epoch = asked.current_leader_epoch
+        self.fetch_offset = asked.fetch_offset
+        self.last_fetched_epoch = asked.last_fetched_epoch
+        self.bytes_max = asked.partition_max_bytes
+
+
+class FetchSession:
+    """A client's standing set of partitions, in the order in which they are served."""
+
+    __slots__ = ("epoch", "items", "session_id", "used_at", "uses_topic_ids")
+
+    def __init__(self, session_id: int, uses_topic_ids: bool, items: Iterable[FetchItem], now_s: float) -> None:
+        self.session_id = session_id
+        self.uses_topic_ids = uses_topic_ids
+        self.epoch = 1
+        self.items = {(item.topic, item.index): item for item in items}
+        self.used_at = now_s
+
+    def update(self, request: "FetchRequest") -> None:
+        """Add, change and forget what the request names."""
+        for item in items_of(request, self.uses_topic_ids):
+            known = self.items.get((item.topic, item.index))
+            if known is None:
+                self.items[item.topic, item.index] = item
+            else:
+                known.current_leader_epoch = item.current_leader_epoch
+                known.fetch_offset = item.fetch_offset
+                known.last_fetched_epoch = item.last_fetched_epoch
+                known.bytes_max = item.bytes_max
+        for topic in request.forgotten_topics_data:
+            key: TopicKey = topic.topic_id if self.uses_topic_ids else topic.topic
+            for index in topic.partitions:
+                self.items.pop((key, index), None)
+
+    def serve_last(self, item: FetchItem) -> None:
+        """Move a partition that got data behind the others, so that none starves."""
+        self.items[item.topic, item.index] = self.items.pop((item.topic, item.index))
+
+
+class FetchContext:
+    """How one request is to be answered: which items, under which session, everything or only what changed."""
+
+    __slots__ = ("incremental", "items", "session")
+
+    def __init__(self, items: list[FetchItem], session: FetchSession | None, incremental: bool) -> None:
+        self.items = items
+        self.session = session
+        self.incremental = incremental
+
+    @property
+    def session_id(self) -> int:
+        return self.session.session_id if self.session is not None else NO_SESSION
+
+
+class FetchSessions:
+    """The cache, least recently used first."""
+
+    def __init__(self, clock: "Clock", random: "Random", sessions_max: int) -> None:
+        self._clock = clock
+        self._random = random
+        self._sessions_max = sessions_max
+        self._sessions: OrderedDict[int, FetchSession] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def context(self, request: "FetchRequest", version: int) -> FetchContext:
+        """What the request asks for. Raises KIP-227's session errors, which clients answer with a full request."""
+        uses_topic_ids = version >= 13
+        if version < 7 or request.session_epoch == FINAL_EPOCH:
+            self._sessions.pop(request.session_id, None)
+            return FetchContext(items_of(request, uses_topic_ids), None, incremental=False)
+        if request.session_epoch == INITIAL_EPOCH:
+            self._sessions.pop(request.session_id, None)
+            items = items_of(request, uses_topic_ids)
+            return FetchContext(items, self._create(items, uses_topic_ids), incremental=False)
+        session = self._sessions.get(request.session_id)
+        if session is None:
+            raise FetchSessionIdNotFound(f"fetch session {request.session_id} is not known")
+        if session.epoch != request.session_epoch:
+            raise InvalidFetchSessionEpoch(f"fetch session epoch {request.session_epoch} is not {session.epoch}")
+        if session.uses_topic_ids != uses_topic_ids:
+            raise FetchSessionTopicIdError("the fetch session was begun with topic names, or now is")
+        session.update(request)
+        if not session.items:
+            del self._sessions[session.session_id]
+            return FetchContext([], None, incremental=False)
+        session.epoch = session.epoch % INT32_MAX + 1
+        session.used_at = self._clock.monotonic()
+        self._sessions.move_to_end(session.session_id)
+        return FetchContext(list(session.items.values()), session, incremental=True)
+
+    def _create(self, items: list[FetchItem], uses_topic_ids: bool) -> FetchSession | None:
+        if not items:
+            return None
+        now_s = self._clock.monotonic()
+        if len(self._sessions) >= self._sessions_max:
+            if not self._sessions:
+                return None
+            oldest = next(iter(self._sessions.values()))
+            if now_s - oldest.used_at < EVICTABLE_AFTER_S:
+                return None
+            del self._sessions[oldest.session_id]
+        session_id = NO_SESSION
+        while session_id == NO_SESSION or session_id in self._sessions:
+            session_id = self._random.randrange(1, INT32_MAX)
+        session = self._sessions[session_id] = FetchSession(session_id, uses_topic_ids, items, now_s)
+        return session
+
+
+def items_of(request: "FetchRequest", uses_topic_ids: bool) -> list[FetchItem]:
+    return [
+        FetchItem(topic.topic_id if uses_topic_ids else topic.topic, asked)
+        for topic in request.topics
+        for asked in topic.partitions
+    ]

@@ -1,0 +1,69 @@
+"""FindCoordinator (key 10), v0-6. v1: key type, error message; v4: several keys (KIP-699); v6: share groups (KIP-932).
+
+Transactions and share groups have no coordinator here yet. A client that looks for a transaction's is refused with the
+one error after which every client gives up: after most others librdkafka goes on asking for ever.
+"""
+
+from collections.abc import Coroutine
+from contextlib import suppress
+from typing import Any
+
+from tidelog.api.services import RequestContext, Services
+from tidelog.wire.errors import ApiError, ErrorCode, InvalidRequest
+from tidelog.wire.messages.find_coordinator import Coordinator, FindCoordinatorRequest, FindCoordinatorResponse
+
+SEVERAL_KEYS_VERSION = 4
+GROUP_TYPE = 0
+TRANSACTION_TYPE = 1
+SHARE_TYPE = 2
+NO_ERROR_MESSAGE = "NONE"
+"""What Kafka says in versions 1 to 3 when all is well."""
+
+
+def handle(
+    services: Services, context: RequestContext, request: FindCoordinatorRequest
+) -> FindCoordinatorResponse | Coroutine[Any, Any, FindCoordinatorResponse]:
+    if request.key_type == GROUP_TYPE and not services.groups.has_topic:
+        return _make_topic_first(services, context, request)
+    return _answer(services, context, request)
+
+
+async def _make_topic_first(
+    services: Services, context: RequestContext, request: FindCoordinatorRequest
+) -> FindCoordinatorResponse:
+    with suppress(ApiError):  # each key is answered below, without the topic
+        await services.groups.make_topic()
+    return _answer(services, context, request)
+
+
+def _answer(services: Services, context: RequestContext, request: FindCoordinatorRequest) -> FindCoordinatorResponse:
+    if context.api_version >= SEVERAL_KEYS_VERSION:
+        return FindCoordinatorResponse(
+            coordinators=[_coordinator(services, request.key_type, key) for key in request.coordinator_keys]
+        )
+    told = _coordinator(services, request.key_type, request.key)
+    return FindCoordinatorResponse(
+        error_code=told.error_code,
+        error_message=told.error_message or NO_ERROR_MESSAGE,
+        node_id=told.node_id,
+        host=told.host,
+        port=told.port,
+    )
+
+
+def _coordinator(services: Services, key_type: int, key: str) -> Coordinator:
+    try:
+        _check_type(key_type)
+        broker = services.groups.coordinator_of(key)
+    except ApiError as error:
+        return Coordinator(key=key, node_id=-1, host="", port=-1, error_code=error.code, error_message=error.message)
+    return Coordinator(key=key, node_id=broker.broker_id, host=broker.host, port=broker.port, error_message="")
+
+
+def _check_type(key_type: int) -> None:
+    if key_type == TRANSACTION_TYPE:
+        raise ApiError("transactions are not supported yet", ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
+    if key_type == SHARE_TYPE:
+        raise InvalidRequest("share groups are not supported yet")
+    if key_type != GROUP_TYPE:
+        raise InvalidRequest(f"coordinator key type {key_type} is not known")

@@ -1,0 +1,33 @@
+"""What a group coordinator answers becomes what a handler returns."""
+
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+from tidelog.api.pending import Pending
+
+R = TypeVar("R")
+
+
+class GroupReply(Generic[R]):
+    """The `Reply` of one request. `build` makes the response, of the coordinator's answer or of its ApiError."""
+
+    __slots__ = ("_build", "_pending", "_response")
+
+    def __init__(self, build: Callable[[Any], R]) -> None:
+        self._build = build
+        self._response: R | None = None
+        self._pending: Pending[R] | None = None
+
+    def __call__(self, answer: Any) -> None:
+        response = self._build(answer)
+        if self._pending is None:
+            self._response = response
+        else:
+            self._pending.complete(response)
+
+    def returned(self) -> R | Pending[R]:
+        """The response if it came at once, as nearly all do; else what stands for it until it comes."""
+        if self._response is not None:
+            return self._response
+        self._pending = Pending()
+        return self._pending

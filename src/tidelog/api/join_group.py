@@ -1,0 +1,30 @@
+"""JoinGroup (key 11), v0-9. v1: rebalance timeout; v4: member id first (KIP-394); v5: group instance id (KIP-345);
+v7: protocol type in the answer (KIP-559); v8: reason (KIP-800); v9: a static leader need not assign (KIP-814)."""
+
+from tidelog.api.group_reply import GroupReply
+from tidelog.api.pending import Pending
+from tidelog.api.services import RequestContext, Services
+from tidelog.wire.errors import ApiError
+from tidelog.wire.messages.join_group import JoinGroupRequest, JoinGroupResponse
+
+NULLABLE_PROTOCOL_VERSION = 7
+
+
+def handle(
+    services: Services, context: RequestContext, request: JoinGroupRequest
+) -> JoinGroupResponse | Pending[JoinGroupResponse]:
+    version = context.api_version
+
+    def build(answer: JoinGroupResponse | ApiError) -> JoinGroupResponse:
+        if isinstance(answer, ApiError):
+            answer = JoinGroupResponse(error_code=answer.code, member_id=request.member_id, protocol_name=None)
+        if version < NULLABLE_PROTOCOL_VERSION and answer.protocol_name is None:
+            answer.protocol_name = ""
+        return answer
+
+    reply = GroupReply(build)
+    try:
+        services.groups.join(request, context.client_id or "", f"/{context.client_host}", version, reply)
+    except ApiError as error:
+        return build(error)
+    return reply.returned()

@@ -1,0 +1,80 @@
+"""ListOffsets (key 2), v1-11. v2: isolation level; v4: leader epochs; v7: maximum timestamp (KIP-734);
+v8, v9, v11: local and tiered ends (KIP-405, KIP-1005, KIP-1023), which here are those of the only tier."""
+
+from typing import TYPE_CHECKING
+
+from tidelog.api.services import RequestContext, Services
+from tidelog.replication.partition import READ_COMMITTED
+from tidelog.wire.errors import ApiError, ErrorCode
+from tidelog.wire.messages.list_offsets import (
+    ListOffsetsPartition,
+    ListOffsetsPartitionResponse,
+    ListOffsetsRequest,
+    ListOffsetsResponse,
+    ListOffsetsTopicResponse,
+)
+
+if TYPE_CHECKING:
+    from tidelog.replication.partition import Partition
+
+LATEST = -1
+EARLIEST = -2
+MAX_TIMESTAMP = -3
+EARLIEST_LOCAL = -4
+LATEST_TIERED = -5
+EARLIEST_PENDING_UPLOAD = -6
+
+SINCE_VERSION = {MAX_TIMESTAMP: 7, EARLIEST_LOCAL: 8, LATEST_TIERED: 9, EARLIEST_PENDING_UPLOAD: 11}
+
+
+def handle(services: Services, context: RequestContext, request: ListOffsetsRequest) -> ListOffsetsResponse:
+    topics = []
+    for topic in request.topics:
+        seen: dict[int, int] = {}
+        for partition in topic.partitions:
+            seen[partition.partition_index] = seen.get(partition.partition_index, 0) + 1
+        answers = [_answer(services, context, request, topic.name, p, seen) for p in topic.partitions]
+        topics.append(ListOffsetsTopicResponse(name=topic.name, partitions=answers))
+    return ListOffsetsResponse(topics=topics)
+
+
+def _answer(
+    services: Services,
+    context: RequestContext,
+    request: ListOffsetsRequest,
+    topic: str,
+    asked: ListOffsetsPartition,
+    seen: dict[int, int],
+) -> ListOffsetsPartitionResponse:
+    answer = ListOffsetsPartitionResponse(partition_index=asked.partition_index)
+    try:
+        if seen[asked.partition_index] > 1:
+            raise ApiError("the partition is asked for twice", ErrorCode.INVALID_REQUEST)
+        if context.api_version < SINCE_VERSION.get(asked.timestamp, 0) or asked.timestamp < EARLIEST_PENDING_UPLOAD:
+            raise ApiError(f"timestamp {asked.timestamp} is not known", ErrorCode.UNSUPPORTED_VERSION)
+        partition = services.partitions.get(topic, asked.partition_index)
+        partition.check_leader_epoch(asked.current_leader_epoch)
+        _look_up(partition, request.isolation_level, asked.timestamp, answer)
+    except ApiError as error:
+        answer.error_code = error.code
+    return answer
+
+
+def _look_up(partition: "Partition", isolation: int, timestamp: int, answer: ListOffsetsPartitionResponse) -> None:
+    """Fill in offset, timestamp and leader epoch; left at -1 when no record is there."""
+    end = partition.last_stable_offset if isolation == READ_COMMITTED else partition.high_watermark
+    log = partition.log
+    if timestamp == LATEST:
+        answer.offset = end
+        answer.leader_epoch = partition.leader_epoch
+    elif timestamp in (EARLIEST, EARLIEST_LOCAL):
+        answer.offset = partition.log_start_offset
+        answer.leader_epoch = log.epochs.epoch_at(answer.offset)
+    elif timestamp in (LATEST_TIERED, EARLIEST_PENDING_UPLOAD):
+        pass  # nothing is ever tiered
+    else:
+        found = log.max_timestamp_offset() if timestamp == MAX_TIMESTAMP else log.offset_for_timestamp(timestamp)
+        if found is not None and found.offset < end:
+            answer.offset = found.offset
+            answer.timestamp = found.timestamp
+            answer.leader_epoch = found.leader_epoch

@@ -1,0 +1,50 @@
+"""An answer that comes later, delivered in the same turn of the loop in which it is known.
+
+A future would wake its waiter one turn later; between a produce and the consumer that waits for it that turn is most
+of the latency.
+"""
+
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+R = TypeVar("R")
+
+
+class Pending(Generic[R]):
+    """One response on its way. Whoever parks a request completes it once; the connection listens for it once."""
+
+    __slots__ = ("_listener", "_response", "abandoned", "done", "on_abandon")
+
+    def __init__(self, on_abandon: Callable[[], None] | None = None) -> None:
+        self.done = False
+        self.abandoned = False
+        self.on_abandon = on_abandon
+        """Called when the client went away: free what is parked."""
+        self._response: R | None = None
+        self._listener: Callable[[R], None] | None = None
+
+    def complete(self, response: R) -> None:
+        """Hand over the response. A second completion is a bug."""
+        assert not self.done, "completed twice"
+        self.done = True
+        if self.abandoned:
+            return
+        if self._listener is None:
+            self._response = response
+        else:
+            self._listener(response)
+
+    def listen(self, listener: Callable[[R], None]) -> None:
+        """Call `listener` with the response: now if it is there, else from within `complete`."""
+        if self.done:
+            response, self._response = self._response, None
+            listener(response)  # type: ignore[arg-type]  # done: it was set by complete()
+        else:
+            self._listener = listener
+
+    def abandon(self) -> None:
+        """The client is gone; nobody wants the answer."""
+        if not self.done and not self.abandoned:
+            self.abandoned = True
+            if self.on_abandon is not None:
+                self.on_abandon()

@@ -1,0 +1,111 @@
+"""API key -> handler and version range. A module is imported when the first request for it comes."""
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any, NamedTuple
+
+from tidelog.wire.apis import APIS
+from tidelog.wire.errors import ApiError, ErrorCode
+
+
+class Entry(NamedTuple):
+    """One row: the module of `tidelog.api` with the handler, and the versions that it serves."""
+
+    module: str
+    min_version: int
+    max_version: int
+    advertised_min: int
+
+
+def _entry(module: str, min_version: int, max_version: int, advertised_min: int | None = None) -> Entry:
+    return Entry(module, min_version, max_version, min_version if advertised_min is None else advertised_min)
+
+
+TABLE: dict[int, Entry] = {
+    # librdkafka stops compressing, without a word, where v0 is not advertised (KAFKA-18659); Kafka serves 3 and up.
+    0: _entry("produce", 3, 13, advertised_min=0),
+    1: _entry("fetch", 4, 18),
+    2: _entry("list_offsets", 1, 11),
+    3: _entry("metadata", 0, 13),
+    8: _entry("offset_commit", 2, 10),
+    9: _entry("offset_fetch", 1, 10),
+    10: _entry("find_coordinator", 0, 6),
+    11: _entry("join_group", 0, 9),
+    12: _entry("heartbeat", 0, 4),
+    13: _entry("leave_group", 0, 5),
+    14: _entry("sync_group", 0, 5),
+    15: _entry("describe_groups", 0, 6),
+    16: _entry("list_groups", 0, 5),
+    18: _entry("api_versions", 0, 4),
+    19: _entry("create_topics", 2, 7),
+    20: _entry("delete_topics", 1, 6),
+    22: _entry("init_producer_id", 0, 5),
+    23: _entry("offset_for_leader_epoch", 2, 4),
+    32: _entry("describe_configs", 1, 4),
+    33: _entry("alter_configs", 0, 2),
+    37: _entry("create_partitions", 0, 3),
+    44: _entry("incremental_alter_configs", 0, 1),
+    60: _entry("describe_cluster", 0, 2),
+    75: _entry("describe_topic_partitions", 0, 0),
+}
+"""Every API that works here, in the range that Kafka 4.3.1 serves."""
+
+API_VERSIONS_KEY = 18
+PRODUCE_KEY = 0
+
+
+class Route:
+    """All that is needed to answer one API in one version."""
+
+    __slots__ = (
+        "api_key",
+        "decode",
+        "encode",
+        "flexible_request",
+        "flexible_response",
+        "handle",
+        "name",
+        "response",
+        "version",
+    )
+
+    def __init__(self, api_key: int, version: int) -> None:
+        info = APIS[api_key]
+        module = import_module(f"tidelog.api.{TABLE[api_key].module}")
+        messages = import_module(f"tidelog.wire.messages.{info.module}")
+        self.api_key = api_key
+        self.version = version
+        self.name = info.name
+        self.handle: Callable[..., Any] = module.handle
+        self.decode: Callable[[memoryview, int], tuple[Any, int]] = getattr(messages, f"{info.name}Request").decoder(
+            version
+        )
+        self.response: type[Any] = getattr(messages, f"{info.name}Response")
+        self.encode: Callable[[Any], list[Any]] = self.response.pieces_encoder(version)
+        self.flexible_request = version >= info.flexible_from
+        # The client cannot know yet what the broker speaks, so this one header never has tagged fields (KIP-511).
+        self.flexible_response = self.flexible_request and api_key != API_VERSIONS_KEY
+
+    def error_response(self, error: ApiError) -> Any:
+        """The response that says nothing but `error`; None where the API has no place for it."""
+        slots: tuple[str, ...] = self.response.__slots__
+        if "error_code" not in slots:
+            return None
+        response = self.response(error_code=error.code)
+        if "error_message" in slots:
+            response.error_message = error.message
+        return response
+
+
+_routes: dict[int, Route] = {}
+
+
+def route(api_key: int, version: int) -> Route:
+    """Raises ApiError with UNSUPPORTED_VERSION for a key or a version that is not in the table."""
+    found = _routes.get(api_key << 16 | version)
+    if found is None:
+        entry = TABLE.get(api_key)
+        if entry is None or not entry.min_version <= version <= entry.max_version:
+            raise ApiError(f"API key {api_key} version {version} is not served", ErrorCode.UNSUPPORTED_VERSION)
+        found = _routes[api_key << 16 | version] = Route(api_key, version)
+    return found

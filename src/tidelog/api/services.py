@@ -1,0 +1,92 @@
+"""What a handler is given: the broker's parts, and who asked."""
+
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from tidelog.api.fetch_sessions import FetchSessions
+    from tidelog.config.broker_config import BrokerConfig
+    from tidelog.coordinator.groups import GroupCoordinators
+    from tidelog.metadata.service import MetadataCache, MetadataController, ProducerIds
+    from tidelog.replication.partitions import Partitions
+    from tidelog.runtime.interfaces import Runtime
+
+
+class Services:
+    """The broker's parts that handlers use; made once by `broker.Broker`."""
+
+    __slots__ = (
+        "config",
+        "controller",
+        "fetch_sessions",
+        "groups",
+        "metadata",
+        "partitions",
+        "producer_ids",
+        "runtime",
+    )
+
+    def __init__(
+        self,
+        *,
+        runtime: "Runtime",
+        config: "BrokerConfig",
+        metadata: "MetadataCache",
+        controller: "MetadataController",
+        partitions: "Partitions",
+        groups: "GroupCoordinators",
+        producer_ids: "ProducerIds",
+        fetch_sessions: "FetchSessions",
+    ) -> None:
+        self.runtime = runtime
+        self.config = config
+        self.metadata = metadata
+        self.controller = controller
+        self.partitions = partitions
+        self.groups = groups
+        self.producer_ids = producer_ids
+        self.fetch_sessions = fetch_sessions
+
+
+class Peer:
+    """The client behind one connection."""
+
+    __slots__ = ("client_host", "local_host", "local_port", "name", "software_name", "software_version")
+
+    def __init__(self, client_host: str, client_port: int, local_host: str, local_port: int) -> None:
+        self.client_host = client_host
+        self.local_host = local_host
+        self.local_port = local_port
+        self.name = f"{client_host}:{client_port}"
+        self.software_name = ""
+        """As ApiVersions v3 tells (KIP-511); empty before."""
+        self.software_version = ""
+
+
+class RequestContext:
+    """One request's header and its peer."""
+
+    __slots__ = ("api_key", "api_version", "client_id", "correlation_id", "peer")
+
+    def __init__(self, api_key: int, api_version: int, correlation_id: int, client_id: str | None, peer: Peer) -> None:
+        self.api_key = api_key
+        self.api_version = api_version
+        self.correlation_id = correlation_id
+        self.client_id = client_id
+        self.peer = peer
+
+    @property
+    def client_host(self) -> str:
+        return self.peer.client_host
+
+
+class CloseConnection:
+    """Returned instead of a response by a handler that can only hang up, as for a failed produce with acks=0."""
+
+    __slots__ = ("reason",)
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+
+
+NO_RESPONSE: Final = None
+"""Returned by a handler whose request wants no answer (produce with acks=0)."""

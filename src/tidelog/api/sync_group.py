@@ -1,0 +1,28 @@
+"""SyncGroup (key 14), v0-5. v3: group instance id (KIP-345); v5: protocol type and name, both ways (KIP-559)."""
+
+from tidelog.api.group_reply import GroupReply
+from tidelog.api.pending import Pending
+from tidelog.api.services import RequestContext, Services
+from tidelog.wire.errors import ApiError, ErrorCode
+from tidelog.wire.messages.sync_group import SyncGroupRequest, SyncGroupResponse
+
+PROTOCOL_REQUIRED_VERSION = 5
+
+
+def handle(
+    services: Services, context: RequestContext, request: SyncGroupRequest
+) -> SyncGroupResponse | Pending[SyncGroupResponse]:
+    if context.api_version >= PROTOCOL_REQUIRED_VERSION and (
+        request.protocol_type is None or request.protocol_name is None
+    ):
+        return SyncGroupResponse(error_code=ErrorCode.INCONSISTENT_GROUP_PROTOCOL)
+    reply = GroupReply(_build)
+    try:
+        services.groups.sync(request, reply)
+    except ApiError as error:
+        return _build(error)
+    return reply.returned()
+
+
+def _build(answer: SyncGroupResponse | ApiError) -> SyncGroupResponse:
+    return SyncGroupResponse(error_code=answer.code) if isinstance(answer, ApiError) else answer

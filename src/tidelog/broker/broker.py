@@ -1,0 +1,201 @@
+"""One broker: everything that it is made of, in the order in which it starts and stops.
+
+data directory (lock, identity, checkpoints)
+  -> metadata (journal in the store -> image)
+    -> partitions (logs, recovery)  -> coordinators (replay of internal topics)
+      -> listener
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Final
+
+from tidelog.api.fetch_sessions import FetchSessions
+from tidelog.api.services import Services
+from tidelog.metadata.adoption import adopt, read_identity, read_partitions, take_node_id
+from tidelog.broker.listener import Listener
+from tidelog.config.topic_config import TopicSettings
+from tidelog.coordinator.groups import GroupCoordinators
+from tidelog.log.config import LogConfig
+from tidelog.log.directory import DataDirectory
+from tidelog.metadata.service import MetadataCache, MetadataController, ProducerIds
+from tidelog.metadata.sqlite import SqliteStore
+from tidelog.model.ids import TopicId
+from tidelog.replication.partitions import Partitions
+
+if TYPE_CHECKING:
+    from tidelog.config.broker_config import BrokerConfig
+    from tidelog.config.endpoints import Endpoint
+    from tidelog.metadata.image import MetadataImage
+    from tidelog.metadata.records import Record
+    from tidelog.metadata.store import Store
+    from tidelog.runtime.interfaces import Runtime
+
+logger = logging.getLogger("tidelog.broker")
+
+STORE_FILE: Final = "metadata.sqlite"
+DRAIN_S: Final = 5.0
+"""How long clients may take at a stop to read their last answers."""
+
+StoreFactory = Callable[[str, "Runtime"], "Store"]
+"""Path and runtime to a store: `simulation` has one of its own."""
+
+
+def sqlite_store(path: str, runtime: "Runtime") -> "Store":
+    return SqliteStore(path, runtime.clock, runtime.tasks)
+
+
+class Broker:
+    """A broker that is built but not started. All methods run on the runtime's loop."""
+
+    def __init__(
+        self, config: "BrokerConfig", runtime: "Runtime", *, store_factory: StoreFactory = sqlite_store
+    ) -> None:
+        self.config = config
+        self.runtime = runtime
+        self._store_factory = store_factory
+        self._directory: DataDirectory | None = None
+        self._listeners: list[Listener] = []
+        self._housekeeping: asyncio.Task[None] | None = None
+        self._services: Services | None = None
+
+    @property
+    def services(self) -> Services:
+        assert self._services is not None, "the broker has not started"
+        return self._services
+
+    @property
+    def host(self) -> str:
+        return self._listeners[0].host
+
+    @property
+    def port(self) -> int:
+        """Of the first listener; the real one where 0 was asked for."""
+        return self._listeners[0].port
+
+    @property
+    def cluster_id(self) -> str:
+        return self.services.metadata.image.cluster_id
+
+    # Starting
+
+    async def start(self) -> None:
+        """Return once clients are served.
+
+        Raises ConfigError, AdoptionError, DirectoryInUse, StoreFailed ..., OSError: each says in one line what is in
+        the way. A damaged partition does not stop the others: it is offline, and the log says why.
+        """
+        try:
+            await self._start()
+        except BaseException:
+            await self._abandon()
+            raise
+
+    async def _start(self) -> None:
+        path = self.config.data_directory
+        run_blocking = self.runtime.tasks.run_blocking
+        directory = self._directory = await run_blocking(DataDirectory.open, self.runtime.disk, path)
+        identity = await run_blocking(read_identity, self.runtime.disk, path)
+        take_node_id(identity, self.config, path)
+        store = self._store_factory(f"{path}/{STORE_FILE}", self.runtime)
+        cache = MetadataCache()
+        controller = MetadataController(store, self.config, self.runtime, cache)
+        services = self._services = self._wire(directory, cache, controller)
+        await controller.start(identity.cluster_id, self._first_records)
+        await run_blocking(directory.write_identity, cache.image.cluster_id, self.config.node_id)
+        await controller.subscribe(services.partitions.apply)
+        await controller.subscribe(services.groups.on_image)
+        services.partitions.flusher.start()
+        services.groups.start()
+        await self._listen()
+        self._housekeeping = self.runtime.tasks.spawn(self._keep_house(), name="housekeeping")
+        for name in self.config.without_effect():
+            logger.warning("setting has no effect yet name=%s", name)
+
+    def _wire(self, directory: DataDirectory, cache: MetadataCache, controller: MetadataController) -> Services:
+        config, runtime = self.config, self.runtime
+        topic_settings = TopicSettings(config)
+
+        def log_config(image: "MetadataImage", topic: str) -> LogConfig:
+            return LogConfig.from_settings(topic_settings.of(image.topics[topic].config))
+
+        partitions = Partitions(runtime, directory, log_config, flush_interval_ms=config.durability_interval_ms)
+        return Services(
+            runtime=runtime,
+            config=config,
+            metadata=cache,
+            controller=controller,
+            partitions=partitions,
+            groups=GroupCoordinators(
+                runtime=runtime, config=config, partitions=partitions, metadata=cache, controller=controller
+            ),
+            producer_ids=ProducerIds(controller),
+            fetch_sessions=FetchSessions(
+                runtime.clock, runtime.random, config.max_incremental_fetch_session_cache_slots
+            ),
+        )
+
+    async def _first_records(self) -> "Sequence[Record]":
+        """What a new journal begins with: the topics of a directory that Kafka wrote."""
+        path = self.config.data_directory
+        found = await self.runtime.tasks.run_blocking(read_partitions, self.runtime.disk, path)
+        adoption = adopt(found, self.config, lambda: TopicId(self.runtime.new_uuid()), path)
+        for notice in adoption.notices:
+            logger.warning("adopted %s", notice)
+        return adoption.records
+
+    async def _listen(self) -> None:
+        """Bind every listener, tell clients' metadata of them, then answer."""
+        bound: list[Endpoint] = []
+        for endpoint in self.config.endpoints:
+            listener = Listener(self.services)
+            await listener.start(endpoint.host, endpoint.port)
+            self._listeners.append(listener)
+            bound.append(endpoint._replace(port=listener.port))
+        await self.services.controller.register(self.config.advertised(bound))
+
+    # Running
+
+    async def _keep_house(self) -> None:
+        """Retention, now and then."""
+        while True:
+            await self.runtime.tasks.sleep(self.config.log_retention_check_interval_ms / 1000)
+            try:
+                await self.services.partitions.enforce_retention()
+            except OSError as error:
+                logger.error("retention failed reason=%s", error)
+
+    # Stopping
+
+    async def stop(self) -> None:
+        """Answer what was asked, flush everything, leave the directory marked clean."""
+        services = self.services
+        if self._housekeeping is not None:
+            self._housekeeping.cancel()
+        for listener in self._listeners:
+            listener.stop_accepting()
+        services.groups.close()
+        services.partitions.release_waiting()
+        for listener in self._listeners:
+            await listener.drain(DRAIN_S)
+        await services.partitions.close()
+        await services.controller.stop()
+        directory = self._directory
+        assert directory is not None
+        await self.runtime.tasks.run_blocking(directory.close_clean)
+        logger.info("stopped cluster=%s node=%d", self.cluster_id, self.config.node_id)
+
+    async def _abandon(self) -> None:
+        """Give back what a failed start holds; the directory stays as after a crash."""
+        if self._housekeeping is not None:
+            self._housekeeping.cancel()
+        for listener in self._listeners:
+            listener.stop_accepting()
+            await listener.drain(0)
+        if self._services is not None:
+            self._services.groups.close()
+            self._services.partitions.flusher.stop()
+            await self._services.controller.stop()
+        if self._directory is not None:
+            self._directory.release()

@@ -1,0 +1,390 @@
+"""One client's connection: bytes to frames, frames to handlers, responses back in the order of the requests.
+
+Requests of one connection are handled one after another, as in Kafka; only produce requests may follow each other while
+earlier ones wait for their acknowledgement. Views into a request (record batches) are valid until the handler returns
+or first awaits: the buffer is used again.
+"""
+
+import logging
+from collections import deque
+from collections.abc import Coroutine
+from struct import Struct
+from types import CoroutineType
+from typing import TYPE_CHECKING, Any
+
+from tidelog.api.pending import Pending
+from tidelog.api.registry import API_VERSIONS_KEY, PRODUCE_KEY, Route, route
+from tidelog.api.services import CloseConnection, Peer, RequestContext, Services
+from tidelog.runtime.interfaces import FileRegion, Piece, Stream
+from tidelog.wire.errors import ApiError
+from tidelog.wire.primitives import MalformedMessage, skip_tagged_fields
+
+if TYPE_CHECKING:
+    from tidelog.broker.listener import Listener
+
+logger = logging.getLogger("tidelog.connection")
+
+_SIZE = Struct(">i")
+_HEADER = Struct(">hhih")
+_RESPONSE = Struct(">ii")
+_FLEXIBLE_RESPONSE = Struct(">iix")
+
+PIPELINED_MAX = 1000
+"""Produce requests of one connection that wait for their acknowledgement; then it is read no further."""
+REQUESTS_PER_TURN = 64
+"""Then other connections have their turn."""
+BACKLOG_BYTES_MAX = 1 << 20
+"""Of responses that the client has not read; then no more of its requests are handled."""
+COMBINE_REQUESTS = 16
+"""With at least so many complete small frames at hand, their responses leave in one send."""
+
+
+class Connection:
+    """The receiving end of one stream. Made by `Listener`, which bounds how many there are and what they hold."""
+
+    __slots__ = (
+        "_client_id",
+        "_client_id_raw",
+        "_combined",
+        "_draining",
+        "_filled",
+        "_frame",
+        "_listener",
+        "_paused",
+        "_resuming",
+        "_services",
+        "_stash",
+        "_stream",
+        "_waiting",
+        "last_active",
+        "open",
+        "peer",
+    )
+
+    def __init__(self, listener: "Listener", services: Services) -> None:
+        self._listener = listener
+        self._services = services
+        self.open = False
+        self.last_active = 0.0
+        self._frame: bytearray | None = None  # a frame whose end has not come, its four bytes of length included
+        self._filled = 0
+        self._stash: bytes | None = None  # complete and partial frames that wait for earlier requests
+        self._paused = False
+        self._resuming = False
+        self._draining = False
+        self._waiting: deque[_Slot] = deque()
+        self._combined: list[Piece] | None = None
+        self._client_id_raw = b""
+        self._client_id: str | None = None
+
+    # From the stream
+
+    def connected(self, stream: Stream) -> None:
+        self._stream = stream
+        client_host, _, client_port = stream.peer.rpartition(":")
+        local_host, _, local_port = stream.local.rpartition(":")
+        self.peer = Peer(client_host, int(client_port), local_host, int(local_port))
+        self.open = True
+        self.last_active = self._services.runtime.clock.monotonic()
+        self._listener.opened(self)
+
+    def get_buffer(self) -> memoryview:
+        frame = self._frame
+        if frame is None:
+            return self._listener.buffer
+        return memoryview(frame)[self._filled :]
+
+    def received(self, count: int) -> None:
+        frame = self._frame
+        if frame is not None:
+            self._filled += count
+            if self._filled == len(frame):
+                self._frame_full(frame)
+            return
+        self._take(self._listener.buffer[:count])
+
+    def drained(self) -> None:
+        self._resume()
+
+    def closed(self, error: OSError | None) -> None:
+        if not self.open:
+            return
+        self.open = False
+        self._drop_frame()
+        self._stash = None
+        self._listener.closed(self)
+        waiting, self._waiting = self._waiting, deque()
+        for slot in waiting:
+            slot.abandon()
+
+    def close(self, reason: str) -> None:
+        """Hang up on a client that broke the protocol or a limit."""
+        if self.open:
+            logger.info("connection closed peer=%s reason=%s", self.peer.name, reason)
+            self._stream.abort()
+            self.closed(None)
+
+    @property
+    def waits(self) -> bool:
+        """Whether the client has a request here that is not answered yet (a long poll, a join)."""
+        return bool(self._waiting)
+
+    def drain(self) -> None:
+        """Take no more requests; close once everything that was asked is answered and read."""
+        if self.open and not self._draining:
+            self._draining = True
+            if not self._paused:
+                self._paused = True
+                self._stream.pause_reading()
+            if not self._waiting:
+                self._stream.finish()
+
+    # Frames
+
+    def _take(self, view: memoryview) -> None:
+        """Handle the frames of `view`, keep what is not whole or may not run yet."""
+        end = len(view)
+        position = 0
+        handled = 0
+        while self.open:
+            left = end - position
+            if not left:
+                break
+            if handled >= REQUESTS_PER_TURN or (
+                (self._waiting or self._draining or self._stream.backlog_bytes) and self._must_wait()
+            ):
+                self._put_aside(view[position:], handled >= REQUESTS_PER_TURN)
+                break
+            if left < 4:
+                self._begin_frame(view[position:], 4)
+                break
+            (size,) = _SIZE.unpack_from(view, position)
+            if size < 8 or size > self._listener.request_bytes_max:
+                self._refuse_size(size, view[position : position + 4])
+                return
+            if left - 4 < size:
+                self._begin_frame(view[position:], size + 4)
+                break
+            if self._combined is None and handled == 0 and left >= COMBINE_REQUESTS * (size + 4):
+                self._combined = []
+            self._handle(view[position + 4 : position + 4 + size])
+            position += 4 + size
+            handled += 1
+        if handled:
+            self.last_active = self._services.runtime.clock.monotonic()
+        if self._combined is not None:
+            pieces, self._combined = self._combined, None
+            if pieces and self.open:
+                self._stream.write(pieces)
+
+    def _begin_frame(self, part: memoryview, size: int) -> None:
+        """`part` is the beginning of a frame of `size` bytes (4: its length has not all come)."""
+        if not self._listener.reserve(self, size):
+            return
+        # Grown step by step: a length that a peer only claims takes no memory.
+        frame = self._listener.frame_buffer(min(size, max(self._listener.frame_step_bytes, len(part) + 1)))
+        frame[: len(part)] = part
+        self._frame = frame
+        self._filled = len(part)
+
+    def _frame_full(self, frame: bytearray) -> None:
+        (size,) = _SIZE.unpack_from(frame)
+        if size < 8 or size > self._listener.request_bytes_max:
+            self._refuse_size(size, memoryview(frame)[:4])
+            return
+        if len(frame) < size + 4:
+            larger = bytearray(min(size + 4, max(2 * len(frame), self._listener.frame_step_bytes)))
+            larger[: len(frame)] = frame
+            self._frame = larger
+            return
+        self._frame = None
+        self._filled = 0
+        self._take(memoryview(frame))
+        self._listener.release(self)
+        self._listener.recycle(frame)
+
+    def _drop_frame(self) -> None:
+        if self._frame is not None:
+            self._frame = None
+            self._listener.release(self)
+
+    def _refuse_size(self, size: int, start: memoryview) -> None:
+        looks = " (HTTP on the Kafka port?)" if bytes(start).isalpha() or bytes(start) in (b"GET ", b"PUT ") else ""
+        limit = self._listener.request_bytes_max
+        self.close(f"frame of {size} bytes is outside 8..{limit}, socket.request.max.bytes{looks}")
+
+    def _must_wait(self) -> bool:
+        waiting = self._waiting
+        if waiting and (not waiting[-1].pipelined or len(waiting) >= PIPELINED_MAX):
+            return True
+        return self._stream.backlog_bytes > BACKLOG_BYTES_MAX or self._draining
+
+    def _put_aside(self, rest: memoryview, later: bool) -> None:
+        self._stash = bytes(rest)
+        if not self._paused:
+            self._paused = True
+            self._stream.pause_reading()
+        if later:
+            self._resume_soon()
+
+    def _resume_soon(self) -> None:
+        if not self._resuming:
+            self._resuming = True
+            self._services.runtime.tasks.call_soon(self._resume_now)
+
+    def _resume_now(self) -> None:
+        self._resuming = False
+        self._resume()
+
+    def _resume(self) -> None:
+        """Go on with what was put aside, once nothing is in its way."""
+        if not self.open or self._must_wait():
+            return
+        stash = self._stash
+        if stash is not None:
+            self._stash = None
+            self._take(memoryview(stash))
+        if self.open and self._stash is None and self._paused:
+            self._paused = False
+            self._stream.resume_reading()
+
+    # Requests
+
+    def _handle(self, frame: memoryview) -> None:
+        api_key, version, correlation_id, length = _HEADER.unpack_from(frame) if len(frame) >= 10 else (-1, 0, 0, 0)
+        try:
+            found = route(api_key, version)
+        except ApiError:
+            if api_key != API_VERSIONS_KEY:
+                self.close(f"API key {api_key} version {version} is not served")
+                return
+            found = route(API_VERSIONS_KEY, 0)
+            version = -1  # the handler's sign to say which versions there are
+        position = 10
+        try:
+            if length > 0:
+                position += length
+                raw = frame[10:position]
+                if raw != self._client_id_raw:
+                    self._client_id_raw = bytes(raw)
+                    self._client_id = str(raw, "utf-8")
+                client_id = self._client_id
+            else:
+                client_id = None if length < 0 else ""
+            if position > len(frame):
+                raise MalformedMessage("the request ends inside its header")
+            context = RequestContext(api_key, version, correlation_id, client_id, self.peer)
+            if version < 0:
+                request: Any = None
+            else:
+                if found.flexible_request:
+                    position = skip_tagged_fields(frame, position + 1, frame[position])
+                request, _ = found.decode(frame, position)
+        except (MalformedMessage, UnicodeDecodeError, IndexError) as error:
+            self.close(f"{found.name} v{version}: {error}")
+            return
+        self._call(found, context, request)
+
+    def _call(self, found: Route, context: RequestContext, request: Any) -> None:
+        try:
+            response = found.handle(self._services, context, request)
+            if type(response) is found.response:
+                if self._waiting:
+                    slot = _Slot(self, found, context)
+                    self._waiting.append(slot)
+                    slot.answer(response)
+                else:
+                    self._send(found, context.correlation_id, response)
+                return
+        except Exception as error:
+            response = self._failed(found, context, error)
+        if response is None and not self._waiting:
+            return
+        slot = _Slot(self, found, context)
+        self._waiting.append(slot)
+        if isinstance(response, Pending):
+            slot.pending = response
+            response.listen(slot.answer)
+        elif isinstance(response, CoroutineType):
+            slot.task = self._services.runtime.tasks.spawn(self._await(slot, response), name=f"request-{found.name}")
+        else:
+            slot.answer(response)
+
+    async def _await(self, slot: "_Slot", answer: Coroutine[Any, Any, Any]) -> None:
+        try:
+            response = await answer
+        except Exception as error:
+            response = self._failed(slot.route, slot.context, error)
+        slot.task = None
+        slot.answer(response)
+
+    def _failed(self, found: Route, context: RequestContext, error: Exception) -> Any:
+        if not isinstance(error, ApiError):
+            logger.exception(
+                "request failed api=%s version=%d client=%s peer=%s",
+                found.name, context.api_version, context.client_id, self.peer.name,
+            )  # fmt: skip
+            error = ApiError("the broker failed on this request; its log says more")
+        return found.error_response(error) or CloseConnection(f"{found.name}: {error.message}")
+
+    # Responses
+
+    def advance(self) -> None:
+        """Send what is answered at the head of the queue, then go on with requests that were put aside."""
+        waiting = self._waiting
+        while waiting and waiting[0].answered and self.open:
+            slot = waiting.popleft()
+            if isinstance(slot.response, CloseConnection):
+                self.close(slot.response.reason)
+            elif slot.response is not None:
+                self._send(slot.route, slot.context.correlation_id, slot.response)
+        if not self.open:
+            return
+        if self._draining and not waiting:
+            self._stream.finish()
+        elif self._stash is not None and not self._must_wait():
+            self._resume_soon()
+
+    def _send(self, found: Route, correlation_id: int, response: Any) -> None:
+        pieces = found.encode(response)
+        size = 4
+        for piece in pieces:
+            size += piece.size if type(piece) is FileRegion else len(piece)
+        if found.flexible_response:
+            head = _FLEXIBLE_RESPONSE.pack(size + 1, correlation_id)
+        else:
+            head = _RESPONSE.pack(size, correlation_id)
+        pieces[0] = head + pieces[0]
+        if self._combined is None:
+            self._stream.write(pieces)
+        else:
+            self._combined += pieces
+
+
+class _Slot:
+    """One request's place in the order of the responses."""
+
+    __slots__ = ("answered", "connection", "context", "pending", "pipelined", "response", "route", "task")
+
+    def __init__(self, connection: Connection, found: Route, context: RequestContext) -> None:
+        self.connection = connection
+        self.route = found
+        self.context = context
+        self.pipelined = found.api_key == PRODUCE_KEY
+        self.answered = False
+        self.response: Any = None
+        self.pending: Pending[Any] | None = None
+        self.task: Any = None
+
+    def answer(self, response: Any) -> None:
+        self.answered = True
+        self.response = response
+        self.pending = None
+        connection = self.connection
+        if connection.open and connection._waiting and connection._waiting[0] is self:
+            connection.advance()
+
+    def abandon(self) -> None:
+        """The client is gone. What it asked for goes on where others depend on it; nobody waits for the answer."""
+        if self.pending is not None:
+            self.pending.abandon()

@@ -1,0 +1,146 @@
+"""Accepts connections and bounds them: how many, how long idle, how much memory their unfinished requests hold."""
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING
+
+from tidelog.broker.connection import Connection
+
+if TYPE_CHECKING:
+    from tidelog.api.services import Services
+    from tidelog.runtime.interfaces import Listener as SocketListener
+    from tidelog.runtime.interfaces import TimerHandle
+
+logger = logging.getLogger("tidelog.listener")
+
+RECEIVE_BUFFER_BYTES = 1 << 20
+FRAME_STEP_BYTES = 2 << 20
+"""A frame up to this size gets its buffer at once; a larger one grows as its bytes come."""
+SPARE_FRAMES = 4
+IDLE_SWEEP_S = 10.0
+
+
+class Listener:
+    """One listening address and the connections that came through it."""
+
+    def __init__(self, services: "Services") -> None:
+        config = services.config
+        self.buffer = memoryview(bytearray(RECEIVE_BUFFER_BYTES))
+        """Shared by all connections: what is received is handled, or copied, before the loop's next turn."""
+        self.frame_step_bytes = FRAME_STEP_BYTES
+        self.request_bytes_max: int = config.socket_request_max_bytes
+        self.host = ""
+        self.port = 0
+        self._services = services
+        self._connections: dict[Connection, None] = {}
+        self._by_host: dict[str, int] = {}
+        self._connections_max: int = config.max_connections
+        self._connections_per_host_max: int = config.max_connections_per_ip
+        self._idle_s: float = config.connections_max_idle_ms / 1000
+        self._frames: dict[Connection, int] = {}
+        self._frame_bytes = 0
+        budget: int = config.queued_max_request_bytes
+        # -1 is Kafka's default and means no limit there; here four of the largest requests may be on their way at once.
+        self._frame_bytes_max = budget if budget > 0 else 4 * self.request_bytes_max
+        self._spare: list[bytearray] = []
+        self._sockets: SocketListener | None = None
+        self._sweeper: TimerHandle | None = None
+        self._emptied: asyncio.Future[None] | None = None
+
+    async def start(self, host: str, port: int) -> None:
+        """Accept from now on. Raises OSError when the address cannot be bound."""
+        self._sockets = await self._services.runtime.network.listen(host, port, self._accept)
+        self.host, self.port = self._sockets.host, self._sockets.port
+        self._sweep()
+
+    def stop_accepting(self) -> None:
+        if self._sockets is not None:
+            self._sockets.close()
+            self._sockets = None
+
+    async def drain(self, patience_s: float) -> None:
+        """Let running requests and unread responses go out, for at most `patience_s`; then close every connection."""
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+            self._sweeper = None
+        tasks = self._services.runtime.tasks
+        self._emptied = tasks.future()
+        deadline = tasks.call_later(patience_s, self._empty)
+        for connection in list(self._connections):
+            connection.drain()
+        if self._connections:
+            await self._emptied
+        deadline.cancel()
+        for connection in list(self._connections):
+            connection.close("the broker stops")
+
+    def _empty(self) -> None:
+        if self._emptied is not None and not self._emptied.done():
+            self._emptied.set_result(None)
+
+    @property
+    def connection_count(self) -> int:
+        return len(self._connections)
+
+    def _accept(self) -> Connection:
+        return Connection(self, self._services)
+
+    # What connections tell and ask
+
+    def opened(self, connection: Connection) -> None:
+        host = connection.peer.client_host
+        of_host = self._by_host.get(host, 0) + 1
+        self._connections[connection] = None
+        self._by_host[host] = of_host
+        if len(self._connections) > self._connections_max:
+            connection.close(f"more than {self._connections_max} connections, max.connections")
+        elif of_host > self._connections_per_host_max:
+            connection.close(f"more than {self._connections_per_host_max} from one host, max.connections.per.ip")
+
+    def closed(self, connection: Connection) -> None:
+        self._connections.pop(connection, None)
+        self.release(connection)
+        host = connection.peer.client_host
+        left = self._by_host.get(host, 0) - 1
+        if left > 0:
+            self._by_host[host] = left
+        else:
+            self._by_host.pop(host, None)
+        if not self._connections:
+            self._empty()
+
+    def reserve(self, connection: Connection, size: int) -> bool:
+        """Count `size` bytes of a request that has begun; closes the connection when all together are too much."""
+        self._frames[connection] = size
+        self._frame_bytes += size
+        if self._frame_bytes > self._frame_bytes_max:
+            connection.close(
+                f"requests under way hold more than {self._frame_bytes_max} bytes, queued.max.request.bytes"
+            )
+            return False
+        return True
+
+    def release(self, connection: Connection) -> None:
+        self._frame_bytes -= self._frames.pop(connection, 0)
+
+    def frame_buffer(self, size: int) -> bytearray:
+        """`size` bytes for a frame; memory that was used before costs less than fresh pages."""
+        for i, spare in enumerate(self._spare):
+            if len(spare) == size:
+                return self._spare.pop(i)
+        return bytearray(size)
+
+    def recycle(self, frame: bytearray) -> None:
+        """Take back the buffer of a frame that was handled; no view of it may be used any more."""
+        if 65536 <= len(frame) <= self.frame_step_bytes:
+            if len(self._spare) >= SPARE_FRAMES:
+                self._spare.pop(0)
+            self._spare.append(frame)
+
+    def _sweep(self) -> None:
+        """Close who has sent nothing whole for `connections.max.idle.ms` and waits for nothing."""
+        now = self._services.runtime.clock.monotonic()
+        for connection in list(self._connections):
+            if now - connection.last_active > self._idle_s and not connection.waits:
+                connection.close("idle, connections.max.idle.ms")
+        self._sweeper = self._services.runtime.tasks.call_later(IDLE_SWEEP_S, self._sweep)

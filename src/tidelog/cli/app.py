@@ -1,0 +1,128 @@
+"""The commands by name, each loaded when it runs, and what becomes of their errors."""
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from typing import Annotated, Any, NamedTuple
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from tidelog.cli.errors import CommandError, UsageError
+
+INTERRUPTED, PIPE_CLOSED = 130, 141
+"""Exit codes, as a shell gives them for SIGINT and SIGPIPE."""
+
+
+class Entry(NamedTuple):
+    module: str
+    """Has `app`, a typer.Typer: with one command it is that command, with several it is a group."""
+    panel: str
+    help: str
+
+
+COMMANDS = {
+    "start": Entry("tidelog.cli.start_help", "Broker", "Run a broker."),
+    "log": Entry("tidelog.cli.log", "Broker", "Look into log files: dump and verify them."),
+    "topic": Entry("tidelog.cli.topic", "Topics and records", "Create, list, describe, change and delete topics."),
+    "produce": Entry("tidelog.cli.produce", "Topics and records", "Write the lines of stdin to a topic."),
+    "consume": Entry("tidelog.cli.consume", "Topics and records", "Print the records of a topic."),
+    "group": Entry("tidelog.cli.group", "Topics and records", "Show consumer groups and their lag."),
+    "bench": Entry("tidelog.cli.bench", "Measuring", "Measure throughput and latency."),
+}
+
+
+class LazyGroup(TyperGroup):
+    """Knows the commands' names and help without importing them; imports the one that runs."""
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        for name, entry in COMMANDS.items():
+            self.add_command(TyperCommand(name=name, help=entry.help, rich_help_panel=entry.panel))
+
+    def list_commands(self, ctx: typer.Context) -> list[str]:  # type: ignore[override]
+        return list(COMMANDS)
+
+    def resolve_command(self, ctx: typer.Context, args: list[str]) -> Any:  # type: ignore[override]
+        name, _, rest = super().resolve_command(ctx, args)  # type: ignore[arg-type]
+        assert name is not None
+        module = importlib.import_module(COMMANDS[name].module)
+        return name, typer.main.get_command(module.app), rest
+
+
+app = typer.Typer(cls=LazyGroup, add_completion=False, context_settings={"help_option_names": ["--help", "-h"]})
+
+
+def print_version(wanted: bool) -> None:
+    if wanted:
+        from tidelog import __version__
+
+        print(f"Tidelog {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def tidelog(
+    version: Annotated[
+        bool, typer.Option("--version", callback=print_version, is_eager=True, help="Print the version and leave.")
+    ] = False,
+) -> None:
+    """One replicated log that speaks the Kafka protocol.
+
+    Start a broker in one terminal, write and read in another:
+
+    $ tidelog start
+    $ echo hello | tidelog produce greetings
+    $ tidelog consume greetings --from-beginning
+
+    All but start and log work against Apache Kafka as well.
+    --bootstrap or TIDELOG_BOOTSTRAP says where the cluster is.
+    """
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command; returns the exit code. Errors are one line on stderr; a closed pipe and Ctrl-C are quiet."""
+    command = typer.main.get_command(app)
+    try:
+        with command.make_context("tidelog", list(arguments) or ["--help"]) as context:
+            result = command.invoke(context)
+        sys.stdout.flush()
+    except typer.Exit as leave:
+        return leave.exit_code
+    except CommandError as error:
+        return fail(str(error), 2 if isinstance(error, UsageError) else 1)
+    except BrokenPipeError:
+        # Whoever read our output has gone; the interpreter must not flush into the closed pipe as it ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return PIPE_CLOSED
+    except (KeyboardInterrupt, typer.Abort):
+        return INTERRUPTED
+    except Exception as error:
+        if told := known_failure(error):
+            return told
+        raise
+    return result if isinstance(result, int) else 0
+
+
+def known_failure(error: Exception) -> int | None:
+    """The exit code for typer's own usage errors and librdkafka's errors, told in one line; None for any other."""
+    # typer's errors are click's or of the click inside typer, by version; both have this method.
+    if format_message := getattr(error, "format_message", None):
+        context = getattr(error, "ctx", None)
+        if type(error).__name__ == "NoArgsIsHelpError" and context is not None:
+            print(context.get_help())
+            return 2
+        path = context.command_path if context is not None else "tidelog"
+        return fail(f"{' '.join(format_message().split())} (see {path} --help)", 2)
+    kafka = sys.modules.get("confluent_kafka")
+    if kafka is not None and isinstance(error, kafka.KafkaException):
+        from tidelog.cli.connection import kafka_error
+
+        return fail(str(kafka_error(error)), 1)
+    return None
+
+
+def fail(line: str, code: int) -> int:
+    print(f"Error: {line}", file=sys.stderr)
+    return code

@@ -1,0 +1,269 @@
+"""`tidelog bench`: produce, consume, latency."""
+
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Annotated, Any
+
+import typer
+
+from tidelog.cli import measure
+from tidelog.cli.cluster import describe, offsets
+from tidelog.cli.connection import LOCALHOST, AsJson, Bootstrap, ClientSettings, Connection, connect
+from tidelog.cli.errors import CommandError, UsageError
+from tidelog.cli.produce import ACKS, CODECS
+from tidelog.cli.tables import Column, Table, console, count, print_json, print_table, size
+
+app = typer.Typer(add_completion=False, no_args_is_help=True)
+
+PERCENTS = (50, 90, 95, 99, 99.9)
+
+Records = Annotated[int, typer.Option("--records", "-n", min=1, metavar="N", help="How many.")]
+RecordSize = Annotated[int, typer.Option("--size", min=1, metavar="BYTES", help="Of each record's value.")]
+Partitions = Annotated[int, typer.Option("--partitions", "-p", min=1, metavar="N", help="Of the temporary topic.")]
+Topic = Annotated[
+    str | None, typer.Option("--topic", "-t", metavar="TOPIC", help="Instead of a temporary one that is deleted after.")
+]
+Acks = Annotated[str, typer.Option("--acks", "-a", metavar="|".join(ACKS), help="Who must have a record.")]
+Codec = Annotated[str, typer.Option("--compression", "-z", metavar="CODEC", help="none, gzip, snappy, lz4 or zstd.")]
+
+
+@app.callback()
+def bench() -> None:
+    """Measure a cluster's throughput and latency, as librdkafka sees them.
+
+    Examples:
+
+    $ tidelog bench produce
+    $ tidelog bench consume --size 1000
+    $ tidelog bench latency --rate 10000
+    """
+
+
+@app.command()
+def produce(
+    records: Records = 1_000_000,
+    record_size: RecordSize = 100,
+    partitions: Partitions = 1,
+    topic: Topic = None,
+    acks: Acks = "all",
+    compression: Codec = "none",
+    json: AsJson = False,
+    bootstrap: Bootstrap = LOCALHOST,
+    client: ClientSettings = [],  # noqa: B006 - typer copies it
+) -> None:
+    """Measure how fast records are written.
+
+    The time ends when the last record is acknowledged. Values are random
+    bytes, which do not compress.
+
+    Examples:
+
+    $ tidelog bench produce
+    $ tidelog bench produce --records 100000 --size 1000 --acks 1
+    $ tidelog bench produce --partitions 12 --json
+    """
+    settings = producer_settings(acks, compression)
+    connection = connect(bootstrap, client)
+    with topic_or_temporary(connection, topic, partitions) as name, progress("Writing", records) as show:
+        result = measure.measure_produce(connection, name, records, os.urandom(record_size), settings, show)
+    report_throughput("written", result, json)
+
+
+@app.command()
+def consume(
+    records: Records = 1_000_000,
+    record_size: RecordSize = 100,
+    partitions: Partitions = 1,
+    topic: Topic = None,
+    json: AsJson = False,
+    bootstrap: Bootstrap = LOCALHOST,
+    client: ClientSettings = [],  # noqa: B006
+) -> None:
+    """Measure how fast records are read.
+
+    A temporary topic is filled first; with --topic, what is in that one
+    is read, at most --records of it.
+
+    Examples:
+
+    $ tidelog bench consume
+    $ tidelog bench consume --topic orders --records 500000
+    """
+    connection = connect(bootstrap, client)
+    with topic_or_temporary(connection, topic, partitions) as name:
+        if topic is None:
+            with progress("Filling", records) as show:
+                settings = producer_settings("all", "none")
+                measure.measure_produce(connection, name, records, os.urandom(record_size), settings, show)
+        else:
+            records = min(records, records_in(connection, name))
+        with progress("Reading", records) as show:
+            result = measure.measure_consume(connection, name, records, show)
+    report_throughput("read", result, json)
+
+
+@app.command()
+def latency(
+    rate: Annotated[float, typer.Option("--rate", "-r", min=0.1, metavar="N", help="Records per second.")] = 1000,
+    seconds: Annotated[float, typer.Option("--seconds", "-s", min=0.1, metavar="S", help="For how long.")] = 10,
+    record_size: RecordSize = 100,
+    topic: Topic = None,
+    acks: Acks = "all",
+    json: AsJson = False,
+    bootstrap: Bootstrap = LOCALHOST,
+    client: ClientSettings = [],  # noqa: B006
+) -> None:
+    """Measure how long a record takes from producer to consumer.
+
+    Records are written at a steady rate and timed from the moment at
+    which each was due: a stall counts for every record that it delays.
+
+    Examples:
+
+    $ tidelog bench latency
+    $ tidelog bench latency --rate 10000 --seconds 30
+    """
+    settings = producer_settings(acks, "none")
+    connection = connect(bootstrap, client)
+    total = max(round(rate * seconds), 1)
+    with topic_or_temporary(connection, topic, 1) as name, progress("Timing", total) as show:
+        result = measure.measure_latency(connection, name, rate, seconds, os.urandom(record_size), settings, show)
+    report_latency(result, json)
+
+
+def producer_settings(acks: str, compression: str) -> dict[str, Any]:
+    if acks not in ACKS:
+        raise UsageError(f"--acks is one of {', '.join(ACKS)}, not {acks!r}")
+    if compression not in CODECS:
+        raise UsageError(f"--compression is one of {', '.join(CODECS)}, not {compression!r}")
+    return {"acks": acks, "compression.type": compression}
+
+
+@contextmanager
+def topic_or_temporary(connection: Connection, topic: str | None, partitions: int) -> Iterator[str]:
+    """The topic that was named, which has to be there, or one for this measurement."""
+    if topic is not None:
+        describe(connection.admin(), [topic])
+    with measure.temporary_topic(connection, partitions) if topic is None else nullcontext(topic) as name:
+        yield name
+
+
+def records_in(connection: Connection, topic: str) -> int:
+    admin = connection.admin()
+    found = sum(known.records for known in offsets(admin, describe(admin, [topic])).values())
+    if not found:
+        raise CommandError(f"topic {topic} is empty: there is nothing to read")
+    return found
+
+
+@contextmanager
+def progress(verb: str, records: int) -> Iterator[Callable[[measure.Point], None]]:
+    """A bar on a terminal's stderr, gone when the measurement is over."""
+    if not sys.stderr.isatty():
+        yield lambda point: None
+        return
+    from rich.progress import BarColumn, Progress, TextColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[rate]}"))
+    with Progress(*columns, console=console(stderr=True), transient=True) as bar:
+        task = bar.add_task(verb, total=records, rate="")
+
+        def show(point: measure.Point) -> None:
+            per_s = point.records / max(point.seconds, 1e-9)
+            bar.update(task, completed=point.records, rate=f"{count(point.records)} records, {count(round(per_s))}/s")
+
+        yield show
+
+
+def report_throughput(verb: str, result: measure.Throughput, json: bool) -> None:
+    per_s, bytes_per_s = result.records / result.seconds, result.size_bytes / result.seconds
+    if json:
+        print_json(
+            {
+                "records": result.records,
+                "bytes": result.size_bytes,
+                "seconds": round(result.seconds, 6),
+                "records_per_s": round(per_s, 1),
+                "bytes_per_s": round(bytes_per_s, 1),
+                "ack_ms": percentiles_json(result.latencies_ms),
+            }
+        )
+        return
+    rows = [
+        (f"Records {verb}", count(result.records)),
+        ("Time", f"{result.seconds:.2f} s"),
+        ("Records per second", count(round(per_s))),
+        ("Bytes per second", size(bytes_per_s)),
+    ]
+    if result.latencies_ms:
+        rows += [(f"Acknowledged, {name}", text) for name, text in percentile_rows(result.latencies_ms)]
+    print_measures(rows)
+    xs, ys = measure.rates(result.points)
+    plot(xs, ys, f"records {verb} per second", "seconds")
+
+
+def report_latency(result: measure.Latency, json: bool) -> None:
+    if json:
+        print_json(
+            {
+                "records": len(result.latencies_ms),
+                "rate_wanted": result.rate_wanted,
+                "rate_reached": round(result.rate_reached, 1),
+                "end_to_end_ms": percentiles_json(result.latencies_ms),
+            }
+        )
+        return
+    rows = [
+        ("Records", count(len(result.latencies_ms))),
+        ("Rate", f"{count(round(result.rate_reached))}/s of {count(round(result.rate_wanted))}/s wanted"),
+        *((f"End to end, {name}", text) for name, text in percentile_rows(result.latencies_ms)),
+    ]
+    print_measures(rows)
+    # By how rare: half, one in ten, one in a hundred ... are equally far apart, as the tail is what matters.
+    nines = [step / 20 for step in range(1 + 20 * (len(str(len(result.latencies_ms))) - 1))]
+    ys = [measure.percentile(result.latencies_ms, 100 - 100 / 10**nine) for nine in nines]
+    names = [
+        (0.0, "min"),
+        (0.301, "50%"),
+        (1.0, "90%"),
+        (2.0, "99%"),
+        (3.0, "99.9%"),
+        (4.0, "99.99%"),
+        (5.0, "99.999%"),
+    ]
+    plot(nines, ys, "end to end, ms, by percentile", "", [tick for tick in names if tick[0] <= nines[-1]])
+
+
+def percentile_rows(latencies_ms: Sequence[float]) -> list[tuple[str, str]]:
+    found = [(f"p{percent:g}", measure.percentile(latencies_ms, percent)) for percent in PERCENTS]
+    return [(name, milliseconds(value)) for name, value in [*found, ("max", latencies_ms[-1])]]
+
+
+def milliseconds(value: float) -> str:
+    return f"{value:.3f} ms" if value < 10 else f"{value:.1f} ms"
+
+
+def percentiles_json(latencies_ms: Sequence[float]) -> dict[str, float] | None:
+    if not latencies_ms:
+        return None
+    found = {f"p{percent:g}": round(measure.percentile(latencies_ms, percent), 4) for percent in PERCENTS}
+    return found | {"max": round(latencies_ms[-1], 4)}
+
+
+def print_measures(rows: Sequence[tuple[str, str]]) -> None:
+    print_table(Table([Column("Measure"), Column("Value", True)], rows))
+
+
+def plot(
+    xs: Sequence[float], ys: Sequence[float], title: str, x_label: str, ticks: Sequence[tuple[float, str]] | None = None
+) -> None:
+    """At a terminal, and where there are enough points to see a shape."""
+    if not sys.stdout.isatty() or len(xs) < 5:
+        return
+    from tidelog.cli.plots import line_plot
+
+    screen = console()
+    drawn = line_plot(xs, ys, title=title, x_label=x_label, width=min(screen.width, 100), x_ticks=ticks)
+    screen.print(drawn, markup=False, style="cyan")

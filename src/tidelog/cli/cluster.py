@@ -1,0 +1,151 @@
+"""What commands ask of a cluster, as plain values: partitions with their offsets, settings with their origins."""
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from tidelog.cli.connection import ANSWER_S, answer, answers
+from tidelog.cli.errors import CommandError
+
+if TYPE_CHECKING:
+    from confluent_kafka.admin import AdminClient, OffsetSpec
+
+INTERNAL_PREFIX = "__"
+
+
+class PartitionState(NamedTuple):
+    partition: int
+    leader: int
+    """-1 while there is none."""
+    replicas: list[int]
+    isr: list[int]
+
+
+class TopicState(NamedTuple):
+    name: str
+    topic_id: str
+    internal: bool
+    partitions: list[PartitionState]
+
+
+class Offsets(NamedTuple):
+    earliest: int
+    latest: int
+    """Exclusive: the offset of the next record. Both are -1 when the partition has no leader to ask."""
+
+    @property
+    def records(self) -> int:
+        """At most so many: compaction and transaction markers leave holes."""
+        return self.latest - self.earliest
+
+
+class Setting(NamedTuple):
+    name: str
+    value: str
+    origin: str
+    """topic, broker, default ..."""
+    sensitive: bool
+    effect: bool
+    """False when the broker stores it and does nothing with it yet."""
+
+
+def topic_names(admin: "AdminClient") -> list[str]:
+    return sorted(admin.list_topics(timeout=ANSWER_S).topics)
+
+
+def describe(admin: "AdminClient", names: Sequence[str]) -> list[TopicState]:
+    """The topics in the order of `names`. Raises CommandError for one that is not there, with the nearest name."""
+    from confluent_kafka import KafkaException, TopicCollection
+
+    if not names:
+        return []
+    found = []
+    for name, future in admin.describe_topics(TopicCollection(list(names)), request_timeout=ANSWER_S).items():
+        try:
+            topic = future.result()
+        except KafkaException as error:
+            if unknown_topic(error):
+                raise no_such_topic(name, topic_names(admin)) from error
+            topic = answer(future, f"topic {name}")
+        partitions = [
+            PartitionState(
+                part.id, part.leader.id if part.leader else -1, [n.id for n in part.replicas], [n.id for n in part.isr]
+            )
+            for part in topic.partitions
+        ]
+        found.append(TopicState(topic.name, str(topic.topic_id), topic.is_internal, partitions))
+    return found
+
+
+def unknown_topic(error: Exception) -> bool:
+    from confluent_kafka import KafkaError, KafkaException
+
+    codes = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC)
+    return isinstance(error, KafkaException) and error.args[0].code() in codes
+
+
+def no_such_topic(name: str, known: Iterable[str]) -> CommandError:
+    import difflib
+
+    near = difflib.get_close_matches(name, known, n=1)
+    remedy = f"did you mean {near[0]}?" if near else f"create it with: tidelog topic create {name}"
+    return CommandError(f"no such topic: {name}; {remedy}")
+
+
+def offsets(admin: "AdminClient", topics: Iterable[TopicState]) -> dict[tuple[str, int], Offsets]:
+    """Earliest and latest offset of every partition."""
+    from confluent_kafka.admin import OffsetSpec
+
+    wanted = [(topic.name, part.partition) for topic in topics for part in topic.partitions if part.leader >= 0]
+    earliest = list_offsets(admin, wanted, OffsetSpec.earliest())
+    latest = list_offsets(admin, wanted, OffsetSpec.latest())
+    return {key: Offsets(earliest[key], latest[key]) for key in wanted}
+
+
+def list_offsets(
+    admin: "AdminClient", wanted: Sequence[tuple[str, int]], spec: "OffsetSpec"
+) -> dict[tuple[str, int], int]:
+    """One offset for each partition, one request a leader."""
+    from confluent_kafka import TopicPartition
+
+    if not wanted:
+        return {}
+    futures = admin.list_offsets({TopicPartition(*key): spec for key in wanted}, request_timeout=ANSWER_S)
+    results = answers(futures, lambda part: f"{part.topic}-{part.partition}")
+    return {(part.topic, part.partition): result.offset for part, result in results.items()}
+
+
+def settings(admin: "AdminClient", topic: str) -> list[Setting]:
+    """All settings of a topic, sorted by name."""
+    from confluent_kafka.admin import ConfigResource, ResourceType
+
+    resource = ConfigResource(ResourceType.TOPIC, topic)
+    entries = answer(admin.describe_configs([resource], request_timeout=ANSWER_S)[resource], f"topic {topic}")
+    idle = settings_without_effect() if is_tidelog(entries) else ()
+    return [
+        Setting(
+            name,
+            entry.value if entry.value is not None else "",
+            origin(entry.source),
+            entry.is_sensitive,
+            name not in idle,
+        )
+        for name, entry in sorted(entries.items())
+    ]
+
+
+def is_tidelog(entries: Iterable[str]) -> bool:
+    """Whether these setting names come from Tidelog, which alone has `durability`."""
+    return "durability" in entries
+
+
+def settings_without_effect() -> dict[str, None]:
+    """Names of settings that Tidelog stores and does nothing with yet."""
+    from tidelog.config.keys import TOPIC_KEYS
+
+    return {key.name: None for key in TOPIC_KEYS.values() if not key.effect}
+
+
+def origin(source: int) -> str:
+    """Where a value comes from, as DescribeConfigs numbers it (KIP-226)."""
+    names = {1: "topic", 2: "broker", 3: "all brokers", 4: "broker file", 5: "default", 6: "broker logger"}
+    return names.get(int(source), "unknown")

@@ -1,0 +1,178 @@
+"""How commands reach a cluster: shared options, librdkafka's clients without their chatter, errors in our words."""
+
+import socket
+import time
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
+
+import typer
+
+from tidelog.cli.errors import CommandError, UsageError
+
+if TYPE_CHECKING:
+    from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
+    from confluent_kafka.admin import AdminClient
+
+T = TypeVar("T")
+K = TypeVar("K")
+
+ANSWER_S = 15.0
+"""How long an administrative request may take."""
+CONNECT_S = 5.0
+
+Bootstrap = Annotated[
+    str,
+    typer.Option(
+        "--bootstrap",
+        "-b",
+        envvar="TIDELOG_BOOTSTRAP",
+        metavar="HOST:PORT",
+        help="A broker of the cluster; several with commas.",
+        rich_help_panel="Connection",
+    ),
+]
+ClientSettings = Annotated[
+    list[str],
+    typer.Option(
+        "--client",
+        "-X",
+        metavar="KEY=VALUE",
+        show_default=False,
+        help="A librdkafka setting, such as security.protocol=SSL; repeatable.",
+        rich_help_panel="Connection",
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+
+LOCALHOST = "localhost:9092"
+
+
+class Connection(NamedTuple):
+    """Where the cluster is, and with what client settings it is reached."""
+
+    bootstrap: str
+    settings: dict[str, str]
+
+    def admin(self) -> "AdminClient":
+        from confluent_kafka.admin import AdminClient
+
+        return AdminClient(self.configuration({}))
+
+    def producer(self, settings: Mapping[str, Any]) -> "Producer":
+        from confluent_kafka import Producer
+
+        return Producer(self.configuration(settings))
+
+    def consumer(self, settings: Mapping[str, Any]) -> "Consumer":
+        from confluent_kafka import Consumer
+
+        return Consumer(self.configuration(settings))
+
+    def configuration(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """What a client is made with; the user's own settings come last and win."""
+        return {
+            "bootstrap.servers": self.bootstrap,
+            "client.id": "tidelog-cli",
+            "log_level": 0,  # errors reach us as results; librdkafka's own lines on stderr would only repeat them
+            "error_cb": lambda error: None,
+            **settings,
+            **self.settings,
+        }
+
+
+def connect(bootstrap: str, client: Iterable[str]) -> Connection:
+    """The connection that the options name. Raises CommandError at once when nobody listens there."""
+    settings = dict(key_value(text, "-X", "security.protocol=SSL") for text in client)
+    reach(bootstrap)
+    return Connection(bootstrap, settings)
+
+
+def reach(bootstrap: str) -> None:
+    """Connect to one of the addresses and hang up. librdkafka would try again for a long time, and say less."""
+    reasons = []
+    for address in filter(None, (part.strip() for part in bootstrap.split(","))):
+        host, port = host_port(address)
+        try:
+            socket.create_connection((host, port), timeout=CONNECT_S).close()
+        except socket.gaierror:
+            reasons.append(f"{host} is not a host that can be found")
+        except TimeoutError:
+            reasons.append(f"{address} does not answer")
+        except OSError as error:
+            refused = isinstance(error, ConnectionRefusedError)
+            reasons.append(f"nothing listens on {address}" if refused else f"{address}: {error.strerror or error}")
+        else:
+            return
+    remedy = "is a broker running? Start one with: tidelog start"
+    raise CommandError(f"{'; '.join(reasons) or 'no address is given'}: {remedy} (or name another with --bootstrap)")
+
+
+def host_port(address: str) -> tuple[str, int]:
+    """Split `[SCHEME://]HOST[:PORT]`; the port defaults to 9092, as for librdkafka."""
+    host, colon, port = address.rpartition("://")[2].rpartition(":")
+    if not colon or address.endswith("]"):
+        host, port = address.rpartition("://")[2], "9092"
+    if not port.isascii() or not port.isdigit() or int(port) > 65535 or not host:
+        raise UsageError(f"--bootstrap takes HOST:PORT, for example {LOCALHOST}, not {address!r}")
+    return host.strip("[]"), int(port)
+
+
+def key_value(text: str, option: str, example: str) -> tuple[str, str]:
+    """Split `KEY=VALUE`. Raises UsageError that shows the option's form."""
+    key, equals, value = text.partition("=")
+    if not key or not equals:
+        raise UsageError(f"{option} takes KEY=VALUE, for example {option} {example}, not {text!r}")
+    return key.strip(), value.strip()
+
+
+def answer(future: "Future[T]", subject: str = "") -> T:
+    """The result of one administrative request. Raises CommandError in one line, about `subject`."""
+    from confluent_kafka import KafkaException
+
+    try:
+        return future.result()
+    except KafkaException as error:
+        raise kafka_error(error, subject) from error
+
+
+def answers(futures: Mapping[K, "Future[T]"], name: Callable[[K], str] = str) -> dict[K, T]:
+    """The results of several. Raises CommandError for the first that failed."""
+    return {key: answer(future, name(key)) for key, future in futures.items()}
+
+
+def kafka_error(raised: "KafkaException | KafkaError", subject: str = "") -> CommandError:
+    """librdkafka's error as one line that says what to do."""
+    from confluent_kafka import KafkaError, KafkaException
+
+    error = raised.args[0] if isinstance(raised, KafkaException) else raised
+    if not isinstance(error, KafkaError):
+        return CommandError(one_line(str(error)))
+    about = f"{subject}: " if subject else ""
+    match error.code():
+        case KafkaError._TRANSPORT | KafkaError._TIMED_OUT | KafkaError._ALL_BROKERS_DOWN | KafkaError._RESOLVE:
+            return CommandError(
+                f"{about}no answer from the cluster ({one_line(error.str())}): is it a Kafka broker that listens there,"
+                " and can its advertised address be reached from here?"
+            )
+        case KafkaError.UNKNOWN_TOPIC_OR_PART | KafkaError._UNKNOWN_TOPIC:
+            return CommandError(f"{about}no such topic (tidelog topic list shows what there is)")
+        case KafkaError._UNKNOWN_PARTITION:
+            return CommandError(f"{about}no such partition (tidelog topic describe shows them)")
+        case KafkaError.MSG_SIZE_TOO_LARGE:
+            return CommandError(f"{about}larger than the topic's max.message.bytes (tidelog topic config can raise it)")
+        case KafkaError.TOPIC_ALREADY_EXISTS:
+            return CommandError(f"{about}the topic exists already (--if-not-exists makes that no error)")
+        case KafkaError._AUTHENTICATION | KafkaError.SASL_AUTHENTICATION_FAILED:
+            return CommandError(
+                f"{about}authentication failed: {one_line(error.str())} (settings: -X sasl.username=...)"
+            )
+    return CommandError(f"{about}{one_line(error.str())} ({error.name()})")
+
+
+def one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def now_ms() -> int:
+    return time.time_ns() // 1_000_000

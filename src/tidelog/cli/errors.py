@@ -1,0 +1,9 @@
+"""Failures of a command that its user can do something about."""
+
+
+class CommandError(Exception):
+    """One line: what is wrong, and what to do. Ends the command with exit code 1."""
+
+
+class UsageError(CommandError):
+    """The options do not fit together. Ends the command with exit code 2."""

@@ -1,0 +1,232 @@
+"""`tidelog group`: list, describe, lag."""
+
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tidelog.cli.connection import ANSWER_S, LOCALHOST, AsJson, Bootstrap, ClientSettings, answer, connect, kafka_error
+from tidelog.cli.errors import CommandError
+from tidelog.cli.lag import Lag, all_lags, lag_json, lag_table, watch_lag
+from tidelog.cli.tables import Column, Table, cell, heading, print_json, print_table
+
+if TYPE_CHECKING:
+    from confluent_kafka.admin import AdminClient, ConsumerGroupDescription
+
+app = typer.Typer(add_completion=False, no_args_is_help=True)
+
+Groups = Annotated[list[str], typer.Argument(metavar="GROUP...", show_default=False, help="One group or several.")]
+
+
+@app.callback()
+def group() -> None:
+    """Show consumer groups and their lag.
+
+    Examples:
+
+    $ tidelog group list
+    $ tidelog group describe billing
+    $ tidelog group lag --watch
+    """
+
+
+@app.command("list")
+def list_groups(
+    names: Annotated[bool, typer.Option("--names", help="Only the names, one a line.")] = False,
+    json: AsJson = False,
+    bootstrap: Bootstrap = LOCALHOST,
+    client: ClientSettings = [],  # noqa: B006 - typer copies it
+) -> None:
+    """List the consumer groups.
+
+    Examples:
+
+    $ tidelog group list
+    $ tidelog group list --json | jq -r '.[].group'
+    """
+    admin = connect(bootstrap, client).admin()
+    known = group_names(admin)
+    if names:
+        for name in known:
+            print(name)
+        return
+    described = describe_groups(admin, known)
+    lags = all_lags(admin, described)
+    totals = {name: sum(lag.records for lag in lags if lag.group == name) for name in known}
+    if json:
+        print_json([group_json(group) | {"lag": totals[group.group_id]} for group in described])
+    elif not described:
+        print("No consumer groups yet. One begins with: tidelog consume TOPIC --group NAME", file=sys.stderr)
+    else:
+        columns = [Column("Group"), Column("State"), Column("Members", True), Column("Lag", True)]
+        rows = [(g.group_id, state(g), cell(len(g.members)), cell(totals[g.group_id])) for g in described]
+        print_table(Table(columns, rows))
+
+
+@app.command()
+def describe(
+    groups: Groups,
+    json: AsJson = False,
+    bootstrap: Bootstrap = LOCALHOST,
+    client: ClientSettings = [],  # noqa: B006
+) -> None:
+    """Show a group's state, its members and what each of them reads.
+
+    Examples:
+
+    $ tidelog group describe billing
+    $ tidelog group describe billing --json
+    """
+    admin = connect(bootstrap, client).admin()
+    described = describe_groups(admin, existing(admin, groups))
+    if json:
+        print_json([group_json(group) | {"members": members_json(group)} for group in described])
+        return
+    for group in described:
+        facts = [f"state {state(group)}", f"protocol {group.type.name.lower()}"]
+        if group.partition_assignor:
+            facts.append(f"assignor {group.partition_assignor}")
+        if group.coordinator is not None:
+            facts.append(f"coordinator {group.coordinator.id}")
+        heading(group.group_id, *facts)
+        if not group.members:
+            print("No members.")
+            continue
+        columns = [Column("Member"), Column("Client"), Column("Host"), Column("Reads")]
+        rows = [(m.member_id, m.client_id, m.host.lstrip("/"), reads(m)) for m in group.members]
+        print_table(Table(columns, rows))
+
+
+@app.command()
+def lag(
+    groups: Annotated[
+        list[str], typer.Argument(metavar="[GROUP...]", show_default=False, help="Else every group.")
+    ] = [],  # noqa: B006
+    topic: Annotated[str | None, typer.Option("--topic", "-t", metavar="TOPIC", help="Only this topic.")] = None,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Show it anew until Ctrl-C.")] = False,
+    interval_s: Annotated[
+        float, typer.Option("--interval", metavar="SECONDS", min=0.1, help="Between two looks of --watch.")
+    ] = 2.0,
+    json: AsJson = False,
+    bootstrap: Bootstrap = LOCALHOST,
+    client: ClientSettings = [],  # noqa: B006
+) -> None:
+    """Show how many records a group has not read yet, by partition.
+
+    With --watch also how fast it reads and when it will have caught up;
+    with --watch --json one JSON object a look, on a line.
+
+    Examples:
+
+    $ tidelog group lag billing
+    $ tidelog group lag --watch
+    $ tidelog group lag --json | jq '[.[].lag] | add'
+    """
+    admin = connect(bootstrap, client).admin()
+    look = Look(admin, groups, topic)
+    if watch:
+        watch_lag(look, interval_s, json)
+        return
+    lags = look()
+    if json:
+        print_json([lag_json(lag) for lag in lags])
+    elif not lags:
+        print("No group has committed an offset yet.", file=sys.stderr)
+    else:
+        print_table(lag_table(lags))
+
+
+class Look:
+    """One look at the lag of the chosen groups: those named, or whatever groups there are by then."""
+
+    def __init__(self, admin: "AdminClient", groups: Sequence[str], topic: str | None) -> None:
+        self.admin = admin
+        self.topic = topic
+        self.groups = existing(admin, groups) if groups else None
+
+    def __call__(self) -> list[Lag]:
+        names = self.groups if self.groups is not None else group_names(self.admin)
+        lags = all_lags(self.admin, describe_groups(self.admin, names))
+        return [lag for lag in lags if self.topic is None or lag.topic == self.topic]
+
+
+def group_names(admin: "AdminClient") -> list[str]:
+    result = answer(admin.list_consumer_groups(request_timeout=ANSWER_S))
+    if result.errors:
+        raise kafka_error(result.errors[0])
+    return sorted(listing.group_id for listing in result.valid)
+
+
+def existing(admin: "AdminClient", wanted: Sequence[str]) -> list[str]:
+    """The wanted groups, in their order. Raises CommandError for one that is not there, with the nearest name.
+
+    Asked before anything else about a group: a broker that has no groups at all yet may have no coordinator to answer.
+    """
+    known = group_names(admin)
+    for name in wanted:
+        if name not in known:
+            import difflib
+
+            near = difflib.get_close_matches(name, known, n=1)
+            raise CommandError(
+                f"no such group: {name}; " + (f"did you mean {near[0]}?" if near else "tidelog group list shows all")
+            )
+    return list(dict.fromkeys(wanted))
+
+
+def describe_groups(admin: "AdminClient", names: Sequence[str]) -> list["ConsumerGroupDescription"]:
+    if not names:
+        return []
+    futures = admin.describe_consumer_groups(list(names), request_timeout=ANSWER_S)
+    return [answer(futures[name], f"group {name}") for name in names]
+
+
+def state(group: "ConsumerGroupDescription") -> str:
+    return str(group.state.name).lower().replace("_", " ")
+
+
+def reads(member: Any) -> str:
+    """The member's partitions by topic: orders 0-3,7; payments 1."""
+    by_topic: dict[str, list[int]] = {}
+    for part in member.assignment.topic_partitions if member.assignment else ():
+        by_topic.setdefault(part.topic, []).append(part.partition)
+    return "; ".join(f"{topic} {ranges(parts)}" for topic, parts in sorted(by_topic.items()))
+
+
+def ranges(numbers: Sequence[int]) -> str:
+    """0,1,2,3,7 -> 0-3,7."""
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+
+
+def group_json(group: "ConsumerGroupDescription") -> dict[str, Any]:
+    return {
+        "group": group.group_id,
+        "state": state(group),
+        "protocol": group.type.name.lower(),
+        "assignor": group.partition_assignor or None,
+        "coordinator": group.coordinator.id if group.coordinator is not None else None,
+        "members": len(group.members),
+    }
+
+
+def members_json(group: "ConsumerGroupDescription") -> list[dict[str, Any]]:
+    return [
+        {
+            "member": member.member_id,
+            "instance": member.group_instance_id,
+            "client": member.client_id,
+            "host": member.host.lstrip("/"),
+            "partitions": [
+                {"topic": part.topic, "partition": part.partition}
+                for part in (member.assignment.topic_partitions if member.assignment else ())
+            ],
+        }
+        for member in group.members
+    ]

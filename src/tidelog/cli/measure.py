@@ -1,0 +1,252 @@
+"""What `tidelog bench` measures, through librdkafka: how fast records go in and come out, and how long one takes."""
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from tidelog.cli import cluster
+from tidelog.cli.connection import ANSWER_S, Connection, answer, kafka_error
+from tidelog.cli.errors import CommandError
+
+if TYPE_CHECKING:
+    from confluent_kafka import KafkaError, Message
+
+SAMPLE_S = 0.1
+"""Between two points of the curve."""
+CLOCKED_EVERY = 100
+"""Every so many records one has its acknowledgement timed: a clock for each would be measured itself."""
+STUCK_S = 30.0
+
+
+class Point(NamedTuple):
+    """So many records and bytes after so many seconds."""
+
+    seconds: float
+    records: int
+    size_bytes: int
+
+
+Show = Callable[[Point], None]
+
+
+class Throughput(NamedTuple):
+    records: int
+    size_bytes: int
+    seconds: float
+    points: list[Point]
+    latencies_ms: list[float]
+    """From the call to the acknowledgement, of a sample, sorted; empty for reading."""
+
+
+class Latency(NamedTuple):
+    latencies_ms: list[float]
+    """From just before the call that writes a record to its arrival at a consumer, sorted."""
+    rate_wanted: float
+    rate_reached: float
+
+
+@contextmanager
+def temporary_topic(connection: Connection, partitions: int) -> Iterator[str]:
+    """A topic for one measurement, deleted afterwards."""
+    from confluent_kafka.admin import NewTopic
+
+    admin = connection.admin()
+    name = f"tidelog-bench-{os.urandom(4).hex()}"
+    answer(admin.create_topics([NewTopic(name, num_partitions=partitions)], request_timeout=ANSWER_S)[name], name)
+    try:
+        yield name
+    finally:
+        answer(admin.delete_topics([name], request_timeout=ANSWER_S)[name], name)
+
+
+def measure_produce(
+    connection: Connection, topic: str, records: int, value: bytes, settings: dict[str, Any], show: Show
+) -> Throughput:
+    """Write `value` so often and wait for every acknowledgement. Raises CommandError when one is refused."""
+    producer = connection.producer({"queue.buffering.max.messages": 1_000_000, "linger.ms": 5, **settings})
+    meter = Meter(len(value), show)
+    latencies: list[float] = []
+    failures: list[KafkaError] = []
+
+    def delivered(error: "KafkaError | None", message: "Message") -> None:
+        if error is not None:
+            failures.append(error)
+            return
+        latency = message.latency()
+        if latency is not None:
+            latencies.append(latency * 1000)
+
+    written = 0
+    while written < records and not failures:
+        clocked = written % CLOCKED_EVERY == 0
+        try:
+            producer.produce(topic, value, on_delivery=delivered if clocked else None)
+        except BufferError:
+            producer.poll(SAMPLE_S / 10)
+        else:
+            written += 1
+        if clocked:
+            producer.poll(0)
+            meter.at(written - len(producer))
+    while (waiting := producer.flush(SAMPLE_S)) and not failures:
+        meter.at(written - waiting)
+    if failures:
+        producer.purge()
+        raise kafka_error(failures[0], f"topic {topic}")
+    return meter.result(written, sorted(latencies))
+
+
+def measure_consume(connection: Connection, topic: str, records: int, show: Show) -> Throughput:
+    """Read `records` records of the topic from its beginning; raises CommandError if they do not come."""
+    from confluent_kafka import OFFSET_BEGINNING, TopicPartition
+
+    (state,) = cluster.describe(connection.admin(), [topic])
+    consumer = connection.consumer(
+        {
+            "group.id": "tidelog-bench",
+            "enable.auto.commit": False,
+            "queued.min.messages": 1_000_000,
+            "fetch.message.max.bytes": 1 << 20,
+        }
+    )
+    try:
+        consumer.assign([TopicPartition(topic, part.partition, OFFSET_BEGINNING) for part in state.partitions])
+        meter = Meter(0, show)
+        read = size_bytes = 0
+        arrived = time.monotonic()
+        while read < records:
+            batch = consumer.consume(min(10_000, records - read), SAMPLE_S)
+            for message in batch:
+                if (error := message.error()) is not None:
+                    raise kafka_error(error, f"topic {topic}")
+                size_bytes += len(message)
+            read += len(batch)
+            if batch:
+                arrived = time.monotonic()
+            elif time.monotonic() - arrived > STUCK_S:
+                raise CommandError(f"topic {topic} gave {read} of {records} records, then none for {STUCK_S:.0f} s")
+            meter.at(read, size_bytes)
+        return meter.result(read, [], size_bytes)
+    finally:
+        consumer.close()
+
+
+def measure_latency(
+    connection: Connection, topic: str, rate: float, seconds: float, value: bytes, settings: dict[str, Any], show: Show
+) -> Latency:
+    """Write at a steady rate and time each record's way to a consumer that is already waiting.
+
+    A record is due at a fixed moment and timed from when it was due, so that a stall counts for all that it held up.
+    """
+    from confluent_kafka import OFFSET_END, TopicPartition
+
+    consumer = connection.consumer(
+        {
+            "group.id": "tidelog-bench",
+            "enable.auto.commit": False,
+            "fetch.wait.max.ms": 500,
+            "fetch.error.backoff.ms": 1,
+        }
+    )
+    producer = connection.producer({"linger.ms": 0, "socket.nagle.disable": True, **settings})
+    consumer.assign([TopicPartition(topic, 0, OFFSET_END)])
+    wait_until_reading(producer, consumer, topic)
+    records = max(round(rate * seconds), 1)
+    latencies: list[float] = []
+    last_arrival = threading.Event()
+
+    def read() -> None:
+        deadline = time.monotonic() + seconds + STUCK_S
+        while len(latencies) < records and time.monotonic() < deadline:
+            message = consumer.poll(SAMPLE_S)
+            if message is not None and message.error() is None:
+                due = float((message.key() or b"0").decode())
+                latencies.append((time.perf_counter() - due) * 1000)
+        last_arrival.set()
+
+    reader = threading.Thread(target=read, name="tidelog-bench-reader")
+    start = time.perf_counter()
+    reader.start()
+    meter = Meter(len(value), show)
+    for number in range(records):
+        due = start + number / rate
+        while (ahead := due - time.perf_counter()) > 0:
+            producer.poll(min(ahead, SAMPLE_S))
+        producer.produce(topic, value, key=repr(due), partition=0)
+        meter.at(number + 1)
+    took = time.perf_counter() - start
+    producer.flush(STUCK_S)
+    last_arrival.wait()
+    reader.join()
+    consumer.close()
+    if len(latencies) < records:
+        raise CommandError(f"{len(latencies)} of {records} records arrived within {STUCK_S:.0f} s of the last")
+    return Latency(sorted(latencies), rate, records / took)
+
+
+def wait_until_reading(producer: Any, consumer: Any, topic: str) -> None:
+    """Write records until one of them is read: from then on the consumer waits at the end of the partition."""
+    deadline = time.monotonic() + STUCK_S
+    mark = os.urandom(8)
+    written = 0
+    while time.monotonic() < deadline:
+        producer.produce(topic, mark, partition=0)
+        producer.flush(STUCK_S)
+        written += 1
+        message = consumer.poll(1.0)
+        if message is not None and message.error() is None and message.value() == mark:
+            last = message.offset()
+            _, end = consumer.get_watermark_offsets(consumer.assignment()[0], timeout=ANSWER_S)
+            while last + 1 < end and time.monotonic() < deadline:
+                message = consumer.poll(1.0)
+                last = message.offset() if message is not None and message.error() is None else last
+            return
+    raise CommandError(f"topic {topic}: {written} records were written and none was read in {STUCK_S:.0f} s")
+
+
+class Meter:
+    """Draws the curve of a measurement, and shows its points as they come."""
+
+    def __init__(self, record_bytes: int, show: Show) -> None:
+        self.record_bytes = record_bytes
+        self.show = show
+        self.start = time.perf_counter()
+        self.points = [Point(0.0, 0, 0)]
+
+    def at(self, records: int, size_bytes: int | None = None) -> None:
+        """So many records by now. Cheap unless a point is due."""
+        seconds = time.perf_counter() - self.start
+        if seconds - self.points[-1].seconds >= SAMPLE_S:
+            self.points.append(Point(seconds, records, self.bytes_of(records, size_bytes)))
+            self.show(self.points[-1])
+
+    def result(self, records: int, latencies_ms: list[float], size_bytes: int | None = None) -> Throughput:
+        seconds = time.perf_counter() - self.start
+        size = self.bytes_of(records, size_bytes)
+        self.points.append(Point(seconds, records, size))
+        self.show(self.points[-1])
+        return Throughput(records, size, seconds, self.points, latencies_ms)
+
+    def bytes_of(self, records: int, size_bytes: int | None) -> int:
+        return records * self.record_bytes if size_bytes is None else size_bytes
+
+
+def percentile(sorted_values: Sequence[float], percent: float) -> float:
+    """The smallest value that so many percent of the values do not exceed. Raises ValueError without values."""
+    if not sorted_values:
+        raise ValueError("no values")
+    rank = -(-len(sorted_values) * percent // 100)
+    return sorted_values[max(int(rank), 1) - 1]
+
+
+def rates(points: Sequence[Point]) -> tuple[list[float], list[float]]:
+    """The middle of each interval between points, seconds, and the records per second in it."""
+    pairs = [(a, b) for a, b in pairwise(points) if b.seconds > a.seconds]
+    return (
+        [(a.seconds + b.seconds) / 2 for a, b in pairs],
+        [(b.records - a.records) / (b.seconds - a.seconds) for a, b in pairs],
+    )

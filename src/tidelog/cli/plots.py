@@ -1,0 +1,41 @@
+"""Plots in the terminal."""
+
+from collections.abc import Sequence
+
+
+def line_plot(
+    xs: Sequence[float],
+    ys: Sequence[float],
+    *,
+    title: str,
+    x_label: str,
+    width: int,
+    height: int = 12,
+    x_ticks: Sequence[tuple[float, str]] | None = None,
+) -> str:
+    """A curve in braille points, `width` x `height` characters, without colours. Zero is the floor of `ys`."""
+    import plotext
+
+    top = max(ys, default=0) or 1.0
+    figure = plotext.figure
+    figure.clear()
+    figure.theme("colorless")
+    figure.plot_size(width, height)
+    figure.title(title)
+    figure.label(x_label)
+    vertical = figure.ruler("y")
+    vertical.lim(0, top)
+    marks = [top * part / 4 for part in range(5)]
+    vertical.ticks(marks, [short_number(mark) for mark in marks])
+    if x_ticks is not None:
+        figure.ruler("x").ticks([at for at, _ in x_ticks], [name for _, name in x_ticks])
+    figure.draw(figure.signal(list(xs), list(ys), marker="braille").lines())
+    return str(plotext.uncolorize(str(figure.build()))).rstrip("\n")
+
+
+def short_number(number: float) -> str:
+    """1234567 -> 1.23M, with three digits."""
+    for limit, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if number >= limit:
+            return f"{number / limit:.3g}{unit}"
+    return f"{number:.3g}"

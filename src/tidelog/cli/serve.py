@@ -1,0 +1,133 @@
+"""What `tidelog start` does once its flags are read: settings, loop, signals, the ready line, failures in one line."""
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from tidelog import __version__
+from tidelog.cli.failures import explain
+from tidelog.cli.logs import configure_logging
+from tidelog.cli.start import FAILED, Options
+from tidelog.config.broker_config import BrokerConfig, ConfigError
+from tidelog.runtime.event_loop import new_event_loop
+from tidelog.runtime.interfaces import Runtime
+
+log = logging.getLogger("tidelog.cli")
+
+ORPHAN_GRACE_S = 5.0
+"""How long a broker whose parent has ended may take to stop in order."""
+
+
+class RunningBroker(Protocol):
+    """What this module needs of `tidelog.broker.broker.Broker`."""
+
+    @property
+    def host(self) -> str: ...
+    @property
+    def port(self) -> int: ...
+    @property
+    def cluster_id(self) -> str: ...
+
+    async def start(self) -> None: ...
+    async def stop(self) -> None: ...
+
+
+MakeBroker = Callable[[BrokerConfig, Runtime], RunningBroker]
+
+
+def serve(options: Options) -> int:
+    """Run a broker until it is told to stop, in this process's main thread. Returns the exit code."""
+    configure_logging(options.log_level)
+    try:
+        config = load_config(options, os.environ)
+    except ConfigError as error:
+        return fail(str(error))
+    except OSError as error:
+        return fail(f"{options.config_file}: {error.strerror}")
+    from tidelog.broker.broker import Broker
+    from tidelog.runtime.real import real_runtime
+
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        return runner.run(run_broker(config, Broker, real_runtime, options.parent_pipe))
+
+
+def load_config(options: Options, environment: Mapping[str, str]) -> BrokerConfig:
+    """The settings, with an absolute data directory. Raises ConfigError, and OSError for the file."""
+
+    def load(flags: Mapping[str, str]) -> BrokerConfig:
+        return BrokerConfig.load(options.config_file, environment, flags, read=read_file)
+
+    config = load(options.settings)
+    directory = config.data_directory
+    if os.path.isabs(directory):  # noqa: PTH117 - pathlib costs start-up time
+        return config
+    return load(options.settings | {"log.dirs": os.path.abspath(directory)})  # noqa: PTH100
+
+
+def read_file(path: str) -> bytes:
+    with open(path, "rb") as file:
+        return file.read()
+
+
+async def run_broker(
+    config: BrokerConfig, make_broker: MakeBroker, make_runtime: Callable[[], Runtime], parent_pipe: int | None
+) -> int:
+    """Start, say where it listens, wait for a signal (or the parent's end), stop.
+
+    A second signal ends the process at once, which is a crash to the log, and one it recovers from.
+    """
+    loop = asyncio.get_running_loop()
+    asked_to_stop = asyncio.Event()
+
+    def on_signal(number: int) -> None:
+        if asked_to_stop.is_set():
+            log.warning("stop=immediate signal=%s", signal.Signals(number).name)
+            os._exit(128 + number)
+        log.info("stop=requested signal=%s", signal.Signals(number).name)
+        asked_to_stop.set()
+
+    def on_orphaned() -> None:
+        loop.call_later(ORPHAN_GRACE_S, os._exit, FAILED)
+        asked_to_stop.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal, number)
+    if parent_pipe is not None:
+        from tidelog.cli.parent import watch_parent
+
+        watch_parent(loop, parent_pipe, on_orphaned)
+    runtime = make_runtime()
+    try:
+        broker = make_broker(config, runtime)
+        starting = loop.create_task(broker.start())
+        stopping = loop.create_task(asked_to_stop.wait())
+        await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
+        if not starting.done():
+            # Told to stop while it recovers its log. What a kill leaves can be started from, and so can this.
+            starting.cancel()
+            return 0
+        await starting
+        print(ready_line(broker, config.data_directory), flush=True)
+        await stopping
+        await broker.stop()
+    except Exception as error:
+        endpoint = config.endpoints[0]
+        return fail(explain(error, config.data_directory, f"{endpoint.host}:{endpoint.port}"))
+    finally:
+        await runtime.close()
+    return 0
+
+
+def ready_line(broker: RunningBroker, directory: str) -> str:
+    """The one line on stdout. Programs read HOST:PORT behind "listening on "."""
+    host = f"[{broker.host}]" if ":" in broker.host else broker.host
+    return f"Tidelog {__version__} listening on {host}:{broker.port} (data {directory}, cluster ID {broker.cluster_id})"
+
+
+def fail(line: str) -> int:
+    print(f"Error: {line}", file=sys.stderr)
+    return FAILED

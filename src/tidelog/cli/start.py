@@ -1,0 +1,119 @@
+"""`tidelog start`: one broker in the foreground. Imports little: nothing of typer, rich, argparse or librdkafka.
+
+Its help is shown by `cli/start_help.py`, which lists the same flags.
+"""
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from tidelog.cli.logs import LEVELS
+
+FAILED, MISUSED = 1, 2
+"""Exit codes. 0: the broker was asked to stop and did so in order."""
+
+FLAGS = {
+    "--config": "FILE",
+    "--data": "DIR",
+    "--listen": "HOST:PORT",
+    "--set": "KEY=VALUE",
+    "--log-level": "LEVEL",
+    "--parent-pipe": "FD",
+}
+"""Every flag takes a value. `--parent-pipe` is for programs that start a broker as their child (`cli/parent.py`)."""
+
+
+class MisusedError(Exception):
+    """The command line itself is wrong. The text is one line that says what to type instead."""
+
+
+class Options(NamedTuple):
+    config_file: str | None
+    settings: dict[str, str]
+    """Kafka's names of settings to values: what the flags say."""
+    log_level: str
+    parent_pipe: int | None
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run a broker until SIGTERM or SIGINT and return the exit code. Every failure is one line on stderr."""
+    try:
+        options = parse(arguments)
+    except MisusedError as error:
+        print(f"Error: {error} (see tidelog start --help)", file=sys.stderr)
+        return MISUSED
+    from tidelog.cli.serve import serve
+
+    return serve(options)
+
+
+def parse(arguments: Sequence[str]) -> Options:
+    """Read `--flag VALUE` and `--flag=VALUE`. Of several `--set` for one key the last counts. Raises MisusedError."""
+    values: dict[str, str] = {}
+    settings: dict[str, str] = {}
+    rest = list(arguments)
+    while rest:
+        flag, equals, value = rest.pop(0).partition("=")
+        if flag not in FLAGS:
+            raise MisusedError(unknown(flag))
+        if not equals:
+            if not rest:
+                raise MisusedError(f"{flag} needs a value: {flag} {FLAGS[flag]}")
+            value = rest.pop(0)
+        if flag == "--set":
+            key, equals, setting = value.partition("=")
+            if not key or not equals:
+                raise MisusedError(f"--set takes KEY=VALUE, for example --set num.partitions=3, not {value!r}")
+            settings[key.strip()] = setting.strip()
+        elif flag in values:
+            raise MisusedError(f"{flag} is given twice")
+        else:
+            values[flag] = value
+    for flag, key, shown in (("--data", "log.dirs", data_directory), ("--listen", "listeners", listener)):
+        if flag in values:
+            if key in settings:
+                raise MisusedError(f"{flag} and --set {key} are both given, and are the same setting")
+            settings[key] = shown(values[flag])
+    return Options(values.get("--config"), settings, log_level(values), parent_pipe(values))
+
+
+def unknown(flag: str) -> str:
+    if not flag.startswith("-"):
+        return f"unexpected argument {flag!r}"
+    import difflib
+
+    near = difflib.get_close_matches(flag, [name for name in FLAGS if name != "--parent-pipe"], n=1)
+    return f"no such option: {flag}" + (f"; did you mean {near[0]}?" if near else "")
+
+
+def data_directory(text: str) -> str:
+    if not text:
+        raise MisusedError("--data needs a directory")
+    return os.path.abspath(text)  # noqa: PTH100 - pathlib costs start-up time
+
+
+def listener(text: str) -> str:
+    """`HOST:PORT` as the value of `listeners`; an IPv6 host stands in brackets."""
+    host, _, port = text.rpartition(":")
+    if not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
+        raise MisusedError(f"--listen takes HOST:PORT, for example 127.0.0.1:9092, not {text!r}")
+    if ":" in host and not (host.startswith("[") and host.endswith("]")):
+        raise MisusedError(f"--listen takes an IPv6 host in brackets: [{host}]:{port}")
+    return f"PLAINTEXT://{host}:{port}"
+
+
+def log_level(values: dict[str, str]) -> str:
+    level = values.get("--log-level", "info").lower()
+    if level not in LEVELS:
+        raise MisusedError(f"--log-level is one of {', '.join(LEVELS)}, not {level!r}")
+    return level
+
+
+def parent_pipe(values: dict[str, str]) -> int | None:
+    text = values.get("--parent-pipe")
+    if text is None:
+        return None
+    if not text.isascii() or not text.isdigit():
+        raise MisusedError(f"--parent-pipe takes a file descriptor, not {text!r}")
+    return int(text)

@@ -1,0 +1,45 @@
+"""The help of `tidelog start`, which itself never imports typer: see `cli/start.py`."""
+
+import sys
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+def start(
+    config: Annotated[
+        str, typer.Option(metavar="FILE", show_default=False, help="Settings, one KEY=VALUE a line.")
+    ] = "",
+    data: Annotated[str, typer.Option(metavar="DIR", help="Where the log lives; made if absent.")] = "./tidelog-data",
+    listen: Annotated[str, typer.Option(metavar="HOST:PORT", help="Port 0 picks a free one.")] = "127.0.0.1:9092",
+    set: Annotated[
+        list[str],
+        typer.Option(metavar="KEY=VALUE", show_default=False, help="One setting, by Kafka's name; repeatable."),
+    ] = [],  # noqa: B006 - typer copies it
+    log_level: Annotated[
+        str, typer.Option(metavar="LEVEL", help="Of the log on stderr: debug, info, warning, error.")
+    ] = "info",
+) -> None:
+    r"""Run a broker in the foreground.
+
+    Once it accepts connections it prints one line with its address.
+    SIGTERM or Ctrl-C stops it in order.
+
+    Settings have Kafka's names. They come from the file, then from the
+    environment (TIDELOG_NUM_PARTITIONS is num.partitions), then from the
+    flags; the last one counts.
+
+    Examples:
+
+    $ tidelog start
+    $ tidelog start --listen 127.0.0.1:0 --data /tmp/try
+    $ tidelog start --set num.partitions=12 --set log.retention.hours=24
+    $ tidelog start --listen 0.0.0.0:9092 \
+        --set advertised.listeners=PLAINTEXT://broker1:9092
+    """
+    from tidelog.cli.start import main
+
+    raise typer.Exit(main(sys.argv[2:]))

@@ -1,0 +1,125 @@
+"""Output for people and for programs: tables at a terminal, plain columns in a pipe, JSON where it is asked for."""
+
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table as RichTable
+
+
+class Column(NamedTuple):
+    title: str
+    right: bool = False
+    """Numbers stand right."""
+    style: str | None = None
+
+
+class Table(NamedTuple):
+    """Rows of text, one cell a column."""
+
+    columns: Sequence[Column]
+    rows: Sequence[Sequence[str]]
+    title: str = ""
+    footer: Sequence[str] = ()
+    """A last row, set apart; empty for none."""
+
+
+def print_json(document: Any) -> None:
+    print(json.dumps(document, indent=2, ensure_ascii=False))
+
+
+def print_table(table: Table) -> None:
+    """Borders and colours at a terminal (colours unless NO_COLOR); aligned columns without decoration in a pipe."""
+    if sys.stdout.isatty():
+        console().print(rich_table(table))
+        return
+    if table.title:
+        print(table.title)
+    rows = [[column.title.upper() for column in table.columns], *table.rows]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(table.columns))]
+    for row in rows:
+        cells = (
+            cell.rjust(width) if column.right else cell.ljust(width)
+            for cell, width, column in zip(row, widths, table.columns, strict=True)
+        )
+        print("  ".join(cells).rstrip())
+
+
+def console(stderr: bool = False) -> "Console":
+    from rich.console import Console
+
+    return Console(stderr=stderr, highlight=False, soft_wrap=False)
+
+
+def rich_table(table: Table) -> "RichTable":
+    from rich import box
+    from rich.table import Table as RichTable
+    from rich.text import Text
+
+    drawn = RichTable(
+        box=box.SIMPLE_HEAD,
+        title=Text(table.title, style="bold") if table.title else None,
+        title_justify="left",
+        header_style="bold cyan",
+        pad_edge=False,
+        show_footer=bool(table.footer),
+        footer_style="bold",
+    )
+    for index, column in enumerate(table.columns):
+        drawn.add_column(
+            column.title,
+            justify="right" if column.right else "left",
+            style=column.style,
+            overflow="fold",
+            no_wrap=column.right,
+            footer=table.footer[index] if table.footer else "",
+        )
+    for row in table.rows:
+        # As Text, a name such as [red] is itself and no markup.
+        drawn.add_row(*(Text(printable(cell)) for cell in row))
+    return drawn
+
+
+def heading(line: str, *facts: str) -> None:
+    """A name, and facts about it on the same line."""
+    if sys.stdout.isatty():
+        from rich.text import Text
+
+        text = Text(printable(line), style="bold")
+        text.append("  " + "  ".join(facts), style="not bold dim")
+        console().print(text)
+    else:
+        print("  ".join((line, *facts)))
+
+
+def printable(text: str) -> str:
+    """Control characters escaped: what peers send must not steer a terminal."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def count(number: int) -> str:
+    """1204000 -> 1,204,000."""
+    return f"{number:,}"
+
+
+def cell(number: int) -> str:
+    """A number in a table: as `count` at a terminal, bare digits for a program that reads the columns."""
+    return count(number) if sys.stdout.isatty() else str(number)
+
+
+def size(number: float) -> str:
+    """Bytes for people: 1536 -> 1.5 KiB."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(number) < 1024:
+            return f"{number:.0f} {unit}" if unit == "B" or number >= 100 else f"{number:.1f} {unit}"
+        number /= 1024
+    return f"{number:.1f} TiB"
+
+
+def listed(items: Iterable[object]) -> str:
+    return ", ".join(map(str, items))

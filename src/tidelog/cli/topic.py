@@ -1,0 +1,331 @@
+"""`tidelog topic`: create, list, describe, delete, add-partitions, config."""
+
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tidelog.cli import cluster
+from tidelog.cli.connection import ANSWER_S, LOCALHOST, AsJson, Bootstrap, ClientSettings, answer, connect, key_value
+from tidelog.cli.errors import CommandError, UsageError
+from tidelog.cli.tables import Column, Table, cell, count, heading, listed, print_json, print_table, size
+from tidelog.cli.when import span
+
+if TYPE_CHECKING:
+    from confluent_kafka.admin import AdminClient
+
+app = typer.Typer(add_completion=False, no_args_is_help=True)
+
+Name = Annotated[str, typer.Argument(metavar="TOPIC", show_default=False, help="The topic.")]
+Settings = Annotated[
+    list[str], typer.Option("--set", metavar="KEY=VALUE", show_default=False, help="A topic setting; repeatable.")
+]
+
+
+@app.callback()
+def topic() -> None:
+    """Create, list, describe, change and delete topics.
+
+    Examples:
+
+    $ tidelog topic create orders --partitions 12
+    $ tidelog topic list
+    $ tidelog topic describe orders
+    $ tidelog topic config orders --set retention.ms=86400000
+    """
+
+
+@app.command()
+def create(
+    name: Name,
+    partitions: Annotated[
+        int | None, typer.Option("--partitions", "-p", min=1, metavar="N", help="How many; else the broker's default.")
+    ] = None,
+    replicas: Annotated[
+        int | None,
+        typer.Option("--replicas", "-r", min=1, metavar="N", help="Copies of each; else the broker's default."),
+    ] = None,
+    set: Settings = [],  # noqa: B006 - typer copies it
+    if_not_exists: Annotated[bool, typer.Option("--if-not-exists", help="An existing topic is no error.")] = False,
+    bootstrap: Bootstrap = LOCALHOST,
+    client: ClientSettings = [],  # noqa: B006
+) -> None:
+    """Create a topic.
+
+    Examples:
+
+    $ tidelog topic create orders
+    $ tidelog topic create orders --partitions 12 --set retention.ms=86400000
+    $ tidelog topic create orders --if-not-exists
+    """
+    admin = connect(bootstrap, client).admin()
+    from confluent_kafka import KafkaError, KafkaException
+    from confluent_kafka.admin import NewTopic
+
+    settings = dict(key_value(text, "--set", "retention.ms=86400000") for text in set)
+    new = NewTopic(name, num_partitions=partitions or -1, replication_factor=replicas or -1, config=settings)
+    future = admin.create_topics([new], request_timeout=ANSWER_S)[name]
+    error = future.exception()
+    exists = isinstance(error, KafkaException) and error.args[0].code() == KafkaError.TOPIC_ALREADY_EXISTS
+    if if_not_exists and exists:
+        print(f"Topic {name} exists already.")
+        return
+    answer(future, f"topic {name}")
+    print(f"Created topic {name}.")
+
+
+@app.command("list")
+def list_topics(
+    internal: Annotated[
+        bool, typer.Option("--internal", help="With the topics that brokers keep for themselves.")
+    ] = False,
+    names: Annotated[bool, typer.Option("--names", help="Only the names, one a line.")] = False,
+    json: AsJson = False,
+    bootstrap: Bootstrap = LOCALHOST,
+    client: ClientSettings = [],  # noqa: B006
+) -> None:
+    """List the topics.
+
+    Examples:
+
+    $ tidelog topic list
+    $ tidelog topic list --names | grep orders
+    $ tidelog topic list --json
+    """
+    admin = connect(bootstrap, client).admin()
+    topics = cluster.describe(admin, cluster.topic_names(admin))
+    topics = [topic for topic in topics if internal or not topic.internal]
+    if names:
+        for topic in topics:
+            print(topic.name)
+        return
+    offsets = cluster.offsets(admin, topics)
+    records = {t.name: sum(offsets[t.name, p.partition].records for p in t.partitions if p.leader >= 0) for t in topics}
+    if json:
+        print_json([topic_json(topic) | {"records": records[topic.name]} for topic in topics])
+    elif not topics:
+        print("No topics yet. Create one with: tidelog topic create NAME", file=sys.stderr)
+    else:
+        print_topics(topics, records)
+
+
+def print_topics(topics: list[cluster.TopicState], records: dict[str, int]) -> None:
+    columns = [Column("Topic"), Column("Partitions", True), Column("Replicas", True), Column("Records", True)]
+    rows = [[t.name, cell(len(t.partitions)), replicas_text(t), cell(records[t.name])] for t in topics]
+    if any(trouble(topic) for topic in topics):
+        columns.append(Column("Trouble", style="red"))
+        for topic, row in zip(topics, rows, strict=True):
+            row.append(trouble(topic))
+    print_table(Table(columns, rows))
+
+
+def replicas_text(topic: cluster.TopicState) -> str:
+    """The number of copies; a range where partitions differ."""
+    counts = sorted({len(part.replicas) for part in topic.partitions})
+    return "-".join(map(str, counts[:1] + counts[1:][-1:]))
+
+
+def trouble(topic: cluster.TopicState) -> str:
+    """What an operator should look at; empty when all is well."""
+    leaderless = sum(part.leader < 0 for part in topic.partitions)
+    behind = sum(len(part.isr) < len(part.replicas) for part in topic.partitions)
+    parts = [f"{leaderless} without a leader"] * bool(leaderless) + [f"{behind} under-replicated"] * bool(behind)
+    return listed(parts)
+
+
+@app.command()
+def describe(
+    topics: Annotated[list[str], typer.Argument(metavar="TOPIC...", show_default=False, help="One topic or several.")],
+    all_settings: Annotated[bool, typer.Option("--all", help="Every setting, not only those of the topic.")] = False,
+    json: AsJson = False,
+    bootstrap: Bootstrap = LOCALHOST,
+    client: ClientSettings = [],  # noqa: B006
+) -> None:
+    """Show a topic's partitions, offsets and settings.
+
+    Examples:
+
+    $ tidelog topic describe orders
+    $ tidelog topic describe orders --all
+    $ tidelog topic describe orders --json | jq '.[0].partitions'
+    """
+    admin = connect(bootstrap, client).admin()
+    found = cluster.describe(admin, topics)
+    offsets = cluster.offsets(admin, found)
+    settings = {topic.name: shown_settings(admin, topic.name, all_settings) for topic in found}
+    if json:
+        print_json([topic_json(t, offsets) | {"settings": settings_json(settings[t.name])} for t in found])
+        return
+    for topic in found:
+        heading(topic.name, f"topic ID {topic.topic_id}", f"replicas {replicas_text(topic)}")
+        print_table(partitions_table(topic, offsets))
+        if settings[topic.name]:
+            print_table(settings_table(settings[topic.name]))
+        else:
+            print("Every setting is at its default (--all shows them).")
+
+
+def shown_settings(admin: "AdminClient", topic: str, every: bool) -> list[cluster.Setting]:
+    return [setting for setting in cluster.settings(admin, topic) if every or setting.origin == "topic"]
+
+
+def partitions_table(topic: cluster.TopicState, offsets: dict[tuple[str, int], cluster.Offsets]) -> Table:
+    columns = [
+        Column("Partition", True),
+        Column("Leader", True),
+        Column("Replicas"),
+        Column("ISR"),
+        Column("First offset", True),
+        Column("Next offset", True),
+        Column("Records", True),
+    ]
+    rows = []
+    for part in topic.partitions:
+        known = offsets.get((topic.name, part.partition))
+        numbers = (str(known.earliest), str(known.latest), cell(known.records)) if known else ("?", "?", "?")
+        leader = str(part.leader) if part.leader >= 0 else "none"
+        rows.append((str(part.partition), leader, listed(part.replicas), listed(part.isr), *numbers))
+    return Table(columns, rows)
+
+
+def settings_table(settings: list[cluster.Setting]) -> Table:
+    columns = [Column("Setting"), Column("Value"), Column("From")]
+    rows = [[s.name, "(hidden)" if s.sensitive else value_text(s.name, s.value), s.origin] for s in settings]
+    if not all(setting.effect for setting in settings):
+        columns.append(Column("", style="yellow"))
+        for setting, row in zip(settings, rows, strict=True):
+            row.append("" if setting.effect else "no effect yet")
+    return Table(columns, rows)
+
+
+def value_text(name: str, value: str) -> str:
+    """The value as it is set, and at a terminal what it means where that takes counting zeros."""
+    if sys.stdout.isatty() and value.isdigit():
+        number = int(value)
+        if name.endswith(".ms") and 1000 <= number < 2**62:
+            return f"{value} ({span(number / 1000)})"
+        if name.endswith(".bytes") and 1024 <= number < 2**62:
+            return f"{value} ({size(number)})"
+    return value
+
+
+def topic_json(
+    topic: cluster.TopicState, offsets: dict[tuple[str, int], cluster.Offsets] | None = None
+) -> dict[str, Any]:
+    partitions: list[dict[str, Any]] = [
+        {"partition": part.partition, "leader": part.leader, "replicas": part.replicas, "isr": part.isr}
+        for part in topic.partitions
+    ]
+    for part in partitions:
+        if known := (offsets or {}).get((topic.name, part["partition"])):
+            part |= {"first_offset": known.earliest, "next_offset": known.latest}
+    return {"topic": topic.name, "topic_id": topic.topic_id, "internal": topic.internal, "partitions": partitions}
+
+
+def settings_json(settings: list[cluster.Setting]) -> dict[str, Any]:
+    return {s.name: {"value": None if s.sensitive else s.value, "from": s.origin, "effect": s.effect} for s in settings}
+
+
+@app.command()
+def delete(
+    topics: Annotated[list[str], typer.Argument(metavar="TOPIC...", show_default=False, help="One topic or several.")],
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    bootstrap: Bootstrap = LOCALHOST,
+    client: ClientSettings = [],  # noqa: B006
+) -> None:
+    """Delete topics and every record in them.
+
+    Examples:
+
+    $ tidelog topic delete orders
+    $ tidelog topic delete orders payments --yes
+    """
+    admin = connect(bootstrap, client).admin()
+    found = cluster.describe(admin, topics)
+    if not yes:
+        if not sys.stdin.isatty():
+            raise UsageError("nobody can be asked here: say --yes to delete")
+        offsets = cluster.offsets(admin, found)
+        for topic in found:
+            records = sum(known.records for (name, _), known in offsets.items() if name == topic.name)
+            typer.confirm(f"Delete topic {topic.name} with {count(records)} records?", abort=True)
+    for name, future in admin.delete_topics([topic.name for topic in found], request_timeout=ANSWER_S).items():
+        answer(future, f"topic {name}")
+        print(f"Deleted topic {name}.")
+
+
+@app.command("add-partitions")
+def add_partitions(
+    name: Name,
+    total: Annotated[int, typer.Argument(metavar="TOTAL", min=1, show_default=False, help="How many there shall be.")],
+    bootstrap: Bootstrap = LOCALHOST,
+    client: ClientSettings = [],  # noqa: B006
+) -> None:
+    """Give a topic more partitions.
+
+    TOTAL is the new number, not how many come on top.
+
+    Records stay where they are, and a key may move: its new records can go
+    to another partition than its old ones.
+
+    Examples:
+
+    $ tidelog topic add-partitions orders 24
+    """
+    admin = connect(bootstrap, client).admin()
+    from confluent_kafka.admin import NewPartitions
+
+    (topic,) = cluster.describe(admin, [name])
+    have = len(topic.partitions)
+    if total <= have:
+        raise CommandError(f"topic {name} has {have} partitions: give a larger number, partitions are never taken away")
+    answer(admin.create_partitions([NewPartitions(name, total)], request_timeout=ANSWER_S)[name], f"topic {name}")
+    print(f"Topic {name} has {total} partitions now ({have} before).")
+
+
+@app.command("config")
+def configure(
+    name: Name,
+    set: Settings = [],  # noqa: B006
+    unset: Annotated[
+        list[str], typer.Option("--unset", metavar="KEY", show_default=False, help="Back to the default; repeatable.")
+    ] = [],  # noqa: B006
+    all_settings: Annotated[
+        bool, typer.Option("--all", help="Show every setting, not only those of the topic.")
+    ] = False,
+    json: AsJson = False,
+    bootstrap: Bootstrap = LOCALHOST,
+    client: ClientSettings = [],  # noqa: B006
+) -> None:
+    """Change a topic's settings, then show them.
+
+    Examples:
+
+    $ tidelog topic config orders
+    $ tidelog topic config orders --set retention.ms=86400000 --set cleanup.policy=delete
+    $ tidelog topic config orders --unset retention.ms
+    """
+    changes = [key_value(text, "--set", "retention.ms=86400000") for text in set]
+    admin = connect(bootstrap, client).admin()
+    cluster.describe(admin, [name])
+    if changes or unset:
+        change_settings(admin, name, changes, unset)
+    settings = shown_settings(admin, name, all_settings)
+    if json:
+        print_json(settings_json(settings))
+    elif settings:
+        print_table(settings_table(settings))
+    else:
+        print(f"Every setting of topic {name} is at its default (--all shows them).", file=sys.stderr)
+
+
+def change_settings(admin: "AdminClient", topic: str, changes: list[tuple[str, str]], unset: list[str]) -> None:
+    from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
+
+    entries = [ConfigEntry(key, value, incremental_operation=AlterConfigOpType.SET) for key, value in changes]
+    entries += [ConfigEntry(key, None, incremental_operation=AlterConfigOpType.DELETE) for key in unset]
+    resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=entries)
+    answer(
+        admin.incremental_alter_configs([resource], request_timeout=ANSWER_S)[resource],
+        f"topic {topic}",
+    )

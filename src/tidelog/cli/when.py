@@ -1,0 +1,99 @@
+"""Times as people write them: "10 minutes ago", "1h30m", "yesterday", "2026-03-01T12:00", "1767225600000"."""
+
+import re
+from datetime import UTC, datetime, timedelta
+
+UNITS_S = {
+    "ms": 0.001,
+    "s": 1,
+    "sec": 1,
+    "second": 1,
+    "m": 60,
+    "min": 60,
+    "minute": 60,
+    "h": 3600,
+    "hr": 3600,
+    "hour": 3600,
+    "d": 86400,
+    "day": 86400,
+    "w": 604800,
+    "week": 604800,
+}
+PART = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]+)\s*(?:,|and\b)?\s*")
+
+
+class NotATimeError(ValueError):
+    """The text is no time that we read; says which forms there are."""
+
+
+def parse_duration_s(text: str) -> float:
+    """Seconds in `90s`, `1h30m`, `2 days`, `1 hour and 5 minutes`. Raises NotATimeError."""
+    rest = text.strip().lower()
+    total, position = 0.0, 0
+    while position < len(rest):
+        part = PART.match(rest, position)
+        unit = part and (UNITS_S.get(part[2]) or UNITS_S.get(part[2].removesuffix("s")))
+        if part is None or not unit:
+            raise NotATimeError(f"{text!r} is not a duration: write 90s, 1h30m or 2 days")
+        total += float(part[1]) * unit
+        position = part.end()
+    if position == 0:
+        raise NotATimeError("a duration is missing: write 90s, 1h30m or 2 days")
+    return total
+
+
+def parse_time_ms(text: str, now: datetime) -> int:
+    """Milliseconds since the Unix epoch of `text`, seen from `now` (without zone, as are times without one: local).
+
+    Takes a duration with or without "ago", now, today, yesterday, an ISO 8601 date or time, and milliseconds since the
+    epoch (11 digits or more). Raises NotATimeError.
+    """
+    words = text.strip()
+    lowered = words.lower()
+    midnight = now.replace(hour=0, minute=0, second=0, microsecond=0)
+    named = {"now": now, "today": midnight, "yesterday": midnight - timedelta(days=1)}.get(lowered)
+    if named is not None:
+        return milliseconds(named)
+    if words.isascii() and words.isdigit() and len(words) >= 11:
+        return int(words)
+    if lowered.endswith("ago"):
+        return milliseconds(now) - round(parse_duration_s(lowered.removesuffix("ago")) * 1000)
+    try:
+        moment = datetime.fromisoformat(words)
+    except ValueError:
+        pass
+    else:
+        return milliseconds(moment)
+    try:
+        return milliseconds(now) - round(parse_duration_s(lowered) * 1000)
+    except NotATimeError:
+        raise NotATimeError(
+            f'{text!r} is not a time: write "10 minutes ago", 1h30m, yesterday, 2026-03-01T12:00 or epoch milliseconds'
+        ) from None
+
+
+def milliseconds(moment: datetime) -> int:
+    """Since the epoch; the fraction of a millisecond is cut off. Without a zone, local time as it was on that day."""
+    return (moment.astimezone(UTC) - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(milliseconds=1)
+
+
+def iso(timestamp_ms: int) -> str:
+    """A timestamp as ISO 8601 in UTC with milliseconds; plain milliseconds where no calendar reaches."""
+    try:
+        moment = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=timestamp_ms)
+    except OverflowError:
+        return str(timestamp_ms)
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def span(seconds: float) -> str:
+    """A duration for people, in its two largest units: 45 s, 3 min 20 s, 2 h 5 min, 4 d 3 h."""
+    if seconds < 60:
+        return f"{seconds:.0f} s" if seconds >= 10 or seconds == int(seconds) else f"{seconds:.1f} s"
+    whole = round(seconds)
+    for large, large_s, small, small_s in (("min", 60, "s", 1), ("h", 3600, "min", 60)):
+        if whole < large_s * (60 if large == "min" else 24):
+            rest = whole % large_s // small_s
+            return f"{whole // large_s} {large}" + (f" {rest} {small}" if rest else "")
+    rest = whole % 86400 // 3600
+    return f"{whole // 86400} d" + (f" {rest} h" if rest else "")

@@ -1,0 +1,252 @@
+"""The client on ordinary blocking sockets: it carries out `operations`, one thread at a time.
+
+`start_fetch` and `start_produce` send and come back, so that the caller works while the broker does.
+"""
+
+import random
+import time
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Generic, NamedTuple, Self, TypeAlias, TypeVar
+
+from tidelog.client import operations
+from tidelog.client.cluster import Address, Cluster, Topic
+from tidelog.client.connection import VersionRange
+from tidelog.client.errors import BrokerUnreachable, GaveUp, NoBrokerReachable
+from tidelog.client.link import Link
+from tidelog.client.operations import (
+    ACKS_ALL,
+    READ_UNCOMMITTED,
+    Answer,
+    Ask,
+    AskAny,
+    Backoff,
+    Fetched,
+    FetchLimits,
+    ListedOffset,
+    Operation,
+    Pause,
+    Produced,
+)
+from tidelog.model.ids import TopicPartition
+from tidelog.wire.message import Message
+from tidelog.wire.primitives import Buffer
+
+T = TypeVar("T")
+Ticket: TypeAlias = tuple[Link, int] | BrokerUnreachable
+"""A request on its way, or why it is not."""
+
+JITTER = 0.2
+"""Pauses vary by this much either way, so that clients that failed together do not return together."""
+
+
+class ClientConfig(NamedTuple):
+    """Names and defaults are those of Kafka's client settings, where Kafka has them."""
+
+    client_id: str = "tidelog"
+    request_timeout_ms: int = 30_000
+    default_api_timeout_ms: int = 60_000
+    """For one call with all its attempts."""
+    socket_connection_setup_timeout_ms: int = 10_000
+    backoff: Backoff = Backoff()
+    frame_bytes_max: int = 512 << 20
+    """The largest answer that is taken; a larger one is no answer of a broker."""
+
+
+def parse_bootstrap(servers: str) -> list[Address]:
+    """`host:port[,host:port...]`, IPv6 hosts in brackets. Raises ValueError, naming what is wrong."""
+    seeds = []
+    for server in filter(None, (s.strip() for s in servers.split(","))):
+        host, colon, port = server.rpartition(":")
+        if not colon or not host or not port.isdecimal() or not 0 < int(port) < 65536:
+            raise ValueError(f"bootstrap server {server!r} is not HOST:PORT")
+        seeds.append(Address(host.removeprefix("[").removesuffix("]"), int(port)))
+    if not seeds:
+        raise ValueError("no bootstrap server is given: HOST:PORT[,HOST:PORT...]")
+    return seeds
+
+
+class Started(Generic[T]):
+    """An operation whose first requests to leaders are on their way."""
+
+    def __init__(self, client: "Client", operation: Operation[T]) -> None:
+        self._client = client
+        self._operation = operation
+        self._tickets: list[Ticket] = []
+        self._outcome: list[T] = []
+        self._carry_out(None, client.deadline(), to_first_ask=True)
+
+    def result(self) -> T:
+        """Wait for the answers, with whatever retries they need; the time for it runs from here. To be called once."""
+        if not self._outcome:
+            deadline = self._client.deadline()
+            self._carry_out(self._client.collect(self._tickets, deadline), deadline, to_first_ask=False)
+        return self._outcome.pop()
+
+    def _carry_out(self, answer: Answer, deadline: float, *, to_first_ask: bool) -> None:
+        """Do what the operation asks for until it returns or, if so wanted, until its first `Ask` is sent."""
+        client = self._client
+        try:
+            effect = self._operation.send(answer)
+            while True:
+                try:
+                    if isinstance(effect, Ask):
+                        self._tickets = client.send_all(effect, deadline)
+                        if to_first_ask:
+                            return
+                        answer = client.collect(self._tickets, deadline)
+                    elif isinstance(effect, AskAny):
+                        answer = client.ask_any(effect.request, deadline)
+                    else:
+                        client.pause(effect, deadline)
+                        answer = None
+                except (GaveUp, NoBrokerReachable) as error:
+                    effect = self._operation.throw(error)
+                else:
+                    effect = self._operation.send(answer)
+        except StopIteration as stop:
+            self._outcome.append(stop.value)
+
+
+class Client:
+    """Raises `tidelog.wire.errors.ApiError` for what a broker answers, `tidelog.client.errors.ClientError` for the rest.
+
+    Not for several threads at once, nor across a fork.
+    """
+
+    def __init__(self, bootstrap: str | Sequence[Address], config: ClientConfig | None = None) -> None:
+        seeds = parse_bootstrap(bootstrap) if isinstance(bootstrap, str) else list(bootstrap)
+        self.config = config or ClientConfig()
+        self.cluster = Cluster(seeds)
+        self._links: dict[Address, Link] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        for link in self._links.values():
+            link.close()
+        self._links.clear()
+
+    def api_versions(self) -> Mapping[int, VersionRange]:
+        """What one broker takes, by API key."""
+        tried: list[str] = []
+        for address in self.cluster.contacts():
+            try:
+                return self._link(address, self.deadline()).versions
+            except BrokerUnreachable as error:
+                tried.append(str(error))
+        raise NoBrokerReachable("; ".join(tried))
+
+    def topics(self, names: Sequence[str], *, create: bool = False) -> dict[str, Topic]:
+        """Fresh from the cluster. Raises UnknownTopicOrPartition for one that does not exist.
+
+        With `create`, a broker that makes topics on demand makes it.
+        """
+        return self._run(operations.topics(self.cluster, self.config.backoff, names, create=create))
+
+    def all_topics(self) -> dict[str, Topic]:
+        return self._run(operations.all_topics(self.cluster))
+
+    def list_offsets(
+        self, timestamps: Mapping[TopicPartition, int], isolation: int = READ_UNCOMMITTED
+    ) -> dict[TopicPartition, ListedOffset]:
+        """By timestamp in ms, or `operations.EARLIEST` or `LATEST`."""
+        return self._run(operations.list_offsets(self.cluster, self.config.backoff, timestamps, isolation))
+
+    def fetch(self, partition: TopicPartition, offset: int, limits: FetchLimits) -> Fetched:
+        """Raises OffsetOutOfRange. The records' view is valid until the client's next call."""
+        return self.start_fetch(partition, offset, limits).result()
+
+    def start_fetch(self, partition: TopicPartition, offset: int, limits: FetchLimits) -> Started[Fetched]:
+        """The answer waits in the socket: an earlier view stays valid until `result` is called."""
+        return self._start(operations.fetch(self.cluster, self.config.backoff, partition, offset, limits))
+
+    def produce(self, batches: Mapping[TopicPartition, Buffer], acks: int = ACKS_ALL) -> dict[TopicPartition, Produced]:
+        """Append one record batch to each partition, at least once."""
+        return self.start_produce(batches, acks).result()
+
+    def start_produce(
+        self, batches: Mapping[TopicPartition, Buffer], acks: int = ACKS_ALL
+    ) -> Started[dict[TopicPartition, Produced]]:
+        """The buffers must stay as they are until `result` has returned."""
+        timeout_ms = self.config.request_timeout_ms
+        return self._start(operations.produce(self.cluster, self.config.backoff, batches, acks, timeout_ms))
+
+    def _run(self, operation: Operation[T]) -> T:
+        return self._start(operation).result()
+
+    def _start(self, operation: Operation[T]) -> Started[T]:
+        return Started(self, operation)
+
+    def deadline(self) -> float:
+        """The `time.monotonic` by which a call that begins now must be over."""
+        return time.monotonic() + self.config.default_api_timeout_ms / 1000
+
+    def ask_any(self, request: Message, deadline: float) -> Message:
+        """See `operations.AskAny`."""
+        tried: list[str] = []
+        for address in self.cluster.contacts():
+            try:
+                link = self._link(address, deadline)
+                return link.answer(link.send(request, self._soon(deadline)), self._soon(deadline))
+            except BrokerUnreachable as error:
+                self._drop(address)
+                tried.append(str(error))
+        raise NoBrokerReachable("; ".join(tried))
+
+    def send_all(self, ask: Ask, deadline: float) -> list[Ticket]:
+        """The first half of `operations.Ask`; `collect` is the second."""
+        tickets: list[Ticket] = []
+        for request in ask.requests:
+            try:
+                link = self._link(request.address, deadline)
+                tickets.append((link, link.send(request.message, self._soon(deadline), request.version_max)))
+            except BrokerUnreachable as error:
+                self._drop(request.address)
+                tickets.append(error)
+        return tickets
+
+    def collect(self, tickets: list[Ticket], deadline: float) -> list[Message | BrokerUnreachable]:
+        answers: list[Message | BrokerUnreachable] = []
+        for ticket in tickets:
+            if isinstance(ticket, BrokerUnreachable):
+                answers.append(ticket)
+                continue
+            link, number = ticket
+            try:
+                answers.append(link.answer(number, self._soon(deadline)))
+            except BrokerUnreachable as error:
+                self._drop(link.address)
+                answers.append(error)
+        return answers
+
+    def pause(self, pause: Pause, deadline: float) -> None:
+        """See `operations.Pause`."""
+        delay = pause.delay_ms / 1000 * random.uniform(1 - JITTER, 1 + JITTER)  # noqa: S311
+        if time.monotonic() + delay > deadline:
+            timeout = self.config.default_api_timeout_ms
+            raise GaveUp(f"no success within {timeout} ms: {pause.because}") from pause.because
+        time.sleep(delay)
+
+    def _link(self, address: Address, deadline: float) -> Link:
+        link = self._links.get(address)
+        if link is None or link.closed:
+            config = self.config
+            by = min(deadline, time.monotonic() + config.socket_connection_setup_timeout_ms / 1000)
+            link = self._links[address] = Link(address, config.client_id, config.frame_bytes_max, by)
+        return link
+
+    def _drop(self, address: Address) -> None:
+        link = self._links.pop(address, None)
+        if link:
+            link.close()
+
+    def _soon(self, deadline: float) -> float:
+        """When a request that goes out now has failed."""
+        return min(deadline, time.monotonic() + self.config.request_timeout_ms / 1000)

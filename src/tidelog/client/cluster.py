@@ -1,0 +1,89 @@
+"""What a client knows of the cluster: brokers, topics, leaders. Pure: filled from Metadata answers."""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from tidelog.model.ids import NO_TOPIC_ID, TopicId, TopicPartition
+from tidelog.wire.errors import ApiError, ErrorCode, error_for
+from tidelog.wire.messages.metadata import MetadataResponse, MetadataResponseTopic
+
+
+class Address(NamedTuple):
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+class PartitionLeader(NamedTuple):
+    """Where one partition is led, as far as is known."""
+
+    broker_id: int
+    """-1 when there is none."""
+    epoch: int
+    """-1 when the broker's version does not say."""
+
+
+class Topic(NamedTuple):
+    name: str
+    topic_id: TopicId
+    """`NO_TOPIC_ID` when the broker's version does not give ids."""
+    internal: bool
+    leaders: dict[int, PartitionLeader]
+    """By partition number, ascending."""
+
+
+class Cluster:
+    """The cache. An entry may be out of date: the brokers' answers say so and callers `forget` it."""
+
+    def __init__(self, seeds: list[Address]) -> None:
+        assert seeds
+        self.seeds = seeds
+        self.brokers: dict[int, Address] = {}
+        self.topics: dict[str, Topic] = {}
+
+    def update(self, response: MetadataResponse) -> dict[str, ApiError]:
+        """Take over an answer; returns the topics that the broker could not tell about, with its reasons."""
+        self.brokers = {b.node_id: Address(b.host, b.port) for b in response.brokers}
+        refused: dict[str, ApiError] = {}
+        for topic in response.topics:
+            name = topic.name or ""
+            if topic.error_code != ErrorCode.NONE:
+                self.topics.pop(name, None)
+                refused[name] = error_for(topic.error_code, f"topic {name!r}: {_name_of(topic.error_code)}")
+            else:
+                self.topics[name] = _topic(name, topic)
+        return refused
+
+    def contacts(self) -> list[Address]:
+        """Whom to ask what any broker can answer: the brokers known by now, then the seeds; each once."""
+        return list(dict.fromkeys([*self.brokers.values(), *self.seeds]))
+
+    def leader(self, partition: TopicPartition) -> tuple[Address, PartitionLeader] | None:
+        """None when it is not known, or when there is none at present."""
+        topic = self.topics.get(partition.topic)
+        leader = topic and topic.leaders.get(partition.partition)
+        address = leader and self.brokers.get(leader.broker_id)
+        return (address, leader) if leader and address else None
+
+    def topic_id(self, name: str) -> TopicId:
+        topic = self.topics.get(name)
+        return topic.topic_id if topic else NO_TOPIC_ID
+
+    def forget(self, topics: Iterable[str]) -> None:
+        for name in topics:
+            self.topics.pop(name, None)
+
+
+def _topic(name: str, topic: MetadataResponseTopic) -> Topic:
+    partitions = sorted(topic.partitions, key=lambda p: p.partition_index)
+    leaders = {p.partition_index: PartitionLeader(p.leader_id, p.leader_epoch) for p in partitions}
+    return Topic(name, TopicId(topic.topic_id), topic.is_internal, leaders)
+
+
+def _name_of(code: int) -> str:
+    try:
+        return ErrorCode(code).name
+    except ValueError:
+        return f"error code {code}"

@@ -1,0 +1,150 @@
+"""A connection to one broker over a blocking socket."""
+
+import socket
+import time
+from collections.abc import Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from tidelog.client.cluster import Address
+from tidelog.client.connection import NEWEST, SIZE_BYTES, Connection, VersionRange
+from tidelog.client.errors import BrokenProtocol, BrokerUnreachable
+from tidelog.wire.message import Message
+
+if TYPE_CHECKING:
+    from tidelog.runtime.interfaces import Piece
+
+SCRATCH_BYTES = 64 << 10
+PIECES_MAX = 64
+"""Buffers of one sendmsg, below any system's IOV_MAX."""
+
+
+class Link:
+    """Any call raises BrokerUnreachable when the connection fails or its deadline passes, BrokenProtocol when the peer
+    does not speak the protocol; the link is closed then. Deadlines are seconds of `time.monotonic`."""
+
+    def __init__(self, address: Address, client_id: str, frame_bytes_max: int, deadline: float) -> None:
+        self.address = address
+        self._connection = Connection(client_id)
+        self._frame_bytes_max = frame_bytes_max
+        self._sent = 0
+        self._received = 0
+        self._early: dict[int, Message] = {}
+        self._head = bytearray(SIZE_BYTES)
+        self._scratch = bytearray(SCRATCH_BYTES)
+        try:
+            self._socket = socket.create_connection(address, _left(deadline))
+        except OSError as error:
+            raise BrokerUnreachable(address, _reason(error)) from error
+        with _Guard(self):
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._greet(deadline)
+
+    @property
+    def versions(self) -> Mapping[int, VersionRange]:
+        return self._connection.versions
+
+    @property
+    def closed(self) -> bool:
+        return self._socket.fileno() < 0
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def send(self, message: Message, deadline: float, version_max: int = NEWEST) -> int:
+        """Send a request. The number returned is for `answer`."""
+        pieces = self._connection.request(message, version_max)
+        with _Guard(self):
+            self._send(pieces, deadline)
+        self._sent += 1
+        return self._sent
+
+    def answer(self, number: int, deadline: float) -> Message:
+        """The answer to the request that got this number; each is handed out once.
+
+        `records` in it are views into a buffer that the next call of this method may overwrite.
+        """
+        assert 0 < number <= self._sent
+        with _Guard(self):
+            while self._received < number - 1:  # those of other callers: kept, in buffers of their own
+                early = self._connection.answer(self._receive(deadline, keep=True))
+                self._received += 1
+                self._early[self._received] = early
+            if self._received == number - 1:
+                message = self._connection.answer(self._receive(deadline, keep=False))
+                self._received += 1
+                return message
+        return self._early.pop(number)
+
+    def _greet(self, deadline: float) -> None:
+        pieces: list[Piece] | None = self._connection.greet()
+        while pieces:
+            self._send(pieces, deadline)
+            pieces = self._connection.greeted(self._receive(deadline, keep=False))
+
+    def _send(self, pieces: "list[Piece]", deadline: float) -> None:
+        buffers = [memoryview(piece).cast("B") for piece in pieces]  # type: ignore[arg-type]  # no file regions here
+        while buffers:
+            self._socket.settimeout(_left(deadline))
+            sent = self._socket.sendmsg(buffers[:PIECES_MAX])
+            while buffers and sent >= len(buffers[0]):
+                sent -= len(buffers.pop(0))
+            if sent:
+                buffers[0] = buffers[0][sent:]
+
+    def _receive(self, deadline: float, *, keep: bool) -> memoryview:
+        """One frame, without its size."""
+        self._fill(memoryview(self._head), deadline)
+        size = int.from_bytes(self._head, "big", signed=True)
+        if not 0 <= size <= self._frame_bytes_max:
+            raise BrokenProtocol(
+                f"{self.address} answers with bytes that stand for a frame of {size} bytes "
+                f"(at most {self._frame_bytes_max} are taken): is this a broker's plaintext listener?"
+            )
+        if keep or size > len(self._scratch):
+            buffer = bytearray(size)
+            if not keep:
+                self._scratch = buffer
+        else:
+            buffer = self._scratch
+        frame = memoryview(buffer)[:size]
+        self._fill(frame, deadline)
+        return frame
+
+    def _fill(self, target: memoryview, deadline: float) -> None:
+        while target:
+            self._socket.settimeout(_left(deadline))
+            count = self._socket.recv_into(target)
+            if not count:
+                raise ConnectionResetError("the broker closed the connection")
+            target = target[count:]
+
+
+class _Guard:
+    """Closes the link on any failure and turns the system's errors into BrokerUnreachable."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None:
+            self._link.close()
+        if isinstance(error, OSError):
+            raise BrokerUnreachable(self._link.address, _reason(error)) from error
+
+
+def _left(deadline: float) -> float:
+    """Seconds until the deadline. Raises TimeoutError after it."""
+    left = deadline - time.monotonic()
+    if left <= 0:
+        raise TimeoutError("no answer in time")
+    return left
+
+
+def _reason(error: OSError) -> str:
+    return "no answer in time" if isinstance(error, TimeoutError) else error.strerror or str(error)

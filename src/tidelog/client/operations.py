@@ -1,0 +1,404 @@
+"""What a client does, as plans for whoever owns the sockets: which broker to ask what, when to pause, when to stop.
+
+An operation is a generator: it yields `AskAny`, `Ask` and `Pause`, is sent the answers, and returns its result. Pure, so
+that a test plays the brokers, and blocking and asynchronous programs share every decision (metadata, leader changes,
+retries).
+"""
+
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
+from typing import NamedTuple, TypeAlias, TypeVar, cast
+
+from tidelog.client.cluster import Address, Cluster, Topic
+from tidelog.client.connection import NEWEST
+from tidelog.client.errors import BrokerUnreachable
+from tidelog.model.ids import NO_TOPIC_ID, TopicId, TopicPartition
+from tidelog.wire.errors import (
+    ApiError,
+    ErrorCode,
+    LeaderNotAvailable,
+    OffsetOutOfRange,
+    UnknownTopicOrPartition,
+    error_for,
+)
+from tidelog.wire.message import Message
+from tidelog.wire.messages.fetch import FetchPartition, FetchRequest, FetchResponse, FetchTopic, PartitionData
+from tidelog.wire.messages.list_offsets import (
+    ListOffsetsPartition,
+    ListOffsetsRequest,
+    ListOffsetsResponse,
+    ListOffsetsTopic,
+)
+from tidelog.wire.messages.metadata import MetadataRequest, MetadataRequestTopic, MetadataResponse
+from tidelog.wire.messages.produce import (
+    PartitionProduceData,
+    PartitionProduceResponse,
+    ProduceRequest,
+    ProduceResponse,
+    TopicProduceData,
+)
+from tidelog.wire.primitives import Buffer
+
+EARLIEST = -2
+LATEST = -1
+"""Timestamps for `list_offsets`: the log start offset; the end, which is the high watermark or, committed, the LSO."""
+
+READ_UNCOMMITTED = 0
+READ_COMMITTED = 1
+
+ACKS_ALL = -1
+
+FETCH_BY_NAME = 12
+PRODUCE_BY_NAME = 12
+"""The last versions that name topics; later ones take their ids (KIP-516)."""
+
+UNKNOWN_TOPIC_ATTEMPTS = 5
+"""A topic that was just made is not known everywhere at once; one that nobody made never is."""
+
+
+class AskAny(NamedTuple):
+    """Send to any broker that can be reached; the answer is sent back, NoBrokerReachable thrown in when none can."""
+
+    request: Message
+
+
+class Request(NamedTuple):
+    address: Address
+    message: Message
+    version_max: int = NEWEST
+    """The highest version that may be used, for what a later one cannot say."""
+
+
+class Ask(NamedTuple):
+    """Send each request to its broker, all before the first answer is awaited. A list is sent back, in this order: an
+    answer, or the BrokerUnreachable that stands for it."""
+
+    requests: list[Request]
+
+
+class Pause(NamedTuple):
+    """Wait before the next attempt, or throw GaveUp in from `because` when there is no time left for it."""
+
+    delay_ms: int
+    because: Exception
+
+
+T = TypeVar("T")
+M = TypeVar("M", bound=Message)
+E = TypeVar("E", bound=ApiError | BrokerUnreachable)
+Effect: TypeAlias = AskAny | Ask | Pause
+Answer: TypeAlias = Message | list[Message | BrokerUnreachable] | None
+Operation: TypeAlias = Generator[Effect, Answer, T]
+
+
+class Backoff(NamedTuple):
+    """Pauses between attempts double from `first_ms` up to `max_ms` (`retry.backoff.ms`, `retry.backoff.max.ms`)."""
+
+    first_ms: int = 100
+    max_ms: int = 1_000
+
+    def delay_ms(self, attempt: int) -> int:
+        return min(self.max_ms, self.first_ms << min(attempt, 16))
+
+
+class FetchLimits(NamedTuple):
+    """Names and meanings are Kafka's consumer settings."""
+
+    max_wait_ms: int = 500
+    min_bytes: int = 1
+    max_bytes: int = 50 << 20
+    partition_max_bytes: int = 16 << 20
+    isolation: int = READ_UNCOMMITTED
+
+
+class Fetched(NamedTuple):
+    """What one partition gave."""
+
+    records: memoryview
+    """Whole batches from the one that holds the offset on; the last may be cut. Empty when nothing came in time."""
+    high_watermark: int
+    last_stable_offset: int
+    log_start_offset: int
+    aborted: list[tuple[int, int]]
+    """(producer id, first offset), by first offset; empty unless `isolation` is READ_COMMITTED."""
+
+
+class ListedOffset(NamedTuple):
+    """`offset` is -1 when the partition holds no record with such a timestamp."""
+
+    offset: int
+    timestamp_ms: int
+
+
+class Produced(NamedTuple):
+    base_offset: int
+    log_append_time_ms: int
+    """-1 unless the topic's records take the time of the append."""
+
+
+class Retries:
+    """Decides for one operation whether an error is final, and how long to pause before the next attempt."""
+
+    def __init__(self, cluster: Cluster, backoff: Backoff, topics: Collection[str]) -> None:
+        self._cluster = cluster
+        self._backoff = backoff
+        self._topics = topics
+        self._attempts = 0
+
+    def after(self, error: ApiError | BrokerUnreachable) -> Pause:
+        """The pause. What is known of the topics is forgotten, so that the next attempt asks anew. Raises a final error."""
+        self._attempts += 1
+        if isinstance(error, ApiError):
+            unknown = error.code in (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID)
+            if not error.retriable or (unknown and self._attempts >= UNKNOWN_TOPIC_ATTEMPTS):
+                raise error
+        self._cluster.forget(self._topics)
+        return Pause(self._backoff.delay_ms(self._attempts - 1), error)
+
+
+def topics(
+    cluster: Cluster, backoff: Backoff, names: Sequence[str], *, create: bool
+) -> Operation[dict[str, Topic]]:
+    """Ask anew for these topics. Raises UnknownTopicOrPartition and the like, once a topic had time to become known.
+
+    With `create`, a broker that makes topics on demand makes those that are missing.
+    """
+    retries = Retries(cluster, backoff, names)
+    while True:
+        refused = yield from _refresh(cluster, names, create=create)
+        if not refused:
+            return {name: cluster.topics[name] for name in names}
+        yield retries.after(_first_final(refused.values()))
+
+
+def all_topics(cluster: Cluster) -> Operation[dict[str, Topic]]:
+    """Ask for every topic of the cluster. One that has no leader at present is left out."""
+    cluster.topics.clear()
+    yield from _refresh(cluster, None)
+    return dict(cluster.topics)
+
+
+def list_offsets(
+    cluster: Cluster, backoff: Backoff, timestamps: Mapping[TopicPartition, int], isolation: int
+) -> Operation[dict[TopicPartition, ListedOffset]]:
+    """For each partition the first offset whose record is not older than a timestamp (ms), or EARLIEST, or LATEST."""
+    found: dict[TopicPartition, ListedOffset] = {}
+
+    def attempt() -> Operation[None]:
+        left = {tp: timestamp for tp, timestamp in timestamps.items() if tp not in found}
+        leaders = yield from _by_leader(cluster, backoff, left)
+        requests = [
+            Request(address, _list_offsets_request(cluster, {tp: left[tp] for tp in partitions}, isolation))
+            for address, partitions in leaders.items()
+        ]
+        failures = _Failures()
+        for response in failures.answers((yield Ask(requests)), ListOffsetsResponse):
+            for topic in response.topics:
+                for item in topic.partitions:
+                    tp = TopicPartition(topic.name, item.partition_index)
+                    if not failures.take(tp, item.error_code):
+                        found[tp] = ListedOffset(item.offset, item.timestamp)
+        failures.raise_first()
+
+    yield from _retrying(cluster, backoff, timestamps, attempt)
+    return found
+
+
+def fetch(
+    cluster: Cluster, backoff: Backoff, partition: TopicPartition, offset: int, limits: FetchLimits
+) -> Operation[Fetched]:
+    """Record batches of one partition from `offset` on. Raises OffsetOutOfRange, which names the offset."""
+    fetched: list[Fetched] = []
+
+    def attempt() -> Operation[None]:
+        leaders = yield from _by_leader(cluster, backoff, [partition])
+        request = _fetch_request(cluster, partition, offset, limits)
+        version_max = NEWEST if cluster.topic_id(partition.topic) != NO_TOPIC_ID else FETCH_BY_NAME
+        failures = _Failures()
+        ask = Ask([Request(address, request, version_max) for address in leaders])
+        for response in failures.answers((yield ask), FetchResponse):
+            item = _fetched_partition(response)
+            if item.error_code == ErrorCode.OFFSET_OUT_OF_RANGE:
+                raise OffsetOutOfRange(f"{partition}: offset {offset} is not in the log")
+            if not failures.take(partition, item.error_code):
+                aborted = [(a.producer_id, a.first_offset) for a in item.aborted_transactions or ()]
+                records = memoryview(item.records or b"")  # type: ignore[arg-type]  # decoded: always a view
+                fetched.append(
+                    Fetched(records, item.high_watermark, item.last_stable_offset, item.log_start_offset, aborted)
+                )
+        failures.raise_first()
+
+    yield from _retrying(cluster, backoff, [partition], attempt)
+    return fetched[0]
+
+
+def produce(
+    cluster: Cluster, backoff: Backoff, batches: Mapping[TopicPartition, Buffer], acks: int, timeout_ms: int
+) -> Operation[dict[TopicPartition, Produced]]:
+    """Append one record batch to each partition. At least once: a batch whose answer got lost is sent again."""
+    done: dict[TopicPartition, Produced] = {}
+
+    def attempt() -> Operation[None]:
+        left = [tp for tp in batches if tp not in done]
+        leaders = yield from _by_leader(cluster, backoff, left)
+        names = {cluster.topic_id(tp.topic): tp.topic for tp in left}
+        version_max = NEWEST if NO_TOPIC_ID not in names else PRODUCE_BY_NAME
+        requests = [
+            Request(address, _produce_request(cluster, {tp: batches[tp] for tp in led}, acks, timeout_ms), version_max)
+            for address, led in leaders.items()
+        ]
+        failures = _Failures()
+        for response in failures.answers((yield Ask(requests)), ProduceResponse):
+            for topic in response.responses:
+                for item in topic.partition_responses:
+                    tp = TopicPartition(topic.name or names[TopicId(topic.topic_id)], item.index)
+                    if not failures.take(tp, item.error_code, _produce_message(item)):
+                        done[tp] = Produced(item.base_offset, item.log_append_time_ms)
+        failures.raise_first()
+
+    yield from _retrying(cluster, backoff, batches, attempt)
+    return done
+
+
+class _Failures:
+    """Collects what went wrong in one round of answers; a final error is raised before a retriable one."""
+
+    def __init__(self) -> None:
+        self._errors: list[ApiError | BrokerUnreachable] = []
+
+    def answers(self, answers: Answer, kind: type[M]) -> list[M]:
+        assert isinstance(answers, list)
+        self._errors += [a for a in answers if isinstance(a, BrokerUnreachable)]
+        return [cast(M, a) for a in answers if not isinstance(a, BrokerUnreachable)]
+
+    def take(self, partition: TopicPartition, code: int, message: str | None = None) -> bool:
+        """Whether `code` says that something is wrong, which is then kept."""
+        if code == ErrorCode.NONE:
+            return False
+        self._errors.append(error_for(code, f"{partition}: {message or _code_name(code)}"))
+        return True
+
+    def raise_first(self) -> None:
+        if self._errors:
+            raise _first_final(self._errors)
+
+
+def _first_final(errors: Iterable[E]) -> E:
+    ranked = sorted(errors, key=lambda e: isinstance(e, BrokerUnreachable) or e.retriable)
+    return ranked[0]
+
+
+def _retrying(
+    cluster: Cluster, backoff: Backoff, partitions: Iterable[TopicPartition], attempt: Callable[[], Operation[None]]
+) -> Operation[None]:
+    retries = Retries(cluster, backoff, list(dict.fromkeys(tp.topic for tp in partitions)))
+    while True:
+        try:
+            return (yield from attempt())
+        except (ApiError, BrokerUnreachable) as error:
+            pause = retries.after(error)
+        yield pause
+
+
+def _refresh(
+    cluster: Cluster, names: Sequence[str] | None, *, create: bool = False
+) -> Operation[dict[str, ApiError]]:
+    """Ask for topics by name, or for all. Returns those that the broker refused."""
+    wanted = None if names is None else [MetadataRequestTopic(name=name) for name in names]
+    response = yield AskAny(MetadataRequest(topics=wanted, allow_auto_topic_creation=create))
+    assert isinstance(response, MetadataResponse)
+    return cluster.update(response)
+
+
+def _by_leader(
+    cluster: Cluster, backoff: Backoff, partitions: Iterable[TopicPartition]
+) -> Operation[dict[Address, list[TopicPartition]]]:
+    """The partitions grouped by their leaders' addresses, from the cache where it knows them."""
+    wanted = list(partitions)
+    unknown = list(dict.fromkeys(tp.topic for tp in wanted if cluster.leader(tp) is None))
+    if unknown:
+        refused = yield from _refresh(cluster, unknown)
+        if refused:
+            raise _first_final(refused.values())
+    grouped: dict[Address, list[TopicPartition]] = {}
+    for tp in wanted:
+        led = cluster.leader(tp)
+        if led is None:
+            raise _no_leader(cluster, tp)
+        grouped.setdefault(led[0], []).append(tp)
+    return grouped
+
+
+def _no_leader(cluster: Cluster, partition: TopicPartition) -> ApiError:
+    topic = cluster.topics.get(partition.topic)
+    if topic is None or partition.partition in topic.leaders:
+        return LeaderNotAvailable(f"{partition} has no leader at present")
+    return UnknownTopicOrPartition(f"{partition}: the topic has {len(topic.leaders)} partitions")
+
+
+def _list_offsets_request(
+    cluster: Cluster, timestamps: Mapping[TopicPartition, int], isolation: int
+) -> ListOffsetsRequest:
+    request = ListOffsetsRequest(replica_id=-1, isolation_level=isolation)
+    by_topic: dict[str, ListOffsetsTopic] = {}
+    for tp, timestamp in timestamps.items():
+        topic = by_topic.setdefault(tp.topic, ListOffsetsTopic(name=tp.topic))
+        topic.partitions.append(
+            ListOffsetsPartition(
+                partition_index=tp.partition, current_leader_epoch=_epoch(cluster, tp), timestamp=timestamp
+            )
+        )
+    request.topics = list(by_topic.values())
+    return request
+
+
+def _fetch_request(cluster: Cluster, partition: TopicPartition, offset: int, limits: FetchLimits) -> FetchRequest:
+    wanted = FetchPartition(
+        partition=partition.partition,
+        current_leader_epoch=_epoch(cluster, partition),
+        fetch_offset=offset,
+        partition_max_bytes=limits.partition_max_bytes,
+    )
+    topic = FetchTopic(topic=partition.topic, topic_id=cluster.topic_id(partition.topic), partitions=[wanted])
+    return FetchRequest(
+        max_wait_ms=limits.max_wait_ms,
+        min_bytes=limits.min_bytes,
+        max_bytes=limits.max_bytes,
+        isolation_level=limits.isolation,
+        topics=[topic],
+    )
+
+
+def _fetched_partition(response: FetchResponse) -> PartitionData:
+    """The one partition of an answer. An error of the whole request takes its place."""
+    if response.error_code != ErrorCode.NONE or not response.responses:
+        return PartitionData(error_code=response.error_code or ErrorCode.UNKNOWN_SERVER_ERROR)
+    return response.responses[0].partitions[0]
+
+
+def _produce_request(
+    cluster: Cluster, batches: Mapping[TopicPartition, Buffer], acks: int, timeout_ms: int
+) -> ProduceRequest:
+    by_topic: dict[str, TopicProduceData] = {}
+    for tp, batch in batches.items():
+        data = TopicProduceData(name=tp.topic, topic_id=cluster.topic_id(tp.topic))
+        topic = by_topic.setdefault(tp.topic, data)
+        topic.partition_data.append(PartitionProduceData(index=tp.partition, records=batch))
+    return ProduceRequest(acks=acks, timeout_ms=timeout_ms, topic_data=list(by_topic.values()))
+
+
+def _produce_message(item: PartitionProduceResponse) -> str | None:
+    """What the broker says of the batch, and of the first record that it refuses."""
+    details = [item.error_message, *(e.batch_index_error_message for e in item.record_errors[:1])]
+    return "; ".join(filter(None, details)) or None
+
+
+def _epoch(cluster: Cluster, partition: TopicPartition) -> int:
+    led = cluster.leader(partition)
+    return led[1].epoch if led else -1
+
+
+def _code_name(code: int) -> str:
+    try:
+        return ErrorCode(code).name
+    except ValueError:
+        return f"error code {code}"

@@ -1,0 +1,260 @@
+"""One broker's settings: flags over environment over file over defaults, and over all what was altered since."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from tidelog.config.endpoints import WILDCARDS, Endpoint, parse_endpoints, parse_protocols
+from tidelog.config.key import InvalidValue, Value, default_value, parse
+from tidelog.config.keys import (
+    BROKER_KEYS,
+    ENVIRONMENT_PREFIX,
+    NEAR_ENOUGH,
+    TOPIC_KEYS,
+    attribute,
+    environment_name,
+    nearest,
+)
+from tidelog.config.properties import parse_properties
+
+NOT_SETTINGS = ("TIDELOG_BOOTSTRAP",)
+"""Names in the environment that mean something to other parts of Tidelog."""
+
+
+class ConfigError(Exception):
+    """A setting is wrong. One line that says which, where it stands and what it takes."""
+
+
+class Setting(NamedTuple):
+    text: str
+    origin: str
+    """Where it was set, for people: "server.properties:12"."""
+
+
+class BrokerConfig:
+    """The settings of one broker, each the typed attribute of its name: `log.retention.ms` -> `log_retention_ms`.
+
+    An attribute is always the value in force: `apply_dynamic` changes it in place, so read it when it is needed.
+    Only settings that the code reads have an attribute; `get` knows them all.
+    """
+
+    auto_create_topics_enable: bool
+    broker_rack: str | None
+    connections_max_idle_ms: int
+    default_replication_factor: int
+    delete_topic_enable: bool
+    durability_interval_ms: int
+    fetch_max_bytes: int
+    group_initial_rebalance_delay_ms: int
+    group_max_session_timeout_ms: int
+    group_max_size: int
+    group_min_session_timeout_ms: int
+    log_retention_check_interval_ms: int
+    max_connections: int
+    max_connections_per_ip: int
+    max_incremental_fetch_session_cache_slots: int
+    max_request_partition_size_limit: int
+    node_id: int
+    num_partitions: int
+    offset_metadata_max_bytes: int
+    offsets_retention_check_interval_ms: int
+    offsets_retention_minutes: int
+    offsets_topic_num_partitions: int
+    offsets_topic_replication_factor: int
+    offsets_topic_segment_bytes: int
+    producer_id_expiration_ms: int
+    queued_max_request_bytes: int
+    socket_request_max_bytes: int
+
+    def __init__(self, static: Mapping[str, Setting] = {}) -> None:
+        """`static` holds known names only. Raises ConfigError for a value that is refused."""
+        self.static = {name: setting.text for name, setting in static.items()}
+        """As text, what was set at the start."""
+        self.dynamic_cluster: Mapping[str, str] = {}
+        self.dynamic_own: Mapping[str, str] = {}
+        self.generation = 0
+        """Grows with every change by `apply_dynamic`: a key for caches of what is derived."""
+        self._static_values: dict[str, Value] = {}
+        for name, setting in static.items():
+            try:
+                self._static_values[name] = parse(BROKER_KEYS[name], setting.text)
+            except InvalidValue as error:
+                raise ConfigError(f"{error} ({setting.origin})") from None
+        try:
+            self._check()
+        except InvalidValue as error:
+            raise ConfigError(str(error)) from None
+        self._refresh()
+
+    @classmethod
+    def load(
+        cls,
+        file: str | None = None,
+        environment: Mapping[str, str] = {},
+        flags: Mapping[str, str] = {},
+        *,
+        read: Callable[[str], bytes] | None = None,
+    ) -> "BrokerConfig":
+        """Settings from the file at `file` (through `read`), TIDELOG_* variables and flags (names as in the file).
+
+        Raises ConfigError, and what `read` raises.
+        """
+        static: dict[str, Setting] = {}
+        if file is not None:
+            assert read is not None, "a file needs a way to read it"
+            static.update(_from_file(file, read(file)))
+        static.update(_from_environment(environment))
+        for name, text in flags.items():
+            _known(name, "the command line")
+            static[name] = Setting(text, "the command line")
+        return cls(_with_node_id(static))
+
+    # What is in force
+
+    def get(self, name: str) -> Any:
+        """The value in force, by the setting's own name. Raises KeyError for an unknown one."""
+        key = BROKER_KEYS[name]
+        for layer in (self.dynamic_own, self.dynamic_cluster):
+            if name in layer:
+                try:
+                    return parse(key, layer[name])
+                except InvalidValue:  # stored by a version that took it
+                    continue
+        if name in self._static_values:
+            return self._static_values[name]
+        return default_value(key)
+
+    def apply_dynamic(self, cluster: Mapping[str, str], own: Mapping[str, str]) -> None:
+        """Take the altered settings of all brokers, and those of this one, which count more."""
+        if cluster != self.dynamic_cluster or own != self.dynamic_own:
+            self.dynamic_cluster = cluster
+            self.dynamic_own = own
+            self.generation += 1
+            self._refresh()
+
+    def _refresh(self) -> None:
+        for name in _ATTRIBUTES:
+            setattr(self, attribute(name), self.get(name))
+
+    def take_node_id(self, node_id: int) -> None:
+        """Be the node that the data directory belongs to. Only where none was set."""
+        assert "node.id" not in self.static
+        for name in ("node.id", "broker.id"):
+            self.static[name] = str(node_id)
+            self._static_values[name] = node_id
+        self._refresh()
+
+    def without_effect(self) -> list[str]:
+        """Settings that were given and that nothing here reads yet, for one warning at the start."""
+        return sorted(name for name in self.static if not BROKER_KEYS[name].effect)
+
+    # What several settings say together
+
+    @property
+    def data_directory(self) -> str:
+        directories: list[str] = self.get("log.dirs") or self.get("log.dir")
+        return directories[0]
+
+    @property
+    def endpoints(self) -> tuple[Endpoint, ...]:
+        """Where to listen."""
+        skipped = {name.upper() for name in self.get("controller.listener.names") or ()}
+        texts = [t for t in self.get("listeners") if t.partition("://")[0].strip().upper() not in skipped]
+        return parse_endpoints("listeners", texts, self._protocols())
+
+    def advertised(self, bound: Sequence[Endpoint]) -> tuple[Endpoint, ...]:
+        """What clients are told, given the listeners with their real ports."""
+        given = {e.listener: e for e in self._advertised_given()}
+        if not given:
+            return tuple(bound)
+        ports = {e.listener: e.port for e in bound}
+        return tuple(e if e.port else e._replace(port=ports[name]) for name, e in given.items())
+
+    def _advertised_given(self) -> tuple[Endpoint, ...]:
+        texts: list[str] | None = self.get("advertised.listeners")
+        return parse_endpoints("advertised.listeners", texts, self._protocols()) if texts else ()
+
+    def _protocols(self) -> dict[str, str]:
+        return parse_protocols("listener.security.protocol.map", self.get("listener.security.protocol.map"))
+
+    def _check(self) -> None:
+        endpoints = {e.listener: e for e in self.endpoints}
+        advertised = {e.listener: e for e in self._advertised_given()}
+        for name, endpoint in advertised.items():
+            if name not in endpoints:
+                raise InvalidValue("advertised.listeners", endpoint, f"listeners has none of the name {name}")
+            if endpoint.host in WILDCARDS:
+                raise InvalidValue(
+                    "advertised.listeners", endpoint, "clients cannot connect to a wildcard; name a host they can reach"
+                )
+        for name, endpoint in endpoints.items():
+            if endpoint.host in WILDCARDS and name not in advertised:
+                raise InvalidValue(
+                    "listeners",
+                    endpoint,
+                    "it accepts on every interface, and clients must be told one: "
+                    f"set advertised.listeners={name}://HOST:{endpoint.port} with a host they can reach",
+                )
+        for name in ("log.dirs", "log.dir"):
+            directories = self.get(name)
+            if directories is not None and (len(directories) != 1 or not directories[0]):
+                raise InvalidValue(name, ",".join(directories), "takes one directory; several are not served yet")
+        if self.get("authorizer.class.name"):
+            # Ignoring it would open to everyone what its owner believes closed.
+            raise InvalidValue(
+                "authorizer.class.name", self.get("authorizer.class.name"), "there is no access control yet"
+            )
+
+
+def _from_file(path: str, content: bytes) -> dict[str, Setting]:
+    try:
+        entries = parse_properties(content.decode())
+    except ValueError as error:  # a malformed escape, or not UTF-8
+        raise ConfigError(f"{path}: {error}") from None
+    found: dict[str, Setting] = {}
+    for entry in entries:
+        origin = f"{path}:{entry.line}"
+        _known(entry.name, origin)
+        found[entry.name] = Setting(entry.value, origin)
+    return found
+
+
+def _from_environment(environment: Mapping[str, str]) -> dict[str, Setting]:
+    variables = {name: text for name, text in environment.items() if name.startswith(ENVIRONMENT_PREFIX)}
+    if not variables:
+        return {}
+    known = {environment_name(name): name for name in BROKER_KEYS}
+    found: dict[str, Setting] = {}
+    for variable, text in sorted(variables.items()):
+        if variable in known:
+            found[known[variable]] = Setting(text, f"environment variable {variable}")
+        elif variable not in NOT_SETTINGS:
+            # Others may own it: container platforms set TIDELOG_PORT for a service of that name. A misspelt
+            # setting is refused, the rest left alone.
+            near = nearest(variable, known, NEAR_ENOUGH)
+            if near is not None:
+                raise ConfigError(f"unknown setting in the environment: {variable}; did you mean {near}?")
+    return found
+
+
+def _with_node_id(static: dict[str, Setting]) -> dict[str, Setting]:
+    """`broker.id` and `node.id` are one setting."""
+    node, broker = static.get("node.id"), static.get("broker.id")
+    if node is not None and broker is not None and node.text.strip() != broker.text.strip():
+        raise ConfigError(f"node.id is {node.text} ({node.origin}) and broker.id is {broker.text} ({broker.origin})")
+    either = node or broker
+    return static | {"node.id": either, "broker.id": either} if either else static
+
+
+def _known(name: str, origin: str) -> None:
+    if name in BROKER_KEYS:
+        return
+    if name in TOPIC_KEYS:
+        for_topics = TOPIC_KEYS[name].synonyms
+        hint = f"; it is a topic's, a broker has {for_topics[0][0]}" if for_topics else "; it is a topic's"
+    else:
+        near = nearest(name, BROKER_KEYS)
+        hint = f"; did you mean {near}?" if near else ""
+    raise ConfigError(f"unknown setting {name} ({origin}){hint}")
+
+
+_ATTRIBUTES = tuple(name for name in BROKER_KEYS if attribute(name) in BrokerConfig.__annotations__)

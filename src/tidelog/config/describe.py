@@ -1,0 +1,138 @@
+"""Settings as DescribeConfigs tells them: value, where it comes from, and the other layers that give one (synonyms)."""
+
+from collections.abc import Iterable, Mapping
+from enum import IntEnum
+from typing import NamedTuple
+
+from tidelog.config.broker_config import BrokerConfig
+from tidelog.config.key import InvalidValue, Key, normal_text, parse
+from tidelog.config.keys import BROKER_KEYS, TOPIC_KEYS, broker_synonyms
+from tidelog.config.topic_config import default_text
+
+
+class Source(IntEnum):
+    """The numbers of `config_source` in DescribeConfigs."""
+
+    TOPIC = 1
+    DYNAMIC_BROKER = 2
+    DYNAMIC_CLUSTER = 3
+    STATIC = 4
+    DEFAULT = 5
+
+
+class Synonym(NamedTuple):
+    name: str
+    value: str | None
+    source: Source
+
+
+class Described(NamedTuple):
+    key: Key
+    value: str | None
+    """Null for a sensitive one."""
+    source: Source
+    read_only: bool
+    synonyms: list[Synonym]
+
+
+def describe_topic(overrides: Mapping[str, str], config: BrokerConfig, names: Iterable[str] | None) -> list[Described]:
+    """A topic's settings; all but hidden ones when `names` is None, else those of `names` that exist, once each."""
+    found: list[Described] = []
+    for key in _chosen(TOPIC_KEYS, names):
+        synonyms: list[Synonym] = []
+        value = default_text(key, config)
+        if key.name in overrides:
+            value = _normal(key, overrides[key.name])
+            synonyms.append(Synonym(key.name, value, Source.TOPIC))
+        if key.synonyms:
+            synonyms += _layers(key.synonyms[0][0], config)
+        source = synonyms[0].source if synonyms else Source.DEFAULT
+        found.append(Described(key, value, source, False, synonyms))
+    return found
+
+
+def describe_broker(config: BrokerConfig, names: Iterable[str] | None) -> list[Described]:
+    """This broker's settings."""
+    found: list[Described] = []
+    for key in _chosen(BROKER_KEYS, names):
+        synonyms = _layers(key.name, config)
+        source = synonyms[0].source if synonyms else Source.DEFAULT
+        value = None if key.sensitive else normal_text(config.get(key.name))
+        found.append(Described(key, value, source, key.read_only, synonyms))
+    return found
+
+
+def describe_brokers_default(altered: Mapping[str, str], names: Iterable[str] | None) -> list[Described]:
+    """What was altered for all brokers together, and nothing else."""
+    found: list[Described] = []
+    for key in _chosen(BROKER_KEYS, names):
+        if key.name in altered:
+            synonym = Synonym(key.name, _normal(key, altered[key.name]), Source.DYNAMIC_CLUSTER)
+            found.append(Described(key, synonym.value, synonym.source, key.read_only, [synonym]))
+    return found
+
+
+def created_topic(overrides: Mapping[str, str], config: BrokerConfig) -> list[Described]:
+    """A new topic's settings as CreateTopics answers them: sorted, its own as they came, no synonyms (KIP-525)."""
+    found: list[Described] = []
+    for key in sorted(key for key in TOPIC_KEYS.values() if not key.hidden or key.name in overrides):
+        if key.name in overrides:
+            found.append(Described(key, overrides[key.name], Source.TOPIC, False, []))
+        else:
+            found.append(Described(key, default_text(key, config), _source_for_topics(key, config), False, []))
+    return found
+
+
+def _chosen(keys: Mapping[str, Key], names: Iterable[str] | None) -> list[Key]:
+    if names is None:
+        return [key for key in keys.values() if not key.hidden]
+    return [keys[name] for name in dict.fromkeys(names) if name in keys]
+
+
+def _source_for_topics(key: Key, config: BrokerConfig) -> Source:
+    for name, _ in key.synonyms:
+        for layer, source in _sources(config):
+            if name in layer:
+                return source
+    return Source.DEFAULT
+
+
+def _sources(config: BrokerConfig) -> tuple[tuple[Mapping[str, str], Source], ...]:
+    return (
+        (config.dynamic_own, Source.DYNAMIC_BROKER),
+        (config.dynamic_cluster, Source.DYNAMIC_CLUSTER),
+        (config.static, Source.STATIC),
+    )
+
+
+def _layers(name: str, config: BrokerConfig) -> list[Synonym]:
+    """Every layer that gives `name` or one that says the same, the one that counts first.
+
+    As Kafka does, what stands before the first of that very name is left out.
+    """
+    names = broker_synonyms(name)
+    found = [
+        Synonym(each, _normal(BROKER_KEYS[each], layer[each]), source)
+        for layer, source in _sources(config)
+        for each in names
+        if each in layer
+    ]
+    for each in names:
+        default = BROKER_KEYS[each].default
+        if default is not None and each not in _NO_DEFAULT:
+            found.append(Synonym(each, default, Source.DEFAULT))
+    first = next((i for i, synonym in enumerate(found) if synonym.name == name), len(found))
+    return found[first:]
+
+
+_NO_DEFAULT = ("node.id",)
+"""Kafka has none, and lists none."""
+
+
+def _normal(key: Key, text: str) -> str | None:
+    if key.sensitive:
+        return None
+    try:
+        return normal_text(parse(key, text))
+    except InvalidValue:
+        return text

@@ -1,0 +1,245 @@
+"""What one setting is: its type, which values it takes, how its text is read and written.
+
+Reasons of refusal keep the short forms that Kafka's clients show to people ("Value must be at least 1").
+"""
+
+from enum import IntEnum
+from typing import NamedTuple, TypeAlias
+
+Value: TypeAlias = bool | int | float | str | list[str] | None
+
+
+class Type(IntEnum):
+    """The numbers are those of `config_type` in DescribeConfigs (KIP-569)."""
+
+    BOOLEAN = 1
+    STRING = 2
+    INT = 3
+    SHORT = 4
+    LONG = 5
+    DOUBLE = 6
+    LIST = 7
+    CLASS = 8
+    PASSWORD = 9
+
+
+class InvalidValue(ValueError):
+    """A text that a setting does not take; the message names the value, the setting and the reason."""
+
+    def __init__(self, name: str, shown: object, reason: str) -> None:
+        super().__init__(f"Invalid value {shown} for configuration {name}: {reason}")
+
+
+class Valid:
+    """Which values of its type a setting takes."""
+
+    __slots__ = ()
+
+    def refusal(self, value: Value) -> tuple[object, str] | None:
+        """None, or what to show and why it is refused."""
+        raise NotImplementedError
+
+
+class AtLeast(Valid):
+    __slots__ = ("low",)
+
+    def __init__(self, low: float) -> None:
+        self.low = low
+
+    def refusal(self, value: Value) -> tuple[object, str] | None:
+        assert isinstance(value, int | float)
+        return (_shown(value), f"Value must be at least {self.low}") if value < self.low else None
+
+
+class Between(Valid):
+    __slots__ = ("high", "low")
+
+    def __init__(self, low: float, high: float) -> None:
+        self.low = low
+        self.high = high
+
+    def refusal(self, value: Value) -> tuple[object, str] | None:
+        assert isinstance(value, int | float)
+        if value < self.low:
+            return _shown(value), f"Value must be at least {self.low}"
+        return (_shown(value), f"Value must be no more than {self.high}") if value > self.high else None
+
+
+class BetweenOr(Valid):
+    __slots__ = ("high", "low", "other")
+
+    def __init__(self, low: int, high: int, other: int) -> None:
+        self.low = low
+        self.high = high
+        self.other = other
+
+    def refusal(self, value: Value) -> tuple[object, str] | None:
+        assert isinstance(value, int)
+        if value == self.other or self.low <= value <= self.high:
+            return None
+        return value, f"Value must be between {self.low} and {self.high} or equal to {self.other}"
+
+
+class OneOf(Valid):
+    __slots__ = ("values",)
+
+    def __init__(self, values: tuple[str, ...]) -> None:
+        self.values = values
+
+    def refusal(self, value: Value) -> tuple[object, str] | None:
+        return None if value in self.values else (value, f"String must be one of: {', '.join(self.values)}")
+
+
+class OneOfIgnoringCase(OneOf):
+    __slots__ = ()
+
+    def refusal(self, value: Value) -> tuple[object, str] | None:
+        assert isinstance(value, str)
+        if value.upper() in self.values:
+            return None
+        return value, f"String must be one of (case insensitive): {', '.join(self.values)}"
+
+
+class ListOf(OneOf):
+    __slots__ = ()
+
+    def refusal(self, value: Value) -> tuple[object, str] | None:
+        assert isinstance(value, list)
+        for item in value:
+            if item not in self.values:
+                return item, f"String must be one of: {', '.join(self.values)}"
+        return None
+
+
+class NonEmpty(Valid):
+    __slots__ = ()
+
+    def refusal(self, value: Value) -> tuple[object, str] | None:
+        return (value, "String must be non-empty") if value == "" else None
+
+
+class ThrottledReplicas(Valid):
+    __slots__ = ()
+
+    def refusal(self, value: Value) -> tuple[object, str] | None:
+        assert isinstance(value, list)
+        if value == ["*"] or all(_is_replica(item) for item in value):
+            return None
+        return f"[{', '.join(value)}]", "takes * or a list of PARTITION:BROKER"
+
+
+class Key(NamedTuple):
+    """One row of the table of settings."""
+
+    name: str
+    type: Type
+    default: str | None
+    """As text; None: null, or it has to be set."""
+    valid: Valid | None = None
+    doc: str = ""
+    effect: bool = False
+    """Whether the code reads it; a test compares this with the code. Without effect it is stored and shown."""
+    read_only: bool = False
+    """A broker's setting that takes a restart."""
+    hidden: bool = False
+    """Taken, and left out of descriptions, as Kafka does with its own internal ones."""
+    synonyms: tuple[tuple[str, int], ...] = ()
+    """Of a topic's setting: the broker's that give its default, and their factors. The first one set counts."""
+
+    @property
+    def sensitive(self) -> bool:
+        """Whether its value is never shown, logged or stored in the journal."""
+        return self.type is Type.PASSWORD
+
+
+_BITS = {Type.SHORT: 16, Type.INT: 32, Type.LONG: 64}
+
+
+def parse(key: Key, text: str) -> Value:
+    """The value that `text` stands for. Raises InvalidValue."""
+    stripped = text.strip()
+    value: Value
+    if key.type in _BITS:
+        value = _integer(key, text, stripped)
+    elif key.type is Type.BOOLEAN:
+        value = _boolean(key, text, stripped)
+    elif key.type is Type.DOUBLE:
+        value = _double(key, text, stripped)
+    elif key.type is Type.LIST:
+        value = [item.strip() for item in stripped.split(",")] if stripped else []
+        if "" in value:
+            raise InvalidValue(key.name, text, "an item of the list is empty")
+    else:
+        value = stripped
+    if key.valid is not None:
+        refused = key.valid.refusal(value)
+        if refused is not None:
+            raise InvalidValue(key.name, *refused)
+    return value
+
+
+def default_value(key: Key) -> Value:
+    return None if key.default is None else parse(key, key.default)
+
+
+def normal_text(value: Value) -> str | None:
+    """A value as DescribeConfigs shows it."""
+    if value is None or isinstance(value, str):
+        return value
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, list):
+        return ",".join(value)
+    return double_text(value) if isinstance(value, float) else str(value)
+
+
+def double_text(value: float) -> str:
+    """A double as the JVM prints it: 0.5, 100.0, 1.0E7, 1.0E-4."""
+    if value == 0 or 1e-3 <= abs(value) < 1e7:
+        return repr(value)
+    sign = "-" if value < 0 else ""
+    if abs(value) == float("inf"):
+        return f"{sign}Infinity"
+    mantissa, _, exponent = repr(abs(value)).partition("e")
+    whole, _, fraction = mantissa.partition(".")
+    digits = (whole + fraction).lstrip("0")
+    power = len(digits) - len(fraction) - 1 + int(exponent or 0)
+    digits = digits.rstrip("0")
+    return f"{sign}{digits[0]}.{digits[1:] or '0'}E{power}"
+
+
+def _integer(key: Key, text: str, stripped: str) -> int:
+    digits = stripped[1:] if stripped[:1] in ("+", "-") else stripped
+    if not digits.isascii() or not digits.isdigit() or len(digits) > 20:
+        raise InvalidValue(key.name, text, f"Not a number of type {key.type.name}")
+    value = int(stripped)
+    limit = 1 << (_BITS[key.type] - 1)
+    if not -limit <= value < limit:
+        raise InvalidValue(key.name, text, f"Not a number of type {key.type.name}")
+    return value
+
+
+def _boolean(key: Key, text: str, stripped: str) -> bool:
+    lower = stripped.lower()
+    if lower not in ("true", "false"):
+        raise InvalidValue(key.name, text, "Expected value to be either true or false")
+    return lower == "true"
+
+
+def _double(key: Key, text: str, stripped: str) -> float:
+    try:
+        value = float(stripped)
+    except ValueError:
+        value = float("nan")
+    if value != value or "_" in stripped:
+        raise InvalidValue(key.name, text, f"Not a number of type {key.type.name}")
+    return value
+
+
+def _shown(value: float) -> object:
+    return double_text(value) if isinstance(value, float) else value
+
+
+def _is_replica(item: str) -> bool:
+    partition, colon, broker = item.partition(":")
+    return colon == ":" and partition.isascii() and partition.isdigit() and broker.isascii() and broker.isdigit()

@@ -1,0 +1,48 @@
+"""The one table of settings: look-up by name, the nearest known name, the environment's names."""
+
+from collections.abc import Iterable, Mapping
+
+from tidelog.config import broker_keys, coordinator_keys, idle_keys, topic_keys
+from tidelog.config.key import Key
+
+TOPIC_KEYS: Mapping[str, Key] = {key.name: key for key in topic_keys.KEYS}
+BROKER_KEYS: Mapping[str, Key] = {key.name: key for key in (*broker_keys.KEYS, *coordinator_keys.KEYS, *idle_keys.KEYS)}
+
+ENVIRONMENT_PREFIX = "TIDELOG_"
+NEAR_ENOUGH = 0.8
+"""Similarity from which an unknown name in the environment is taken for a misspelt setting."""
+
+
+def broker_synonyms(name: str) -> tuple[str, ...]:
+    """The broker settings that say the same as `name` in another unit, the one that counts first at the front."""
+    return _GROUPS.get(name, (name,))
+
+
+def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
+    """The known name most like `name`, if any is like it."""
+    from difflib import get_close_matches  # costs more to import than this whole package; only mistakes need it
+
+    found = get_close_matches(name, list(known), n=1, cutoff=cutoff)
+    return found[0] if found else None
+
+
+def attribute(name: str) -> str:
+    """A setting's name as an identifier: log.dirs -> log_dirs."""
+    return name.replace(".", "_")
+
+
+def environment_name(name: str) -> str:
+    """log.dirs -> TIDELOG_LOG_DIRS."""
+    return ENVIRONMENT_PREFIX + attribute(name).upper()
+
+
+def _groups() -> dict[str, tuple[str, ...]]:
+    groups: dict[str, tuple[str, ...]] = {}
+    for key in topic_keys.KEYS:
+        if len(key.synonyms) > 1:
+            names = tuple(name for name, _ in key.synonyms)
+            groups.update(dict.fromkeys(names, names))
+    return groups
+
+
+_GROUPS = _groups()

@@ -1,0 +1,72 @@
+"""Java's properties format, which Kafka's configuration files and `meta.properties` are written in."""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+_ESCAPES = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
+_SPACE = " \t\f"
+
+
+class Property(NamedTuple):
+    name: str
+    value: str
+    line: int
+    """Where it begins; the first line is 1."""
+
+
+def parse_properties(text: str) -> list[Property]:
+    """Every entry in its order, repeated names included. Raises ValueError for a malformed \\u escape."""
+    return [_entry(line, number) for number, line in _logical_lines(text)]
+
+
+def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
+    """Lines with their continuations joined, without comments and blank ones."""
+    number = 0
+    parts: list[str] = []
+    lines = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
+    for i, raw in enumerate(lines, 1):
+        line = raw.lstrip(_SPACE)
+        if not parts:
+            if not line or line[0] in "#!":
+                continue
+            number = i
+        backslashes = len(line) - len(line.rstrip("\\"))
+        if backslashes % 2:
+            parts.append(line[:-1])
+            continue
+        yield number, "".join(parts) + line
+        parts = []
+    if parts:
+        yield number, "".join(parts)
+
+
+def _entry(line: str, number: int) -> Property:
+    end = 0
+    while end < len(line) and line[end] not in "=:" and line[end] not in _SPACE:
+        end += 2 if line[end] == "\\" else 1
+    rest = line[end:].lstrip(_SPACE)
+    if rest[:1] in ("=", ":"):
+        rest = rest[1:].lstrip(_SPACE)
+    return Property(_unescape(line[:end], number), _unescape(rest, number), number)
+
+
+def _unescape(text: str, number: int) -> str:
+    if "\\" not in text:
+        return text
+    out: list[str] = []
+    i = 0
+    while i < len(text):
+        if text[i] != "\\":
+            out.append(text[i])
+        elif text[i + 1 : i + 2] == "u":
+            digits = text[i + 2 : i + 6]
+            if len(digits) != 4 or not all(c in "0123456789abcdefABCDEF" for c in digits):
+                raise ValueError(f"line {number}: \\u{digits} is not four hexadecimal digits")
+            out.append(chr(int(digits, 16)))
+            i += 5
+        else:
+            i += 1
+            out.append(_ESCAPES.get(text[i : i + 1], text[i : i + 1]))
+        i += 1
+    # Characters beyond U+FFFF are escaped as two halves.
+    return "".join(out).encode("utf-16", "surrogatepass").decode("utf-16", "replace")

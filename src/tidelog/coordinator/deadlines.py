@@ -1,0 +1,98 @@
+"""Many deadlines under one timer; pure. Most are moved on long before they are due, by a heartbeat: that is cheap."""
+
+from collections.abc import Callable, Iterator
+from heapq import heapify, heappop, heappush
+from typing import Any
+
+from tidelog.coordinator.decision import Decision, Moment
+
+STALE_MIN = 1000
+"""Entries of cleared deadlines that may lie in the heap before it is worth building it anew."""
+
+
+class Deadline:
+    """Something that happens at a time, unless that time is moved or cleared first."""
+
+    __slots__ = ("_queued_ms", "at_ms", "callback", "subject")
+
+    def __init__(self, callback: Callable[[Any, Decision, Moment], None], subject: Any = None) -> None:
+        self.callback = callback
+        self.subject = subject
+        """Handed to `callback`, with the decision to add to and the time."""
+        self.at_ms: int | None = None
+        """Monotonic milliseconds; None when nothing is due. Changed through `Deadlines` only."""
+        self._queued_ms: int | None = None
+
+
+class Deadlines:
+    """All deadlines of one coordinator partition. Times are monotonic milliseconds."""
+
+    __slots__ = ("_count", "_heap", "_stale")
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[int, int, Deadline]] = []
+        self._count = 0
+        self._stale = 0
+
+    def set(self, deadline: Deadline, at_ms: int) -> None:
+        """Due at `at_ms`, whatever it was before."""
+        queued = deadline._queued_ms
+        if deadline.at_ms is None and queued is not None:
+            self._stale -= 1
+        deadline.at_ms = at_ms
+        # An entry that comes up too early is put back then: moving a deadline on is one assignment.
+        if queued is None or at_ms < queued:
+            if queued is not None:
+                self._stale += 1
+            self._push(deadline, at_ms)
+
+    def clear(self, deadline: Deadline) -> None:
+        if deadline.at_ms is not None:
+            deadline.at_ms = None
+            self._stale += 1
+            if self._stale > STALE_MIN and self._stale * 2 > len(self._heap):
+                self._rebuild()
+
+    def next_ms(self) -> int | None:
+        """No deadline is due before this time; None when there is none at all."""
+        return self._heap[0][0] if self._heap else None
+
+    def due(self, now_ms: int) -> Iterator[Deadline]:
+        """Take out what is due, earliest first; deadlines that are set meanwhile are seen too."""
+        heap = self._heap
+        while heap and heap[0][0] <= now_ms:
+            queued, _, deadline = heappop(heap)
+            if deadline._queued_ms != queued:
+                self._stale -= 1
+                continue
+            deadline._queued_ms = None
+            at_ms = deadline.at_ms
+            if at_ms is None:
+                self._stale -= 1
+            elif at_ms > now_ms:
+                self._push(deadline, at_ms)
+            else:
+                deadline.at_ms = None
+                yield deadline
+
+    def __len__(self) -> int:
+        """Entries held, those of cleared deadlines included."""
+        return len(self._heap)
+
+    def _push(self, deadline: Deadline, at_ms: int) -> None:
+        deadline._queued_ms = at_ms
+        self._count += 1
+        heappush(self._heap, (at_ms, self._count, deadline))
+
+    def _rebuild(self) -> None:
+        kept = []
+        for queued, count, deadline in self._heap:
+            if deadline._queued_ms != queued:
+                continue
+            if deadline.at_ms is None:
+                deadline._queued_ms = None
+            else:
+                kept.append((queued, count, deadline))
+        self._heap[:] = kept
+        heapify(self._heap)
+        self._stale = 0

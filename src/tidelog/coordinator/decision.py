@@ -1,0 +1,38 @@
+"""What a coordinator's core hands to the runtime: records to append, then replies."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol, TypeAlias
+
+Reply: TypeAlias = Callable[[Any], None]
+"""Takes the answer to one request, once: the response, or the ApiError that stands for it."""
+
+
+class Moment(NamedTuple):
+    """Now, twice: records carry wall-clock time, deadlines must not jump with it."""
+
+    wall_ms: int
+    monotonic_ms: int
+
+
+class Record(Protocol):
+    """One record of an internal topic, decoded."""
+
+    def encode(self) -> tuple[bytes, bytes | None]:
+        """Key and value as they stand in the log; a value of None is a tombstone."""
+
+
+class Decision:
+    """The outcome of one request, timer or sweep. Durable state changes when `records` are replayed, not before."""
+
+    __slots__ = ("records", "replies", "shows")
+
+    def __init__(self) -> None:
+        self.records: list[Record] = []
+        """Appended first, as one batch, then replayed."""
+        self.replies: list[tuple[Reply, Any]] = []
+        """Given only once the records, and everything below `shows`, are committed."""
+        self.shows = 0
+        """Exclusive end of the log that the replies tell of, beyond the records above."""
+
+    def reply(self, to: Reply, answer: Any) -> None:
+        self.replies.append((to, answer))

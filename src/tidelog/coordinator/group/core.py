@@ -1,0 +1,271 @@
+"""All groups of one partition of `__consumer_offsets`: which group a request is for, and what it finds there."""
+
+from collections.abc import Iterator
+from itertools import chain
+from typing import NamedTuple
+
+from tidelog.coordinator.deadlines import Deadlines
+from tidelog.coordinator.decision import Decision, Moment, Reply
+from tidelog.coordinator.group.classic import ClassicGroup, Joining
+from tidelog.coordinator.group.durable import DurableGroup, DurableGroups
+from tidelog.coordinator.group.members import Member
+from tidelog.coordinator.group.offsets import OffsetCommit, commit_records, expired_offsets
+from tidelog.coordinator.group.rebalance import NO_MEMBER_ID, refuse_join
+from tidelog.coordinator.group.records import GroupRecord, OffsetRecord, decode_record
+from tidelog.coordinator.group.settings import GroupSettings
+from tidelog.coordinator.group.state import GroupState
+from tidelog.wire.errors import ApiError, ErrorCode, GroupIdNotFound, IllegalGeneration, UnknownMemberId
+from tidelog.wire.messages.describe_groups import DescribedGroup, DescribedGroupMember
+from tidelog.wire.messages.group_records import GroupMetadataValue
+from tidelog.wire.messages.heartbeat import HeartbeatRequest
+from tidelog.wire.messages.leave_group import LeaveGroupRequest, LeaveGroupResponse, MemberResponse
+from tidelog.wire.messages.sync_group import SyncGroupRequest, SyncGroupResponse
+
+GROUP_MUST_EXIST_VERSION = 9
+"""From this version of OffsetCommit on, a generation of a group that is not known has an error of its own."""
+SWEEP_RECORDS_MAX = 500
+"""Tombstones in one batch."""
+
+
+class GroupListing(NamedTuple):
+    group_id: str
+    protocol_type: str
+    state: GroupState
+
+
+class GroupCore:
+    """Durable groups, and on top of them the groups that have, or recently had, members."""
+
+    def __init__(self, settings: GroupSettings) -> None:
+        self.settings = settings
+        self.durable = DurableGroups()
+        self.groups: dict[str, ClassicGroup] = {}
+        """Soft state. A group that is missing here and durable is empty."""
+        self.deadlines = Deadlines()
+
+    # Durable state
+
+    def decode(self, key: bytes, value: bytes | None) -> OffsetRecord | GroupRecord | None:
+        """None for a kind that is not known. Raises MalformedMessage."""
+        return decode_record(key, value)
+
+    def replay(self, record: OffsetRecord | GroupRecord, next_offset: int) -> None:
+        self.durable.replay(record, next_offset)
+
+    def loaded(self, now: Moment) -> Decision:
+        """Everything is replayed: members get new sessions, groups that are too large now rebalance."""
+        out = Decision()
+        for group_id, durable in self.durable.by_id.items():
+            if durable.metadata is not None and durable.metadata.members:
+                group = self._restored(group_id, durable.metadata, now)
+                self.groups[group_id] = group
+                group.shrink_to_fit(out, now)
+        return out
+
+    # Requests
+
+    def join(self, joining: Joining, now: Moment) -> Decision:
+        request = joining.request
+        group_id = request.group_id
+        durable = self.durable.by_id.get(group_id)
+        group = self.groups.get(group_id)
+        if group is None:
+            if durable is None and request.member_id != NO_MEMBER_ID:
+                out = Decision()
+                refuse_join(joining.reply, request.member_id, ErrorCode.UNKNOWN_MEMBER_ID, out)
+                return out
+            group = self._restored(group_id, durable.metadata if durable else None, now)
+        out = group.join(joining, now)
+        if group.members or group.members.pending:
+            self.groups[group_id] = group
+            if durable is None:
+                out.records.append(_first_record(group_id, now))
+        out.shows = self.durable.next_offset(group_id)
+        return out
+
+    def sync(self, request: SyncGroupRequest, reply: Reply, now: Moment) -> Decision:
+        group = self.groups.get(request.group_id)
+        if group is None:
+            out = Decision()
+            out.reply(reply, SyncGroupResponse(error_code=ErrorCode.UNKNOWN_MEMBER_ID))
+            return out
+        out = group.sync(request, reply, now)
+        out.shows = self.durable.next_offset(request.group_id)
+        return out
+
+    def heartbeat(self, request: HeartbeatRequest, now: Moment) -> ErrorCode:
+        group = self.groups.get(request.group_id)
+        if group is None:
+            return ErrorCode.UNKNOWN_MEMBER_ID
+        try:
+            return group.heartbeat(request.member_id, request.group_instance_id, request.generation_id, now)
+        except ApiError as error:
+            return error.code
+
+    def leave(self, request: LeaveGroupRequest, reply: Reply, now: Moment) -> Decision:
+        out = Decision()
+        group = self.groups.get(request.group_id)
+        if group is None:
+            told = [
+                MemberResponse(member.member_id, member.group_instance_id, ErrorCode.UNKNOWN_MEMBER_ID)
+                for member in request.members
+            ]
+        else:
+            told = group.leave(request, out, now)
+        out.reply(reply, LeaveGroupResponse(members=told))
+        out.shows = self.durable.next_offset(request.group_id)
+        return out
+
+    def commit(self, commit: OffsetCommit, reply: Reply, now: Moment) -> Decision:
+        """Answered with one error code for each offset of the commit. Raises ApiError when the committer is refused."""
+        self._check_commit(commit, now)
+        out = Decision()
+        records, codes = commit_records(commit, self.settings, now)
+        out.records += records
+        out.reply(reply, codes)
+        return out
+
+    def _check_commit(self, commit: OffsetCommit, now: Moment) -> None:
+        group = self.groups.get(commit.group_id)
+        if group is not None:
+            group.check_commit(commit.member_id, commit.instance_id, commit.generation, now)
+        elif commit.generation >= 0:
+            if commit.group_id in self.durable.by_id:
+                raise UnknownMemberId
+            if commit.version >= GROUP_MUST_EXIST_VERSION:
+                raise GroupIdNotFound(f"group {commit.group_id!r} does not exist")
+            raise IllegalGeneration
+
+    def committed(self, group_id: str) -> tuple[DurableGroup | None, int]:
+        """The group's offsets, to be read at once, and the end of the log that they tell of."""
+        return self.durable.by_id.get(group_id), self.durable.next_offset(group_id)
+
+    def listing(self) -> Iterator[GroupListing]:
+        for group_id, group in self.groups.items():
+            yield GroupListing(group_id, group.protocol_type, group.state)
+        for group_id, durable in self.durable.by_id.items():
+            if group_id not in self.groups:
+                protocol_type = durable.metadata.protocol_type if durable.metadata is not None else ""
+                yield GroupListing(group_id, protocol_type, GroupState.EMPTY)
+
+    def describe(self, group_id: str) -> DescribedGroup | None:
+        """None if there is no such group. Metadata is told of a stable group's members only."""
+        group = self.groups.get(group_id)
+        if group is None:
+            durable = self.durable.by_id.get(group_id)
+            if durable is None:
+                return None
+            protocol_type = durable.metadata.protocol_type if durable.metadata is not None else ""
+            return DescribedGroup(group_id=group_id, group_state=GroupState.EMPTY.value, protocol_type=protocol_type)
+        protocol = group.protocol_name if group.state is GroupState.STABLE else None
+        return DescribedGroup(
+            group_id=group_id,
+            group_state=group.state.value,
+            protocol_type=group.protocol_type,
+            protocol_data=protocol or "",
+            members=[_described(member, protocol) for member in group.members],
+        )
+
+    # Time
+
+    def next_deadline_ms(self) -> int | None:
+        """Monotonic; `expire` has nothing to do before it."""
+        return self.deadlines.next_ms()
+
+    def expire(self, now: Moment) -> Iterator[Decision]:
+        """One decision for each session, join or sync phase that is over."""
+        for deadline in self.deadlines.due(now.monotonic_ms):
+            out = Decision()
+            deadline.callback(deadline.subject, out, now)
+            yield out
+
+    def sweep(self, group_ids: list[str], now: Moment) -> Iterator[Decision]:
+        """Tombstones of expired offsets, and of groups that have neither members nor offsets, a batch at a time."""
+        for group_id in group_ids:
+            durable = self.durable.by_id.get(group_id)
+            if durable is None:
+                continue
+            group = self.groups.get(group_id)
+            expired = expired_offsets(group_id, durable, group, self.settings.offsets_retention_ms, now)
+            yield from _in_batches(list(expired))
+            if not durable.offsets:
+                yield from self._delete_if_empty(group_id, durable, group, now)
+
+    def forget_topics(self, topics: dict[str, None]) -> Iterator[Decision]:
+        """Tombstones of all offsets in topics that were deleted."""
+        for group_id in list(self.durable.by_id):
+            durable = self.durable.by_id.get(group_id)
+            if durable is None or topics.keys().isdisjoint(durable.offsets):
+                continue
+            gone = [
+                OffsetRecord(group_id, topic, partition, None)
+                for topic, partitions in durable.offsets.items()
+                if topic in topics
+                for partition in partitions
+            ]
+            yield from _in_batches(gone)
+
+    def _delete_if_empty(
+        self, group_id: str, durable: DurableGroup, group: ClassicGroup | None, now: Moment
+    ) -> Iterator[Decision]:
+        if group is not None:
+            if group.state is not GroupState.EMPTY:
+                return
+            group.delete(now)
+            del self.groups[group_id]
+        if durable.metadata is not None:
+            out = Decision()
+            out.records.append(GroupRecord(group_id, None))
+            yield out
+
+    def abandon(self) -> list[Reply]:
+        """Whoever waits for an answer that this core will not give any more."""
+        return list(chain.from_iterable(group.parked() for group in self.groups.values()))
+
+    # For tests
+
+    def validate_state(self) -> None:
+        """Assert what must hold between any two steps, once the records of the last one are replayed."""
+        for group_id, group in self.groups.items():
+            group.check()
+            durable = self.durable.by_id.get(group_id)
+            assert durable is not None, f"{group_id} has members and no record"
+            if group.state is GroupState.STABLE:
+                assert durable.metadata is not None
+                assert durable.metadata.generation == group.generation
+                assigned = {told.member_id: told.assignment for told in durable.metadata.members}
+                assert {m.member_id: m.assignment for m in group.members} == assigned
+            assert durable.metadata is None or durable.metadata.generation <= group.generation
+        for group_id, durable in self.durable.by_id.items():
+            assert durable.metadata is not None or durable.offsets
+            if durable.metadata is not None and durable.metadata.members:
+                assert group_id in self.groups
+
+    def _restored(self, group_id: str, metadata: GroupMetadataValue | None, now: Moment) -> ClassicGroup:
+        if metadata is None:
+            return ClassicGroup(group_id, self.settings, self.deadlines, now)
+        return ClassicGroup.from_record(group_id, metadata, self.settings, self.deadlines, now)
+
+
+def _first_record(group_id: str, now: Moment) -> GroupRecord:
+    """Makes a group known before anybody has joined it."""
+    value = GroupMetadataValue(protocol=None, leader=None, current_state_timestamp=now.wall_ms)
+    return GroupRecord(group_id, value)
+
+
+def _described(member: Member, protocol: str | None) -> DescribedGroupMember:
+    return DescribedGroupMember(
+        member_id=member.member_id,
+        group_instance_id=member.instance_id,
+        client_id=member.client_id,
+        client_host=member.client_host,
+        member_metadata=b"" if protocol is None else member.metadata_for(protocol),
+        member_assignment=member.assignment,
+    )
+
+
+def _in_batches(records: list[OffsetRecord]) -> Iterator[Decision]:
+    for start in range(0, len(records), SWEEP_RECORDS_MAX):
+        out = Decision()
+        out.records += records[start : start + SWEEP_RECORDS_MAX]
+        yield out

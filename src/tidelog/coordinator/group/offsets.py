@@ -1,0 +1,134 @@
+"""Committed offsets: what a commit writes, and when an offset expires (KIP-211)."""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from tidelog.coordinator.decision import Moment
+from tidelog.coordinator.group.classic import ClassicGroup
+from tidelog.coordinator.group.durable import DurableGroup
+from tidelog.coordinator.group.records import OffsetRecord
+from tidelog.coordinator.group.settings import GroupSettings
+from tidelog.coordinator.group.state import GroupState
+from tidelog.wire.errors import ErrorCode
+from tidelog.wire.messages.consumer_protocol import ConsumerProtocolSubscription
+from tidelog.wire.messages.group_records import OffsetCommitValue
+from tidelog.wire.primitives import NO_UUID, MalformedMessage
+
+CONSUMER_PROTOCOL_TYPE = "consumer"
+BATCH_OVERHEAD_BYTES = 128
+RECORD_OVERHEAD_BYTES = 96
+
+
+class OffsetToCommit(NamedTuple):
+    """One partition's part of a commit; the partition exists."""
+
+    topic: str
+    topic_id: bytes
+    partition: int
+    offset: int
+    leader_epoch: int
+    metadata: str
+
+
+class OffsetCommit(NamedTuple):
+    """A commit of one group. A generation of -1 is that of an administrator or a consumer that does not join."""
+
+    group_id: str
+    member_id: str
+    instance_id: str | None
+    generation: int
+    retention_ms: int
+    """-1: as the broker's setting says. Clients up to OffsetCommit v4 may ask for their own."""
+    version: int
+    """Of OffsetCommit."""
+    offsets: list[OffsetToCommit]
+
+
+def commit_records(
+    commit: OffsetCommit, settings: GroupSettings, now: Moment
+) -> tuple[list[OffsetRecord], list[ErrorCode]]:
+    """The records to write, and the code of each offset of the commit in its order."""
+    records = []
+    codes = []
+    expire_ms = -1 if commit.retention_ms < 0 else now.wall_ms + commit.retention_ms
+    for offset in commit.offsets:
+        if _utf16_units(offset.metadata, settings.offset_metadata_max) > settings.offset_metadata_max:
+            codes.append(ErrorCode.OFFSET_METADATA_TOO_LARGE)
+            continue
+        if expire_ms < 0:
+            value = OffsetCommitValue(
+                offset.offset, offset.leader_epoch, offset.metadata, now.wall_ms, -1, offset.topic_id
+            )
+        else:  # the version of the record with an expiry has neither epoch nor topic id
+            value = OffsetCommitValue(offset.offset, -1, offset.metadata, now.wall_ms, expire_ms, NO_UUID)
+        records.append(OffsetRecord(commit.group_id, offset.topic, offset.partition, value))
+        codes.append(ErrorCode.NONE)
+    if len(records) > 1 and _batch_bytes(records) > settings.record_bytes_max:
+        return [], [ErrorCode.INVALID_COMMIT_OFFSET_SIZE] * len(codes)
+    return records, codes
+
+
+def _utf16_units(text: str, enough: int) -> int:
+    """The length as Java counts it, exact where it decides."""
+    if len(text) > enough or len(text) * 2 <= enough:
+        return len(text)
+    return len(text.encode("utf-16-le", "surrogatepass")) // 2
+
+
+def _batch_bytes(records: list[OffsetRecord]) -> int:
+    """At least what the batch of these records takes."""
+    size = BATCH_OVERHEAD_BYTES
+    for record in records:
+        assert record.value is not None
+        size += RECORD_OVERHEAD_BYTES + len(record.group) + len(record.topic) + len(record.value.metadata.encode())
+    return size
+
+
+def expired_offsets(
+    group_id: str, durable: DurableGroup, group: ClassicGroup | None, retention_ms: int, now: Moment
+) -> Iterator[OffsetRecord]:
+    """Tombstones of the offsets that have outlived their retention.
+
+    A group's retention begins when it becomes empty, a simple consumer's with each commit. In a stable group of
+    consumers the offsets of topics that nobody subscribes to any more expire too; else members keep their offsets.
+    """
+    subscribed: frozenset[str] = frozenset()
+    empty_since_ms = None
+    metadata = durable.metadata
+    if group is not None and group.state is not GroupState.EMPTY:
+        topics = _subscribed_topics(group)
+        if topics is None:
+            return
+        subscribed = topics
+    elif group is not None and group.protocol_type:
+        empty_since_ms = group.state_since_ms
+    elif metadata is not None and metadata.protocol_type and metadata.current_state_timestamp >= 0:
+        empty_since_ms = metadata.current_state_timestamp
+    for topic, partitions in durable.offsets.items():
+        if topic in subscribed:
+            continue
+        for partition, value in partitions.items():
+            if value.expire_timestamp >= 0:
+                expires_ms = value.expire_timestamp
+            else:
+                expires_ms = retention_ms + (value.commit_timestamp if empty_since_ms is None else empty_since_ms)
+            if now.wall_ms >= expires_ms:
+                yield OffsetRecord(group_id, topic, partition, None)
+
+
+def _subscribed_topics(group: ClassicGroup) -> frozenset[str] | None:
+    """None unless it is known exactly what the members read."""
+    if group.state is not GroupState.STABLE or group.protocol_type != CONSUMER_PROTOCOL_TYPE:
+        return None
+    topics: list[str] = []
+    for member in group.members:
+        metadata = member.metadata_for(group.protocol_name)
+        try:
+            version = int.from_bytes(metadata[:2], "big", signed=True)
+            if len(metadata) < 2 or version < 0:
+                return None
+            known = min(version, ConsumerProtocolSubscription.max_version)
+            topics += ConsumerProtocolSubscription.decode(metadata, 2, known)[0].topics
+        except MalformedMessage:
+            return None
+    return frozenset(topics)

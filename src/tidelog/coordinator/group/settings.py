@@ -1,0 +1,43 @@
+"""What the broker's settings say about groups, and the bounds that have no setting."""
+
+PENDING_MEMBERS_MAX = 10_000
+"""Member ids of one group that were handed out and have not joined yet (KIP-394)."""
+METADATA_BYTES_MAX = 64 << 20
+"""Protocol metadata of all members of one group together, held in memory."""
+NEW_MEMBER_JOIN_TIMEOUT_MS = 300_000
+"""How long a first join may be parked: the member cannot send heartbeats, for it does not know its id yet."""
+
+
+class GroupSettings:
+    """Kafka's `group.*` and `offset*` settings that the core obeys."""
+
+    __slots__ = (
+        "group_max_size",
+        "initial_rebalance_delay_ms",
+        "max_session_timeout_ms",
+        "min_session_timeout_ms",
+        "offset_metadata_max",
+        "offsets_retention_ms",
+        "record_bytes_max",
+    )
+
+    def __init__(
+        self,
+        *,
+        initial_rebalance_delay_ms: int = 3000,
+        min_session_timeout_ms: int = 6000,
+        max_session_timeout_ms: int = 1_800_000,
+        group_max_size: int = 2**31 - 1,
+        offset_metadata_max: int = 4096,
+        offsets_retention_ms: int = 10_080 * 60_000,
+        record_bytes_max: int = 1_048_588,
+    ) -> None:
+        self.initial_rebalance_delay_ms = initial_rebalance_delay_ms
+        self.min_session_timeout_ms = min_session_timeout_ms
+        self.max_session_timeout_ms = max_session_timeout_ms
+        self.group_max_size = group_max_size
+        self.offset_metadata_max = offset_metadata_max
+        """UTF-16 code units, as Kafka counts them."""
+        self.offsets_retention_ms = offsets_retention_ms
+        self.record_bytes_max = record_bytes_max
+        """The largest batch that is written to `__consumer_offsets`."""

@@ -1,0 +1,31 @@
+"""The states of a classic group and what leads from one to the next. The names are the protocol's."""
+
+from enum import Enum
+
+
+class GroupState(Enum):
+    EMPTY = "Empty"
+    PREPARING_REBALANCE = "PreparingRebalance"
+    COMPLETING_REBALANCE = "CompletingRebalance"
+    STABLE = "Stable"
+    DEAD = "Dead"
+
+
+class GroupEvent(Enum):
+    REBALANCE_NEEDED = "a member joined, left, stalled or changed"
+    MEMBERS_JOINED = "the join phase ended with members"
+    NOBODY_JOINED = "the join phase ended without members"
+    ASSIGNED = "the leader's assignment was taken"
+    DELETED = "neither members nor offsets are left"
+
+
+NEXT: dict[tuple[GroupState, GroupEvent], GroupState] = {
+    (GroupState.EMPTY, GroupEvent.REBALANCE_NEEDED): GroupState.PREPARING_REBALANCE,
+    (GroupState.STABLE, GroupEvent.REBALANCE_NEEDED): GroupState.PREPARING_REBALANCE,
+    (GroupState.COMPLETING_REBALANCE, GroupEvent.REBALANCE_NEEDED): GroupState.PREPARING_REBALANCE,
+    (GroupState.PREPARING_REBALANCE, GroupEvent.MEMBERS_JOINED): GroupState.COMPLETING_REBALANCE,
+    (GroupState.PREPARING_REBALANCE, GroupEvent.NOBODY_JOINED): GroupState.EMPTY,
+    (GroupState.COMPLETING_REBALANCE, GroupEvent.ASSIGNED): GroupState.STABLE,
+    (GroupState.EMPTY, GroupEvent.DELETED): GroupState.DEAD,
+}
+"""A pair that is missing is a bug of ours."""

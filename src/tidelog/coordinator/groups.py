@@ -1,0 +1,271 @@
+"""The group coordinators of this broker: one for each partition of `__consumer_offsets` that it leads."""
+
+import logging
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import TYPE_CHECKING, TypeVar
+
+from tidelog.coordinator.decision import Reply
+from tidelog.coordinator.group.classic import Joining
+from tidelog.coordinator.group.core import GroupCore, GroupListing
+from tidelog.coordinator.group.durable import DurableGroup
+from tidelog.coordinator.group.hashing import partition_of
+from tidelog.coordinator.group.offsets import OffsetCommit
+from tidelog.coordinator.group.settings import GroupSettings
+from tidelog.coordinator.runtime import CoordinatorPartition
+from tidelog.metadata.image import CONSUMER_OFFSETS
+from tidelog.wire.errors import (
+    ApiError,
+    CoordinatorLoadInProgress,
+    CoordinatorNotAvailable,
+    ErrorCode,
+    InvalidGroupId,
+    InvalidSessionTimeout,
+    NotCoordinator,
+)
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from tidelog.config.broker_config import BrokerConfig
+    from tidelog.metadata.image import BrokerRegistration, MetadataImage
+    from tidelog.metadata.records import PartitionState
+    from tidelog.metadata.service import MetadataCache, MetadataController
+    from tidelog.replication.partitions import Partitions
+    from tidelog.runtime.interfaces import Runtime
+    from tidelog.wire.messages.describe_groups import DescribedGroup
+    from tidelog.wire.messages.heartbeat import HeartbeatRequest
+    from tidelog.wire.messages.join_group import JoinGroupRequest
+    from tidelog.wire.messages.leave_group import LeaveGroupRequest
+    from tidelog.wire.messages.sync_group import SyncGroupRequest
+
+logger = logging.getLogger("tidelog.coordinator")
+T = TypeVar("T")
+
+PLACES_MAX = 20_000
+"""Group ids of which the partition is remembered."""
+SWEEP_GROUPS = 200
+"""Groups that a sweep looks at in one turn of the loop."""
+
+
+class GroupCoordinators:
+    """What the API handlers ask. Answers go to a `Reply`: at once, or when the group or the log is ready for it."""
+
+    def __init__(
+        self,
+        *,
+        runtime: "Runtime",
+        config: "BrokerConfig",
+        partitions: "Partitions",
+        metadata: "MetadataCache",
+        controller: "MetadataController",
+    ) -> None:
+        self._runtime = runtime
+        self._config = config
+        self._partitions = partitions
+        self._metadata = metadata
+        self._controller = controller
+        self._settings = group_settings(config)
+        self._led: dict[int, CoordinatorPartition[GroupCore]] = {}
+        self._count = 0
+        self._places: dict[str, int] = {}
+        self._sweeper: asyncio.Task[None] | None = None
+
+    # With the broker's life
+
+    def start(self) -> None:
+        """Begin to forget old offsets now and then. Coordinators are loaded as `on_image` tells of partitions."""
+        self._sweeper = self._runtime.tasks.spawn(self._sweep_often(), name="offsets-sweep")
+
+    def on_image(self, old: "MetadataImage", new: "MetadataImage") -> None:
+        """Follow a change that the partitions have followed: serve what is led here, forget topics that are deleted."""
+        topic = new.topics.get(CONSUMER_OFFSETS)
+        if topic is not old.topics.get(CONSUMER_OFFSETS):
+            self._follow({} if topic is None else dict(enumerate(topic.partitions)))
+        if old.topics is not new.topics:
+            gone = {
+                name: None
+                for name, before in old.topics.items()
+                if (now := new.topics.get(name)) is None or now.topic_id != before.topic_id
+            }
+            if gone:
+                for led in self._loaded():
+                    led.apply_all(led.core.forget_topics(gone))
+
+    def close(self) -> None:
+        """Answer everyone who waits; take no more requests."""
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+        for led in self._led.values():
+            led.close()
+        self._led.clear()
+
+    async def loading(self) -> None:
+        """Return when every coordinator that is being loaded has ended that."""
+        for led in list(self._led.values()):
+            await led.loading()
+
+    # Where a group is
+
+    @property
+    def has_topic(self) -> bool:
+        """Whether `__consumer_offsets` exists; without it there is no coordinator of any group."""
+        return CONSUMER_OFFSETS in self._metadata.image.topics
+
+    async def make_topic(self) -> None:
+        """Make `__consumer_offsets` as it is first needed. Raises CoordinatorNotAvailable."""
+        try:
+            (made,) = await self._controller.ensure_topics([CONSUMER_OFFSETS])
+            refused = None if made.error is ErrorCode.NONE else made.message or made.error.name
+        except ApiError as error:
+            refused = error.message
+        if refused is not None:
+            logger.error("cannot make topic=%s reason=%s", CONSUMER_OFFSETS, refused)
+            raise CoordinatorNotAvailable(f"{CONSUMER_OFFSETS} cannot be made: {refused}")
+        await self.loading()  # empty logs: a client that comes at once need not be sent away
+
+    def coordinator_of(self, group_id: str) -> "BrokerRegistration":
+        """The broker to ask about the group. Raises CoordinatorNotAvailable when there is none at the moment."""
+        image = self._metadata.image
+        topic = image.topics.get(CONSUMER_OFFSETS)
+        if topic is None:
+            raise CoordinatorNotAvailable(f"{CONSUMER_OFFSETS} does not exist yet")
+        state = topic.partitions[self._place(group_id, len(topic.partitions))]
+        broker = image.brokers.get(state.leader)
+        if broker is None:
+            raise CoordinatorNotAvailable(f"the partition of group {group_id!r} has no leader")
+        return broker
+
+    # Requests. Each raises ApiError when the group is not served here now.
+
+    def join(self, request: "JoinGroupRequest", client_id: str, client_host: str, version: int, reply: Reply) -> None:
+        self._check_group_id(request.group_id)
+        settings = self._settings
+        if not settings.min_session_timeout_ms <= request.session_timeout_ms <= settings.max_session_timeout_ms:
+            raise InvalidSessionTimeout(
+                f"session timeout {request.session_timeout_ms} ms is outside {settings.min_session_timeout_ms} "
+                f"(group.min.session.timeout.ms) to {settings.max_session_timeout_ms} (group.max.session.timeout.ms)"
+            )
+        led = self._of(request.group_id)
+        fresh_uuid = "" if request.member_id else uuid_form(self._runtime.new_uuid())
+        joining = Joining(request, reply, client_id, client_host, version, fresh_uuid)
+        led.apply(led.core.join(joining, led.now()))
+
+    def sync(self, request: "SyncGroupRequest", reply: Reply) -> None:
+        self._check_group_id(request.group_id)
+        led = self._of(request.group_id)
+        led.apply(led.core.sync(request, reply, led.now()))
+
+    def heartbeat(self, request: "HeartbeatRequest") -> ErrorCode:
+        self._check_group_id(request.group_id)
+        led = self._of(request.group_id)
+        if led.is_loading:
+            return ErrorCode.NONE  # nobody's session runs out meanwhile
+        return led.core.heartbeat(request, led.now())
+
+    def leave(self, request: "LeaveGroupRequest", reply: Reply) -> None:
+        self._check_group_id(request.group_id)
+        led = self._of(request.group_id)
+        led.apply(led.core.leave(request, reply, led.now()))
+
+    def commit(self, commit: OffsetCommit, reply: Reply) -> None:
+        """Answered with one ErrorCode for each offset."""
+        led = self._of(commit.group_id)
+        led.apply(led.core.commit(commit, reply, led.now()))
+
+    def committed(self, group_id: str, read: Callable[[DurableGroup | None], T], reply: Reply) -> None:
+        """Answered with what `read` makes of the group's offsets, once they are committed for good."""
+        led = self._of(group_id)
+        durable, shows = led.core.committed(group_id)
+        led.answer(reply, read(durable), shows)
+
+    def describe(self, group_id: str, reply: Reply) -> None:
+        """Answered with a DescribedGroup, or None for a group that does not exist."""
+        led = self._of(group_id)
+        described: DescribedGroup | None = led.core.describe(group_id)
+        led.answer(reply, described, led.core.durable.next_offset(group_id))
+
+    def listing(self) -> Iterator[GroupListing]:
+        """Raises CoordinatorLoadInProgress while a part of the groups is not known yet."""
+        for led in self._led.values():
+            if led.is_loading:
+                raise CoordinatorLoadInProgress(f"{led.name} is being loaded")
+        for led in self._loaded():
+            yield from led.core.listing()
+
+    # Inside
+
+    def _of(self, group_id: str) -> CoordinatorPartition[GroupCore]:
+        led = self._led.get(self._place(group_id, self._count)) if self._count else None
+        if led is None:
+            raise NotCoordinator(f"the coordinator of group {group_id!r} is not here")
+        return led
+
+    def _place(self, group_id: str, count: int) -> int:
+        place = self._places.get(group_id)
+        if place is None:
+            if len(self._places) >= PLACES_MAX:
+                self._places.clear()
+            place = self._places[group_id] = partition_of(group_id, count)
+        return place
+
+    def _check_group_id(self, group_id: str) -> None:
+        if not group_id:
+            raise InvalidGroupId("a group that members join needs a name")
+
+    def _loaded(self) -> Iterator[CoordinatorPartition[GroupCore]]:
+        for led in list(self._led.values()):
+            if led.is_loaded:
+                yield led
+
+    def _follow(self, states: "dict[int, PartitionState]") -> None:
+        """Serve exactly the partitions that this broker leads and has."""
+        node_id = self._config.node_id
+        if len(states) != self._count:
+            self._count = len(states)
+            self._places.clear()
+        for index in list(self._led):
+            partition = self._partitions.find(CONSUMER_OFFSETS, index)
+            if partition is not self._led[index].partition or states[index].leader != node_id:
+                self._led.pop(index).close()
+        for index, state in states.items():
+            if index in self._led or state.leader != node_id:
+                continue
+            partition = self._partitions.find(CONSUMER_OFFSETS, index)
+            if partition is not None:
+                led = CoordinatorPartition(partition, self._new_core, self._runtime.clock, self._runtime.tasks)
+                self._led[index] = led
+                led.load()
+
+    def _new_core(self) -> GroupCore:
+        return GroupCore(self._settings)
+
+    async def _sweep_often(self) -> None:
+        while True:
+            await self._runtime.tasks.sleep(self._config.offsets_retention_check_interval_ms / 1000)
+            await self.sweep()
+
+    async def sweep(self) -> None:
+        """Forget expired offsets and groups of which nothing is left."""
+        for led in self._loaded():
+            group_ids = iter(list(led.core.durable.by_id))
+            while led.is_loaded and (some := list(islice(group_ids, SWEEP_GROUPS))):
+                led.apply_all(led.core.sweep(some, led.now()))
+                await self._runtime.tasks.sleep(0)
+
+
+def uuid_form(raw: bytes) -> str:
+    """The 36 characters that end a member id."""
+    text = raw.hex()
+    return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
+
+
+def group_settings(config: "BrokerConfig") -> GroupSettings:
+    return GroupSettings(
+        initial_rebalance_delay_ms=config.group_initial_rebalance_delay_ms,
+        min_session_timeout_ms=config.group_min_session_timeout_ms,
+        max_session_timeout_ms=config.group_max_session_timeout_ms,
+        group_max_size=config.group_max_size,
+        offset_metadata_max=config.offset_metadata_max_bytes,
+        offsets_retention_ms=config.offsets_retention_minutes * 60_000,
+    )

@@ -1,0 +1,238 @@
+"""Runs the core of one coordinator partition: decide, append, replay, reply.
+
+A core decides and changes nothing durable. Its records are appended as one batch and at once replayed into the core,
+as a load would replay them; its replies leave when the batch is committed. When an append fails, what the core decided
+is void, with everything soft that depended on it: the partition is unloaded and built anew from its log.
+"""
+
+import logging
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+
+from tidelog.coordinator.decision import Decision, Moment, Reply
+from tidelog.coordinator.loading import Loader, LogView
+from tidelog.log.errors import CorruptLog
+from tidelog.wire.batches import BatchHeader
+from tidelog.wire.errors import ApiError, CoordinatorLoadInProgress, NotCoordinator
+from tidelog.wire.records import Record, encode_batch
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from tidelog.log.partition_log import Appended
+    from tidelog.runtime.interfaces import Clock, Tasks, TimerHandle
+
+logger = logging.getLogger("tidelog.coordinator")
+
+RELOAD_DELAY_S = 0.1
+RELOAD_DELAY_MAX_S = 10.0
+
+
+class PartitionLogView(LogView, Protocol):
+    @property
+    def failure(self) -> Any: ...
+    def fail(self, reason: str) -> None: ...
+
+
+class LedPartition(Protocol):
+    """What the runtime asks of `replication.partition.Partition`."""
+
+    @property
+    def topic(self) -> str: ...
+    @property
+    def index(self) -> int: ...
+    @property
+    def log(self) -> PartitionLogView: ...
+    def append(self, batch: memoryview, header: BatchHeader) -> "Appended": ...
+    def is_committed(self, next_offset: int) -> bool: ...
+    def when_committed(self, next_offset: int, listener: Callable[[ApiError | None], None]) -> None: ...
+
+
+class Core(Protocol):
+    """A pure coordinator. `replay` is the only thing that changes its durable state."""
+
+    def decode(self, key: bytes, value: bytes | None) -> Any: ...
+    def replay(self, record: Any, next_offset: int) -> None: ...
+    def loaded(self, now: Moment) -> Decision: ...
+    def next_deadline_ms(self) -> int | None: ...
+    def expire(self, now: Moment) -> Iterator[Decision]: ...
+    def abandon(self) -> list[Reply]: ...
+
+
+C = TypeVar("C", bound=Core)
+
+
+class CoordinatorPartition(Generic[C]):
+    """The coordinator that lives on one partition of an internal topic."""
+
+    def __init__(self, partition: LedPartition, new_core: Callable[[], C], clock: "Clock", tasks: "Tasks") -> None:
+        self.partition = partition
+        self.name = f"{partition.topic}-{partition.index}"
+        self._new_core = new_core
+        self._clock = clock
+        self._tasks = tasks
+        self._core: C | None = None
+        self._closed = False
+        self._reload_delay_s = RELOAD_DELAY_S
+        self._timer: TimerHandle | None = None
+        self._timer_ms = 0
+        self._load_task: asyncio.Task[None] | None = None
+
+    # State
+
+    @property
+    def core(self) -> C:
+        """Raises CoordinatorLoadInProgress, or NotCoordinator when the log is offline or given up."""
+        core = self._core
+        if core is None:
+            if self._closed or self.partition.log.failure is not None:
+                raise NotCoordinator(f"{self.name} is not served here")
+            raise CoordinatorLoadInProgress(f"{self.name} is being loaded")
+        return core
+
+    @property
+    def is_loaded(self) -> bool:
+        return self._core is not None
+
+    @property
+    def is_loading(self) -> bool:
+        return self._core is None and not self._closed and self.partition.log.failure is None
+
+    def now(self) -> Moment:
+        return Moment(self._clock.now_ms(), int(self._clock.monotonic() * 1000))
+
+    def load(self) -> None:
+        """Begin to replay the log; requests are refused with CoordinatorLoadInProgress until that is done."""
+        self._load_task = self._tasks.spawn(self._load(), name=f"load-{self.name}")
+
+    async def loading(self) -> None:
+        """Return when the present load has ended, one way or the other."""
+        if self._load_task is not None:
+            await self._load_task
+
+    def close(self) -> None:
+        """Leadership is lost or the broker stops: everyone who waits is told to look for the coordinator again."""
+        self._closed = True
+        self._unload(NotCoordinator(f"{self.name} is not served here any more"), [])
+
+    # Steps
+
+    def apply(self, decision: Decision) -> None:
+        """Append and replay what the core decided, and answer when that is committed."""
+        shows = decision.shows
+        if decision.records:
+            core = self._core
+            assert core is not None, "a decision of a core that is not loaded"
+            try:
+                data = self._batch(decision)
+                appended = self.partition.append(memoryview(data), BatchHeader(data))
+            except (ApiError, OSError) as error:
+                logger.error("append failed, loading anew partition=%s error=%s", self.name, error)
+                self._unload(NotCoordinator(f"{self.name} could not be written"), decision.replies)
+                self._load_later()
+                return
+            shows = appended.next_offset
+            for record in decision.records:
+                core.replay(record, shows)
+        self._arm()
+        if decision.replies:
+            self._answer(decision.replies, shows)
+
+    def answer(self, reply: Reply, answer: Any, shows: int) -> None:
+        """Give an answer that tells of the log below `shows`, once that is committed."""
+        self._answer([(reply, answer)], shows)
+
+    def _answer(self, replies: list[tuple[Reply, Any]], shows: int) -> None:
+        if self.partition.is_committed(shows):
+            for reply, answer in replies:
+                reply(answer)
+        else:
+            self.partition.when_committed(shows, partial(_deliver, replies))
+
+    def apply_all(self, decisions: Iterator[Decision]) -> None:
+        """As many steps as there are, until one of them fails."""
+        core = self._core
+        for decision in decisions:
+            self.apply(decision)
+            if self._core is not core:
+                return
+
+    def _batch(self, decision: Decision) -> bytearray:
+        timestamp = self._clock.now_ms()
+        records = []
+        for delta, record in enumerate(decision.records):
+            key, value = record.encode()
+            records.append(Record(offset=delta, timestamp=timestamp, key=key, value=value))
+        return encode_batch(records)
+
+    # Deadlines
+
+    def _arm(self) -> None:
+        core = self._core
+        next_ms = core.next_deadline_ms() if core is not None else None
+        if next_ms is None or (self._timer is not None and self._timer_ms <= next_ms):
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_ms = next_ms
+        self._timer = self._tasks.call_later(max(next_ms / 1000 - self._clock.monotonic(), 0), self._expire)
+
+    def _expire(self) -> None:
+        self._timer = None
+        if self._core is not None:
+            self.apply_all(self._core.expire(self.now()))
+            self._arm()
+
+    # Load and unload
+
+    async def _load(self) -> None:
+        core = self._new_core()
+        log = self.partition.log
+        began = self._clock.monotonic()
+        try:
+            loader = Loader(self.name, log, core, self._tasks)
+            await loader.run(lambda: not self._closed and log.failure is None)
+        except CorruptLog as error:
+            log.fail(str(error))
+            logger.error("damaged, offline partition=%s %s", self.name, error)
+            return
+        except (ApiError, OSError) as error:
+            logger.error("load failed partition=%s error=%s", self.name, error)
+            self._load_later()
+            return
+        if self._closed or log.failure is not None:
+            return
+        self._core = core
+        self._reload_delay_s = RELOAD_DELAY_S
+        if loader.records:
+            seconds = self._clock.monotonic() - began
+            logger.info("loaded partition=%s records=%d seconds=%.3f", self.name, loader.records, seconds)
+        self.apply(core.loaded(self.now()))
+
+    def _load_later(self) -> None:
+        if not self._closed:
+            self._tasks.call_later(self._reload_delay_s, self._load_again)
+            self._reload_delay_s = min(self._reload_delay_s * 2, RELOAD_DELAY_MAX_S)
+
+    def _load_again(self) -> None:
+        if self.is_loading:
+            self.load()
+
+    def _unload(self, error: ApiError, undelivered: list[tuple[Reply, Any]]) -> None:
+        core, self._core = self._core, None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        waiting = [reply for reply, _ in undelivered]
+        if core is not None:
+            waiting += core.abandon()
+        for reply in waiting:
+            reply(error)
+
+
+def _deliver(replies: list[tuple[Reply, Any]], error: ApiError | None) -> None:
+    """The records that the replies tell of are committed, or never will be."""
+    refusal = None if error is None else NotCoordinator(error.message)
+    for reply, answer in replies:
+        reply(answer if refusal is None else refusal)

@@ -1,0 +1,1 @@
+"""The partition's log on disk, in Kafka's own files: segments, indexes, producer state, epochs, recovery, retention."""

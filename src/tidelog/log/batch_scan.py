@@ -1,0 +1,140 @@
+"""Walking the chain of batch headers in a segment file, a few KB at a time.
+
+A step of the chain is sound when the header is whole, states magic 2 and a length that the file can hold, and its
+offsets do not go back. Anything else raises CorruptLog with the position of that batch.
+"""
+
+from collections.abc import Iterator
+from struct import Struct
+from typing import TypeAlias
+
+from tidelog.log.errors import CorruptLog
+from tidelog.runtime.interfaces import File
+from tidelog.wire.batches import HEADER_BYTES, LENGTH_END, MAGIC, MIN_LENGTH
+
+HEADER = Struct(">qiibIhiqqqhii")
+
+Fields: TypeAlias = tuple[int, int, int, int, int, int, int, int, int, int, int, int, int]
+"""A header, unpacked: the constants below name the places."""
+
+BASE_OFFSET = 0
+LENGTH = 1
+LEADER_EPOCH = 2
+MAGIC_AT = 3
+CRC = 4
+ATTRIBUTES = 5
+LAST_OFFSET_DELTA = 6
+BASE_TIMESTAMP = 7
+MAX_TIMESTAMP = 8
+PRODUCER_ID = 9
+PRODUCER_EPOCH = 10
+BASE_SEQUENCE = 11
+COUNT = 12
+
+OFFSETS_MAX = 1 << 31
+"""A segment's offsets are stored relative to its base, in 31 bits."""
+WINDOW_BYTES = 16 * 1024
+"""Read at once while batches are small. A larger batch costs one read of LARGE_STEP_BYTES for its header."""
+LARGE_STEP_BYTES = 256
+WHOLE_WINDOW_BYTES = 1 << 20
+BATCH_BYTES_MAX = 256 << 20
+"""No request carries more; a length beyond it is damage, and memory is not spent on it."""
+
+
+def defect(fields: Fields, room: int, next_offset: int, offset_end: int) -> str | None:
+    """What is wrong with this step of the chain, where `room` bytes are left in the file; None when it is sound."""
+    size = fields[LENGTH] + LENGTH_END
+    if fields[LENGTH] < MIN_LENGTH:
+        return f"the batch states a length of {fields[LENGTH]} bytes, the least possible is {MIN_LENGTH}"
+    if fields[MAGIC_AT] != MAGIC:
+        return f"the batch states magic {fields[MAGIC_AT]}, this log holds magic {MAGIC}"
+    if size > room:
+        return f"the batch states {size} bytes, the file has {room} more"
+    if size > BATCH_BYTES_MAX:
+        return f"the batch states {size} bytes, more than any request carries"
+    if fields[BASE_OFFSET] < next_offset:
+        return f"the batch's base offset is {fields[BASE_OFFSET]}, expected {next_offset} or more"
+    if fields[LAST_OFFSET_DELTA] < 0 or fields[COUNT] < 0:
+        return f"the batch states {fields[COUNT]} records and a last offset delta of {fields[LAST_OFFSET_DELTA]}"
+    if fields[BASE_OFFSET] + fields[LAST_OFFSET_DELTA] >= offset_end:
+        return f"the batch's base offset is {fields[BASE_OFFSET]}, a segment's offsets lie below {offset_end}"
+    return None
+
+
+def headers(
+    file: File, position: int, end: int, base_offset: int, next_offset: int = 0
+) -> Iterator[tuple[int, int, Fields]]:
+    """(position, size in bytes, header) of every batch between two positions; `position` is where a batch begins.
+
+    Offsets grow; they are not below `next_offset` and the segment's `base_offset`, and less than 2^31 above that.
+    Raises CorruptLog.
+    """
+    next_offset = max(base_offset, next_offset)
+    offset_end = base_offset + OFFSETS_MAX
+    unpack = HEADER.unpack_from
+    chunk = b""
+    start = position
+    available = 0
+    step = WINDOW_BYTES
+    while position < end:
+        at = position - start
+        if at + HEADER_BYTES > available:
+            chunk = file.pread(min(step, end - position), position)
+            available = len(chunk)
+            start = position
+            at = 0
+            if available < HEADER_BYTES:
+                raise CorruptLog(
+                    file.path, position, f"{available} bytes are left, a batch header needs {HEADER_BYTES}"
+                )
+        fields: Fields = unpack(chunk, at)
+        size = fields[1] + LENGTH_END
+        if (
+            fields[0] < next_offset
+            or fields[3] != MAGIC
+            or not HEADER_BYTES <= size <= BATCH_BYTES_MAX
+            or position + size > end
+            or fields[6] < 0
+            or fields[12] < 0
+            or fields[0] + fields[6] >= offset_end
+        ):
+            raise CorruptLog(file.path, position, str(defect(fields, end - position, next_offset, offset_end)))
+        yield position, size, fields
+        position += size
+        next_offset = fields[0] + fields[6] + 1
+        step = WINDOW_BYTES if size < WINDOW_BYTES else LARGE_STEP_BYTES
+
+
+def batches(
+    file: File, position: int, end: int, base_offset: int, next_offset: int = 0
+) -> Iterator[tuple[int, memoryview, Fields]]:
+    """(position, the batch's bytes, header), as `headers` but with the whole batch in memory. The CRC is not checked."""
+    next_offset = max(base_offset, next_offset)
+    offset_end = base_offset + OFFSETS_MAX
+    unpack = HEADER.unpack_from
+    chunk = memoryview(b"")
+    start = position
+    while position < end:
+        at = position - start
+        if at + HEADER_BYTES > len(chunk):
+            chunk = memoryview(file.pread(min(WHOLE_WINDOW_BYTES, end - position), position))
+            start = position
+            at = 0
+            if len(chunk) < HEADER_BYTES:
+                raise CorruptLog(
+                    file.path, position, f"{len(chunk)} bytes are left, a batch header needs {HEADER_BYTES}"
+                )
+        fields: Fields = unpack(chunk, at)
+        problem = defect(fields, end - position, next_offset, offset_end)
+        if problem is not None:
+            raise CorruptLog(file.path, position, problem)
+        size = fields[1] + LENGTH_END
+        if at + size > len(chunk):
+            chunk = memoryview(file.pread(min(max(WHOLE_WINDOW_BYTES, size), end - position), position))
+            start = position
+            at = 0
+            if len(chunk) < size:
+                raise CorruptLog(file.path, position, f"the batch states {size} bytes, {len(chunk)} could be read")
+        yield position, chunk[at : at + size], fields
+        position += size
+        next_offset = fields[0] + fields[6] + 1

@@ -1,0 +1,155 @@
+"""The small text files of a data directory, in Kafka's formats.
+
+    recovery-point-offset-checkpoint, log-start-offset-checkpoint, replication-offset-checkpoint, cleaner-offset-checkpoint:
+        0 / number of entries / TOPIC PARTITION OFFSET ...
+    leader-epoch-checkpoint (one in each partition):  0 / number of entries / EPOCH FIRST_OFFSET ...
+    meta.properties: Java properties (cluster.id, node.id or broker.id, version, directory.id)
+    partition.metadata (one in each partition): version: 0 / topic_id: 22 characters
+
+Parsing raises CorruptLog with the position in bytes; an empty file holds no entries, as Kafka leaves some.
+"""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from tidelog.log.errors import CorruptLog
+from tidelog.model.ids import TopicPartition, uuid_from_text, uuid_text
+
+if TYPE_CHECKING:
+    from tidelog.runtime.interfaces import Disk
+
+RECOVERY_POINTS = "recovery-point-offset-checkpoint"
+LOG_START_OFFSETS = "log-start-offset-checkpoint"
+HIGH_WATERMARKS = "replication-offset-checkpoint"
+CLEANER_OFFSETS = "cleaner-offset-checkpoint"
+LEADER_EPOCHS = "leader-epoch-checkpoint"
+META_PROPERTIES = "meta.properties"
+PARTITION_METADATA = "partition.metadata"
+
+VERSION = 0
+
+
+def format_offsets(offsets: Mapping[TopicPartition, int]) -> bytes:
+    lines = [f"{VERSION}", f"{len(offsets)}"]
+    lines.extend(f"{partition.topic} {partition.partition} {offset}" for partition, offset in offsets.items())
+    return ("\n".join(lines) + "\n").encode()
+
+
+def parse_offsets(data: bytes, path: str) -> dict[TopicPartition, int]:
+    offsets: dict[TopicPartition, int] = {}
+    for position, words in _entries(data, path, 3):
+        index, offset = _number(words[1], path, position), _number(words[2], path, position)
+        offsets[TopicPartition(words[0], index)] = offset
+    return offsets
+
+
+def format_epochs(entries: list[tuple[int, int]]) -> bytes:
+    lines = [f"{VERSION}", f"{len(entries)}", *(f"{epoch} {start}" for epoch, start in entries)]
+    return ("\n".join(lines) + "\n").encode()
+
+
+def parse_epochs(data: bytes, path: str) -> list[tuple[int, int]]:
+    """(leader epoch, first offset), as they stand in the file."""
+    return [
+        (_number(words[0], path, position), _number(words[1], path, position))
+        for position, words in _entries(data, path, 2)
+    ]
+
+
+def read_offsets(disk: "Disk", path: str) -> dict[TopicPartition, int] | None:
+    """None when there is no such file."""
+    try:
+        data = disk.read(path)
+    except FileNotFoundError:
+        return None
+    return parse_offsets(data, path)
+
+
+def format_properties(properties: Mapping[str, str]) -> bytes:
+    """Java properties; names and values are plain words (ids, numbers)."""
+    for name, value in properties.items():
+        assert not set("\\=:#! \n\r\t") & set(name + value), f"{name} needs escaping"
+    return "".join(["#\n", *(f"{name}={value}\n" for name, value in properties.items())]).encode()
+
+
+def parse_properties(data: bytes, path: str) -> dict[str, str]:
+    properties: dict[str, str] = {}
+    position = 0
+    for raw in data.split(b"\n"):
+        line = _text(raw, path, position).strip()
+        if line and line[0] not in "#!":
+            name, found, value = line.partition("=")
+            if not found:
+                raise CorruptLog(path, position, f"expected NAME=VALUE, found {line[:60]!r}")
+            properties[name.strip()] = value.strip().replace("\\:", ":").replace("\\=", "=")
+        position += len(raw) + 1
+    return properties
+
+
+def format_partition_metadata(topic_id: bytes) -> bytes:
+    return f"version: {VERSION}\ntopic_id: {uuid_text(topic_id)}".encode()
+
+
+def parse_partition_metadata(data: bytes, path: str) -> bytes:
+    """The topic id, 16 bytes."""
+    position = 0
+    found: dict[str, str] = {}
+    for raw in data.split(b"\n"):
+        name, _, value = _text(raw, path, position).partition(":")
+        found[name.strip()] = value.strip()
+        position += len(raw) + 1
+    if found.get("version") != "0" or "topic_id" not in found:
+        raise CorruptLog(path, 0, "expected version: 0 and a topic_id")
+    try:
+        return uuid_from_text(found["topic_id"])
+    except ValueError as error:
+        raise CorruptLog(path, 0, str(error)) from error
+
+
+def read_partition_metadata(disk: "Disk", directory: str) -> bytes | None:
+    """The topic id of a partition's directory, None when the file is missing."""
+    path = f"{directory}/{PARTITION_METADATA}"
+    try:
+        data = disk.read(path)
+    except FileNotFoundError:
+        return None
+    return parse_partition_metadata(data, path)
+
+
+def _entries(data: bytes, path: str, words_wanted: int) -> list[tuple[int, list[str]]]:
+    """(position, words) of each line after the head, which must state their number."""
+    if not data.strip():
+        return []
+    lines = data.split(b"\n")
+    if lines[0].strip() != b"0":
+        raise CorruptLog(path, 0, f"checkpoint version {lines[0][:20]!r}, known is 0")
+    position = len(lines[0]) + 1
+    stated = _number(_text(lines[1], path, position) if len(lines) > 1 else "", path, position)
+    position += len(lines[1]) + 1
+    found = []
+    for raw in lines[2:]:
+        words = _text(raw, path, position).split()
+        if words:
+            if len(words) != words_wanted:
+                raise CorruptLog(path, position, f"expected {words_wanted} words, found {raw[:80]!r}")
+            found.append((position, words))
+        position += len(raw) + 1
+    if len(found) != stated:
+        raise CorruptLog(path, 0, f"the checkpoint states {stated} entries and holds {len(found)}")
+    return found
+
+
+def _number(word: str, path: str, position: int) -> int:
+    try:
+        if len(word) <= 20:
+            return int(word)
+    except ValueError:
+        pass
+    raise CorruptLog(path, position, f"expected a number, found {word[:30]!r}")
+
+
+def _text(raw: bytes, path: str, position: int) -> str:
+    try:
+        return raw.decode()
+    except UnicodeDecodeError as error:
+        raise CorruptLog(path, position, "this is not text") from error

@@ -1,0 +1,91 @@
+"""The topic settings that a log obeys, as plain attributes."""
+
+from collections.abc import Mapping
+from typing import Any
+
+INT64_MAX = (1 << 63) - 1
+DAY_MS = 86_400_000
+
+
+class LogConfig:
+    """Settings of one topic. A field is named as the setting, with `_` for `.`; defaults are Kafka 4.3's.
+
+    -1 in `retention_ms` and `retention_bytes` means no limit. `durability` and `record_validation` are Tidelog's own:
+    `fsync` has acknowledgements wait for the disk, `full` has every record decoded before it is appended.
+    """
+
+    __slots__ = (
+        "cleanup_policy",
+        "durability",
+        "file_delete_delay_ms",
+        "flush_messages",
+        "flush_ms",
+        "index_interval_bytes",
+        "max_message_bytes",
+        "message_timestamp_after_max_ms",
+        "message_timestamp_before_max_ms",
+        "message_timestamp_type",
+        "min_insync_replicas",
+        "producer_id_expiration_ms",
+        "record_validation",
+        "retention_bytes",
+        "retention_ms",
+        "segment_bytes",
+        "segment_index_bytes",
+        "segment_ms",
+    )
+
+    def __init__(
+        self,
+        *,
+        segment_bytes: int = 1 << 30,
+        segment_ms: int = 7 * DAY_MS,
+        segment_index_bytes: int = 10 << 20,
+        index_interval_bytes: int = 4096,
+        retention_ms: int = 7 * DAY_MS,
+        retention_bytes: int = -1,
+        cleanup_policy: str = "delete",
+        file_delete_delay_ms: int = 60_000,
+        max_message_bytes: int = (1 << 20) + 12,
+        message_timestamp_type: str = "CreateTime",
+        message_timestamp_before_max_ms: int = INT64_MAX,
+        message_timestamp_after_max_ms: int = 3_600_000,
+        record_validation: str = "header",
+        producer_id_expiration_ms: int = DAY_MS,
+        flush_messages: int = INT64_MAX,
+        flush_ms: int = INT64_MAX,
+        durability: str = "interval",
+        min_insync_replicas: int = 1,
+    ) -> None:
+        self.segment_bytes = segment_bytes
+        self.segment_ms = segment_ms
+        self.segment_index_bytes = segment_index_bytes
+        self.index_interval_bytes = index_interval_bytes
+        self.retention_ms = retention_ms
+        self.retention_bytes = retention_bytes
+        self.cleanup_policy = cleanup_policy
+        self.file_delete_delay_ms = file_delete_delay_ms
+        self.max_message_bytes = max_message_bytes
+        self.message_timestamp_type = message_timestamp_type
+        self.message_timestamp_before_max_ms = message_timestamp_before_max_ms
+        self.message_timestamp_after_max_ms = message_timestamp_after_max_ms
+        self.record_validation = record_validation
+        self.producer_id_expiration_ms = producer_id_expiration_ms
+        self.flush_messages = flush_messages
+        self.flush_ms = flush_ms
+        self.durability = durability
+        self.min_insync_replicas = min_insync_replicas
+
+    @classmethod
+    def from_settings(cls, settings: Mapping[str, Any]) -> "LogConfig":
+        """From parsed settings by their Kafka names (`segment.bytes` ...); those that a log does not obey are passed over."""
+        names = {name.replace("_", "."): name for name in cls.__slots__}
+        return cls(**{names[key]: value for key, value in settings.items() if key in names})
+
+    @property
+    def compacts(self) -> bool:
+        return "compact" in self.cleanup_policy
+
+    @property
+    def deletes(self) -> bool:
+        return "delete" in self.cleanup_policy

@@ -1,0 +1,113 @@
+"""Telling a torn tail from damage, where a recovery scan met its first bad batch.
+
+What was appended after the last sync may be missing after a crash, wholly or in parts: the file is short, or what never
+reached the disk, sector by sector, reads as zeros. That is cut off and reported. A bad batch that was on the disk before, that is whole
+but out of place, or that has sound batches behind it and no lost sector in it, was not made by a crash: nothing is cut.
+"""
+
+from typing import TYPE_CHECKING
+from zlib import crc32
+
+from tidelog.log.batch_scan import CRC, HEADER, LENGTH, MAGIC_AT, OFFSETS_MAX, Fields, defect
+from tidelog.log.errors import CorruptLog
+from tidelog.wire.batches import HEADER_BYTES, LENGTH_END, MAGIC
+from tidelog.wire.checksums import crc32c
+
+if TYPE_CHECKING:
+    from tidelog.log.segment import Segment
+    from tidelog.runtime.interfaces import File
+
+SECTOR_BYTES = 512
+_LOST = bytes(SECTOR_BYTES)
+_WINDOW_BYTES = 1 << 20
+_MAGIC_POSITION = 16
+
+
+def judge(
+    segment: "Segment", position: int, next_offset: int, problem: CorruptLog, *, recovery_point: int, more: bool
+) -> None:
+    """Return when everything from `position` on may be cut off; raise CorruptLog when it may not.
+
+    The batch there should begin with `next_offset`. `more`: later segments hold records.
+    """
+    if next_offset < recovery_point:
+        reason = f"{problem.reason}; offset {next_offset} was on the disk, the recovery point is {recovery_point}"
+        raise CorruptLog(problem.path, position, reason) from problem
+    file, end = segment.file, segment.size
+    fields = _header_at(file, position, end)
+    if fields is not None and _is_sound(file, position, end, fields, 0, 1 << 63):
+        raise CorruptLog(problem.path, position, f"{problem.reason}; its checksum holds") from problem
+    if fields is not None and fields[MAGIC_AT] < MAGIC and _is_old_message(file, position, end):
+        raise CorruptLog(problem.path, position, f"message format {fields[MAGIC_AT]} is not read since Kafka 4.0")
+    short = fields is None or fields[LENGTH] + LENGTH_END > end - position
+    following = next_sound_batch(file, position, end, next_offset)
+    if following is None and (short or not more):
+        return
+    region_end = end if following is None else following
+    if fields is not None and HEADER_BYTES <= fields[LENGTH] + LENGTH_END < region_end - position:
+        if _lost_part(file, position, position + fields[LENGTH] + LENGTH_END):
+            return
+    if _lost_part(file, position, region_end):
+        return
+    where = "later segments" if following is None else f"position {following}"
+    raise CorruptLog(problem.path, position, f"{problem.reason}; sound batches follow at {where}") from problem
+
+
+def next_sound_batch(file: "File", position: int, end: int, offset_min: int) -> int | None:
+    """The position of a batch after the bad one at `position` that is whole, checked by its CRC; None if there is none."""
+    fields = _header_at(file, position, end)
+    if fields is not None and fields[LENGTH] >= HEADER_BYTES - LENGTH_END:
+        candidate = position + fields[LENGTH] + LENGTH_END
+        header = _header_at(file, candidate, end)
+        if header is not None and _is_sound(file, candidate, end, header, offset_min, offset_min + OFFSETS_MAX):
+            return candidate
+    at = position + 1
+    while at + HEADER_BYTES <= end:
+        window = file.pread(min(_WINDOW_BYTES, end - at), at)
+        found = window.find(MAGIC, _MAGIC_POSITION)
+        while 0 <= found and found - _MAGIC_POSITION + HEADER_BYTES <= len(window):
+            header = HEADER.unpack_from(window, found - _MAGIC_POSITION)
+            candidate = at + found - _MAGIC_POSITION
+            if _is_sound(file, candidate, end, header, offset_min, offset_min + OFFSETS_MAX):
+                return candidate
+            found = window.find(MAGIC, found + 1)
+        at += max(len(window) - HEADER_BYTES + 1, 1)
+    return None
+
+
+def _header_at(file: "File", position: int, end: int) -> Fields | None:
+    if position + HEADER_BYTES > end:
+        return None
+    return HEADER.unpack(file.pread(HEADER_BYTES, position))
+
+
+def _is_sound(file: "File", position: int, end: int, fields: Fields, offset_min: int, offset_end: int) -> bool:
+    if defect(fields, end - position, offset_min, offset_end) is not None:
+        return False
+    return crc32c(file.pread(fields[LENGTH] + LENGTH_END, position)[21:]) == fields[CRC]
+
+
+def _is_old_message(file: "File", position: int, end: int) -> bool:
+    """Whether a whole message of format 0 or 1 is there: offset, size, CRC-32 of the rest from its magic on."""
+    size = int.from_bytes(file.pread(4, position + 8), signed=True)
+    if not 14 <= size <= end - position - LENGTH_END:
+        return False
+    message = file.pread(size, position + LENGTH_END)
+    return crc32(message[4:]) == int.from_bytes(message[:4])
+
+
+def _lost_part(file: "File", position: int, end: int) -> bool:
+    """Whether all that a sector holds of the bytes from `position` to `end` reads as zeros."""
+    at = position
+    while at < end:
+        window = file.pread(min(_WINDOW_BYTES - at % SECTOR_BYTES, end - at), at)
+        start = 0
+        while start < len(window):
+            stop = min(start + SECTOR_BYTES - (at + start) % SECTOR_BYTES, len(window))
+            if window[start:stop] == _LOST[: stop - start]:
+                return True
+            start = stop
+        if not window:
+            return True
+        at += len(window)
+    return False

@@ -1,0 +1,177 @@
+"""The data directory of one broker: its lock, whether it was left in order, its checkpoints, its partitions' directories.
+
+Every method blocks; all but `open` and `close_clean` may run on any thread while the broker works.
+"""
+
+import logging
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final
+
+from tidelog.log.checkpoints import (
+    HIGH_WATERMARKS,
+    LOG_START_OFFSETS,
+    META_PROPERTIES,
+    PARTITION_METADATA,
+    RECOVERY_POINTS,
+    format_offsets,
+    format_partition_metadata,
+    format_properties,
+    read_offsets,
+    read_partition_metadata,
+)
+from tidelog.log.errors import CorruptLog
+from tidelog.log.indexes import IndexCache
+from tidelog.log.partition_log import PartitionLog
+from tidelog.model.ids import TopicPartition, uuid_text
+
+if TYPE_CHECKING:
+    from tidelog.log.config import LogConfig
+    from tidelog.runtime.interfaces import Disk, Lock
+
+logger = logging.getLogger("tidelog.directory")
+
+LOCK: Final = ".lock"
+CLEAN_MARKER: Final = ".kafka_cleanshutdown"
+DELETE_SUFFIX: Final = "-delete"
+STRAY_SUFFIX: Final = "-stray"
+
+
+class DirectoryInUse(Exception):
+    """Another broker runs in the directory. One line that says so."""
+
+
+class DataDirectory:
+    """An open data directory. Only one process has it open at a time."""
+
+    def __init__(self, disk: "Disk", path: str, lock: "Lock", *, clean: bool) -> None:
+        self.path = path
+        self.clean = clean
+        """Whether the last broker here stopped in order: its logs need no recovery."""
+        self._disk = disk
+        self._lock: Lock | None = lock
+        self._cache = IndexCache()
+        self._recovery_points = self._read(RECOVERY_POINTS)
+        self._start_offsets = self._read(LOG_START_OFFSETS)
+        self._checkpoints: dict[str, bytes] = {}
+
+    @classmethod
+    def open(cls, disk: "Disk", path: str) -> "DataDirectory":
+        """Make it if it is missing, lock it. Raises DirectoryInUse, OSError."""
+        disk.make_dirs(path)
+        try:
+            lock = disk.lock(f"{path}/{LOCK}")
+        except BlockingIOError:
+            raise DirectoryInUse(
+                f"another broker runs in {path}: stop it, or start this one with another --data"
+            ) from None
+        try:
+            marker = f"{path}/{CLEAN_MARKER}"
+            clean = disk.exists(marker)
+            directory = cls(disk, path, lock, clean=clean)
+            if clean:
+                # From here on the directory is as after a crash, until `close_clean`.
+                disk.remove(marker)
+                disk.sync_dir(path)
+        except BaseException:
+            lock.release()
+            raise
+        return directory
+
+    def _read(self, name: str) -> dict[TopicPartition, int]:
+        """A checkpoint that is missing or damaged costs a longer scan, never a record."""
+        try:
+            return read_offsets(self._disk, f"{self.path}/{name}") or {}
+        except CorruptLog as error:
+            logger.warning("checkpoint ignored, logs are scanned whole reason=%s", error)
+            self.clean = False
+            return {}
+
+    # Partitions
+
+    def open_partition(self, topic: str, index: int, topic_id: bytes, config: "LogConfig", now_ms: int) -> PartitionLog:
+        """Open or make the partition's log. A directory of another topic of that name is put aside as `-stray`.
+
+        Raises CorruptLog, OSError.
+        """
+        key = TopicPartition(topic, index)
+        path = f"{self.path}/{key}"
+        known_id = read_partition_metadata(self._disk, path)
+        if known_id is not None and known_id != topic_id:
+            stray = f"{self.path}/{key}.{uuid_text(known_id)}{STRAY_SUFFIX}"
+            logger.warning("partition of another topic put aside path=%s as=%s", path, stray)
+            self._disk.rename(path, stray)
+            self._disk.sync_dir(self.path)
+            known_id = None
+            self._recovery_points.pop(key, None)
+            self._start_offsets.pop(key, None)
+        log = PartitionLog.open(
+            self._disk,
+            path,
+            config,
+            clean=self.clean,
+            recovery_point=self._recovery_points.get(key, -1),
+            log_start_offset=self._start_offsets.get(key, 0),
+            now_ms=now_ms,
+            cache=self._cache,
+        )
+        if known_id is None:
+            self._disk.write_atomic(f"{path}/{PARTITION_METADATA}", format_partition_metadata(topic_id))
+            self._disk.sync_dir(self.path)
+        return log
+
+    def retire_partition(self, log: PartitionLog, topic_id: bytes) -> str:
+        """Put a deleted topic's partition out of the way; `remove_retired` takes it off the disk later."""
+        log.close(clean=False)
+        retired = f"{log.directory}.{uuid_text(topic_id)}{DELETE_SUFFIX}"
+        self._disk.rename(log.directory, retired)
+        self._disk.sync_dir(self.path)
+        self._recovery_points.pop(log.topic_partition, None)
+        self._start_offsets.pop(log.topic_partition, None)
+        return retired
+
+    def retired(self) -> list[str]:
+        """Directories of deleted partitions that are still there."""
+        return [f"{self.path}/{name}" for name in self._disk.list(self.path) if name.endswith(DELETE_SUFFIX)]
+
+    def remove_retired(self, path: str) -> None:
+        assert path.endswith(DELETE_SUFFIX)
+        self._disk.remove_tree(path)
+
+    # Small files
+
+    def write_identity(self, cluster_id: str, node_id: int) -> None:
+        """meta.properties, in the form of KRaft's version 1, once."""
+        path = f"{self.path}/{META_PROPERTIES}"
+        if not self._disk.exists(path):
+            properties = {"version": "1", "cluster.id": cluster_id, "node.id": str(node_id)}
+            self._disk.write_atomic(path, format_properties(properties))
+
+    def write_checkpoints(
+        self,
+        recovery_points: Mapping[TopicPartition, int],
+        start_offsets: Mapping[TopicPartition, int],
+        high_watermarks: Mapping[TopicPartition, int],
+    ) -> None:
+        """Persist them; files that would not change are left alone."""
+        for name, offsets in (
+            (RECOVERY_POINTS, recovery_points),
+            (LOG_START_OFFSETS, {key: offset for key, offset in start_offsets.items() if offset > 0}),
+            (HIGH_WATERMARKS, high_watermarks),
+        ):
+            data = format_offsets(offsets)
+            if self._checkpoints.get(name) != data:
+                self._disk.write_atomic(f"{self.path}/{name}", data)
+                self._checkpoints[name] = data
+
+    # The end
+
+    def close_clean(self) -> None:
+        """Every log is flushed and closed: say so to the next start, and unlock."""
+        self._disk.write_atomic(f"{self.path}/{CLEAN_MARKER}", b'{"version":0,"brokerEpoch":-1}')
+        self.release()
+
+    def release(self) -> None:
+        """Unlock; the directory is as after a crash unless `close_clean` was called."""
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None

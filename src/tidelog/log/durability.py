@@ -1,0 +1,120 @@
+"""What of a log is not yet durable, and the recovery point: the loop's half of a flush."""
+
+from typing import TYPE_CHECKING
+
+from tidelog.log.checkpoints import LEADER_EPOCHS, format_epochs
+from tidelog.log.flush import FlushPlan
+from tidelog.log.producer_snapshot import encode_snapshot
+
+if TYPE_CHECKING:
+    from tidelog.log.leader_epochs import LeaderEpochs
+    from tidelog.log.producer_state import ProducerState
+    from tidelog.log.segment import Segment
+    from tidelog.log.segment_list import SegmentList
+    from tidelog.log.snapshots import Snapshots
+    from tidelog.runtime.interfaces import Disk
+
+SNAPSHOT_INTERVAL_BYTES = 16 << 20
+"""Between producer snapshots inside a segment: what a recovery replays at most, beyond the unflushed bytes."""
+
+
+class Durability:
+    """Knows what a plan must sync. A producer snapshot is written only behind everything that recovery trusts below it."""
+
+    __slots__ = (
+        "_disk",
+        "_generation",
+        "_rolled",
+        "_sealed",
+        "_segments",
+        "_snapshot_at",
+        "directory",
+        "directory_unsynced",
+        "recovery_point",
+        "snapshots",
+    )
+
+    def __init__(
+        self, disk: "Disk", directory: str, segments: "SegmentList", snapshots: "Snapshots", recovery_point: int
+    ) -> None:
+        self._disk = disk
+        self._segments = segments
+        self.directory = directory
+        self.snapshots = snapshots
+        self.recovery_point = recovery_point
+        """Everything below it is durable."""
+        self.directory_unsynced = False
+        self._generation = 0
+        self._rolled: dict[int, tuple[str, bytes]] = {}
+        """Snapshots taken at rolls, not written yet."""
+        self._sealed: list[Segment] = [segment for segment in segments.items[:-1] if segment.unsynced_beside_records]
+        known = snapshots.offsets[-1:] == [recovery_point]
+        self._snapshot_at = segments.active.size if known else 0
+        """Where in the active segment the newest snapshot was taken."""
+
+    def rolled(self, sealed: "Segment", base_offset: int, producers: "ProducerState") -> None:
+        """`sealed` takes no more; a snapshot belongs to each segment's base, for truncations to start from."""
+        self._sealed.append(sealed)
+        self._rolled[base_offset] = (self.snapshots.path(base_offset), encode_snapshot(producers))
+        self._snapshot_at = 0
+
+    def before_cut(self, end_offset: int) -> None:
+        """The log is about to end at `end_offset`: whatever claims more was on the disk goes first. Blocks."""
+        self._generation += 1
+        self.recovery_point = min(self.recovery_point, end_offset)
+        self._rolled = {offset: snapshot for offset, snapshot in self._rolled.items() if offset <= end_offset}
+        self._snapshot_at = 0
+        self.snapshots.remove_after(end_offset)
+        self._disk.sync_dir(self.directory)
+
+    def snapshot_due(self) -> bool:
+        return self._segments.active.size - self._snapshot_at >= SNAPSHOT_INTERVAL_BYTES
+
+    def is_settled(self, end_offset: int, epochs: "LeaderEpochs") -> bool:
+        """Whether a clean end of the process would have nothing to write."""
+        newest = self.snapshots.offsets[-1] if self.snapshots.offsets else self._segments.items[0].base_offset
+        return newest == end_offset == self.recovery_point and not (
+            self._rolled or self._sealed or epochs.dirty or self.directory_unsynced
+        )
+
+    def plan(
+        self, end_offset: int, producers: "ProducerState", epochs: "LeaderEpochs", *, with_snapshot: bool
+    ) -> FlushPlan:
+        """What to sync so that everything below `end_offset`, the log's end, is durable. A plan that is taken is run."""
+        plan = FlushPlan(self._disk, end_offset, self._generation)
+        active = self._segments.active
+        if with_snapshot:
+            active.write_indexes()
+            with_snapshot = not (active.index.pending or active.times.pending)  # the disk is full: another time
+        segments = self._segments.items[self._segments.floor(self.recovery_point) :]
+        sealed, self._sealed = self._sealed, []
+        for segment in segments:
+            if segment.synced_size < segment.size:
+                plan.segments.append((segment, segment.size))
+            if segment.entry_unsynced:
+                segment.entry_unsynced = False
+                plan.directories = [self.directory, self.directory.rpartition("/")[0]]
+        for segment in [*sealed, active] if with_snapshot else sealed:
+            plan.indexes.extend((segment, index) for index in segment.take_unsynced())
+        if epochs.dirty:
+            epochs.dirty = False
+            plan.epochs = (f"{self.directory}/{LEADER_EPOCHS}", format_epochs(epochs.entries()))
+        if self.directory_unsynced:
+            self.directory_unsynced = False
+            plan.directories = plan.directories or [self.directory]
+        plan.snapshots, self._rolled = self._rolled, {}
+        if with_snapshot:
+            plan.snapshots[end_offset] = (self.snapshots.path(end_offset), encode_snapshot(producers))
+            self._snapshot_at = active.size
+        if plan.snapshots:
+            for offset in plan.snapshots:
+                self.snapshots.add(offset)
+            plan.obsolete = self.snapshots.take_obsolete(self._segments)
+        return plan
+
+    def flushed(self, plan: FlushPlan) -> None:
+        """A plan has run. One from before a cut says nothing any more."""
+        if plan.generation == self._generation:
+            for segment, size in plan.segments:
+                segment.synced_size = max(segment.synced_size, size)
+            self.recovery_point = max(self.recovery_point, plan.end_offset)

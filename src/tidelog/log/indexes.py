@@ -1,0 +1,352 @@
+"""Sparse indexes of a segment, in Kafka's file formats, all numbers big-endian.
+
+    .index      8 bytes an entry: offset relative to the segment's base (int32), position (int32)
+    .timeindex 12 bytes an entry: timestamp in ms (int64), offset relative to the base (int32)
+
+An offset entry says: the batch that ends with this offset begins at this position. A time entry says: up to this offset
+no record is later than this timestamp. Entries are kept as arrays in memory once they are looked at, and can be
+unloaded; new ones are written to the file in groups. Zeros that Kafka preallocated after the last entry are ignored.
+"""
+
+from array import array
+from bisect import bisect_left, bisect_right
+from itertools import pairwise
+from operator import le, lt
+from sys import byteorder
+from typing import TYPE_CHECKING, ClassVar
+
+if TYPE_CHECKING:
+    from tidelog.runtime.interfaces import Disk
+
+INT32_MAX = (1 << 31) - 1
+PENDING_MAX = 512
+"""Entries that wait in memory before they are written to the file."""
+SMALL_BYTES = 4096
+
+assert array("I").itemsize == 4
+assert array("q").itemsize == 8
+
+
+class CorruptIndex(Exception):
+    """The index file cannot be right; it is made anew from the log."""
+
+
+class SparseIndex:
+    """What both indexes share: two rising columns, of which the file holds the first `written` rows.
+
+    Memory holds the rows from `first` on: all of them after a look-up, the last and new ones before it. `count` is -1 until the
+    file has been looked at.
+    """
+
+    __slots__ = ("_cache", "_disk", "_first", "_keys", "_values", "base_offset", "count", "path", "written")
+
+    entry_bytes: ClassVar[int]
+    key_code: ClassVar[str]
+
+    def __init__(self, disk: "Disk", path: str, base_offset: int) -> None:
+        self._disk = disk
+        self._cache: IndexCache | None = None
+        self.path = path
+        self.base_offset = base_offset
+        self.count = -1
+        self.written = 0
+        self._first = 0
+        self._keys = self._no_keys()
+        self._values = array("I")
+
+    def create(self) -> None:
+        """The empty file of a new segment. Raises OSError."""
+        self._disk.open(self.path, create=True).close()
+        self.count = 0
+
+    def last(self) -> tuple[int, int] | None:
+        """The last row's key and value as stored (relative offset and position; timestamp and relative offset).
+
+        Raises CorruptIndex, FileNotFoundError.
+        """
+        if self.count < 0:
+            self._attach()
+        return (self._keys[-1], self._values[-1]) if self.count else None
+
+    @property
+    def pending(self) -> int:
+        return max(self.count, 0) - self.written
+
+    @property
+    def memory_bytes(self) -> int:
+        return len(self._keys) * self.entry_bytes
+
+    def load_all(self) -> None:
+        """Have every row in memory. Raises CorruptIndex, FileNotFoundError."""
+        if self.count < 0 or self._first:
+            self._load()
+        if self._cache is not None:
+            self._cache.touch(self)
+
+    def unload(self) -> None:
+        """Forget rows that the file holds, but for the last."""
+        drop = min(self.written, self.count - 1) - self._first
+        if drop > 0:
+            self._keys = self._keys[drop:]
+            self._values = self._values[drop:]
+            self._first += drop
+
+    def write_pending(self) -> bool:
+        """Write the rows that the file lacks; true if there were any. Raises OSError; what is in memory stays."""
+        pending = self.pending
+        if not pending:
+            return False
+        data = self._format(self._keys[-pending:], self._values[-pending:])
+        file = self._disk.open(self.path, create=True)
+        try:
+            file.pwrite(data, self.written * self.entry_bytes)
+        finally:
+            file.close()
+        self.written = self.count
+        if self._cache is not None:
+            self._cache.touch(self)
+        return True
+
+    def rewrite(self) -> None:
+        """Make the file hold exactly the rows in memory, all of which are there (after a rebuild). Durable."""
+        assert not self._first
+        self._disk.write_atomic(self.path, self._format(self._keys, self._values))
+        self.written = self.count
+
+    def sync(self) -> None:
+        """Make the file durable. Blocks; uses nothing that the loop changes."""
+        file = self._disk.open(self.path)
+        try:
+            file.sync()
+        finally:
+            file.close()
+
+    def use_cache(self, cache: "IndexCache") -> None:
+        """From now on memory is accounted for there, and used on the loop only."""
+        self._cache = cache
+        self.unload()
+
+    def empty(self) -> None:
+        """Drop every row, in memory and on the file."""
+        self.clear()
+        if self._disk.exists(self.path):
+            file = self._disk.open(self.path)
+            try:
+                file.truncate(0)
+            finally:
+                file.close()
+
+    def clear(self) -> None:
+        """Forget every row, in memory only, before a rebuild; `rewrite` ends it."""
+        self.count = self.written = self._first = 0
+        self._keys = self._no_keys()
+        self._values = array("I")
+
+    def check_rows(self) -> None:
+        """Raise CorruptIndex unless both columns rise (offsets of a time index may repeat)."""
+        if not (all(map(lt, self._keys, self._keys[1:])) and self._values_rise()):
+            raise CorruptIndex(f"{self.path}: entries are not in order")
+
+    def rows(self) -> list[tuple[int, int]]:
+        self.load_all()
+        return list(zip(self._keys, self._values, strict=True))
+
+    def _keep(self, count: int) -> None:
+        """Cut to the first `count` rows, which are all in memory, and the file with them."""
+        del self._keys[count - self._first :]
+        del self._values[count - self._first :]
+        self.count = count
+        if self.written > count:
+            file = self._disk.open(self.path)
+            try:
+                file.truncate(count * self.entry_bytes)
+            finally:
+                file.close()
+            self.written = count
+
+    def _attach(self) -> None:
+        """Learn the number of rows. A big file is not read for it unless zeros were preallocated."""
+        size = self._disk.size(self.path)
+        if size > SMALL_BYTES and size % self.entry_bytes == 0:
+            file = self._disk.open(self.path)
+            try:
+                tail = file.pread(self.entry_bytes, size - self.entry_bytes)
+            finally:
+                file.close()
+            if tail.strip(b"\0"):
+                self.count = self.written = size // self.entry_bytes
+                self._first = self.count - 1
+                self._keys, self._values = self._parse(tail)
+                return
+        self._load()
+
+    def _load(self) -> None:
+        pending = self.pending
+        keys, values = (self._keys[-pending:], self._values[-pending:]) if pending else (self._no_keys(), array("I"))
+        data = self._disk.read(self.path)
+        if self.count >= 0:
+            used = self.written * self.entry_bytes
+        else:
+            used = len(data.rstrip(b"\0"))
+            used += -used % self.entry_bytes
+        if used > len(data):
+            raise CorruptIndex(
+                f"{self.path}: {len(data)} bytes do not hold {-(-used // self.entry_bytes)} whole entries"
+            )
+        self._keys, self._values = self._parse(data[:used])
+        self._first = 0
+        self.written = len(self._keys)
+        self.check_rows()
+        self._keys.extend(keys)
+        self._values.extend(values)
+        self.count = len(self._keys)
+
+    @classmethod
+    def _no_keys(cls) -> "array[int]":
+        return array(cls.key_code)
+
+    def _values_rise(self) -> bool:
+        raise NotImplementedError
+
+    @staticmethod
+    def _parse(data: bytes) -> tuple["array[int]", "array[int]"]:
+        raise NotImplementedError
+
+    @staticmethod
+    def _format(keys: "array[int]", values: "array[int]") -> bytes:
+        raise NotImplementedError
+
+
+class OffsetIndex(SparseIndex):
+    """Offset -> position of a batch at or before it."""
+
+    __slots__ = ()
+    entry_bytes = 8
+    key_code = "I"
+
+    def append(self, offset: int, position: int) -> None:
+        self._keys.append(offset - self.base_offset)
+        self._values.append(position)
+        self.count += 1
+
+    def position_for(self, offset: int) -> int:
+        """Where to begin looking for `offset`: the last indexed batch that ends at or before it, or 0."""
+        relative = offset - self.base_offset
+        if not self._keys or self._keys[0] > relative:
+            self.load_all()
+        row = bisect_right(self._keys, relative) - 1
+        return self._values[row] if row >= 0 else 0
+
+    def boundary(self, position_max: int) -> int:
+        """The last indexed position that is not past `position_max`: where a batch begins; or 0."""
+        if not self._values or self._values[0] > position_max:
+            self.load_all()
+        row = bisect_right(self._values, position_max) - 1
+        return self._values[row] if row >= 0 else 0
+
+    def truncate_to(self, offset: int) -> None:
+        """Keep only entries whose batch ends before `offset`."""
+        self.load_all()
+        self._keep(bisect_left(self._keys, max(offset - self.base_offset, 0)))
+
+    def _values_rise(self) -> bool:
+        return all(map(lt, self._values, self._values[1:])) and not (self._keys and self._keys[-1] > INT32_MAX)
+
+    @staticmethod
+    def _parse(data: bytes) -> tuple["array[int]", "array[int]"]:
+        words = array("I", data)
+        if byteorder == "little":
+            words.byteswap()
+        return words[0::2], words[1::2]
+
+    @staticmethod
+    def _format(keys: "array[int]", values: "array[int]") -> bytes:
+        words = array("I", bytes(8 * len(keys)))
+        words[0::2] = keys
+        words[1::2] = values
+        if byteorder == "little":
+            words.byteswap()
+        return words.tobytes()
+
+
+class TimeIndex(SparseIndex):
+    """Timestamp -> an offset up to which nothing is later."""
+
+    __slots__ = ()
+    entry_bytes = 12
+    key_code = "q"
+
+    def append(self, timestamp_ms: int, offset: int) -> bool:
+        """Add an entry unless the last one is as late or there is no time (-1); whether it was added."""
+        last = self.last()
+        if timestamp_ms < 0 or (last is not None and last[0] >= timestamp_ms):
+            return False
+        self._keys.append(timestamp_ms)
+        self._values.append(offset - self.base_offset)
+        self.count += 1
+        return True
+
+    def offset_for(self, timestamp_ms: int) -> int:
+        """An offset up to which nothing is later than `timestamp_ms`; the segment's base when nothing is known."""
+        if not self._keys or self._keys[0] > timestamp_ms:
+            self.load_all()
+        row = bisect_right(self._keys, timestamp_ms) - 1
+        return self.base_offset + (self._values[row] if row >= 0 else 0)
+
+    def truncate_to(self, offset: int) -> None:
+        """Keep only entries with an offset below `offset`."""
+        self.load_all()
+        self._keep(bisect_left(self._values, max(offset - self.base_offset, 0)))
+
+    def _values_rise(self) -> bool:
+        return all(map(le, self._values, self._values[1:])) and not (self._values and self._values[-1] > INT32_MAX)
+
+    @staticmethod
+    def _parse(data: bytes) -> tuple["array[int]", "array[int]"]:
+        words = array("I", data)
+        raw = array("I", bytes(len(data) // 12 * 8))
+        raw[0::2] = words[0::3]
+        raw[1::2] = words[1::3]
+        timestamps = array("q", raw.tobytes())
+        offsets = words[2::3]
+        if byteorder == "little":
+            timestamps.byteswap()
+            offsets.byteswap()
+        return timestamps, offsets
+
+    @staticmethod
+    def _format(keys: "array[int]", values: "array[int]") -> bytes:
+        timestamps = keys[:]
+        offsets = values[:]
+        if byteorder == "little":
+            timestamps.byteswap()
+            offsets.byteswap()
+        raw = array("I", timestamps.tobytes())
+        words = array("I", bytes(12 * len(keys)))
+        words[0::3] = raw[0::2]
+        words[1::3] = raw[1::2]
+        words[2::3] = offsets
+        return words.tobytes()
+
+
+class IndexCache:
+    """Keeps the memory of all loaded indexes of a broker within a bound; the least recently used go first."""
+
+    def __init__(self, bytes_max: int = 64 << 20) -> None:
+        self._bytes_max = bytes_max
+        self._held: dict[SparseIndex, int] = {}
+        self.bytes_held = 0
+
+    def touch(self, index: SparseIndex) -> None:
+        """`index` was used, and may have grown."""
+        held = self._held
+        now = index.memory_bytes
+        self.bytes_held += now - held.pop(index, 0)
+        held[index] = now
+        while self.bytes_held > self._bytes_max and len(held) > 1:
+            oldest = next(iter(held))
+            self.bytes_held -= held.pop(oldest)
+            oldest.unload()
+
+    def forget(self, index: SparseIndex) -> None:
+        self.bytes_held -= self._held.pop(index, 0)

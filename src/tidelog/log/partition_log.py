@@ -1,0 +1,577 @@
+"""The log of one partition: append, read, truncate, retain, flush.
+
+Everything is called on the loop and waits for no disk beyond the page cache, except where a docstring says that it
+blocks. Derived state (indexes, producers, epochs) follows from the batches: recovery makes it again by the same code.
+"""
+
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+
+from tidelog.log.batch_scan import (
+    BASE_OFFSET,
+    CRC,
+    HEADER,
+    LAST_OFFSET_DELTA,
+    LEADER_EPOCH,
+    LENGTH,
+    MAX_TIMESTAMP,
+    PRODUCER_ID,
+    Fields,
+    defect,
+)
+from tidelog.log.durability import Durability
+from tidelog.log.errors import CorruptLog
+from tidelog.log.flush import FlushPlan
+from tidelog.log.indexes import IndexCache
+from tidelog.log.leader_epochs import EpochEnd
+from tidelog.log.reader import ColdRead, LogReader, Slice, TimestampOffset
+from tidelog.log.recovery import LogOpener, OpenedLog
+from tidelog.log.replay import end_marker, replay_producer
+from tidelog.log.retention import Removal, count_expired
+from tidelog.log.segment import FIRST_TIMESTAMP_PENDING, PASSING, Segment
+from tidelog.log.snapshots import restore_producers
+from tidelog.log.validation import check_client_batch
+from tidelog.model.ids import TopicPartition
+from tidelog.wire.batches import CONTROL_BIT, HEADER_BYTES, LENGTH_END, TIMESTAMP_TYPE_BIT, BatchHeader
+from tidelog.wire.checksums import crc32c
+from tidelog.wire.errors import CorruptMessage, OffsetOutOfRange, StorageError
+
+if TYPE_CHECKING:
+    from tidelog.log.config import LogConfig
+    from tidelog.log.transaction_index import AbortedTransaction
+    from tidelog.runtime.interfaces import Disk
+
+T = TypeVar("T")
+
+__all__ = ["Appended", "CorruptLog", "FlushPlan", "PartitionLog", "Slice", "TimestampOffset"]
+
+logger = logging.getLogger("tidelog.log")
+
+ANY_SIZE = 1 << 62
+
+
+class Appended(NamedTuple):
+    """`next_offset` follows the batch's last. `log_append_time_ms` is -1 where records keep the time of their creation."""
+
+    base_offset: int
+    next_offset: int
+    log_append_time_ms: int
+    log_start_offset: int
+    duplicate: bool
+
+
+class PartitionLog:
+    """Segments of one partition's directory. Made by `open`."""
+
+    __slots__ = (
+        "_after_max_ms",
+        "_cache",
+        "_disk",
+        "_doomed",
+        "_durability",
+        "_leader_epoch",
+        "_look_closer",
+        "_reader",
+        "_segments",
+        "_size_max",
+        "config",
+        "directory",
+        "epochs",
+        "failure",
+        "log_end_offset",
+        "log_start_offset",
+        "producers",
+        "recovery",
+        "topic_partition",
+    )
+
+    def __init__(self, disk: "Disk", directory: str, config: "LogConfig", cache: IndexCache, opened: OpenedLog) -> None:
+        topic, _, index = directory.rpartition("/")[2].rpartition("-")
+        self._disk = disk
+        self._cache = cache
+        self.directory = directory
+        self.topic_partition = TopicPartition(topic, int(index))
+        self._segments = opened.segments
+        self._reader = LogReader(opened.segments)
+        self.epochs = opened.epochs
+        self.producers = opened.producers
+        self.log_start_offset = opened.log_start_offset
+        self.log_end_offset = opened.log_end_offset
+        self.recovery = opened.report
+        """What opening found and did."""
+        self._durability = Durability(disk, directory, opened.segments, opened.snapshots, opened.log_end_offset)
+        self.failure: str | None = None
+        """Why the log is offline, for good; None while it is not."""
+        self._leader_epoch = -1
+        self._doomed: list[tuple[int, Segment]] = []
+        for segment in opened.segments.items:
+            segment.use_cache(cache)
+        self.configure(config)
+
+    @classmethod
+    def open(
+        cls,
+        disk: "Disk",
+        directory: str,
+        config: "LogConfig",
+        *,
+        clean: bool,
+        recovery_point: int,
+        log_start_offset: int,
+        now_ms: int,
+        cache: IndexCache | None = None,
+    ) -> "PartitionLog":
+        """Open the log in `directory` (TOPIC-PARTITION), made if it is missing. Blocks; may run on any thread.
+
+        `clean`: the last process shut down in order. Otherwise what lies past `recovery_point` is scanned, and is durable
+        afterwards; -1: no recovery point is known. Brokers share one `cache`. Raises CorruptLog, OSError.
+        """
+        opener = LogOpener(disk, directory, config, now_ms)
+        opened = opener.open(clean=clean, recovery_point=recovery_point, log_start_offset=log_start_offset)
+        return cls(disk, directory, config, cache or IndexCache(), opened)
+
+    def configure(self, config: "LogConfig") -> None:
+        """Take new topic settings."""
+        self.config = config
+        append_time = config.message_timestamp_type == "LogAppendTime"
+        self._size_max = min(config.max_message_bytes, config.segment_bytes)
+        self._after_max_ms = ANY_SIZE if append_time else config.message_timestamp_after_max_ms
+        self._look_closer = (
+            append_time
+            or config.compacts
+            or config.record_validation == "full"
+            or config.message_timestamp_before_max_ms < ANY_SIZE
+        )
+        self._segments.active.configure(config)
+
+    @property
+    def recovery_point(self) -> int:
+        """Everything below it is durable."""
+        return self._durability.recovery_point
+
+    @property
+    def size_bytes(self) -> int:
+        return self._segments.size_bytes
+
+    @property
+    def unflushed(self) -> bool:
+        """Whether there are records that a power cut could take."""
+        return self.log_end_offset > self._durability.recovery_point
+
+    @property
+    def flush_due(self) -> bool:
+        """Whether `flush.messages` asks for a flush now."""
+        return self.log_end_offset - self.recovery_point >= self.config.flush_messages
+
+    @property
+    def last_stable_offset(self) -> int:
+        """The first offset of the oldest open transaction, or the log's end. The high watermark bounds it further."""
+        return self.last_stable_offset_below(self.log_end_offset)
+
+    def last_stable_offset_below(self, high_watermark: int) -> int:
+        """Exclusive end for read_committed: a transaction also holds it back until its marker is below the high watermark."""
+        unstable = self.producers.first_unstable_offset(high_watermark)
+        return high_watermark if unstable is None else min(unstable, high_watermark)
+
+    # Appending
+
+    def append(
+        self, batch: memoryview, header: BatchHeader, *, leader_epoch: int, now_ms: int, limits: bool = True
+    ) -> Appended:
+        """Append one batch as the leader; base offset and leader epoch are written into `batch`.
+
+        A repeat of one of its producer's last five batches is not appended but answered as then (`duplicate`). `limits`:
+        apply the topic's limits on clients. Raises the ApiError to answer with; StorageError when the log is offline, or
+        goes offline over it; nothing is appended then.
+        """
+        segment = self._segments.active
+        size = header.size
+        position = segment.size
+        base_offset = self.log_end_offset
+        next_offset = base_offset + header.last_offset_delta + 1
+        append_time_ms = -1
+        if (
+            size > self._size_max
+            or self._look_closer
+            or header.max_timestamp - now_ms > self._after_max_ms
+            or header.attributes & TIMESTAMP_TYPE_BIT
+        ) and limits:
+            append_time_ms = check_client_batch(batch, header, self.config, now_ms)
+        max_timestamp = header.max_timestamp
+        producer_id = header.producer_id
+        if producer_id >= 0:
+            repeated = self._check_producer(batch, header)
+            if repeated is not None:
+                return repeated
+        if (
+            position + size > segment.size_limit
+            or max_timestamp > segment.roll_timestamp
+            or leader_epoch != self._leader_epoch
+            or next_offset > segment.offset_limit
+            or now_ms > segment.roll_now_ms
+        ):
+            segment = self._prepare(size, max_timestamp, next_offset, now_ms)
+            position = segment.size
+            if leader_epoch != self._leader_epoch:
+                self._begin_epoch(leader_epoch)
+        header.assign(base_offset=base_offset, leader_epoch=leader_epoch)
+        try:
+            (segment.opened or segment.file).pwrite(batch, position)
+            segment.size = position + size
+            self.log_end_offset = next_offset
+            if max_timestamp > segment.max_timestamp:
+                segment.max_timestamp = max_timestamp
+                segment.max_timestamp_offset = next_offset - 1
+            if position > segment.index_after:
+                segment.add_index_entry(next_offset - 1, position)
+            if producer_id >= 0:
+                replay_producer(self.producers, segment.transactions, HEADER.unpack_from(batch), lambda: batch)
+        except OSError as error:
+            raise self._write_failed(segment, position, base_offset, error) from error
+        return Appended(base_offset, next_offset, append_time_ms, self.log_start_offset, False)
+
+    def append_as_follower(self, data: memoryview) -> int:
+        """Append whole batches with the offsets and epochs that their leader gave them; the log's new end offset.
+
+        Raises CorruptMessage for the first batch that is not sound or does not begin at or after the log's end; those
+        before it are appended. StorageError as `append`.
+        """
+        position = 0
+        while position < len(data):
+            if len(data) - position < HEADER_BYTES:
+                raise CorruptMessage(f"{len(data) - position} bytes are left over, a batch needs {HEADER_BYTES}")
+            fields: Fields = HEADER.unpack_from(data, position)
+            problem = defect(fields, len(data) - position, self.log_end_offset, 1 << 63)
+            batch = data[position : position + fields[LENGTH] + LENGTH_END]
+            if problem is None and crc32c(batch[21:]) != fields[CRC]:
+                problem = f"the batch's CRC-32C is not the stated {fields[CRC]:#010x}"
+            if problem is not None:
+                raise CorruptMessage(f"{self.topic_partition} offset {self.log_end_offset}: {problem}")
+            self._append_assigned(batch, fields)
+            position += len(batch)
+        return self.log_end_offset
+
+    def _append_assigned(self, batch: memoryview, fields: Fields) -> None:
+        now_ms = max(fields[MAX_TIMESTAMP], 0)
+        next_offset = fields[BASE_OFFSET] + fields[LAST_OFFSET_DELTA] + 1
+        segment = self._prepare(len(batch), fields[MAX_TIMESTAMP], next_offset, now_ms)
+        if fields[LEADER_EPOCH] > self.epochs.latest:
+            self.epochs.assign(fields[LEADER_EPOCH], fields[BASE_OFFSET])
+        position, end_offset = segment.size, self.log_end_offset
+        try:
+            segment.file.pwrite(batch, position)
+            segment.size = position + len(batch)
+            self.log_end_offset = next_offset
+            segment.note_batch(position, fields)
+            if fields[PRODUCER_ID] >= 0:
+                replay_producer(self.producers, segment.transactions, fields, lambda: batch)
+        except OSError as error:
+            raise self._write_failed(segment, position, end_offset, error) from error
+
+    def _check_producer(self, batch: memoryview, header: BatchHeader) -> Appended | None:
+        """What to answer instead of appending, for a repeated batch. Raises the ApiError of one that is out of order."""
+        if header.attributes & CONTROL_BIT:
+            marker = end_marker(batch)
+            if marker is not None:
+                self.producers.check_marker(header.producer_id, header.producer_epoch, marker[1])
+            return None
+        repeated = self.producers.check(header)
+        if repeated is None:
+            return None
+        return Appended(repeated.base_offset, repeated.last_offset + 1, repeated.timestamp, self.log_start_offset, True)
+
+    def _begin_epoch(self, leader_epoch: int) -> None:
+        latest = self.epochs.latest
+        assert leader_epoch >= latest, f"{self.topic_partition}: leader epoch {leader_epoch} after {latest}"
+        self.epochs.assign(leader_epoch, self.log_end_offset)
+        self._leader_epoch = leader_epoch
+
+    def _prepare(self, size: int, max_timestamp: int, next_offset: int, now_ms: int) -> Segment:
+        """The segment to append to, after a roll if it is time for one. Raises StorageError."""
+        if self.failure is not None:
+            raise StorageError(f"{self.topic_partition} is offline: {self.failure}")
+        segment = self._segments.active
+        try:
+            if segment.size and segment.roll_timestamp == FIRST_TIMESTAMP_PENDING:
+                segment.start_clock(segment.first_timestamp(), self.config.segment_ms)
+            if segment.size and (
+                segment.size + size > segment.size_limit
+                or max_timestamp > segment.roll_timestamp
+                or next_offset > segment.offset_limit
+                or now_ms > segment.roll_now_ms
+            ):
+                segment = self._roll(now_ms)
+        except CorruptLog as error:
+            raise self._damaged(error) from error
+        except OSError as error:
+            raise self._io_failed("roll", error) from error
+        if not segment.size:
+            segment.start_clock(max_timestamp, self.config.segment_ms)
+        return segment
+
+    def roll(self, now_ms: int) -> None:
+        """Begin a new segment, unless the active one is empty. Raises StorageError."""
+        if self._segments.active.size:
+            try:
+                self._roll(now_ms)
+            except OSError as error:
+                raise self._io_failed("roll", error) from error
+
+    def _roll(self, now_ms: int) -> Segment:
+        base_offset = self.log_end_offset
+        segment = Segment.create(self._disk, self.directory, base_offset, now_ms)
+        self._segments.active.finish()
+        segment.use_cache(self._cache)
+        segment.configure(self.config)
+        self._durability.rolled(self._segments.active, base_offset, self.producers)
+        self._segments.add(segment)
+        return segment
+
+    def _write_failed(self, segment: Segment, position: int, end_offset: int, error: OSError) -> StorageError:
+        """Undo a write that did not fit; anything worse takes the log offline."""
+        if self.log_end_offset == end_offset and error.errno in PASSING:
+            try:
+                segment.file.truncate(position)
+            except OSError as second:
+                error = second
+            else:
+                return StorageError(f"{self.topic_partition}: nothing appended, {error.strerror}")
+        self.fail(f"append to {segment.path} at {position} failed: {error}")
+        return StorageError(f"{self.topic_partition} is offline: {self.failure}")
+
+    def _io_failed(self, what: str, error: OSError) -> StorageError:
+        if error.errno in PASSING:
+            return StorageError(f"{self.topic_partition}: {what} failed, {error.strerror}")
+        self.fail(f"{what} failed: {error}")
+        return StorageError(f"{self.topic_partition} is offline: {self.failure}")
+
+    def _damaged(self, error: CorruptLog) -> StorageError:
+        self.fail(str(error))
+        return StorageError(f"{self.topic_partition} is offline: {error}")
+
+    def fail(self, reason: str) -> None:
+        """Take the log offline for good: damage, or a disk that failed. Appends and reads raise StorageError from now on."""
+        if self.failure is None:
+            self.failure = reason
+            logger.error("log offline partition=%s reason=%s", self.topic_partition, reason)
+        self._segments.active.size_limit = -1
+
+    # Reading
+
+    def read(self, start: int, bytes_max: int, end_offset: int) -> Slice:
+        """Whole batches, beginning with the one that holds `start`, below `end_offset`, from one segment.
+
+        The first may exceed `bytes_max` (KIP-74). Empty when there is nothing below `end_offset`. Raises OffsetOutOfRange
+        unless log start offset <= start <= log end offset; StorageError when the log is offline or is found damaged.
+        """
+        log_end_offset = self.log_end_offset
+        if not self.log_start_offset <= start <= log_end_offset:
+            raise OffsetOutOfRange(
+                f"offset {start} is outside {self.log_start_offset}..{log_end_offset} of {self.topic_partition}"
+            )
+        if self.failure is not None:
+            raise StorageError(f"{self.topic_partition} is offline: {self.failure}")
+        if start == log_end_offset:
+            return self._reader.empty_at(start)
+        try:
+            return self._reader.slice(start, bytes_max, end_offset, log_end_offset)
+        except CorruptLog as error:
+            raise self._damaged(error) from error
+        except OSError as error:
+            raise self._io_failed("read", error) from error
+
+    def cold_read(self, start: int, bytes_max: int) -> ColdRead | None:
+        """What to run on a thread before `read`, when that would wait for the disk; None when it would not."""
+        if self.failure is not None or not self.log_start_offset <= start < self.log_end_offset:
+            return None
+        try:
+            return self._reader.cold(start, bytes_max)
+        except CorruptLog as error:
+            raise self._damaged(error) from error
+        except OSError as error:
+            raise self._io_failed("read", error) from error
+
+    def offset_for_timestamp(self, timestamp_ms: int) -> TimestampOffset | None:
+        """The first record that is not earlier than `timestamp_ms`; None when there is none. Raises StorageError."""
+        return self._look_up(lambda: self._reader.offset_for_timestamp(timestamp_ms, self.log_start_offset))
+
+    def max_timestamp_offset(self) -> TimestampOffset | None:
+        """The first record with the largest timestamp in the log; None when no record has one. Raises StorageError."""
+        return self._look_up(lambda: self._reader.max_timestamp_offset(self.log_start_offset))
+
+    def aborted_transactions(self, start: int, end_offset: int) -> "list[AbortedTransaction]":
+        """Those with records among the offsets, in the order of their first offsets. Raises StorageError."""
+        return self._look_up(lambda: self._reader.aborted_transactions(start, end_offset))
+
+    def end_offset_for(self, leader_epoch: int) -> EpochEnd:
+        """Where `leader_epoch` ended in this log (OffsetsForLeaderEpoch)."""
+        return self.epochs.end_offset_for(leader_epoch, self.log_end_offset)
+
+    def _look_up(self, function: Callable[[], T]) -> T:
+        if self.failure is not None:
+            raise StorageError(f"{self.topic_partition} is offline: {self.failure}")
+        try:
+            return function()
+        except CorruptLog as error:
+            raise self._damaged(error) from error
+        except OSError as error:
+            raise self._io_failed("look-up", error) from error
+
+    # Cutting
+
+    def truncate_to(self, offset: int) -> None:
+        """Drop every batch that reaches `offset` or later. Blocks until that is durable.
+
+        The caller has persisted a recovery point not above `offset` before, has no flush under way, and has no reader that
+        must not see it. Raises StorageError.
+        """
+        if offset >= self.log_end_offset:
+            return
+        if offset < self.log_start_offset:
+            self.restart_at(offset)
+            return
+        try:
+            self._cut(offset)
+        except CorruptLog as error:
+            raise self._damaged(error) from error
+        except OSError as error:
+            self.fail(f"truncation to {offset} failed: {error}")
+            raise StorageError(f"{self.topic_partition} is offline: {self.failure}") from error
+
+    def _cut(self, offset: int) -> None:
+        before = self.log_end_offset
+        segments = self._segments
+        self._durability.before_cut(offset)
+        for segment in segments.take_from(segments.floor(offset) + 1):
+            self._forget(segment)
+            segment.remove()
+        segment = segments.active
+        self.log_end_offset = segment.truncate_to(offset)
+        segment.transactions.truncate_to(offset)
+        segment.configure(self.config)
+        self._restore_state()
+        logger.info("log truncated partition=%s from=%d to=%d", self.topic_partition, before, self.log_end_offset)
+
+    def _restore_state(self) -> None:
+        """Make derived state agree with a log that now ends earlier."""
+        end = self.log_end_offset
+        self._durability.recovery_point = min(self.recovery_point, end)
+        self._durability.directory_unsynced = True
+        self._reader.forget_places()
+        self.epochs.truncate_from_end(end)
+        self._leader_epoch = -1
+        self.producers = restore_producers(self._durability.snapshots, self._segments, self.log_start_offset, end)
+
+    def restart_at(self, offset: int) -> None:
+        """Drop everything; the log is empty and starts at `offset`. Blocks. Callers do as for `truncate_to`."""
+        try:
+            self._durability.before_cut(-1)
+            for segment in self._segments.take_from(0):
+                self._forget(segment)
+                segment.remove()
+            segment = Segment.create(self._disk, self.directory, offset, 0)
+            segment.use_cache(self._cache)
+            segment.configure(self.config)
+            self._segments.add(segment)
+            self.log_start_offset = self.log_end_offset = offset
+            self._durability.recovery_point = offset
+            self._restore_state()
+        except OSError as error:
+            self.fail(f"restart at {offset} failed: {error}")
+            raise StorageError(f"{self.topic_partition} is offline: {self.failure}") from error
+
+    def delete_before(self, offset: int) -> int:
+        """Move the log start offset forward to `offset`; the log start offset then. Segments go with the next retention.
+
+        Raises OffsetOutOfRange beyond the log's end.
+        """
+        if offset > self.log_end_offset:
+            raise OffsetOutOfRange(f"offset {offset} is past the end {self.log_end_offset} of {self.topic_partition}")
+        if offset > self.log_start_offset:
+            self.log_start_offset = offset
+            self.epochs.truncate_from_start(offset)
+        return self.log_start_offset
+
+    def apply_retention(self, now_ms: int, high_watermark: int | None = None) -> int:
+        """Take whole segments that the settings no longer keep out of the log; how many. Forgets silent producers too.
+
+        Their files are renamed, and stay readable for `file.delete.delay.ms`; `removal` gives what is due. Nothing at or
+        above the high watermark (the log's end when None) goes. Raises StorageError.
+        """
+        self.producers.expire(now_ms, self.config.producer_id_expiration_ms)
+        return self._look_up(
+            lambda: self._retire(now_ms, self.log_end_offset if high_watermark is None else high_watermark)
+        )
+
+    def _retire(self, now_ms: int, limit: int) -> int:
+        segments = self._segments
+        count = count_expired(
+            segments,
+            self.config,
+            log_start_offset=self.log_start_offset,
+            log_end_offset=self.log_end_offset,
+            limit=limit,
+            now_ms=now_ms,
+        )
+        if not count:
+            return 0
+        if count == len(segments.items):
+            self._roll(now_ms)
+        gone = segments.take_first(count)
+        self._reader.forget_places()
+        for segment in gone:
+            self._forget(segment)
+            segment.rename_deleted()
+            self._doomed.append((now_ms + self.config.file_delete_delay_ms, segment))
+        self._durability.directory_unsynced = True
+        self.delete_before(segments.items[0].base_offset)
+        logger.info(
+            "segments retired partition=%s count=%d bytes=%d log_start_offset=%d",
+            self.topic_partition,
+            count,
+            sum(segment.size for segment in gone),
+            self.log_start_offset,
+        )
+        return count
+
+    def removal(self, now_ms: int) -> Removal | None:
+        """The retired files whose delay is over, to be removed on a thread; None when there are none."""
+        due = [segment for due_ms, segment in self._doomed if due_ms <= now_ms]
+        if not due:
+            return None
+        self._doomed = [(due_ms, segment) for due_ms, segment in self._doomed if due_ms > now_ms]
+        return Removal(due)
+
+    def _forget(self, segment: Segment) -> None:
+        self._cache.forget(segment.index)
+        self._cache.forget(segment.times)
+
+    # Durability
+
+    def flush_plan(self) -> FlushPlan:
+        """What to sync so that everything up to the log's end is durable. Run it off the loop, then give it to `flushed`.
+
+        A plan that was taken must be run; if that fails, call `fail`. Two may overlap.
+        """
+        durability = self._durability
+        return durability.plan(
+            self.log_end_offset, self.producers, self.epochs, with_snapshot=durability.snapshot_due()
+        )
+
+    def flushed(self, plan: FlushPlan) -> None:
+        """A plan has run: move the recovery point."""
+        self._durability.flushed(plan)
+
+    def close(self, *, clean: bool = True) -> None:
+        """End. `clean`: write and sync everything, so that the next start trusts it. Blocks. Raises OSError then."""
+        if clean and self.failure is None and not self._durability.is_settled(self.log_end_offset, self.epochs):
+            self._segments.active.finish()
+            plan = self._durability.plan(self.log_end_offset, self.producers, self.epochs, with_snapshot=True)
+            plan.run()
+            self.flushed(plan)
+        for segment in [*self._segments.items, *(segment for _, segment in self._doomed)]:
+            self._forget(segment)
+            if segment.opened is not None:
+                segment.opened.close()
+                segment.opened = None

@@ -1,0 +1,232 @@
+"""What a partition knows of each producer id: epoch, the last five batches, the open transaction. Pure.
+
+Kafka 4.3's rules (KIP-98, KIP-360): a repeat of one of the last five batches is answered with its old offset; a batch of
+a known producer and epoch must follow the last one; a new epoch begins at sequence 0; an id that is not known (any more)
+may begin anywhere. Sequences wrap from 2^31-1 to 0.
+"""
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from tidelog.log.transaction_index import AbortedTransaction
+from tidelog.wire.batches import CONTROL_BIT, TRANSACTIONAL_BIT
+from tidelog.wire.errors import ApiError, ErrorCode, InvalidProducerEpoch, OutOfOrderSequenceNumber
+
+if TYPE_CHECKING:
+    from tidelog.wire.batches import BatchHeader
+
+BATCHES_KEPT = 5
+SEQUENCE_MAX = (1 << 31) - 1
+NO_SEQUENCE = -1
+PRODUCERS_MAX = 100_000
+"""Producer ids that one partition remembers; past it the longest silent without an open transaction are forgotten."""
+FORGET_SHARE = 10
+"""One in so many is forgotten at once, so that the search is rare."""
+
+ABORT = 0
+COMMIT = 1
+
+
+class ProducedBatch(NamedTuple):
+    """`timestamp` is the batch's latest, in ms."""
+
+    first_sequence: int
+    last_sequence: int
+    base_offset: int
+    last_offset: int
+    timestamp: int
+
+
+class ProducerEntry:
+    """One producer id. `transaction_start` is the first offset of its open transaction, -1 when there is none."""
+
+    __slots__ = ("batches", "coordinator_epoch", "epoch", "last_timestamp", "next_sequence", "transaction_start")
+
+    def __init__(self, epoch: int, last_timestamp: int) -> None:
+        self.epoch = epoch
+        self.batches: list[ProducedBatch] = []
+        self.next_sequence = 0
+        self.last_timestamp = last_timestamp
+        self.coordinator_epoch = -1
+        self.transaction_start = -1
+
+    def add(self, batch: ProducedBatch) -> None:
+        batches = self.batches
+        if len(batches) == BATCHES_KEPT:
+            del batches[0]
+        batches.append(batch)
+        self.next_sequence = 0 if batch.last_sequence == SEQUENCE_MAX else batch.last_sequence + 1
+        self.last_timestamp = batch.timestamp
+
+    def begin_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+        self.batches.clear()
+        self.next_sequence = 0
+
+
+class CompletedTransaction(NamedTuple):
+    producer_id: int
+    first_offset: int
+    last_offset: int
+    aborted: bool
+
+
+def advance_sequence(first: int, delta: int) -> int:
+    """The sequence `delta` records after `first`."""
+    total = first + delta
+    return total if total <= SEQUENCE_MAX else total - SEQUENCE_MAX - 1
+
+
+class ProducerState:
+    """All producers of one partition."""
+
+    __slots__ = ("_replicating", "entries", "open_transactions", "producers_max")
+
+    def __init__(self, producers_max: int = PRODUCERS_MAX) -> None:
+        self.entries: dict[int, ProducerEntry] = {}
+        self.open_transactions: dict[int, int] = {}
+        """First offset -> producer id, in the order of first offsets."""
+        self._replicating: list[CompletedTransaction] = []
+        self.producers_max = producers_max
+
+    def check(self, header: "BatchHeader") -> ProducedBatch | None:
+        """Judge a client's batch that is about to be appended. A repeat is returned as it was appended; None: append it.
+
+        Raises InvalidProducerEpoch, OutOfOrderSequenceNumber, or INVALID_TXN_STATE.
+        """
+        entry = self.entries.get(header.producer_id)
+        if entry is None:
+            return None
+        epoch = header.producer_epoch
+        first = header.base_sequence
+        if epoch == entry.epoch:
+            if first != entry.next_sequence:
+                repeated = _repeated(entry, first, advance_sequence(first, header.last_offset_delta))
+                if repeated is not None:
+                    return repeated
+                raise OutOfOrderSequenceNumber(
+                    f"producer {header.producer_id} epoch {epoch} sent sequence {first}, expected {entry.next_sequence}"
+                )
+        elif epoch < entry.epoch:
+            raise InvalidProducerEpoch(
+                f"producer {header.producer_id} sent epoch {epoch}, the partition has seen epoch {entry.epoch}"
+            )
+        elif first:
+            raise OutOfOrderSequenceNumber(
+                f"producer {header.producer_id} began epoch {epoch} with sequence {first}, it must begin with 0"
+            )
+        if entry.transaction_start >= 0 and not header.attributes & TRANSACTIONAL_BIT:
+            raise ApiError(
+                f"producer {header.producer_id} sent a batch outside its open transaction", ErrorCode.INVALID_TXN_STATE
+            )
+        return None
+
+    def check_marker(self, producer_id: int, producer_epoch: int, coordinator_epoch: int) -> None:
+        """Judge a transaction marker. Raises InvalidProducerEpoch or TRANSACTION_COORDINATOR_FENCED."""
+        entry = self.entries.get(producer_id)
+        if entry is None:
+            return
+        if producer_epoch < entry.epoch:
+            raise InvalidProducerEpoch(
+                f"a marker for producer {producer_id} has epoch {producer_epoch} < {entry.epoch}"
+            )
+        if coordinator_epoch < entry.coordinator_epoch:
+            raise ApiError(
+                f"a marker for producer {producer_id} comes from coordinator epoch {coordinator_epoch}, "
+                f"{entry.coordinator_epoch} was seen",
+                ErrorCode.TRANSACTION_COORDINATOR_FENCED,
+            )
+
+    def appended(
+        self,
+        producer_id: int,
+        epoch: int,
+        base_sequence: int,
+        base_offset: int,
+        last_offset_delta: int,
+        timestamp: int,
+        attributes: int,
+    ) -> None:
+        """A batch of records is in the log: the one way in which state changes, in live operation and after a restart."""
+        entry = self.entries.get(producer_id)
+        if entry is None:
+            if len(self.entries) >= self.producers_max:
+                self._forget_silent()
+            entry = self.entries[producer_id] = ProducerEntry(epoch, timestamp)
+        elif entry.epoch != epoch:
+            entry.begin_epoch(epoch)
+        last_sequence = base_sequence + last_offset_delta
+        if last_sequence > SEQUENCE_MAX:
+            last_sequence -= SEQUENCE_MAX + 1
+        entry.add(ProducedBatch(base_sequence, last_sequence, base_offset, base_offset + last_offset_delta, timestamp))
+        if attributes & TRANSACTIONAL_BIT and entry.transaction_start < 0 and not attributes & CONTROL_BIT:
+            entry.transaction_start = base_offset
+            self.open_transactions[base_offset] = producer_id
+
+    def marker_appended(
+        self, producer_id: int, epoch: int, coordinator_epoch: int, offset: int, timestamp: int, marker: int
+    ) -> CompletedTransaction | None:
+        """An end-of-transaction marker (`ABORT` or `COMMIT`) is in the log; what it completed, if there was anything."""
+        entry = self.entries.get(producer_id)
+        if entry is None:
+            entry = self.entries[producer_id] = ProducerEntry(epoch, timestamp)
+        elif entry.epoch != epoch:
+            entry.begin_epoch(epoch)
+        entry.coordinator_epoch = coordinator_epoch
+        entry.last_timestamp = timestamp
+        if entry.transaction_start < 0:
+            return None
+        done = CompletedTransaction(producer_id, entry.transaction_start, offset, marker == ABORT)
+        del self.open_transactions[entry.transaction_start]
+        entry.transaction_start = -1
+        self._replicating.append(done)
+        return done
+
+    def aborted(self, done: CompletedTransaction) -> AbortedTransaction:
+        """The transaction index's entry for a transaction that was just aborted."""
+        stable = next(iter(self.open_transactions), done.last_offset + 1)
+        return AbortedTransaction(done.producer_id, done.first_offset, done.last_offset, stable)
+
+    def first_unstable_offset(self, high_watermark: int) -> int | None:
+        """The first offset of a transaction that is open, or whose marker is not below the high watermark yet."""
+        waiting = self._replicating
+        if waiting and waiting[0].last_offset < high_watermark:
+            waiting = self._replicating = [done for done in waiting if done.last_offset >= high_watermark]
+        first_open = next(iter(self.open_transactions), None)
+        if not waiting:
+            return first_open
+        first = min(done.first_offset for done in waiting)
+        return first if first_open is None else min(first, first_open)
+
+    def expire(self, now_ms: int, expiration_ms: int) -> int:
+        """Forget producers silent for `expiration_ms` that have no open transaction; returns how many."""
+        before = len(self.entries)
+        if any(now_ms - entry.last_timestamp >= expiration_ms for entry in self.entries.values()):
+            self.entries = {
+                producer_id: entry
+                for producer_id, entry in self.entries.items()
+                if entry.transaction_start >= 0 or now_ms - entry.last_timestamp < expiration_ms
+            }
+        return before - len(self.entries)
+
+    def restore(self, entries: dict[int, ProducerEntry]) -> None:
+        """Take over what a snapshot holds."""
+        self.entries = entries
+        self._replicating = []
+        starts = sorted((e.transaction_start, i) for i, e in entries.items() if e.transaction_start >= 0)
+        self.open_transactions = dict(starts)
+
+    def _forget_silent(self) -> None:
+        silent = sorted(
+            (entry.last_timestamp, producer_id)
+            for producer_id, entry in self.entries.items()
+            if entry.transaction_start < 0
+        )
+        for _, producer_id in silent[: max(1, self.producers_max // FORGET_SHARE)]:
+            del self.entries[producer_id]
+
+
+def _repeated(entry: ProducerEntry, first_sequence: int, last_sequence: int) -> ProducedBatch | None:
+    for batch in entry.batches:
+        if batch.first_sequence == first_sequence and batch.last_sequence == last_sequence:
+            return batch
+    return None

@@ -1,0 +1,214 @@
+"""Reading a log: from an offset or a time to a region of one segment file.
+
+Where readers stopped is remembered (a few places): a reader that follows the log, from its end or through old segments,
+begins its next read there without an index.
+"""
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from tidelog.log.batch_scan import BASE_OFFSET, LAST_OFFSET_DELTA, LEADER_EPOCH, MAX_TIMESTAMP, headers
+from tidelog.log.errors import CorruptLog
+from tidelog.log.segment import NO_TIMESTAMP, Segment
+from tidelog.log.transaction_index import AbortedTransaction
+from tidelog.wire.records import decode_records
+
+if TYPE_CHECKING:
+    from tidelog.log.segment_list import SegmentList
+    from tidelog.runtime.interfaces import File
+
+PLACES_KEPT = 16
+WARM_BYTES = 8 << 20
+"""What was appended last is taken to be in the page cache without asking."""
+MARGIN_BYTES = 8192
+"""Beyond what a fetch wants: the way from the index entry to its offset."""
+
+
+class Slice(NamedTuple):
+    """`size` bytes of whole batches at `position` of `file`; nothing when `size` is 0 and `file` None.
+
+    `first_batch_offset` is the base offset of the first batch, which may be below the offset that was asked for.
+    """
+
+    file: "File | None"
+    position: int
+    size: int
+    first_batch_offset: int
+
+
+class TimestampOffset(NamedTuple):
+    """A record's offset, its timestamp in ms, and the leader epoch that wrote it."""
+
+    offset: int
+    timestamp: int
+    leader_epoch: int
+
+
+class ColdRead:
+    """Brings what the next read of an offset will touch into the page cache. `run` blocks, on any thread."""
+
+    __slots__ = ("_file", "_position", "_size")
+
+    def __init__(self, segment: Segment, position: int, size: int) -> None:
+        self._file = segment.file
+        self._position = position
+        self._size = size
+
+    def run(self) -> None:
+        """Raises OSError."""
+        step = 1 << 20
+        for position in range(self._position, self._position + self._size, step):
+            self._file.pread(min(step, self._position + self._size - position), position)
+
+
+class LogReader:
+    """Finds batches in `segments`; the owner tells where the log ends."""
+
+    __slots__ = ("_places", "_segments")
+
+    def __init__(self, segments: "SegmentList") -> None:
+        self._segments = segments
+        self._places: dict[int, tuple[Segment, int]] = {}
+        """Offset -> where the batch that begins with it is or will be."""
+
+    def forget_places(self) -> None:
+        """Positions are not valid any more: segments were cut or removed."""
+        self._places.clear()
+
+    def empty_at(self, offset: int) -> Slice:
+        """A reader waits at the end of the log: its batch will be at the end of the active segment."""
+        active = self._segments.active
+        self._remember(offset, active, active.size)
+        return Slice(None, 0, 0, offset)
+
+    def slice(self, start: int, bytes_max: int, end_offset: int, log_end_offset: int) -> Slice:
+        """Whole batches from the one that holds `start`, below `end_offset`, of one segment. Raises CorruptLog, OSError."""
+        place = self._places.get(start)
+        if place is not None:
+            segment, position = place
+            first = start
+            if position >= segment.size and segment is not self._segments.active:
+                place = None
+        if place is None:
+            found = self._find(start)
+            if found is None or found[2] >= end_offset:
+                return Slice(None, 0, 0, start)
+            segment, position, first = found
+        active = segment is self._segments.active
+        end = segment.size if active and end_offset >= log_end_offset else self._end_position(segment, end_offset)
+        if end <= position:
+            return Slice(None, 0, 0, start)
+        stop, next_offset = segment.end_of_whole_batches(position, bytes_max, end)
+        if stop == segment.size:
+            if active:
+                self._remember(log_end_offset, segment, stop)
+        elif stop == end and next_offset < 0:
+            self._remember(end_offset, segment, stop)
+        else:
+            self._remember(next_offset if next_offset >= 0 else self._base_offset_at(segment, stop), segment, stop)
+        return Slice(segment.file, position, stop - position, first)
+
+    def cold(self, start: int, bytes_max: int) -> ColdRead | None:
+        """What to read ahead, off the loop, when a read of `start` would wait for the disk; None when it would not."""
+        place = self._places.get(start)
+        if place is not None:
+            segment, position = place
+        else:
+            segment = self._segments.items[self._segments.floor(start)]
+            position = segment.indexed_position(start) if start > segment.base_offset else 0
+        if (
+            segment is self._segments.active
+            and position >= segment.sound_from
+            and segment.size - position <= WARM_BYTES
+        ):
+            return None
+        size = min(bytes_max + MARGIN_BYTES, segment.size - position)
+        if size <= 0 or segment.file.resident(position, size):
+            return None
+        return ColdRead(segment, position, size)
+
+    def _find(self, offset: int) -> tuple[Segment, int, int] | None:
+        """(segment, position, base offset) of the first batch that ends at or after `offset`."""
+        items = self._segments.items
+        for place in range(self._segments.floor(offset), len(items)):
+            found = items[place].find(offset)
+            if found is not None:
+                return items[place], found[0], found[2][BASE_OFFSET]
+        return None
+
+    def _end_position(self, segment: Segment, end_offset: int) -> int:
+        """Where batches that reach `end_offset` begin in `segment`; its size when none does."""
+        place = self._places.get(end_offset)
+        if place is not None and place[0] is segment:
+            return place[1]
+        found = segment.find(end_offset)
+        return found[0] if found else segment.size
+
+    def _base_offset_at(self, segment: Segment, position: int) -> int:
+        return int.from_bytes(segment.file.pread(8, position))
+
+    def _remember(self, offset: int, segment: Segment, position: int) -> None:
+        places = self._places
+        if len(places) >= PLACES_KEPT and offset not in places:
+            del places[next(iter(places))]
+        places[offset] = (segment, position)
+
+    def aborted_transactions(self, start: int, end_offset: int) -> list[AbortedTransaction]:
+        """Aborted transactions that have records from `start` to `end_offset`, by first offset. Raises CorruptLog."""
+        found: list[AbortedTransaction] = []
+        for segment in self._segments.items[self._segments.floor(start) :]:
+            for aborted in segment.transactions.read():
+                if aborted.last_offset >= start and aborted.first_offset < end_offset:
+                    found.append(aborted)
+                if aborted.last_stable_offset >= end_offset:
+                    return sorted(found, key=lambda aborted: aborted.first_offset)
+        return sorted(found, key=lambda aborted: aborted.first_offset)
+
+    # Times
+
+    def offset_for_timestamp(self, timestamp_ms: int, start_offset: int) -> TimestampOffset | None:
+        """The first record at or after `start_offset` that is not earlier than `timestamp_ms`. Raises CorruptLog."""
+        items = self._segments.items
+        for place in range(self._segments.floor(start_offset), len(items)):
+            segment = items[place]
+            if segment.latest_timestamp() >= timestamp_ms:
+                found = self._search_time(segment, timestamp_ms, start_offset)
+                if found is not None:
+                    return found
+        return None
+
+    def max_timestamp_offset(self, start_offset: int) -> TimestampOffset | None:
+        """The first record that has the log's largest timestamp; None when no record has one. Raises CorruptLog."""
+        items = self._segments.items[self._segments.floor(start_offset) :]
+        segment = max(items, key=Segment.latest_timestamp)
+        latest = segment.latest_timestamp()
+        if latest == NO_TIMESTAMP:
+            return None
+        found = segment.find(segment.max_timestamp_offset)
+        if found is None:
+            return None
+        position, size, fields = found
+        for record in _records(segment, position, size):
+            if record[1] >= latest and record[0] >= start_offset:
+                return TimestampOffset(record[0], record[1], fields[LEADER_EPOCH])
+        return TimestampOffset(segment.max_timestamp_offset, latest, fields[LEADER_EPOCH])
+
+    def _search_time(self, segment: Segment, timestamp_ms: int, start_offset: int) -> TimestampOffset | None:
+        offset = max(segment.offset_before_time(timestamp_ms), start_offset)
+        position = segment.indexed_position(offset) if offset > segment.base_offset else 0
+        for at, size, fields in headers(segment.file, position, segment.size, segment.base_offset):
+            if (
+                fields[MAX_TIMESTAMP] >= timestamp_ms
+                and fields[BASE_OFFSET] + fields[LAST_OFFSET_DELTA] >= start_offset
+            ):
+                for record_offset, timestamp in _records(segment, at, size):
+                    if timestamp >= timestamp_ms and record_offset >= start_offset:
+                        return TimestampOffset(record_offset, timestamp, fields[LEADER_EPOCH])
+        return None
+
+
+def _records(segment: Segment, position: int, size: int) -> list[tuple[int, int]]:
+    """(offset, timestamp) of every record of one batch."""
+    try:
+        return [(r.offset, r.timestamp) for r in decode_records(segment.file.pread(size, position), 0)]
+    except ValueError as error:
+        raise CorruptLog(segment.path, position, f"its records cannot be decoded: {error}") from error

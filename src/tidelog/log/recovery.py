@@ -1,0 +1,321 @@
+"""Opening a log: what a clean shutdown left is trusted, after a kill what was not known flushed is scanned.
+
+Recovery starts at the newest producer snapshot: one is written only after records and indexes below it are durable. From
+there headers are replayed; from the recovery point on, or from the snapshot if that is later, CRCs are checked.
+The first bad batch is judged by `damage`: a torn tail is cut and reported, anything else raises CorruptLog.
+"""
+
+import logging
+from typing import TYPE_CHECKING, NamedTuple
+
+from tidelog.log.batch_scan import (
+    BASE_OFFSET,
+    CRC,
+    LAST_OFFSET_DELTA,
+    LEADER_EPOCH,
+    MAX_TIMESTAMP,
+    PRODUCER_ID,
+    Fields,
+    batches,
+    headers,
+)
+from tidelog.log.checkpoints import LEADER_EPOCHS, parse_epochs
+from tidelog.log.damage import judge
+from tidelog.log.errors import CorruptLog
+from tidelog.log.indexes import CorruptIndex
+from tidelog.log.leader_epochs import LeaderEpochs
+from tidelog.log.leftovers import Found, settle_files
+from tidelog.log.producer_state import ProducerState
+from tidelog.log.replay import replay_batch
+from tidelog.log.segment import NO_TIMESTAMP, Segment
+from tidelog.log.segment_list import SegmentList
+from tidelog.log.snapshots import Snapshots, restore_producers
+from tidelog.wire.checksums import crc32c
+
+if TYPE_CHECKING:
+    from tidelog.log.config import LogConfig
+    from tidelog.runtime.interfaces import Disk
+
+logger = logging.getLogger("tidelog.log")
+
+
+class RecoveryReport(NamedTuple):
+    """What opening did: bytes scanned for CRCs, bytes and segments cut off, indexes made anew."""
+
+    scanned_bytes: int
+    truncated_bytes: int
+    segments_removed: int
+    indexes_rebuilt: int
+
+
+class OpenedLog(NamedTuple):
+    segments: SegmentList
+    epochs: LeaderEpochs
+    producers: ProducerState
+    snapshots: Snapshots
+    log_start_offset: int
+    log_end_offset: int
+    report: RecoveryReport
+
+
+class LogOpener:
+    """Opens the log of one directory, once. Blocks."""
+
+    def __init__(self, disk: "Disk", directory: str, config: "LogConfig", now_ms: int) -> None:
+        self._disk = disk
+        self._directory = directory
+        self._config = config
+        self._now_ms = now_ms
+        self._segments = SegmentList([])
+        self._epochs = LeaderEpochs()
+        self._producers = ProducerState()
+        self._snapshots = Snapshots(disk, directory, [])
+        self._recovery_point = 0
+        self._scanned = self._truncated = self._removed = self._rebuilt = 0
+
+    def open(self, *, clean: bool, recovery_point: int, log_start_offset: int) -> OpenedLog:
+        """`recovery_point` -1 means that none is known: then closed segments count as flushed.
+
+        Raises CorruptLog when there is damage below the recovery point, or that a crash cannot have caused.
+        """
+        found = settle_files(self._disk, self._directory)
+        self._snapshots = Snapshots(self._disk, self._directory, found.snapshots)
+        self._load_segments(found, log_start_offset)
+        start = max(log_start_offset, self._segments.items[0].base_offset)
+        if recovery_point < 0:
+            recovery_point = self._segments.active.base_offset
+        self._recovery_point = recovery_point
+        epochs_known = self._load_epochs(found)
+        end = self._open_clean(start) if clean else self._recover(start)
+        if max(end, start) < self._recovery_point:
+            active = self._segments.active
+            reason = f"the log ends at offset {end}, {self._recovery_point} was on the disk"
+            raise CorruptLog(active.path, active.size, reason)
+        if start > end:
+            self._restart_at(start)
+            end = start
+        if not epochs_known:
+            self._rebuild_epochs()
+        self._epochs.truncate_from_end(end)
+        self._epochs.truncate_from_start(start)
+        self._snapshots.remove_after(end)
+        self._segments.active.configure(self._config)
+        report = RecoveryReport(self._scanned, self._truncated, self._removed, self._rebuilt)
+        return OpenedLog(self._segments, self._epochs, self._producers, self._snapshots, start, end, report)
+
+    # Files
+
+    def _load_segments(self, found: Found, log_start_offset: int) -> None:
+        for base_offset in found.segments:
+            size = self._disk.size(f"{self._directory}/{base_offset:020d}.log")
+            segment = Segment(
+                self._disk,
+                self._directory,
+                base_offset,
+                size,
+                has_transactions=base_offset in found.transaction_indexes,
+            )
+            segment.created_ms = self._now_ms
+            segment.take_interval(self._config)
+            self._segments.add(segment)
+        if not found.segments:
+            self._add_empty(max(log_start_offset, 0))
+
+    def _add_empty(self, base_offset: int) -> None:
+        segment = Segment.create(self._disk, self._directory, base_offset, self._now_ms)
+        segment.take_interval(self._config)
+        self._segments.add(segment)
+
+    def _load_epochs(self, found: Found) -> bool:
+        """Whether the checkpoint could be read; an empty log needs none."""
+        path = f"{self._directory}/{LEADER_EPOCHS}"
+        try:
+            if found.has_epochs:
+                self._epochs = LeaderEpochs(parse_epochs(self._disk.read(path), path))
+                return True
+            reason = "there is no checkpoint"
+        except CorruptLog as error:
+            reason = str(error)
+        if self._segments.size_bytes:
+            logger.warning("leader epochs rebuilt path=%s reason=%s", path, reason)
+        return False
+
+    def _rebuild_epochs(self) -> None:
+        self._epochs = LeaderEpochs()
+        for segment in self._segments.items:
+            for _, _, fields in headers(segment.file, 0, segment.size, segment.base_offset):
+                if fields[LEADER_EPOCH] > self._epochs.latest:
+                    self._epochs.assign(fields[LEADER_EPOCH], fields[BASE_OFFSET])
+
+    def _restart_at(self, start: int) -> None:
+        """Everything in the log is below its start offset: what remained of it goes, an empty log begins there."""
+        for segment in self._segments.take_from(0):
+            self._truncated += segment.size
+            self._removed += 1
+            logger.warning(
+                "segment dropped path=%s bytes=%d reason=below log start %d", segment.path, segment.size, start
+            )
+            segment.remove()
+        self._add_empty(start)
+
+    # After a clean shutdown
+
+    def _open_clean(self, start: int) -> int:
+        end = self._end_of_active()
+        self._producers = restore_producers(self._snapshots, self._segments, start, end)
+        return end
+
+    def _end_of_active(self) -> int:
+        """The log's end offset, from the chain after the last index entry."""
+        segment = self._segments.active
+        try:
+            return self._walk_tail(segment)
+        except (CorruptIndex, FileNotFoundError, CorruptLog) as error:
+            segment.rebuild_indexes(str(error))
+            self._rebuilt += 1
+            return self._walk_tail(segment)
+
+    def _walk_tail(self, segment: Segment) -> int:
+        """Where the segment ends, by the chain of batches from its last index entry on, which must be where it says.
+
+        Raises CorruptIndex, FileNotFoundError, CorruptLog.
+        """
+        last, last_time = segment.index.last(), segment.times.last()
+        start = last[1] if last else 0
+        end_offset = segment.base_offset
+        segment.max_timestamp, relative = last_time if last_time else (NO_TIMESTAMP, 0)
+        segment.max_timestamp_offset = segment.base_offset + relative
+        for position, _, fields in headers(segment.file, start, segment.size, segment.base_offset):
+            last_offset = fields[BASE_OFFSET] + fields[LAST_OFFSET_DELTA]
+            if last and position == start and last_offset != segment.base_offset + last[0]:
+                raise CorruptIndex(f"{segment.index.path}: the batch at {start} ends with offset {last_offset}")
+            if fields[MAX_TIMESTAMP] > segment.max_timestamp:
+                segment.max_timestamp = fields[MAX_TIMESTAMP]
+                segment.max_timestamp_offset = last_offset
+            end_offset = last_offset + 1
+        if end_offset <= segment.max_timestamp_offset and segment.size:
+            raise CorruptIndex(f"{segment.times.path}: an entry lies past the segment's end, offset {end_offset}")
+        if last and end_offset == segment.base_offset:
+            raise CorruptIndex(f"{segment.index.path}: position {start} is not in the log")
+        segment.sound_from = start
+        return end_offset
+
+    # After a kill
+
+    def _recover(self, start: int) -> int:
+        snapshot = self._snapshots.load(1 << 63)
+        replay_from = start
+        if snapshot is not None:
+            replay_from = max(start, snapshot[0])
+            self._producers.restore(snapshot[1])
+            self._recovery_point = max(self._recovery_point, snapshot[0])
+        first = self._segments.floor(replay_from)
+        for segment in self._segments.items[self._segments.floor(start) : first]:
+            self._check_sealed(segment)
+        end = self._segments.items[first].base_offset
+        place = first
+        while place < len(self._segments.items):
+            segment = self._segments.items[place]
+            if place > first and not self._follows(segment, place, end):
+                break
+            end = self._recover_segment(segment, place, replay_from)
+            place += 1
+        if end > self._recovery_point:
+            self._disk.sync_dir(self._directory)
+            self._disk.sync_dir(self._directory.rpartition("/")[0])
+        return end
+
+    def _follows(self, segment: Segment, place: int, end: int) -> bool:
+        """Whether `segment` continues a log that ends at `end` so far. Drops it and later ones when the end before was lost."""
+        if segment.base_offset < end:
+            raise CorruptLog(segment.path, 0, f"the segment begins below offset {end}, where the one before it ends")
+        if segment.base_offset > end and end >= self._recovery_point and not self._config.compacts:
+            previous = self._segments.items[place - 1]
+            self._drop_from(place, f"{previous.path} ends at offset {end}: its last unflushed batches are gone")
+            return False
+        return True
+
+    def _check_sealed(self, segment: Segment) -> None:
+        """A closed segment below what is scanned: its indexes agree with its end. Raises CorruptLog when the log does not."""
+        try:
+            self._walk_tail(segment)
+        except (CorruptIndex, FileNotFoundError, CorruptLog) as error:
+            segment.rebuild_indexes(str(error))
+            self._rebuilt += 1
+
+    def _recover_segment(self, segment: Segment, place: int, replay_from: int) -> int:
+        """Scan one segment from `replay_from` on, and cut a torn tail off; the offset at which it ends."""
+        segment.transactions.truncate_to(replay_from)
+        start, wrong = segment.keep_indexes_below(replay_from)
+        position, end = self._replay_flushed(segment, start, replay_from)
+        try:
+            for at, batch, fields in batches(segment.file, position, segment.size, segment.base_offset, end):
+                if crc32c(batch[21:]) != fields[CRC]:
+                    raise CorruptLog(segment.path, at, f"the batch's CRC-32C is not the stated {fields[CRC]:#010x}")
+                segment.note_batch(at, fields)
+                self._replay(segment, at, len(batch), fields, replay_from)
+                end = fields[BASE_OFFSET] + fields[LAST_OFFSET_DELTA] + 1
+                self._scanned += len(batch)
+        except CorruptLog as problem:
+            more = any(later.size for later in self._segments.items[place + 1 :])
+            judge(segment, problem.position, end, problem, recovery_point=self._recovery_point, more=more)
+            self._cut(segment, place, problem)
+        segment.sound_from = start
+        if wrong:
+            self._rebuilt += 1
+            segment.times.rewrite()
+            segment.index.rewrite()
+        if place + 1 < len(self._segments.items):
+            segment.finish()
+        if end > self._recovery_point:
+            segment.file.sync()
+        return end
+
+    def _replay_flushed(self, segment: Segment, position: int, replay_from: int) -> tuple[int, int]:
+        """Replay the headers of what was on the disk; (position, offset) where the recovery point lies.
+
+        Raises CorruptLog: nothing of this may be missing.
+        """
+        end = segment.base_offset
+        if end >= self._recovery_point:
+            return position, end
+        try:
+            for at, size, fields in headers(segment.file, position, segment.size, segment.base_offset):
+                if fields[BASE_OFFSET] >= self._recovery_point:
+                    break
+                segment.note_batch(at, fields)
+                self._replay(segment, at, size, fields, replay_from)
+                position = at + size
+                end = fields[BASE_OFFSET] + fields[LAST_OFFSET_DELTA] + 1
+        except CorruptLog as problem:
+            if end < self._recovery_point:
+                reason = f"{problem.reason}; offset {end} was on the disk, the recovery point is {self._recovery_point}"
+                raise CorruptLog(problem.path, problem.position, reason) from problem
+        return position, end
+
+    def _replay(self, segment: Segment, position: int, size: int, fields: Fields, replay_from: int) -> None:
+        """Take one batch into epochs and producers."""
+        if fields[LEADER_EPOCH] > self._epochs.latest:
+            self._epochs.assign(fields[LEADER_EPOCH], fields[BASE_OFFSET])
+        if fields[PRODUCER_ID] >= 0 and fields[BASE_OFFSET] >= replay_from:
+            replay_batch(self._producers, segment, position, size, fields)
+
+    def _cut(self, segment: Segment, place: int, problem: CorruptLog) -> None:
+        cut = segment.size - problem.position
+        logger.warning(
+            "torn tail cut off path=%s position=%d bytes=%d reason=%s",
+            segment.path,
+            problem.position,
+            cut,
+            problem.reason,
+        )
+        self._truncated += cut
+        segment.cut(problem.position)
+        self._drop_from(place + 1, f"{segment.path} was cut at {problem.position}")
+
+    def _drop_from(self, place: int, reason: str) -> None:
+        for segment in self._segments.take_from(place):
+            logger.warning("segment dropped path=%s bytes=%d reason=%s", segment.path, segment.size, reason)
+            self._truncated += segment.size
+            self._removed += 1
+            segment.remove()

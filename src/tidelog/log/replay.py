@@ -1,0 +1,80 @@
+"""Replaying batches that are in the log into what is derived from them: producers, transactions, leader epochs."""
+
+from collections.abc import Callable
+from struct import Struct
+from typing import TYPE_CHECKING
+
+from tidelog.log.batch_scan import (
+    ATTRIBUTES,
+    BASE_OFFSET,
+    BASE_SEQUENCE,
+    LAST_OFFSET_DELTA,
+    MAX_TIMESTAMP,
+    PRODUCER_EPOCH,
+    PRODUCER_ID,
+    Fields,
+)
+from tidelog.log.errors import CorruptLog
+from tidelog.log.producer_state import ABORT, COMMIT
+from tidelog.wire.batches import CONTROL_BIT
+from tidelog.wire.records import decode_records
+
+if TYPE_CHECKING:
+    from tidelog.log.producer_state import ProducerState
+    from tidelog.log.segment import Segment
+    from tidelog.log.transaction_index import TransactionIndex
+    from tidelog.runtime.interfaces import Buffer
+
+_KEY = Struct(">hh")
+_END_MARKER = Struct(">hi")
+
+
+def end_marker(batch: "Buffer") -> tuple[int, int] | None:
+    """(`ABORT` or `COMMIT`, coordinator epoch) of a control batch that ends a transaction; None for other control batches.
+
+    The key is a version and a type, the value a version and the coordinator's epoch (int16, int16; int16, int32).
+    Raises ValueError when the batch cannot be decoded.
+    """
+    record = decode_records(batch, 0)[0]
+    if record.key is None or len(record.key) < _KEY.size:
+        raise ValueError("a control record has no type")
+    kind = _KEY.unpack_from(record.key)[1]
+    if kind not in (ABORT, COMMIT):
+        return None
+    if record.value is None or len(record.value) < _END_MARKER.size:
+        raise ValueError("a transaction marker has no coordinator epoch")
+    return kind, _END_MARKER.unpack_from(record.value)[1]
+
+
+def replay_producer(
+    producers: "ProducerState", transactions: "TransactionIndex", fields: Fields, read_batch: Callable[[], "Buffer"]
+) -> None:
+    """Apply one batch of a producer id. Its bytes are read only for a control batch. Raises ValueError, OSError."""
+    producer_id, epoch, base_offset = fields[PRODUCER_ID], fields[PRODUCER_EPOCH], fields[BASE_OFFSET]
+    if not fields[ATTRIBUTES] & CONTROL_BIT:
+        producers.appended(
+            producer_id,
+            epoch,
+            fields[BASE_SEQUENCE],
+            base_offset,
+            fields[LAST_OFFSET_DELTA],
+            fields[MAX_TIMESTAMP],
+            fields[ATTRIBUTES],
+        )
+        return
+    marker = end_marker(read_batch())
+    if marker is not None:
+        kind, coordinator_epoch = marker
+        done = producers.marker_appended(
+            producer_id, epoch, coordinator_epoch, base_offset, fields[MAX_TIMESTAMP], kind
+        )
+        if done is not None and done.aborted:
+            transactions.append(producers.aborted(done))
+
+
+def replay_batch(producers: "ProducerState", segment: "Segment", position: int, size: int, fields: Fields) -> None:
+    """Apply a batch of `segment` as `replay_producer` does. Raises CorruptLog, OSError."""
+    try:
+        replay_producer(producers, segment.transactions, fields, lambda: segment.file.pread(size, position))
+    except ValueError as error:
+        raise CorruptLog(segment.path, position, f"the control batch cannot be decoded: {error}") from error

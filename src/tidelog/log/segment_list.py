@@ -1,0 +1,43 @@
+"""The segments of one log, in the order of their base offsets; the last is the active one."""
+
+from bisect import bisect_right
+
+from tidelog.log.segment import Segment
+
+
+class SegmentList:
+    """Never empty once the log is open."""
+
+    __slots__ = ("_bases", "items")
+
+    def __init__(self, items: list[Segment]) -> None:
+        self.items = items
+        self._bases = [segment.base_offset for segment in items]
+
+    @property
+    def active(self) -> Segment:
+        return self.items[-1]
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(segment.size for segment in self.items)
+
+    def floor(self, offset: int) -> int:
+        """The place of the segment that would hold `offset`; 0 for one before them all."""
+        return max(bisect_right(self._bases, offset) - 1, 0)
+
+    def add(self, segment: Segment) -> None:
+        self.items.append(segment)
+        self._bases.append(segment.base_offset)
+
+    def take_first(self, count: int) -> list[Segment]:
+        """Remove and return the oldest `count`."""
+        taken = self.items[:count]
+        del self.items[:count], self._bases[:count]
+        return taken
+
+    def take_from(self, place: int) -> list[Segment]:
+        """Remove and return those from `place` on."""
+        taken = self.items[place:]
+        del self.items[place:], self._bases[place:]
+        return taken

@@ -1,0 +1,92 @@
+"""The producer snapshots of one log: which there are, which are kept, loading the newest that is sound."""
+
+import logging
+from typing import TYPE_CHECKING
+
+from tidelog.log.batch_scan import BASE_OFFSET, PRODUCER_ID, headers
+from tidelog.log.producer_snapshot import CorruptSnapshot, decode_snapshot
+from tidelog.log.producer_state import ProducerState
+from tidelog.log.replay import replay_batch
+from tidelog.log.segment import file_name
+
+if TYPE_CHECKING:
+    from tidelog.log.producer_state import ProducerEntry
+    from tidelog.log.segment_list import SegmentList
+    from tidelog.runtime.interfaces import Disk
+
+logger = logging.getLogger("tidelog.log")
+
+SUFFIX = ".snapshot"
+NEWEST_KEPT = 2
+"""Beside those at segment bases, from which a truncation starts."""
+
+
+class Snapshots:
+    """Offsets of the snapshot files in a partition's directory."""
+
+    __slots__ = ("_directory", "_disk", "offsets")
+
+    def __init__(self, disk: "Disk", directory: str, offsets: list[int]) -> None:
+        self._disk = disk
+        self._directory = directory
+        self.offsets = sorted(offsets)
+
+    def path(self, offset: int) -> str:
+        return f"{self._directory}/{file_name(offset, SUFFIX)}"
+
+    def load(self, offset_max: int) -> tuple[int, "dict[int, ProducerEntry]"] | None:
+        """(offset, producers) of the newest sound one not past `offset_max`; an unsound one is removed, with a warning."""
+        for offset in reversed([o for o in self.offsets if o <= offset_max]):
+            path = self.path(offset)
+            try:
+                return offset, decode_snapshot(self._disk.read(path))
+            except (CorruptSnapshot, FileNotFoundError) as error:
+                logger.warning("producer snapshot ignored path=%s reason=%s", path, error)
+                self.remove(offset)
+        return None
+
+    def add(self, offset: int) -> None:
+        if offset not in self.offsets:
+            self.offsets.append(offset)
+            self.offsets.sort()
+
+    def remove(self, offset: int) -> None:
+        self.offsets.remove(offset)
+        path = self.path(offset)
+        if self._disk.exists(path):
+            self._disk.remove(path)
+
+    def remove_after(self, offset: int) -> None:
+        for later in [o for o in self.offsets if o > offset]:
+            self.remove(later)
+
+    def take_obsolete(self, segments: "SegmentList") -> list[str]:
+        """Paths of those that nothing needs any more; they are the caller's to remove."""
+        kept = {segment.base_offset for segment in segments.items}
+        kept.update(self.offsets[-NEWEST_KEPT:])
+        gone = [offset for offset in self.offsets if offset not in kept]
+        self.offsets = [offset for offset in self.offsets if offset in kept]
+        return [self.path(offset) for offset in gone]
+
+
+def restore_producers(snapshots: Snapshots, segments: "SegmentList", start: int, end: int) -> ProducerState:
+    """The producers of a log whose batches are sound from `start` to `end`: the newest snapshot, and what follows it.
+
+    Raises CorruptLog, OSError.
+    """
+    producers = ProducerState()
+    snapshot = snapshots.load(end)
+    if snapshot is not None:
+        start = max(start, snapshot[0])
+        producers.restore(snapshot[1])
+    if start >= end:
+        return producers
+    for segment in segments.items[segments.floor(start) :]:
+        segment.transactions.truncate_to(start)
+        found = segment.find(start)
+        if found is None:
+            continue
+        for position, size, fields in headers(segment.file, found[0], segment.size, segment.base_offset):
+            if fields[PRODUCER_ID] >= 0 and fields[BASE_OFFSET] >= start:
+                replay_batch(producers, segment, position, size, fields)
+    return producers

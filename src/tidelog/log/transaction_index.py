@@ -1,0 +1,85 @@
+"""The aborted transactions of a segment, in Kafka's `.txnindex` format: 34 bytes an entry, big-endian.
+
+    version (int16, 0) | producer id (int64) | first offset | last offset (the marker) | last stable offset then
+
+Most segments have none and no file. Entries are read when a read_committed fetch asks for them.
+"""
+
+from struct import Struct
+from typing import TYPE_CHECKING, NamedTuple
+
+from tidelog.log.errors import CorruptLog
+
+if TYPE_CHECKING:
+    from tidelog.runtime.interfaces import Disk
+
+ENTRY = Struct(">hqqqq")
+
+
+class AbortedTransaction(NamedTuple):
+    """`last_offset` is the abort marker's; `last_stable_offset` is what it became once the marker was appended."""
+
+    producer_id: int
+    first_offset: int
+    last_offset: int
+    last_stable_offset: int
+
+
+class TransactionIndex:
+    """One segment's aborted transactions, in the order of their markers."""
+
+    __slots__ = ("_disk", "exists", "path", "unsynced")
+
+    def __init__(self, disk: "Disk", path: str, *, exists: bool) -> None:
+        self._disk = disk
+        self.path = path
+        self.exists = exists
+        self.unsynced = False
+
+    def append(self, aborted: AbortedTransaction) -> None:
+        file = self._disk.open(self.path, create=True)
+        try:
+            file.pwrite(ENTRY.pack(0, *aborted), file.size() // ENTRY.size * ENTRY.size)
+        finally:
+            file.close()
+        self.exists = True
+        self.unsynced = True
+
+    def read(self) -> list[AbortedTransaction]:
+        """Every entry. Raises CorruptLog for a version that is not known or offsets that are not in order."""
+        if not self.exists:
+            return []
+        found = []
+        data = self._disk.read(self.path)
+        for position in range(0, len(data) - ENTRY.size + 1, ENTRY.size):
+            version, producer_id, first, last, stable = ENTRY.unpack_from(data, position)
+            if version != 0 or not 0 <= first <= last or (found and last <= found[-1].last_offset):
+                raise CorruptLog(self.path, position, "this is not an entry of a transaction index")
+            found.append(AbortedTransaction(producer_id, first, last, stable))
+        return found
+
+    def truncate_to(self, offset: int) -> None:
+        """Drop transactions whose marker is at `offset` or later, and what cannot be read."""
+        if not self.exists:
+            return
+        kept = 0
+        try:
+            for entry in self.read():
+                if entry.last_offset >= offset:
+                    break
+                kept += 1
+        except CorruptLog as error:
+            kept = min(kept, error.position // ENTRY.size)
+        file = self._disk.open(self.path)
+        try:
+            file.truncate(kept * ENTRY.size)
+        finally:
+            file.close()
+        self.unsynced = True
+
+    def sync(self) -> None:
+        file = self._disk.open(self.path)
+        try:
+            file.sync()
+        finally:
+            file.close()

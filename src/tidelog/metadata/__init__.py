@@ -1,0 +1,1 @@
+"""The cluster's metadata: one journal of records in a store, and the immutable image that its replay gives."""

@@ -1,0 +1,209 @@
+"""Takes over a data directory that Apache Kafka wrote: what is in it, and the records that a new journal begins with.
+
+Topic ids, partitions and leader epochs come from the directories and checkpoints. Kafka's own metadata log is neither
+read nor touched, so the topics' settings are not known: they get the defaults, but nothing is deleted by its age.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from tidelog.config.broker_config import BrokerConfig, ConfigError
+from tidelog.config.properties import parse_properties
+from tidelog.metadata.image import CLUSTER_METADATA
+from tidelog.metadata.internal_topics import internal_settings
+from tidelog.metadata.records import PartitionState, Record, TopicCreated, new_partition
+from tidelog.metadata.topic_names import name_refusal
+from tidelog.model.ids import NO_TOPIC_ID, TopicId, TopicPartition, uuid_from_text, uuid_text
+from tidelog.runtime.interfaces import Disk
+
+META_PROPERTIES = "meta.properties"
+CHECKPOINTS = (
+    "recovery-point-offset-checkpoint",
+    "replication-offset-checkpoint",
+    "log-start-offset-checkpoint",
+    "cleaner-offset-checkpoint",
+)
+PARTITIONS_MAX = 100_000
+"""Of one topic. A higher number in a name is a mistake, and would be that many new directories."""
+LEFT_BEHIND = ("-delete", "-stray", "-future")
+"""Ends of the names of directories that are no partitions any more, or not yet."""
+KEEP_ALL = {"retention.ms": "-1"}
+
+
+class AdoptionError(Exception):
+    """The directory cannot be taken over. One line: the path, and what is wrong there."""
+
+
+class Identity(NamedTuple):
+    """What `meta.properties` says."""
+
+    cluster_id: str | None
+    node_id: int | None
+
+
+class FoundPartition(NamedTuple):
+    topic_id: TopicId
+    """Zero when the directory has none, as before Kafka 2.8."""
+    last_leader_epoch: int
+    """-1: none."""
+
+
+class Found(NamedTuple):
+    """The partitions of a directory."""
+
+    partitions: Mapping[TopicPartition, FoundPartition]
+    checkpointed: Sequence[TopicPartition]
+    """Those that the checkpoints name."""
+    left_behind: Sequence[str]
+
+
+class Adoption(NamedTuple):
+    records: list[Record]
+    notices: list[str]
+    """Lines for the log and the operator."""
+
+
+def read_identity(disk: Disk, directory: str) -> Identity:
+    """Blocks. Raises AdoptionError, OSError. Both fields are None in a new directory."""
+    path = f"{directory}/{META_PROPERTIES}"
+    if not disk.exists(path):
+        return Identity(None, None)
+    try:
+        properties = {p.name: p.value.strip() for p in parse_properties(disk.read(path).decode())}
+        number = properties.get("node.id", properties.get("broker.id"))
+        return Identity(properties.get("cluster.id") or None, None if number is None else int(number))
+    except ValueError as error:
+        raise AdoptionError(f"{path}: {error}") from None
+
+
+def take_node_id(identity: Identity, config: BrokerConfig, directory: str) -> None:
+    """Make `config` the settings of the directory's node. Raises ConfigError when they say that it is another."""
+    if identity.node_id is None or identity.node_id == config.node_id:
+        return
+    if "node.id" in config.static:
+        raise ConfigError(
+            f"node.id is {config.node_id}, but {directory} belongs to node {identity.node_id} ({META_PROPERTIES}): "
+            "leave node.id out, or use another directory"
+        )
+    config.take_node_id(identity.node_id)
+
+
+def read_partitions(disk: Disk, directory: str) -> Found:
+    """Blocks. Raises AdoptionError, OSError."""
+    partitions: dict[TopicPartition, FoundPartition] = {}
+    left_behind: list[str] = []
+    for name in disk.list(directory):
+        path = f"{directory}/{name}"
+        if not disk.is_dir(path):
+            continue
+        if name.endswith(LEFT_BEHIND):
+            left_behind.append(name)
+            continue
+        topic_partition = _directory_partition(name)
+        if topic_partition is not None:
+            partitions[topic_partition] = _read_partition(disk, path)
+    checkpointed: dict[TopicPartition, None] = {}
+    for name in CHECKPOINTS:
+        path = f"{directory}/{name}"
+        if disk.exists(path):
+            checkpointed.update(dict.fromkeys(_checkpointed(path, disk.read(path))))
+    return Found(partitions, list(checkpointed), left_behind)
+
+
+def adopt(found: Found, config: BrokerConfig, new_id: Callable[[], TopicId], directory: str) -> Adoption:
+    """The topics of the directory as records. Raises AdoptionError when a topic's partitions contradict each other."""
+    counts: dict[str, int] = {}
+    for topic, partition in sorted([*found.partitions, *found.checkpointed]):
+        if partition >= PARTITIONS_MAX:
+            raise AdoptionError(f"{directory}: partition {partition} of topic {topic} is more than a topic can have")
+        counts[topic] = max(counts.get(topic, 0), partition + 1)
+    records: list[Record] = []
+    notices: list[str] = []
+    for topic, count in counts.items():
+        present = {i: p for i in range(count) if (p := found.partitions.get(TopicPartition(topic, i))) is not None}
+        topic_id = _topic_id(topic, present.values(), directory) or new_id()
+        # A new leader epoch: that the broker's restart begins one is what its clients expect (KIP-320).
+        states: list[PartitionState] = [
+            new_partition((config.node_id,), present[i].last_leader_epoch + 1 if i in present else 0)
+            for i in range(count)
+        ]
+        settings = internal_settings(topic, config) or KEEP_ALL
+        records.append(TopicCreated(topic, topic_id, tuple(states), settings))
+        notices.append(_notice(topic, topic_id, count, present, settings))
+    if found.left_behind:
+        notices.append(f"left as they are: {', '.join(found.left_behind)}")
+    if records:
+        notices.append(
+            f"{directory} was written by Apache Kafka and is Tidelog's from now on: "
+            "a Kafka broker that is started in it again would not know what happened since"
+        )
+    return Adoption(records, notices)
+
+
+def _directory_partition(name: str) -> TopicPartition | None:
+    topic, dash, number = name.rpartition("-")
+    if not dash or not number.isascii() or not number.isdigit() or name_refusal(topic) or topic == CLUSTER_METADATA:
+        return None
+    return TopicPartition(topic, int(number))
+
+
+def _read_partition(disk: Disk, path: str) -> FoundPartition:
+    topic_id = NO_TOPIC_ID
+    metadata = f"{path}/partition.metadata"
+    if disk.exists(metadata):
+        try:
+            fields = dict(line.split(": ", 1) for line in disk.read(metadata).decode().splitlines() if line.strip())
+            topic_id = TopicId(uuid_from_text(fields["topic_id"].strip()))
+        except (ValueError, KeyError) as error:
+            raise AdoptionError(f"{metadata}: {error!r}") from None
+    epochs = f"{path}/leader-epoch-checkpoint"
+    last = -1
+    if disk.exists(epochs):
+        for epoch, _ in _checkpoint_lines(epochs, disk.read(epochs), 2):
+            last = max(last, int(epoch))
+    return FoundPartition(topic_id, last)
+
+
+def _checkpointed(path: str, content: bytes) -> Iterator[TopicPartition]:
+    for topic, partition, _ in _checkpoint_lines(path, content, 3):
+        if topic != CLUSTER_METADATA:
+            yield TopicPartition(topic, int(partition))
+
+
+def _checkpoint_lines(path: str, content: bytes, width: int) -> list[list[str]]:
+    """The rows of a checkpoint file: its version, their number, the rows. One that was never written to is empty."""
+    try:
+        lines = content.decode().split("\n")
+        if lines == [""]:
+            return []
+        rows = [line.split(" ") for line in lines[2:] if line]
+        if lines[0] != "0" or int(lines[1]) != len(rows):
+            raise ValueError(f"version {lines[0]!r}, {lines[1]!r} rows announced, {len(rows)} found")
+        for row in rows:
+            if len(row) != width or not all(field.lstrip("-").isdigit() for field in row[width - 2 :]):
+                raise ValueError(f"row {' '.join(row)!r}")
+    except (ValueError, IndexError) as error:
+        raise AdoptionError(f"{path}: no checkpoint: {error}") from None
+    return rows
+
+
+def _topic_id(topic: str, partitions: Iterable[FoundPartition], directory: str) -> TopicId | None:
+    ids = dict.fromkeys(p.topic_id for p in partitions if p.topic_id != NO_TOPIC_ID)
+    if len(ids) > 1:
+        raise AdoptionError(
+            f"{directory}: the partitions of topic {topic} have different ids in partition.metadata: "
+            + ", ".join(uuid_text(i) for i in ids)
+        )
+    return next(iter(ids), None)
+
+
+def _notice(
+    topic: str, topic_id: TopicId, count: int, present: Mapping[int, FoundPartition], settings: Mapping[str, str]
+) -> str:
+    missing = count - len(present)
+    own = ", ".join(f"{name}={value}" for name, value in settings.items())
+    return (
+        f"topic {topic}: id {uuid_text(topic_id)}, {count} partitions"
+        + (f" of which {missing} were not here and are empty" if missing else "")
+        + f"; settings are the defaults and {own}"
+    )

@@ -1,0 +1,196 @@
+"""The controller's decisions about settings: AlterConfigs and IncrementalAlterConfigs (KIP-339). Pure."""
+
+from collections.abc import Callable, Mapping, Sequence
+from enum import IntEnum
+from typing import NamedTuple
+
+from tidelog.config.broker_config import BrokerConfig
+from tidelog.config.key import InvalidValue, Key, Type, parse
+from tidelog.config.keys import BROKER_KEYS, TOPIC_KEYS, nearest
+from tidelog.config.topic_config import InvalidTopicConfig, check_topic_config, default_text
+from tidelog.metadata.controller import Decision
+from tidelog.metadata.image import MetadataImage
+from tidelog.metadata.records import BrokerConfigChanged, Record, TopicConfigChanged
+from tidelog.metadata.topic_names import name_refusal
+from tidelog.wire.errors import ApiError, ErrorCode
+
+TOPIC_RESOURCE = 2
+BROKER_RESOURCE = 4
+
+
+class Operation(IntEnum):
+    SET = 0
+    DELETE = 1
+    APPEND = 2
+    SUBTRACT = 3
+
+
+class Change(NamedTuple):
+    setting: str
+    operation: int
+    value: str | None
+
+
+class Alteration(NamedTuple):
+    """What is to change of one topic or broker. `changes` None with `replacement`: all its own settings are these."""
+
+    resource_type: int
+    resource_name: str
+    changes: Sequence[Change] = ()
+    replace: bool = False
+    """Settings that `changes` do not set go back to their defaults (AlterConfigs)."""
+
+
+class AlterationResult(NamedTuple):
+    resource_type: int
+    resource_name: str
+    error: ErrorCode = ErrorCode.NONE
+    message: str | None = None
+
+
+def alter_configs(
+    image: MetadataImage, alterations: Sequence[Alteration], config: BrokerConfig, *, validate_only: bool = False
+) -> Decision[list[AlterationResult]]:
+    """Each resource is changed as a whole or not at all, and succeeds or fails alone."""
+    records: list[Record] = []
+    results: list[AlterationResult] = []
+    counts: dict[tuple[int, str], int] = {}
+    for alteration in alterations:
+        resource = (alteration.resource_type, alteration.resource_name)
+        counts[resource] = counts.get(resource, 0) + 1
+    for alteration in alterations:
+        resource = (alteration.resource_type, alteration.resource_name)
+        try:
+            if counts[resource] > 1:
+                raise ApiError("the request has this resource more than once", ErrorCode.INVALID_REQUEST)
+            records += _alter(image, alteration, config)
+        except ApiError as error:
+            results.append(AlterationResult(*resource, error.code, error.message))
+        else:
+            results.append(AlterationResult(*resource))
+    return Decision([] if validate_only else records, results)
+
+
+def _alter(image: MetadataImage, alteration: Alteration, config: BrokerConfig) -> list[Record]:
+    settings = [change.setting for change in alteration.changes]
+    if len(dict.fromkeys(settings)) != len(settings):
+        raise ApiError("the request has a setting more than once", ErrorCode.INVALID_REQUEST)
+    if alteration.resource_type == TOPIC_RESOURCE:
+        return _alter_topic(image, alteration, config)
+    if alteration.resource_type == BROKER_RESOURCE:
+        return _alter_broker(image, alteration, config)
+    raise ApiError(f"resource type {alteration.resource_type} is not known here", ErrorCode.INVALID_REQUEST)
+
+
+def _alter_topic(image: MetadataImage, alteration: Alteration, config: BrokerConfig) -> list[Record]:
+    name = alteration.resource_name
+    if not name:
+        raise ApiError("settings of all topics together are the broker's, log.*", ErrorCode.INVALID_REQUEST)
+    refusal = name_refusal(name)
+    if refusal is not None:
+        raise ApiError(refusal, ErrorCode.INVALID_TOPIC_EXCEPTION)
+    topic = image.topics.get(name)
+    before: Mapping[str, str] = topic.config if topic is not None else {}
+    after = _changed(alteration, before, TOPIC_KEYS, lambda key: default_text(key, config))
+    try:
+        check_topic_config(after, config)
+    except InvalidTopicConfig as error:
+        raise ApiError(str(error), ErrorCode.INVALID_CONFIG) from None
+    if topic is None:
+        raise ApiError(f"there is no topic {name!r}", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+    return [TopicConfigChanged(topic.topic_id, setting, value) for setting, value in _difference(before, after)]
+
+
+def _alter_broker(image: MetadataImage, alteration: Alteration, config: BrokerConfig) -> list[Record]:
+    broker = broker_name(alteration.resource_name, config.node_id)
+    before = image.broker_configs.get(broker, {})
+    after = _changed(alteration, before, BROKER_KEYS, lambda key: _static_text(key, config))
+    difference = _difference(before, after)
+    for setting, value in difference:
+        if value is not None:
+            _check_dynamic(setting, value)
+    return [BrokerConfigChanged(broker, setting, value) for setting, value in difference]
+
+
+def broker_name(resource_name: str, node_id: int) -> str:
+    """The broker that a resource names: this one, or "" for all. Raises ApiError for another."""
+    if not resource_name:
+        return ""
+    digits = resource_name.removeprefix("-")
+    if not digits.isascii() or not digits.isdigit():
+        raise ApiError(f"a broker is named by its number, not {resource_name!r}", ErrorCode.INVALID_REQUEST)
+    if int(resource_name) != node_id:
+        raise ApiError(f"this is broker {node_id}, not {int(resource_name)}", ErrorCode.INVALID_REQUEST)
+    return str(node_id)
+
+
+def _check_dynamic(setting: str, value: str) -> None:
+    """Raise ApiError unless a running broker takes this."""
+    key = BROKER_KEYS.get(setting)
+    if key is None:
+        near = nearest(setting, BROKER_KEYS)
+        hint = f"; did you mean {near}?" if near else ""
+        raise ApiError(f"there is no broker setting {setting}{hint}", ErrorCode.INVALID_CONFIG)
+    if key.read_only or setting.startswith(_AT_START):
+        raise ApiError(f"{setting} cannot be altered while the broker runs", ErrorCode.INVALID_REQUEST)
+    if key.sensitive:
+        raise ApiError(f"{setting} is secret and is not kept in the metadata", ErrorCode.INVALID_REQUEST)
+    try:
+        parsed = parse(key, value)
+    except InvalidValue as error:
+        raise ApiError(str(error), ErrorCode.INVALID_REQUEST) from None
+    if setting in _NOT_ZERO and parsed == 0:
+        raise ApiError(f"{setting}=0 would shut out everybody, for good", ErrorCode.INVALID_REQUEST)
+
+
+_AT_START = ("listeners", "listener.security.protocol.map", "principal.builder.class", "sasl.", "ssl.")
+"""Kafka alters them while it runs. Here listeners take a restart; what is not served must not look as if it were."""
+_NOT_ZERO = ("max.connections", "max.connections.per.ip")
+
+
+def _changed(
+    alteration: Alteration,
+    before: Mapping[str, str],
+    keys: Mapping[str, Key],
+    default: Callable[[Key], str | None],
+) -> dict[str, str]:
+    """A resource's own settings after the changes, not checked yet."""
+    after = {} if alteration.replace else dict(before)
+    for change in alteration.changes:
+        setting = change.setting
+        if change.operation == Operation.DELETE:
+            after.pop(setting, None)
+            continue
+        if change.operation not in (Operation.SET, Operation.APPEND, Operation.SUBTRACT):
+            raise ApiError(f"{change.operation} is no operation on settings", ErrorCode.INVALID_REQUEST)
+        if change.value is None:
+            raise ApiError(f"{setting} has no value", ErrorCode.INVALID_REQUEST)
+        if change.operation == Operation.SET:
+            after[setting] = change.value
+            continue
+        key = keys.get(setting)
+        if key is None or key.type is not Type.LIST:
+            raise ApiError(f"{setting} is no list to append to or subtract from", ErrorCode.INVALID_CONFIG)
+        text = before[setting] if setting in before else default(key)
+        after[setting] = _edited(text or "", change)
+    return after
+
+
+def _edited(text: str, change: Change) -> str:
+    """The list in `text` with the change's items appended (those that are not there yet) or taken out."""
+    items = [item.strip() for item in text.split(",") if item.strip()]
+    given = [item.strip() for item in (change.value or "").split(",") if item.strip()]
+    if change.operation == Operation.APPEND:
+        items += [item for item in given if item not in items]
+    else:
+        items = [item for item in items if item not in given]
+    return ",".join(items)
+
+
+def _static_text(key: Key, config: BrokerConfig) -> str | None:
+    return config.static.get(key.name, key.default)
+
+
+def _difference(before: Mapping[str, str], after: Mapping[str, str]) -> list[tuple[str, str | None]]:
+    changed: list[tuple[str, str | None]] = [(name, text) for name, text in after.items() if before.get(name) != text]
+    return changed + [(name, None) for name in before if name not in after]

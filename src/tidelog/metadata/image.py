@@ -1,0 +1,284 @@
+"""The immutable image of the cluster, which the replay of the journal gives. Images share what did not change."""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final, NamedTuple
+
+from tidelog.config.endpoints import Endpoint
+from tidelog.metadata.records import (
+    BrokerConfigChanged,
+    BrokerRegistered,
+    ClusterNamed,
+    ControllerElected,
+    LeadershipRenewed,
+    PartitionChanged,
+    PartitionsAdded,
+    PartitionState,
+    ProducerIdsAllocated,
+    Record,
+    TopicConfigChanged,
+    TopicCreated,
+    TopicDeleted,
+    new_partition,
+)
+from tidelog.model.ids import TopicId
+
+NO_LEADER: Final = -1
+
+CONSUMER_OFFSETS = "__consumer_offsets"
+TRANSACTION_STATE = "__transaction_state"
+SHARE_GROUP_STATE = "__share_group_state"
+CLUSTER_METADATA = "__cluster_metadata"
+"""Kafka's own metadata log. Never a topic here: an adopted directory's is left as it is."""
+INTERNAL_TOPICS = (CONSUMER_OFFSETS, TRANSACTION_STATE, SHARE_GROUP_STATE)
+
+
+class TopicImage:
+    """One topic. Equal to another only if it is the same object: a change makes a new one."""
+
+    __slots__ = ("config", "internal", "name", "partitions", "topic_id")
+
+    def __init__(
+        self, name: str, topic_id: TopicId, partitions: tuple[PartitionState, ...], config: Mapping[str, str]
+    ) -> None:
+        self.name = name
+        self.topic_id = topic_id
+        self.partitions = partitions
+        self.config = config
+        """Its own settings, as they were given."""
+        self.internal = name in INTERNAL_TOPICS
+
+    @property
+    def replication_factor(self) -> int:
+        return len(self.partitions[0].replicas) if self.partitions else 0
+
+
+class BrokerRegistration(NamedTuple):
+    broker_id: int
+    epoch: int
+    incarnation: str
+    endpoints: tuple[Endpoint, ...]
+    rack: str | None
+
+    def endpoint(self, listener: str | None = None) -> Endpoint:
+        """What clients of that listener are told; the first for an unknown one."""
+        return next((e for e in self.endpoints if e.listener == listener), self.endpoints[0])
+
+    @property
+    def host(self) -> str:
+        return self.endpoints[0].host
+
+    @property
+    def port(self) -> int:
+        return self.endpoints[0].port
+
+
+class MetadataImage:
+    """Everything that the journal says, up to `position`. Its mappings are not to be changed."""
+
+    __slots__ = (
+        "broker_configs",
+        "brokers",
+        "cluster_id",
+        "controller_epoch",
+        "controller_id",
+        "partition_count",
+        "position",
+        "producer_ids_next",
+        "topics",
+        "topics_by_id",
+    )
+
+    def __init__(
+        self,
+        *,
+        position: int = 0,
+        cluster_id: str = "",
+        controller_id: int = -1,
+        controller_epoch: int = 0,
+        brokers: Mapping[int, BrokerRegistration] = {},
+        topics: Mapping[str, TopicImage] = {},
+        topics_by_id: Mapping[TopicId, TopicImage] = {},
+        broker_configs: Mapping[str, Mapping[str, str]] = {},
+        producer_ids_next: int = 0,
+        partition_count: int = 0,
+    ) -> None:
+        self.position = position
+        """Where the next entry goes."""
+        self.cluster_id = cluster_id
+        self.controller_id = controller_id
+        self.controller_epoch = controller_epoch
+        self.brokers = brokers
+        """By id, in the order of their ids."""
+        self.topics = topics
+        self.topics_by_id = topics_by_id
+        self.broker_configs = broker_configs
+        """Altered settings by broker: a number as text, or "" for all brokers."""
+        self.producer_ids_next = producer_ids_next
+        self.partition_count = partition_count
+        """Of all topics together."""
+
+
+EMPTY_IMAGE: Final = MetadataImage()
+
+
+class ImageBuilder:
+    """Applies records to an image, on copies made when they are first needed."""
+
+    def __init__(self, image: MetadataImage) -> None:
+        self.position = image.position
+        self.controller_epoch = image.controller_epoch
+        self._cluster_id = image.cluster_id
+        self._controller_id = image.controller_id
+        self._producer_ids_next = image.producer_ids_next
+        self._partition_count = image.partition_count
+        self._brokers = image.brokers
+        self._topics = image.topics
+        self._topics_by_id = image.topics_by_id
+        self._broker_configs = image.broker_configs
+        self._own_topics: tuple[dict[str, TopicImage], dict[TopicId, TopicImage]] | None = None
+
+    def apply(self, records: Iterable[Record]) -> "ImageBuilder":
+        """Take one entry's records, which were decided from the image that this builder holds."""
+        for record in records:
+            _APPLY[type(record)](self, record)
+        self.position += 1
+        return self
+
+    def build(self) -> MetadataImage:
+        self._own_topics = None
+        return MetadataImage(
+            position=self.position,
+            cluster_id=self._cluster_id,
+            controller_id=self._controller_id,
+            controller_epoch=self.controller_epoch,
+            brokers=self._brokers,
+            topics=self._topics,
+            topics_by_id=self._topics_by_id,
+            broker_configs=self._broker_configs,
+            producer_ids_next=self._producer_ids_next,
+            partition_count=self._partition_count,
+        )
+
+    # One method per kind of record
+
+    def _cluster_named(self, record: ClusterNamed) -> None:
+        self._cluster_id = record.cluster_id
+
+    def _controller_elected(self, record: ControllerElected) -> None:
+        self._controller_id = record.broker_id
+        self.controller_epoch = record.epoch
+
+    def _broker_registered(self, record: BrokerRegistered) -> None:
+        registration = BrokerRegistration(*record)
+        brokers = {**self._brokers, record.broker_id: registration}
+        self._brokers = dict(sorted(brokers.items()))
+
+    def _leadership_renewed(self, record: LeadershipRenewed) -> None:
+        for topic in list(self._topics.values()):
+            if any(p.leader == record.broker_id for p in topic.partitions):
+                partitions = tuple(
+                    p._replace(leader_epoch=p.leader_epoch + 1, partition_epoch=p.partition_epoch + 1)
+                    if p.leader == record.broker_id
+                    else p
+                    for p in topic.partitions
+                )
+                self._put(TopicImage(topic.name, topic.topic_id, partitions, topic.config))
+
+    def _topic_created(self, record: TopicCreated) -> None:
+        self._partition_count += len(record.partitions)
+        self._put(TopicImage(record.name, record.topic_id, record.partitions, record.config))
+
+    def _partitions_added(self, record: PartitionsAdded) -> None:
+        topic = self._topics_by_id[record.topic_id]
+        assert record.first == len(topic.partitions)
+        partitions = topic.partitions + tuple(new_partition(r) for r in record.replicas)
+        self._partition_count += len(record.replicas)
+        self._put(TopicImage(topic.name, topic.topic_id, partitions, topic.config))
+
+    def _partition_changed(self, record: PartitionChanged) -> None:
+        topic = self._topics_by_id[record.topic_id]
+        state = topic.partitions[record.partition]
+        state = PartitionState(
+            leader=state.leader if record.leader is None else record.leader,
+            leader_epoch=state.leader_epoch + (record.leader is not None),
+            replicas=state.replicas if record.replicas is None else record.replicas,
+            isr=state.isr if record.isr is None else record.isr,
+            partition_epoch=state.partition_epoch + 1,
+        )
+        at = record.partition
+        partitions = (*topic.partitions[:at], state, *topic.partitions[at + 1 :])
+        self._put(TopicImage(topic.name, topic.topic_id, partitions, topic.config))
+
+    def _topic_deleted(self, record: TopicDeleted) -> None:
+        topics, topics_by_id = self._writable_topics()
+        topic = topics_by_id.pop(record.topic_id)
+        del topics[topic.name]
+        self._partition_count -= len(topic.partitions)
+
+    def _topic_config_changed(self, record: TopicConfigChanged) -> None:
+        topic = self._topics_by_id[record.topic_id]
+        config = _changed(topic.config, record.setting, record.value)
+        self._put(TopicImage(topic.name, topic.topic_id, topic.partitions, config))
+
+    def _broker_config_changed(self, record: BrokerConfigChanged) -> None:
+        configs = dict(self._broker_configs)
+        config = _changed(configs.get(record.broker, {}), record.setting, record.value)
+        if config:
+            configs[record.broker] = config
+        else:
+            configs.pop(record.broker, None)
+        self._broker_configs = configs
+
+    def _producer_ids_allocated(self, record: ProducerIdsAllocated) -> None:
+        self._producer_ids_next = record.next_id
+
+    # Copies
+
+    def _put(self, topic: TopicImage) -> None:
+        topics, topics_by_id = self._writable_topics()
+        topics[topic.name] = topic
+        topics_by_id[topic.topic_id] = topic
+
+    def _writable_topics(self) -> tuple[dict[str, TopicImage], dict[TopicId, TopicImage]]:
+        if self._own_topics is None:
+            self._own_topics = (dict(self._topics), dict(self._topics_by_id))
+            self._topics, self._topics_by_id = self._own_topics
+        return self._own_topics
+
+
+_APPLY: dict[type[Any], Callable[[ImageBuilder, Any], None]] = {
+    ClusterNamed: ImageBuilder._cluster_named,
+    ControllerElected: ImageBuilder._controller_elected,
+    BrokerRegistered: ImageBuilder._broker_registered,
+    LeadershipRenewed: ImageBuilder._leadership_renewed,
+    TopicCreated: ImageBuilder._topic_created,
+    PartitionsAdded: ImageBuilder._partitions_added,
+    PartitionChanged: ImageBuilder._partition_changed,
+    TopicDeleted: ImageBuilder._topic_deleted,
+    TopicConfigChanged: ImageBuilder._topic_config_changed,
+    BrokerConfigChanged: ImageBuilder._broker_config_changed,
+    ProducerIdsAllocated: ImageBuilder._producer_ids_allocated,
+}
+
+
+def snapshot(image: MetadataImage) -> list[Record]:
+    """The records whose replay on an empty image gives `image`, its position aside."""
+    records: list[Record] = [
+        ClusterNamed(image.cluster_id),
+        ControllerElected(image.controller_id, image.controller_epoch),
+        ProducerIdsAllocated(image.controller_id, image.producer_ids_next),
+    ]
+    records += [BrokerRegistered(*broker) for broker in image.brokers.values()]
+    for broker, settings in image.broker_configs.items():
+        records += [BrokerConfigChanged(broker, setting, value) for setting, value in settings.items()]
+    records += [TopicCreated(t.name, t.topic_id, t.partitions, t.config) for t in image.topics.values()]
+    return records
+
+
+def _changed(settings: Mapping[str, str], setting: str, value: str | None) -> dict[str, str]:
+    changed = dict(settings)
+    if value is None:
+        changed.pop(setting, None)
+    else:
+        changed[setting] = value
+    return changed

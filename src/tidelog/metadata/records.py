@@ -1,0 +1,238 @@
+"""The journal's records, and their encoding: one line of JSON per entry, made for reading with any tool.
+
+An entry is what one decision appends, whole or not at all: `{"v":1,"epoch":3,"records":[{"kind":"topic",...},...]}`.
+A reader leaves out fields that it does not know. What changes the meaning of a known field, or has to be understood,
+takes a new kind or a higher version, which older brokers refuse.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+from tidelog.config.endpoints import Endpoint
+from tidelog.model.ids import TopicId, uuid_from_text, uuid_text
+
+FORMAT_VERSION = 1
+
+
+class JournalError(Exception):
+    """An entry cannot be read: damaged, or written by a newer Tidelog. One line that says which and why."""
+
+
+class ClusterNamed(NamedTuple):
+    """The first record of every journal."""
+
+    cluster_id: str
+
+
+class ControllerElected(NamedTuple):
+    """A broker took the controller lease; entries of lower epochs are over."""
+
+    broker_id: int
+    epoch: int
+
+
+class BrokerRegistered(NamedTuple):
+    """A broker started: where it listens. Replaces what it said before."""
+
+    broker_id: int
+    epoch: int
+    """Grows with every registration."""
+    incarnation: str
+    """Of this run of its process."""
+    endpoints: tuple[Endpoint, ...]
+    rack: str | None
+
+
+class LeadershipRenewed(NamedTuple):
+    """Every partition that the broker leads begins a new leader epoch: it restarted, and its last records may be lost.
+
+    Clients that read them then see where the old epoch ends, and find out (KIP-320).
+    """
+
+    broker_id: int
+
+
+class PartitionState(NamedTuple):
+    """Who holds one partition, and who leads it."""
+
+    leader: int
+    """-1: none."""
+    leader_epoch: int
+    replicas: tuple[int, ...]
+    """The preferred leader first."""
+    isr: tuple[int, ...]
+    partition_epoch: int
+    """Grows with every change of this state."""
+
+
+class TopicCreated(NamedTuple):
+    """A topic as it is: new, adopted, or in a snapshot."""
+
+    name: str
+    topic_id: TopicId
+    partitions: tuple[PartitionState, ...]
+    config: Mapping[str, str] = {}
+    """Its own settings, as they were given."""
+
+
+class PartitionsAdded(NamedTuple):
+    """More partitions, numbered on from `first`."""
+
+    topic_id: TopicId
+    first: int
+    replicas: tuple[tuple[int, ...], ...]
+
+
+class PartitionChanged(NamedTuple):
+    """A change of replicas, ISR or leader; None leaves as it is. A leader, even the same, begins a leader epoch."""
+
+    topic_id: TopicId
+    partition: int
+    leader: int | None = None
+    """-1: none."""
+    isr: tuple[int, ...] | None = None
+    replicas: tuple[int, ...] | None = None
+
+
+class TopicDeleted(NamedTuple):
+    topic_id: TopicId
+
+
+class TopicConfigChanged(NamedTuple):
+    topic_id: TopicId
+    setting: str
+    value: str | None
+    """None takes it back to its default."""
+
+
+class BrokerConfigChanged(NamedTuple):
+    broker: str
+    """A number, or "" for all."""
+    setting: str
+    value: str | None
+
+
+class ProducerIdsAllocated(NamedTuple):
+    """A broker got the ids up to `next_id`."""
+
+    broker_id: int
+    next_id: int
+    """Exclusive."""
+
+
+Record: TypeAlias = (
+    ClusterNamed
+    | ControllerElected
+    | BrokerRegistered
+    | LeadershipRenewed
+    | TopicCreated
+    | PartitionsAdded
+    | PartitionChanged
+    | TopicDeleted
+    | TopicConfigChanged
+    | BrokerConfigChanged
+    | ProducerIdsAllocated
+)
+
+_KINDS: dict[str, type[Any]] = {
+    "cluster": ClusterNamed,
+    "controller": ControllerElected,
+    "broker": BrokerRegistered,
+    "leadership": LeadershipRenewed,
+    "topic": TopicCreated,
+    "partitions": PartitionsAdded,
+    "partition": PartitionChanged,
+    "topic-deleted": TopicDeleted,
+    "topic-config": TopicConfigChanged,
+    "broker-config": BrokerConfigChanged,
+    "producer-ids": ProducerIdsAllocated,
+}
+_NAMES = {kind: name for name, kind in _KINDS.items()}
+
+
+def new_partition(replicas: Sequence[int], leader_epoch: int = 0) -> PartitionState:
+    """Led by the first of its replicas, all in sync."""
+    return PartitionState(replicas[0], leader_epoch, tuple(replicas), tuple(replicas), 0)
+
+
+def _row(state: PartitionState) -> list[Any]:
+    """Replicas, then as much of leader epoch, partition epoch, leader and ISR as a new partition has otherwise."""
+    if state.isr != state.replicas or state.leader != state.replicas[0]:
+        return [state.replicas, state.leader_epoch, state.partition_epoch, state.leader, state.isr]
+    if state.partition_epoch:
+        return [state.replicas, state.leader_epoch, state.partition_epoch]
+    return [state.replicas, state.leader_epoch] if state.leader_epoch else [state.replicas]
+
+
+def _state(row: list[Any]) -> PartitionState:
+    replicas = tuple(row[0])
+    leader_epoch, partition_epoch, leader, isr = row[1:] + [0, 0, replicas[0], replicas][len(row) - 1 :]
+    return PartitionState(leader, leader_epoch, replicas, tuple(isr), partition_epoch)
+
+
+def encode(epoch: int, records: Sequence[Record]) -> bytes:
+    """One entry, by the controller of `epoch`."""
+    entry = {"v": FORMAT_VERSION, "epoch": epoch, "records": [_encode_record(r) for r in records]}
+    return json.dumps(entry, separators=(",", ":")).encode()
+
+
+def _encode_record(record: Record) -> dict[str, Any]:
+    defaults: dict[str, Any] = record._field_defaults
+    fields: dict[str, Any] = {"kind": _NAMES[type(record)]}
+    for name, value in zip(record._fields, record, strict=True):
+        if name not in defaults or value != defaults[name]:
+            encoder = _ENCODERS.get((type(record), name))
+            fields[name] = value if encoder is None else encoder(value)
+    return fields
+
+
+class Entry(NamedTuple):
+    epoch: int
+    records: list[Record]
+
+
+def decode(data: bytes, position: int) -> Entry:
+    """The entry that stands at `position`. Raises JournalError."""
+    try:
+        entry = json.loads(data)
+        version = entry["v"]
+        if version > FORMAT_VERSION:
+            raise JournalError(f"metadata entry {position} has version {version}, unknown here: upgrade this broker")
+        return Entry(entry["epoch"], [_decode_record(fields, position) for fields in entry["records"]])
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise JournalError(f"metadata entry {position} is damaged: {error!r}") from None
+
+
+def _decode_record(fields: dict[str, Any], position: int) -> Record:
+    kind = _KINDS.get(fields["kind"])
+    if kind is None:
+        raise JournalError(
+            f"metadata entry {position} has a {fields['kind']!r} record, unknown here: upgrade this broker"
+        )
+    values: dict[str, Any] = {}
+    for name in kind._fields:
+        if name in fields:
+            decoder = _DECODERS.get((kind, name))
+            values[name] = fields[name] if decoder is None else decoder(fields[name])
+    record: Record = kind(**values)
+    return record
+
+
+def _optional_tuple(items: list[int] | None) -> tuple[int, ...] | None:
+    return None if items is None else tuple(items)
+
+
+_TOPIC_ID_IN = (TopicCreated, PartitionsAdded, PartitionChanged, TopicDeleted, TopicConfigChanged)
+_ENCODERS: dict[tuple[type[Any], str], Callable[[Any], Any]] = {
+    **{(kind, "topic_id"): uuid_text for kind in _TOPIC_ID_IN},
+    (TopicCreated, "partitions"): lambda states: [_row(state) for state in states],
+}
+_DECODERS: dict[tuple[type[Any], str], Callable[[Any], Any]] = {
+    **{(kind, "topic_id"): uuid_from_text for kind in _TOPIC_ID_IN},
+    (BrokerRegistered, "endpoints"): lambda items: tuple(Endpoint(*item) for item in items),
+    (TopicCreated, "partitions"): lambda rows: tuple(_state(row) for row in rows),
+    (PartitionsAdded, "replicas"): lambda lists: tuple(tuple(item) for item in lists),
+    (PartitionChanged, "isr"): _optional_tuple,
+    (PartitionChanged, "replicas"): _optional_tuple,
+}

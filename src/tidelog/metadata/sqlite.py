@@ -1,0 +1,210 @@
+"""The default store: one SQLite file in WAL mode, which the brokers of one host share.
+
+Every call runs on one thread, in order. A commit is durable when it returns (synchronous=FULL); `wait` looks again now
+and then, as SQLite tells nobody of another process's commit.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from tidelog.metadata.store import (
+    Lease,
+    LeaseLost,
+    PositionTaken,
+    Snapshot,
+    StoredEntry,
+    StoreFailed,
+    StoreUnavailable,
+)
+from tidelog.runtime.interfaces import Clock, Tasks
+
+if TYPE_CHECKING:
+    import sqlite3
+
+T = TypeVar("T")
+
+LANE: Final = "metadata"
+APPLICATION_ID: Final = 0x7464_6C67
+"""Marks the file as ours, for file(1) and for us: "tdlg"."""
+SCHEMA_VERSION: Final = 1
+BUSY_MS: Final = 5000
+"""How long a call waits for another process's commit."""
+POLL_MIN_S: Final = 0.01
+POLL_MAX_S: Final = 0.25
+
+SCHEMA: Final = """
+CREATE TABLE journal (position INTEGER PRIMARY KEY, data BLOB NOT NULL);
+CREATE TABLE snapshot (one INTEGER PRIMARY KEY CHECK (one = 1), position INTEGER NOT NULL, data BLOB NOT NULL);
+CREATE TABLE leases (name TEXT PRIMARY KEY, holder TEXT NOT NULL, epoch INTEGER NOT NULL, expires_ms INTEGER);
+"""
+
+
+class SqliteStore:
+    """`Store` in the file at `path`, made when it is first used."""
+
+    def __init__(self, path: str, clock: Clock, tasks: Tasks) -> None:
+        self.path = path
+        self._clock = clock
+        self._tasks = tasks
+        self._connection: sqlite3.Connection | None = None
+
+    async def append(self, position: int, data: bytes, lease: Lease) -> None:
+        await self._run(self._append, position, data, lease)
+
+    async def read(self, start: int, limit: int = 1000) -> list[StoredEntry]:
+        return await self._run(self._read, start, limit)
+
+    async def wait(self, position: int) -> None:
+        delay_s = POLL_MIN_S
+        while await self._run(self._next_position) <= position:
+            await self._tasks.sleep(delay_s)
+            delay_s = min(2 * delay_s, POLL_MAX_S)
+
+    async def snapshot(self) -> Snapshot | None:
+        return await self._run(self._snapshot)
+
+    async def save_snapshot(self, snapshot: Snapshot) -> None:
+        await self._run(self._save_snapshot, snapshot)
+
+    async def acquire(self, name: str, holder: str, ttl_ms: int | None) -> Lease | None:
+        return await self._run(self._acquire, name, holder, ttl_ms)
+
+    async def renew(self, lease: Lease, ttl_ms: int) -> None:
+        await self._run(self._renew, lease, ttl_ms)
+
+    async def release(self, lease: Lease) -> None:
+        await self._run(self._release, lease)
+
+    async def close(self) -> None:
+        await self._tasks.run_blocking(self._close, lane=LANE)
+
+    # From here on, on the store's thread
+
+    async def _run(self, function: Callable[..., T], *args: object) -> T:
+        return await self._tasks.run_blocking(self._guarded, function, *args, lane=LANE)
+
+    def _guarded(self, function: Callable[..., T], *args: object) -> T:
+        import sqlite3
+
+        try:
+            return function(self._open(), *args)
+        except sqlite3.Error as error:
+            # Both leave the store as it was: what was under way has been rolled back.
+            if getattr(error, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_BUSY):
+                raise StoreUnavailable(f"{self.path}: {error}") from error
+            raise StoreFailed(f"{self.path}: {error}") from error
+
+    def _open(self) -> "sqlite3.Connection":
+        if self._connection is None:
+            import sqlite3
+
+            connection = sqlite3.connect(self.path, isolation_level=None, timeout=BUSY_MS / 1000)
+            try:
+                self._prepare(connection)
+            except BaseException:
+                connection.close()
+                raise
+            self._connection = connection
+        return self._connection
+
+    def _prepare(self, connection: "sqlite3.Connection") -> None:
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = FULL")
+        with _transaction(connection):
+            (application,) = connection.execute("PRAGMA application_id").fetchone()
+            (version,) = connection.execute("PRAGMA user_version").fetchone()
+            if version == 0 and application == 0:
+                for statement in SCHEMA.split(";"):
+                    connection.execute(statement)
+                connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+                connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+            elif application != APPLICATION_ID:
+                raise StoreFailed(f"{self.path} is not a metadata store of Tidelog")
+            elif version > SCHEMA_VERSION:
+                raise StoreFailed(f"{self.path} was written by a newer Tidelog: upgrade this one")
+
+    def _append(self, connection: "sqlite3.Connection", position: int, data: bytes, lease: Lease) -> None:
+        with _transaction(connection):
+            self._check(connection, lease)
+            free = self._next_position(connection)
+            if position < free:
+                raise PositionTaken(f"position {position} is taken, the next is {free}")
+            assert position == free, "an append leaves no gap"
+            connection.execute("INSERT INTO journal VALUES (?, ?)", (position, data))
+
+    def _read(self, connection: "sqlite3.Connection", start: int, limit: int) -> list[StoredEntry]:
+        rows = connection.execute(
+            "SELECT position, data FROM journal WHERE position >= ? ORDER BY position LIMIT ?", (start, limit)
+        )
+        return [StoredEntry(position, data) for position, data in rows]
+
+    def _next_position(self, connection: "sqlite3.Connection") -> int:
+        (last,) = connection.execute("SELECT max(position) FROM journal").fetchone()
+        (covered,) = connection.execute("SELECT max(position) FROM snapshot").fetchone()
+        return max(-1 if last is None else last, -1 if covered is None else covered - 1) + 1
+
+    def _snapshot(self, connection: "sqlite3.Connection") -> Snapshot | None:
+        row = connection.execute("SELECT position, data FROM snapshot").fetchone()
+        return None if row is None else Snapshot(*row)
+
+    def _save_snapshot(self, connection: "sqlite3.Connection", snapshot: Snapshot) -> None:
+        with _transaction(connection):
+            connection.execute("INSERT OR REPLACE INTO snapshot VALUES (1, ?, ?)", snapshot)
+            connection.execute("DELETE FROM journal WHERE position < ?", (snapshot.position,))
+
+    def _acquire(self, connection: "sqlite3.Connection", name: str, holder: str, ttl_ms: int | None) -> Lease | None:
+        now_ms = self._clock.now_ms()
+        with _transaction(connection):
+            row = self._lease_row(connection, name)
+            epoch = 0
+            if row is not None:
+                held_by, epoch, expires_ms = row
+                if held_by not in (holder, "") and (expires_ms is None or expires_ms > now_ms):
+                    return None
+            lease = Lease(name, holder, epoch + 1)
+            expires_ms = None if ttl_ms is None else now_ms + ttl_ms
+            connection.execute("INSERT OR REPLACE INTO leases VALUES (?, ?, ?, ?)", (*lease, expires_ms))
+            return lease
+
+    def _renew(self, connection: "sqlite3.Connection", lease: Lease, ttl_ms: int) -> None:
+        with _transaction(connection):
+            self._check(connection, lease)
+            expires_ms = self._clock.now_ms() + ttl_ms
+            connection.execute("UPDATE leases SET expires_ms = ? WHERE name = ?", (expires_ms, lease.name))
+
+    def _release(self, connection: "sqlite3.Connection", lease: Lease) -> None:
+        # The row stays, so that the next holder's epoch is higher.
+        connection.execute(
+            "UPDATE leases SET holder = '', expires_ms = NULL WHERE name = ? AND holder = ? AND epoch = ?", lease
+        )
+
+    def _lease_row(self, connection: "sqlite3.Connection", name: str) -> tuple[str, int, int | None] | None:
+        query = "SELECT holder, epoch, expires_ms FROM leases WHERE name = ?"
+        row: tuple[str, int, int | None] | None = connection.execute(query, (name,)).fetchone()
+        return row
+
+    def _check(self, connection: "sqlite3.Connection", lease: Lease) -> None:
+        row = connection.execute(
+            "SELECT holder, epoch, expires_ms FROM leases WHERE name = ?", (lease.name,)
+        ).fetchone()
+        if row is None or row[:2] != lease[1:] or (row[2] is not None and row[2] <= self._clock.now_ms()):
+            raise LeaseLost(f"lease {lease.name} is not {lease.holder}'s in epoch {lease.epoch}")
+
+    def _close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+
+@contextmanager
+def _transaction(connection: "sqlite3.Connection") -> Iterator[None]:
+    """What is done within happens at once, before or after everything of other connections, or not at all."""
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:  # SQLite rolls back by itself on some errors
+            connection.execute("ROLLBACK")
+        raise

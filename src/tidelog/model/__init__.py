@@ -1,0 +1,1 @@
+"""Identifiers and exceptions that every layer shares; pure."""

@@ -1,0 +1,34 @@
+"""Distinct identifiers, so that an offset is never handed over where an epoch is wanted."""
+
+import base64
+from typing import NamedTuple, NewType
+
+BrokerId = NewType("BrokerId", int)
+LeaderEpoch = NewType("LeaderEpoch", int)
+Offset = NewType("Offset", int)
+ProducerId = NewType("ProducerId", int)
+TopicId = NewType("TopicId", bytes)
+"""16 raw bytes; Kafka's text form is `uuid_text`."""
+
+NO_TOPIC_ID = TopicId(bytes(16))
+
+
+class TopicPartition(NamedTuple):
+    topic: str
+    partition: int
+
+    def __str__(self) -> str:
+        return f"{self.topic}-{self.partition}"
+
+
+def uuid_text(raw: bytes) -> str:
+    """Kafka's text of a 16-byte id: URL-safe base64 without padding, 22 characters."""
+    return base64.urlsafe_b64encode(raw).decode().rstrip("=")
+
+
+def uuid_from_text(text: str) -> bytes:
+    """The 16 bytes of `uuid_text`'s form. Raises ValueError when it is not one."""
+    raw = base64.urlsafe_b64decode(text + "==")
+    if len(raw) != 16:
+        raise ValueError(f"{text!r} is not a 16-byte id in URL-safe base64")
+    return raw

@@ -1,0 +1,231 @@
+"""One partition as its leader: log, leader epoch, high watermark, and who waits for it to move.
+
+With one replica the high watermark follows the log's end, or with `durability=fsync` what is known to be on the disk:
+nobody is told of, and nobody reads, a record that a power cut could still take.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
+
+from tidelog.wire.errors import ApiError, FencedLeaderEpoch, OffsetOutOfRange, StorageError, UnknownLeaderEpoch
+
+if TYPE_CHECKING:
+    from tidelog.log.config import LogConfig
+    from tidelog.log.partition_log import Appended, PartitionLog, Slice
+    from tidelog.runtime.interfaces import Clock, Tasks
+    from tidelog.wire.batches import BatchHeader
+
+READ_UNCOMMITTED = 0
+READ_COMMITTED = 1
+
+
+class HighWatermarkWatcher(Protocol):
+    """A parked fetch."""
+
+    def moved(self, partition: "Partition") -> None:
+        """The high watermark moved, or the partition is gone. Called from within an append: only take note."""
+
+    def finish(self) -> None:
+        """Answer now."""
+
+
+CommitListener = Callable[[ApiError | None], None]
+"""Told once: None when the offset is committed, the error when it never will be."""
+
+
+class FlushRequests(Protocol):
+    def request(self, partition: "Partition") -> None:
+        """Make the partition's log durable soon and then call its `flushed`."""
+
+
+class Partition:
+    """Leader of `topic`-`index`. Everything is called on the loop."""
+
+    __slots__ = (
+        "_clock",
+        "_committing",
+        "_durable",
+        "_flusher",
+        "_tasks",
+        "_watchers",
+        "config",
+        "deleted",
+        "high_watermark",
+        "index",
+        "internal",
+        "leader_epoch",
+        "log",
+        "topic",
+        "topic_id",
+    )
+
+    def __init__(
+        self,
+        topic: str,
+        topic_id: bytes,
+        index: int,
+        log: "PartitionLog",
+        *,
+        leader_epoch: int,
+        internal: bool,
+        clock: "Clock",
+        tasks: "Tasks",
+        flusher: FlushRequests,
+    ) -> None:
+        self.topic = topic
+        self.topic_id = topic_id
+        self.index = index
+        self.log = log
+        self.leader_epoch = leader_epoch
+        self.internal = internal
+        self.deleted = False
+        self._clock = clock
+        self._tasks = tasks
+        self._flusher = flusher
+        self._committing: deque[tuple[int, CommitListener]] = deque()
+        self._watchers: dict[HighWatermarkWatcher, None] = {}
+        self.configure(log.config)
+        self.high_watermark: int = log.log_end_offset
+        """Exclusive end of what consumers may see. What recovery kept is durable: it was synced before this."""
+
+    def configure(self, config: "LogConfig") -> None:
+        """Take new topic settings. The log must have them too."""
+        self.config = config
+        self._durable = config.durability == "fsync"
+
+    @property
+    def log_start_offset(self) -> int:
+        return self.log.log_start_offset
+
+    @property
+    def log_end_offset(self) -> int:
+        return self.log.log_end_offset
+
+    @property
+    def last_stable_offset(self) -> int:
+        """Exclusive end of what read_committed consumers may see."""
+        return self.log.last_stable_offset_below(self.high_watermark)
+
+    # Writing
+
+    def append(self, batch: memoryview, header: "BatchHeader") -> "Appended":
+        """Append one checked batch of a client; offsets are assigned in `batch` itself.
+
+        Raises StorageError when the log is offline, or what the log finds (sequence, timestamp, size).
+        """
+        log = self.log
+        if self.deleted or log.failure is not None:
+            raise self._offline()
+        try:
+            appended = log.append(batch, header, leader_epoch=self.leader_epoch, now_ms=self._clock.now_ms())
+        except StorageError:
+            if log.failure is not None:
+                self.fail()
+            raise
+        if self._durable:
+            if self.high_watermark < appended.next_offset:
+                self._flusher.request(self)
+        elif not appended.duplicate:
+            self._advance(appended.next_offset)
+        return appended
+
+    def is_committed(self, next_offset: int) -> bool:
+        """Whether everything below `next_offset` may be acknowledged and read."""
+        return self.high_watermark >= next_offset
+
+    async def committed(self, next_offset: int) -> None:
+        """Return once `is_committed`. Raises StorageError if the partition goes offline or is deleted first."""
+        if self.high_watermark < next_offset:
+            future: asyncio.Future[None] = self._tasks.future()
+
+            def settle(error: ApiError | None) -> None:
+                if future.done():
+                    return
+                if error is None:
+                    future.set_result(None)
+                else:
+                    future.set_exception(error)
+
+            self.when_committed(next_offset, settle)
+            await future
+
+    def when_committed(self, next_offset: int, listener: CommitListener) -> None:
+        """Call `listener` once `next_offset` is committed, which may be now, or once it cannot be any more."""
+        if self.high_watermark >= next_offset:
+            listener(None)
+        elif self.deleted or self.log.failure is not None:
+            listener(self._offline())
+        else:
+            self._committing.append((next_offset, listener))
+
+    def flushed(self) -> None:
+        """The log's recovery point has moved, or its sync failed."""
+        if self.log.failure is not None:
+            self.fail()
+        elif self._durable:
+            self._advance(self.log.recovery_point)
+
+    def fail(self) -> None:
+        """Answer everyone who waits; the log says why it is offline."""
+        waiting, self._committing = self._committing, deque()
+        for _, listener in waiting:
+            listener(self._offline())
+        self._notify()
+
+    def _advance(self, high_watermark: int) -> None:
+        if high_watermark <= self.high_watermark:
+            return
+        self.high_watermark = high_watermark
+        committing = self._committing
+        while committing and committing[0][0] <= high_watermark:
+            committing.popleft()[1](None)
+        if self._watchers:
+            self._notify()
+
+    def _notify(self) -> None:
+        for watcher in list(self._watchers):
+            watcher.moved(self)
+
+    def _offline(self) -> ApiError:
+        if self.deleted:
+            return StorageError(f"{self.topic}-{self.index} is being deleted")
+        return StorageError(f"{self.topic}-{self.index} is offline: {self.log.failure}")
+
+    # Reading
+
+    def read(self, start: int, bytes_max: int, isolation: int = READ_UNCOMMITTED) -> "Slice":
+        """Whole batches from the one that holds `start`, below the high watermark or the last stable offset.
+
+        Raises OffsetOutOfRange outside log start offset..high watermark, StorageError when offline.
+        """
+        log = self.log
+        if self.deleted or log.failure is not None:
+            raise self._offline()
+        end = self.high_watermark if isolation == READ_UNCOMMITTED else self.last_stable_offset
+        if start > end:
+            # A record that is appended and not committed yet: its reader waits, as at the end of the log.
+            if start > log.log_end_offset:
+                where = f"{log.log_start_offset}..{log.log_end_offset} of {self.topic}-{self.index}"
+                raise OffsetOutOfRange(f"offset {start} is outside {where}")
+            start = end
+        return log.read(start, bytes_max, end)
+
+    def check_leader_epoch(self, epoch: int) -> None:
+        """Raise FencedLeaderEpoch or UnknownLeaderEpoch unless the client's `epoch` is ours or -1 (KIP-320)."""
+        if epoch >= 0 and epoch != self.leader_epoch:
+            if epoch < self.leader_epoch:
+                raise FencedLeaderEpoch(f"leader epoch {epoch} is older than {self.leader_epoch}")
+            raise UnknownLeaderEpoch(f"leader epoch {epoch} is newer than {self.leader_epoch}")
+
+    def watch(self, watcher: HighWatermarkWatcher) -> None:
+        self._watchers[watcher] = None
+
+    def release_watchers(self) -> None:
+        """Have every parked fetch answer with what it has."""
+        for watcher in list(self._watchers):
+            watcher.finish()
+
+    def unwatch(self, watcher: HighWatermarkWatcher) -> None:
+        self._watchers.pop(watcher, None)

@@ -1,0 +1,240 @@
+"""The partitions on this broker: follows the metadata image, opens and removes logs, keeps their checkpoints."""
+
+import logging
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Protocol
+
+from tidelog.log.errors import CorruptLog
+from tidelog.log.partition_log import PartitionLog
+from tidelog.replication.flusher import Flusher
+from tidelog.replication.partition import Partition
+from tidelog.wire.errors import InconsistentTopicId, StorageError, UnknownTopicId, UnknownTopicOrPartition
+
+if TYPE_CHECKING:
+    from tidelog.log.config import LogConfig
+    from tidelog.log.directory import DataDirectory
+    from tidelog.metadata.image import MetadataImage, TopicImage
+    from tidelog.runtime.interfaces import Runtime
+
+logger = logging.getLogger("tidelog.partitions")
+
+HOUSEKEEPING_BATCH = 50
+"""Partitions that retention looks at in one turn of the loop."""
+
+
+class ParkedFetch(Protocol):
+    def wake(self) -> None:
+        """Look again at what moved, and answer if that is enough."""
+
+
+class Partitions:
+    """Every partition of this broker, by topic and index, and by topic id."""
+
+    def __init__(
+        self,
+        runtime: "Runtime",
+        directory: "DataDirectory",
+        topic_config: Callable[["MetadataImage", str], "LogConfig"],
+        *,
+        flush_interval_ms: int,
+    ) -> None:
+        self._runtime = runtime
+        self._directory = directory
+        self._topic_config = topic_config
+        self._table: dict[tuple[str, int], Partition] = {}
+        self._offline: dict[tuple[str, int], str] = {}
+        self._topic_names: dict[bytes, str] = {}
+        self._to_wake: list[ParkedFetch] = []
+        self.flusher = Flusher(runtime.tasks, flush_interval_ms, self._dirty, self.checkpoint)
+
+    def get(self, topic: str, index: int) -> Partition:
+        """Raises UnknownTopicOrPartition, or StorageError for one whose log could not be opened."""
+        found = self._table.get((topic, index))
+        if found is None:
+            raise self._missing(topic, index)
+        return found
+
+    def find(self, topic: str, index: int) -> Partition | None:
+        return self._table.get((topic, index))
+
+    def topic_name(self, topic_id: bytes) -> str:
+        """Raises UnknownTopicId."""
+        name = self._topic_names.get(topic_id)
+        if name is None:
+            raise UnknownTopicId("no topic has this id; it may have been deleted and made again")
+        return name
+
+    def __iter__(self) -> Iterator[Partition]:
+        return iter(list(self._table.values()))
+
+    def __len__(self) -> int:
+        return len(self._table)
+
+    def _missing(self, topic: str, index: int) -> Exception:
+        reason = self._offline.get((topic, index))
+        if reason is not None:
+            return StorageError(f"{topic}-{index} is offline: {reason}")
+        return UnknownTopicOrPartition(f"there is no partition {index} of topic {topic!r} here")
+
+    # Waking parked fetches
+
+    def wake_later(self, fetch: ParkedFetch) -> None:
+        """`fetch` has news; it is woken by the next `wake_fetches`, in this turn of the loop or the next."""
+        if not self._to_wake:
+            self._runtime.tasks.call_soon(self.wake_fetches)
+        self._to_wake.append(fetch)
+
+    def wake_fetches(self) -> None:
+        """Let every parked fetch with news look again. Called when all of a request's batches are appended."""
+        while self._to_wake:
+            waking, self._to_wake = self._to_wake, []
+            for fetch in waking:
+                fetch.wake()
+
+    # Following the metadata
+
+    async def apply(self, old: "MetadataImage", new: "MetadataImage") -> None:
+        """Open what is new, remove what is gone, take changed settings. Returns when every new partition leads."""
+        for name, topic in old.topics.items():
+            now = new.topics.get(name)
+            if now is None or now.topic_id != topic.topic_id:
+                await self._remove_topic(topic)
+        opening: list[tuple[TopicImage, int, LogConfig]] = []
+        for name, topic in new.topics.items():
+            before = old.topics.get(name)
+            if before is topic and old.broker_configs is new.broker_configs:
+                continue
+            config = self._topic_config(new, name)
+            self._topic_names[topic.topic_id] = name
+            for index in range(len(topic.partitions)):
+                known = self._table.get((name, index))
+                if known is None:
+                    opening.append((topic, index, config))
+                else:
+                    known.leader_epoch = topic.partitions[index].leader_epoch
+                    known.log.configure(config)
+                    known.configure(config)
+        if opening:
+            await self._open_all(opening)
+
+    async def _open_all(self, opening: list[tuple["TopicImage", int, "LogConfig"]]) -> None:
+        results = await self._runtime.tasks.run_blocking(self._open_blocking, opening)
+        for (topic, index, _), result in zip(opening, results, strict=True):
+            if isinstance(result, Exception):
+                self._offline[topic.name, index] = str(result)
+                logger.error("partition offline partition=%s-%d reason=%s", topic.name, index, result)
+                continue
+            self._offline.pop((topic.name, index), None)
+            self._table[topic.name, index] = Partition(
+                topic.name,
+                topic.topic_id,
+                index,
+                result,
+                leader_epoch=topic.partitions[index].leader_epoch,
+                internal=topic.internal,
+                clock=self._runtime.clock,
+                tasks=self._runtime.tasks,
+                flusher=self.flusher,
+            )
+
+    def _open_blocking(
+        self, opening: list[tuple["TopicImage", int, "LogConfig"]]
+    ) -> list["PartitionLog | CorruptLog | OSError"]:
+        results: list[PartitionLog | CorruptLog | OSError] = []
+        now_ms = self._runtime.clock.now_ms()
+        for topic, index, config in opening:
+            try:
+                results.append(self._directory.open_partition(topic.name, index, topic.topic_id, config, now_ms))
+            except (CorruptLog, OSError) as error:
+                results.append(error)
+        return results
+
+    async def _remove_topic(self, topic: "TopicImage") -> None:
+        self._topic_names.pop(topic.topic_id, None)
+        removed: list[Partition] = []
+        for index in range(len(topic.partitions)):
+            self._offline.pop((topic.name, index), None)
+            partition = self._table.pop((topic.name, index), None)
+            if partition is not None:
+                partition.deleted = True
+                partition.fail()
+                removed.append(partition)
+        for partition in removed:
+            retired = await self._runtime.tasks.run_blocking(
+                self._directory.retire_partition, partition.log, partition.topic_id
+            )
+            self._remove_later(retired, partition.config.file_delete_delay_ms)
+
+    def _remove_later(self, retired: str, delay_ms: int) -> None:
+        """Take a deleted partition off the disk when no reader can be in it any more."""
+
+        def remove() -> None:
+            self._runtime.tasks.spawn(self._remove(retired), name="remove-deleted")
+
+        self._runtime.tasks.call_later(delay_ms / 1000, remove)
+
+    async def _remove(self, retired: str) -> None:
+        try:
+            await self._runtime.tasks.run_blocking(self._directory.remove_retired, retired)
+        except OSError as error:
+            logger.error("deleted partition not removed path=%s reason=%s", retired, error)
+
+    # Durability and housekeeping
+
+    def _dirty(self) -> list[Partition]:
+        return [p for p in self._table.values() if p.log.failure is None and p.log.unflushed]
+
+    def checkpoint(self) -> Callable[[], None]:
+        """What to run on a thread to persist recovery points and log start offsets as they are now."""
+        recovery_points = {}
+        start_offsets = {}
+        high_watermarks = {}
+        for partition in self._table.values():
+            log = partition.log
+            recovery_points[log.topic_partition] = log.recovery_point
+            start_offsets[log.topic_partition] = log.log_start_offset
+            high_watermarks[log.topic_partition] = partition.high_watermark
+
+        def write() -> None:
+            self._directory.write_checkpoints(recovery_points, start_offsets, high_watermarks)
+
+        return write
+
+    async def enforce_retention(self) -> None:
+        """Drop whole segments that the topics' settings no longer keep."""
+        for count, partition in enumerate(self):
+            if not partition.deleted and partition.log.failure is None:
+                now_ms = self._runtime.clock.now_ms()
+                try:
+                    partition.log.apply_retention(now_ms, partition.high_watermark)
+                except StorageError as error:
+                    logger.error("retention failed reason=%s", error)
+                    partition.fail()
+                removal = partition.log.removal(now_ms)
+                if removal is not None:
+                    await self._runtime.tasks.run_blocking(removal.run)
+            if count % HOUSEKEEPING_BATCH == HOUSEKEEPING_BATCH - 1:
+                await self._runtime.tasks.sleep(0)
+
+    def release_waiting(self) -> None:
+        """Answer parked fetches with what there is; the broker stops."""
+        for partition in self:
+            partition.release_watchers()
+
+    async def close(self) -> None:
+        """Flush everything, write checkpoints, close the logs. The caller marks the directory clean afterwards."""
+        self.flusher.stop()
+        await self.flusher.flush(self._dirty())
+        await self._runtime.tasks.run_blocking(self._close_logs)
+        await self._runtime.tasks.run_blocking(self.checkpoint())
+
+    def _close_logs(self) -> None:
+        for partition in self._table.values():
+            if partition.log.failure is None:
+                partition.log.close(clean=True)
+
+
+def check_topic_id(partition: Partition, topic_id: bytes) -> None:
+    """Raise InconsistentTopicId when a client's id names another incarnation of the topic."""
+    if partition.topic_id != topic_id:
+        raise InconsistentTopicId(f"topic {partition.topic!r} has another id")

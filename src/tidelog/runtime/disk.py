@@ -1,0 +1,357 @@
+"""The machine's file system: files over pooled descriptors, durable replacement, locks."""
+
+import errno
+import os
+import stat
+import sys
+import threading
+from collections.abc import Callable
+
+from tidelog.runtime.descriptors import DescriptorPool, descriptor_limit
+from tidelog.runtime.interfaces import Buffer
+
+PROBE_STEP_BYTES = 128 * 1024
+"""The kernel reads ahead about this much at once, so pages come and go in such runs."""
+
+_RWF_NOWAIT = getattr(os, "RWF_NOWAIT", 0)
+
+
+def _platform_sync() -> Callable[[int], None]:
+    if sys.platform == "darwin":
+        from fcntl import F_FULLFSYNC, fcntl
+
+        def full_sync(descriptor: int) -> None:
+            try:
+                fcntl(descriptor, F_FULLFSYNC)  # fsync alone leaves the bytes in the drive's own cache
+            except OSError:
+                os.fsync(descriptor)  # file systems without it (network mounts)
+
+        return full_sync
+    return getattr(os, "fdatasync", os.fsync)
+
+
+_sync_descriptor = _platform_sync()
+
+
+class LocalFile:
+    """A file by path. Any thread may call; the descriptor belongs to the pool."""
+
+    __slots__ = ("_disk", "_failure", "_pool", "_synced", "_writes", "descriptor", "path", "pins", "used")
+
+    def __init__(self, disk: "LocalDisk", pool: DescriptorPool, path: str) -> None:
+        self.path = path
+        self.descriptor = -1
+        self.used = False
+        self.pins: list[None] = []
+        self._disk: LocalDisk | None = disk
+        self._pool = pool
+        self._writes = 0
+        self._synced = 0
+        self._failure: OSError | None = None
+
+    @property
+    def dirty(self) -> bool:
+        return self._writes != self._synced
+
+    def pread(self, size: int, position: int) -> bytes:
+        self.pins.append(None)
+        try:
+            descriptor = self.descriptor
+            if descriptor >= 0:
+                self.used = True
+            else:
+                descriptor = self._open()
+            data = os.pread(descriptor, size, position)
+            while len(data) < size:
+                more = os.pread(descriptor, size - len(data), position + len(data))
+                if not more:
+                    break
+                data += more
+        finally:
+            self.pins.pop()
+        return data
+
+    def pread_into(self, buffer: memoryview | bytearray, position: int) -> int:
+        self.pins.append(None)
+        try:
+            descriptor = self.descriptor
+            if descriptor >= 0:
+                self.used = True
+            else:
+                descriptor = self._open()
+            count = os.preadv(descriptor, [buffer], position)
+            while count < len(buffer):
+                more = os.preadv(descriptor, [memoryview(buffer)[count:]], position + count)
+                if not more:
+                    break
+                count += more
+        finally:
+            self.pins.pop()
+        return count
+
+    def pwrite(self, data: Buffer, position: int) -> None:
+        self.pins.append(None)
+        try:
+            descriptor = self.descriptor
+            if descriptor >= 0:
+                self.used = True
+            else:
+                descriptor = self._open()
+            try:
+                written = os.pwrite(descriptor, data, position)
+                while written < len(data):  # a nearly full disk takes a part, then says why
+                    written += os.pwrite(descriptor, memoryview(data)[written:], position + written)
+            finally:
+                self._writes += 1
+        finally:
+            self.pins.pop()
+
+    def truncate(self, size: int) -> None:
+        self.pins.append(None)
+        try:
+            os.ftruncate(self.descriptor if self.descriptor >= 0 else self._open(), size)
+            self._writes += 1
+        finally:
+            self.pins.pop()
+
+    def size(self) -> int:
+        self.pins.append(None)
+        try:
+            return os.fstat(self.descriptor if self.descriptor >= 0 else self._open()).st_size
+        finally:
+            self.pins.pop()
+
+    def sync(self) -> None:
+        if self._failure is not None:
+            raise OSError(self._failure.errno, f"an earlier sync failed: {self._failure.strerror}", self.path)
+        self.pins.append(None)
+        try:
+            descriptor = self.descriptor if self.descriptor >= 0 else self._open()
+            seen = self._writes
+            try:
+                _sync_descriptor(descriptor)
+            except OSError as error:
+                self._failure = error
+                raise OSError(error.errno, error.strerror, self.path) from error
+            self._synced = seen
+        finally:
+            self.pins.pop()
+
+    def resident(self, position: int, size: int) -> bool:
+        """One byte of every 128 KiB, and the last, is asked for without waiting; true where the kernel cannot tell."""
+        if not _RWF_NOWAIT or size <= 0:
+            return True
+        self.pins.append(None)
+        try:
+            descriptor = self.descriptor if self.descriptor >= 0 else self._open()
+            byte = bytearray(1)
+            for probe in (*range(position, position + size - 1, PROBE_STEP_BYTES), position + size - 1):
+                os.preadv(descriptor, [byte], probe, _RWF_NOWAIT)
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            if error.errno in (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL):
+                return True
+            raise
+        finally:
+            self.pins.pop()
+        return True
+
+    def send_to(self, socket_descriptor: int, position: int, size: int) -> int:
+        """sendfile: how many bytes went, 0 at the end of the file. BlockingIOError when the socket is full."""
+        self.pins.append(None)
+        try:
+            descriptor = self.descriptor
+            if descriptor >= 0:
+                self.used = True
+            else:
+                descriptor = self._open()
+            return os.sendfile(socket_descriptor, descriptor, position, size)
+        finally:
+            self.pins.pop()
+
+    def close(self) -> None:
+        disk, self._disk = self._disk, None
+        if disk is not None:
+            disk.forget(self)
+            self._pool.give_up(self)
+
+    def _open(self) -> int:
+        if self._disk is None:
+            raise OSError(errno.EBADF, "the file is closed", self.path)
+        return self._pool.open(self, 0)
+
+
+def _has_directories(path: str) -> bool:
+    with os.scandir(path) as entries:
+        return any(entry.is_dir(follow_symlinks=False) for entry in entries)
+
+
+class LocalLock:
+    """A lock that ends with `release` or with the process."""
+
+    def __init__(self, descriptor: int, identity: tuple[int, int]) -> None:
+        self._descriptor = descriptor
+        self._identity = identity
+
+    def release(self) -> None:
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+            with _lock_table:
+                _locked.discard(self._identity)
+
+
+_lock_table = threading.Lock()
+_locked: set[tuple[int, int]] = set()
+"""Device and inode of what this process has locked."""
+
+
+def _lock_file(path: str) -> LocalLock:
+    """The POSIX kind, which a JVM takes as well.
+
+    A process never conflicts with itself there, and closing any descriptor of the file would end the lock: so a second
+    attempt is refused by our own table before it opens anything.
+    """
+    import fcntl
+
+    with _lock_table:
+        if os.path.exists(path) and _identity(os.stat(path)) in _locked:
+            raise BlockingIOError(errno.EAGAIN, "locked by this process", path)
+        descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(descriptor)
+            if error.errno in (errno.EACCES, errno.EAGAIN):
+                raise BlockingIOError(errno.EAGAIN, "locked by another process", path) from error
+            raise
+        identity = _identity(os.fstat(descriptor))
+        _locked.add(identity)
+        return LocalLock(descriptor, identity)
+
+
+def _identity(state: os.stat_result) -> tuple[int, int]:
+    return state.st_dev, state.st_ino
+
+
+class LocalDisk:
+    """`Disk` on this machine. Any thread may call."""
+
+    def __init__(self, *, descriptors_max: int | None = None) -> None:
+        self.pool = DescriptorPool(descriptors_max or max(descriptor_limit() // 2, 16))
+        self._lock = threading.Lock()
+        self._files: dict[str, dict[LocalFile, None]] = {}  # by directory, so that a rename finds them
+
+    def open(self, path: str, *, create: bool = False) -> LocalFile:
+        file = LocalFile(self, self.pool, path)
+        if create:
+            file.pins.append(None)
+            try:
+                self.pool.open(file, os.O_CREAT)
+            finally:
+                file.pins.pop()
+        elif stat.S_ISDIR(os.stat(path).st_mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+        with self._lock:
+            self._files.setdefault(os.path.dirname(path), {})[file] = None
+        return file
+
+    def forget(self, file: LocalFile) -> None:
+        """The file is closed; its path need not follow renames any more."""
+        with self._lock:
+            self._drop(file)
+
+    def _drop(self, file: LocalFile) -> None:
+        directory = os.path.dirname(file.path)
+        files = self._files.get(directory, {})
+        files.pop(file, None)
+        if not files:
+            self._files.pop(directory, None)
+
+    def read(self, path: str) -> bytes:
+        with open(path, "rb", buffering=0) as file:
+            return file.readall()
+
+    def write_atomic(self, path: str, data: bytes) -> None:
+        temporary = path + ".tmp"
+        descriptor = os.open(temporary, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_CLOEXEC, 0o644)
+        try:
+            try:
+                written = 0
+                while written < len(data):
+                    written += os.write(descriptor, data[written:])
+                _sync_descriptor(descriptor)
+            finally:
+                os.close(descriptor)
+            os.replace(temporary, path)
+        except OSError:
+            if os.path.exists(temporary):
+                os.remove(temporary)
+            raise
+        self.sync_dir(os.path.dirname(path))
+
+    def exists(self, path: str) -> bool:
+        return os.path.exists(path)
+
+    def size(self, path: str) -> int:
+        return os.stat(path).st_size
+
+    def list(self, directory: str) -> list[str]:
+        return sorted(os.listdir(directory))
+
+    def is_dir(self, path: str) -> bool:
+        return os.path.isdir(path)
+
+    def make_dirs(self, path: str) -> None:
+        os.makedirs(path, exist_ok=True)
+
+    def rename(self, source: str, target: str) -> None:
+        with self._lock:
+            os.replace(source, target)
+            for file in list(self._files.get(os.path.dirname(source), ())):
+                if file.path == source:
+                    self._move(file, target)
+            if os.path.isdir(target):
+                directories = [source] if source in self._files else []
+                if _has_directories(target):
+                    directories += [name for name in self._files if name.startswith(source + "/")]
+                for directory in directories:
+                    for file in list(self._files[directory]):
+                        self._move(file, target + file.path[len(source) :])
+
+    def _move(self, file: LocalFile, path: str) -> None:
+        self._drop(file)
+        file.path = path
+        self._files.setdefault(os.path.dirname(path), {})[file] = None
+
+    def remove(self, path: str) -> None:
+        os.remove(path)
+
+    def remove_tree(self, path: str) -> None:
+        with os.scandir(path) as entries:
+            for entry in list(entries):
+                if entry.is_dir(follow_symlinks=False):
+                    self.remove_tree(entry.path)
+                else:
+                    os.remove(entry.path)
+        os.rmdir(path)
+
+    def sync_dir(self, path: str) -> None:
+        descriptor = os.open(path or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def lock(self, path: str) -> LocalLock:
+        return _lock_file(path)
+
+    def free_bytes(self, path: str) -> int:
+        state = os.statvfs(path)
+        return state.f_bavail * state.f_frsize
+
+    def close(self) -> None:
+        for files in list(self._files.values()):
+            for file in list(files):
+                file.close()

@@ -1,0 +1,25 @@
+"""The real world as one value."""
+
+import asyncio
+
+from tidelog.runtime.clock import SystemClock
+from tidelog.runtime.disk import LocalDisk
+from tidelog.runtime.interfaces import Runtime
+from tidelog.runtime.network import SocketNetwork
+from tidelog.runtime.randomness import SystemRandom
+from tidelog.runtime.tasks import LoopTasks
+
+
+def real_runtime(*, descriptors_max: int | None = None) -> Runtime:
+    """The runtime of the running asyncio or uvloop loop; `Runtime.close()` gives everything back.
+
+    `descriptors_max` bounds the descriptors of files; by default half of the process's soft limit at this moment.
+    """
+    loop = asyncio.get_running_loop()
+    return Runtime(
+        clock=SystemClock(),
+        random=SystemRandom(),
+        disk=LocalDisk(descriptors_max=descriptors_max),
+        network=SocketNetwork(loop),
+        tasks=LoopTasks(loop),
+    )

@@ -1,0 +1,236 @@
+"""A small client for scenarios: typed requests and answers over any runtime's network, one line for each common call.
+
+It hides nothing and retries nothing: an answer's error code is the caller's to look at.
+"""
+
+import asyncio
+import errno
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import TypeVar, cast
+
+from tidelog.client.connection import NEWEST, SIZE_BYTES, Connection
+from tidelog.client.errors import BrokenProtocol
+from tidelog.runtime.interfaces import Runtime, Stream
+from tidelog.wire.batches import Codec
+from tidelog.wire.message import Message
+from tidelog.wire.messages.create_topics import (
+    CreatableTopic,
+    CreatableTopicConfig,
+    CreatableTopicResult,
+    CreateTopicsRequest,
+    CreateTopicsResponse,
+)
+from tidelog.wire.messages.fetch import FetchPartition, FetchRequest, FetchResponse, FetchTopic, PartitionData
+from tidelog.wire.messages.find_coordinator import Coordinator, FindCoordinatorRequest, FindCoordinatorResponse
+from tidelog.wire.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
+from tidelog.wire.messages.list_offsets import (
+    ListOffsetsPartition,
+    ListOffsetsPartitionResponse,
+    ListOffsetsRequest,
+    ListOffsetsResponse,
+    ListOffsetsTopic,
+)
+from tidelog.wire.messages.metadata import MetadataRequest, MetadataRequestTopic, MetadataResponse
+from tidelog.wire.messages.produce import (
+    PartitionProduceData,
+    PartitionProduceResponse,
+    ProduceRequest,
+    ProduceResponse,
+    TopicProduceData,
+)
+from tidelog.wire.primitives import Buffer
+from tidelog.wire.records import Record, decode_records, encode_batch
+
+M = TypeVar("M", bound=Message)
+
+FRAME_BYTES_MAX = 100 << 20
+BUFFER_BYTES = 64 << 10
+
+PRODUCE_BY_NAME = 12
+FETCH_BY_NAME = 12
+"""The last versions that name topics; later ones know them by id alone."""
+
+FETCH_BYTES_MAX = 1 << 20
+EARLIEST = -2
+LATEST = -1
+
+
+class SimClient:
+    """One connection to one broker. `connect` opens it and learns the broker's versions."""
+
+    def __init__(self, runtime: Runtime, client_id: str = "scenario") -> None:
+        self.closed_by: OSError | None = None
+        self.open = False
+        self._runtime = runtime
+        self._connection = Connection(client_id)
+        self._stream: Stream
+        self._buffer = memoryview(bytearray(BUFFER_BYTES))
+        self._received = bytearray()
+        self._greeting = False
+        self._answers: deque[asyncio.Future[Buffer | Message]] = deque()
+
+    @classmethod
+    async def connect(cls, runtime: Runtime, host: str, port: int, client_id: str = "scenario") -> "SimClient":
+        """Raises OSError, BrokenProtocol."""
+        client = cls(runtime, client_id)
+        await runtime.network.connect(host, port, client)
+        pieces: list[Buffer] | None = cast("list[Buffer]", client._connection.greet())
+        client._greeting = True
+        while pieces is not None:
+            answer = client._expect()
+            client._stream.write(pieces)
+            pieces = cast("list[Buffer] | None", client._connection.greeted(cast(Buffer, await answer)))
+        client._greeting = False
+        return client
+
+    def close(self) -> None:
+        if self.open:
+            self._stream.abort()
+
+    # Requests
+
+    def post(self, request: Message, *, version_max: int = NEWEST) -> "asyncio.Future[Message]":
+        """Send now; the future holds the answer. It fails with OSError if the connection ends before.
+
+        Several may be under way. Raises ApiNotSupported, and OSError when the connection has ended.
+        """
+        if not self.open:
+            raise self._lost()
+        pieces = self._connection.request(request, version_max)
+        answer = cast("asyncio.Future[Message]", self._expect())
+        self._stream.write(pieces)
+        return answer
+
+    async def ask(self, request: Message, kind: type[M], *, version_max: int = NEWEST) -> M:
+        """Send and wait for the answer, which must be of this kind."""
+        answer = await self.post(request, version_max=version_max)
+        assert isinstance(answer, kind)
+        return answer
+
+    async def metadata(self, topics: Sequence[str] | None = None) -> MetadataResponse:
+        """Of all topics when `topics` is None."""
+        wanted = None if topics is None else [MetadataRequestTopic(name=name) for name in topics]
+        return await self.ask(MetadataRequest(topics=wanted, allow_auto_topic_creation=False), MetadataResponse)
+
+    async def create_topic(
+        self, name: str, partitions: int = 1, configs: Mapping[str, str] | None = None
+    ) -> CreatableTopicResult:
+        settings = [CreatableTopicConfig(name=key, value=value) for key, value in (configs or {}).items()]
+        topic = CreatableTopic(name=name, num_partitions=partitions, replication_factor=-1, configs=settings)
+        answer = await self.ask(CreateTopicsRequest(topics=[topic], timeout_ms=30_000), CreateTopicsResponse)
+        return answer.topics[0]
+
+    async def produce(
+        self,
+        topic: str,
+        partition: int,
+        records: Sequence[Record],
+        *,
+        acks: int = -1,
+        codec: int = Codec.NONE,
+        producer: tuple[int, int, int] = (-1, -1, -1),
+    ) -> PartitionProduceResponse:
+        """One batch. `producer`: id, epoch and base sequence of an idempotent one. `acks` is 1 or -1 (all)."""
+        assert acks, "with acks=0 there is no answer"
+        producer_id, producer_epoch, base_sequence = producer
+        batch = encode_batch(
+            records,
+            codec=codec,
+            producer_id=producer_id,
+            producer_epoch=producer_epoch,
+            base_sequence=base_sequence,
+        )
+        data = TopicProduceData(name=topic, partition_data=[PartitionProduceData(index=partition, records=batch)])
+        request = ProduceRequest(acks=acks, timeout_ms=30_000, topic_data=[data])
+        answer = await self.ask(request, ProduceResponse, version_max=PRODUCE_BY_NAME)
+        return answer.responses[0].partition_responses[0]
+
+    async def init_producer(self) -> InitProducerIdResponse:
+        """An id and epoch for an idempotent producer."""
+        return await self.ask(InitProducerIdRequest(transaction_timeout_ms=60_000), InitProducerIdResponse)
+
+    async def fetch(
+        self, topic: str, partition: int, offset: int, *, wait_ms: int = 0, read_committed: bool = False
+    ) -> tuple[PartitionData, list[Record]]:
+        """The answer for the partition and the records from `offset` on. `wait_ms` for the first byte to come."""
+        wanted = FetchPartition(partition=partition, fetch_offset=offset, partition_max_bytes=FETCH_BYTES_MAX)
+        request = FetchRequest(
+            max_wait_ms=wait_ms,
+            min_bytes=1,
+            max_bytes=FETCH_BYTES_MAX,
+            isolation_level=int(read_committed),
+            topics=[FetchTopic(topic=topic, partitions=[wanted])],
+        )
+        answer = await self.ask(request, FetchResponse, version_max=FETCH_BY_NAME)
+        found = answer.responses[0].partitions[0]
+        records = decode_records(_whole(found.records)) if found.records else []
+        return found, [record for record in records if record.offset >= offset]
+
+    async def offset_at(self, topic: str, partition: int, timestamp: int = LATEST) -> ListOffsetsPartitionResponse:
+        """The offset at EARLIEST, LATEST, or of the first record at or after a time in ms."""
+        wanted = ListOffsetsTopic(
+            name=topic, partitions=[ListOffsetsPartition(partition_index=partition, timestamp=timestamp)]
+        )
+        answer = await self.ask(ListOffsetsRequest(topics=[wanted]), ListOffsetsResponse)
+        return answer.topics[0].partitions[0]
+
+    async def find_coordinator(self, group: str) -> Coordinator:
+        request = FindCoordinatorRequest(key_type=0, coordinator_keys=[group])
+        answer = await self.ask(request, FindCoordinatorResponse)
+        return answer.coordinators[0]
+
+    # From the stream
+
+    def connected(self, stream: Stream) -> None:
+        self._stream = stream
+        self.open = True
+
+    def get_buffer(self) -> memoryview:
+        return self._buffer
+
+    def received(self, count: int) -> None:
+        data = self._received
+        data += self._buffer[:count]
+        while len(data) >= SIZE_BYTES:
+            end = SIZE_BYTES + int.from_bytes(data[:SIZE_BYTES], "big")
+            if end > FRAME_BYTES_MAX:
+                raise BrokenProtocol(f"a frame of {end} bytes")
+            if len(data) < end:
+                return
+            frame = bytes(data[SIZE_BYTES:end])
+            del data[:end]
+            self._take(frame)
+
+    def drained(self) -> None:
+        """Scenarios send little."""
+
+    def closed(self, error: OSError | None) -> None:
+        self.open = False
+        self.closed_by = error
+        while self._answers:
+            waiting = self._answers.popleft()
+            if not waiting.done():
+                waiting.set_exception(self._lost())
+
+    def _take(self, frame: bytes) -> None:
+        if not self._answers:
+            raise BrokenProtocol("an answer that nothing asked for")
+        # Decoded though the caller has given up: the next answer must find its place. Ids and order are checked there.
+        answer = frame if self._greeting else self._connection.answer(frame)
+        waiting = self._answers.popleft()
+        if not waiting.done():
+            waiting.set_result(answer)
+
+    def _expect(self) -> "asyncio.Future[Buffer | Message]":
+        future: asyncio.Future[Buffer | Message] = self._runtime.tasks.future()
+        self._answers.append(future)
+        return future
+
+    def _lost(self) -> OSError:
+        return ConnectionResetError(errno.ECONNRESET, f"the connection has ended: {self.closed_by or 'in order'}")
+
+
+def _whole(records: object) -> Buffer:
+    assert isinstance(records, bytes | bytearray | memoryview)
+    return records

@@ -1,0 +1,314 @@
+"""A disk in memory for one simulated process: `Disk` over a `Medium`, with faults to plant and power to cut."""
+
+import errno
+import os
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from tidelog.runtime.interfaces import Buffer
+from tidelog.simulation.medium import Directory, Inode, Medium
+from tidelog.simulation.tasks import ProcessGone
+from tidelog.simulation.trace import Trace
+
+BIG_DISK_BYTES = 1 << 40
+
+
+@dataclass(slots=True)
+class Fault:
+    """An error for some operations. Made by `SimDisk.fail`."""
+
+    operation: str
+    pattern: str
+    error: int
+    skip: int
+    times: int
+
+
+class SimFile:
+    """A file of a `SimDisk`. Goes on working after its file was renamed or removed, as an open one does."""
+
+    def __init__(self, disk: "SimDisk", path: str, inode: Inode) -> None:
+        self.path = path
+        self._disk = disk
+        self._inode = inode
+        self._closed = False
+        self._failure: OSError | None = None
+
+    def pread(self, size: int, position: int) -> bytes:
+        self._begin("read")
+        return bytes(memoryview(self._inode.cached)[position : position + size])
+
+    def pread_into(self, buffer: memoryview | bytearray, position: int) -> int:
+        data = self.pread(len(buffer), position)
+        buffer[: len(data)] = data
+        return len(data)
+
+    def pwrite(self, data: Buffer, position: int) -> None:
+        content = bytes(data)
+        try:
+            self._begin("write")
+            self._disk.check_space(max(position + len(content) - len(self._inode.cached), 0), self.path)
+        except OSError:
+            # As a disk that fills up in the middle of a write: a part of it is on the file.
+            part = content[: self._disk.rng.randrange(len(content) + 1)]
+            if part and not self._closed:
+                self._inode.write(part, position)
+                self._disk.done("write", self.path, f"at={position} torn", part)
+            raise
+        self._inode.write(content, position)
+        self._disk.done("write", self.path, f"at={position}", content)
+
+    def truncate(self, size: int) -> None:
+        self._begin("truncate")
+        self._inode.truncate(size)
+        self._disk.done("truncate", self.path, f"size={size}")
+
+    def size(self) -> int:
+        self._begin("size")
+        return len(self._inode.cached)
+
+    def sync(self) -> None:
+        if self._failure is not None:
+            raise OSError(self._failure.errno, "an earlier sync failed", self.path)
+        try:
+            self._begin("sync")
+        except OSError as error:
+            if not self._closed:
+                self._failure = error
+                self._inode.forget_unsynced()
+            raise
+        self._inode.sync()
+        self._disk.done("sync", self.path)
+
+    def resident(self, position: int, size: int) -> bool:
+        self._begin("resident")
+        return self._disk.rng.random() >= self._disk.cold
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._disk.forget(self)
+
+    def moved(self, path: str) -> None:
+        """Its file, or a directory above it, was renamed."""
+        self.path = path
+
+    def _begin(self, operation: str) -> None:
+        if self._closed:
+            raise OSError(errno.EBADF, "the file is closed", self.path)
+        self._disk.begin(operation, self.path)
+
+
+class SimLock:
+    """A lock that ends with `release` or with the process that holds it."""
+
+    def __init__(self, medium: Medium, path: str, holder: "SimDisk") -> None:
+        self._medium = medium
+        self._path = path
+        self._holder = holder
+
+    def release(self) -> None:
+        if self._medium.locked.get(self._path) is self._holder:
+            del self._medium.locked[self._path]
+
+
+class SimDisk:
+    """`Disk` of one process. Operations that change something are numbered from 1 and told to `on_operation`.
+
+    `on_operation(operation, path)` is called after the change; operations: create, write, truncate, sync, rename,
+    remove, make_dir, sync_dir. A test may take `power_cut()` there, or `kill()` the process: then the call does not
+    return.
+    """
+
+    def __init__(
+        self, medium: Medium | None = None, *, rng: random.Random, trace: Trace | None = None, host: str = "disk"
+    ) -> None:
+        self.medium = medium or Medium()
+        self.rng = rng
+        self.alive = True
+        self.cold = 0.0
+        """The chance that bytes are not resident."""
+        self.operations = 0
+        self.on_operation: Callable[[str, str], None] | None = None
+        self._trace = trace
+        self._host = host
+        self._faults: list[Fault] = []
+        self._files: dict[SimFile, None] = {}
+
+    # For tests
+
+    def fail(self, operation: str, pattern: str, error: int, *, skip: int = 0, times: int = 1) -> None:
+        """Operations on paths that match `pattern` (as in a shell) raise `error`: `times` times after `skip` good ones.
+
+        Operations are those of `on_operation`, and read, size, resident, list. A failed sync loses what it should have
+        written, though it stays readable until the power is cut; a failed write leaves a part of its bytes.
+        """
+        self._faults.append(Fault(operation, pattern, error, skip, times))
+
+    def limit_space(self, capacity_bytes: int | None) -> None:
+        """Writes that would need more raise ENOSPC."""
+        self.medium.capacity_bytes = capacity_bytes
+
+    def power_cut(self, rng: random.Random | None = None) -> "SimDisk":
+        """The disk as the next start would find it if the power failed now. This one goes on undisturbed."""
+        return SimDisk(self.medium.survivor(rng or self.rng), rng=self.rng, trace=self._trace, host=self._host)
+
+    def kill(self) -> "SimDisk":
+        """End the process: every later call on this disk raises ProcessGone. The next one's disk has lost nothing."""
+        self.alive = False
+        for path in [path for path, holder in self.medium.locked.items() if holder is self]:
+            del self.medium.locked[path]
+        return SimDisk(self.medium, rng=self.rng, trace=self._trace, host=self._host)
+
+    # Disk
+
+    def open(self, path: str, *, create: bool = False) -> SimFile:
+        self._check_alive()
+        if create and not self._exists(path):
+            self.begin("create", path)
+            self.medium.create(path, Inode())
+            self.done("create", path)
+        file = SimFile(self, path, self.medium.inode(path))
+        self._files[file] = None
+        return file
+
+    def read(self, path: str) -> bytes:
+        self.begin("read", path)
+        return bytes(self.medium.inode(path).cached)
+
+    def write_atomic(self, path: str, data: bytes) -> None:
+        temporary = path + ".tmp"
+        file = self.open(temporary, create=True)
+        try:
+            file.truncate(0)
+            file.pwrite(data, 0)
+            file.sync()
+            self.rename(temporary, path)
+        except OSError:
+            if self._exists(temporary):
+                self.remove(temporary)
+            raise
+        finally:
+            file.close()
+        self.sync_dir(path.rpartition("/")[0])
+
+    def exists(self, path: str) -> bool:
+        self._check_alive()
+        return self._exists(path)
+
+    def size(self, path: str) -> int:
+        self.begin("size", path)
+        return len(self.medium.inode(path).cached)
+
+    def list(self, directory: str) -> list[str]:
+        self.begin("list", directory)
+        return sorted(self.medium.directory(directory).cached)
+
+    def is_dir(self, path: str) -> bool:
+        self._check_alive()
+        return self._exists(path) and isinstance(self.medium.node(path), Directory)
+
+    def make_dirs(self, path: str) -> None:
+        self._check_alive()
+        parts = [part for part in path.split("/") if part]
+        for count in range(1, len(parts) + 1):
+            directory = "/" + "/".join(parts[:count])
+            if not self._exists(directory):
+                self.begin("make_dir", directory)
+                self.medium.create(directory, Directory())
+                self.done("make_dir", directory)
+            else:
+                self.medium.directory(directory)
+
+    def rename(self, source: str, target: str) -> None:
+        self.begin("rename", source)
+        self.medium.rename(source, target)
+        for file in self._files:
+            if file.path == source or file.path.startswith(source + "/"):
+                file.moved(target + file.path[len(source) :])
+        self.done("rename", source, f"to={target}")
+
+    def remove(self, path: str) -> None:
+        self.begin("remove", path)
+        self.medium.inode(path)
+        self.medium.remove(path)
+        self.done("remove", path)
+
+    def remove_tree(self, path: str) -> None:
+        for name in sorted(self.medium.directory(path).cached):
+            child = f"{path}/{name}"
+            if self.is_dir(child):
+                self.remove_tree(child)
+            else:
+                self.remove(child)
+        self.begin("remove", path)
+        self.medium.remove(path)
+        self.done("remove", path)
+
+    def sync_dir(self, path: str) -> None:
+        self.begin("sync_dir", path)
+        self.medium.sync_names(self.medium.directory(path))
+        self.done("sync_dir", path)
+
+    def lock(self, path: str) -> SimLock:
+        self.open(path, create=True).close()
+        if path in self.medium.locked:
+            raise BlockingIOError(errno.EAGAIN, "locked by another process", path)
+        self.medium.locked[path] = self
+        return SimLock(self.medium, path, self)
+
+    def free_bytes(self, path: str) -> int:
+        self._check_alive()
+        self.medium.node(path)
+        capacity = BIG_DISK_BYTES if self.medium.capacity_bytes is None else self.medium.capacity_bytes
+        return max(capacity - self.medium.used_bytes(), 0)
+
+    def close(self) -> None:
+        for file in list(self._files):
+            file.close()
+
+    # For its files
+
+    def begin(self, operation: str, path: str) -> None:
+        """Raise if the process is gone or a fault is planted here."""
+        self._check_alive()
+        for fault in self._faults:
+            if fault.times and fault.operation == operation and fnmatchcase(path, fault.pattern):
+                if fault.skip:
+                    fault.skip -= 1
+                    continue
+                fault.times -= 1
+                raise OSError(fault.error, f"{os.strerror(fault.error)} (planted)", path)
+
+    def done(self, operation: str, path: str, details: str = "", data: bytes | None = None) -> None:
+        """Count and tell a change that has happened."""
+        self.operations += 1
+        if self._trace is not None:
+            if data is None:
+                self._trace.note(self._host, f"disk.{operation}", f"{path} {details}")
+            else:
+                self._trace.note_bytes(self._host, f"disk.{operation}", f"{path} {details}", data)
+        if self.on_operation is not None:
+            self.on_operation(operation, path)
+            self._check_alive()
+
+    def check_space(self, more_bytes: int, path: str) -> None:
+        capacity = self.medium.capacity_bytes
+        if capacity is not None and self.medium.used_bytes() + more_bytes > capacity:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+
+    def forget(self, file: SimFile) -> None:
+        self._files.pop(file, None)
+
+    def _exists(self, path: str) -> bool:
+        try:
+            self.medium.node(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        return True
+
+    def _check_alive(self) -> None:
+        if not self.alive:
+            raise ProcessGone

@@ -1,0 +1,121 @@
+"""An asyncio loop whose time is virtual: it jumps to the next timer when nothing is ready."""
+
+import asyncio
+import heapq
+from asyncio import base_events
+from collections.abc import Callable
+from contextvars import Context
+from pathlib import PurePath
+from typing import Any
+
+TURNS_WITHOUT_TIME_MAX = 1_000_000
+
+_ASYNCIO = str(PurePath(asyncio.__file__).parent)
+
+
+class Deadlock(RuntimeError):
+    """Nothing is ready and no timer is set, so nothing can ever happen again. Names what waits, and where."""
+
+
+class Livelock(RuntimeError):
+    """The loop turns and turns while its time stands still."""
+
+
+class TimeIsUp(RuntimeError):
+    """The run came to its limit of virtual time."""
+
+
+class SimLoop(base_events.BaseEventLoop):
+    """Callbacks run in the order of their time, then of their making. No selector, no thread, no real clock.
+
+    Raises Deadlock, Livelock or TimeIsUp out of `run_forever` and `run_until_complete`.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._now = 0.0
+        self._limit = float("inf")
+        self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
+        self._made = 0
+        self._turns_without_time = 0
+
+    def time(self) -> float:
+        return self._now
+
+    def limit_time(self, until: float) -> None:
+        """Raise TimeIsUp instead of going past this virtual time."""
+        self._limit = until
+
+    def call_at(  # type: ignore[override]
+        self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        self._check_closed()  # type: ignore[attr-defined]
+        timer = asyncio.TimerHandle(when, callback, args, self, context)
+        self._made += 1
+        heapq.heappush(self._timers, (when, self._made, timer))
+        return timer
+
+    def call_later(  # type: ignore[override]
+        self, delay: float, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        return self.call_at(self._now + max(delay, 0.0), callback, *args, context=context)
+
+    def close(self) -> None:
+        self._timers.clear()
+        super().close()
+
+    def __del__(self) -> None:
+        """Unlike other loops it holds nothing of the system, so one that was not closed is no leak."""
+
+    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
+        """Cancelled timers leave the heap when they come to its top."""
+
+    def _write_to_self(self) -> None:
+        """Nothing to wake: the loop never sleeps."""
+
+    def _process_events(self, event_list: object) -> None:
+        """There are no descriptors."""
+
+    def _run_once(self) -> None:
+        ready: Any = self._ready  # type: ignore[attr-defined]
+        timers = self._timers
+        while timers and timers[0][2].cancelled():
+            heapq.heappop(timers)
+        if not ready and not self._stopping:  # type: ignore[attr-defined]
+            if not timers:
+                raise Deadlock(
+                    f"at virtual time {self._now:.6f} nothing can happen any more; waiting: {self._waiting()}"
+                )
+            if timers[0][0] > self._limit:
+                raise TimeIsUp(f"virtual time {self._limit:.6f} is reached; waiting: {self._waiting()}")
+            if timers[0][0] > self._now:
+                self._now = timers[0][0]
+                self._turns_without_time = 0
+        while timers and timers[0][0] <= self._now:
+            timer = heapq.heappop(timers)[2]
+            if not timer.cancelled():
+                ready.append(timer)
+        self._turns_without_time += 1
+        if self._turns_without_time > TURNS_WITHOUT_TIME_MAX:
+            self._turns_without_time = 0
+            raise Livelock(f"time stands still at {self._now:.6f}; waiting: {self._waiting()}")
+        for _ in range(len(ready)):
+            handle = ready.popleft()
+            if not handle.cancelled():
+                handle._run()
+
+    def _waiting(self) -> str:
+        return (
+            "; ".join(sorted(f"{task.get_name()} at {_place(task)}" for task in asyncio.all_tasks(self))) or "no task"
+        )
+
+
+def _place(task: "asyncio.Task[Any]") -> str:
+    """The innermost line of a suspended task, outside asyncio."""
+    place = "its end"
+    inner: Any = task.get_coro()
+    while (frame := getattr(inner, "cr_frame", None)) is not None:
+        if not frame.f_code.co_filename.startswith(_ASYNCIO):
+            place = f"{PurePath(frame.f_code.co_filename).name}:{frame.f_lineno} {frame.f_code.co_qualname}"
+        inner = inner.cr_await
+    return place

@@ -1,0 +1,273 @@
+"""What is on a simulated disk: the cached view that processes see, and what a power cut would leave of it.
+
+Deliberately harsher than any one file system, within what POSIX lets one do: bytes are durable after the file's sync,
+names after the sync of their directory, and of everything later any part may survive, in any order.
+"""
+
+import errno
+import os
+import random
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+SECTOR_BYTES = 512
+"""What a disk writes whole or not at all."""
+
+
+@dataclass(slots=True, eq=False)
+class Inode:
+    """A file: its bytes as processes see them, the bytes that are durable, and what happened since the last sync."""
+
+    cached: bytearray = field(default_factory=bytearray)
+    durable: bytearray = field(default_factory=bytearray)
+    unsynced: list[tuple[int, bytes | None]] = field(default_factory=list)
+    """(position, data) of a write; (size, None) of a truncation."""
+
+    def write(self, data: bytes, position: int) -> None:
+        _overlay(self.cached, data, position)
+        self.unsynced.append((position, data))
+
+    def truncate(self, size: int) -> None:
+        _resize(self.cached, size)
+        self.unsynced.append((size, None))
+
+    def sync(self) -> None:
+        for position, data in self.unsynced:
+            if data is None:
+                _resize(self.durable, position)
+            else:
+                _overlay(self.durable, data, position)
+        self.unsynced.clear()
+
+    def forget_unsynced(self) -> None:
+        """After a failed write-back the kernel calls the pages clean: they stay in the cache and are never written."""
+        self.unsynced.clear()
+
+    def survivor(self, rng: random.Random, mood: "Mood") -> "Inode":
+        """The file after a power cut."""
+        content = bytearray(self.durable)
+        size = len(content)
+        sizes = [size]
+        for position, data in self.unsynced:
+            if data is None:
+                size = position
+                if rng.random() < mood.keep:
+                    _resize(content, position)
+            else:
+                size = max(size, position + len(data))
+                for piece, at in _survivors(data, position, rng, mood):
+                    _overlay(content, piece, at)
+            sizes.append(size)
+        if self.unsynced and rng.random() < mood.wrong_size:
+            _resize(content, rng.choice(sizes))  # sizes reach the disk on their own: cut short, or zeros never written
+        return Inode(bytearray(content), content)
+
+
+@dataclass(slots=True, eq=False)
+class Directory:
+    """Names as processes see them, and the names that are durable."""
+
+    cached: dict[str, "Node"] = field(default_factory=dict)
+    durable: dict[str, "Node"] = field(default_factory=dict)
+
+
+Node: TypeAlias = Inode | Directory
+
+
+@dataclass(slots=True, eq=False)
+class NameChange:
+    """One change of names that is not yet durable. It survives a power cut whole or not at all."""
+
+    node: Node
+    """What was created, removed or moved."""
+    removed: tuple[Directory, str] | None
+    added: tuple[Directory, str] | None
+
+    def concerns(self, directory: Directory) -> bool:
+        return any(place is not None and place[0] is directory for place in (self.removed, self.added))
+
+    def make_durable(self) -> None:
+        if self.removed is not None:
+            self.removed[0].durable.pop(self.removed[1], None)
+        if self.added is not None:
+            self.added[0].durable[self.added[1]] = self.node
+
+
+@dataclass(slots=True, frozen=True)
+class Mood:
+    """How a power cut treats what was not synced: the chances of a write to be kept, and to be torn where it is not."""
+
+    keep: float
+    torn: float
+    wrong_size: float
+
+    @staticmethod
+    def drawn(rng: random.Random) -> "Mood":
+        """The extremes find most: everything lost, everything kept; else a mixture."""
+        draw = rng.random()
+        if draw < 0.25:
+            return Mood(keep=0.0, torn=0.0, wrong_size=0.0)
+        if draw < 0.35:
+            return Mood(keep=1.0, torn=0.0, wrong_size=0.0)
+        return Mood(keep=rng.random(), torn=rng.random(), wrong_size=rng.choice((0.0, 0.0, 0.3)))
+
+
+class Medium:
+    """A file system. Paths are absolute; errors are those of the system calls."""
+
+    def __init__(self) -> None:
+        self.root = Directory()
+        self.unsynced_names: list[NameChange] = []
+        self.capacity_bytes: int | None = None
+        self.locked: dict[str, object] = {}
+        """Holder of the lock, by path."""
+
+    def node(self, path: str) -> Node:
+        node: Node = self.root
+        for name in _parts(path):
+            if not isinstance(node, Directory):
+                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
+            if name not in node.cached:
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+            node = node.cached[name]
+        return node
+
+    def inode(self, path: str) -> Inode:
+        node = self.node(path)
+        if isinstance(node, Directory):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+        return node
+
+    def directory(self, path: str) -> Directory:
+        node = self.node(path)
+        if not isinstance(node, Directory):
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
+        return node
+
+    def create(self, path: str, node: Node) -> None:
+        """Give a new node a name. The parent directory must be there and the name free."""
+        parent, name = self._place(path)
+        assert name not in parent.cached
+        self._change(NameChange(node, None, (parent, name)))
+
+    def rename(self, source: str, target: str) -> None:
+        node = self.node(source)
+        new_parent, new_name = self._place(target)
+        there = new_parent.cached.get(new_name)
+        if there is node:
+            return
+        if isinstance(there, Directory) and (there.cached or not isinstance(node, Directory)):
+            error = errno.ENOTEMPTY if isinstance(node, Directory) else errno.EISDIR
+            raise OSError(error, os.strerror(error), target)
+        if isinstance(there, Inode) and isinstance(node, Directory):
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), target)
+        self._change(NameChange(node, self._place(source), (new_parent, new_name)))
+
+    def remove(self, path: str) -> None:
+        """A file or an empty directory."""
+        node = self.node(path)
+        if isinstance(node, Directory) and node.cached:
+            raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), path)
+        self._change(NameChange(node, self._place(path), None))
+
+    def sync_names(self, directory: Directory) -> None:
+        """Every change in this directory, and what happened to the same files before it, becomes durable."""
+        nodes: list[Node] = []
+        left: list[NameChange] = []
+        due: list[NameChange] = []
+        for change in reversed(self.unsynced_names):
+            if change.concerns(directory) or any(change.node is node for node in nodes):
+                nodes.append(change.node)
+                due.append(change)
+            else:
+                left.append(change)
+        for change in reversed(due):
+            change.make_durable()
+        self.unsynced_names = left[::-1]
+
+    def used_bytes(self) -> int:
+        def size(node: Node) -> int:
+            if isinstance(node, Inode):
+                return len(node.cached)
+            return sum(size(child) for child in node.cached.values())
+
+        return size(self.root)
+
+    def survivor(self, rng: random.Random) -> "Medium":
+        """What a power cut leaves. This medium itself is not changed."""
+        mood = Mood.drawn(rng)
+        lost: list[Node] = []
+        kept: list[NameChange] = []
+        for change in self.unsynced_names:
+            # A later change of a file is nothing without the earlier one: a file never has two names.
+            if any(change.node is node for node in lost) or rng.random() >= mood.keep:
+                lost.append(change.node)
+            else:
+                kept.append(change)
+        medium = Medium()
+        medium.capacity_bytes = self.capacity_bytes
+        medium.root = _surviving_directory(self.root, kept, rng, mood)
+        return medium
+
+    def _place(self, path: str) -> tuple[Directory, str]:
+        parent, _, name = path.rstrip("/").rpartition("/")
+        return self.directory(parent), name
+
+    def _change(self, change: NameChange) -> None:
+        if change.removed is not None:
+            del change.removed[0].cached[change.removed[1]]
+        if change.added is not None:
+            change.added[0].cached[change.added[1]] = change.node
+        self.unsynced_names.append(change)
+
+
+def _parts(path: str) -> list[str]:
+    if not path.startswith("/") and path:
+        raise ValueError(f"not an absolute path: {path}")
+    return [part for part in path.split("/") if part]
+
+
+def _surviving_directory(directory: Directory, kept: list[NameChange], rng: random.Random, mood: Mood) -> Directory:
+    entries = dict(directory.durable)
+    for change in kept:
+        if change.removed is not None and change.removed[0] is directory:
+            entries.pop(change.removed[1], None)
+        if change.added is not None and change.added[0] is directory:
+            entries[change.added[1]] = change.node
+    survivors: dict[str, Node] = {}
+    for name in sorted(entries):
+        node = entries[name]
+        if isinstance(node, Directory):
+            survivors[name] = _surviving_directory(node, kept, rng, mood)
+        else:
+            survivors[name] = node.survivor(rng, mood)
+    return Directory(survivors, dict(survivors))
+
+
+def _survivors(data: bytes, position: int, rng: random.Random, mood: Mood) -> list[tuple[bytes, int]]:
+    """The pieces of one write that are on the disk, with their positions."""
+    if rng.random() < mood.keep:
+        return [(data, position)]
+    if rng.random() >= mood.torn:
+        return []
+    pieces = []
+    start = 0
+    while start < len(data):
+        end = min(start + SECTOR_BYTES - (position + start) % SECTOR_BYTES, len(data))
+        if rng.random() < 0.5:
+            pieces.append((data[start:end], position + start))
+        start = end
+    return pieces
+
+
+def _overlay(content: bytearray, data: bytes, position: int) -> None:
+    if position > len(content):
+        content.extend(bytes(position - len(content)))
+    content[position : position + len(data)] = data
+
+
+def _resize(content: bytearray, size: int) -> None:
+    if size < len(content):
+        del content[size:]
+    else:
+        content.extend(bytes(size - len(content)))

@@ -1,0 +1,149 @@
+"""A member of a classic consumer group, for scenarios: each step of the protocol by itself."""
+
+from collections.abc import Mapping, Sequence
+
+from tidelog.simulation.client import SimClient
+from tidelog.wire.errors import ErrorCode
+from tidelog.wire.messages.consumer_protocol import (
+    ConsumerProtocolAssignment,
+    ConsumerProtocolSubscription,
+    TopicPartition,
+)
+from tidelog.wire.messages.heartbeat import HeartbeatRequest, HeartbeatResponse
+from tidelog.wire.messages.join_group import JoinGroupRequest, JoinGroupRequestProtocol, JoinGroupResponse
+from tidelog.wire.messages.leave_group import LeaveGroupRequest, LeaveGroupResponse, MemberIdentity
+from tidelog.wire.messages.offset_commit import (
+    OffsetCommitRequest,
+    OffsetCommitRequestPartition,
+    OffsetCommitRequestTopic,
+    OffsetCommitResponse,
+)
+from tidelog.wire.messages.offset_fetch import (
+    OffsetFetchRequest,
+    OffsetFetchRequestGroup,
+    OffsetFetchRequestTopics,
+    OffsetFetchResponse,
+)
+from tidelog.wire.messages.sync_group import SyncGroupRequest, SyncGroupRequestAssignment, SyncGroupResponse
+
+COMMIT_BY_NAME = 9
+OFFSETS_BY_NAME = 9
+"""The last versions that name topics; later ones know them by id alone."""
+
+PROTOCOL = "round-robin"
+SUBSCRIPTION_VERSION = 1
+
+Assignment = dict[str, list[int]]
+"""Partitions by topic."""
+
+
+class SimMember:
+    """Its client must be connected to the group's coordinator. Error codes are returned, but for the one that gives the
+    member its id."""
+
+    def __init__(self, client: SimClient, group: str, topics: Sequence[str], *, session_ms: int = 10_000) -> None:
+        self.client = client
+        self.group = group
+        self.topics = list(topics)
+        self.session_ms = session_ms
+        self.member_id = ""
+        self.generation = -1
+        self.leads = False
+        self.members: list[str] = []
+        """All members, if this one leads."""
+        self.assignment: Assignment = {}
+
+    async def join(self) -> int:
+        """Returns when the coordinator has closed the round; the error code."""
+        subscription = ConsumerProtocolSubscription(topics=self.topics).encode(SUBSCRIPTION_VERSION)
+        metadata = SUBSCRIPTION_VERSION.to_bytes(2, "big") + subscription
+        request = JoinGroupRequest(
+            group_id=self.group,
+            session_timeout_ms=self.session_ms,
+            rebalance_timeout_ms=self.session_ms,
+            member_id=self.member_id,
+            protocol_type="consumer",
+            protocols=[JoinGroupRequestProtocol(name=PROTOCOL, metadata=metadata)],
+        )
+        answer = await self.client.ask(request, JoinGroupResponse)
+        self.member_id = answer.member_id
+        if answer.error_code == ErrorCode.MEMBER_ID_REQUIRED:
+            return await self.join()  # with the id that it was given (KIP-394)
+        if answer.error_code == ErrorCode.NONE:
+            self.generation = answer.generation_id
+            self.leads = answer.leader == answer.member_id
+            self.members = [member.member_id for member in answer.members]
+        return answer.error_code
+
+    async def sync(self, partitions: Mapping[str, int]) -> int:
+        """Get the assignment; a leader deals the partitions out in turn. `partitions`: how many each topic has."""
+        dealt = self._deal(partitions) if self.leads else {}
+        request = SyncGroupRequest(
+            group_id=self.group,
+            generation_id=self.generation,
+            member_id=self.member_id,
+            protocol_type="consumer",
+            protocol_name=PROTOCOL,
+            assignments=[
+                SyncGroupRequestAssignment(member_id=member, assignment=_encode_assignment(part))
+                for member, part in dealt.items()
+            ],
+        )
+        answer = await self.client.ask(request, SyncGroupResponse)
+        if answer.error_code == ErrorCode.NONE:
+            self.assignment = _decode_assignment(answer.assignment)
+        return answer.error_code
+
+    async def heartbeat(self) -> int:
+        request = HeartbeatRequest(group_id=self.group, generation_id=self.generation, member_id=self.member_id)
+        return (await self.client.ask(request, HeartbeatResponse)).error_code
+
+    async def leave(self) -> int:
+        request = LeaveGroupRequest(group_id=self.group, members=[MemberIdentity(member_id=self.member_id)])
+        answer = await self.client.ask(request, LeaveGroupResponse)
+        return answer.error_code or answer.members[0].error_code
+
+    async def commit(self, topic: str, partition: int, offset: int) -> int:
+        item = OffsetCommitRequestPartition(partition_index=partition, committed_offset=offset)
+        request = OffsetCommitRequest(
+            group_id=self.group,
+            generation_id_or_member_epoch=self.generation,
+            member_id=self.member_id,
+            topics=[OffsetCommitRequestTopic(name=topic, partitions=[item])],
+        )
+        answer = await self.client.ask(request, OffsetCommitResponse, version_max=COMMIT_BY_NAME)
+        return answer.topics[0].partitions[0].error_code
+
+    async def committed(self, topic: str, partition: int) -> tuple[int, int]:
+        """The committed offset (-1 if there is none) and the error code."""
+        wanted = OffsetFetchRequestGroup(
+            group_id=self.group, topics=[OffsetFetchRequestTopics(name=topic, partition_indexes=[partition])]
+        )
+        request = OffsetFetchRequest(groups=[wanted], require_stable=True)
+        answer = await self.client.ask(request, OffsetFetchResponse, version_max=OFFSETS_BY_NAME)
+        group = answer.groups[0]
+        if group.error_code:
+            return -1, group.error_code
+        found = group.topics[0].partitions[0]
+        return found.committed_offset, found.error_code
+
+    def _deal(self, partitions: Mapping[str, int]) -> dict[str, Assignment]:
+        dealt: dict[str, Assignment] = {member: {} for member in self.members}
+        every = [(topic, index) for topic, count in partitions.items() for index in range(count)]
+        for number, (topic, index) in enumerate(every):
+            dealt[self.members[number % len(self.members)]].setdefault(topic, []).append(index)
+        return dealt
+
+
+def _encode_assignment(assignment: Assignment) -> bytes:
+    parts = [TopicPartition(topic=topic, partitions=indexes) for topic, indexes in assignment.items()]
+    body = ConsumerProtocolAssignment(assigned_partitions=parts).encode(SUBSCRIPTION_VERSION)
+    return SUBSCRIPTION_VERSION.to_bytes(2, "big") + body
+
+
+def _decode_assignment(data: bytes) -> Assignment:
+    if not data:
+        return {}
+    version = min(int.from_bytes(data[:2], "big"), ConsumerProtocolAssignment.max_version)
+    decoded, _ = ConsumerProtocolAssignment.decode(data, 2, version)
+    return {part.topic: list(part.partitions) for part in decoded.assigned_partitions}

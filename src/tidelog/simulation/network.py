@@ -1,0 +1,239 @@
+"""A simulated network: hosts, listeners, connections, and what goes wrong between them.
+
+Streams of bytes as TCP gives them: in order, cut and joined anywhere, slow, stuck while the link is down, reset.
+"""
+
+import errno
+import os
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tidelog.runtime.interfaces import Receiver
+from tidelog.simulation.loop import SimLoop
+from tidelog.simulation.stream import SimStream
+from tidelog.simulation.tasks import ProcessGone
+from tidelog.simulation.trace import Trace
+
+FIRST_EPHEMERAL_PORT = 40_000
+CONNECT_TIMEOUT_S = 30.0
+ANY_ADDRESS = ("", "0.0.0.0", "::")  # noqa: S104
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+@dataclass(slots=True)
+class Conditions:
+    """How the network behaves; a test may change them while it runs."""
+
+    latency_s: tuple[float, float] = (0.00005, 0.002)
+    slow_chance: float = 0.01
+    slow_s: tuple[float, float] = (0.002, 0.1)
+    split_chance: float = 0.3
+    """Of a piece to arrive in two."""
+    window_bytes: int = 65_536
+    """Sent and not yet read by the other side; beyond it a stream has a backlog."""
+
+
+@dataclass(slots=True, eq=False)
+class SimListener:
+    """A listening port of one process."""
+
+    network: "HostNetwork"
+    host: str
+    address: str
+    port: int
+    receiver: Callable[[], Receiver]
+
+    def close(self) -> None:
+        self.network.listeners.pop((self.address, self.port), None)
+
+
+class SimNetwork:
+    """The wires between all hosts, and the loop's only source of network events."""
+
+    def __init__(self, loop: SimLoop, rng: random.Random, trace: Trace, conditions: Conditions | None = None) -> None:
+        self.loop = loop
+        self.rng = rng
+        self.trace = trace
+        self.conditions = conditions or Conditions()
+        self._addresses: dict[str, str] = {}
+        self._hosts: dict[str, HostNetwork | None] = {}
+        self._cut: dict[tuple[str, str], None] = {}
+        self._healed: dict[SimStream, None] = {}
+
+    def add_host(self, name: str, address: str) -> None:
+        """A machine without power."""
+        self._addresses[name] = address
+        self._hosts[name] = None
+
+    def start_process(self, host: str) -> "HostNetwork":
+        """The network of a new process on a host that has power from now on."""
+        process = HostNetwork(self, host, self._addresses[host])
+        self._hosts[host] = process
+        return process
+
+    def stop_process(self, host: str, *, power: bool) -> None:
+        """End the host's process. With power the kernel closes its connections; without, the others hear nothing."""
+        process = self._hosts[host]
+        assert process is not None
+        process.kill(heard=power)
+        if not power:
+            self._hosts[host] = None
+
+    def partition(self, one: str, other: str) -> None:
+        """Nothing passes between the two any more, in either direction, until `heal`."""
+        self._cut[one, other] = self._cut[other, one] = None
+        self.trace.note(one, "net.partition", other)
+
+    def partition_one_way(self, source: str, target: str) -> None:
+        self._cut[source, target] = None
+        self.trace.note(source, "net.partition_one_way", target)
+
+    def heal(self) -> None:
+        """Every link works again; what was stuck goes on its way."""
+        self._cut.clear()
+        self.trace.note("*", "net.heal")
+        for stream in list(self._healed):
+            stream.unstick()
+        self._healed.clear()
+
+    def reset_connections(self, one: str, other: str) -> int:
+        """Break every connection between the two; how many there were."""
+        broken = 0
+        process = self._hosts[one]
+        for stream in list(process.streams) if process is not None else []:
+            if stream.remote_host == other:
+                stream.break_both("net.reset")
+                broken += 1
+        return broken
+
+    # For streams
+
+    def passes(self, source: str, target: str) -> bool:
+        return (source, target) not in self._cut
+
+    def wake_when_healed(self, stream: SimStream) -> None:
+        self._healed[stream] = None
+
+    def has_power(self, host: str) -> bool:
+        return self._hosts[host] is not None
+
+    def latency_s(self) -> float:
+        conditions = self.conditions
+        slow = self.rng.random() < conditions.slow_chance
+        return self.rng.uniform(*(conditions.slow_s if slow else conditions.latency_s))
+
+    def process(self, host: str) -> "HostNetwork | None":
+        return self._hosts[host]
+
+    def host_of(self, name: str, asking: str) -> str:
+        """The host that a name or address means. Raises OSError, as a resolver does."""
+        if name in LOOPBACK:
+            return asking
+        for host, address in self._addresses.items():
+            if name in (host, address):
+                return host
+        raise OSError(errno.ENOENT, f"unknown host: {name}")
+
+
+class HostNetwork:
+    """`Network` of one process."""
+
+    def __init__(self, network: SimNetwork, host: str, address: str) -> None:
+        self.host = host
+        self.address = address
+        self.alive = True
+        self.listeners: dict[tuple[str, int], SimListener] = {}
+        self.streams: dict[SimStream, None] = {}
+        self._network = network
+        self._next_port = FIRST_EPHEMERAL_PORT + network.rng.randrange(1000)
+
+    async def listen(self, host: str, port: int, receiver: Callable[[], Receiver]) -> SimListener:
+        self._check_alive()
+        if host in ANY_ADDRESS:
+            address = "*"
+        elif host in LOOPBACK:
+            address = "127.0.0.1"
+        elif self._network.host_of(host, self.host) == self.host:
+            address = self.address
+        else:
+            raise OSError(errno.EADDRNOTAVAIL, os.strerror(errno.EADDRNOTAVAIL))
+        if port == 0:
+            port = self._free_port()
+        for taken, taken_port in self.listeners:
+            if taken_port == port and (taken == address or "*" in (taken, address)):
+                raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
+        listener = SimListener(self, host, address, port, receiver)
+        self.listeners[address, port] = listener
+        self._network.trace.note(self.host, "net.listen", f"{address}:{port}")
+        return listener
+
+    async def connect(self, host: str, port: int, receiver: Receiver) -> SimStream:
+        self._check_alive()
+        network = self._network
+        target = network.host_of(host, self.host)
+        called = "127.0.0.1" if host in LOOPBACK else network._addresses[target]
+        loop = network.loop
+        deadline = loop.time() + CONNECT_TIMEOUT_S
+        while True:
+            there_and_back = network.latency_s() + network.latency_s()
+            await self._wait(there_and_back)
+            links = network.passes(self.host, target) and network.passes(target, self.host)
+            if network.has_power(target) and links:
+                break
+            if loop.time() >= deadline:
+                raise TimeoutError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT))
+            await self._wait(min(1.0, max(deadline - loop.time(), 0.001)))  # the hand-shake is sent again
+        process = network.process(target)
+        assert process is not None
+        listener = process.listener(called, port)
+        if listener is None:
+            raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
+        local = "127.0.0.1" if called == "127.0.0.1" else self.address
+        return self._established(process, listener, receiver, f"{local}:{self._free_port()}", f"{called}:{port}")
+
+    def close(self) -> None:
+        self._check_alive()
+        self.listeners.clear()
+        for stream in list(self.streams):
+            stream.abort()
+
+    def kill(self, *, heard: bool) -> None:
+        """The process is gone. `heard`: the kernel tells the other sides."""
+        self.alive = False
+        self.listeners.clear()
+        for stream in list(self.streams):
+            stream.vanish(heard=heard)
+        self.streams.clear()
+
+    def listener(self, address: str, port: int) -> SimListener | None:
+        return self.listeners.get((address, port)) or self.listeners.get(("*", port))
+
+    def _established(
+        self, process: "HostNetwork", listener: SimListener, receiver: Receiver, local: str, peer: str
+    ) -> SimStream:
+        here = SimStream(self._network, self, process.host, local, peer)
+        there = SimStream(self._network, process, self.host, peer, local)
+        here.join(there)
+        there.join(here)
+        self._network.trace.note(self.host, "net.connect", f"{local}>{peer}")
+        there.start(listener.receiver)
+        here.start(lambda: receiver)
+        return here
+
+    def _free_port(self) -> int:
+        self._next_port += 1
+        return self._next_port
+
+    async def _wait(self, delay_s: float) -> None:
+        done = self._network.loop.create_future()
+        timer = self._network.loop.call_later(delay_s, done.set_result, None)
+        try:
+            await done
+        finally:
+            timer.cancel()
+        self._check_alive()
+
+    def _check_alive(self) -> None:
+        if not self.alive:
+            raise ProcessGone

@@ -1,0 +1,235 @@
+"""The metadata store of simulated brokers: a journal file on the simulated disk, in place of SQLite.
+
+Frames of length, CRC-32 and payload, appended and synced one at a time; a snapshot rewrites the file. A torn last frame
+was never acknowledged and is cut off at the next start; anything else that is wrong is said.
+"""
+
+import asyncio
+import errno
+import json
+from collections.abc import Callable, Iterator
+from struct import Struct
+from typing import Final, TypeVar
+from zlib import crc32
+
+from tidelog.metadata.store import (
+    Lease,
+    LeaseLost,
+    PositionTaken,
+    Snapshot,
+    StoredEntry,
+    StoreFailed,
+    StoreUnavailable,
+)
+from tidelog.runtime.interfaces import Clock, Disk, File, Tasks
+
+T = TypeVar("T")
+
+LANE: Final = "metadata"
+
+_FRAME = Struct(">II")
+_HEAD = Struct(">cq")
+_ENTRY, _SNAPSHOT, _LEASE = b"E", b"S", b"L"
+
+
+class SimStore:
+    """`Store` in the file at `path`, which one process has open at a time."""
+
+    def __init__(self, path: str, clock: Clock, tasks: Tasks, disk: Disk) -> None:
+        self.path = path
+        self._clock = clock
+        self._tasks = tasks
+        self._disk = disk
+        self._file: File | None = None
+        self._end = 0
+        self._failure: str | None = None
+        self._entries: dict[int, bytes] = {}
+        self._next_position = 0
+        self._kept: Snapshot | None = None
+        self._leases: dict[str, tuple[Lease, int | None]] = {}
+        self._waiting: list[tuple[int, asyncio.Future[None]]] = []
+
+    async def append(self, position: int, data: bytes, lease: Lease) -> None:
+        await self._run(self._append, position, data, lease)
+        due = [future for wanted, future in self._waiting if wanted <= position]
+        self._waiting = [(wanted, future) for wanted, future in self._waiting if wanted > position]
+        for future in due:
+            if not future.done():
+                future.set_result(None)
+
+    async def read(self, start: int, limit: int = 1000) -> list[StoredEntry]:
+        return await self._run(self._read, start, limit)
+
+    async def wait(self, position: int) -> None:
+        if await self._run(lambda: self._next_position) <= position:
+            future: asyncio.Future[None] = self._tasks.future()
+            self._waiting.append((position, future))
+            await future
+
+    async def snapshot(self) -> Snapshot | None:
+        return await self._run(lambda: self._kept)
+
+    async def save_snapshot(self, snapshot: Snapshot) -> None:
+        await self._run(self._save_snapshot, snapshot)
+
+    async def acquire(self, name: str, holder: str, ttl_ms: int | None) -> Lease | None:
+        return await self._run(self._acquire, name, holder, ttl_ms)
+
+    async def renew(self, lease: Lease, ttl_ms: int) -> None:
+        await self._run(self._renew, lease, ttl_ms)
+
+    async def release(self, lease: Lease) -> None:
+        await self._run(self._release, lease)
+
+    async def close(self) -> None:
+        await self._tasks.run_blocking(self._close, lane=LANE)
+
+    # From here on, as on the store's own thread
+
+    async def _run(self, function: Callable[..., T], *args: object) -> T:
+        return await self._tasks.run_blocking(self._guarded, function, args, lane=LANE)
+
+    def _guarded(self, function: Callable[..., T], args: tuple[object, ...]) -> T:
+        if self._failure is not None:
+            raise StoreFailed(self._failure)
+        try:
+            if self._file is None:
+                self._load()
+            return function(*args)
+        except OSError as error:
+            # Not known to be written, not known to be lost: only a new start can tell.
+            self._failure = f"{self.path}: {error}"
+            raise StoreFailed(self._failure) from error
+
+    def _append(self, position: int, data: bytes, lease: Lease) -> None:
+        self._check(lease)
+        if position < self._next_position:
+            raise PositionTaken(f"position {position} is taken, the next is {self._next_position}")
+        assert position == self._next_position, "an append leaves no gap"
+        self._write(_framed(_HEAD.pack(_ENTRY, position) + data))
+        self._entries[position] = data
+        self._next_position = position + 1
+
+    def _read(self, start: int, limit: int) -> list[StoredEntry]:
+        stop = min(start + limit, self._next_position)
+        return [StoredEntry(at, self._entries[at]) for at in range(start, stop) if at in self._entries]
+
+    def _save_snapshot(self, snapshot: Snapshot) -> None:
+        later = {position: data for position, data in self._entries.items() if position >= snapshot.position}
+        frames = [_framed(_HEAD.pack(_SNAPSHOT, snapshot.position) + snapshot.data)]
+        frames += [_framed(_lease_payload(lease, expires_ms)) for lease, expires_ms in self._leases.values()]
+        frames += [_framed(_HEAD.pack(_ENTRY, position) + data) for position, data in later.items()]
+        content = b"".join(frames)
+        try:
+            self._disk.write_atomic(self.path, content)
+        except OSError as error:
+            if error.errno == errno.ENOSPC:
+                raise StoreUnavailable(f"{self.path}: {error}") from error
+            raise
+        self._close()
+        self._file = self._disk.open(self.path)
+        self._end = len(content)
+        self._entries = later
+        self._kept = snapshot
+
+    def _acquire(self, name: str, holder: str, ttl_ms: int | None) -> Lease | None:
+        now_ms = self._clock.now_ms()
+        epoch = 0
+        if name in self._leases:
+            held, expires_ms = self._leases[name]
+            if held.holder not in (holder, "") and (expires_ms is None or expires_ms > now_ms):
+                return None
+            epoch = held.epoch
+        lease = Lease(name, holder, epoch + 1)
+        self._keep_lease(lease, None if ttl_ms is None else now_ms + ttl_ms)
+        return lease
+
+    def _renew(self, lease: Lease, ttl_ms: int) -> None:
+        self._check(lease)
+        self._keep_lease(lease, self._clock.now_ms() + ttl_ms)
+
+    def _release(self, lease: Lease) -> None:
+        if lease.name in self._leases and self._leases[lease.name][0] == lease:
+            self._keep_lease(lease._replace(holder=""), None)  # the epoch stays, the next holder's is higher
+
+    def _keep_lease(self, lease: Lease, expires_ms: int | None) -> None:
+        self._write(_framed(_lease_payload(lease, expires_ms)))
+        self._leases[lease.name] = (lease, expires_ms)
+
+    def _check(self, lease: Lease) -> None:
+        held, expires_ms = self._leases.get(lease.name, (None, None))
+        if held != lease or (expires_ms is not None and expires_ms <= self._clock.now_ms()):
+            raise LeaseLost(f"lease {lease.name} is not {lease.holder}'s in epoch {lease.epoch}")
+
+    def _write(self, frame: bytes) -> None:
+        """Durable when it returns."""
+        assert self._file is not None
+        try:
+            self._file.pwrite(frame, self._end)
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+            self._file.truncate(self._end)
+            raise StoreUnavailable(f"{self.path}: {error}") from error
+        self._file.sync()
+        self._end += len(frame)
+
+    def _load(self) -> None:
+        file = self._disk.open(self.path, create=True)
+        self._disk.sync_dir(self.path.rpartition("/")[0])
+        content = file.pread(file.size(), 0)
+        for payload, end in _frames(content, self.path):
+            self._take(payload)
+            self._end = end
+        if self._end < len(content):
+            file.truncate(self._end)
+            file.sync()
+        self._file = file
+
+    def _take(self, payload: bytes) -> None:
+        if payload[:1] == _LEASE:
+            name, holder, epoch, expires_ms = json.loads(payload[1:])
+            self._leases[name] = (Lease(name, holder, epoch), expires_ms)
+            return
+        kind, position = _HEAD.unpack_from(payload)
+        data = payload[_HEAD.size :]
+        if kind == _SNAPSHOT:
+            self._kept = Snapshot(position, data)
+            self._next_position = position
+        else:
+            self._entries[position] = data
+            self._next_position = position + 1
+
+    def _close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+def _lease_payload(lease: Lease, expires_ms: int | None) -> bytes:
+    return _LEASE + json.dumps([*lease, expires_ms]).encode()
+
+
+def _framed(payload: bytes) -> bytes:
+    return _FRAME.pack(len(payload), crc32(payload)) + payload
+
+
+def _frames(content: bytes, path: str) -> Iterator[tuple[bytes, int]]:
+    """Payloads with the ends of their frames, up to a torn tail. StoreFailed if a good frame follows a bad one."""
+    position = 0
+    while (payload := _payload_at(content, position)) is not None:
+        position += _FRAME.size + len(payload)
+        yield payload, position
+    # Each frame was synced before the next was written: only the last can be torn.
+    if len(content) - position >= _FRAME.size:
+        length, _ = _FRAME.unpack_from(content, position)
+        if _payload_at(content, position + _FRAME.size + length) is not None:
+            raise StoreFailed(f"{path}: the frame at {position} is damaged, and it is not the last")
+
+
+def _payload_at(content: bytes, position: int) -> bytes | None:
+    if len(content) - position < _FRAME.size:
+        return None
+    length, checksum = _FRAME.unpack_from(content, position)
+    payload = content[position + _FRAME.size : position + _FRAME.size + length]
+    return payload if length and len(payload) == length and crc32(payload) == checksum else None

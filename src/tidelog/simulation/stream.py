@@ -1,0 +1,348 @@
+"""One side of a simulated connection."""
+
+import enum
+import errno
+import logging
+import os
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, TypeAlias
+
+from tidelog.runtime.interfaces import File, FileRegion, Piece, Receiver
+from tidelog.simulation.tasks import ProcessGone
+
+if TYPE_CHECKING:
+    from tidelog.simulation.network import HostNetwork, SimNetwork
+
+log = logging.getLogger("tidelog.network")
+
+COPY_BYTES = 65_536
+"""Regions of files are read in such parts, when their turn comes."""
+
+LINGER_S = 1.0
+PROBE_S = 1.0
+PROBES_MAX = 120
+"""Then a connection whose other side answers nothing has timed out."""
+
+_Waiting: TypeAlias = bytes | tuple[File, int, int]
+
+
+class Signal(enum.Enum):
+    """What travels besides bytes, in order with them."""
+
+    END = "end"
+    RESET = "reset"
+
+
+class State(enum.Enum):
+    OPEN = enum.auto()
+    FINISHING = enum.auto()
+    LINGERING = enum.auto()
+    CLOSED = enum.auto()
+
+
+class SimStream:
+    """`Stream` between two simulated processes. A write goes into the other side's window, else into the backlog."""
+
+    def __init__(self, network: "SimNetwork", process: "HostNetwork", remote_host: str, local: str, peer: str) -> None:
+        self.local = local
+        self.peer = peer
+        self.remote_host = remote_host
+        self.backlog_bytes = 0
+        self._network = network
+        self._process = process
+        self._other: SimStream
+        self._receiver: Receiver | None = None
+        self._state = State.OPEN
+        self._backlog: deque[_Waiting] = deque()
+        self._in_flight = 0  # sent, and not yet read by the other side
+        self._on_wire: deque[tuple[float, bytes | Signal]] = deque()  # with the time of arrival
+        self._last_arrival = 0.0
+        self._probing = False  # the other host has no power
+        self._probes = 0
+        self._gone = False  # the process behind this side is no more
+        self._arrived: deque[bytes | Signal] = deque()
+        self._delivery_due = False
+        self._paused = False
+
+    def join(self, other: "SimStream") -> None:
+        self._other = other
+        self._process.streams[self] = None
+
+    def start(self, receiver: Callable[[], Receiver]) -> None:
+        """Give it its receiver. A failure of the receiver ends the connection."""
+        self._guard(lambda: self._connected(receiver()))
+
+    # Stream
+
+    def write(self, pieces: Sequence[Piece]) -> None:
+        if self._state is not State.OPEN:
+            return
+        for piece in pieces:
+            if isinstance(piece, FileRegion):
+                if piece.size:
+                    self._backlog.append((piece.file, piece.position, piece.size))
+                    self.backlog_bytes += piece.size
+            elif len(piece):
+                self._backlog.append(bytes(piece))
+                self.backlog_bytes += len(piece)
+        self._push()
+
+    def pause_reading(self) -> None:
+        self._paused = True
+
+    def resume_reading(self) -> None:
+        self._paused = False
+        self._deliver_soon()
+
+    def finish(self) -> None:
+        if self._state is not State.OPEN:
+            return
+        self._state = State.FINISHING
+        if not self._backlog:
+            self._linger()
+
+    def abort(self) -> None:
+        if self._state is not State.CLOSED:
+            self._send(Signal.RESET if self._backlog else Signal.END)
+            self._close(None)
+
+    # For the network
+
+    def vanish(self, *, heard: bool) -> None:
+        """The process behind this side is gone."""
+        unread = any(isinstance(item, bytes) for item in self._arrived)
+        self._gone = True
+        self._state = State.CLOSED
+        self._receiver = None
+        self._backlog.clear()
+        if not heard:
+            self._on_wire.clear()
+        else:
+            self._send(Signal.RESET if unread else Signal.END)
+
+    def break_both(self, why: str) -> None:
+        """A reset out of nowhere, seen by both sides."""
+        self._network.trace.note(self._process.host, why, f"{self.local}>{self.peer}")
+        for side in (self, self._other):
+            side._on_wire.clear()
+            side._close(ConnectionResetError(errno.ECONNRESET, os.strerror(errno.ECONNRESET)))
+
+    def unstick(self) -> None:
+        """The link works again: what should have arrived is sent once more."""
+        late, self._on_wire = self._on_wire, deque()
+        self._last_arrival = 0.0
+        for _, item in late:
+            self._transmit(item)
+
+    # Sending
+
+    def _push(self) -> None:
+        """Move from the backlog to the wire what the window takes."""
+        had_backlog = bool(self._backlog)
+        window = self._network.conditions.window_bytes
+        while self._backlog and self._in_flight < window:
+            try:
+                data = self._take(window - self._in_flight)
+            except OSError as error:
+                log.error("cannot send from file error=%s", error)
+                self._send(Signal.RESET)
+                self._close(error)
+                return
+            self.backlog_bytes -= len(data)
+            self._in_flight += len(data)
+            self._send(data)
+        if had_backlog and not self._backlog and self._state is State.FINISHING:
+            self._linger()
+
+    def _take(self, bytes_max: int) -> bytes:
+        """The next bytes of the backlog, at most so many."""
+        head = self._backlog[0]
+        if isinstance(head, bytes):
+            data = head[:bytes_max]
+            rest: _Waiting = head[bytes_max:]
+            left = len(rest)
+        else:
+            file, position, size = head
+            data = file.pread(min(size, bytes_max, COPY_BYTES), position)
+            if not data:
+                raise OSError(errno.EIO, "the file ends early", file.path)
+            left = size - len(data)
+            rest = (file, position + len(data), left)
+        if left:
+            self._backlog[0] = rest
+        else:
+            self._backlog.popleft()
+        return data
+
+    def _send(self, item: bytes | Signal) -> None:
+        rng = self._network.rng
+        if isinstance(item, bytes) and len(item) > 1 and rng.random() < self._network.conditions.split_chance:
+            cut = rng.randrange(1, len(item))
+            self._transmit(item[:cut])
+            self._transmit(item[cut:])
+        else:
+            self._transmit(item)
+
+    def _transmit(self, item: bytes | Signal) -> None:
+        network = self._network
+        details = f"{self.local}>{self.peer}"
+        if isinstance(item, bytes):
+            network.trace.note_bytes(self._process.host, "net.send", details, item)
+        else:
+            network.trace.note(self._process.host, f"net.send_{item.value}", details)
+        # Never overtaken by what is sent later.
+        self._last_arrival = max(network.loop.time() + network.latency_s(), self._last_arrival)
+        self._on_wire.append((self._last_arrival, item))
+        network.loop.call_at(self._last_arrival, self._arrive)
+
+    def _arrive(self) -> None:
+        """What is due comes to the other host, unless something is in its way."""
+        network = self._network
+        while self._on_wire and self._on_wire[0][0] <= network.loop.time():
+            if not network.passes(self._process.host, self.remote_host):
+                network.wake_when_healed(self)
+                return
+            if not network.has_power(self.remote_host):
+                if not self._probing:
+                    self._probing = True
+                    network.loop.call_later(PROBE_S, self._probe)
+                return
+            _, item = self._on_wire.popleft()
+            if not self._other._gone:
+                self._other._take_in(item)
+            elif isinstance(item, bytes):
+                # Another process, or none, lives there now: its kernel knows nothing of this connection.
+                self._reset_by_peer()
+
+    def _probe(self) -> None:
+        self._probing = False
+        if self._state is State.CLOSED:
+            return
+        self._probes += 1
+        if self._network.has_power(self.remote_host):
+            self.unstick()
+        elif self._probes >= PROBES_MAX:
+            self._on_wire.clear()
+            self._close(TimeoutError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT)))
+        else:
+            self._probing = True
+            self._network.loop.call_later(PROBE_S, self._probe)
+
+    def _reset_by_peer(self) -> None:
+        self._on_wire.clear()
+        self._close(ConnectionResetError(errno.ECONNRESET, os.strerror(errno.ECONNRESET)))
+
+    def _window_opens(self, count: int) -> None:
+        self._in_flight -= count
+        if self._state in (State.OPEN, State.FINISHING) and self._backlog:
+            self._push()
+            if not self._backlog and self._state is State.OPEN:
+                self._guard(lambda: self._receiver.drained())  # type: ignore[union-attr]
+
+    # Receiving
+
+    def _take_in(self, item: bytes | Signal) -> None:
+        if self._state is State.CLOSED:
+            if isinstance(item, bytes):
+                self._transmit(Signal.RESET)  # bytes for a closed socket
+            return
+        if item is Signal.RESET:
+            self._arrived.clear()
+            self._reset_by_peer()
+            return
+        self._arrived.append(item)
+        self._deliver_soon()
+
+    def _deliver_soon(self) -> None:
+        if self._delivery_due or not self._arrived or self._state is State.CLOSED:
+            return
+        self._delivery_due = True
+        # Now and then a little later, so that more comes together.
+        network = self._network
+        network.loop.call_later(network.rng.choice((0.0, 0.0, 0.0001, 0.001)), self._deliver)
+
+    def _deliver(self) -> None:
+        """One read of what is there."""
+        self._delivery_due = False
+        if self._state is State.CLOSED or not self._arrived:
+            return
+        if self._state in (State.FINISHING, State.LINGERING):
+            self._discard()
+            return
+        if self._arrived[0] is Signal.END:
+            self._network.trace.note(self._process.host, "net.end", f"{self.local}<{self.peer}")
+            self._send(Signal.END)
+            self._close(None)
+            return
+        if not self._paused:
+            self._guard(self._deliver_bytes)
+            self._deliver_soon()
+
+    def _deliver_bytes(self) -> None:
+        assert self._receiver is not None
+        there = b""
+        while self._arrived and isinstance(self._arrived[0], bytes):
+            there += self._arrived.popleft()  # type: ignore[operator]
+        buffer = self._receiver.get_buffer()
+        count = min(len(buffer), len(there))
+        buffer[:count] = there[:count]
+        if count < len(there):
+            self._arrived.appendleft(there[count:])
+        details = f"{self.local}<{self.peer}"
+        self._network.trace.note_bytes(self._process.host, "net.receive", details, there[:count])
+        self._acknowledge(count)
+        self._receiver.received(count)
+
+    def _discard(self) -> None:
+        while self._arrived:
+            item = self._arrived.popleft()
+            if isinstance(item, bytes):
+                self._acknowledge(len(item))
+            else:
+                self._close(None)
+
+    def _acknowledge(self, count: int) -> None:
+        self._network.loop.call_later(self._network.latency_s(), self._other._window_opens, count)
+
+    # The end
+
+    def _linger(self) -> None:
+        self._state = State.LINGERING
+        self._send(Signal.END)
+        self._network.loop.call_later(LINGER_S, self._close, None)
+        self._deliver_soon()
+
+    def _close(self, error: OSError | None) -> None:
+        if self._state is State.CLOSED:
+            return
+        self._state = State.CLOSED
+        self._backlog.clear()
+        self.backlog_bytes = 0
+        self._arrived.clear()
+        self._process.streams.pop(self, None)
+        self._network.loop.call_soon(self._tell_closed, error)
+
+    def _tell_closed(self, error: OSError | None) -> None:
+        receiver, self._receiver = self._receiver, None
+        if receiver is None or not self._process.alive:
+            return
+        try:
+            receiver.closed(error)
+        except Exception:
+            log.exception("a receiver failed at its end peer=%s", self.peer)
+
+    def _connected(self, receiver: Receiver) -> None:
+        self._receiver = receiver
+        receiver.connected(self)
+
+    def _guard(self, call: Callable[[], None]) -> None:
+        """Run code of the receiver; its failure ends this connection and nothing else."""
+        try:
+            call()
+        except ProcessGone:
+            return
+        except Exception:
+            log.exception("a receiver failed, its connection is closed peer=%s", self.peer)
+            self._send(Signal.RESET)
+            self._close(ConnectionAbortedError(errno.ECONNABORTED, "the receiver failed"))

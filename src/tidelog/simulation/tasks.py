@@ -1,0 +1,164 @@
+"""Tasks, timers and blocking calls of one simulated process."""
+
+import asyncio
+import random
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+from tidelog.runtime.interfaces import TimerHandle
+from tidelog.runtime.tasks import report_failure
+from tidelog.simulation.loop import SimLoop
+from tidelog.simulation.trace import Trace, callback_name
+
+T = TypeVar("T")
+
+
+class ProcessGone(BaseException):
+    """The simulated process was killed: none of its code has any effect any more. Nobody may catch it."""
+
+
+class SimTasks:
+    """`Tasks` of one process on the shared virtual loop. `kill` stops them as SIGKILL does."""
+
+    def __init__(self, loop: SimLoop, host: str, rng: random.Random, trace: Trace) -> None:
+        self._loop = loop
+        self._host = host
+        self._rng = rng
+        self._trace = trace
+        self._running: dict[asyncio.Task[Any], None] = {}
+        self._lane_free_at: dict[str, float] = {}
+        self._blocking = 0
+        self._idle: asyncio.Future[None] | None = None
+        self.alive = True
+
+    def spawn(self, coroutine: Coroutine[Any, Any, T], *, name: str) -> "asyncio.Task[T]":
+        if not self.alive:
+            coroutine.close()
+            raise ProcessGone
+        task = self._loop.create_task(coroutine, name=f"{self._host}/{name}")
+        self._running[task] = None
+        task.add_done_callback(self._ended)
+        return task
+
+    def call_later(self, delay_s: float, callback: Callable[..., object], *args: object) -> TimerHandle:
+        self._check_alive()
+        return self._loop.call_later(delay_s, self._fire, callback, args)
+
+    def call_soon(self, callback: Callable[..., object], *args: object) -> object:
+        self._check_alive()
+        return self._loop.call_soon(self._call, callback, args)
+
+    def future(self) -> "asyncio.Future[Any]":
+        return self._loop.create_future()
+
+    async def sleep(self, delay_s: float) -> None:
+        self._check_alive()
+        if delay_s <= 0:
+            await asyncio.sleep(0)
+            return
+        woken = self._loop.create_future()
+        timer = self.call_later(delay_s, _wake, woken)
+        try:
+            await woken
+        finally:
+            timer.cancel()
+
+    def run_blocking(self, function: Callable[..., T], *args: object, lane: str = "") -> "asyncio.Future[T]":
+        """After a virtual delay. What the function does takes effect at the beginning of that delay or at its end.
+
+        So a sync covers what was written before the call, and what is written while it lasts only by luck.
+        """
+        self._check_alive()
+        future: asyncio.Future[T] = self._loop.create_future()
+        delay_s = self._rng.uniform(0.00005, 0.002) if self._rng.random() < 0.98 else self._rng.uniform(0.002, 0.2)
+        ready_at = self._loop.time() + delay_s
+        early = self._rng.random() < 0.5
+        if lane:
+            free_at = self._lane_free_at.get(lane, 0.0)
+            early = early and free_at <= self._loop.time()
+            ready_at = max(free_at, self._loop.time()) + delay_s
+            self._lane_free_at[lane] = ready_at
+        self._blocking += 1
+        if early:
+            self._loop.call_at(ready_at, self._resolve, future, *_outcome(function, args))
+        else:
+            self._loop.call_at(ready_at, self._run_and_resolve, future, function, args)
+        return future
+
+    async def close(self) -> None:
+        await asyncio.sleep(0)
+        current = asyncio.current_task()
+        while others := [task for task in self._running if task is not current]:
+            for task in others:
+                task.cancel()
+            await asyncio.wait(others)
+        if self._blocking:
+            self._idle = self._loop.create_future()
+            await self._idle
+
+    def kill(self) -> None:
+        """No callback of this process runs any more; its tasks unwind without effect."""
+        self.alive = False
+        for task in list(self._running):
+            task.cancel()
+
+    def _check_alive(self) -> None:
+        if not self.alive:
+            raise ProcessGone
+
+    def _fire(self, callback: Callable[..., object], args: tuple[object, ...]) -> None:
+        if self.alive:
+            self._trace.note(self._host, "timer", callback_name(callback))
+            callback(*args)
+
+    def _call(self, callback: Callable[..., object], args: tuple[object, ...]) -> None:
+        if self.alive:
+            callback(*args)
+
+    def _run_and_resolve(
+        self, future: "asyncio.Future[Any]", function: Callable[..., Any], args: tuple[object, ...]
+    ) -> None:
+        if not self.alive:
+            return
+        if future.cancelled():
+            self._resolve(future, None, None)
+        else:
+            self._resolve(future, *_outcome(function, args))
+
+    def _resolve(self, future: "asyncio.Future[Any]", result: object, error: BaseException | None) -> None:
+        if not self.alive:
+            return
+        self._blocking -= 1
+        if not future.done():
+            if error is None:
+                future.set_result(result)
+            else:
+                future.set_exception(error)
+        if self._idle is not None and not self._blocking:
+            self._idle.set_result(None)
+            self._idle = None
+
+    def _ended(self, task: "asyncio.Task[Any]") -> None:
+        del self._running[task]
+        if not task.cancelled():
+            self._loop.call_soon(self._report, task)
+
+    def _report(self, task: "asyncio.Task[Any]") -> None:
+        if self.alive and not self._loop.is_closed():
+            report_failure(task)
+        else:
+            task.exception()  # what a killed process did last concerns nobody, asyncio's log included
+
+
+def _outcome(function: Callable[..., T], args: tuple[object, ...]) -> tuple[T | None, BaseException | None]:
+    try:
+        return function(*args), None
+    except ProcessGone:
+        raise
+    except BaseException as error:
+        return None, error
+
+
+def _wake(future: "asyncio.Future[None]") -> None:
+    if not future.done():
+        future.set_result(None)

@@ -1,0 +1,187 @@
+"""A simulated world: hosts with disks and processes on one network and one virtual clock, all from one seed.
+
+    with simulated(seed) as world:
+        host = world.host("a")
+        world.run(scenario(host.runtime), virtual_s=600)
+
+A failure inside names the seed and shows the end of the trace.
+"""
+
+import asyncio
+import random
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from tidelog.runtime.interfaces import Runtime
+from tidelog.simulation.disk import SimDisk
+from tidelog.simulation.loop import SimLoop
+from tidelog.simulation.network import HostNetwork, SimNetwork
+from tidelog.simulation.tasks import ProcessGone, SimTasks
+from tidelog.simulation.trace import Trace
+
+T = TypeVar("T")
+
+EPOCH_MS = 1_767_225_600_000
+"""Wall-clock time at virtual time 0: 2026-01-01T00:00:00Z."""
+
+TRACE_TAIL_LINES = 30
+
+
+class EscapedError(RuntimeError):
+    """Errors that no code handled: callbacks that raised, tasks whose failure nobody took."""
+
+
+class SimClock:
+    """Virtual time with a wall clock that may be wrong."""
+
+    def __init__(self, loop: SimLoop) -> None:
+        self._loop = loop
+        self.wall_offset_ms = 0
+        """Add to it to step the wall clock; monotonic time is not moved."""
+
+    def now_ms(self) -> int:
+        return EPOCH_MS + self.wall_offset_ms + int(self._loop.time() * 1000)
+
+    def monotonic(self) -> float:
+        return self._loop.time()
+
+
+class SimHost:
+    """A machine: a disk that outlives processes, and one process at a time."""
+
+    def __init__(self, world: "World", name: str, address: str) -> None:
+        self.name = name
+        self.address = address
+        self.clock = SimClock(world.loop)
+        self.starts = 0
+        self._world = world
+        self._disk = SimDisk(rng=world.rng(f"{name}/disk"), trace=world.trace, host=name)
+        self._runtime: Runtime | None = None
+        self._tasks: SimTasks
+        self._network: HostNetwork
+
+    @property
+    def disk(self) -> SimDisk:
+        """The disk as the running process sees it, or as the next one will."""
+        return self._disk
+
+    @property
+    def running(self) -> bool:
+        return self._runtime is not None
+
+    @property
+    def runtime(self) -> Runtime:
+        """Of the running process; the first look starts one."""
+        return self._runtime or self.start()
+
+    def start(self) -> Runtime:
+        """A new process. Power comes back if it was off."""
+        assert self._runtime is None, f"{self.name} is running"
+        world = self._world
+        self.starts += 1
+        world.trace.note(self.name, "host.start", str(self.starts))
+        self._network = world.network.start_process(self.name)
+        self._tasks = SimTasks(world.loop, self.name, world.rng(f"{self.name}/tasks/{self.starts}"), world.trace)
+        process_rng = world.rng(f"{self.name}/process/{self.starts}")
+        self._runtime = Runtime(self.clock, process_rng, self._disk, self._network, self._tasks)
+        return self._runtime
+
+    def kill(self) -> None:
+        """kill -9: the disk keeps all that was written, others see their connections end."""
+        self._end("host.kill", power=True)
+        self._disk = self._disk.kill()
+
+    def cut_power(self) -> None:
+        """The disk keeps what was synced and some of the rest; others hear nothing."""
+        self._end("host.cut_power", power=False)
+        survivor = self._disk.power_cut(self._world.rng(f"{self.name}/power/{self.starts}"))
+        self._disk.kill()
+        self._disk = survivor
+
+    def _end(self, what: str, *, power: bool) -> None:
+        assert self._runtime is not None, f"{self.name} is not running"
+        self._world.trace.note(self.name, what)
+        self._runtime = None
+        self._tasks.kill()
+        self._world.network.stop_process(self.name, power=power)
+
+
+class World:
+    """Everything that is simulated in one run. Equal seeds and equal programs give equal traces."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self.loop = SimLoop()
+        self.trace = Trace(self.loop.time)
+        self.network = SimNetwork(self.loop, self.rng("network"), self.trace)
+        self.hosts: dict[str, SimHost] = {}
+        self._escaped: list[str] = []
+        self.loop.set_exception_handler(self._note_escaped)
+
+    def rng(self, purpose: str) -> random.Random:
+        """A generator of its own for each purpose: one more draw here changes nothing there."""
+        return random.Random(f"tidelog {self.seed} {purpose}")  # noqa: S311 - to be foretold is its purpose
+
+    def host(self, name: str) -> SimHost:
+        """The host of this name, made at the first call."""
+        if name not in self.hosts:
+            address = f"10.0.0.{len(self.hosts) + 1}"
+            self.network.add_host(name, address)
+            self.hosts[name] = SimHost(self, name, address)
+        return self.hosts[name]
+
+    def run(self, scenario: Coroutine[Any, Any, T], *, virtual_s: float = 3600.0) -> T:
+        """Run to the end of `scenario`; the rest of the world stands still then. May be called again.
+
+        Raises what the scenario raises, Deadlock, Livelock, TimeIsUp, or EscapedError.
+        """
+        self.loop.limit_time(self.loop.time() + virtual_s)
+        task = self.loop.create_task(scenario, name="scenario")
+        try:
+            result = self.loop.run_until_complete(task)
+        finally:
+            if not task.done():
+                task.cancel()
+        if self._escaped:
+            raise EscapedError("; ".join(self._escaped))
+        return result
+
+    def close(self) -> None:
+        """End every process; nothing of it is traced or has an effect."""
+        for host in self.hosts.values():
+            if host.running:
+                host.kill()
+        self.loop.limit_time(float("inf"))
+        self.loop.run_until_complete(self._unwind())
+        self.loop.run_until_complete(self.loop.shutdown_asyncgens())
+        self.loop.close()
+
+    async def _unwind(self) -> None:
+        """Let cancelled tasks of dead processes end. What awaits something that never comes is left to its fate."""
+        for _ in range(100):
+            current = asyncio.current_task()
+            left = [task for task in asyncio.all_tasks() if task is not current]
+            if not left:
+                return
+            for task in left:
+                task.cancel()
+            await asyncio.sleep(0)
+
+    def _note_escaped(self, _loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        if not isinstance(error, ProcessGone):
+            self._escaped.append(f"{context.get('message')}: {error!r}")
+
+
+@contextmanager
+def simulated(seed: int) -> Iterator[World]:
+    """A world that is closed at the end. An error that leaves the block carries the seed and the end of the trace."""
+    world = World(seed)
+    try:
+        yield world
+    except BaseException as error:
+        error.add_note(f"simulation seed={seed}; the trace ends:\n{world.trace.tail(TRACE_TAIL_LINES)}")
+        raise
+    finally:
+        world.close()

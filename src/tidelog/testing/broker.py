@@ -1,0 +1,203 @@
+"""One broker for a `with` block: in a thread of this process, or in a process of its own that can be killed."""
+
+import asyncio
+import shutil
+import tempfile
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Protocol, Self
+
+from tidelog.testing.failure import BrokerFailedError
+
+__all__ = ["Broker", "BrokerFailedError"]
+
+TEST_SETTINGS = {
+    "group.initial.rebalance.delay.ms": "0",  # a lone consumer starts at once
+    "offsets.topic.num.partitions": "1",
+}
+"""What differs from `tidelog start`: tests do not wait. `settings` counts more."""
+
+
+class Running(Protocol):
+    """A started broker, in a thread or in a process."""
+
+    host: str
+    port: int
+    pid: int
+
+    def stop(self) -> None:
+        """End it in order and wait until everything it held is given back."""
+
+    def kill(self) -> None:
+        """End it as kill -9 does. Raises RuntimeError where that cannot be done."""
+
+    def log(self) -> str:
+        """What it has logged, as far as that is kept apart from this process's own log."""
+
+
+class Broker:
+    """A broker on a free port of the loopback interface, ready when the block begins and gone when it ends.
+
+    `with Broker() as broker:` and `async with Broker() as broker:` do the same; the asynchronous one keeps the caller's
+    loop free meanwhile. Without `data` the log lives in a temporary directory that goes away at the end; a directory
+    that is given stays. `settings` has Kafka's names (`{"num.partitions": 3}`); the environment's TIDELOG_ variables
+    are not looked at, so that a test finds the same broker everywhere.
+
+    In process (the default) it runs its own event loop in its own thread: no signal handler, no logging, no loop policy
+    is touched, and any number can run at once. With `process=True` it is a child process, which ends when this one
+    does, however this one ends.
+    """
+
+    def __init__(
+        self,
+        *,
+        process: bool = False,
+        data: str | Path | None = None,
+        settings: Mapping[str, object] = {},
+        host: str = "127.0.0.1",
+        port: int = 0,
+    ) -> None:
+        for name in ("listeners", "log.dirs", "log.dir"):
+            if name in settings:
+                raise ValueError(f"{name} is set by host, port and data")
+        self.process = process
+        self.settings = TEST_SETTINGS | {name: setting_text(value) for name, value in settings.items()}
+        self.host = host
+        self.port = port
+        """The real one once it has started; a restart listens on the same again."""
+        self.data = None if data is None else Path(data).absolute()
+        """The data directory; None while a temporary one does not exist."""
+        self._temporary = data is None
+        self._running: Running | None = None
+
+    @property
+    def bootstrap(self) -> str:
+        """HOST:PORT, for a client's `bootstrap.servers`. Raises RuntimeError before the first start."""
+        if not self.port:
+            raise RuntimeError("the broker has no port before it starts")
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @property
+    def pid(self) -> int:
+        """The process it runs in. Raises RuntimeError unless it runs."""
+        return self._now_running().pid
+
+    def log(self) -> str:
+        """What a broker process has logged since its start; empty for one in a thread, which logs with this process."""
+        return self._now_running().log()
+
+    def start(self) -> None:
+        """Start it; returns once it accepts connections. Raises BrokerFailedError with what it said."""
+        if self._running is not None:
+            raise RuntimeError("the broker runs already")
+        if self.data is None:
+            self.data = Path(tempfile.mkdtemp(prefix="tidelog-"))
+        if self.process:
+            from tidelog.testing.child import BrokerProcess
+
+            self._running = BrokerProcess(self.host, self.port, self.data, self.settings)
+        else:
+            from tidelog.testing.thread import BrokerThread
+
+            self._running = BrokerThread(self.host, self.port, self.data, self.settings)
+        self.host, self.port = self._running.host, self._running.port
+
+    def stop(self) -> None:
+        """Stop it in order; a temporary data directory goes too. Does nothing when it does not run.
+
+        Raises BrokerFailedError when it had ended by itself, or ended badly.
+        """
+        running, self._running = self._running, None
+        try:
+            if running is not None:
+                running.stop()
+        finally:
+            if self._temporary and self.data is not None:
+                shutil.rmtree(self.data, ignore_errors=True)
+                self.data = None
+
+    def kill(self) -> None:
+        """kill -9; the data stays for `start`. Raises RuntimeError unless it is a process."""
+        self._now_running().kill()
+        self._running = None
+
+    def restart(self) -> None:
+        """Stop in order, unless it was killed, and start again on the same data and the same port."""
+        running, self._running = self._running, None
+        if running is not None:
+            running.stop()
+        self.start()
+
+    def _now_running(self) -> Running:
+        if self._running is None:
+            raise RuntimeError("the broker does not run")
+        return self._running
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    async def __aenter__(self) -> Self:
+        try:
+            await _off_the_loop(self.start)
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await _off_the_loop(self.stop)
+
+
+def setting_text(value: object) -> str:
+    """A setting as the text that a file would have: true, 3, a,b."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, list | tuple):
+        return ",".join(map(setting_text, value))
+    return str(value)
+
+
+async def _off_the_loop(function: Callable[[], None]) -> None:
+    """Run it in a thread of its own, which has ended when this returns: the loop's executor would keep one for ever.
+
+    When the caller is cancelled meanwhile, the thread is waited for all the same, so that nothing is left half done.
+    """
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[None] = loop.create_future()
+
+    def finish(error: BaseException | None) -> None:
+        if done.cancelled():
+            return
+        if error is None:
+            done.set_result(None)
+        else:
+            done.set_exception(error)
+
+    def run() -> None:
+        error = None
+        try:
+            function()
+        except BaseException as raised:
+            error = raised
+        loop.call_soon_threadsafe(finish, error)
+
+    thread = threading.Thread(target=run, name="tidelog-testing", daemon=True)
+    thread.start()
+    try:
+        await done
+    finally:
+        thread.join()

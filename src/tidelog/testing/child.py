@@ -1,0 +1,127 @@
+"""A broker in a process of its own, which ends when this one does."""
+
+import os
+import selectors
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import tidelog
+from tidelog.testing.failure import BrokerFailedError
+
+START_S = 60.0
+STOP_S = 60.0
+"""Limits for a machine under load; a start takes a fraction of a second."""
+
+ADDRESS = " listening on "
+
+
+class BrokerProcess:
+    """Started when it is made: the constructor returns once the broker has said where it listens.
+
+    Raises BrokerFailedError with the line that the broker gave as its reason.
+    """
+
+    def __init__(self, host: str, port: int, data: Path, settings: Mapping[str, str]) -> None:
+        # We hold the writing end and never write: when this process ends, however it does, the broker reads the end.
+        watched, self._held = os.pipe()
+        self._log = tempfile.TemporaryFile(prefix="tidelog-log-")  # noqa: SIM115 - closed by _release
+        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        arguments = ["--listen", address, "--data", str(data), "--parent-pipe", str(watched)]
+        for name, value in settings.items():
+            arguments += ["--set", f"{name}={value}"]
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "tidelog", "start", *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=self._log,
+                pass_fds=[watched],
+                env=child_environment(os.environ),
+                process_group=0,  # a terminal's Ctrl-C is for this process, which then stops the broker
+            )
+        except BaseException:
+            os.close(self._held)
+            self._log.close()
+            raise
+        finally:
+            os.close(watched)
+        self.pid = self._process.pid
+        try:
+            self.host, self.port = self._read_address()
+        except BaseException:
+            self.kill()
+            raise
+
+    def stop(self) -> None:
+        try:
+            ended_by_itself = self._process.poll() is not None
+            if not ended_by_itself:
+                self._process.terminate()
+                try:
+                    self._process.wait(STOP_S)
+                except subprocess.TimeoutExpired:
+                    self._process.kill()
+                    self._process.wait()
+            if ended_by_itself or self._process.returncode != 0:
+                how = "ended by itself" if ended_by_itself else "did not stop in order"
+                raise BrokerFailedError(f"the broker {how} (exit code {self._process.returncode}): {self._last_line()}")
+        finally:
+            self._release()
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        self._release()
+
+    def log(self) -> str:
+        # pread leaves the file's position alone, which the broker writes at.
+        size = os.fstat(self._log.fileno()).st_size
+        return os.pread(self._log.fileno(), size, 0).decode(errors="replace")
+
+    def _read_address(self) -> tuple[str, int]:
+        line = self._read_line()
+        if ADDRESS not in line:
+            self._process.kill()
+            self._process.wait()
+            raise BrokerFailedError(self._last_line() or f"the broker ended with exit code {self._process.returncode}")
+        host, _, port = line.partition(ADDRESS)[2].split(" ", 1)[0].rpartition(":")
+        return host.strip("[]"), int(port)
+
+    def _read_line(self) -> str:
+        """The broker's one line on stdout; empty when it ended without one. Raises BrokerFailedError after START_S."""
+        assert self._process.stdout is not None
+        pipe = self._process.stdout
+        deadline = time.monotonic() + START_S
+        line = b""
+        with selectors.DefaultSelector() as selector, pipe:
+            selector.register(pipe, selectors.EVENT_READ)
+            while not line.endswith(b"\n"):
+                if not selector.select(max(deadline - time.monotonic(), 0)):
+                    raise BrokerFailedError(f"the broker was not ready after {START_S:.0f} s: {self._last_line()}")
+                part = os.read(pipe.fileno(), 4096)
+                if not part:
+                    break
+                line += part
+        return line.decode(errors="replace")
+
+    def _last_line(self) -> str:
+        lines = self.log().splitlines()
+        return lines[-1].removeprefix("Error: ") if lines else ""
+
+    def _release(self) -> None:
+        os.close(self._held)
+        self._log.close()
+
+
+def child_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """Ours without settings of brokers, and with the way to this package, which need not be installed."""
+    package = str(Path(tidelog.__file__).parents[1])
+    kept = {name: value for name, value in environment.items() if not name.startswith("TIDELOG_")}
+    if "site-packages" not in package:
+        path = kept.get("PYTHONPATH")
+        kept["PYTHONPATH"] = f"{path}{os.pathsep}{package}" if path else package
+    return kept

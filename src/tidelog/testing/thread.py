@@ -1,0 +1,89 @@
+"""A broker in a thread of this process, on its own event loop."""
+
+import asyncio
+import contextlib
+import os
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+
+from tidelog.broker.broker import Broker
+from tidelog.config.broker_config import BrokerConfig, ConfigError
+from tidelog.runtime.event_loop import new_event_loop
+from tidelog.runtime.real import real_runtime
+from tidelog.testing.failure import BrokerFailedError
+
+
+class BrokerThread:
+    """Started when it is made: the constructor returns once the broker accepts connections.
+
+    Raises BrokerFailedError, with the broker's own error as its cause.
+    """
+
+    def __init__(self, host: str, port: int, data: Path, settings: Mapping[str, str]) -> None:
+        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        try:
+            self._config = BrokerConfig.load(
+                flags={**settings, "listeners": f"PLAINTEXT://{address}", "log.dirs": str(data)}
+            )
+        except ConfigError as error:
+            raise BrokerFailedError(str(error)) from error
+        self.host = host
+        self.port = port
+        self.pid = os.getpid()
+        self._ready = threading.Event()
+        self._error: BaseException | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._asked_to_stop = asyncio.Event()
+        self._stopping = False
+        # A daemon, so that a program that forgets to stop it can end; `stop` joins it.
+        self._thread = threading.Thread(target=self._main, name="tidelog-broker", daemon=True)
+        self._thread.start()
+        try:
+            self._ready.wait()
+        except BaseException:
+            self.stop()
+            raise
+        if self._error is not None:
+            self._thread.join()
+            raise BrokerFailedError(str(self._error)) from self._error
+
+    def stop(self) -> None:
+        # Either the thread, still starting, sees the flag, or we see its loop.
+        self._stopping = True
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: it has ended by itself
+                self._loop.call_soon_threadsafe(self._asked_to_stop.set)
+        self._thread.join()
+        if self._error is not None:
+            raise BrokerFailedError(str(self._error)) from self._error
+
+    def kill(self) -> None:
+        raise RuntimeError("only a broker in a process of its own can be killed: Broker(process=True)")
+
+    def log(self) -> str:
+        return ""
+
+    def _main(self) -> None:
+        try:
+            with asyncio.Runner(loop_factory=new_event_loop) as runner:
+                runner.run(self._run())
+        except BaseException as error:
+            self._error = error
+        finally:
+            self._ready.set()
+
+    async def _run(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        if self._stopping:
+            self._asked_to_stop.set()
+        runtime = real_runtime()
+        try:
+            broker = Broker(self._config, runtime)
+            await broker.start()
+            self.host, self.port = broker.host, broker.port
+            self._ready.set()
+            await self._asked_to_stop.wait()
+            await broker.stop()
+        finally:
+            await runtime.close()

@@ -1,0 +1,209 @@
+"""Record batches, magic 2, seen through their 61-byte header: what a broker needs without touching a record.
+
+    base offset 0..8 | length 8..12 | leader epoch 12..16 | magic 16 | crc 17..21 | attributes 21..23 |
+    last offset delta 23..27 | base timestamp 27..35 | max timestamp 35..43 | producer id 43..51 |
+    producer epoch 51..53 | base sequence 53..57 | count 57..61 | records
+
+The CRC covers everything from `attributes` on, so base offset and leader epoch are assigned without computing it again.
+Source: KIP-98.
+"""
+
+from enum import IntEnum
+from struct import Struct
+
+from tidelog.wire.checksums import crc32c
+from tidelog.wire.errors import CorruptMessage, InvalidRecord, UnsupportedForMessageFormat
+
+HEADER_BYTES = 61
+LENGTH_END = 12
+"""`length` counts the bytes after this position."""
+MIN_LENGTH = HEADER_BYTES - LENGTH_END
+MAGIC = 2
+
+CODEC_MASK = 0x07
+TIMESTAMP_TYPE_BIT = 0x08
+TRANSACTIONAL_BIT = 0x10
+CONTROL_BIT = 0x20
+DELETE_HORIZON_BIT = 0x40
+
+_HEADER = Struct(">qiibIhiqqqhii")
+_ASSIGNED = Struct(">qii")
+_CRC = Struct(">I")
+_TIMESTAMPED = Struct(">hiqq")
+
+
+class Codec(IntEnum):
+    """How the records of a batch are compressed: the low three bits of its attributes."""
+
+    NONE = 0
+    GZIP = 1
+    SNAPPY = 2
+    LZ4 = 3
+    ZSTD = 4
+
+
+class TimestampType(IntEnum):
+    CREATE_TIME = 0
+    LOG_APPEND_TIME = 1
+
+
+class BatchHeader:
+    """The header of the batch that begins at `position` of `buffer`, unpacked once.
+
+    Raises CorruptMessage when fewer than 61 bytes are there. Says nothing of the batch's soundness: `check_produced`
+    and `crc_ok` do.
+    """
+
+    __slots__ = (
+        "attributes",
+        "base_offset",
+        "base_sequence",
+        "base_timestamp",
+        "buffer",
+        "count",
+        "crc",
+        "last_offset_delta",
+        "leader_epoch",
+        "length",
+        "magic",
+        "max_timestamp",
+        "position",
+        "producer_epoch",
+        "producer_id",
+        "size",
+    )
+
+    base_offset: int
+    length: int
+    leader_epoch: int
+    magic: int
+    crc: int
+    attributes: int
+    last_offset_delta: int
+    base_timestamp: int
+    max_timestamp: int
+    producer_id: int
+    producer_epoch: int
+    base_sequence: int
+    count: int
+
+    def __init__(self, buffer: bytes | bytearray | memoryview, position: int = 0) -> None:
+        if len(buffer) - position < HEADER_BYTES:
+            raise CorruptMessage(f"a record batch needs {HEADER_BYTES} bytes, {len(buffer) - position} are there")
+        self.buffer = buffer
+        self.position = position
+        (
+            self.base_offset,
+            self.length,
+            self.leader_epoch,
+            self.magic,
+            self.crc,
+            self.attributes,
+            self.last_offset_delta,
+            self.base_timestamp,
+            self.max_timestamp,
+            self.producer_id,
+            self.producer_epoch,
+            self.base_sequence,
+            self.count,
+        ) = _HEADER.unpack_from(buffer, position)
+        self.size = self.length + LENGTH_END
+        """Bytes of the whole batch."""
+
+    @property
+    def codec(self) -> int:
+        """A `Codec` value, or 5 to 7, which no client knows."""
+        return self.attributes & CODEC_MASK
+
+    @property
+    def timestamp_type(self) -> TimestampType:
+        return TimestampType.LOG_APPEND_TIME if self.attributes & TIMESTAMP_TYPE_BIT else TimestampType.CREATE_TIME
+
+    @property
+    def is_transactional(self) -> bool:
+        return bool(self.attributes & TRANSACTIONAL_BIT)
+
+    @property
+    def is_control(self) -> bool:
+        return bool(self.attributes & CONTROL_BIT)
+
+    @property
+    def last_offset(self) -> int:
+        return self.base_offset + self.last_offset_delta
+
+    @property
+    def next_offset(self) -> int:
+        return self.base_offset + self.last_offset_delta + 1
+
+    def assign(self, *, base_offset: int, leader_epoch: int) -> None:
+        """Write both into the buffer, which must be writable. The CRC does not cover them."""
+        self.base_offset = base_offset
+        self.leader_epoch = leader_epoch
+        _ASSIGNED.pack_into(self.buffer, self.position, base_offset, self.length, leader_epoch)
+
+    def stamp_append_time(self, now_ms: int) -> None:
+        """Make the batch say LogAppendTime `now_ms` (`message.timestamp.type=LogAppendTime`); computes the CRC anew."""
+        self.attributes |= TIMESTAMP_TYPE_BIT
+        self.max_timestamp = now_ms
+        start = self.position
+        _TIMESTAMPED.pack_into(
+            self.buffer, start + 21, self.attributes, self.last_offset_delta, self.base_timestamp, now_ms
+        )
+        self.crc = crc32c(memoryview(self.buffer)[start + 21 : start + self.size])
+        _CRC.pack_into(self.buffer, start + 17, self.crc)
+
+    def crc_ok(self) -> bool:
+        """Whether the checksum holds over the whole batch, which must be in the buffer."""
+        start = self.position
+        return crc32c(memoryview(self.buffer)[start + 21 : start + self.size]) == self.crc
+
+
+def check_produced(buffer: memoryview) -> BatchHeader:
+    """The header of what a client sent for one partition, once everything that the header tells is found in order.
+
+    `buffer` holds exactly one batch. Raises InvalidRecord (also for magic 0 and 1, which Kafka 4 no longer takes),
+    CorruptMessage, or UnsupportedForMessageFormat for a magic that is not known. The records are not looked at.
+    """
+    if len(buffer) > 16 and buffer[16] != MAGIC:
+        _refuse_magic(buffer[16])
+    header = BatchHeader(buffer)
+    if header.size != len(buffer):
+        _refuse_size(header, len(buffer))
+    if crc32c(buffer[21:]) != header.crc:
+        raise CorruptMessage(f"the record batch's CRC-32C is not the {header.crc:#010x} that its header states")
+    count = header.count
+    if count < 1 or header.last_offset_delta != count - 1:
+        raise InvalidRecord(
+            f"the record batch states {count} records and a last offset delta of {header.last_offset_delta}"
+        )
+    if header.base_offset:
+        raise InvalidRecord(f"the record batch's base offset is {header.base_offset}; a producer sends 0")
+    if header.attributes & CONTROL_BIT:
+        raise InvalidRecord("a client may not write control batches")
+    if header.attributes & CODEC_MASK > Codec.ZSTD:
+        raise InvalidRecord(f"compression codec {header.codec} is not known")
+    if header.producer_id >= 0:
+        _check_producer(header)
+    return header
+
+
+def _check_producer(header: BatchHeader) -> None:
+    if header.producer_epoch < 0 or header.base_sequence < 0:
+        raise InvalidRecord(
+            f"producer id {header.producer_id} comes with epoch {header.producer_epoch} "
+            f"and base sequence {header.base_sequence}: both must be 0 or more"
+        )
+
+
+def _refuse_magic(magic: int) -> None:
+    if magic < MAGIC:
+        raise InvalidRecord(f"message format {magic} is not taken since Kafka 4.0: use a client that writes format 2")
+    raise UnsupportedForMessageFormat(f"message format {magic} is not known")
+
+
+def _refuse_size(header: BatchHeader, given: int) -> None:
+    if header.length < MIN_LENGTH:
+        raise CorruptMessage(f"the record batch's length {header.length} is below the least possible, {MIN_LENGTH}")
+    if header.size > given:
+        raise CorruptMessage(f"the record batch states {header.size} bytes, {given} came")
+    raise InvalidRecord("a produce request carries exactly one record batch for each partition")

@@ -1,0 +1,282 @@
+"""Builds the decoder of one message in one version: straight-line source, compiled once.
+
+The source has no call per field or struct. Neighbouring fields of fixed size, and the length that follows them, are one
+`struct` unpack; nested structs are loops in the same function. A slice that is cut short goes unnoticed until the next
+read, or until the end, where one comparison finds it: positions only grow.
+"""
+
+import struct
+import sys
+from typing import Any
+
+from tidelog.wire.facts import FIXED_BYTES, FIXED_FORMATS, Field, fields_from_lines
+from tidelog.wire.message import Decoder, Message, Struct
+from tidelog.wire.primitives import NO_UUID, MalformedMessage, VersionNotInMessage, finish_uvarint, skip_tagged_fields
+
+
+def build_decoder(message: type[Message], version: int) -> Decoder:
+    """The function behind `message.decode` for `version`."""
+    source = _Source(message, version)
+    code = source.text()
+    exec(compile(code, f"<{message.__name__} v{version} decoder>", "exec"), source.names)  # noqa: S102  # own source
+    return source.names["decode"]  # type: ignore[no-any-return]
+
+
+def struct_named(owner: type[Struct], name: str) -> type[Struct]:
+    """The class that a field of `owner` names: a neighbour in its module."""
+    found: type[Struct] = getattr(sys.modules[owner.__module__], name)
+    return found
+
+
+def is_flexible(message: type[Message], version: int) -> bool:
+    """Whether this version has compact lengths and tagged fields. Raises VersionNotInMessage."""
+    if not message.min_version <= version <= message.max_version:
+        raise VersionNotInMessage(f"{message.__name__} has no version {version}")
+    return version >= message.flexible_from
+
+
+def default_source(field: Field) -> str:
+    """An expression for the field's default, but a struct's: see the callers."""
+    if field.is_array and field.default is not None:
+        return "[]"
+    if field.default == NO_UUID:
+        return "NO_UUID"
+    return repr(field.default)
+
+
+class _Source:
+    """The lines of one decoder. `run` holds fixed-size reads that are not yet written: (format, target)."""
+
+    def __init__(self, message: type[Message], version: int) -> None:
+        self.message = message
+        self.version = version
+        self.flexible = is_flexible(message, version)
+        self.lines: list[str] = []
+        self.indent = 2
+        self.run: list[tuple[str, str]] = []
+        self.temporaries = 0
+        self.names: dict[str, Any] = {
+            "new": object.__new__,
+            "Malformed": MalformedMessage,
+            "finish": finish_uvarint,
+            "skip": skip_tagged_fields,
+            "unpack_from": struct.unpack_from,
+            "StructError": struct.error,
+            "NO_UUID": NO_UUID,
+        }
+
+    def text(self) -> str:
+        self.struct(self.message, "m0")
+        self.flush()
+        name = f"{self.message.__name__} v{self.version}"
+        head = [
+            "def decode(buffer, p):",
+            "    view = buffer if type(buffer) is memoryview else memoryview(buffer)",
+            "    size = len(view)",
+            "    try:",
+        ]
+        tail = [
+            "        if p > size:",
+            f"            raise Malformed('{name}: cut short')",
+            "        return m0, p",
+            "    except (StructError, IndexError):",
+            f"        raise Malformed('{name}: cut short') from None",
+            "    except UnicodeDecodeError:",
+            f"        raise Malformed('{name}: a string that is not UTF-8') from None",
+        ]
+        return "\n".join(head + self.lines + tail)
+
+    def emit(self, line: str) -> None:
+        self.lines.append("    " * self.indent + line)
+
+    def temporary(self, prefix: str) -> str:
+        self.temporaries += 1
+        return f"{prefix}{self.temporaries}"
+
+    def fail(self, condition: str, field: str, reason: str) -> None:
+        self.emit(f"if {condition}:")
+        self.emit(f"    raise Malformed('{self.message.__name__} v{self.version}: {field} {reason}')")
+
+    def flush(self) -> None:
+        """Write the pending fixed-size reads as one unpack."""
+        if not self.run:
+            return
+        formats = "".join(code for code, _ in self.run)
+        targets = ", ".join(target for _, target in self.run)
+        if formats == "B":
+            self.emit(f"{targets} = view[p]")
+        else:
+            unpack = "unpack_" + formats.replace("?", "t")
+            self.names[unpack] = struct.Struct(">" + formats).unpack_from
+            self.emit(f"{targets}{',' if len(self.run) == 1 else ''} = {unpack}(view, p)")
+        self.emit(f"p += {struct.calcsize('>' + formats)}")
+        self.run.clear()
+
+    def struct(self, kind: type[Struct], target: str) -> None:
+        """Read one struct into a new object named `target`. Leaves reads pending."""
+        self.names[kind.__name__] = kind
+        self.emit(f"{target} = new({kind.__name__})")
+        tagged = []
+        for field in fields_from_lines(kind.FIELDS):
+            attribute = f"{target}.{field.attribute}"
+            if self.version not in field.versions:
+                self.default(kind, field, attribute)
+            elif field.tag is not None and self.flexible:
+                self.default(kind, field, attribute)
+                tagged.append(field)
+            else:
+                self.field(kind, field, attribute)
+        if self.flexible:
+            self.tags(kind, target, tagged)
+
+    def default(self, kind: type[Struct], field: Field, attribute: str) -> None:
+        if field.is_struct and not field.is_array and not field.is_optional_struct and field.default is not None:
+            self.names[field.type] = struct_named(kind, field.type)
+            self.emit(f"{attribute} = {field.type}()")
+        elif field.is_optional_struct:
+            self.emit(f"{attribute} = None")
+        else:
+            self.emit(f"{attribute} = {default_source(field)}")
+
+    def tags(self, kind: type[Struct], target: str, fields: list[Field]) -> None:
+        count = self.temporary("n")
+        self.run.append(("B", count))
+        self.flush()
+        self.emit(f"if {count}:")
+        self.indent += 1
+        if not fields:
+            self.emit(f"p = skip(view, p, {count})")
+            self.indent -= 1
+            return
+        self.long_form(count)
+        tag, size, end = self.temporary("t"), self.temporary("n"), self.temporary("e")
+        self.emit(f"for _ in range({count}):")
+        self.indent += 1
+        for variable in (tag, size):
+            self.run.append(("B", variable))
+            self.flush()
+            self.long_form(variable)
+        self.emit(f"{end} = p + {size}")
+        for number, field in enumerate(fields):
+            self.emit(f"{'elif' if number else 'if'} {tag} == {field.tag}:")
+            self.indent += 1
+            self.field(kind, field, f"{target}.{field.attribute}")
+            self.flush()
+            self.fail(f"p != {end}", field.name, "does not fill its tagged field")
+            self.indent -= 1
+        self.emit("else:")
+        self.emit(f"    p = {end}")
+        self.indent -= 2
+
+    def long_form(self, variable: str) -> None:
+        """Complete an unsigned varint whose first byte is in `variable`."""
+        self.emit(f"if {variable} > 127:")
+        self.emit(f"    {variable}, p = finish(view, p, {variable})")
+
+    def field(self, kind: type[Struct], field: Field, target: str) -> None:
+        nullable = self.version in field.nullable
+        compact = self.flexible and not field.rigid
+        if field.is_array:
+            self.array(kind, field, target, nullable, compact)
+        elif field.is_struct:
+            self.nested(kind, field, target, nullable)
+        elif field.type in FIXED_FORMATS:
+            self.run.append((FIXED_FORMATS[field.type], target))
+        else:
+            self.slice(field, target, nullable, compact)
+
+    def nested(self, kind: type[Struct], field: Field, target: str, nullable: bool) -> None:
+        inner = self.temporary("m")
+        if nullable:
+            present = self.temporary("n")
+            self.run.append(("b", present))
+            self.flush()
+            self.emit(f"if {present} < 0:")
+            self.emit(f"    {target} = None")
+            self.emit("else:")
+            self.indent += 1
+        self.struct(struct_named(kind, field.type), inner)
+        self.emit(f"{target} = {inner}")
+        if nullable:
+            self.flush()
+            self.indent -= 1
+
+    def length(self, field: Field, nullable: bool, compact: bool, code: str, null: str) -> str:
+        """Read a length; a compact one is one more. If `nullable`, what follows is indented under "not null"."""
+        length = self.temporary("n")
+        self.run.append(("B" if compact else code, length))
+        self.flush()
+        if compact:
+            self.long_form(length)
+        absent = f"not {length}" if compact else f"{length} < 0"
+        if nullable:
+            self.emit(f"if {absent}:")
+            self.emit(f"    {null}")
+            self.emit("else:")
+            self.indent += 1
+        else:
+            self.fail(absent, field.name, "is null or has a negative length")
+        return length
+
+    def slice(self, field: Field, target: str, nullable: bool, compact: bool) -> None:
+        length = self.length(field, nullable, compact, "h" if field.type == "string" else "i", f"{target} = None")
+        end = self.temporary("e")
+        self.emit(f"{end} = p + {length}{' - 1' if compact else ''}")
+        convert = {"string": ".tobytes().decode()", "bytes": ".tobytes()", "records": ""}[field.type]
+        self.emit(f"{target} = view[p:{end}]{convert}")
+        self.emit(f"p = {end}")
+        self.indent -= nullable
+
+    def array(self, kind: type[Struct], field: Field, target: str, nullable: bool, compact: bool) -> None:
+        count = self.length(field, nullable, compact, "i", f"{target} = None")
+        if compact:
+            self.emit(f"{count} -= 1")
+        least = self.least_bytes(kind, field)
+        # A count is believed only if the bytes that are left could hold so many: no allocation on a peer's word.
+        self.fail(
+            f"{count} * {least} > size - p" if least > 1 else f"{count} > size - p",
+            field.name,
+            "has an impossible count",
+        )
+        if field.type in FIXED_FORMATS and field.type != "uuid":
+            self.emit(
+                f"{target} = list(unpack_from(f'>{{{count}}}{FIXED_FORMATS[field.type]}', view, p)) if {count} else []"
+            )
+            self.emit(f"p += {count} * {least}")
+        elif field.type == "uuid":
+            end = self.temporary("e")
+            self.emit(f"{end} = p + {count} * 16")
+            self.emit(f"{target} = [view[i : i + 16].tobytes() for i in range(p, {end}, 16)]")
+            self.emit(f"p = {end}")
+        else:
+            items, item = self.temporary("a"), self.temporary("m")
+            self.emit(f"{target} = {items} = []")
+            self.emit(f"for _ in range({count}):")
+            self.indent += 1
+            if field.is_struct:
+                self.struct(struct_named(kind, field.type), item)
+            else:
+                self.slice(field, item, False, compact)
+            self.flush()
+            self.emit(f"{items}.append({item})")
+            self.indent -= 1
+        self.indent -= nullable
+
+    def least_bytes(self, kind: type[Struct], field: Field) -> int:
+        """The fewest bytes that one element of this array can take."""
+        if field.type in FIXED_BYTES:
+            return FIXED_BYTES[field.type]
+        if not field.is_struct:
+            return 1 if self.flexible else 2 if field.type == "string" else 4
+        total = int(self.flexible)
+        inner = struct_named(kind, field.type)
+        for part in fields_from_lines(inner.FIELDS):
+            if self.version not in part.versions or (self.flexible and part.tag is not None):
+                continue
+            if part.is_array:
+                total += 1 if self.flexible else 4
+            elif part.is_struct and self.version in part.nullable:
+                total += 1
+            else:
+                total += self.least_bytes(inner, part)
+        return total

@@ -1,0 +1,289 @@
+"""Builds the encoders of one message in one version: straight-line source, compiled once.
+
+Neighbouring fields of fixed size, and the length of what follows them, are one `struct` pack; everything is joined once
+at the end. Record data is never copied: a message that has some becomes pieces, and only `encode` joins them.
+"""
+
+import struct
+from collections.abc import Iterable
+from typing import Any
+
+from tidelog.wire.decoding import default_source, is_flexible, struct_named
+from tidelog.wire.facts import FIXED_FORMATS, NO_VERSIONS, Field, fields_from_lines
+from tidelog.wire.message import Encoder, Message, PiecesEncoder, Struct, records_bytes
+from tidelog.wire.primitives import NO_UUID, FieldNotInVersion, UnencodableValue, uvarint
+
+ONE_BYTE = tuple(value.to_bytes(1, "big") for value in range(128))
+"""The unsigned varints of one byte."""
+
+
+def build_encoders(message: type[Message], version: int) -> tuple[Encoder, PiecesEncoder]:
+    """The functions behind `message.encode` and `message.encode_pieces` for `version`."""
+    source = _Source(message, version)
+    code = source.text()
+    exec(compile(code, f"<{message.__name__} v{version} encoder>", "exec"), source.names)  # noqa: S102  # own source
+    encode = source.names["encode"]
+    if not source.has_records:
+        return encode, lambda message: [encode(message)]
+    return lambda message: b"".join(encode(message)), encode
+
+
+def add_records(pieces: list[Any], before: Iterable[bytes], records: Any) -> None:
+    """Append to `pieces` what comes before the records, joined, and the records."""
+    pieces.append(b"".join(before))
+    if isinstance(records, list):
+        pieces += records
+    else:
+        pieces.append(records)
+
+
+class _Source:
+    """The lines of one encoder.
+
+    `run` holds fixed-size values that are not yet written: (format, expression). `parts` holds expressions of type
+    bytes that follow each other. `out` names the list that receives them.
+    """
+
+    def __init__(self, message: type[Message], version: int) -> None:
+        self.message = message
+        self.version = version
+        self.flexible = is_flexible(message, version)
+        self.has_records = _has_records(message, version)
+        self.lines: list[str] = []
+        self.indent = 2
+        self.run: list[tuple[str, str]] = []
+        self.parts: list[str] = []
+        self.out = "out"
+        self.temporaries = 0
+        self.names: dict[str, Any] = {
+            "join": b"".join,
+            "pack": struct.pack,
+            "uvarint": uvarint,
+            "ONE_BYTE": ONE_BYTE,
+            "NO_UUID": NO_UUID,
+            "records_bytes": records_bytes,
+            "add_records": add_records,
+            "FieldNotInVersion": FieldNotInVersion,
+            "UnencodableValue": UnencodableValue,
+            "StructError": struct.error,
+        }
+
+    def text(self) -> str:
+        self.struct(self.message, "m0")
+        self.flush_run()
+        whole = not self.lines_use_out()
+        head = ["def encode(m0):", "    try:"]
+        if self.has_records:
+            self.write_parts()
+            head += ["        pieces = []", "        out = []"]
+            tail = ["        if out:", "            pieces.append(join(out))", "        return pieces"]
+        elif whole:
+            tail = [f"        return {self.joined()}"]
+        else:
+            self.write_parts()
+            head += ["        out = []"]
+            tail = ["        return join(out)"]
+        tail += [
+            "    except StructError as error:",
+            f"        raise UnencodableValue(f'{self.message.__name__} v{self.version}: {{error}}') from error",
+        ]
+        return "\n".join(head + self.lines + tail)
+
+    def lines_use_out(self) -> bool:
+        return any(" out" in line for line in self.lines)
+
+    def joined(self) -> str:
+        """The pending parts as one expression of type bytes."""
+        parts, self.parts = self.parts, []
+        if not parts:
+            return "b''"
+        return parts[0] if len(parts) == 1 else f"join(({', '.join(parts)}))"
+
+    def emit(self, line: str) -> None:
+        self.lines.append("    " * self.indent + line)
+
+    def temporary(self, prefix: str) -> str:
+        self.temporaries += 1
+        return f"{prefix}{self.temporaries}"
+
+    def packer(self, formats: str) -> str:
+        name = "pack_" + formats.replace("?", "t")
+        self.names[name] = struct.Struct(">" + formats).pack
+        return name
+
+    def flush_run(self) -> None:
+        """Turn the pending fixed-size values into one part. A compact length (`C`) can only be the last of them."""
+        if not self.run:
+            return
+        run, self.run = self.run, []
+        compact = run.pop()[1] if run[-1][0] == "C" else ""
+        formats = "".join(code for code, _ in run)
+        values = ", ".join(value for code, value in run if code != "x")
+        fixed = f"{self.packer(formats)}({values})" if run else ""
+        if not compact:
+            self.parts.append(fixed if values else repr(bytes(len(formats))))
+        elif not run:
+            self.parts.append(f"(ONE_BYTE[{compact}] if {compact} < 128 else uvarint({compact}))")
+        else:
+            short = f"{self.packer(formats + 'B')}({values}{', ' if values else ''}{compact})"
+            self.parts.append(f"({short} if {compact} < 128 else {fixed} + uvarint({compact}))")
+
+    def write_parts(self) -> None:
+        """Write the pending values and parts into `out`: before a loop, a branch, or the end of one."""
+        self.flush_run()
+        if len(self.parts) == 1:
+            self.emit(f"{self.out}.append({self.parts[0]})")
+        elif self.parts:
+            self.emit(f"{self.out} += ({', '.join(self.parts)})")
+        self.parts.clear()
+
+    def struct(self, kind: type[Struct], source: str) -> None:
+        """Write the struct in the variable `source`. Leaves values pending."""
+        tagged = []
+        for field in fields_from_lines(kind.FIELDS):
+            value = f"{source}.{field.attribute}"
+            if self.version not in field.versions:
+                if not field.ignorable:
+                    self.emit(f"if {self.is_set(kind, field, value)}:")
+                    self.emit(f"    raise FieldNotInVersion('{kind.__name__}', '{field.attribute}', {self.version})")
+            elif field.tag is not None and self.flexible:
+                tagged.append(field)
+            else:
+                self.field(kind, field, value)
+        if tagged:
+            self.tags(kind, source, tagged)
+        elif self.flexible:
+            self.run.append(("x", ""))
+
+    def is_set(self, kind: type[Struct], field: Field, value: str) -> str:
+        """A condition: the value is not its default."""
+        if field.is_optional_struct:
+            self.names[field.type] = struct_named(kind, field.type)
+            return f"{value} is not None and {value} != {field.type}()"
+        if field.is_struct and not field.is_array and field.default is not None:
+            self.names[field.type] = struct_named(kind, field.type)
+            return f"{value} != {field.type}()"
+        if field.default is None:
+            return f"{value} is not None"
+        if field.is_array and field.nullable == NO_VERSIONS:
+            return value
+        return f"{value} != {default_source(field)}"
+
+    def tags(self, kind: type[Struct], source: str, fields: list[Field]) -> None:
+        """Tagged fields that do not hold their default, in the order of their tags."""
+        found = self.temporary("t")
+        outer = self.out, self.run, self.parts
+        self.emit(f"{found} = ()")
+        for field in sorted(fields, key=lambda field: field.tag or 0):
+            self.out, self.run, self.parts = self.temporary("o"), [], []
+            self.emit(f"if {self.is_set(kind, field, f'{source}.{field.attribute}')}:")
+            self.indent += 1
+            self.emit(f"{self.out} = []")
+            self.field(kind, field, f"{source}.{field.attribute}")
+            self.write_parts()
+            body = self.temporary("s")
+            self.emit(f"{body} = join({self.out})")
+            self.emit(f"{found} += ({uvarint(field.tag or 0)!r}, uvarint(len({body})), {body})")
+            self.indent -= 1
+        self.out, self.run, self.parts = outer
+        self.flush_run()
+        self.parts.append(f"(uvarint(len({found}) // 3) + join({found}) if {found} else b'\\x00')")
+
+    def field(self, kind: type[Struct], field: Field, value: str) -> None:
+        nullable = self.version in field.nullable
+        compact = self.flexible and not field.rigid
+        if field.is_array:
+            self.array(kind, field, value, nullable, compact)
+        elif field.is_struct:
+            self.nested(kind, field, value, nullable)
+        elif field.type in FIXED_FORMATS:
+            self.run.append((FIXED_FORMATS[field.type], value))
+        elif field.type == "records":
+            self.records(value, nullable, compact)
+        else:
+            self.bytes_field(field, value, nullable, compact)
+
+    def nested(self, kind: type[Struct], field: Field, value: str, nullable: bool) -> None:
+        inner = self.temporary("m")
+        self.emit(f"{inner} = {value}")
+        if not nullable:
+            self.struct(struct_named(kind, field.type), inner)
+            return
+        self.write_parts()
+        self.emit(f"if {inner} is None:")
+        self.emit(f"    {self.out}.append(b'\\xff')")
+        self.emit("else:")
+        self.indent += 1
+        self.parts.append("b'\\x01'")
+        self.struct(struct_named(kind, field.type), inner)
+        self.write_parts()
+        self.indent -= 1
+
+    def length(self, source: str, nullable: bool, compact: bool, code: str, size: str) -> None:
+        """The length of `source`, to be packed; null if it is None and may be."""
+        length = f"{size} + 1" if compact else size
+        if nullable:
+            length = f"{0 if compact else -1} if {source} is None else {length}"
+        if compact:
+            count = self.temporary("n")
+            self.emit(f"{count} = {length}")
+            self.run.append(("C", count))
+        else:
+            self.run.append((code, length))
+        self.flush_run()
+
+    def bytes_field(self, field: Field, value: str, nullable: bool, compact: bool) -> None:
+        text = field.type == "string"
+        source = self.temporary("s")
+        if nullable:
+            self.emit(f"{source} = {value}")
+            if text:
+                self.emit(f"if {source} is not None:")
+                self.emit(f"    {source} = {source}.encode()")
+            self.length(source, True, compact, "h" if text else "i", f"len({source})")
+            self.parts.append(f"{source} or b''")
+        else:
+            self.emit(f"{source} = {value}{'.encode()' if text else ''}")
+            self.length(source, False, compact, "h" if text else "i", f"len({source})")
+            self.parts.append(source)
+
+    def records(self, value: str, nullable: bool, compact: bool) -> None:
+        source, size = self.temporary("s"), self.temporary("n")
+        self.emit(f"{source} = {value}")
+        self.emit(f"{size} = 0 if {source} is None else records_bytes({source})")
+        self.length(source, nullable, compact, "i", size)
+        self.write_parts()
+        self.emit(f"if {size}:")
+        self.emit(f"    add_records(pieces, out, {source})")
+        self.emit("    out = []")
+
+    def array(self, kind: type[Struct], field: Field, value: str, nullable: bool, compact: bool) -> None:
+        items = self.temporary("a")
+        self.emit(f"{items} = {value}")
+        self.length(items, nullable, compact, "i", f"len({items})")
+        if field.type == "uuid":
+            self.parts.append(f"join({items}{' or ()' if nullable else ''})")
+            return
+        if field.type in FIXED_FORMATS:
+            self.parts.append(f"(pack(f'>{{len({items})}}{FIXED_FORMATS[field.type]}', *{items}) if {items} else b'')")
+            return
+        self.write_parts()
+        item = self.temporary("m")
+        self.emit(f"for {item} in {items}{' or ()' if nullable else ''}:")
+        self.indent += 1
+        if field.is_struct:
+            self.struct(struct_named(kind, field.type), item)
+        else:
+            self.bytes_field(field, item, False, compact)
+        self.write_parts()
+        if self.lines[-1].endswith(":"):
+            self.emit("pass")
+        self.indent -= 1
+
+
+def _has_records(kind: type[Struct], version: int) -> bool:
+    return any(
+        field.type == "records" or (field.is_struct and _has_records(struct_named(kind, field.type), version))
+        for field in fields_from_lines(kind.FIELDS)
+        if version in field.versions
+    )

@@ -1,0 +1,384 @@
+"""Error codes of the protocol and the exceptions that stand for them: the one table, code <-> exception.
+
+The names and numbers are Kafka 4.3's (`org.apache.kafka.common.protocol.Errors`). A handler raises the exception; the
+API layer writes its code into the response. A client maps a code back by `error_for`.
+"""
+
+from enum import IntEnum
+from typing import ClassVar
+
+
+class ErrorCode(IntEnum):
+    """What stands in every `error_code` field."""
+
+    UNKNOWN_SERVER_ERROR = -1
+    NONE = 0
+    OFFSET_OUT_OF_RANGE = 1
+    CORRUPT_MESSAGE = 2
+    UNKNOWN_TOPIC_OR_PARTITION = 3
+    INVALID_FETCH_SIZE = 4
+    LEADER_NOT_AVAILABLE = 5
+    NOT_LEADER_OR_FOLLOWER = 6
+    REQUEST_TIMED_OUT = 7
+    BROKER_NOT_AVAILABLE = 8
+    REPLICA_NOT_AVAILABLE = 9
+    MESSAGE_TOO_LARGE = 10
+    STALE_CONTROLLER_EPOCH = 11
+    OFFSET_METADATA_TOO_LARGE = 12
+    NETWORK_EXCEPTION = 13
+    COORDINATOR_LOAD_IN_PROGRESS = 14
+    COORDINATOR_NOT_AVAILABLE = 15
+    NOT_COORDINATOR = 16
+    INVALID_TOPIC_EXCEPTION = 17
+    RECORD_LIST_TOO_LARGE = 18
+    NOT_ENOUGH_REPLICAS = 19
+    NOT_ENOUGH_REPLICAS_AFTER_APPEND = 20
+    INVALID_REQUIRED_ACKS = 21
+    ILLEGAL_GENERATION = 22
+    INCONSISTENT_GROUP_PROTOCOL = 23
+    INVALID_GROUP_ID = 24
+    UNKNOWN_MEMBER_ID = 25
+    INVALID_SESSION_TIMEOUT = 26
+    REBALANCE_IN_PROGRESS = 27
+    INVALID_COMMIT_OFFSET_SIZE = 28
+    TOPIC_AUTHORIZATION_FAILED = 29
+    GROUP_AUTHORIZATION_FAILED = 30
+    CLUSTER_AUTHORIZATION_FAILED = 31
+    INVALID_TIMESTAMP = 32
+    UNSUPPORTED_SASL_MECHANISM = 33
+    ILLEGAL_SASL_STATE = 34
+    UNSUPPORTED_VERSION = 35
+    TOPIC_ALREADY_EXISTS = 36
+    INVALID_PARTITIONS = 37
+    INVALID_REPLICATION_FACTOR = 38
+    INVALID_REPLICA_ASSIGNMENT = 39
+    INVALID_CONFIG = 40
+    NOT_CONTROLLER = 41
+    INVALID_REQUEST = 42
+    UNSUPPORTED_FOR_MESSAGE_FORMAT = 43
+    POLICY_VIOLATION = 44
+    OUT_OF_ORDER_SEQUENCE_NUMBER = 45
+    DUPLICATE_SEQUENCE_NUMBER = 46
+    INVALID_PRODUCER_EPOCH = 47
+    INVALID_TXN_STATE = 48
+    INVALID_PRODUCER_ID_MAPPING = 49
+    INVALID_TRANSACTION_TIMEOUT = 50
+    CONCURRENT_TRANSACTIONS = 51
+    TRANSACTION_COORDINATOR_FENCED = 52
+    TRANSACTIONAL_ID_AUTHORIZATION_FAILED = 53
+    SECURITY_DISABLED = 54
+    OPERATION_NOT_ATTEMPTED = 55
+    KAFKA_STORAGE_ERROR = 56
+    LOG_DIR_NOT_FOUND = 57
+    SASL_AUTHENTICATION_FAILED = 58
+    UNKNOWN_PRODUCER_ID = 59
+    REASSIGNMENT_IN_PROGRESS = 60
+    DELEGATION_TOKEN_AUTH_DISABLED = 61
+    DELEGATION_TOKEN_NOT_FOUND = 62
+    DELEGATION_TOKEN_OWNER_MISMATCH = 63
+    DELEGATION_TOKEN_REQUEST_NOT_ALLOWED = 64
+    DELEGATION_TOKEN_AUTHORIZATION_FAILED = 65
+    DELEGATION_TOKEN_EXPIRED = 66
+    INVALID_PRINCIPAL_TYPE = 67
+    NON_EMPTY_GROUP = 68
+    GROUP_ID_NOT_FOUND = 69
+    FETCH_SESSION_ID_NOT_FOUND = 70
+    INVALID_FETCH_SESSION_EPOCH = 71
+    LISTENER_NOT_FOUND = 72
+    TOPIC_DELETION_DISABLED = 73
+    FENCED_LEADER_EPOCH = 74
+    UNKNOWN_LEADER_EPOCH = 75
+    UNSUPPORTED_COMPRESSION_TYPE = 76
+    STALE_BROKER_EPOCH = 77
+    OFFSET_NOT_AVAILABLE = 78
+    MEMBER_ID_REQUIRED = 79
+    PREFERRED_LEADER_NOT_AVAILABLE = 80
+    GROUP_MAX_SIZE_REACHED = 81
+    FENCED_INSTANCE_ID = 82
+    ELIGIBLE_LEADERS_NOT_AVAILABLE = 83
+    ELECTION_NOT_NEEDED = 84
+    NO_REASSIGNMENT_IN_PROGRESS = 85
+    GROUP_SUBSCRIBED_TO_TOPIC = 86
+    INVALID_RECORD = 87
+    UNSTABLE_OFFSET_COMMIT = 88
+    THROTTLING_QUOTA_EXCEEDED = 89
+    PRODUCER_FENCED = 90
+    RESOURCE_NOT_FOUND = 91
+    DUPLICATE_RESOURCE = 92
+    UNACCEPTABLE_CREDENTIAL = 93
+    INCONSISTENT_VOTER_SET = 94
+    INVALID_UPDATE_VERSION = 95
+    FEATURE_UPDATE_FAILED = 96
+    PRINCIPAL_DESERIALIZATION_FAILURE = 97
+    SNAPSHOT_NOT_FOUND = 98
+    POSITION_OUT_OF_RANGE = 99
+    UNKNOWN_TOPIC_ID = 100
+    DUPLICATE_BROKER_REGISTRATION = 101
+    BROKER_ID_NOT_REGISTERED = 102
+    INCONSISTENT_TOPIC_ID = 103
+    INCONSISTENT_CLUSTER_ID = 104
+    TRANSACTIONAL_ID_NOT_FOUND = 105
+    FETCH_SESSION_TOPIC_ID_ERROR = 106
+    INELIGIBLE_REPLICA = 107
+    NEW_LEADER_ELECTED = 108
+    OFFSET_MOVED_TO_TIERED_STORAGE = 109
+    FENCED_MEMBER_EPOCH = 110
+    UNRELEASED_INSTANCE_ID = 111
+    UNSUPPORTED_ASSIGNOR = 112
+    STALE_MEMBER_EPOCH = 113
+    MISMATCHED_ENDPOINT_TYPE = 114
+    UNSUPPORTED_ENDPOINT_TYPE = 115
+    UNKNOWN_CONTROLLER_ID = 116
+    UNKNOWN_SUBSCRIPTION_ID = 117
+    TELEMETRY_TOO_LARGE = 118
+    INVALID_REGISTRATION = 119
+    TRANSACTION_ABORTABLE = 120
+    INVALID_RECORD_STATE = 121
+    SHARE_SESSION_NOT_FOUND = 122
+    INVALID_SHARE_SESSION_EPOCH = 123
+    FENCED_STATE_EPOCH = 124
+    INVALID_VOTER_KEY = 125
+    DUPLICATE_VOTER = 126
+    VOTER_NOT_FOUND = 127
+    INVALID_REGULAR_EXPRESSION = 128
+    REBOOTSTRAP_REQUIRED = 129
+    STREAMS_INVALID_TOPOLOGY = 130
+    STREAMS_INVALID_TOPOLOGY_EPOCH = 131
+    STREAMS_TOPOLOGY_FENCED = 132
+    SHARE_SESSION_LIMIT_REACHED = 133
+
+
+RETRIABLE = frozenset(
+    {
+        ErrorCode.CORRUPT_MESSAGE,
+        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+        ErrorCode.LEADER_NOT_AVAILABLE,
+        ErrorCode.NOT_LEADER_OR_FOLLOWER,
+        ErrorCode.REQUEST_TIMED_OUT,
+        ErrorCode.REPLICA_NOT_AVAILABLE,
+        ErrorCode.NETWORK_EXCEPTION,
+        ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
+        ErrorCode.COORDINATOR_NOT_AVAILABLE,
+        ErrorCode.NOT_COORDINATOR,
+        ErrorCode.NOT_ENOUGH_REPLICAS,
+        ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
+        ErrorCode.NOT_CONTROLLER,
+        ErrorCode.CONCURRENT_TRANSACTIONS,
+        ErrorCode.KAFKA_STORAGE_ERROR,
+        ErrorCode.FETCH_SESSION_ID_NOT_FOUND,
+        ErrorCode.INVALID_FETCH_SESSION_EPOCH,
+        ErrorCode.LISTENER_NOT_FOUND,
+        ErrorCode.FENCED_LEADER_EPOCH,
+        ErrorCode.UNKNOWN_LEADER_EPOCH,
+        ErrorCode.OFFSET_NOT_AVAILABLE,
+        ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE,
+        ErrorCode.ELIGIBLE_LEADERS_NOT_AVAILABLE,
+        ErrorCode.ELECTION_NOT_NEEDED,
+        ErrorCode.UNSTABLE_OFFSET_COMMIT,
+        ErrorCode.THROTTLING_QUOTA_EXCEEDED,
+        ErrorCode.UNKNOWN_TOPIC_ID,
+        ErrorCode.INCONSISTENT_TOPIC_ID,
+        ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR,
+        ErrorCode.SHARE_SESSION_NOT_FOUND,
+        ErrorCode.INVALID_SHARE_SESSION_EPOCH,
+        ErrorCode.SHARE_SESSION_LIMIT_REACHED,
+    }
+)
+"""Codes after which a client may send the same request again."""
+
+
+class ApiError(Exception):
+    """A request, or one item of it, is answered with `code`.
+
+    `message` is for the client's eyes where the response has room for it; it names the thing, the place and the remedy.
+    """
+
+    code: ErrorCode = ErrorCode.UNKNOWN_SERVER_ERROR
+
+    def __init__(self, message: str = "", code: ErrorCode | None = None) -> None:
+        super().__init__(message)
+        if code is not None:
+            self.code = code
+
+    @property
+    def message(self) -> str:
+        return str(self.args[0]) if self.args else ""
+
+    @property
+    def retriable(self) -> bool:
+        return self.code in RETRIABLE
+
+
+class _Coded(ApiError):
+    """A subclass with a code of its own; defining one enters it into the table."""
+
+    by_code: ClassVar[dict[ErrorCode, type[ApiError]]] = {}
+
+    def __init_subclass__(cls, code: ErrorCode) -> None:
+        super().__init_subclass__()
+        assert code not in _Coded.by_code, f"{cls.__name__}: {code.name} has an exception already"
+        cls.code = code
+        _Coded.by_code[code] = cls
+
+
+class CorruptMessage(_Coded, code=ErrorCode.CORRUPT_MESSAGE): ...
+
+
+class CoordinatorLoadInProgress(_Coded, code=ErrorCode.COORDINATOR_LOAD_IN_PROGRESS): ...
+
+
+class CoordinatorNotAvailable(_Coded, code=ErrorCode.COORDINATOR_NOT_AVAILABLE): ...
+
+
+class FencedInstanceId(_Coded, code=ErrorCode.FENCED_INSTANCE_ID): ...
+
+
+class FencedLeaderEpoch(_Coded, code=ErrorCode.FENCED_LEADER_EPOCH): ...
+
+
+class FetchSessionIdNotFound(_Coded, code=ErrorCode.FETCH_SESSION_ID_NOT_FOUND): ...
+
+
+class FetchSessionTopicIdError(_Coded, code=ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR): ...
+
+
+class GroupIdNotFound(_Coded, code=ErrorCode.GROUP_ID_NOT_FOUND): ...
+
+
+class GroupMaxSizeReached(_Coded, code=ErrorCode.GROUP_MAX_SIZE_REACHED): ...
+
+
+class IllegalGeneration(_Coded, code=ErrorCode.ILLEGAL_GENERATION): ...
+
+
+class InconsistentGroupProtocol(_Coded, code=ErrorCode.INCONSISTENT_GROUP_PROTOCOL): ...
+
+
+class InconsistentTopicId(_Coded, code=ErrorCode.INCONSISTENT_TOPIC_ID): ...
+
+
+class InvalidConfig(_Coded, code=ErrorCode.INVALID_CONFIG): ...
+
+
+class InvalidFetchSessionEpoch(_Coded, code=ErrorCode.INVALID_FETCH_SESSION_EPOCH): ...
+
+
+class InvalidGroupId(_Coded, code=ErrorCode.INVALID_GROUP_ID): ...
+
+
+class InvalidPartitions(_Coded, code=ErrorCode.INVALID_PARTITIONS): ...
+
+
+class InvalidProducerEpoch(_Coded, code=ErrorCode.INVALID_PRODUCER_EPOCH): ...
+
+
+class InvalidRecord(_Coded, code=ErrorCode.INVALID_RECORD): ...
+
+
+class InvalidReplicaAssignment(_Coded, code=ErrorCode.INVALID_REPLICA_ASSIGNMENT): ...
+
+
+class InvalidReplicationFactor(_Coded, code=ErrorCode.INVALID_REPLICATION_FACTOR): ...
+
+
+class InvalidRequest(_Coded, code=ErrorCode.INVALID_REQUEST): ...
+
+
+class InvalidRequiredAcks(_Coded, code=ErrorCode.INVALID_REQUIRED_ACKS): ...
+
+
+class InvalidSessionTimeout(_Coded, code=ErrorCode.INVALID_SESSION_TIMEOUT): ...
+
+
+class InvalidTimestamp(_Coded, code=ErrorCode.INVALID_TIMESTAMP): ...
+
+
+class InvalidTopic(_Coded, code=ErrorCode.INVALID_TOPIC_EXCEPTION): ...
+
+
+class LeaderNotAvailable(_Coded, code=ErrorCode.LEADER_NOT_AVAILABLE): ...
+
+
+class MemberIdRequired(_Coded, code=ErrorCode.MEMBER_ID_REQUIRED): ...
+
+
+class NonEmptyGroup(_Coded, code=ErrorCode.NON_EMPTY_GROUP): ...
+
+
+class NotCoordinator(_Coded, code=ErrorCode.NOT_COORDINATOR): ...
+
+
+class NotController(_Coded, code=ErrorCode.NOT_CONTROLLER): ...
+
+
+class NotEnoughReplicas(_Coded, code=ErrorCode.NOT_ENOUGH_REPLICAS): ...
+
+
+class NotLeaderOrFollower(_Coded, code=ErrorCode.NOT_LEADER_OR_FOLLOWER): ...
+
+
+class OffsetMetadataTooLarge(_Coded, code=ErrorCode.OFFSET_METADATA_TOO_LARGE): ...
+
+
+class OffsetNotAvailable(_Coded, code=ErrorCode.OFFSET_NOT_AVAILABLE): ...
+
+
+class OffsetOutOfRange(_Coded, code=ErrorCode.OFFSET_OUT_OF_RANGE): ...
+
+
+class OutOfOrderSequenceNumber(_Coded, code=ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER): ...
+
+
+class RebalanceInProgress(_Coded, code=ErrorCode.REBALANCE_IN_PROGRESS): ...
+
+
+class RecordListTooLarge(_Coded, code=ErrorCode.RECORD_LIST_TOO_LARGE): ...
+
+
+class RecordTooLarge(_Coded, code=ErrorCode.MESSAGE_TOO_LARGE): ...
+
+
+class RequestTimedOut(_Coded, code=ErrorCode.REQUEST_TIMED_OUT): ...
+
+
+class StorageError(_Coded, code=ErrorCode.KAFKA_STORAGE_ERROR): ...
+
+
+class TopicAlreadyExists(_Coded, code=ErrorCode.TOPIC_ALREADY_EXISTS): ...
+
+
+class UnknownLeaderEpoch(_Coded, code=ErrorCode.UNKNOWN_LEADER_EPOCH): ...
+
+
+class UnknownMemberId(_Coded, code=ErrorCode.UNKNOWN_MEMBER_ID): ...
+
+
+class UnknownProducerId(_Coded, code=ErrorCode.UNKNOWN_PRODUCER_ID): ...
+
+
+class UnknownTopicId(_Coded, code=ErrorCode.UNKNOWN_TOPIC_ID): ...
+
+
+class UnknownTopicOrPartition(_Coded, code=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION): ...
+
+
+class UnstableOffsetCommit(_Coded, code=ErrorCode.UNSTABLE_OFFSET_COMMIT): ...
+
+
+class UnsupportedCompressionType(_Coded, code=ErrorCode.UNSUPPORTED_COMPRESSION_TYPE): ...
+
+
+class UnsupportedForMessageFormat(_Coded, code=ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT): ...
+
+
+class UnsupportedVersion(_Coded, code=ErrorCode.UNSUPPORTED_VERSION): ...
+
+
+def error_for(code: int, message: str = "") -> ApiError:
+    """The exception that stands for `code`; a number that this release does not know becomes UNKNOWN_SERVER_ERROR."""
+    try:
+        known = ErrorCode(code)
+    except ValueError:
+        return ApiError(message or f"the peer answered with error code {code}, which is not known here")
+    exception = _Coded.by_code.get(known)
+    return exception(message) if exception else ApiError(message, known)

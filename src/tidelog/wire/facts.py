@@ -1,0 +1,148 @@
+"""Facts about messages: what the schema table says of each field, and the rules that follow from it.
+
+One line of the table is one field:
+
+    TopicData []TopicProduceData 0+ nullable=1+ tag=0 default=null ignorable rigid
+
+that is Kafka's name, its type, the versions that have it, the versions in which null is allowed, its tag (KIP-482),
+its default where that is not the type's own (zero, false, "", an empty array, null for `records`), whether a value may
+be left out silently in versions that lack the field, and whether it keeps its old encoding in flexible versions. The
+generated classes carry these lines (`Struct.FIELDS`); codecs are built from them at first use.
+"""
+
+import re
+from typing import NamedTuple
+
+from tidelog.wire.primitives import NO_UUID
+
+FIXED_FORMATS = {
+    "bool": "?",
+    "int8": "b",
+    "int16": "h",
+    "uint16": "H",
+    "int32": "i",
+    "uint32": "I",
+    "int64": "q",
+    "float64": "d",
+    "uuid": "16s",
+}
+"""Types of a fixed size, as format characters of `struct`."""
+
+FIXED_BYTES = {
+    "bool": 1,
+    "int8": 1,
+    "int16": 2,
+    "uint16": 2,
+    "int32": 4,
+    "uint32": 4,
+    "int64": 8,
+    "float64": 8,
+    "uuid": 16,
+}
+
+SIMPLE_TYPES = frozenset(FIXED_FORMATS) | {"string", "bytes", "records"}
+
+Default = bool | int | float | str | bytes | None
+
+
+class Versions(NamedTuple):
+    """A closed range of versions; empty when first > last."""
+
+    first: int
+    last: int
+
+    def __contains__(self, version: object) -> bool:
+        return isinstance(version, int) and self.first <= version <= self.last
+
+    def __str__(self) -> str:
+        if self.first > self.last:
+            return "none"
+        if self.last == NEWEST:
+            return f"{self.first}+"
+        return str(self.first) if self.first == self.last else f"{self.first}-{self.last}"
+
+
+NEWEST = 32767
+"""The last version of an open range such as `3+`."""
+NO_VERSIONS = Versions(0, -1)
+
+
+def versions_from_text(text: str) -> Versions:
+    """`none`, `3`, `3+` or `3-7`."""
+    if text == "none":
+        return NO_VERSIONS
+    if text.endswith("+"):
+        return Versions(int(text[:-1]), NEWEST)
+    first, _, last = text.partition("-")
+    return Versions(int(first), int(last or first))
+
+
+class Field(NamedTuple):
+    """One field of a struct. `type` is without the array's brackets; `attribute` is its name in Python."""
+
+    name: str
+    attribute: str
+    type: str
+    is_array: bool
+    versions: Versions
+    nullable: Versions
+    tag: int | None
+    default: Default
+    ignorable: bool
+    rigid: bool
+
+    @property
+    def is_struct(self) -> bool:
+        return self.type not in SIMPLE_TYPES
+
+    @property
+    def is_optional_struct(self) -> bool:
+        """A tagged struct that is never null on the wire: in Python None stands for its default."""
+        return self.is_struct and not self.is_array and self.tag is not None and self.nullable == NO_VERSIONS
+
+
+def snake_case(name: str) -> str:
+    """Python's form of a schema name: `TopicId` -> `topic_id`, `KRaftVersion` -> `k_raft_version`."""
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
+
+
+def field_from_line(line: str) -> Field:
+    """Parse one line of the table. Raises ValueError when it is not one."""
+    name, kind, versions, *options = line.split()
+    is_array = kind.startswith("[]")
+    kind = kind.removeprefix("[]")
+    facts = dict(option.partition("=")[::2] for option in options)
+    unknown = facts.keys() - {"nullable", "tag", "default", "ignorable", "rigid"}
+    if unknown:
+        raise ValueError(f"unknown facts {sorted(unknown)} in {line!r}")
+    return Field(
+        name=name,
+        attribute=snake_case(name),
+        type=kind,
+        is_array=is_array,
+        versions=versions_from_text(versions),
+        nullable=versions_from_text(facts.get("nullable", "none")),
+        tag=int(facts["tag"]) if "tag" in facts else None,
+        default=_default(kind, is_array, facts.get("default")),
+        ignorable="ignorable" in facts,
+        rigid="rigid" in facts,
+    )
+
+
+def fields_from_lines(lines: str) -> list[Field]:
+    return [field_from_line(line) for line in lines.split("\n") if line.strip()]
+
+
+def _default(kind: str, is_array: bool, text: str | None) -> Default:
+    """None says null. Arrays and structs whose default is not null have no value here that could say what it is."""
+    if text == "null":
+        return None
+    if is_array or kind not in SIMPLE_TYPES:
+        return ""  # any value but None: an empty array, a struct of defaults
+    if kind == "bool":
+        return text == "true"
+    if kind == "float64":
+        return float(text or 0)
+    if kind in FIXED_FORMATS and kind != "uuid":
+        return int(text or "0", 0)
+    return {"uuid": NO_UUID, "string": text or "", "bytes": b"", "records": None}[kind]

@@ -1,0 +1,152 @@
+"""What the generated message classes share: codecs built at first use, equality, a readable form."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias
+
+from tidelog.wire.primitives import Buffer
+
+if TYPE_CHECKING:
+    from tidelog.runtime.interfaces import Piece
+
+    RecordData: TypeAlias = Piece | list[Piece]
+    """Record batches to send: one piece or several, never copied. Decoded, always a `memoryview` into the message."""
+
+NEVER_FLEXIBLE = 32767
+"""`flexible_from` of a message without flexible versions."""
+
+UNSET: Any = object()
+"""Stands for "an empty list" in constructors whose argument may be None."""
+
+Decoder: TypeAlias = Callable[[Buffer, int], tuple[Any, int]]
+Encoder: TypeAlias = Callable[[Any], bytes]
+PiecesEncoder: TypeAlias = "Callable[[Any], list[Piece]]"
+
+
+def records_bytes(records: Any) -> int:
+    """The size of record data: a buffer, a file region, or a list of them."""
+    if isinstance(records, bytes | bytearray):
+        return len(records)
+    if isinstance(records, memoryview):
+        return records.nbytes
+    if isinstance(records, list):
+        return sum(map(records_bytes, records))
+    size: int = records.size
+    return size
+
+
+class Struct:
+    """A message, or a part of one. Attributes are the schema's fields of all versions, with Kafka's defaults.
+
+    A tagged struct that is not nullable is None when it holds its defaults: it is then absent on the wire.
+    """
+
+    __slots__ = ()
+    FIELDS: ClassVar[str] = ""
+    """The facts, one line a field: see `tidelog.wire.facts`."""
+
+    def _names(self) -> tuple[str, ...]:
+        return self.__slots__
+
+    def __eq__(self, other: object) -> bool:
+        if type(other) is not type(self):
+            return NotImplemented
+        return all(getattr(self, name) == getattr(other, name) for name in self._names())
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        """For tests and debugging. Byte fields are not shown: they may be keys, tokens or somebody's data."""
+        values = ", ".join(f"{name}={_shown(name, getattr(self, name))}" for name in self._names())
+        return f"{type(self).__name__}({values})"
+
+
+def _shown(name: str, value: object) -> str:
+    if not isinstance(value, bytes | bytearray | memoryview):
+        return repr(value)
+    if len(value) == 16 and name.endswith("_id"):
+        return bytes(value).hex()
+    return f"<{len(value)} bytes>"
+
+
+class Message(Struct):
+    """A request, a response, or a record of an internal topic.
+
+    `min_version` and `max_version` are the stable versions of the schema; `flexible_from` is the first version with
+    compact lengths and tagged fields (KIP-482). `api_key` is the API's key, or the record's type where it has one.
+    """
+
+    __slots__ = ()
+    api_key: ClassVar[int] = -1
+    name: ClassVar[str] = ""
+    min_version: ClassVar[int] = 0
+    max_version: ClassVar[int] = 0
+    flexible_from: ClassVar[int] = NEVER_FLEXIBLE
+    _decoders: ClassVar[dict[int, Decoder]]
+    _encoders: ClassVar[dict[int, Encoder]]
+    _pieces_encoders: ClassVar[dict[int, PiecesEncoder]]
+
+    def __init_subclass__(cls) -> None:
+        cls._decoders = {}
+        cls._encoders = {}
+        cls._pieces_encoders = {}
+
+    @classmethod
+    def decode(cls, buffer: Buffer, position: int, version: int) -> tuple[Self, int]:
+        """The message at `position` and the position after it.
+
+        Unknown tagged fields are skipped. `records` fields are views of `buffer`, everything else is a copy. As in
+        Kafka, any negative length of a nullable field means null. Raises MalformedMessage, or VersionNotInMessage.
+        """
+        try:
+            decoder = cls._decoders[version]
+        except KeyError:
+            decoder = cls.decoder(version)
+        return decoder(buffer, position)
+
+    def encode(self, version: int) -> bytes:
+        """The message's bytes. Record data must be in memory here: `encode_pieces` takes file regions too.
+
+        Raises FieldNotInVersion, UnencodableValue, or VersionNotInMessage.
+        """
+        try:
+            encoder = self._encoders[version]
+        except KeyError:
+            encoder = self.encoder(version)
+        return encoder(self)
+
+    def encode_pieces(self, version: int) -> "list[Piece]":
+        """As `encode`, with the pieces of record fields left as they are; never empty, the first piece is `bytes`."""
+        try:
+            encoder = self._pieces_encoders[version]
+        except KeyError:
+            encoder = self.pieces_encoder(version)
+        return encoder(self)
+
+    @classmethod
+    def decoder(cls, version: int) -> Decoder:
+        """What `decode` calls for one version, for callers that keep it."""
+        if version not in cls._decoders:
+            from tidelog.wire.decoding import build_decoder
+
+            cls._decoders[version] = build_decoder(cls, version)
+        return cls._decoders[version]
+
+    @classmethod
+    def encoder(cls, version: int) -> Encoder:
+        """What `encode` calls for one version, for callers that keep it."""
+        if version not in cls._encoders:
+            cls._build_encoders(version)
+        return cls._encoders[version]
+
+    @classmethod
+    def pieces_encoder(cls, version: int) -> PiecesEncoder:
+        """What `encode_pieces` calls for one version, for callers that keep it."""
+        if version not in cls._pieces_encoders:
+            cls._build_encoders(version)
+        return cls._pieces_encoders[version]
+
+    @classmethod
+    def _build_encoders(cls, version: int) -> None:
+        from tidelog.wire.encoding import build_encoders
+
+        cls._encoders[version], cls._pieces_encoders[version] = build_encoders(cls, version)

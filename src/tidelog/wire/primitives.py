@@ -1,0 +1,127 @@
+"""Variable-length integers, and what can be wrong with a message.
+
+Unsigned varints are base 128, low group first (KIP-482); signed ones are zigzag coded before (record batches, KIP-98).
+"""
+
+from typing import TypeAlias
+
+Buffer: TypeAlias = bytes | bytearray | memoryview
+
+NO_UUID = bytes(16)
+"""The default of uuid fields."""
+
+
+class MalformedMessage(ValueError):
+    """Bytes that are no message: cut short, a negative or impossible length, invalid UTF-8. The sender's fault."""
+
+
+class FieldNotInVersion(ValueError):
+    """A field holds a value that this version of the message cannot carry and that must not be dropped silently."""
+
+    def __init__(self, struct: str, field: str, version: int) -> None:
+        super().__init__(f"{struct}.{field} is not in version {version} and does not hold its default")
+
+
+class UnencodableValue(ValueError):
+    """A value outside of its field's range: an integer too large, a string longer than its length field can say."""
+
+
+class VersionNotInMessage(ValueError):
+    """The message has no such version."""
+
+
+def read_uvarint(buffer: Buffer, position: int) -> tuple[int, int]:
+    """The unsigned varint at `position` and the position after it. Raises IndexError if it is cut short."""
+    byte = buffer[position]
+    if byte < 0x80:
+        return byte, position + 1
+    return finish_uvarint(buffer, position + 1, byte)
+
+
+def finish_uvarint(buffer: Buffer, position: int, first: int) -> tuple[int, int]:
+    """As `read_uvarint`, after its first byte, which was 128 or more."""
+    value = first & 0x7F
+    for shift in (7, 14, 21, 28):
+        byte = buffer[position]
+        position += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            if value > 0xFFFFFFFF:
+                break
+            return value, position
+    raise MalformedMessage("an unsigned varint that does not fit in 32 bits")
+
+
+def uvarint(value: int) -> bytes:
+    """Encode 0 <= value < 2**32."""
+    if value < 0x80:
+        return bytes((value,))
+    if value < 0x4000:
+        return bytes((value & 0x7F | 0x80, value >> 7))
+    encoded = bytearray()
+    while value > 0x7F:
+        encoded.append(value & 0x7F | 0x80)
+        value >>= 7
+    encoded.append(value)
+    return bytes(encoded)
+
+
+def read_varint(buffer: Buffer, position: int) -> tuple[int, int]:
+    """A zigzag varint of 32 bits and the position after it. IndexError if cut short, MalformedMessage if too long."""
+    byte = buffer[position]
+    if byte < 0x80:
+        return byte >> 1 ^ -(byte & 1), position + 1
+    second = buffer[position + 1]
+    if second < 0x80:
+        return byte >> 1 & 0x3F ^ -(byte & 1) ^ second << 6, position + 2
+    return _read_zigzag(buffer, position, 32)
+
+
+def read_varlong(buffer: Buffer, position: int) -> tuple[int, int]:
+    """As `read_varint`, of 64 bits."""
+    byte = buffer[position]
+    if byte < 0x80:
+        return byte >> 1 ^ -(byte & 1), position + 1
+    return _read_zigzag(buffer, position, 64)
+
+
+def _read_zigzag(buffer: Buffer, position: int, bits: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        byte = buffer[position]
+        position += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            break
+        shift += 7
+        if shift >= bits:
+            raise MalformedMessage(f"a varint that does not fit in {bits} bits")
+    if value >> bits:
+        raise MalformedMessage(f"a varint that does not fit in {bits} bits")
+    return value >> 1 ^ -(value & 1), position
+
+
+def varint(value: int) -> bytes:
+    """Zigzag encode a signed integer of up to 64 bits."""
+    value = value << 1 ^ value >> 63
+    if value < 0x80:
+        return bytes((value,))
+    if value < 0x4000:
+        return bytes((value & 0x7F | 0x80, value >> 7))
+    encoded = bytearray()
+    while value > 0x7F:
+        encoded.append(value & 0x7F | 0x80)
+        value >>= 7
+    encoded.append(value)
+    return bytes(encoded)
+
+
+def skip_tagged_fields(buffer: Buffer, position: int, count: int) -> int:
+    """The position after `count` tagged fields (the count's own first byte, if it was 128 or more, included in it)."""
+    if count > 0x7F:
+        count, position = finish_uvarint(buffer, position, count)
+    for _ in range(count):
+        _, position = read_uvarint(buffer, position)
+        size, position = read_uvarint(buffer, position)
+        position += size
+    return position

@@ -1,0 +1,302 @@
+"""Record batches, magic 2, with their records: decoding and encoding (KIP-98).
+
+The broker moves batches as they are and looks at headers only (`batches.py`). This is for what needs the records:
+internal topics, compaction, per-record queues, full validation, clients.
+"""
+
+from collections.abc import Iterator, Sequence
+from struct import Struct
+from typing import TypeAlias
+
+from tidelog.wire.batches import (
+    CONTROL_BIT,
+    HEADER_BYTES,
+    LENGTH_END,
+    MAGIC,
+    TIMESTAMP_TYPE_BIT,
+    TRANSACTIONAL_BIT,
+    BatchHeader,
+    Codec,
+)
+from tidelog.wire.checksums import crc32c
+from tidelog.wire.primitives import Buffer, MalformedMessage, read_varint, read_varlong, varint
+
+Header: TypeAlias = tuple[str, bytes | None]
+
+NO_TIMESTAMP = -1
+DECOMPRESSED_BYTES_MAX = 100 * 1024 * 1024
+"""Of one batch, unless the caller says otherwise: as much as a request may have by default."""
+_LEAST_RECORD_BYTES = 7
+"""Length, attributes, two deltas, two lengths and a count, a byte each."""
+
+_BATCH = Struct(">qiibIhiqqqhii")
+_CRC = Struct(">I")
+_CRC_AT = 17
+_CRC_FROM = 21
+_VARINTS = tuple(varint(value) for value in (*range(64), *range(-64, 0)))
+"""The varints of one byte, by value: -64 to 63."""
+_new = object.__new__
+
+
+class Record:
+    """One record. `timestamp` is in ms; `key` and `value` may be null; headers are in order and may repeat a name."""
+
+    __slots__ = ("headers", "key", "offset", "timestamp", "value")
+
+    def __init__(
+        self,
+        key: bytes | None = None,
+        value: bytes | None = None,
+        timestamp: int = NO_TIMESTAMP,
+        headers: Sequence[Header] = (),
+        offset: int = 0,
+    ) -> None:
+        self.key = key
+        self.value = value
+        self.timestamp = timestamp
+        self.headers = headers
+        self.offset = offset
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Record):
+            return NotImplemented
+        return (self.offset, self.timestamp, self.key, self.value, list(self.headers)) == (
+            other.offset,
+            other.timestamp,
+            other.key,
+            other.value,
+            list(other.headers),
+        )
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        """Sizes only: keys and values are somebody's data."""
+        key = "null" if self.key is None else f"{len(self.key)} bytes"
+        value = "null" if self.value is None else f"{len(self.value)} bytes"
+        return f"Record(offset={self.offset}, timestamp={self.timestamp}, key={key}, value={value})"
+
+
+def batches_in(buffer: Buffer, position: int = 0) -> Iterator[BatchHeader]:
+    """The whole batches from `position` on, one after the other, as in a fetch response or a segment.
+
+    Ends before a batch that is cut short, as the last of a fetch response may be. Raises MalformedMessage for a length
+    that no batch can have, and for message sets of magic 0 and 1, which Kafka 4 no longer writes.
+    """
+    while len(buffer) - position >= HEADER_BYTES:
+        header = BatchHeader(buffer, position)
+        _check(header)
+        if position + header.size > len(buffer):
+            return
+        yield header
+        position += header.size
+
+
+def decode_records(buffer: Buffer, position: int = 0, *, limit_bytes: int = DECOMPRESSED_BYTES_MAX) -> list[Record]:
+    """Every record of the batch at `position`, with absolute offsets and timestamps.
+
+    At most `limit_bytes` are decompressed. The CRC is the caller's to check (`BatchHeader.crc_ok`). Raises
+    MalformedMessage (TooLargeDecompressed above the limit) for anything but a whole batch of magic 2 that holds exactly
+    what its header states.
+    """
+    if len(buffer) - position < HEADER_BYTES:
+        raise MalformedMessage("record batch: cut short")
+    header = BatchHeader(buffer, position)
+    _check(header)
+    if position + header.size > len(buffer):
+        raise MalformedMessage(f"record batch: {header.size} bytes stated, {len(buffer) - position} there")
+    data: Buffer = memoryview(buffer)[position + HEADER_BYTES : position + header.size]
+    if header.codec != Codec.NONE:
+        from tidelog.wire.compression import decompress
+
+        data = decompress(header.codec, data, limit_bytes)
+    if not 0 <= header.count <= len(data) // _LEAST_RECORD_BYTES:
+        raise MalformedMessage(f"record batch: {header.count} records cannot be in {len(data)} bytes")
+    try:
+        return _decode(header, bytes(data))
+    except IndexError:
+        raise MalformedMessage("record batch: a record is cut short") from None
+
+
+def _check(header: BatchHeader) -> None:
+    if header.magic != MAGIC:
+        raise MalformedMessage(f"record batch: message format {header.magic} is not supported")
+    if header.size < HEADER_BYTES:
+        raise MalformedMessage(f"record batch: a length of {header.length} is below the least possible")
+
+
+def _decode(header: BatchHeader, data: bytes) -> list[Record]:
+    """The records in `data`, decompressed. Varints of one byte, nearly all of them, are read in line."""
+    base_offset = header.base_offset
+    base_timestamp = header.base_timestamp
+    append_time = header.max_timestamp if header.attributes & TIMESTAMP_TYPE_BIT else None
+    records: list[Record] = []
+    size = len(data)
+    p = 0
+    for _ in range(header.count):
+        length, p = read_varint(data, p)
+        end = p + length
+        if end > size or length < 0:
+            raise MalformedMessage(f"record batch: a record of {length} bytes with {size - p} left")
+        record = _new(Record)
+        p += 1  # the attributes of a record, unused
+        n = data[p]
+        m = data[p + 1]
+        if n < 128:
+            n = n >> 1 ^ -(n & 1)
+            p += 1
+        elif m < 128:
+            n = n >> 1 & 63 ^ -(n & 1) ^ m << 6
+            p += 2
+        else:
+            n, p = read_varlong(data, p)
+        record.timestamp = base_timestamp + n if append_time is None else append_time
+        n = data[p]
+        m = data[p + 1]
+        if n < 128:
+            n = n >> 1 ^ -(n & 1)
+            p += 1
+        elif m < 128:
+            n = n >> 1 & 63 ^ -(n & 1) ^ m << 6
+            p += 2
+        else:
+            n, p = read_varint(data, p)
+        record.offset = base_offset + n
+        n = data[p]
+        if n < 128:
+            n = n >> 1 ^ -(n & 1)
+            p += 1
+        else:
+            n, p = read_varint(data, p)
+        if n < 0:
+            record.key = None
+        else:
+            record.key = data[p : p + n]
+            p += n
+        n = data[p]
+        if n < 128:
+            n = n >> 1 ^ -(n & 1)
+            p += 1
+        else:
+            n, p = read_varint(data, p)
+        if n < 0:
+            record.value = None
+        else:
+            record.value = data[p : p + n]
+            p += n
+        if data[p]:
+            record.headers, p = _decode_headers(data, p, end)
+        else:
+            record.headers = []
+            p += 1
+        if p != end:
+            raise MalformedMessage("record batch: a record that is not of the length it states")
+        records.append(record)
+    if p != size:
+        raise MalformedMessage(f"record batch: {size - p} bytes after the last record")
+    return records
+
+
+def _decode_headers(data: bytes, p: int, end: int) -> tuple[list[Header], int]:
+    count, p = read_varint(data, p)
+    if not 0 <= count <= end - p:
+        raise MalformedMessage(f"record batch: {count} headers cannot be in {end - p} bytes")
+    headers: list[Header] = []
+    for _ in range(count):
+        size, p = read_varint(data, p)
+        if size < 0:
+            raise MalformedMessage("record batch: a header without a name")
+        # Names are UTF-8 by contract only: other bytes must survive decoding and encoding.
+        name = data[p : p + size].decode("utf-8", "surrogateescape")
+        p += size
+        size, p = read_varint(data, p)
+        if size < 0:
+            headers.append((name, None))
+        else:
+            headers.append((name, data[p : p + size]))
+            p += size
+    return headers, p
+
+
+def encode_batch(
+    records: Sequence[Record],
+    *,
+    base_offset: int = 0,
+    leader_epoch: int = -1,
+    codec: int = Codec.NONE,
+    log_append_time_ms: int | None = None,
+    producer_id: int = -1,
+    producer_epoch: int = -1,
+    base_sequence: int = -1,
+    is_transactional: bool = False,
+    is_control: bool = False,
+) -> bytearray:
+    """One batch of at least one record, with its CRC. Offsets follow from `base_offset`; the records' own are not read.
+
+    `log_append_time_ms` makes it a batch of LogAppendTime. The result is writable, for `BatchHeader.assign`.
+    """
+    assert records, "a batch has at least one record"
+    base_timestamp = records[0].timestamp
+    parts: list[bytes] = []
+    for delta, record in enumerate(records):
+        encoded = _encode(record, record.timestamp - base_timestamp, delta)
+        parts += (_varint(len(encoded)), encoded)
+    data: Buffer = b"".join(parts)
+    attributes = int(codec)
+    max_timestamp = max(record.timestamp for record in records)
+    if log_append_time_ms is not None:
+        attributes |= TIMESTAMP_TYPE_BIT
+        max_timestamp = log_append_time_ms
+    if is_transactional:
+        attributes |= TRANSACTIONAL_BIT
+    if is_control:
+        attributes |= CONTROL_BIT
+    if codec != Codec.NONE:
+        from tidelog.wire.compression import compress
+
+        data = compress(codec, data)
+    batch = bytearray(HEADER_BYTES)
+    _BATCH.pack_into(
+        batch,
+        0,
+        base_offset,
+        HEADER_BYTES - LENGTH_END + len(data),
+        leader_epoch,
+        MAGIC,
+        0,
+        attributes,
+        len(records) - 1,
+        base_timestamp,
+        max_timestamp,
+        producer_id,
+        producer_epoch,
+        base_sequence,
+        len(records),
+    )
+    batch += data
+    _CRC.pack_into(batch, _CRC_AT, crc32c(memoryview(batch)[_CRC_FROM:]))
+    return batch
+
+
+def _encode(record: Record, timestamp_delta: int, offset_delta: int) -> bytes:
+    """The record without its length."""
+    key, value = record.key, record.value
+    parts = [
+        b"\0",
+        _varint(timestamp_delta),
+        _varint(offset_delta),
+        b"\1" if key is None else _varint(len(key)),
+        key or b"",
+        b"\1" if value is None else _varint(len(value)),
+        value or b"",
+        _varint(len(record.headers)),
+    ]
+    for name, content in record.headers:
+        raw = name.encode("utf-8", "surrogateescape")
+        parts += (_varint(len(raw)), raw)
+        parts += (b"\1",) if content is None else (_varint(len(content)), content)
+    return b"".join(parts)
+
+
+def _varint(value: int) -> bytes:
+    return _VARINTS[value] if -64 <= value < 64 else varint(value)

@@ -1,0 +1,314 @@
+"""Field by field: what a broker answered beside what was recorded, less what the rules allow."""
+
+import re
+import threading
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from . import messages
+from .batches import decode_batches
+from .conversation import Run, Selection, Step, TreePath
+from .exchange import Outcome, Transcript, find
+from .messages import Tree
+from .rules import Rule, Rules
+from .values import evaluate
+
+ALONE: tuple[Any, ...] = (0, -1, "", b"", None, messages.ZERO_ID)  # stand for themselves under `bound`
+CLOCK_SLACK_MS = 2_000
+NAMING = ("name", "api_key")  # the fields by which rules may name an item of a list
+ITEM = re.compile(r"\[\d+\]")
+RECORD_FIELDS = {("Fetch", "responses[].partitions[].records")}
+
+
+class Difference(NamedTuple):
+    """One field that is not as recorded, and that no rule allows."""
+
+    run: str
+    case: str
+    line: int
+    api: str
+    version: int
+    path: str  # with indexes
+    recorded: object
+    ours: object
+
+    @property
+    def place(self) -> str:
+        """The path without indexes, as rules name it."""
+        return erased(self.path)
+
+
+class Bindings:
+    """Which value of the broker stands for which of the recording: one for one, within each name."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._ours: dict[tuple[str, object], object] = {}
+        self._recorded: dict[tuple[str, object], object] = {}
+
+    def agree(self, name: str, recorded: object, ours: object) -> bool:
+        if recorded in ALONE or ours in ALONE:
+            return recorded == ours
+        with self._lock:
+            return (
+                self._ours.setdefault((name, recorded), ours) == ours
+                and self._recorded.setdefault((name, ours), recorded) == recorded
+            )
+
+    def ours_for(self, name: str, recorded: object) -> object:
+        """The broker's value for a recorded one; the recorded one where none is known yet."""
+        with self._lock:
+            return self._ours.get((name, recorded), recorded)
+
+
+class Tally:
+    """What was compared, and which rules were needed."""
+
+    def __init__(self) -> None:
+        self.cases = 0
+        self.fields = 0
+        self.used: dict[Rule, int] = {}
+        self._lock = threading.Lock()
+
+    def add(self, fields: int, used: dict[Rule, int]) -> None:
+        with self._lock:
+            self.cases += 1
+            self.fields += fields
+            for rule, times in used.items():
+                self.used[rule] = self.used.get(rule, 0) + times
+
+
+def erased(path: str) -> str:
+    """`topics[3].name` -> `topics[].name`."""
+    out, depth = [], 0
+    for character in path:
+        depth -= character == "]"
+        if depth == 0:
+            out.append(character)
+        depth += character == "["
+    return "".join(out)
+
+
+def compare_runs(
+    run: Run, recorded: Transcript, ours: Transcript, rules: Rules, bindings: Bindings, tally: Tally
+) -> list[Difference]:
+    """Every difference between two transcripts of one run."""
+    steps = run.conversation.steps
+    differences: list[Difference] = []
+    for theirs, mine in zip(recorded.outcomes, ours.outcomes, strict=False):
+        comparison = Comparison(run, steps[theirs.step], theirs, recorded, ours, rules, bindings)
+        differences += comparison.compare(mine)
+        tally.add(comparison.fields, comparison.used)
+    for text in ours.broken:
+        differences.append(Difference(run.name, "", 0, "-", -1, "@condition", "held", text))
+    if ours.stopped or len(ours.outcomes) != len(recorded.outcomes):
+        reached = f"{len(ours.outcomes)} answers: {ours.stopped}"
+        differences.append(
+            Difference(run.name, "", 0, "-", -1, "@stopped", f"{len(recorded.outcomes)} answers", reached)
+        )
+    return differences
+
+
+class Comparison:
+    """One recorded outcome and the broker's."""
+
+    def __init__(
+        self,
+        run: Run,
+        step: Step,
+        recorded: Outcome,
+        theirs: Transcript,
+        ours: Transcript,
+        rules: Rules,
+        bindings: Bindings,
+    ) -> None:
+        self.run = run
+        self.step = step
+        self.recorded = recorded
+        self.theirs = theirs
+        self.ours = ours
+        self.rules = rules
+        self.bindings = bindings
+        self.api = messages.API_NAMES.get(recorded.api_key, "-")
+        self.fields = 0
+        self.used: dict[Rule, int] = {}
+        self.differences: list[Difference] = []
+        self._item_names: dict[str, str] = {}  # path of an item of a list -> how a rule may name it
+
+    def compare(self, mine: Outcome) -> list[Difference]:
+        self._leaf("@outcome", self.recorded.kind, mine.kind)
+        if self.recorded.kind != "answer" or mine.kind != "answer":
+            return self.differences
+        if not self.recorded.can_be_decoded:
+            self._leaf("@bytes", self.recorded.answer[4:].hex(), mine.answer[4:].hex())
+            return self.differences
+        key, version = self.recorded.api_key, self.recorded.version
+        try:
+            answer = messages.decode_answer(key, version, mine.answer)
+        except messages.Undecodable as error:
+            self._differ("@bytes", "an answer of the schema", str(error))
+            return self.differences
+        self.compare_trees(messages.decode_answer(key, version, self.recorded.answer), answer)
+        return self.differences
+
+    def compare_trees(self, recorded: Tree, ours: Tree) -> list[Difference]:
+        for selection in self.step.only:
+            _select(recorded, selection, self.theirs.variables)
+            _select(ours, selection, self.ours.variables)
+        self._walk("", recorded, ours)
+        return self.differences
+
+    def _walk(self, path: str, recorded: Tree, ours: Tree) -> None:
+        if path.endswith("]") and isinstance(recorded, dict):
+            self._item_names[path] = next((f"[{key}={recorded[key]}]" for key in NAMING if key in recorded), "[]")
+        if (self.api, erased(path)) in RECORD_FIELDS and isinstance(recorded, bytes) and isinstance(ours, bytes):
+            recorded, ours = decode_batches(recorded), decode_batches(ours)
+        if isinstance(recorded, dict) and isinstance(ours, dict):
+            for field in dict.fromkeys([*recorded, *ours]):
+                below = f"{path}.{field}" if path else field
+                if field in recorded and field in ours:
+                    self._walk(below, recorded[field], ours[field])
+                else:
+                    self._differ(below, recorded.get(field, "no such field"), ours.get(field, "no such field"))
+        elif isinstance(recorded, list) and isinstance(ours, list):
+            self._lists(path, recorded, ours)
+        else:
+            self._leaf(path, recorded, ours)
+
+    def _lists(self, path: str, recorded: list[Tree], ours: list[Tree]) -> None:
+        for rule in self._rules(path + "[]"):
+            if rule.how in ("order", "subset"):
+                if self._aligned(rule, path, recorded, ours):
+                    return
+                break
+        if len(recorded) != len(ours):
+            self._differ(path + "[]", _shown(recorded), _shown(ours))
+        for index, (left, right) in enumerate(zip(recorded, ours, strict=False)):
+            self._walk(f"{path}[{index}]", left, right)
+
+    def _aligned(self, rule: Rule, path: str, recorded: list[Tree], ours: list[Tree]) -> bool:
+        """Compares two lists whose order is free. False: they are in the same order anyway."""
+        field, _, needs = rule.argument.partition("; needs ")
+        if not field:
+            left, right = sorted(recorded, key=repr), sorted(ours, key=repr)
+            if recorded != ours:
+                self._use(rule)
+            recorded, ours = left, right
+        else:
+            keys = [self._translated(f"{path}[].{field}", item[field]) for item in recorded]
+            own_keys = [item[field] for item in ours]
+            if keys == own_keys:
+                return False
+            self._use(rule)
+            if rule.how == "subset":
+                wanted = [w.strip() for w in needs.split(",") if needs]
+                missing = [w for w in wanted if w not in map(str, own_keys)]
+                if missing:
+                    self._differ(path + "[]", f"{field} {', '.join(missing)}", "not there")
+                recorded = [item for item, key in zip(recorded, keys, strict=True) if key in own_keys]
+                keys = [key for key in keys if key in own_keys]
+            extra = [key for key in own_keys if key not in keys]
+            lost = [key for key in keys if key not in own_keys]
+            if extra or lost or len(keys) != len(own_keys):
+                self._differ(path + "[]", f"{field}: {keys}", f"{field}: {own_keys}")
+                recorded = [item for item, key in zip(recorded, keys, strict=True) if key in own_keys]
+                keys = [key for key in keys if key in own_keys]
+            ours = [ours[own_keys.index(key)] for key in keys]
+        for index, (theirs, mine) in enumerate(zip(recorded, ours, strict=False)):
+            self._walk(f"{path}[{index}]", theirs, mine)
+        return True
+
+    def _translated(self, path: str, value: Any) -> Any:
+        for rule in self._rules(path):
+            if rule.how == "bound":
+                return self.bindings.ours_for(rule.argument, value)
+        return value
+
+    def _leaf(self, path: str, recorded: Any, ours: Any) -> None:
+        self.fields += 1
+        rules = self._rules(path)
+        for rule in rules:
+            if rule.how in ("bound", "time") and recorded not in ALONE:
+                self._use(rule)
+                if not self._allows(rule, recorded, ours):
+                    self._differ(path, recorded, ours)
+                return
+        if recorded == ours and type(recorded) is type(ours):
+            return
+        for rule in rules:
+            if self._allows(rule, recorded, ours):
+                self._use(rule)
+                return
+        self._differ(path, recorded, ours)
+
+    def _allows(self, rule: Rule, recorded: Any, ours: Any) -> bool:
+        if rule.how == "bound":
+            return self.bindings.agree(rule.argument, recorded, ours)
+        if rule.how == "time":
+            return bool(recorded == ours) or (_within(recorded, self.theirs) and _within(ours, self.ours))
+        if rule.how == "worded":
+            return isinstance(recorded, str) and isinstance(ours, str) and bool(recorded) == bool(ours)
+        if rule.how == "from":
+            low, _, high = rule.argument.partition(" to ")
+            return all(isinstance(v, int) and int(low) <= v <= int(high) for v in (recorded, ours))
+        if rule.how == "value":
+            before, _, after = rule.argument.partition(" -> ")
+            return str(recorded) == before.strip() and str(ours) == after.strip()
+        return rule.how == "any"
+
+    def _rules(self, path: str) -> list[Rule]:
+        version, conversation = self.recorded.version, self.run.conversation.name
+        rules = self.rules.find(self.api, version, conversation, erased(path))
+        if not self.rules.name_items:
+            return rules
+        return self.rules.find(self.api, version, conversation, self._named(path)) + rules
+
+    def _named(self, path: str) -> str:
+        """`configs[3].value` -> `configs[name=retention.ms].value`."""
+        out, position = "", 0
+        for match in ITEM.finditer(path):
+            out += path[position : match.start()] + self._item_names.get(path[: match.end()], "[]")
+            position = match.end()
+        return out + path[position:]
+
+    def _use(self, rule: Rule) -> None:
+        self.used[rule] = self.used.get(rule, 0) + 1
+
+    def _differ(self, path: str, recorded: object, ours: object) -> None:
+        step = self.step
+        self.differences.append(
+            Difference(self.run.name, step.case, step.line, self.api, self.recorded.version, path, recorded, ours)
+        )
+
+
+def _within(value: Any, transcript: Transcript) -> bool:
+    return (
+        isinstance(value, int) and transcript.began_ms - CLOCK_SLACK_MS <= value <= transcript.ended_ms + CLOCK_SLACK_MS
+    )
+
+
+def _select(tree: Tree, selection: Selection, variables: dict[str, Any]) -> None:
+    wanted = evaluate(selection.values, variables, {})
+    for items in find(tree, selection.path, variables):
+        if items is not None:
+            items[:] = [item for item in items if item[selection.field] in wanted]
+
+
+def _shown(items: list[Tree]) -> str:
+    return f"{len(items)} items: {items!r}"
+
+
+def leaves(tree: Tree, path: str = "") -> Iterator[tuple[str, TreePath, Any]]:
+    """(path text, path, value) of each leaf of an answer."""
+    yield from _leaves(tree, path, ())
+
+
+def _leaves(tree: Tree, text: str, segments: tuple[Any, ...]) -> Iterator[tuple[str, TreePath, Any]]:
+    if isinstance(tree, dict):
+        for field, value in tree.items():
+            yield from _leaves(value, f"{text}.{field}" if text else field, (*segments, field))
+    elif isinstance(tree, list):
+        for index, value in enumerate(tree):
+            yield from _leaves(value, f"{text}[{index}]", (*segments, index))
+    else:
+        yield text, TreePath(text, segments), tree

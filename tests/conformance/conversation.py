@@ -1,0 +1,349 @@
+"""Conversation files: what is asked of a broker, in which order, over which connections.
+
+    conversation NAME
+      about WHAT IT SHOWS
+      versions API [all | N | N- | N-M]        the conversation runs once for each of these versions of the API
+
+      alone                                    it looks at the whole broker: held before the others, one at a time
+
+    case TEXT                                  names what follows, for reports
+    topic t partitions=2 config={..}           creates ${run}-t, waits for its leaders, sets $t and $t_id
+    [CONNECTION:] API[/VERSION] field=value .. a request and its answer; without /VERSION: the one under test, or the highest;
+                                               /~ : the one under test of another API, or the nearest there is
+    [CONNECTION:] send API[/VERSION] ..        a request whose answer is taken later, by
+    [CONNECTION:] receive
+    [CONNECTION:] silent API[/VERSION] ..      a request that gets no answer
+    [CONNECTION:] frame api=N version=N [header=1] [client=..] [body=hex("..")] [size=N]    bytes that no schema describes
+    [CONNECTION:] close
+
+Indented below a step stand the continuation of its fields, and
+
+      keep NAME = PATH         a variable for later requests
+      until PATH == VALUE      asked again until it holds (or !=); the last answer counts
+      expect PATH == VALUE     holds, or the conversation does not show what it says (Kafka) or differs (other brokers)
+      only PATH FIELD [VALUE, ..]   compares just these items of a list that shows other conversations' state too
+      within A..B              the answer takes between A and B milliseconds
+      client NAME              the client id
+      unanswered               no answer comes, for a fault of Kafka's; it is not waited for long
+
+A PATH is `topics[0].partitions[*].leader_id`; `[*]` is each item, `[name=$t]` the first item with that field.
+"""
+
+import hashlib
+import re
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from . import messages
+from .values import BadText, parse_fields, parse_value
+
+# What Kafka 4.3.1 advertises, of the APIs that are compared. It also lists Produce 0-2, and closes the connection on them.
+ADVERTISED: dict[str, tuple[int, int]] = {
+    "Produce": (3, 13),
+    "Fetch": (4, 18),
+    "ListOffsets": (1, 11),
+    "Metadata": (0, 13),
+    "OffsetCommit": (2, 10),
+    "OffsetFetch": (1, 10),
+    "FindCoordinator": (0, 6),
+    "JoinGroup": (0, 9),
+    "Heartbeat": (0, 4),
+    "LeaveGroup": (0, 5),
+    "SyncGroup": (0, 5),
+    "DescribeGroups": (0, 6),
+    "ListGroups": (0, 5),
+    "ApiVersions": (0, 4),
+    "CreateTopics": (2, 7),
+    "DeleteTopics": (1, 6),
+    "InitProducerId": (0, 5),
+    "DescribeConfigs": (1, 4),
+    "AlterConfigs": (0, 2),
+    "CreatePartitions": (0, 3),
+    "IncrementalAlterConfigs": (0, 1),
+    "DescribeCluster": (0, 2),
+    "DescribeTopicPartitions": (0, 0),
+}
+FOLLOWS = -1
+DIRECTIVES = ("keep", "until", "expect", "only", "within", "client", "unanswered")
+STEP = re.compile(
+    r"(?:(?P<connection>[a-z]\w*):\s*)?(?:(?P<mode>send|silent|receive|close|frame)\b\s*)?(?P<rest>.*)", re.DOTALL
+)
+CALL = re.compile(r"(?P<api>[A-Z]\w+)(?:/(?P<version>\d+|~))?(?P<fields>\s.*)?", re.DOTALL)
+CONDITION = re.compile(r"(\S+) (==|!=) (.+)")
+SEGMENT = re.compile(r"\.?(?:(?P<field>\w+)|\[(?P<index>\d+|\*)\]|\[(?P<key>\w+)=(?P<wanted>[^\]]+)\])")
+
+
+class TreePath(NamedTuple):
+    """Where in an answer: each segment a field name, an index, "*" or (field, expression)."""
+
+    text: str
+    segments: tuple[Any, ...]
+
+
+class Condition(NamedTuple):
+    path: TreePath
+    equal: bool
+    value: Any  # an expression
+
+
+class Selection(NamedTuple):
+    """`only`: of the list at `path`, the items whose `field` is one of `values`."""
+
+    path: TreePath
+    field: str
+    values: Any  # an expression: a list
+
+
+class Step(NamedTuple):
+    line: int
+    case: str
+    connection: str
+    mode: str  # call, send, receive, silent, frame, close
+    api: str | None
+    version: int | None
+    fields: dict[str, Any]
+    keep: tuple[tuple[str, TreePath], ...] = ()
+    until: tuple[Condition, ...] = ()
+    expect: tuple[Condition, ...] = ()
+    only: tuple[Selection, ...] = ()
+    within_ms: tuple[int, int] | None = None
+    client_id: str = "conform"
+    unanswered: bool = False
+
+    @property
+    def is_described(self) -> bool:
+        """Whether a schema describes what is sent."""
+        return self.mode != "frame"
+
+
+class Conversation(NamedTuple):
+    file: str
+    name: str
+    about: str
+    api: str | None  # the one whose versions it goes through
+    versions: tuple[int, ...]
+    alone: bool  # it looks at the whole broker: held before the others, by itself
+    steps: tuple[Step, ...]
+    digest: str  # of its text: a recording of another text is of no use
+
+
+class Run(NamedTuple):
+    """A conversation with one version of the API that it goes through."""
+
+    conversation: Conversation
+    version: int | None
+
+    @property
+    def name(self) -> str:
+        return self.conversation.name if self.version is None else f"{self.conversation.name}-v{self.version}"
+
+    def version_of(self, step: Step) -> int:
+        assert step.api is not None
+        if step.version == FOLLOWS:
+            assert self.version is not None
+            first, last = ADVERTISED[step.api]
+            return min(max(self.version, first), last)
+        if step.version is not None:
+            return step.version
+        if step.api == self.conversation.api:
+            assert self.version is not None
+            return self.version
+        return ADVERTISED[step.api][1]
+
+
+def load_all(directory: Path) -> list[Conversation]:
+    """Every conversation of a directory, in the order of file names and lines. Raises BadText."""
+    found: list[Conversation] = []
+    for file in sorted(directory.glob("*.txt")):
+        found += parse(file.stem, file.read_text())
+    names = [c.name for c in found]
+    for name in names:
+        if names.count(name) > 1:
+            raise BadText(f"two conversations named {name}")
+    return found
+
+
+def runs_of(conversation: Conversation) -> list[Run]:
+    return [Run(conversation, v) for v in conversation.versions] or [Run(conversation, None)]
+
+
+def parse(file: str, text: str) -> list[Conversation]:
+    """The conversations of one file's text. Raises BadText with file and line."""
+    blocks: list[list[tuple[int, str]]] = []
+    for number, line in enumerate(text.splitlines(), 1):
+        line = line.rstrip()
+        if not line or line.lstrip().startswith("#"):
+            continue
+        if line.startswith("conversation "):
+            blocks.append([])
+        if not blocks:
+            raise BadText(f"{file}:{number}: a conversation begins with its name")
+        blocks[-1].append((number, line))
+    return [_conversation(file, block) for block in blocks]
+
+
+def _conversation(file: str, lines: list[tuple[int, str]]) -> Conversation:
+    name = lines[0][1].split(maxsplit=1)[1]
+    about, api, versions, alone = "", None, (), False
+    body = 1
+    while body < len(lines) and lines[body][1].startswith((" ", "\t")):
+        number, line = lines[body]
+        word, _, rest = line.strip().partition(" ")
+        if word == "about":
+            about = f"{about} {rest}".strip()
+        elif word == "versions":
+            api, versions = _versions(f"{file}:{number}", rest)
+        elif word == "alone":
+            alone = True
+        else:
+            raise BadText(f"{file}:{number}: about, versions or alone, not {word}")
+        body += 1
+    steps: list[Step] = []
+    case = ""
+    for number, group in _groups(lines[body:]):
+        if group[0].startswith("case "):
+            case = group[0][5:]
+            continue
+        try:
+            steps += _steps(number, case, group)
+        except (BadText, ValueError) as error:
+            raise BadText(f"{file}:{number}: {error}") from error
+    digest = hashlib.sha256("\n".join(line for _, line in lines).encode()).hexdigest()[:16]
+    return Conversation(file, name, about, api, versions, alone, tuple(steps), digest)
+
+
+def _versions(where: str, text: str) -> tuple[str, tuple[int, ...]]:
+    api, _, span = text.partition(" ")
+    if api not in ADVERTISED:
+        raise BadText(f"{where}: {api} is not compared")
+    first, last = ADVERTISED[api]
+    if span in ("", "all"):
+        return api, tuple(range(first, last + 1))
+    low, dash, high = span.partition("-")
+    chosen = range(int(low), (int(high) if high else last) + 1) if dash else range(int(low), int(low) + 1)
+    if chosen.start < first or chosen.stop > last + 1 or not chosen:
+        raise BadText(f"{where}: {api} has versions {first}-{last}")
+    return api, tuple(chosen)
+
+
+def _groups(lines: list[tuple[int, str]]) -> list[tuple[int, list[str]]]:
+    """Each unindented line with the indented ones below it."""
+    groups: list[tuple[int, list[str]]] = []
+    for number, line in lines:
+        if line.startswith((" ", "\t")):
+            groups[-1][1].append(line.strip())
+        else:
+            groups.append((number, [line]))
+    return groups
+
+
+def _steps(number: int, case: str, group: list[str]) -> list[Step]:
+    directives: list[tuple[str, str]] = []
+    body = group[0]
+    for line in group[1:]:
+        word, _, rest = line.partition(" ")
+        if word in DIRECTIVES:
+            directives.append((word, rest.strip()))
+        else:
+            body += " " + line
+    if body.startswith("topic "):
+        if directives:
+            raise BadText("a topic takes no directives")
+        return _topic(number, case, body)
+    match = STEP.fullmatch(body)
+    assert match is not None
+    connection, mode, rest = match["connection"] or "a", match["mode"] or "call", match["rest"].strip()
+    if mode in ("receive", "close"):
+        if rest:
+            raise BadText(f"{mode} takes no fields: {rest}")
+        step = Step(number, case, connection, mode, None, None, {})
+    elif mode == "frame":
+        step = Step(number, case, connection, mode, None, None, parse_fields(rest))
+    else:
+        call = CALL.fullmatch(rest)
+        if call is None or call["api"] not in messages.API_KEYS:
+            raise BadText(f"not a step: {body[:60]!r}")
+        version = None if call["version"] is None else FOLLOWS if call["version"] == "~" else int(call["version"])
+        step = Step(number, case, connection, mode, call["api"], version, parse_fields(call["fields"] or ""))
+    return [_with_directives(step, directives)]
+
+
+def _with_directives(step: Step, directives: list[tuple[str, str]]) -> Step:
+    keep: list[tuple[str, TreePath]] = []
+    conditions: dict[str, list[Condition]] = {"until": [], "expect": []}
+    only: list[Selection] = []
+    changes: dict[str, Any] = {}
+    for word, rest in directives:
+        if word == "keep":
+            name, _, path = rest.partition("=")
+            keep.append((name.strip(), parse_path(path.strip())))
+        elif word in conditions:
+            match = CONDITION.fullmatch(rest)
+            if match is None:
+                raise BadText(f"{word} PATH == VALUE, not {rest!r}")
+            conditions[word].append(Condition(parse_path(match[1]), match[2] == "==", parse_value(match[3])))
+        elif word == "only":
+            path, field, values = rest.split(maxsplit=2)
+            only.append(Selection(parse_path(path), field, parse_value(values)))
+        elif word == "within":
+            low, _, high = rest.partition("..")
+            changes["within_ms"] = (int(low), int(high))
+        elif word == "unanswered":
+            changes["unanswered"] = True
+        else:
+            changes["client_id"] = rest
+    return step._replace(
+        keep=tuple(keep),
+        until=tuple(conditions["until"]),
+        expect=tuple(conditions["expect"]),
+        only=tuple(only),
+        **changes,
+    )
+
+
+def _topic(number: int, case: str, body: str) -> list[Step]:
+    """CreateTopics, then ListOffsets until each partition has a leader: Kafka answers the first before that."""
+    words = body.split(maxsplit=2)
+    name = words[1]
+    options = parse_fields(words[2]) if len(words) > 2 else {}
+    partitions = options.pop("partitions", 1)
+    config = options.pop("config", {})
+    if options:
+        raise BadText(f"a topic has partitions and config, not {', '.join(options)}")
+    settings = ", ".join(f'{{name="{k}", value="{v if isinstance(v, int) else v.text}"}}' for k, v in config.items())
+    indexes = ", ".join(f"{{partition_index={i}, timestamp=-1}}" for i in range(partitions))
+    create = (
+        f'CreateTopics/7 timeout_ms=30000 topics=[{{name="${{run}}-{name}", num_partitions={partitions}, '
+        f"replication_factor=1, configs=[{settings}]}}]"
+    )
+    wait = f'ListOffsets/7 replica_id=-1 topics=[{{name="${{run}}-{name}", partitions=[{indexes}]}}]'
+    return [
+        *_steps(
+            number,
+            case,
+            [
+                create,
+                "expect topics[0].error_code == 0",
+                f"keep {name} = topics[0].name",
+                f"keep {name}_id = topics[0].topic_id",
+            ],
+        ),
+        *_steps(number, case, [wait, "until topics[0].partitions[*].error_code == 0"]),
+    ]
+
+
+def parse_path(text: str) -> TreePath:
+    segments: list[Any] = []
+    position = 0
+    while position < len(text):
+        match = SEGMENT.match(text, position)
+        if match is None:
+            raise BadText(f"not a path: {text!r}")
+        if match["field"]:
+            segments.append(match["field"])
+        elif match["index"]:
+            segments.append("*" if match["index"] == "*" else int(match["index"]))
+        else:
+            segments.append((match["key"], parse_value(match["wanted"])))
+        position = match.end()
+    return TreePath(text, tuple(segments))

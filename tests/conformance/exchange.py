@@ -1,0 +1,273 @@
+"""Holding a conversation with a live broker: sockets, variables, and what came back for each step."""
+
+import contextlib
+import socket
+import struct
+import time
+from typing import Any, NamedTuple
+
+from . import messages
+from .builders import BUILDERS
+from .conversation import Condition, Run, Step, TreePath
+from .messages import Tree
+from .values import BadText, evaluate
+
+LENGTH = struct.Struct(">i")
+ANSWER_TIMEOUT_S = 12.0
+UNANSWERED_S = 1.5
+UNTIL_TIMEOUT_S = 20.0
+UNTIL_PAUSE_S = 0.02
+FRAME_BYTES_MAX = 64 << 20
+
+
+class Outcome(NamedTuple):
+    """What one step gave."""
+
+    step: int  # index in the conversation
+    kind: str  # "answer", "closed", "silent", "nothing" (no answer in time)
+    api_key: int  # -1: none
+    version: int
+    took_ms: int
+    request: bytes  # without its length; empty where nothing was sent
+    answer: bytes  # without its length
+
+    @property
+    def can_be_decoded(self) -> bool:
+        return self.kind == "answer" and messages.is_known(self.api_key, self.version)
+
+
+class Transcript(NamedTuple):
+    """A conversation as it went. `stopped`: why it could not go on to its end, else empty."""
+
+    run: str
+    digest: str
+    began_ms: int
+    ended_ms: int
+    outcomes: tuple[Outcome, ...]
+    broken: tuple[str, ...]  # conditions of the conversation that did not hold
+    stopped: str
+    variables: dict[str, Any]
+
+
+class Stop(Exception):
+    """The conversation cannot go on."""
+
+
+class NotThere(LookupError):
+    """A path that leads nowhere in an answer."""
+
+
+class Connection:
+    """One socket, its correlation ids, and the requests whose answers are not taken yet."""
+
+    def __init__(self, address: tuple[str, int]) -> None:
+        self.socket = socket.create_connection(address, ANSWER_TIMEOUT_S)
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.pending: list[tuple[int, int, int, int, bytes, float]] = []
+        self.correlation_id = 0
+
+    def send(self, frame: bytes, size: int | None = None) -> None:
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # what the peer did shows at the next read
+            self.socket.sendall(LENGTH.pack(len(frame) if size is None else size) + frame)
+
+    def receive(self) -> tuple[str, bytes]:
+        """("answer", frame), ("closed", b"") or ("nothing", b"")."""
+        try:
+            length = self._exactly(LENGTH.size)
+            if length is None:
+                return "closed", b""
+            (size,) = LENGTH.unpack(length)
+            if not 0 <= size <= FRAME_BYTES_MAX:
+                raise Stop(f"an answer of {size} bytes")
+            frame = self._exactly(size)
+        except TimeoutError:
+            return "nothing", b""
+        except ConnectionResetError:
+            return "closed", b""
+        return ("closed", b"") if frame is None else ("answer", frame)
+
+    def _exactly(self, size: int) -> bytes | None:
+        data = bytearray()
+        while len(data) < size:
+            piece = self.socket.recv(min(size - len(data), 1 << 20))
+            if not piece:
+                return None
+            data += piece
+        return bytes(data)
+
+    def close(self) -> None:
+        self.socket.close()
+
+
+class Conduct:
+    """One run of one conversation."""
+
+    def __init__(self, run: Run, address: tuple[str, int], salt: str) -> None:
+        self.run = run
+        self.address = address
+        self.connections: dict[str, Connection] = {}
+        self.variables: dict[str, Any] = {"run": run.name + salt, "host": address[0], "port": address[1]}
+        self.outcomes: list[Outcome] = []
+        self.broken: list[str] = []
+
+    def hold(self) -> Transcript:
+        """Goes through the steps. Raises BadText where the conversation itself is wrong."""
+        began_ms = time.time_ns() // 1_000_000
+        stopped = ""
+        try:
+            for index, step in enumerate(self.run.conversation.steps):
+                self._take(index, step)
+        except (Stop, OSError) as error:
+            stopped = f"line {step.line}: {error}"
+        finally:
+            for connection in self.connections.values():
+                connection.close()
+        ended_ms = time.time_ns() // 1_000_000
+        return Transcript(
+            self.run.name,
+            self.run.conversation.digest,
+            began_ms,
+            ended_ms,
+            tuple(self.outcomes),
+            tuple(self.broken),
+            stopped,
+            self.variables,
+        )
+
+    def _take(self, index: int, step: Step) -> None:
+        if step.mode == "close":
+            self.connections.pop(step.connection).close()
+        elif step.mode == "receive":
+            self._finish(step, self._receive(step.connection))
+        elif step.mode == "frame":
+            self._frame(index, step)
+        else:
+            self._call(index, step)
+
+    def _call(self, index: int, step: Step) -> None:
+        assert step.api is not None
+        api_key, version = messages.API_KEYS[step.api], self.run.version_of(step)
+        deadline = time.monotonic() + UNTIL_TIMEOUT_S
+        while True:
+            connection = self._connection(step.connection)
+            connection.correlation_id += 1
+            tree = evaluate(step.fields, self.variables, BUILDERS)
+            frame = messages.encode_request(api_key, version, connection.correlation_id, step.client_id, tree)
+            connection.send(frame)
+            if step.mode == "silent":
+                self.outcomes.append(Outcome(index, "silent", api_key, version, 0, frame, b""))
+                return
+            connection.pending.append((index, api_key, version, connection.correlation_id, frame, time.monotonic()))
+            if step.mode == "send":
+                return
+            outcome = self._receive(step.connection)
+            if not step.until or outcome.kind != "answer":
+                break
+            answer = messages.decode_answer(api_key, version, outcome.answer)
+            unmet = [c for c in step.until if not self._holds(c, answer)]
+            if not unmet:
+                break
+            if time.monotonic() > deadline:
+                self.outcomes.append(outcome)
+                raise Stop(f"never: {unmet[0].path.text} is {found_at(answer, unmet[0].path, self.variables)}")
+            time.sleep(UNTIL_PAUSE_S)
+        self._finish(step, outcome)
+
+    def _frame(self, index: int, step: Step) -> None:
+        fields = evaluate(step.fields, self.variables, BUILDERS)
+        connection = self._connection(step.connection)
+        connection.correlation_id += 1
+        api_key, version, body = fields.get("api", -1), fields.get("version", 0), fields.get("body", b"")
+        header_version = fields.get("header", 1)
+        frame = body
+        if header_version:
+            frame = (
+                messages.encode_header(api_key, version, connection.correlation_id, step.client_id, header_version)
+                + body
+            )
+        connection.send(frame, fields.get("size"))
+        connection.pending.append((index, api_key, version, connection.correlation_id, frame, time.monotonic()))
+        self._finish(step, self._receive(step.connection))
+
+    def _receive(self, name: str) -> Outcome:
+        connection = self.connections[name]
+        if not connection.pending:
+            raise BadText(f"nothing was sent on connection {name}")
+        index, api_key, version, correlation_id, frame, sent = connection.pending.pop(0)
+        if self.run.conversation.steps[index].unanswered:
+            connection.socket.settimeout(UNANSWERED_S)
+        kind, answer = connection.receive()
+        if kind != "answer":
+            self.connections.pop(name).close()
+        elif int.from_bytes(answer[:4], "big", signed=True) != correlation_id:
+            raise Stop(f"correlation id {answer[:4].hex()} instead of {correlation_id}")
+        return Outcome(index, kind, api_key, version, round((time.monotonic() - sent) * 1000), frame, answer)
+
+    def _finish(self, step: Step, outcome: Outcome) -> None:
+        """Keeps what came, and what later requests take from it."""
+        self.outcomes.append(outcome)
+        asked = self.run.conversation.steps[outcome.step]
+        if step.within_ms and not step.within_ms[0] <= outcome.took_ms <= step.within_ms[1]:
+            self.broken.append(
+                f"line {step.line}: took {outcome.took_ms} ms, not {step.within_ms[0]}..{step.within_ms[1]}"
+            )
+        if outcome.kind == "nothing" and not asked.unanswered:
+            raise Stop("no answer")
+        if not outcome.can_be_decoded:
+            if step.keep or asked.keep:
+                raise Stop(f"{outcome.kind}, where an answer was to be kept")
+            return
+        answer = messages.decode_answer(outcome.api_key, outcome.version, outcome.answer)
+        for name, path in step.keep:
+            found = find(answer, path, self.variables)
+            if not found:
+                raise Stop(f"the answer has no {path.text}")
+            self.variables[name] = found[0]
+        for condition in step.expect:
+            if not self._holds(condition, answer):
+                self.broken.append(
+                    f"line {step.line}: {condition.path.text} is {found_at(answer, condition.path, self.variables)}"
+                )
+
+    def _holds(self, condition: Condition, answer: Tree) -> bool:
+        found = find(answer, condition.path, self.variables)
+        wanted = evaluate(condition.value, self.variables, BUILDERS)
+        if isinstance(wanted, str) and wanted.isupper() and "error_code" in condition.path.text:
+            wanted = messages.error_number(wanted)
+        return bool(found) and all((value == wanted) is condition.equal for value in found)
+
+    def _connection(self, name: str) -> Connection:
+        if name not in self.connections:
+            self.connections[name] = Connection(self.address)
+        return self.connections[name]
+
+
+def find(tree: Tree, path: TreePath, variables: dict[str, Any]) -> list[Any]:
+    """The values at a path; several where it has a "*", none where it leads nowhere."""
+    values = [tree]
+    for segment in path.segments:
+        following: list[Any] = []
+        for value in values:
+            if segment == "*":
+                following += value if isinstance(value, list) else []
+            elif isinstance(segment, int):
+                following += value[segment : segment + 1] if isinstance(value, list) else []
+            elif isinstance(segment, tuple):
+                wanted = evaluate(segment[1], variables, BUILDERS)
+                following += [v for v in value or [] if v.get(segment[0]) == wanted][:1]
+            elif isinstance(value, dict) and segment in value:
+                following.append(value[segment])
+        values = following
+    return values
+
+
+def found_at(tree: Tree, path: TreePath, variables: dict[str, Any]) -> str:
+    found = find(tree, path, variables)
+    if found and "error_code" in path.text:
+        return ", ".join(messages.error_name(v) for v in found)
+    return ", ".join(map(repr, found)) or "not there"
+
+
+def hold(run: Run, address: tuple[str, int], salt: str = "") -> Transcript:
+    """Holds one conversation with the broker at `address`; `salt` is added to every name that it makes up."""
+    return Conduct(run, address, salt).hold()

@@ -1,0 +1,106 @@
+"""What a comparison found, for people: differences that are alike are one line."""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from . import messages
+from .compare import Difference, Tally
+from .exchange import Outcome, Transcript
+from .rules import Rule, Rules
+
+
+class Alike(NamedTuple):
+    api: str
+    place: str
+    recorded: str
+    ours: str
+
+
+def differences_text(differences: Iterable[Difference], examples: int = 3) -> str:
+    """Differences grouped by API, field and values, with versions, count and the first places."""
+    groups: dict[Alike, list[Difference]] = {}
+    for d in differences:
+        groups.setdefault(Alike(d.api, d.place, _value(d.place, d.recorded), _value(d.place, d.ours)), []).append(d)
+    lines = []
+    for alike, members in sorted(groups.items(), key=lambda g: (g[0].api, g[0].place)):
+        versions = ranges(sorted({d.version for d in members}))
+        lines.append(
+            f"{alike.api} v{versions} {alike.place}: recorded {alike.recorded}, ours {alike.ours}  [{len(members)}x]"
+        )
+        places = dict.fromkeys(f"{d.run} line {d.line} ({d.case})" for d in members)
+        lines += [f"    {place}" for place in list(places)[:examples]]
+        if len(places) > examples:
+            lines.append(f"    and {len(places) - examples} more")
+    return "\n".join(lines)
+
+
+def summary_text(runs: int, tally: Tally, differences: int, seconds: float) -> str:
+    return (
+        f"{runs} conversations, {tally.cases} cases, {tally.fields} fields compared in {seconds:.1f} s; "
+        f"{differences} differences; {len(tally.used)} exceptions used {sum(tally.used.values())} times"
+    )
+
+
+def unused(rules: Rules, tally: Tally) -> list[Rule]:
+    return [rule for rule in rules.all if rule not in tally.used]
+
+
+def ranges(numbers: list[int]) -> str:
+    """[1, 2, 3, 7] -> "1-3,7"."""
+    parts: list[list[int]] = []
+    for number in numbers:
+        if parts and parts[-1][-1] == number - 1:
+            parts[-1].append(number)
+        else:
+            parts.append([number])
+    return ",".join(str(p[0]) if len(p) == 1 else f"{p[0]}-{p[-1]}" for p in parts)
+
+
+def transcript_text(transcript: Transcript, cases: list[str]) -> str:
+    """A conversation as it went, decoded; `cases` has the case of each step."""
+    lines = [f"== {transcript.run}"]
+    case = ""
+    for outcome in transcript.outcomes:
+        if cases[outcome.step] != case:
+            case = cases[outcome.step]
+            lines.append(f"-- {case}")
+        lines += _outcome_lines(outcome)
+    lines += [f"!! {text}" for text in transcript.broken]
+    if transcript.stopped:
+        lines.append(f"!! stopped: {transcript.stopped}")
+    return "\n".join(lines)
+
+
+def _outcome_lines(outcome: Outcome) -> list[str]:
+    name = messages.API_NAMES.get(outcome.api_key, str(outcome.api_key))
+    try:
+        asked = _compact(messages.decode_request(outcome.request)[2])
+    except Exception:  # a malformed one, on purpose
+        asked = outcome.request.hex()
+    lines = [f"> {name} v{outcome.version} {asked[:1500]}"]
+    if outcome.can_be_decoded:
+        lines.append(
+            f"< {_compact(messages.decode_answer(outcome.api_key, outcome.version, outcome.answer))} ({outcome.took_ms} ms)"
+        )
+    else:
+        lines.append(f"< {outcome.kind} {outcome.answer.hex()} ({outcome.took_ms} ms)")
+    return lines
+
+
+def _compact(tree: object, field: str = "") -> str:
+    if isinstance(tree, dict):
+        return "{" + ", ".join(f"{k}={_compact(v, k)}" for k, v in tree.items()) + "}"
+    if isinstance(tree, list):
+        return "[" + ", ".join(_compact(v) for v in tree) + "]"
+    if field == "error_code" and isinstance(tree, int):
+        return messages.error_name(tree)
+    if isinstance(tree, bytes):
+        return f"<{len(tree)} bytes {tree[:24].hex()}>"
+    return repr(tree) if isinstance(tree, str) else str(tree)
+
+
+def _value(place: str, value: object) -> str:
+    if place.endswith("error_code") and isinstance(value, int):
+        return f"{messages.error_name(value)} ({value})"
+    text = repr(value)
+    return text if len(text) <= 300 else text[:300] + "..."

@@ -1,0 +1,1 @@
+"""Makes the packages beside it importable from every test."""

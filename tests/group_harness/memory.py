@@ -1,0 +1,128 @@
+"""A partition whose log is in memory, and a clock that follows a virtual loop."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from tidelog.log.reader import Slice
+from tidelog.simulation.loop import SimLoop
+from tidelog.wire.batches import BatchHeader
+from tidelog.wire.errors import ApiError, StorageError
+
+EPOCH_MS = 1_700_000_000_000
+
+
+class LoopClock:
+    """Wall clock and monotonic clock, both at the loop's time."""
+
+    def __init__(self, loop: SimLoop) -> None:
+        self._loop = loop
+
+    def now_ms(self) -> int:
+        return EPOCH_MS + round(self._loop.time() * 1000)
+
+    def monotonic(self) -> float:
+        return self._loop.time()
+
+
+class MemoryFile:
+    """A segment file in memory; `resident` says whether reading it may happen on the loop."""
+
+    path = "/memory/00000000000000000000.log"
+
+    def __init__(self) -> None:
+        self.data = bytearray()
+        self.cold = False
+
+    def pread(self, size: int, position: int) -> bytes:
+        return bytes(self.data[position : position + size])
+
+    def resident(self, position: int, size: int) -> bool:
+        return not self.cold
+
+
+class MemoryLog:
+    """Batches one after the other, as a partition log reads them."""
+
+    def __init__(self) -> None:
+        self.file = MemoryFile()
+        self.batches: list[tuple[int, int, int]] = []
+        """(base offset, position, next offset) of each."""
+        self.log_start_offset = 0
+        self.log_end_offset = 0
+        self.failure: str | None = None
+        self.read_error: Exception | None = None
+
+    def append(self, batch: memoryview | bytes, header: BatchHeader) -> int:
+        next_offset = self.log_end_offset + header.last_offset_delta + 1
+        self.batches.append((self.log_end_offset, len(self.file.data), next_offset))
+        self.file.data += batch
+        self.log_end_offset = next_offset
+        return next_offset
+
+    def read(self, start: int, bytes_max: int, end_offset: int) -> Slice:
+        if self.read_error is not None:
+            raise self.read_error
+        for base, position, next_offset in self.batches:
+            if next_offset > start:
+                end = position
+                for _, other, other_next in self.batches:
+                    size = int.from_bytes(self.file.data[other + 8 : other + 12], "big") + 12
+                    if (
+                        other >= position
+                        and other_next <= end_offset
+                        and (other + size - position <= bytes_max or end == position)
+                    ):
+                        end = other + size
+                return Slice(self.file, position, end - position, base)  # type: ignore[arg-type]
+        return Slice(None, 0, 0, start)
+
+    def fail(self, reason: str) -> None:
+        self.failure = reason
+
+
+class Appended(NamedTuple):
+    """The part of the log's answer that coordinators read."""
+
+    next_offset: int
+
+
+class MemoryPartition:
+    """What a coordinator sees of a partition. `hold_commits` keeps the high watermark back, as a slow disk does."""
+
+    def __init__(self, topic: str, index: int) -> None:
+        self.topic = topic
+        self.index = index
+        self.log = MemoryLog()
+        self.high_watermark = 0
+        self.hold_commits = False
+        self.append_error: Exception | None = None
+        self._waiting: list[tuple[int, Callable[[ApiError | None], None]]] = []
+
+    def append(self, batch: memoryview, header: BatchHeader) -> Appended:
+        if self.append_error is not None:
+            raise self.append_error
+        header.assign(base_offset=self.log.log_end_offset, leader_epoch=0)
+        next_offset = self.log.append(batch, header)
+        if not self.hold_commits:
+            self.high_watermark = next_offset
+        return Appended(next_offset)
+
+    def is_committed(self, next_offset: int) -> bool:
+        return self.high_watermark >= next_offset
+
+    def when_committed(self, next_offset: int, listener: Callable[[ApiError | None], None]) -> None:
+        self._waiting.append((next_offset, listener))
+
+    def commit_all(self) -> None:
+        """The disk has caught up."""
+        self.high_watermark = self.log.log_end_offset
+        waiting, self._waiting = self._waiting, []
+        for _, listener in waiting:
+            listener(None)
+
+    def go_offline(self, reason: str) -> None:
+        self.log.fail(reason)
+        self.append_error = StorageError(reason)
+        waiting, self._waiting = self._waiting, []
+        for _, listener in waiting:
+            listener(StorageError(reason))

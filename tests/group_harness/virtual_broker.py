@@ -1,0 +1,230 @@
+"""The group part of one broker on virtual time: real handlers and coordinators, logs in memory."""
+
+import asyncio
+from collections.abc import Mapping
+from importlib import import_module
+from types import CoroutineType, SimpleNamespace
+from typing import Any, cast
+
+from group_harness.memory import LoopClock, MemoryPartition
+from tidelog.api.pending import Pending
+from tidelog.api.services import Peer, RequestContext, Services
+from tidelog.config.broker_config import BrokerConfig, Setting
+from tidelog.config.endpoints import Endpoint
+from tidelog.coordinator.groups import GroupCoordinators
+from tidelog.metadata.controller import TopicResult
+from tidelog.metadata.image import CONSUMER_OFFSETS, BrokerRegistration, MetadataImage, TopicImage
+from tidelog.metadata.records import PartitionState
+from tidelog.model.ids import TopicId
+from tidelog.runtime.tasks import LoopTasks
+from tidelog.simulation.loop import SimLoop
+from tidelog.wire.apis import APIS
+from tidelog.wire.errors import ErrorCode
+
+NODE_ID = 1
+API_KEYS = {info.name: key for key, info in APIS.items()}
+
+
+class CountingRandom:
+    """Bytes that differ each time and are the same in every run."""
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    def randbytes(self, n: int) -> bytes:
+        self._count += 1
+        return self._count.to_bytes(n, "big")
+
+
+class FakePartitions:
+    """The broker's partitions by topic and index."""
+
+    def __init__(self) -> None:
+        self.table: dict[tuple[str, int], MemoryPartition] = {}
+
+    def find(self, topic: str, index: int) -> MemoryPartition | None:
+        return self.table.get((topic, index))
+
+
+class VirtualBroker:
+    """`call` sends one request to its handler; time passes in `advance` only."""
+
+    def __init__(
+        self,
+        settings: Mapping[str, object] = {},
+        *,
+        topics: Mapping[str, int] = {"t": 3, "u": 1},
+        offsets_partitions: int = 2,
+        partitions: FakePartitions | None = None,
+    ) -> None:
+        self.loop = SimLoop()
+        self.tasks = LoopTasks(self.loop)
+        self.config = BrokerConfig(
+            {
+                name: Setting(str(value), "the test")
+                for name, value in {
+                    "node.id": NODE_ID,
+                    "group.initial.rebalance.delay.ms": 300,
+                    "group.min.session.timeout.ms": 100,
+                    "offsets.topic.num.partitions": offsets_partitions,
+                    **settings,
+                }.items()
+            }
+        )
+        self.partitions = partitions or FakePartitions()
+        self.metadata = SimpleNamespace(image=MetadataImage())
+        self.made_topics: list[str] = []
+        self.refuse_topics: ErrorCode | None = None
+        clock = LoopClock(self.loop)
+        runtime = SimpleNamespace(clock=clock, tasks=self.tasks, random=CountingRandom())
+        runtime.new_uuid = lambda: runtime.random.randbytes(16)
+        self.groups = GroupCoordinators(
+            runtime=cast(Any, runtime),
+            config=self.config,
+            partitions=cast(Any, self.partitions),
+            metadata=cast(Any, self.metadata),
+            controller=cast(Any, self),
+        )
+        self.services = cast(
+            Services, SimpleNamespace(groups=self.groups, metadata=self.metadata, config=self.config, runtime=runtime)
+        )
+        self.peer = Peer("127.0.0.1", 50000, "127.0.0.1", 9092)
+        self.change_topics(dict(topics))
+
+    # Time
+
+    def advance(self, seconds: float) -> None:
+        self.loop.run_until_complete(asyncio.sleep(seconds))
+
+    def settle(self) -> None:
+        """Let everything happen that needs no time."""
+        self.advance(0)
+        self.advance(0)
+
+    # Metadata
+
+    def change_topics(self, topics: Mapping[str, int], ids: Mapping[str, bytes] = {}) -> None:
+        """The cluster has these topics now, with so many partitions; `ids` are those of topics that were made anew."""
+        made = {
+            name: TopicImage(
+                name,
+                TopicId(ids.get(name, topic_id(name))),
+                tuple(PartitionState(NODE_ID, 0, (NODE_ID,), (NODE_ID,), 0) for _ in range(count)),
+                {},
+            )
+            for name, count in topics.items()
+        }
+        known = self.metadata.image.topics
+        made = {
+            name: known[name]
+            if name in known
+            and known[name].topic_id == topic.topic_id
+            and len(known[name].partitions) == len(topic.partitions)
+            else topic
+            for name, topic in made.items()
+        }
+        broker = BrokerRegistration(NODE_ID, 0, "", (Endpoint("PLAINTEXT", "PLAINTEXT", "broker.example", 9092),), None)
+        image = MetadataImage(
+            brokers={NODE_ID: broker}, topics=made, topics_by_id={topic.topic_id: topic for topic in made.values()}
+        )
+        for index in range(topics.get(CONSUMER_OFFSETS, 0)):
+            self.partitions.table.setdefault((CONSUMER_OFFSETS, index), MemoryPartition(CONSUMER_OFFSETS, index))
+        old, self.metadata.image = self.metadata.image, image
+        with_loop = self.loop.create_future()
+        self.loop.call_soon(lambda: (self.groups.on_image(old, image), with_loop.set_result(None)))
+        self.loop.run_until_complete(with_loop)
+        self.settle()
+
+    def start_coordinators(self) -> None:
+        """As if somebody had looked for a coordinator before."""
+        counts = {name: len(topic.partitions) for name, topic in self.metadata.image.topics.items()}
+        self.change_topics({**counts, CONSUMER_OFFSETS: self.config.offsets_topic_num_partitions})
+
+    async def ensure_topics(self, names: list[str]) -> list[TopicResult]:
+        """Stands for the metadata controller's."""
+        await asyncio.sleep(0)
+        self.made_topics += names
+        if self.refuse_topics is not None:
+            return [TopicResult(name, error=self.refuse_topics, message="refused by the test") for name in names]
+        image: MetadataImage = self.metadata.image
+        count = self.config.offsets_topic_num_partitions
+        state = PartitionState(NODE_ID, 0, (NODE_ID,), (NODE_ID,), 0)
+        topic = TopicImage(CONSUMER_OFFSETS, TopicId(topic_id(CONSUMER_OFFSETS)), (state,) * count, {})
+        for index in range(count):
+            self.partitions.table.setdefault((CONSUMER_OFFSETS, index), MemoryPartition(CONSUMER_OFFSETS, index))
+        new = MetadataImage(
+            brokers=image.brokers,
+            topics={**image.topics, CONSUMER_OFFSETS: topic},
+            topics_by_id={**image.topics_by_id, topic.topic_id: topic},
+        )
+        self.metadata.image = new
+        self.groups.on_image(image, new)
+        return [TopicResult(CONSUMER_OFFSETS, topic.topic_id)]
+
+    # Requests
+
+    def send(self, api: str, version: int, request: Any, client_id: str | None = "client") -> "Sent":
+        """The request and its response pass through their bytes in `version`, as over the wire."""
+        info = APIS[API_KEYS[api]]
+        messages = import_module(f"tidelog.wire.messages.{info.module}")
+        handler = import_module(f"tidelog.api.{info.module}")
+        raw = request.encode(version)
+        decoded, end = type(request).decode(raw, 0, version)
+        assert end == len(raw)
+        context = RequestContext(API_KEYS[api], version, 1, client_id, self.peer)
+        sent = Sent(getattr(messages, f"{api}Response"), version, self.loop)
+        self.loop.call_soon(sent.take, lambda: handler.handle(self.services, context, decoded))
+        self.settle()
+        return sent
+
+    def call(self, api: str, version: int, request: Any, client_id: str | None = "client") -> Any:
+        """The response of a request that is answered without time passing."""
+        return self.send(api, version, request, client_id).response
+
+    def offsets_log(self, group_id: str) -> MemoryPartition:
+        from tidelog.coordinator.group.hashing import partition_of
+
+        return self.partitions.table[CONSUMER_OFFSETS, partition_of(group_id, self.config.offsets_topic_num_partitions)]
+
+
+class Sent:
+    """A request on its way."""
+
+    def __init__(self, response_type: type[Any], version: int, loop: SimLoop) -> None:
+        self._response_type = response_type
+        self._version = version
+        self._loop = loop
+        self._response: Any = None
+        self.pending: Pending[Any] | None = None
+        self.on_answer: Any = None
+
+    @property
+    def answered(self) -> bool:
+        return self._response is not None
+
+    @property
+    def response(self) -> Any:
+        assert self._response is not None, "not answered"
+        return self._response
+
+    def take(self, handle: Any) -> None:
+        returned = handle()
+        if isinstance(returned, Pending):
+            self.pending = returned
+            returned.listen(self._answer)
+        elif isinstance(returned, CoroutineType):
+            task = self._loop.create_task(returned)
+            task.add_done_callback(lambda done: self._answer(done.result()))
+        else:
+            self._answer(returned)
+
+    def _answer(self, response: Any) -> None:
+        raw = response.encode(self._version)
+        self._response, end = self._response_type.decode(raw, 0, self._version)
+        assert end == len(raw)
+        if self.on_answer is not None:
+            self.on_answer(self._response)
+
+
+def topic_id(name: str) -> bytes:
+    return name.encode()[:16].ljust(16, b"\1")

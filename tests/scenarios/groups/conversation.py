@@ -1,0 +1,384 @@
+"""Group conversations as reviewed text: requests at virtual times, and the replies with the time at which each came.
+
+    config group.initial.rebalance.delay.ms=300
+    at 0
+    A join g v=5 session=1000
+        0 A join MEMBER_ID_REQUIRED member=A.1
+    A join g v=5 session=1000 member=A.1
+    at 300
+        300 A join NONE generation=1 leader=A.1 ...
+
+A line without indent is a request of the client that it begins with; an indented line is a reply. Member ids, which are
+random, read `NAME.n`: NAME is the client id or group instance id in front of the random part, n counts in order of
+appearance.
+Runs against any `Broker`: Tidelog's handlers on virtual time, or a live Kafka (`against_kafka.py`).
+"""
+
+import re
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from tidelog.wire.errors import ErrorCode
+
+TOPICS = {"t": 3, "u": 1}
+"""Topics that every conversation may use, with their partition counts."""
+SLOT_MS = 100
+"""Times of replies are rounded to this. One that comes with its request has the time of the last `at`."""
+
+Fields = dict[str, Any]
+RANDOM_PART = re.compile(r"^(.*)-[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$")
+
+
+class Broker(Protocol):
+    """Whom a conversation talks to."""
+
+    def topic_id(self, name: str) -> bytes: ...
+
+    def send(self, client: str, api: str, version: int, fields: Fields, reply: Callable[[Any], None]) -> None:
+        """Send one request on the client's own connection; `reply` is called with the response when it comes."""
+
+    def settle(self) -> None:
+        """Let every reply arrive that needs no time to pass."""
+
+    def advance_to(self, time_ms: int) -> None:
+        """Let time pass until `time_ms` after the conversation's begin."""
+
+    def elapsed_ms(self) -> int: ...
+
+
+LATEST = {
+    "join": 9, "sync": 5, "heartbeat": 4, "leave": 5, "commit": 9, "fetch": 9, "list": 5, "describe": 6,
+}  # fmt: skip
+API = {
+    "join": "JoinGroup",
+    "sync": "SyncGroup",
+    "heartbeat": "Heartbeat",
+    "leave": "LeaveGroup",
+    "commit": "OffsetCommit",
+    "fetch": "OffsetFetch",
+    "list": "ListGroups",
+    "describe": "DescribeGroups",
+}
+
+
+class Conversation:
+    """One run of a transcript's requests. `lines` is the transcript with the replies that came."""
+
+    def __init__(self, broker: Broker, *, group_suffix: str = "") -> None:
+        self.broker = broker
+        self.lines: list[str] = []
+        self._suffix = group_suffix
+        self._at_ms: int | None = 0
+        self._labels: dict[str, str] = {}
+        self._ids: dict[str, str] = {}
+        self._counts: dict[str, int] = {}
+
+    def run(self, text: str) -> str:
+        """Play the requests of `text` (its replies are ignored) and return the whole transcript as it happened."""
+        for line in text.splitlines():
+            if line.startswith(" "):
+                continue
+            self.lines.append(line)
+            words = line.split()
+            if not words or line.startswith("#") or words[0] == "config":
+                continue
+            begin = len(self.lines)
+            if words[0] == "at":
+                self._at_ms = None
+                self.broker.advance_to(int(words[1]))
+                self._at_ms = int(words[1])
+            else:
+                self._request(words[0], words[1], words[2:])
+                self.broker.settle()
+            # Replies of one moment on several connections have no order among them.
+            self.lines[begin:] = sorted(self.lines[begin:], key=lambda line: (int(line.split()[0]), line))
+        return "\n".join(self.lines) + "\n"
+
+    # Requests
+
+    def _request(self, client: str, verb: str, words: list[str]) -> None:
+        positional = [word for word in words if "=" not in word]
+        named = dict(word.split("=", 1) for word in words if "=" in word)
+        version = int(named.pop("v", LATEST[verb]))
+        fields: Fields = getattr(self, f"_{verb}")(version, positional, named)
+        assert not named, f"unknown words {sorted(named)} in a {verb}"
+
+        def reply(response: Any) -> None:
+            slot = self._at_ms
+            if slot is None:
+                slot = (self.broker.elapsed_ms() + SLOT_MS // 2) // SLOT_MS * SLOT_MS
+            told = getattr(self, f"_told_{verb}")(version, response)
+            for line in told.splitlines():
+                self.lines.append(f"    {slot} {client} {verb} {line}")
+
+        self.broker.send(client, API[verb], version, fields, reply)
+
+    def _join(self, version: int, words: list[str], named: dict[str, str]) -> Fields:
+        fields: Fields = {
+            "group_id": self._group(words[0]),
+            "session_timeout_ms": int(named.pop("session", 3000)),
+            "member_id": self._member_id(named.pop("member", "")),
+            "protocol_type": named.pop("type", "consumer"),
+            "protocols": [
+                {"name": name, "metadata": metadata.encode()}
+                for name, metadata in _pairs(named.pop("protocols", "range:-"))
+            ],
+        }
+        if version >= 1:
+            fields["rebalance_timeout_ms"] = int(named.pop("rebalance", 3000))
+        if version >= 5:
+            fields["group_instance_id"] = named.pop("instance", None)
+        if version >= 8:
+            fields["reason"] = named.pop("reason", None)
+        return fields
+
+    def _sync(self, version: int, words: list[str], named: dict[str, str]) -> Fields:
+        fields: Fields = {
+            "group_id": self._group(words[0]),
+            "generation_id": int(named.pop("generation")),
+            "member_id": self._member_id(named.pop("member")),
+            "assignments": [
+                {"member_id": self._member_id(member), "assignment": assignment.encode()}
+                for member, assignment in _pairs(named.pop("assign", ""))
+            ],
+        }
+        if version >= 3:
+            fields["group_instance_id"] = named.pop("instance", None)
+        if version >= 5:
+            fields["protocol_type"] = _nullable(named.pop("type", "consumer"))
+            fields["protocol_name"] = _nullable(named.pop("name", "range"))
+        return fields
+
+    def _heartbeat(self, version: int, words: list[str], named: dict[str, str]) -> Fields:
+        fields: Fields = {
+            "group_id": self._group(words[0]),
+            "generation_id": int(named.pop("generation")),
+            "member_id": self._member_id(named.pop("member")),
+        }
+        if version >= 3:
+            fields["group_instance_id"] = named.pop("instance", None)
+        return fields
+
+    def _leave(self, version: int, words: list[str], named: dict[str, str]) -> Fields:
+        fields: Fields = {"group_id": self._group(words[0])}
+        if version < 3:
+            fields["member_id"] = self._member_id(named.pop("member"))
+            return fields
+        fields["members"] = []
+        for member in filter(None, named.pop("members").split(",")):
+            label, _, instance = member.partition("/")
+            fields["members"].append({"member_id": self._member_id(label), "group_instance_id": instance or None})
+        return fields
+
+    def _commit(self, version: int, words: list[str], named: dict[str, str]) -> Fields:
+        fields: Fields = {
+            "group_id": self._group(words[0]),
+            "generation_id_or_member_epoch": int(named.pop("generation", -1)),
+            "member_id": self._member_id(named.pop("member", "")),
+            "topics": [],
+        }
+        if version >= 7:
+            fields["group_instance_id"] = named.pop("instance", None)
+        if version < 5:
+            fields["retention_time_ms"] = int(named.pop("retention", -1))
+        for key in list(named):
+            topic, _, partition = key.rpartition("-")
+            offset, _, metadata = named.pop(key).partition(":")
+            value: Fields = {
+                "partition_index": int(partition),
+                "committed_offset": int(offset.partition("@")[0]),
+                "committed_metadata": metadata,
+            }
+            if version >= 6:
+                value["committed_leader_epoch"] = int(offset.partition("@")[2] or -1)
+            fields["topics"].append({**self._topic(version, topic), "partitions": [value]})
+        return fields
+
+    def _fetch(self, version: int, words: list[str], named: dict[str, str]) -> Fields:
+        topics: list[Fields] | None = None
+        if words[1:] != ["all"]:
+            topics = []
+            for word in words[1:]:
+                topic, _, partition = word.rpartition("-")
+                topics.append({**self._topic(version, topic), "partition_indexes": [int(partition)]})
+        if version < 8:
+            return {"group_id": self._group(words[0]), "topics": topics}
+        return {"groups": [{"group_id": self._group(group), "topics": topics} for group in words[0].split(",")]}
+
+    def _list(self, version: int, words: list[str], named: dict[str, str]) -> Fields:
+        fields: Fields = {}
+        if version >= 4:
+            fields["states_filter"] = list(filter(None, named.pop("states", "").split(",")))
+        if version >= 5:
+            fields["types_filter"] = list(filter(None, named.pop("types", "").split(",")))
+        return fields
+
+    def _describe(self, version: int, words: list[str], named: dict[str, str]) -> Fields:
+        fields: Fields = {"groups": [self._group(word) for word in words]}
+        if version >= 3:
+            fields["include_authorized_operations"] = named.pop("operations", "no") == "yes"
+        return fields
+
+    # Replies
+
+    def _told_join(self, version: int, reply: Any) -> str:
+        words = [_error(reply.error_code)]
+        words += [f"generation={reply.generation_id}", f"protocol={_text(reply.protocol_name)}"]
+        if version >= 7:
+            words.append(f"type={_text(reply.protocol_type)}")
+        words += [f"leader={self._label(reply.leader)}", f"member={self._label(reply.member_id)}"]
+        if version >= 9:
+            words.append(f"skip={_yes(reply.skip_assignment)}")
+        members = []
+        for member in reply.members:
+            instance = f"/{member.group_instance_id}" if version >= 5 and member.group_instance_id is not None else ""
+            members.append(f"{self._label(member.member_id)}{instance}:{bytes(member.metadata).decode()}")
+        words.append(f"members={','.join(sorted(members)) or '-'}")
+        return " ".join(words)
+
+    def _told_sync(self, version: int, reply: Any) -> str:
+        words = [_error(reply.error_code)]
+        if version >= 5:
+            words += [f"type={_text(reply.protocol_type)}", f"name={_text(reply.protocol_name)}"]
+        return " ".join([*words, f"assignment={bytes(reply.assignment).decode() or '-'}"])
+
+    def _told_heartbeat(self, version: int, reply: Any) -> str:
+        return _error(reply.error_code)
+
+    def _told_leave(self, version: int, reply: Any) -> str:
+        words = [_error(reply.error_code)]
+        if version >= 3:
+            for member in reply.members:
+                words.append(
+                    f"{self._label(member.member_id)}/{_text(member.group_instance_id)}={_error(member.error_code)}"
+                )
+        return " ".join(words)
+
+    def _told_commit(self, version: int, reply: Any) -> str:
+        words = []
+        for topic in reply.topics:
+            for partition in topic.partitions:
+                name = self._topic_name(version, topic)
+                words.append(f"{name}-{partition.partition_index}={_error(partition.error_code)}")
+        return " ".join(words) or "nothing"
+
+    def _told_fetch(self, version: int, reply: Any) -> str:
+        lines = []
+        for group in reply.groups if version >= 8 else [reply]:
+            words = [self._group_name(group.group_id)] if version >= 8 else []
+            if version >= 2:
+                words.append(_error(group.error_code))
+            offsets = []
+            for topic in group.topics:
+                for partition in topic.partitions:
+                    told = (
+                        f"{self._topic_name(version, topic)}-{partition.partition_index}={partition.committed_offset}"
+                    )
+                    if version >= 5:
+                        told += f"@{partition.committed_leader_epoch}"
+                    told += f":{_text(partition.metadata)}"
+                    if partition.error_code:
+                        told += f":{_error(partition.error_code)}"
+                    offsets.append(told)
+            lines.append(" ".join([*words, *sorted(offsets)]))
+        return "\n".join(lines)
+
+    def _told_list(self, version: int, reply: Any) -> str:
+        groups = []
+        for group in reply.groups:
+            if not group.group_id.endswith(self._suffix):
+                continue  # of another conversation with the same broker
+            told = f"{self._group_name(group.group_id)}:{_text(group.protocol_type)}"
+            if version >= 4:
+                told += f":{group.group_state}"
+            if version >= 5:
+                told += f":{group.group_type}"
+            groups.append(told)
+        return " ".join([_error(reply.error_code), *sorted(groups)])
+
+    def _told_describe(self, version: int, reply: Any) -> str:
+        lines = []
+        for group in sorted(reply.groups, key=lambda group: group.group_id):  # Kafka's order is that of a hash map
+            words = [self._group_name(group.group_id), _error(group.error_code)]
+            if version >= 6:
+                message = None if group.error_message is None else group.error_message.replace(self._suffix, "")
+                words.append(f"message={_text(message).replace(' ', '_')}")
+            words.append(f"state={group.group_state}")
+            words += [f"type={_text(group.protocol_type)}", f"data={_text(group.protocol_data)}"]
+            if version >= 3:
+                words.append(f"operations={group.authorized_operations}")
+            members = []
+            for member in group.members:
+                told = self._label(member.member_id)
+                if version >= 4:
+                    told += f"/{_text(member.group_instance_id)}"
+                told += f"({member.client_id}@{member.client_host}"
+                told += f" {bytes(member.member_metadata).decode() or '-'}"
+                told += f" {bytes(member.member_assignment).decode() or '-'})"
+                members.append(told)
+            lines.append(" ".join([*words, *sorted(members)]))
+        return "\n".join(lines)
+
+    # Names
+
+    def _group(self, name: str) -> str:
+        return name + self._suffix
+
+    def _group_name(self, group_id: str) -> str:
+        return group_id.removesuffix(self._suffix)
+
+    def _topic(self, version: int, name: str) -> Fields:
+        return {"name": name} if version < 10 else {"topic_id": self.broker.topic_id(name)}
+
+    def _topic_name(self, version: int, topic: Any) -> str:
+        if version < 10:
+            return str(topic.name)
+        return next((name for name in TOPICS if self.broker.topic_id(name) == topic.topic_id), "unknown-id")
+
+    def _label(self, member_id: str) -> str:
+        found = RANDOM_PART.match(member_id)
+        if found is None:
+            return member_id or "-"
+        if member_id not in self._labels:
+            name = found.group(1)
+            self._counts[name] = self._counts.get(name, 0) + 1
+            self._labels[member_id] = f"{name}.{self._counts[name]}"
+            self._ids[self._labels[member_id]] = member_id
+        return self._labels[member_id]
+
+    def _member_id(self, label: str) -> str:
+        return "" if label == "-" else self._ids.get(label, label)
+
+
+def settings_of(text: str) -> dict[str, str]:
+    """The broker settings that a transcript's `config` lines ask for."""
+    settings = {}
+    for line in text.splitlines():
+        if line.startswith("config "):
+            name, _, value = line.removeprefix("config ").partition("=")
+            settings[name] = value
+    return settings
+
+
+def _pairs(text: str) -> list[tuple[str, str]]:
+    pairs = []
+    for word in filter(None, text.split(",")):
+        name, _, value = word.partition(":")
+        pairs.append((name, value))
+    return pairs
+
+
+def _error(code: int) -> str:
+    return ErrorCode(code).name
+
+
+def _text(value: str | None) -> str:
+    return "null" if value is None else value or "-"
+
+
+def _nullable(text: str) -> str | None:
+    return None if text == "null" else text
+
+
+def _yes(value: bool) -> str:
+    return "yes" if value else "no"

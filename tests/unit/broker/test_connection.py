@@ -1,0 +1,340 @@
+"""Frames in, responses out in order, and what a hostile or slow peer can do: nothing to others."""
+
+import asyncio
+import struct
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tidelog.api import registry
+from tidelog.api.pending import Pending
+from tidelog.api.services import CloseConnection
+from tidelog.broker import connection as connection_module
+from tidelog.broker.connection import Connection
+from tidelog.broker.listener import Listener
+from tidelog.wire.errors import ErrorCode, InvalidRequest
+from tidelog.wire.messages.heartbeat import HeartbeatRequest, HeartbeatResponse
+from tidelog.wire.messages.produce import ProduceRequest, ProduceResponse
+
+HEARTBEAT = 12
+PRODUCE = 0
+
+
+class FakeStream:
+    peer = "10.0.0.1:4000"
+    local = "10.0.0.2:9092"
+
+    def __init__(self) -> None:
+        self.sent = b""
+        self.writes = 0
+        self.backlog_bytes = 0
+        self.reading = True
+        self.ended = ""
+
+    def write(self, pieces: list[bytes]) -> None:
+        self.sent += b"".join(pieces)
+        self.writes += 1
+
+    def pause_reading(self) -> None:
+        self.reading = False
+
+    def resume_reading(self) -> None:
+        self.reading = True
+
+    def finish(self) -> None:
+        self.ended = "finished"
+
+    def abort(self) -> None:
+        self.ended = "aborted"
+
+
+class FakeTasks:
+    """Callbacks wait until `run`; coroutines run on the test's loop."""
+
+    def __init__(self) -> None:
+        self.soon: list[tuple[Callable[..., object], tuple[object, ...]]] = []
+
+    def call_soon(self, callback: Callable[..., object], *args: object) -> None:
+        self.soon.append((callback, args))
+
+    def call_later(self, delay_s: float, callback: Callable[..., object], *args: object) -> SimpleNamespace:
+        return SimpleNamespace(cancel=lambda: None)
+
+    def spawn(self, coroutine: Any, *, name: str) -> "asyncio.Task[Any]":
+        return asyncio.get_running_loop().create_task(coroutine, name=name)
+
+    def run(self) -> None:
+        while self.soon:
+            callback, args = self.soon.pop(0)
+            callback(*args)
+
+
+class Bench:
+    """A connection whose Heartbeat and Produce handlers are the test's."""
+
+    def __init__(self, **settings: int) -> None:
+        config = {
+            "socket_request_max_bytes": 1 << 20,
+            "max_connections": 100,
+            "max_connections_per_ip": 100,
+            "connections_max_idle_ms": 60_000,
+            "queued_max_request_bytes": -1,
+        } | settings
+        self.tasks = FakeTasks()
+        self.now_s = 0.0
+        clock = SimpleNamespace(monotonic=lambda: self.now_s)
+        self.services = SimpleNamespace(
+            config=SimpleNamespace(**config), runtime=SimpleNamespace(clock=clock, tasks=self.tasks)
+        )
+        self.listener = Listener(self.services)  # type: ignore[arg-type]
+        self.requests: list[Any] = []
+        self.answers: list[Any] = []
+        self.stream = FakeStream()
+        self.connection = self.connect(self.stream)
+
+    def connect(self, stream: FakeStream) -> Connection:
+        connection = Connection(self.listener, self.services)  # type: ignore[arg-type]
+        connection.connected(stream)
+        return connection
+
+    def handle(self, services: Any, context: Any, request: Any) -> Any:
+        self.requests.append(request)
+        answer = self.answers.pop(0) if self.answers else None
+        if answer is None:
+            return HeartbeatResponse() if context.api_key == HEARTBEAT else ProduceResponse()
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def feed(self, data: bytes, step: int = 1 << 30, connection: Connection | None = None) -> None:
+        connection = connection or self.connection
+        while data and connection.open:
+            buffer = connection.get_buffer()
+            part = data[: min(step, len(buffer))]
+            buffer[: len(part)] = part
+            connection.received(len(part))
+            data = data[len(part) :]
+
+    def correlation_ids(self) -> list[int]:
+        found, position = [], 0
+        while position < len(self.stream.sent):
+            size, correlation_id = struct.unpack_from(">ii", self.stream.sent, position)
+            found.append(correlation_id)
+            position += 4 + size
+        return found
+
+
+def frame(correlation_id: int, key: int = HEARTBEAT, version: int = 3, body: bytes | None = None) -> bytes:
+    if body is None:
+        message = HeartbeatRequest(group_id="g", member_id="m") if key == HEARTBEAT else ProduceRequest(acks=1)
+        body = message.encode(version)
+    content = struct.pack(">hhih", key, version, correlation_id, 4) + b"test" + body
+    return struct.pack(">i", len(content)) + content
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
+    return make_bench(monkeypatch)
+
+
+def make_bench(monkeypatch: pytest.MonkeyPatch, **settings: int) -> Bench:
+    made = Bench(**settings)
+    for key, version, request, response in (
+        (HEARTBEAT, 3, HeartbeatRequest, HeartbeatResponse),
+        (PRODUCE, 7, ProduceRequest, ProduceResponse),
+    ):
+        route = object.__new__(registry.Route)
+        route.api_key, route.version, route.name = key, version, response.name
+        route.handle = made.handle
+        route.decode = request.decoder(version)  # type: ignore[attr-defined]
+        route.response = response
+        route.encode = response.pieces_encoder(version)  # type: ignore[attr-defined]
+        route.flexible_request = route.flexible_response = False
+        monkeypatch.setitem(registry._routes, key << 16 | version, route)
+    return made
+
+
+@pytest.mark.parametrize("step", [1, 3, 7, 64, 1 << 20])
+def test_frames_are_whole_however_they_arrive(bench: Bench, step: int) -> None:
+    bench.feed(b"".join(frame(i) for i in range(20)), step)
+    bench.tasks.run()
+    assert bench.correlation_ids() == list(range(20))
+    assert all(r == HeartbeatRequest(group_id="g", member_id="m") for r in bench.requests)
+
+
+def test_a_frame_larger_than_the_shared_buffer_arrives(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = make_bench(monkeypatch, socket_request_max_bytes=8 << 20)
+    member = "m" * 30_000
+    body = HeartbeatRequest(group_id="g" * 30_000, member_id=member).encode(3)
+    padding = b"\0" * (5 << 20)  # trailing bytes are passed over, as Kafka does
+    bench.feed(frame(1, body=body + padding), 100_000)
+    assert bench.requests[0].member_id == member
+    assert bench.correlation_ids() == [1]
+
+
+def test_answers_leave_in_the_order_of_the_requests(bench: Bench) -> None:
+    first: Pending[ProduceResponse] = Pending()
+    second: Pending[ProduceResponse] = Pending()
+    bench.answers = [first, second, ProduceResponse()]
+    bench.feed(b"".join(frame(i, PRODUCE, 7) for i in (1, 2, 3)))
+    assert len(bench.requests) == 3  # produce requests follow each other while acknowledgements wait
+    second.complete(ProduceResponse())
+    assert bench.correlation_ids() == []
+    first.complete(ProduceResponse())
+    assert bench.correlation_ids() == [1, 2, 3]
+
+
+def test_other_requests_wait_for_the_one_before(bench: Bench) -> None:
+    parked: Pending[HeartbeatResponse] = Pending()
+    bench.answers = [parked]
+    bench.feed(frame(1) + frame(2))
+    assert len(bench.requests) == 1
+    assert not bench.stream.reading
+    parked.complete(HeartbeatResponse())
+    bench.tasks.run()
+    assert bench.correlation_ids() == [1, 2]
+    assert bench.stream.reading
+
+
+def test_a_parked_request_alone_does_not_stop_reading(bench: Bench) -> None:
+    bench.answers = [Pending()]
+    bench.feed(frame(1))
+    assert bench.stream.reading  # so that the client's going away is noticed at once
+
+
+def test_pipelined_requests_are_bounded(bench: Bench) -> None:
+    bench.answers = [Pending() for _ in range(connection_module.PIPELINED_MAX + 10)]
+    for i in range(connection_module.PIPELINED_MAX + 5):
+        if bench.stream.reading:
+            bench.feed(frame(i, PRODUCE, 7))
+            bench.tasks.run()
+    assert len(bench.requests) == connection_module.PIPELINED_MAX
+    assert not bench.stream.reading
+
+
+def test_a_client_that_does_not_read_is_read_no_further(bench: Bench) -> None:
+    bench.stream.backlog_bytes = connection_module.BACKLOG_BYTES_MAX + 1
+    bench.feed(frame(1))
+    assert not bench.requests
+    assert not bench.stream.reading
+    bench.stream.backlog_bytes = 0
+    bench.connection.drained()
+    assert bench.correlation_ids() == [1]
+    assert bench.stream.reading
+
+
+def test_many_small_requests_yield_the_loop_and_are_answered_together(bench: Bench) -> None:
+    count = connection_module.REQUESTS_PER_TURN + 10
+    bench.feed(b"".join(frame(i) for i in range(count)))
+    assert len(bench.requests) == connection_module.REQUESTS_PER_TURN
+    assert bench.stream.writes == 1
+    bench.tasks.run()
+    assert bench.correlation_ids() == list(range(count))
+
+
+def test_a_coroutine_is_awaited_and_its_error_is_the_answer(bench: Bench) -> None:
+    async def later() -> HeartbeatResponse:
+        raise InvalidRequest("no")
+
+    async def scenario() -> None:
+        bench.answers = [later()]
+        bench.feed(frame(1))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+
+    asyncio.run(scenario())
+    assert bench.stream.sent[-2:] == struct.pack(">h", ErrorCode.INVALID_REQUEST)
+
+
+def test_a_bug_in_a_handler_answers_that_request_only(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    bench.answers = [RuntimeError("bug")]
+    bench.feed(frame(1) + frame(2))
+    assert bench.correlation_ids() == [1, 2]
+    assert "request failed" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", "HTTP"),
+        (struct.pack(">i", 2**31 - 1) + b"x" * 10, "socket.request.max.bytes"),
+        (struct.pack(">i", -1), "outside"),
+        (struct.pack(">i", 0), "outside"),
+        (frame(1, key=999, body=b""), "not served"),
+        (frame(1, version=99, body=b""), "not served"),
+        (frame(1, body=b"\0\1"), "Heartbeat v3"),
+        (struct.pack(">i", 12) + struct.pack(">hhih", HEARTBEAT, 3, 1, 1000) + b"xx", "header"),
+    ],
+)
+def test_what_is_no_request_closes_the_connection(
+    bench: Bench, data: bytes, reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "tidelog.connection")
+    bench.feed(data)
+    assert not bench.connection.open
+    assert bench.stream.ended == "aborted"
+    assert reason in caplog.text
+    assert bench.listener.connection_count == 0
+
+
+def test_acks_zero_with_an_error_hangs_up(bench: Bench) -> None:
+    bench.answers = [CloseConnection("produce failed")]
+    bench.feed(frame(1, PRODUCE, 7))
+    assert bench.stream.ended == "aborted"
+
+
+def test_a_claimed_length_takes_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = make_bench(monkeypatch, socket_request_max_bytes=100 << 20)
+    bench.feed(struct.pack(">i", 100 << 20) + b"x" * 100)
+    assert len(bench.connection.get_buffer()) <= 2 << 20
+
+
+def test_unfinished_requests_have_a_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = make_bench(monkeypatch, queued_max_request_bytes=3000)
+    streams = [FakeStream() for _ in range(4)]
+    for stream in streams:
+        bench.feed(struct.pack(">i", 996) + b"x", connection=bench.connect(stream))
+    assert [s.ended for s in streams] == ["", "", "", "aborted"]
+
+
+def test_connections_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = make_bench(monkeypatch, max_connections=2)
+    second, third = FakeStream(), FakeStream()
+    bench.connect(second)
+    bench.connect(third)
+    assert (second.ended, third.ended) == ("", "aborted")
+
+
+def test_idle_and_half_sent_frames_end_but_long_polls_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = make_bench(monkeypatch, connections_max_idle_ms=1000)
+    half, polling = FakeStream(), FakeStream()
+    bench.feed(frame(1)[:-1], connection=bench.connect(half))
+    bench.answers = [Pending()]
+    bench.feed(frame(1), connection=bench.connect(polling))
+    bench.now_s = 5.0
+    bench.listener._sweep()
+    assert (half.ended, polling.ended) == ("aborted", "")
+
+
+def test_a_lost_client_frees_what_it_waits_for(bench: Bench) -> None:
+    freed: list[bool] = []
+    parked: Pending[HeartbeatResponse] = Pending(on_abandon=lambda: freed.append(True))
+    bench.answers = [parked]
+    bench.feed(frame(1))
+    bench.connection.closed(None)
+    assert freed == [True]
+    parked.complete(HeartbeatResponse())
+    assert bench.stream.sent == b""
+
+
+def test_draining_answers_what_was_asked_and_takes_no_more(bench: Bench) -> None:
+    parked: Pending[HeartbeatResponse] = Pending()
+    bench.answers = [parked]
+    bench.feed(frame(1))
+    bench.connection.drain()
+    bench.feed(frame(2))
+    parked.complete(HeartbeatResponse())
+    assert bench.correlation_ids() == [1]
+    assert bench.stream.ended == "finished"

@@ -1,0 +1,114 @@
+"""The codecs: round trips, framings, limits, broken data."""
+
+import gzip
+import random
+from typing import Any
+
+import cramjam
+import pytest
+
+from tidelog.wire.batches import Codec
+from tidelog.wire.compression import TooLargeDecompressed, compress, decompress
+from tidelog.wire.primitives import MalformedMessage
+
+LIMIT = 1 << 20
+CODECS = [Codec.GZIP, Codec.SNAPPY, Codec.LZ4, Codec.ZSTD]
+NOISE = random.Random(1).randbytes(200_000)
+PAYLOADS = {
+    "empty": b"",
+    "byte": b"x",
+    "text": b"orders and stock " * 3,
+    "blocks": b"0123456789abcdef" * 20_000,
+    "noise": NOISE,
+}
+
+
+@pytest.mark.parametrize("payload", PAYLOADS.values(), ids=PAYLOADS.keys())
+@pytest.mark.parametrize("codec", [Codec.NONE, *CODECS])
+@pytest.mark.parametrize("buffer", [bytes, bytearray, memoryview])
+def test_round_trip(codec: Codec, payload: bytes, buffer: Any) -> None:
+    assert bytes(decompress(codec, buffer(bytes(compress(codec, buffer(payload)))), LIMIT)) == payload
+
+
+def test_gzip_is_the_common_format() -> None:
+    assert gzip.decompress(compress(Codec.GZIP, b"abc")) == b"abc"
+    assert bytes(decompress(Codec.GZIP, gzip.compress(b"abc") + gzip.compress(b"def"), LIMIT)) == b"abcdef"
+
+
+def test_lz4_blocks_are_independent() -> None:
+    """The Java client refuses frames whose blocks depend on each other."""
+    frame = bytes(compress(Codec.LZ4, PAYLOADS["blocks"]))
+    assert frame[:7].hex() == "04224d18604082"
+    assert frame[4] & 0x20
+    assert frame.endswith(bytes(4))
+    whole = bytearray(len(PAYLOADS["blocks"]))
+    assert cramjam.lz4.decompress_into(frame, whole) == len(whole)
+
+
+def test_lz4_blocks_that_do_not_shrink_are_stored() -> None:
+    frame = bytes(compress(Codec.LZ4, NOISE))
+    assert int.from_bytes(frame[7:11], "little") == 65_536 | 1 << 31
+    assert frame[11 : 11 + 65_536] == NOISE[:65_536]
+
+
+def test_lz4_frames_of_others_are_read() -> None:
+    linked = bytes(cramjam.lz4.compress(PAYLOADS["blocks"]))
+    assert not linked[4] & 0x20
+    assert bytes(decompress(Codec.LZ4, linked, LIMIT)) == PAYLOADS["blocks"]
+
+
+def test_snappy_is_written_as_java_does() -> None:
+    data = bytes(compress(Codec.SNAPPY, PAYLOADS["blocks"]))
+    assert data[:16] == b"\x82SNAPPY\x00\x00\x00\x00\x01\x00\x00\x00\x01"
+    size = int.from_bytes(data[16:20], "big")
+    assert bytes(cramjam.snappy.decompress_raw(data[20 : 20 + size])) == PAYLOADS["blocks"][:32_768]
+
+
+def test_bare_snappy_is_read() -> None:
+    assert bytes(decompress(Codec.SNAPPY, bytes(cramjam.snappy.compress_raw(b"abc" * 50)), LIMIT)) == b"abc" * 50
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_a_bomb_is_refused(codec: Codec) -> None:
+    bomb = bytes(compress(codec, bytes(8 << 20)))
+    with pytest.raises(TooLargeDecompressed):
+        decompress(codec, bomb, LIMIT)
+    assert len(decompress(codec, bomb, 8 << 20)) == 8 << 20
+
+
+def test_a_bare_snappy_bomb_is_refused_by_its_claim() -> None:
+    with pytest.raises(TooLargeDecompressed):
+        decompress(Codec.SNAPPY, bytes.fromhex("ffffffff0f") + b"abc", LIMIT)
+
+
+def test_many_snappy_blocks_share_the_limit() -> None:
+    block = bytes(cramjam.snappy.compress_raw(bytes(30_000)))
+    data = b"\x82SNAPPY\x00" + bytes.fromhex("0000000100000001") + (len(block).to_bytes(4, "big") + block) * 40
+    with pytest.raises(TooLargeDecompressed):
+        decompress(Codec.SNAPPY, data, LIMIT)
+    assert len(decompress(Codec.SNAPPY, data, 1_200_000)) == 1_200_000
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_broken_data(codec: Codec) -> None:
+    good = bytes(compress(codec, PAYLOADS["text"]))
+    for broken in (b"garbage!" * 4, good[: len(good) // 2], good[:-1]):
+        with pytest.raises(MalformedMessage, match=codec.name.lower()):
+            decompress(codec, broken, LIMIT)
+
+
+@pytest.mark.parametrize(
+    "data",
+    ["82534e4150505900", "82534e4150505900 00000001 00000001 0000", "82534e4150505900 00000001 00000001 7fffffff 00"],
+)
+def test_broken_xerial_framing(data: str) -> None:
+    with pytest.raises(MalformedMessage):
+        decompress(Codec.SNAPPY, bytes.fromhex(data), LIMIT)
+
+
+@pytest.mark.parametrize("codec", [5, 6, 7])
+def test_unknown_codecs(codec: int) -> None:
+    with pytest.raises(MalformedMessage, match="not known"):
+        decompress(codec, b"", LIMIT)
+    with pytest.raises(ValueError, match="not known"):
+        compress(codec, b"")
