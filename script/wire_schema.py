@@ -21,7 +21,9 @@ JARS = {
     "kafka-raft": "raft",
     "kafka-storage": "storage",
 }
-"""Artifacts of org.apache.kafka with a folder common/message, and the name of the table's section."""
+"""Artifacts of org.apache.kafka that hold definitions, and the name of the table's section."""
+FOLDERS = ("common/message/", "message/")
+"""Where the definitions are in a jar; the second in kafka-storage."""
 
 HEADER = """\
 # Facts of Apache Kafka {version}'s message definitions, made by script/wire-schema: do not edit.
@@ -85,7 +87,7 @@ def _texts(folder: Path, artifact: str, section: str) -> Iterator[str]:
     for path in sorted(folder.glob(f"{artifact}-[0-9]*.jar")):
         with zipfile.ZipFile(path) as jar:
             for name in jar.namelist():
-                if name.startswith("common/message/") and name.endswith(".json"):
+                if name.startswith(FOLDERS) and name.endswith(".json"):
                     yield jar.read(name).decode()
     for path in sorted((folder / section).glob("**/*.json")):
         yield path.read_text()
@@ -151,12 +153,14 @@ def field_line(field: Json) -> str:
 
 
 def _default_text(field: Json) -> str:
-    """The default where it is not the type's own; numbers in decimal."""
-    if "default" not in field:
-        return ""
-    value = field["default"]
+    """The default where it is not the type's own; numbers in decimal.
+
+    Kafka's generator takes the string "null" to mean null. JSON's own null it takes for no default at all, so that the
+    field starts as an empty array or struct.
+    """
+    value = field.get("default")
     if value is None:
-        return "null"
+        return ""
     text = str(value).strip()
     if text == "null":
         return text

@@ -2,18 +2,18 @@
 
 import logging
 from collections.abc import Callable
-from typing import TypeVar
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any, TypeVar, cast
 
 logger = logging.getLogger("tidelog.spark")
 
 F = TypeVar("F", bound=Callable[..., object])
 
-try:
-    import numba
-except ImportError:  # numba comes later than Python's newest release: the numpy path serves until then
-    numba = None
+AVAILABLE = find_spec("numba") is not None
+"""False on a Python that is newer than numba: the numpy path serves until then."""
 
-AVAILABLE = numba is not None
+_numba: Any = import_module("numba") if AVAILABLE else None
 
 
 def compiled(function: F) -> F:
@@ -22,15 +22,15 @@ def compiled(function: F) -> F:
     The machine code is cached beside the module, or in the user's cache directory where that cannot be written; where
     neither can, it is compiled anew in each process (2 to 3 s).
     """
-    if numba is None:
+    if not AVAILABLE:
         return function
     try:
-        return numba.njit(function, cache=True, nogil=True)  # type: ignore[no-any-return]
+        return cast(F, _numba.njit(function, cache=True, nogil=True))
     except RuntimeError as error:  # no directory for the cache
         logger.warning("numba keeps no cache of compiled code: %s", error)
-        return numba.njit(function, nogil=True)  # type: ignore[no-any-return]
+        return cast(F, _numba.njit(function, nogil=True))
 
 
 def inlined(function: F) -> F:
     """Compile into its callers; returned as it is where numba is missing."""
-    return function if numba is None else numba.njit(function, inline="always")
+    return cast(F, _numba.njit(function, inline="always")) if AVAILABLE else function

@@ -1,6 +1,7 @@
 """Record batches to Arrow columns by compiled code."""
 
 from itertools import groupby
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -80,8 +81,8 @@ def _column(count: int, size: int) -> Column:
     return Column(ends, _array(count, np.uint8), _array(size, np.uint8))
 
 
-def _array(count: int, kind: type) -> "np.ndarray[tuple[int], np.dtype[np.generic]]":
-    """Not filled. From Arrow's memory pool, which keeps pages: fresh ones from the system cost more than the decoding."""
+def _array(count: int, kind: type) -> Any:
+    """Not filled. From Arrow's memory pool, which keeps pages: fresh ones cost more than the decoding."""
     return np.frombuffer(pa.allocate_buffer(count * np.dtype(kind).itemsize), kind)
 
 

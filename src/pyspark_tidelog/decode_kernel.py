@@ -43,7 +43,7 @@ class Column(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """Where a walk writes. Room for the counts of all runs, and for all of the data in each column, is the caller's duty."""
+    """Where a walk writes. The caller sees to room for the rows of all runs and, in each column, for all the data."""
 
     offsets: Int64s
     timestamps_us: Int64s
@@ -58,7 +58,7 @@ class Rows(NamedTuple):
 
 
 @inlined
-def _varlong(data: Any, at: int, end: int) -> tuple[int, int]:
+def _varlong(data: Any, at: int, end: int) -> Any:
     """A zigzag varint and the position after it, which is -1 when it does not end before `end` or is too long."""
     value = np.uint64(0)
     shift = np.uint64(0)
@@ -84,7 +84,7 @@ def _varint(data: Any, at: int, end: int) -> tuple[int, int]:
 
 @inlined
 def _size(data: Any, at: int, end: int) -> tuple[int, int]:
-    """A length, of which any negative one means null, and the position after it; -1 when its bytes do not end by `end`."""
+    """A length (negative: null) and the position after it, which is -1 when that many bytes are not there."""
     size, at = _varint(data, at, end)
     if size > end - at:
         at = -1
@@ -112,7 +112,7 @@ def _microseconds(timestamp_ms: int) -> int:
 
 @inlined
 def _take_headers(data: Any, at: int, end: int, left: int, rows: Any, ends: Any, kept: bool) -> Any:
-    """Append `left` headers. The three new ends (headers, key bytes, value bytes), and the position after them or -1."""
+    """Append `left` headers. The new ends (headers, key bytes, value bytes), and the position after them or -1."""
     header, key_bytes, value_bytes = ends
     while at >= 0 and left > 0:
         left -= 1
@@ -133,9 +133,10 @@ def _take_headers(data: Any, at: int, end: int, left: int, rows: Any, ends: Any,
 
 @compiled
 def walk(data: Bytes, runs: Int64s, low: int, high: int, wanted: int, rows: Rows) -> int:
-    """Append the records with low <= offset < high of all runs to `rows`. WELL_FORMED; or MALFORMED, with FAILED_AT set.
+    """Append the records with low <= offset < high of all runs to `rows`.
 
-    `wanted` is a sum of WANT_*: what is not wanted is skipped over, and null or empty in `rows`.
+    Returns WELL_FORMED, or MALFORMED with FAILED_AT set. `wanted` is a sum of WANT_*: what is not wanted is skipped
+    over, and null or empty in `rows`.
     """
     filled = rows.filled
     row, key_bytes, value_bytes = filled[ROWS], filled[KEY_BYTES], filled[VALUE_BYTES]

@@ -150,7 +150,7 @@ def _spans(data: Bytes, at: Int64s, ends: Int64s) -> tuple[Spans, Int64s]:
 
 
 def _header_spans(data: Bytes, at: Int64s, ends: Int64s, counts: Int64s) -> tuple[Int64s, Spans, Spans, Int64s]:
-    """The headers of all records in their order: each one's record, key and value; and the positions after each record."""
+    """The headers of all records in order: each one's record, key and value; and the positions after the records."""
     at = at.copy()
     found: list[tuple[Int64s, Spans, Spans]] = []
     rows = np.flatnonzero(counts > 0)
@@ -166,14 +166,13 @@ def _header_spans(data: Bytes, at: Int64s, ends: Int64s, counts: Int64s) -> tupl
         return np.zeros(0, np.int64), none, none, at
     owners = np.concatenate([rows for rows, _, _ in found])
     order = np.argsort(owners, kind="stable")
-    keys, values = (
-        Spans(
-            np.concatenate([step[part].at for step in found])[order],
-            np.concatenate([step[part].sizes for step in found])[order],
-        )
-        for part in (1, 2)
+    return owners[order], _joined([k for _, k, _ in found], order), _joined([v for _, _, v in found], order), at
+
+
+def _joined(steps: list[Spans], order: Int64s) -> Spans:
+    return Spans(
+        np.concatenate([spans.at for spans in steps])[order], np.concatenate([spans.sizes for spans in steps])[order]
     )
-    return owners[order], keys, values, at
 
 
 def _require(holds: npt.NDArray[np.bool_], positions: Int64s) -> None:
@@ -190,7 +189,7 @@ def _strings(parts: list[tuple[Bytes, Spans]], kind: pa.DataType) -> pa.Array:
 
 
 def _gathered(data: Bytes, spans: Spans, kind: pa.DataType) -> pa.Array:
-    """Copy byte strings out of the data: an array whose even items are the strings and whose odd ones lie between them."""
+    """Copy byte strings out of the data: every second item of an array that spans all of it."""
     count = len(spans.at)
     if not count:
         return pa.array([], kind)

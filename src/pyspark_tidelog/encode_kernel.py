@@ -21,7 +21,7 @@ class Strings(NamedTuple):
 
 
 class Records(NamedTuple):
-    """Columns of equal length, one row for each record. Row i's headers are those from `headers[i]` to `headers[i + 1]`."""
+    """Columns of equal length, a row for each record. Row i has the headers from `headers[i]` to `headers[i + 1]`."""
 
     keys: Strings
     values: Strings
@@ -31,19 +31,19 @@ class Records(NamedTuple):
 
 
 @inlined
-def _times(a: int, b: int) -> int:
+def _times(a: Any, b: Any) -> Any:
     return (a * b) & np.uint64(_UINT32)
 
 
 @compiled
-def murmur2(data: Bytes, begin: int, end: int) -> int:
+def murmur2(data: Bytes, begin: int, end: int) -> Any:
     """The 32-bit hash of `data[begin:end]` by which Java's default partitioner spreads keys, unsigned."""
     factor = np.uint64(_MURMUR_FACTOR)
     size = end - begin
-    hashed = np.uint64(_MURMUR_SEED ^ (size & _UINT32))
+    hashed: Any = np.uint64(_MURMUR_SEED ^ (size & _UINT32))
     at = begin
     while at + 4 <= end:
-        word = np.uint64(data[at]) | np.uint64(data[at + 1]) << np.uint64(8)
+        word: Any = np.uint64(data[at]) | np.uint64(data[at + 1]) << np.uint64(8)
         word |= np.uint64(data[at + 2]) << np.uint64(16) | np.uint64(data[at + 3]) << np.uint64(24)
         word = _times(word, factor)
         word ^= word >> np.uint64(24)
@@ -60,7 +60,7 @@ def murmur2(data: Bytes, begin: int, end: int) -> int:
 
 @compiled
 def place(keys: Strings, count: int, target: Int32s) -> None:
-    """For each row with a key whose target is -1 yet, the partition of Java's default partitioner, of `count` in all."""
+    """Where there is a key and the target is -1, set the partition that Java's partitioner chooses of `count`."""
     for row in range(len(target)):
         if target[row] < 0 and keys.valid[row]:
             hashed = murmur2(keys.data, keys.ends[row], keys.ends[row + 1])
@@ -90,12 +90,12 @@ def _put_varint(target: Any, at: int, value: int) -> int:
 
 
 @inlined
-def _length(column: Any, row: int) -> int:
+def _length(column: Any, row: int) -> Any:
     return np.int64(column.ends[row + 1]) - np.int64(column.ends[row]) if column.valid[row] else -1
 
 
 @inlined
-def _put_string(target: Any, at: int, column: Any, row: int) -> int:
+def _put_string(target: Any, at: int, column: Any, row: int) -> Any:
     size = _length(column, row)
     at = _put_varint(target, at, size)
     source, to = np.uint64(column.ends[row]), np.uint64(at)
@@ -105,13 +105,13 @@ def _put_string(target: Any, at: int, column: Any, row: int) -> int:
 
 
 @inlined
-def _string_bytes(column: Any, row: int) -> int:
+def _string_bytes(column: Any, row: int) -> Any:
     size = _length(column, row)
     return _varint_bytes(size) + max(size, 0)
 
 
 @compiled
-def record_bytes(records: Records, row: int, delta: int) -> int:
+def record_bytes(records: Records, row: int, delta: int) -> Any:
     """Of one record after its length: attributes, deltas of time (0) and offset, key, value, headers."""
     first, after = records.headers[row], records.headers[row + 1]
     size = 2 + _varint_bytes(delta) + _string_bytes(records.keys, row) + _string_bytes(records.values, row)

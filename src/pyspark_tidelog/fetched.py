@@ -1,4 +1,4 @@
-"""From the bytes of a fetch to the record batches that a reader may see: framing, checksums, control batches, aborts."""
+"""From the bytes of a fetch to the record batches that a reader may see: framing, checksums, control batches."""
 
 from collections.abc import Iterable, Iterator
 
@@ -60,7 +60,7 @@ def visible(headers: Iterable[BatchHeader], fetched: Fetched, isolation: int) ->
 def _is_abort(header: BatchHeader) -> bool:
     """A control batch holds one record whose key says what it marks: version, type (16 bits each; KIP-98).
 
-    Before the key there are the record's length, attributes, deltas of time and offset, and the key's length; each takes
+    Before the key stand the record's length, attributes, deltas of time and offset, and the key's length; each takes
     one byte, for the record is short and the only one. The batch is not compressed.
     """
     key = header.position + HEADER_BYTES + 5

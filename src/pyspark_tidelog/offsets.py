@@ -1,4 +1,7 @@
-"""Where to begin and where to end, in the JSON of Spark's Kafka source: {"topic": {"0": 23, "1": -2}}; -2 is earliest, -1 latest."""
+"""Where to begin and where to end, in the JSON of Spark's Kafka source.
+
+{"topic": {"0": 23, "1": -2}}: an offset for each partition, where -2 is the earliest and -1 the latest.
+"""
 
 import json
 from collections.abc import Iterable, Mapping

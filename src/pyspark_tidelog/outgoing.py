@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from struct import Struct
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -51,7 +51,7 @@ class Outgoing:
         """Of the records without a key, where the next bunch goes: tasks begin at different ones."""
 
     def batches(self, rows: pa.RecordBatch) -> dict[TopicPartition, list[bytearray]]:
-        """The rows as record batches, in their order within each partition. Raises SchemaError for impossible values."""
+        """The rows as record batches, in their order within each partition. Raises SchemaError for wrong values."""
         columns = {name: rows.column(i) for i, name in enumerate(rows.schema.names)}
         records = records_of(columns)
         found: dict[TopicPartition, list[bytearray]] = {}
@@ -76,24 +76,25 @@ class Outgoing:
         for code, name in enumerate(names.dictionary.to_pylist()):
             yield name, np.flatnonzero(codes == code)
 
-    def _targets(self, topic: str, columns: Columns, records: Records, numbers: Int64s) -> Int32s:
+    def _targets(self, topic: str, columns: Columns, records: Records, numbers: Int64s) -> Any:
         """The partition of each of these rows: the partition column's, the key's, or the next in turn."""
         count = self._partition_count(topic)
         targets = np.full(len(records.keys.valid), BY_KEY, np.int32)
         if "partition" in columns:
-            given = pc.fill_null(columns["partition"], BY_KEY).to_numpy()
-            outside = numbers[(given[numbers] >= count) | (given[numbers] < BY_KEY)]
-            if len(outside):
-                raise SchemaError(f"column partition says {given[outside[0]]}; topic {topic} has {count} partitions")
-            targets[:] = given
+            column = columns["partition"]
+            targets[:] = pc.fill_null(column, BY_KEY).to_numpy()
+            impossible = column.is_valid().to_numpy(zero_copy_only=False) & ((targets < 0) | (targets >= count))
+            if impossible[numbers].any():
+                value = targets[numbers][impossible[numbers]][0]
+                raise SchemaError(f"column partition says {value}; topic {topic} has {count} partitions")
         place(records.keys, count, targets)
-        chosen = targets[numbers]
+        chosen: Any = targets[numbers]
         keyless = np.flatnonzero(chosen == BY_KEY)
         if len(keyless):
             chosen[keyless] = self._in_turn(columns, len(keyless), count)
         return chosen
 
-    def _in_turn(self, columns: Columns, rows: int, count: int) -> Int32s:
+    def _in_turn(self, columns: Columns, rows: int, count: int) -> Any:
         """Bunches of about one batch's size go to one partition after the other."""
         average = columns["value"].nbytes // max(1, len(columns["value"])) + 1
         bunch = max(1, self._batch_bytes // average)
@@ -135,7 +136,11 @@ class Outgoing:
         batch: list[Record] = []
         size = 0
         for record in _plain_records(columns, numbers, now_ms):
-            grown = len(record.key or b"") + len(record.value or b"") + sum(len(n) + len(v or b"") for n, v in record.headers)
+            grown = (
+                len(record.key or b"")
+                + len(record.value or b"")
+                + sum(len(n) + len(v or b"") for n, v in record.headers)
+            )
             if batch and size + grown > self._batch_bytes:
                 yield encode_batch(batch, codec=self._codec)
                 batch, size = [], 0
@@ -169,7 +174,7 @@ def _strings(column: pa.Array) -> Strings:
     return Strings(_fixed(offsets), _fixed(valid), _fixed(np.frombuffer(data or b"", np.uint8)))
 
 
-def _fixed(array: Bytes) -> Bytes:
+def _fixed(array: Any) -> Any:
     """Read-only, for the compiled code to see one type whatever the buffer is."""
     array.flags.writeable = False
     return array

@@ -27,10 +27,10 @@ class OffsetRange(NamedTuple):
 
 
 def cut_to(limit: int, begin: Mapping[TopicPartition, int], end: Mapping[TopicPartition, int]) -> Offsets:
-    """Ends that lie at most `limit` offsets ahead of `begin` in all, shared out in proportion to what each partition has.
+    """Ends at most `limit` offsets ahead of `begin` in all, shared out in proportion to what each partition has.
 
-    A partition with anything to read gets at least one offset, so that none starves behind a large one; the limit may be
-    passed by as many offsets as there are such partitions. A partition whose end is before its begin keeps its end.
+    A partition with anything to read gets at least one offset, so that none starves behind a large one; the limit may
+    be passed by as many offsets as there are such partitions. An end before its begin stays as it is.
     """
     sizes = {tp: max(0, end[tp] - begin[tp]) for tp in end}
     total = sum(sizes.values())
@@ -42,8 +42,8 @@ def cut_to(limit: int, begin: Mapping[TopicPartition, int], end: Mapping[TopicPa
 def split(ranges: Iterable[OffsetRange], min_partitions: int, max_records: int) -> list[OffsetRange]:
     """Non-empty ranges, cut where needed: into pieces of `max_records` at most, then into `min_partitions` at least.
 
-    0 says no such wish. Pieces of one range differ by one offset at most. Fewer than `min_partitions` come out only when
-    there are fewer offsets.
+    0 says no such wish. Pieces of one range differ by one offset at most. Fewer than `min_partitions` come out only
+    when there are fewer offsets.
     """
     whole = [r for r in ranges if r.size > 0]
     pieces = [max(1, -(-r.size // max_records) if max_records else 1) for r in whole]

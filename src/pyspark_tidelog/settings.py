@@ -1,7 +1,7 @@
 """Which options there are, how a text becomes a value, and why an option is refused.
 
-A `kafka.*` option is named as the setting of Kafka's own clients, after the prefix. One that has no meaning here is refused,
-never ignored: a job must not believe in a setting that nobody heeds.
+A `kafka.*` option is named as the setting of Kafka's own clients, after the prefix. One that has no meaning here is
+refused, never ignored: a job must not believe in a setting that nobody heeds.
 """
 
 import difflib
@@ -86,7 +86,7 @@ class Options:
         return given[0] if given else None
 
     def refuse_others(self, known: tuple[str, ...], unsupported: Mapping[str, str]) -> None:
-        """Raises OptionError, by name, for the first option that is not among `known`, with the reason or the nearest name."""
+        """Raises OptionError for the first option that is not among `known`, with the reason or the nearest name."""
         names = {name.lower(): name for name in known}
         reasons = {name.lower(): (name, reason) for name, reason in unsupported.items()}
         reasons |= {PREFIX + name: (PREFIX + name, reason) for name, reason in REFUSED.items()}

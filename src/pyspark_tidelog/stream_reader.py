@@ -68,10 +68,10 @@ class TidelogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def prepareForTriggerAvailableNow(self) -> None:
         """What is there now is what the query reads before it stops."""
         lookup = self._lookup()
-        self._target = lookup.latest(lookup.partitions())
+        self._target = self._latest = lookup.latest(lookup.partitions())
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """The end of the next micro-batch. `start` itself, letter for letter, when there is nothing (enough) to read."""
+        """The end of the next micro-batch; `start` itself, when there is nothing (enough) to read."""
         first = start == NOTHING_READ
         read = offsets_of(start)
         begun = self._initial() if first else {}  # before the ends, which must not lie before it

@@ -1,7 +1,7 @@
 """The sink: rows become record batches, sent whole, at least once.
 
-A task that is run again, and a micro-batch that is replayed, writes its rows again. Nothing that was written is ever taken
-back: `abort` may be called for messages that a later attempt commits.
+A task that is run again, or a micro-batch that is replayed, writes its rows again. Nothing that was written is ever
+taken back: `abort` may be called for messages that a later attempt commits.
 """
 
 import time
@@ -22,7 +22,6 @@ from tidelog.wire.errors import RecordTooLarge
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from pyspark_tidelog.outgoing import Outgoing
 
 ROUND_BYTES = 32 << 20
 """Of the record batches that are sent before an answer is awaited."""

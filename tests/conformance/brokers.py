@@ -17,7 +17,14 @@ SETTINGS: Mapping[str, str] = {
     "group.initial.rebalance.delay.ms": "0",
     "group.min.session.timeout.ms": "400",
     "group.max.size": "3",
+    "offsets.topic.replication.factor": "1",
+    "transaction.state.log.replication.factor": "1",
+    "transaction.state.log.min.isr": "1",
+    "share.coordinator.state.topic.replication.factor": "1",
+    "share.coordinator.state.topic.min.isr": "1",
 }
+# Kafka always decodes what it appends; Tidelog does when it is told to.
+TIDELOG_SETTINGS: Mapping[str, str] = {**SETTINGS, "record.validation": "full"}
 READY_TIMEOUT_S = 60.0
 ADDRESS = re.compile(r"([\w.\-]+):(\d+)")
 
@@ -31,7 +38,7 @@ def tidelog() -> Iterator[tuple[str, int]]:
     """A Tidelog broker of this environment, with the settings, in a directory of its own; yields (host, port)."""
     with tempfile.TemporaryDirectory(prefix="conform-") as directory:
         program = Path(sys.executable).with_name("tidelog")
-        command = [str(program), "start", "--listen", "127.0.0.1:0", "--data", directory, *settings_flags()]
+        command = [str(program), "start", "--listen", "127.0.0.1:0", "--data", directory, *settings_flags(TIDELOG_SETTINGS)]
         with running(command) as address:
             yield address
 
@@ -39,13 +46,13 @@ def tidelog() -> Iterator[tuple[str, int]]:
 @contextlib.contextmanager
 def from_template(template: str, port: int) -> Iterator[tuple[str, int]]:
     """The broker of a command with {port}, {next_port} and {settings} in it; yields (host, port)."""
-    text = template.format(port=port, next_port=port + 1, settings=shlex.join(settings_flags()))
+    text = template.format(port=port, next_port=port + 1, settings=shlex.join(settings_flags(SETTINGS)))
     with running(shlex.split(text)) as address:
         yield address
 
 
-def settings_flags() -> list[str]:
-    return [word for key, value in SETTINGS.items() for word in ("--set", f"{key}={value}")]
+def settings_flags(settings: Mapping[str, str]) -> list[str]:
+    return [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
 
 
 @contextlib.contextmanager

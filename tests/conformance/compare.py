@@ -15,7 +15,9 @@ from .values import evaluate
 
 ALONE: tuple[Any, ...] = (0, -1, "", b"", None, messages.ZERO_ID)  # stand for themselves under `bound`
 CLOCK_SLACK_MS = 2_000
-NAMING = ("name", "api_key")  # the fields by which rules may name an item of a list
+NAMING = ("name", "api_key", "group_id", "key")  # the fields that tell the items of a list apart
+SETTING = re.compile(r"configs\[\d+\]$")  # rules may name these
+LIST_HOWS = ("order", "subset", "extra")
 ITEM = re.compile(r"\[\d+\]")
 RECORD_FIELDS = {("Fetch", "responses[].partitions[].records")}
 
@@ -31,11 +33,7 @@ class Difference(NamedTuple):
     path: str  # with indexes
     recorded: object
     ours: object
-
-    @property
-    def place(self) -> str:
-        """The path without indexes, as rules name it."""
-        return erased(self.path)
+    place: str = ""  # the path as a rule names it
 
 
 class Bindings:
@@ -100,11 +98,11 @@ def compare_runs(
         differences += comparison.compare(mine)
         tally.add(comparison.fields, comparison.used)
     for text in ours.broken:
-        differences.append(Difference(run.name, "", 0, "-", -1, "@condition", "held", text))
+        differences.append(Difference(run.name, "", 0, "-", -1, "@condition", "held", text, "@condition"))
     if ours.stopped or len(ours.outcomes) != len(recorded.outcomes):
         reached = f"{len(ours.outcomes)} answers: {ours.stopped}"
         differences.append(
-            Difference(run.name, "", 0, "-", -1, "@stopped", f"{len(recorded.outcomes)} answers", reached)
+            Difference(run.name, "", 0, "-", -1, "@stopped", f"{len(recorded.outcomes)} answers", reached, "@stopped")
         )
     return differences
 
@@ -159,64 +157,63 @@ class Comparison:
         return self.differences
 
     def _walk(self, path: str, recorded: Tree, ours: Tree) -> None:
-        if path.endswith("]") and isinstance(recorded, dict):
-            self._item_names[path] = next((f"[{key}={recorded[key]}]" for key in NAMING if key in recorded), "[]")
+        if SETTING.search(path) and isinstance(recorded, dict) and "name" in recorded:
+            self._item_names[path] = f"[name={recorded['name']}]"
         if (self.api, erased(path)) in RECORD_FIELDS and isinstance(recorded, bytes) and isinstance(ours, bytes):
             recorded, ours = decode_batches(recorded), decode_batches(ours)
         if isinstance(recorded, dict) and isinstance(ours, dict):
             for field in dict.fromkeys([*recorded, *ours]):
                 below = f"{path}.{field}" if path else field
-                if field in recorded and field in ours:
-                    self._walk(below, recorded[field], ours[field])
-                else:
-                    self._differ(below, recorded.get(field, "no such field"), ours.get(field, "no such field"))
+                self._walk(below, recorded.get(field, "no such field"), ours.get(field, "no such field"))
         elif isinstance(recorded, list) and isinstance(ours, list):
             self._lists(path, recorded, ours)
         else:
             self._leaf(path, recorded, ours)
 
     def _lists(self, path: str, recorded: list[Tree], ours: list[Tree]) -> None:
-        for rule in self._rules(path + "[]"):
-            if rule.how in ("order", "subset"):
-                if self._aligned(rule, path, recorded, ours):
-                    return
-                break
-        if len(recorded) != len(ours):
-            self._differ(path + "[]", _shown(recorded), _shown(ours))
-        for index, (left, right) in enumerate(zip(recorded, ours, strict=False)):
-            self._walk(f"{path}[{index}]", left, right)
-
-    def _aligned(self, rule: Rule, path: str, recorded: list[Tree], ours: list[Tree]) -> bool:
-        """Compares two lists whose order is free. False: they are in the same order anyway."""
-        field, _, needs = rule.argument.partition("; needs ")
-        if not field:
-            left, right = sorted(recorded, key=repr), sorted(ours, key=repr)
-            if recorded != ours:
-                self._use(rule)
-            recorded, ours = left, right
-        else:
-            keys = [self._translated(f"{path}[].{field}", item[field]) for item in recorded]
-            own_keys = [item[field] for item in ours]
-            if keys == own_keys:
-                return False
+        rule = next((r for r in self._rules(path + "[]") if r.how in LIST_HOWS), None)
+        field = _key_field(recorded, ours) if rule is None else rule.argument.partition(";")[0].strip()
+        if field:
+            recorded, ours = self._paired(rule, field, path, recorded, ours)
+        elif rule is not None and recorded != ours:
             self._use(rule)
-            if rule.how == "subset":
-                wanted = [w.strip() for w in needs.split(",") if needs]
-                missing = [w for w in wanted if w not in map(str, own_keys)]
-                if missing:
-                    self._differ(path + "[]", f"{field} {', '.join(missing)}", "not there")
-                recorded = [item for item, key in zip(recorded, keys, strict=True) if key in own_keys]
-                keys = [key for key in keys if key in own_keys]
-            extra = [key for key in own_keys if key not in keys]
-            lost = [key for key in keys if key not in own_keys]
-            if extra or lost or len(keys) != len(own_keys):
-                self._differ(path + "[]", f"{field}: {keys}", f"{field}: {own_keys}")
-                recorded = [item for item, key in zip(recorded, keys, strict=True) if key in own_keys]
-                keys = [key for key in keys if key in own_keys]
-            ours = [ours[own_keys.index(key)] for key in keys]
+            recorded, ours = sorted(recorded, key=repr), sorted(ours, key=repr)
+        if len(recorded) != len(ours):
+            free = next((r for r in self._rules(path + "[]") if r.how == "any"), None)
+            if free is None:
+                self._differ(path + "[]", _shown(recorded), _shown(ours))
+            else:
+                self._use(free)
         for index, (theirs, mine) in enumerate(zip(recorded, ours, strict=False)):
             self._walk(f"{path}[{index}]", theirs, mine)
-        return True
+
+    def _paired(
+        self, rule: Rule | None, field: str, path: str, recorded: list[Tree], ours: list[Tree]
+    ) -> tuple[list[Tree], list[Tree]]:
+        """The items that both have, in the order of the recording; what one lacks, and another order, is told here."""
+        keys = [self._translated(f"{path}[].{field}", item[field]) for item in recorded]
+        own_keys = [item[field] for item in ours]
+        if keys == own_keys:
+            return recorded, ours
+        if rule is not None:
+            self._use(rule)
+        lost = [key for key in keys if key not in own_keys]
+        extra = [key for key in own_keys if key not in keys]
+        names = [w.strip() for w in rule.argument.partition(";")[2].split(",")] if rule else []
+        if rule is not None and rule.how == "subset":
+            lost = [key for key in lost if str(key) in names]
+        if rule is not None and rule.how == "extra":
+            extra = [key for key in extra if str(key) not in names]
+        if lost:
+            self._differ(path + "[]", f"{field} {lost}", "not there")
+        if extra:
+            self._differ(path + "[]", "not there", f"{field} {extra}")
+        common = [key for key in keys if key in own_keys]
+        if rule is None and [key for key in own_keys if key in keys] != common:
+            self._differ(path + "[]", f"order {keys}", f"order {own_keys}")
+        if len(common) != len(set(map(repr, common))) or len(own_keys) != len(set(map(repr, own_keys))):
+            return recorded, ours  # items that have no key of their own: as they stand
+        return [recorded[keys.index(key)] for key in common], [ours[own_keys.index(key)] for key in common]
 
     def _translated(self, path: str, value: Any) -> Any:
         for rule in self._rules(path):
@@ -226,33 +223,32 @@ class Comparison:
 
     def _leaf(self, path: str, recorded: Any, ours: Any) -> None:
         self.fields += 1
+        same = recorded == ours and type(recorded) is type(ours)
         rules = self._rules(path)
-        for rule in rules:
-            if rule.how in ("bound", "time") and recorded not in ALONE:
-                self._use(rule)
-                if not self._allows(rule, recorded, ours):
-                    self._differ(path, recorded, ours)
-                return
-        if recorded == ours and type(recorded) is type(ours):
+        bound = recorded not in ALONE and any(rule.how == "bound" for rule in rules)
+        if same and not bound:
             return
         for rule in rules:
             if self._allows(rule, recorded, ours):
                 self._use(rule)
                 return
-        self._differ(path, recorded, ours)
+        if not same or bound:
+            self._differ(path, recorded, ours)
 
     def _allows(self, rule: Rule, recorded: Any, ours: Any) -> bool:
         if rule.how == "bound":
             return self.bindings.agree(rule.argument, recorded, ours)
         if rule.how == "time":
-            return bool(recorded == ours) or (_within(recorded, self.theirs) and _within(ours, self.ours))
+            return _within(recorded, self.theirs) and _within(ours, self.ours)
         if rule.how == "worded":
             return isinstance(recorded, str) and isinstance(ours, str) and bool(recorded) == bool(ours)
+        if rule.how == "explained":
+            return isinstance(ours, str) and bool(ours)
         if rule.how == "from":
             low, _, high = rule.argument.partition(" to ")
             return all(isinstance(v, int) and int(low) <= v <= int(high) for v in (recorded, ours))
         if rule.how == "value":
-            before, _, after = rule.argument.partition(" -> ")
+            before, _, after = rule.argument.partition("->")
             return str(recorded) == before.strip() and str(ours) == after.strip()
         return rule.how == "any"
 
@@ -277,7 +273,9 @@ class Comparison:
     def _differ(self, path: str, recorded: object, ours: object) -> None:
         step = self.step
         self.differences.append(
-            Difference(self.run.name, step.case, step.line, self.api, self.recorded.version, path, recorded, ours)
+            Difference(
+                self.run.name, step.case, step.line, self.api, self.recorded.version, path, recorded, ours, self._named(path)
+            )
         )
 
 
@@ -292,6 +290,15 @@ def _select(tree: Tree, selection: Selection, variables: dict[str, Any]) -> None
     for items in find(tree, selection.path, variables):
         if items is not None:
             items[:] = [item for item in items if item[selection.field] in wanted]
+
+
+def _key_field(recorded: list[Tree], ours: list[Tree]) -> str:
+    """The field that tells the items of both lists apart; "" where there is none."""
+    for field in NAMING:
+        both = [[item.get(field) for item in items if isinstance(item, dict)] for items in (recorded, ours)]
+        if all(None not in keys and len(set(keys)) == len(keys) > 0 for keys in both):
+            return field
+    return ""
 
 
 def _shown(items: list[Tree]) -> str:

@@ -117,7 +117,7 @@ class Conduct:
         try:
             for index, step in enumerate(self.run.conversation.steps):
                 self._take(index, step)
-        except (Stop, OSError) as error:
+        except (Stop, OSError, messages.Undecodable) as error:
             stopped = f"line {step.line}: {error}"
         finally:
             for connection in self.connections.values():
@@ -136,7 +136,8 @@ class Conduct:
 
     def _take(self, index: int, step: Step) -> None:
         if step.mode == "close":
-            self.connections.pop(step.connection).close()
+            if step.connection in self.connections:
+                self.connections.pop(step.connection).close()
         elif step.mode == "receive":
             self._finish(step, self._receive(step.connection))
         elif step.mode == "frame":
@@ -190,7 +191,9 @@ class Conduct:
         self._finish(step, self._receive(step.connection))
 
     def _receive(self, name: str) -> Outcome:
-        connection = self.connections[name]
+        connection = self.connections.get(name)
+        if connection is None:
+            raise Stop("the connection was closed before")
         if not connection.pending:
             raise BadText(f"nothing was sent on connection {name}")
         index, api_key, version, correlation_id, frame, sent = connection.pending.pop(0)

@@ -1,5 +1,6 @@
 """What a comparison found, for people: differences that are alike are one line."""
 
+import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -7,6 +8,14 @@ from . import messages
 from .compare import Difference, Tally
 from .exchange import Outcome, Transcript
 from .rules import Rule, Rules
+
+VALUE_LETTERS_MAX = 300
+PASSING = (
+    (re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"), "<uuid>"),
+    (re.compile(r"(?<=')[\w-]{21}[AQgw](?=')"), "<id>"),
+    (re.compile(r"\b1[78]\d{11}\b"), "<time>"),
+    (re.compile(r"\btook \d+"), "took N"),
+)
 
 
 class Alike(NamedTuple):
@@ -20,7 +29,8 @@ def differences_text(differences: Iterable[Difference], examples: int = 3) -> st
     """Differences grouped by API, field and values, with versions, count and the first places."""
     groups: dict[Alike, list[Difference]] = {}
     for d in differences:
-        groups.setdefault(Alike(d.api, d.place, _value(d.place, d.recorded), _value(d.place, d.ours)), []).append(d)
+        alike = Alike(d.api, d.place, _value(d, d.recorded), _value(d, d.ours))
+        groups.setdefault(alike, []).append(d)
     lines = []
     for alike, members in sorted(groups.items(), key=lambda g: (g[0].api, g[0].place)):
         versions = ranges(sorted({d.version for d in members}))
@@ -99,8 +109,11 @@ def _compact(tree: object, field: str = "") -> str:
     return repr(tree) if isinstance(tree, str) else str(tree)
 
 
-def _value(place: str, value: object) -> str:
-    if place.endswith("error_code") and isinstance(value, int):
+def _value(difference: Difference, value: object) -> str:
+    """A value without what only says which conversation it was, so that the same difference is told once."""
+    if difference.place.endswith("error_code") and isinstance(value, int):
         return f"{messages.error_name(value)} ({value})"
-    text = repr(value)
-    return text if len(text) <= 300 else text[:300] + "..."
+    text = repr(value).replace(difference.run, "$run")
+    for pattern, name in PASSING:
+        text = pattern.sub(name, text)
+    return text if len(text) <= VALUE_LETTERS_MAX else text[:VALUE_LETTERS_MAX] + "..."

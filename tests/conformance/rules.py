@@ -12,14 +12,15 @@ VERSIONS: all, N, N- or N-M. The path has no indexes: `topics[].partitions[].lea
     bound NAME        each value of the recording stands for one value of the broker, the same everywhere it is seen under NAME;
                       0, -1, "" and null stand for themselves
     time              both are clock times within their own run, or both the same
-    worded            both null, both empty, or both a text
+    worded            both a text, each in its own words
+    explained         the broker has a text, whatever was recorded
     from A to B       both numbers in that range
     order FIELD       a list that is compared by FIELD, in any order
     order             a list that is compared item by item, in any order
-    subset FIELD      what the broker lists is a part of what was recorded, compared by FIELD, in any order;
-      needs A, B      these at least
+    subset FIELD; A, B    what the broker lists is a part of what was recorded, in any order, by FIELD; A and B at least
+    extra FIELD; A, B     the broker lists A and B too, in any order, by FIELD
     value A -> B      the recording has A where the broker has B
-    any               not compared
+    any               not compared; of a list (`topics[]`): how many items there are
 """
 
 import fnmatch
@@ -32,7 +33,7 @@ from .values import BadText
 
 FILE = Path(__file__).parent / "allowed.txt"
 LINE = re.compile(r"(?:in (?P<conversation>\S+): )?(?P<path>\S+)")
-HOWS = ("bound", "time", "worded", "from", "order", "subset", "value", "any")
+HOWS = ("bound", "time", "worded", "explained", "from", "order", "subset", "extra", "value", "any")
 
 
 class Rule(NamedTuple):

@@ -123,16 +123,14 @@ class VirtualBroker:
             else topic
             for name, topic in made.items()
         }
-        broker = BrokerRegistration(NODE_ID, 0, "", (Endpoint("PLAINTEXT", "PLAINTEXT", "broker.example", 9092),), None)
+        broker = BrokerRegistration(NODE_ID, 0, "", (Endpoint(listener="PLAINTEXT", protocol="PLAINTEXT", host="broker.example", port=9092),), None)
         image = MetadataImage(
             brokers={NODE_ID: broker}, topics=made, topics_by_id={topic.topic_id: topic for topic in made.values()}
         )
         for index in range(topics.get(CONSUMER_OFFSETS, 0)):
             self.partitions.table.setdefault((CONSUMER_OFFSETS, index), MemoryPartition(CONSUMER_OFFSETS, index))
         old, self.metadata.image = self.metadata.image, image
-        with_loop = self.loop.create_future()
-        self.loop.call_soon(lambda: (self.groups.on_image(old, image), with_loop.set_result(None)))
-        self.loop.run_until_complete(with_loop)
+        self.loop.call_soon(self.groups.on_image, old, image)
         self.settle()
 
     def start_coordinators(self) -> None:

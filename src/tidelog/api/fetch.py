@@ -11,15 +11,24 @@ from typing import TYPE_CHECKING, Final
 from tidelog.api.fetch_sessions import FetchContext, FetchItem
 from tidelog.api.pending import Pending
 from tidelog.api.services import RequestContext, Services
-from tidelog.replication.partition import READ_COMMITTED, Partition
+from tidelog.replication.partition import READ_COMMITTED, READ_UNCOMMITTED, Partition
 from tidelog.runtime.interfaces import FileRegion
-from tidelog.wire.errors import ApiError, NotLeaderOrFollower
+from tidelog.wire.errors import (
+    ApiError,
+    ErrorCode,
+    FencedLeaderEpoch,
+    NotLeaderOrFollower,
+    OffsetOutOfRange,
+    UnknownTopicId,
+    UnknownTopicOrPartition,
+)
 from tidelog.wire.messages.fetch import (
     AbortedTransaction,
     EpochEndOffset,
     FetchableTopicResponse,
     FetchRequest,
     FetchResponse,
+    LeaderIdAndEpoch,
     PartitionData,
 )
 
@@ -35,6 +44,8 @@ def handle(
     services: Services, context: RequestContext, request: FetchRequest
 ) -> FetchResponse | Pending[FetchResponse]:
     """Answer at once when enough is there, nothing may be waited for, or something is wrong; else park."""
+    if request.isolation_level not in (READ_UNCOMMITTED, READ_COMMITTED):
+        return _unknown_isolation(context, request)
     try:
         fetching = services.fetch_sessions.context(request, context.api_version)
     except ApiError as error:
@@ -49,6 +60,24 @@ def handle(
     pending: Pending[FetchResponse] = Pending(on_abandon=fetch.abandon)
     services.runtime.tasks.spawn(fetch.warm(cold, pending), name="fetch-cold-read")
     return pending
+
+
+def _unknown_isolation(context: RequestContext, request: FetchRequest) -> FetchResponse:
+    """Kafka's own answer to an isolation level that is neither 0 nor 1."""
+    response = FetchResponse(error_code=ErrorCode.UNKNOWN_SERVER_ERROR)
+    if context.api_version < 13:
+        for topic in request.topics:
+            refused = [
+                PartitionData(
+                    partition_index=asked.partition,
+                    error_code=ErrorCode.UNKNOWN_SERVER_ERROR,
+                    high_watermark=-1,
+                    records=_EMPTY,
+                )
+                for asked in topic.partitions
+            ]
+            response.responses.append(FetchableTopicResponse(topic=topic.topic, partitions=refused))
+    return response
 
 
 class Fetch:
@@ -156,15 +185,18 @@ class Fetch:
             found = partition.read(
                 item.fetch_offset, min(item.bytes_max, self._bytes_max - self.found_bytes), self._isolation
             )
+        except (UnknownTopicOrPartition, UnknownTopicId) as error:
+            data.error_code = error.code  # no reason to keep the others from waiting
+            return
         except ApiError as error:
             data.error_code = error.code
             self._failed = True
+            if isinstance(error, NotLeaderOrFollower | FencedLeaderEpoch):
+                self._tell_leader(item, data)
             return
-        data.high_watermark = partition.high_watermark
-        data.last_stable_offset = partition.last_stable_offset
-        data.log_start_offset = partition.log_start_offset
-        if self._isolation == READ_COMMITTED:
-            data.aborted_transactions = []
+        self._tell_offsets(partition, data)
+        if self._isolation == READ_UNCOMMITTED:
+            data.aborted_transactions = None
         if found.file is None or not found.size:
             return
         # The first batch may be larger than every limit (KIP-74), but only for the first partition that has any.
@@ -179,10 +211,24 @@ class Fetch:
                 for t in partition.log.aborted_transactions(item.fetch_offset, data.last_stable_offset)
             ]
 
+    def _tell_leader(self, item: FetchItem, data: PartitionData) -> None:
+        """Where the client may go instead (KIP-951)."""
+        if item.partition is not None and self._context.api_version >= 16:
+            data.current_leader = LeaderIdAndEpoch(self._services.config.node_id, item.partition.leader_epoch)
+
+    def _tell_offsets(self, partition: Partition, data: PartitionData) -> None:
+        data.high_watermark = partition.high_watermark
+        data.last_stable_offset = partition.last_stable_offset
+        data.log_start_offset = partition.log_start_offset
+
     def _partition(self, item: FetchItem) -> Partition:
         known = item.partition
-        if known is not None and not known.deleted:
-            return known
+        if known is not None:
+            if not known.deleted:
+                return known
+            item.partition = None
+            self._failed = True  # whoever waits for it is told at once
+            raise UnknownTopicOrPartition("the topic was deleted")
         partitions = self._services.partitions
         topic = item.topic
         return partitions.get(topic if isinstance(topic, str) else partitions.topic_name(topic), item.index)
@@ -190,8 +236,11 @@ class Fetch:
     def _diverges(self, partition: Partition, item: FetchItem, data: PartitionData) -> bool:
         """Whether the client's log parts from ours before its fetch offset; tells it where (KIP-595)."""
         epoch, end_offset = partition.log.end_offset_for(item.last_fetched_epoch)
+        if end_offset < 0:
+            raise OffsetOutOfRange(f"leader epoch {item.last_fetched_epoch} is not known in this log")
         if epoch >= item.last_fetched_epoch and end_offset >= item.fetch_offset:
             return False
+        self._tell_offsets(partition, data)
         data.diverging_epoch = EpochEndOffset(epoch=epoch, end_offset=end_offset)
         return True
 

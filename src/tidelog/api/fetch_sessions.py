@@ -151,8 +151,6 @@ class FetchSessions:
         return FetchContext(list(session.items.values()), session, incremental=True)
 
     def _create(self, items: list[FetchItem], uses_topic_ids: bool) -> FetchSession | None:
-        if not items:
-            return None
         now_s = self._clock.monotonic()
         if len(self._sessions) >= self._sessions_max:
             if not self._sessions:
@@ -169,8 +167,10 @@ class FetchSessions:
 
 
 def items_of(request: "FetchRequest", uses_topic_ids: bool) -> list[FetchItem]:
-    return [
-        FetchItem(topic.topic_id if uses_topic_ids else topic.topic, asked)
-        for topic in request.topics
-        for asked in topic.partitions
-    ]
+    """What the request names, each partition once: as it is named last."""
+    found = {}
+    for topic in request.topics:
+        key: TopicKey = topic.topic_id if uses_topic_ids else topic.topic
+        for asked in topic.partitions:
+            found[key, asked.partition] = FetchItem(key, asked)
+    return list(found.values())

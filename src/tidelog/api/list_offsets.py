@@ -33,7 +33,8 @@ def handle(services: Services, context: RequestContext, request: ListOffsetsRequ
         seen: dict[int, int] = {}
         for partition in topic.partitions:
             seen[partition.partition_index] = seen.get(partition.partition_index, 0) + 1
-        answers = [_answer(services, context, request, topic.name, p, seen) for p in topic.partitions]
+        each = {p.partition_index: p for p in topic.partitions}.values()
+        answers = [_answer(services, context, request, topic.name, p, seen) for p in each]
         topics.append(ListOffsetsTopicResponse(name=topic.name, partitions=answers))
     return ListOffsetsResponse(topics=topics)
 
@@ -55,6 +56,8 @@ def _answer(
         partition = services.partitions.get(topic, asked.partition_index)
         partition.check_leader_epoch(asked.current_leader_epoch)
         _look_up(partition, request.isolation_level, asked.timestamp, answer)
+        if context.api_version < 4:
+            answer.leader_epoch = -1  # there is no place for it
     except ApiError as error:
         answer.error_code = error.code
     return answer
@@ -69,7 +72,8 @@ def _look_up(partition: "Partition", isolation: int, timestamp: int, answer: Lis
         answer.leader_epoch = partition.leader_epoch
     elif timestamp in (EARLIEST, EARLIEST_LOCAL):
         answer.offset = partition.log_start_offset
-        answer.leader_epoch = log.epochs.epoch_at(answer.offset)
+        empty = answer.offset == partition.log_end_offset
+        answer.leader_epoch = partition.leader_epoch if empty else log.epochs.epoch_at(answer.offset)
     elif timestamp in (LATEST_TIERED, EARLIEST_PENDING_UPLOAD):
         pass  # nothing is ever tiered
     else:

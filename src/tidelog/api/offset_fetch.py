@@ -88,7 +88,10 @@ class _Fetch:
 
     def _ask(self, services: Services, place: int, group_id: str, asked: list[Asked] | None) -> None:
         def read(durable: DurableGroup | None) -> list[OffsetFetchResponseTopics]:
-            return _all_topics(self._image, durable) if asked is None else [_topic(topic, durable) for topic in asked]
+            if asked is None:
+                return _all_topics(self._image, durable)
+            known_first = sorted(asked, key=lambda topic: topic.error != ErrorCode.NONE)  # as Kafka has it
+            return [_topic(topic, durable) for topic in known_first]
 
         def reply(answer: list[OffsetFetchResponseTopics] | ApiError) -> None:
             group = self._groups[place]

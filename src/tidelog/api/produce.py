@@ -9,16 +9,18 @@ from typing import TYPE_CHECKING
 
 from tidelog.api.pending import Pending
 from tidelog.api.services import NO_RESPONSE, CloseConnection, RequestContext, Services
-from tidelog.wire.batches import TRANSACTIONAL_BIT, check_produced
+from tidelog.log.validation import RefusedRecords
+from tidelog.wire.batches import Codec, check_produced
 from tidelog.wire.errors import (
     ApiError,
     ErrorCode,
     InvalidRecord,
     InvalidTopic,
-    NotEnoughReplicas,
     RequestTimedOut,
+    UnsupportedCompressionType,
 )
 from tidelog.wire.messages.produce import (
+    BatchIndexAndErrorMessage,
     PartitionProduceData,
     PartitionProduceResponse,
     ProduceRequest,
@@ -29,10 +31,9 @@ from tidelog.wire.messages.produce import (
 if TYPE_CHECKING:
     from tidelog.replication.partition import Partition
 
-ACKS_ALL = -1
 ADMIN_CLIENT_ID = "__admin_client"
 """The one client that Kafka lets write to internal topics."""
-NO_TRANSACTIONS = "transactions are not served by this broker"
+ZSTD_SINCE = 7
 
 _Waiting = list[tuple["Partition", int, PartitionProduceResponse]]
 
@@ -42,23 +43,26 @@ def handle(
 ) -> ProduceResponse | Pending[ProduceResponse] | CloseConnection | None:
     """Append every batch, in order; answer when all are committed at the level that `acks` asks for."""
     by_id = context.api_version >= 13
-    refused = _check_request(request)
     partitions = services.partitions
     waiting: _Waiting = []
     failed: PartitionProduceResponse | None = None
-    topics = []
+    topics: list[TopicProduceResponse] = []
     for topic in request.topic_data:
         answers = []
-        for data in topic.partition_data:
+        for data in topic.partition_data if len(topic.partition_data) == 1 else _last_of_each(topic.partition_data):
+            partition = None
             try:
-                if refused is not None:
-                    raise refused
+                if not -1 <= request.acks <= 1:
+                    raise ApiError(f"acks must be -1, 0 or 1, not {request.acks}", ErrorCode.INVALID_REQUIRED_ACKS)
                 partition = partitions.get(partitions.topic_name(topic.topic_id) if by_id else topic.name, data.index)
-                answer = _append(partition, context, request.acks, data, waiting)
+                answer = _append(partition, context, data, waiting)
             except ApiError as error:
-                answer = failed = _refusal(data.index, error)
+                answer = failed = _refusal(data.index, partition, error)
             answers.append(answer)
-        topics.append(TopicProduceResponse(topic.name, topic.topic_id, answers))
+        if topics and any(topic.name == t.name and topic.topic_id == t.topic_id for t in topics):
+            _merge(topics, topic.name, topic.topic_id, answers)
+        elif answers:
+            topics.append(TopicProduceResponse(topic.name, topic.topic_id, answers))
     partitions.wake_fetches()
     if request.acks == 0:
         if failed is None:
@@ -70,17 +74,21 @@ def handle(
     return _Acknowledgement(services, waiting, request.timeout_ms, response).pending
 
 
-def _check_request(request: ProduceRequest) -> ApiError | None:
-    """What is wrong with the request as a whole, and so the answer for each of its partitions."""
-    if not -1 <= request.acks <= 1:
-        return ApiError(f"acks must be -1, 0 or 1, not {request.acks}", ErrorCode.INVALID_REQUIRED_ACKS)
-    if request.transactional_id is not None:
-        return ApiError(NO_TRANSACTIONS, ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
-    return None
+def _merge(
+    topics: list[TopicProduceResponse], name: str, topic_id: bytes, answers: list[PartitionProduceResponse]
+) -> None:
+    """A topic that is named in several entries is answered in one."""
+    first = next(t for t in topics if t.name == name and t.topic_id == topic_id)
+    first.partition_responses += answers
+
+
+def _last_of_each(data: list[PartitionProduceData]) -> list[PartitionProduceData]:
+    """A partition that is named twice gets the last batch alone, as in Kafka."""
+    return list({d.index: d for d in data}.values())
 
 
 def _append(
-    partition: "Partition", context: RequestContext, acks: int, data: PartitionProduceData, waiting: _Waiting
+    partition: "Partition", context: RequestContext, data: PartitionProduceData, waiting: _Waiting
 ) -> PartitionProduceResponse:
     """Append one partition's batch; raises ApiError. What is not committed yet goes on `waiting`."""
     if partition.internal and context.client_id != ADMIN_CLIENT_ID:
@@ -89,10 +97,10 @@ def _append(
     if not records:
         raise InvalidRecord("the request carries no record batch for this partition")
     header = check_produced(records)
-    if header.attributes & TRANSACTIONAL_BIT:
-        raise ApiError(NO_TRANSACTIONS, ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
-    if acks == ACKS_ALL and partition.config.min_insync_replicas > 1:
-        raise NotEnoughReplicas(f"min.insync.replicas is {partition.config.min_insync_replicas}, this broker is alone")
+    if context.api_version < ZSTD_SINCE and header.codec == Codec.ZSTD:
+        raise UnsupportedCompressionType(f"zstd comes with Produce v{ZSTD_SINCE} (KIP-110)")
+    if header.size != len(records):
+        records = records[: header.size]
     base_offset, next_offset, append_time_ms, log_start_offset, _ = partition.append(records, header)
     answer = PartitionProduceResponse(data.index, 0, base_offset, append_time_ms, log_start_offset)
     if partition.high_watermark < next_offset:
@@ -100,10 +108,14 @@ def _append(
     return answer
 
 
-def _refusal(index: int, error: ApiError) -> PartitionProduceResponse:
-    return PartitionProduceResponse(
-        index=index, error_code=error.code, base_offset=-1, error_message=error.message or None
-    )
+def _refusal(index: int, partition: "Partition | None", error: ApiError) -> PartitionProduceResponse:
+    answer = PartitionProduceResponse(index)
+    _refuse(answer, error)
+    if partition is not None and not isinstance(error, InvalidTopic):
+        answer.log_start_offset = partition.log_start_offset
+    if isinstance(error, RefusedRecords):
+        answer.record_errors = [BatchIndexAndErrorMessage(place, text) for place, text in error.record_errors]
+    return answer
 
 
 class _Acknowledgement:

@@ -24,7 +24,6 @@ class Entry(NamedTuple):
 
 COMMANDS = {
     "start": Entry("tidelog.cli.start_help", "Broker", "Run a broker."),
-    "log": Entry("tidelog.cli.log", "Broker", "Look into log files: dump and verify them."),
     "topic": Entry("tidelog.cli.topic", "Topics and records", "Create, list, describe, change and delete topics."),
     "produce": Entry("tidelog.cli.produce", "Topics and records", "Write the lines of stdin to a topic."),
     "consume": Entry("tidelog.cli.consume", "Topics and records", "Print the records of a topic."),
@@ -45,7 +44,7 @@ class LazyGroup(TyperGroup):
         return list(COMMANDS)
 
     def resolve_command(self, ctx: typer.Context, args: list[str]) -> Any:  # type: ignore[override]
-        name, _, rest = super().resolve_command(ctx, args)  # type: ignore[arg-type]
+        name, _, rest = super().resolve_command(ctx, args)
         assert name is not None
         module = importlib.import_module(COMMANDS[name].module)
         return name, typer.main.get_command(module.app), rest
@@ -83,21 +82,27 @@ def tidelog(
 
 def run(arguments: Sequence[str]) -> int:
     """Run one command; returns the exit code. Errors are one line on stderr; a closed pipe and Ctrl-C are quiet."""
-    command = typer.main.get_command(app)
     try:
-        with command.make_context("tidelog", list(arguments) or ["--help"]) as context:
-            result = command.invoke(context)
+        code = execute(arguments)
         sys.stdout.flush()
-    except typer.Exit as leave:
-        return leave.exit_code
-    except CommandError as error:
-        return fail(str(error), 2 if isinstance(error, UsageError) else 1)
     except BrokenPipeError:
         # Whoever read our output has gone; the interpreter must not flush into the closed pipe as it ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return PIPE_CLOSED
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
+    return code
+
+
+def execute(arguments: Sequence[str]) -> int:
+    command = typer.main.get_command(app)
+    try:
+        with command.make_context("tidelog", list(arguments) or ["--help"]) as context:
+            result = command.invoke(context)
+    except typer.Exit as leave:
+        return leave.exit_code
+    except CommandError as error:
+        return fail(str(error), 2 if isinstance(error, UsageError) else 1)
     except Exception as error:
         if told := known_failure(error):
             return told

@@ -264,6 +264,7 @@ def plot(
         return
     from tidelog.cli.plots import line_plot
 
+    print()
     screen = console()
     drawn = line_plot(xs, ys, title=title, x_label=x_label, width=min(screen.width, 100), x_ticks=ticks)
     screen.print(drawn, markup=False, style="cyan")

@@ -83,7 +83,8 @@ def describe(
     if json:
         print_json([group_json(group) | {"members": members_json(group)} for group in described])
         return
-    for group in described:
+    for number, group in enumerate(described):
+        print("\n" * bool(number), end="")
         facts = [f"state {state(group)}", f"protocol {group.type.name.lower()}"]
         if group.partition_assignor:
             facts.append(f"assignor {group.partition_assignor}")

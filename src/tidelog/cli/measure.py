@@ -245,7 +245,8 @@ def percentile(sorted_values: Sequence[float], percent: float) -> float:
 
 def rates(points: Sequence[Point]) -> tuple[list[float], list[float]]:
     """The middle of each interval between points, seconds, and the records per second in it."""
-    pairs = [(a, b) for a, b in pairwise(points) if b.seconds > a.seconds]
+    # What is left over at the end is too short an interval to have a rate.
+    pairs = [(a, b) for a, b in pairwise(points) if b.seconds - a.seconds >= SAMPLE_S / 2]
     return (
         [(a.seconds + b.seconds) / 2 for a, b in pairs],
         [(b.records - a.records) / (b.seconds - a.seconds) for a, b in pairs],

@@ -9,11 +9,11 @@ from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from tidelog import __version__
+from tidelog.cli.event_loop import new_event_loop
 from tidelog.cli.failures import explain
 from tidelog.cli.logs import configure_logging
 from tidelog.cli.start import FAILED, Options
 from tidelog.config.broker_config import BrokerConfig, ConfigError
-from tidelog.runtime.event_loop import new_event_loop
 from tidelog.runtime.interfaces import Runtime
 
 log = logging.getLogger("tidelog.cli")

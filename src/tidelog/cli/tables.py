@@ -51,7 +51,12 @@ def print_table(table: Table) -> None:
 def console(stderr: bool = False) -> "Console":
     from rich.console import Console
 
-    return Console(stderr=stderr, highlight=False, soft_wrap=False)
+    class PipeConsole(Console):
+        def on_broken_pipe(self) -> None:
+            """rich would end the process here; how a closed pipe ends a command is decided in one place."""
+            raise BrokenPipeError
+
+    return PipeConsole(stderr=stderr, highlight=False)
 
 
 def rich_table(table: Table) -> "RichTable":
@@ -65,6 +70,7 @@ def rich_table(table: Table) -> "RichTable":
         title_justify="left",
         header_style="bold cyan",
         pad_edge=False,
+        show_edge=False,
         show_footer=bool(table.footer),
         footer_style="bold",
     )

@@ -14,6 +14,8 @@ from tidelog.cli.when import span
 if TYPE_CHECKING:
     from confluent_kafka.admin import AdminClient
 
+NO_LIMIT = 2**63 - 1
+
 app = typer.Typer(add_completion=False, no_args_is_help=True)
 
 Name = Annotated[str, typer.Argument(metavar="TOPIC", show_default=False, help="The topic.")]
@@ -156,9 +158,11 @@ def describe(
     if json:
         print_json([topic_json(t, offsets) | {"settings": settings_json(settings[t.name])} for t in found])
         return
-    for topic in found:
+    for number, topic in enumerate(found):
+        print("\n" * bool(number), end="")
         heading(topic.name, f"topic ID {topic.topic_id}", f"replicas {replicas_text(topic)}")
         print_table(partitions_table(topic, offsets))
+        print()
         if settings[topic.name]:
             print_table(settings_table(settings[topic.name]))
         else:
@@ -199,13 +203,16 @@ def settings_table(settings: list[cluster.Setting]) -> Table:
 
 
 def value_text(name: str, value: str) -> str:
-    """The value as it is set, and at a terminal what it means where that takes counting zeros."""
-    if sys.stdout.isatty() and value.isdigit():
-        number = int(value)
-        if name.endswith(".ms") and 1000 <= number < 2**62:
-            return f"{value} ({span(number / 1000)})"
-        if name.endswith(".bytes") and 1024 <= number < 2**62:
-            return f"{value} ({size(number)})"
+    """The value as it is set, and at a terminal what it means where that takes counting digits."""
+    if not sys.stdout.isatty() or not value.removeprefix("-").isdigit():
+        return value
+    number = int(value)
+    if number == NO_LIMIT or (number == -1 and name.startswith("retention.")):
+        return f"{value} (no limit)"
+    if name.endswith(".ms") and number >= 1000:
+        return f"{value} ({span(number / 1000)})"
+    if name.endswith(".bytes") and number >= 1024:
+        return f"{value} ({size(number)})"
     return value
 
 

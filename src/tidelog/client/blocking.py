@@ -109,7 +109,7 @@ class Started(Generic[T]):
 
 
 class Client:
-    """Raises `tidelog.wire.errors.ApiError` for what a broker answers, `tidelog.client.errors.ClientError` for the rest.
+    """Raises `wire.errors.ApiError` for what a broker answers, `client.errors.ClientError` for everything else.
 
     Not for several threads at once, nor across a fork.
     """

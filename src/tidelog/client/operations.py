@@ -1,8 +1,7 @@
 """What a client does, as plans for whoever owns the sockets: which broker to ask what, when to pause, when to stop.
 
-An operation is a generator: it yields `AskAny`, `Ask` and `Pause`, is sent the answers, and returns its result. Pure, so
-that a test plays the brokers, and blocking and asynchronous programs share every decision (metadata, leader changes,
-retries).
+An operation is a generator: it yields `AskAny`, `Ask` and `Pause`, is sent the answers, and returns its result. Pure:
+a test plays the brokers, and blocking and asynchronous programs share every decision (metadata, leaders, retries).
 """
 
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
@@ -145,7 +144,7 @@ class Retries:
         self._attempts = 0
 
     def after(self, error: ApiError | BrokerUnreachable) -> Pause:
-        """The pause. What is known of the topics is forgotten, so that the next attempt asks anew. Raises a final error."""
+        """The pause. What is known of the topics is forgotten: the next attempt asks anew. Raises a final error."""
         self._attempts += 1
         if isinstance(error, ApiError):
             unknown = error.code in (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID)
@@ -155,9 +154,7 @@ class Retries:
         return Pause(self._backoff.delay_ms(self._attempts - 1), error)
 
 
-def topics(
-    cluster: Cluster, backoff: Backoff, names: Sequence[str], *, create: bool
-) -> Operation[dict[str, Topic]]:
+def topics(cluster: Cluster, backoff: Backoff, names: Sequence[str], *, create: bool) -> Operation[dict[str, Topic]]:
     """Ask anew for these topics. Raises UnknownTopicOrPartition and the like, once a topic had time to become known.
 
     With `create`, a broker that makes topics on demand makes those that are missing.
@@ -299,9 +296,7 @@ def _retrying(
         yield pause
 
 
-def _refresh(
-    cluster: Cluster, names: Sequence[str] | None, *, create: bool = False
-) -> Operation[dict[str, ApiError]]:
+def _refresh(cluster: Cluster, names: Sequence[str] | None, *, create: bool = False) -> Operation[dict[str, ApiError]]:
     """Ask for topics by name, or for all. Returns those that the broker refused."""
     wanted = None if names is None else [MetadataRequestTopic(name=name) for name in names]
     response = yield AskAny(MetadataRequest(topics=wanted, allow_auto_topic_creation=create))

@@ -160,7 +160,7 @@ KEYS: tuple[Key, ...] = (
         doc="Default of the topics' flush.messages.",
         effect=True,
     ),
-    Key("log.flush.interval.ms", LONG, None, doc="Default of the topics' flush.ms.", effect=True),
+    Key("log.flush.interval.ms", LONG, None, doc="Default of the topics' flush.ms."),
     Key(
         "log.flush.offset.checkpoint.interval.ms",
         INT,
@@ -174,7 +174,6 @@ KEYS: tuple[Key, ...] = (
         LONG,
         "9223372036854775807",
         doc="Default of the topics' flush.ms when log.flush.interval.ms is not set.",
-        effect=True,
         read_only=True,
     ),
     Key(
@@ -270,10 +269,9 @@ KEYS: tuple[Key, ...] = (
         "0",
         AtLeast(0),
         doc="As log.roll.jitter.ms, in hours; the finer one counts.",
-        effect=True,
         read_only=True,
     ),
-    Key("log.roll.jitter.ms", LONG, None, doc="Default of the topics' segment.jitter.ms.", effect=True),
+    Key("log.roll.jitter.ms", LONG, None, doc="Default of the topics' segment.jitter.ms."),
     Key("log.roll.ms", LONG, None, doc="Default of the topics' segment.ms.", effect=True),
     Key(
         "log.segment.bytes",

@@ -83,7 +83,6 @@ KEYS: tuple[Key, ...] = (
         "9223372036854775807",
         AtLeast(0),
         doc="Sync the log when a record has waited this long.",
-        effect=True,
         synonyms=(
             ("log.flush.interval.ms", 1),
             ("log.flush.scheduler.interval.ms", 1),
@@ -257,7 +256,6 @@ KEYS: tuple[Key, ...] = (
         "0",
         AtLeast(0),
         doc="Random time taken off segment.ms, so that segments do not roll together.",
-        effect=True,
         synonyms=(
             ("log.roll.jitter.ms", 1),
             ("log.roll.jitter.hours", 3600000),

@@ -248,7 +248,7 @@ class GroupCoordinators:
     async def sweep(self) -> None:
         """Forget expired offsets and groups of which nothing is left."""
         for led in self._loaded():
-            group_ids = iter(list(led.core.durable.by_id))
+            group_ids = iter(led.core.group_ids())
             while led.is_loaded and (some := list(islice(group_ids, SWEEP_GROUPS))):
                 led.apply_all(led.core.sweep(some, led.now()))
                 await self._runtime.tasks.sleep(0)

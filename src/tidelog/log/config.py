@@ -78,7 +78,9 @@ class LogConfig:
 
     @classmethod
     def from_settings(cls, settings: Mapping[str, Any]) -> "LogConfig":
-        """From parsed settings by their Kafka names (`segment.bytes` ...); those that a log does not obey are passed over."""
+        """From parsed settings by their Kafka names (`segment.bytes` ...); those that a log does not obey are passed
+        over.
+        """
         names = {name.replace("_", "."): name for name in cls.__slots__}
         return cls(**{names[key]: value for key, value in settings.items() if key in names})
 

@@ -1,8 +1,9 @@
 """Telling a torn tail from damage, where a recovery scan met its first bad batch.
 
 What was appended after the last sync may be missing after a crash, wholly or in parts: the file is short, or what never
-reached the disk, sector by sector, reads as zeros. That is cut off and reported. A bad batch that was on the disk before, that is whole
-but out of place, or that has sound batches behind it and no lost sector in it, was not made by a crash: nothing is cut.
+reached the disk, sector by sector, reads as zeros. That is cut off and reported. A bad batch that was on the disk
+before, that is whole but out of place, or that has sound batches behind it and no lost sector in it, was not made by
+a crash: nothing is cut.
 """
 
 from typing import TYPE_CHECKING
@@ -54,7 +55,9 @@ def judge(
 
 
 def next_sound_batch(file: "File", position: int, end: int, offset_min: int) -> int | None:
-    """The position of a batch after the bad one at `position` that is whole, checked by its CRC; None if there is none."""
+    """The position of a batch after the bad one at `position` that is whole, checked by its CRC; None if there is
+    none.
+    """
     fields = _header_at(file, position, end)
     if fields is not None and fields[LENGTH] >= HEADER_BYTES - LENGTH_END:
         candidate = position + fields[LENGTH] + LENGTH_END
@@ -65,7 +68,7 @@ def next_sound_batch(file: "File", position: int, end: int, offset_min: int) -> 
     while at + HEADER_BYTES <= end:
         window = file.pread(min(_WINDOW_BYTES, end - at), at)
         found = window.find(MAGIC, _MAGIC_POSITION)
-        while 0 <= found and found - _MAGIC_POSITION + HEADER_BYTES <= len(window):
+        while found >= 0 and found - _MAGIC_POSITION + HEADER_BYTES <= len(window):
             header = HEADER.unpack_from(window, found - _MAGIC_POSITION)
             candidate = at + found - _MAGIC_POSITION
             if _is_sound(file, candidate, end, header, offset_min, offset_min + OFFSETS_MAX):

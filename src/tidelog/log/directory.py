@@ -1,4 +1,4 @@
-"""The data directory of one broker: its lock, whether it was left in order, its checkpoints, its partitions' directories.
+"""The data directory of one broker: its lock, whether it was left in order, checkpoints, partitions' directories.
 
 Every method blocks; all but `open` and `close_clean` may run on any thread while the broker works.
 """

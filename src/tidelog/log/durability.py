@@ -19,7 +19,9 @@ SNAPSHOT_INTERVAL_BYTES = 16 << 20
 
 
 class Durability:
-    """Knows what a plan must sync. A producer snapshot is written only behind everything that recovery trusts below it."""
+    """Knows what a plan must sync. A producer snapshot is written only behind everything that recovery trusts below
+    it.
+    """
 
     __slots__ = (
         "_disk",

@@ -14,9 +14,9 @@ class Syncable(Protocol):
 class FlushPlan:
     """Everything below `end_offset` is durable once `run` returns.
 
-    Order matters: records, indexes, epochs, directory entries, and last the producer snapshot: recovery takes its presence
-    as the word that everything below it is on the disk. The loop goes on appending meanwhile; the plan touches only what it
-    holds.
+    Order matters: records, indexes, epochs, directory entries, and last the producer snapshot: recovery takes its
+    presence as the word that everything below it is on the disk. The loop goes on appending meanwhile; the plan
+    touches only what it holds.
     """
 
     __slots__ = (

@@ -10,7 +10,6 @@ unloaded; new ones are written to the file in groups. Zeros that Kafka prealloca
 
 from array import array
 from bisect import bisect_left, bisect_right
-from itertools import pairwise
 from operator import le, lt
 from sys import byteorder
 from typing import TYPE_CHECKING, ClassVar
@@ -34,8 +33,8 @@ class CorruptIndex(Exception):
 class SparseIndex:
     """What both indexes share: two rising columns, of which the file holds the first `written` rows.
 
-    Memory holds the rows from `first` on: all of them after a look-up, the last and new ones before it. `count` is -1 until the
-    file has been looked at.
+    Memory holds the rows from `first` on: all of them after a look-up, the last and new ones before it. `count` is -1
+    until the file has been looked at.
     """
 
     __slots__ = ("_cache", "_disk", "_first", "_keys", "_values", "base_offset", "count", "path", "written")
@@ -127,14 +126,13 @@ class SparseIndex:
         self.unload()
 
     def empty(self) -> None:
-        """Drop every row, in memory and on the file."""
+        """Drop every row, in memory and on the file, which is made if it is missing."""
         self.clear()
-        if self._disk.exists(self.path):
-            file = self._disk.open(self.path)
-            try:
-                file.truncate(0)
-            finally:
-                file.close()
+        file = self._disk.open(self.path, create=True)
+        try:
+            file.truncate(0)
+        finally:
+            file.close()
 
     def clear(self) -> None:
         """Forget every row, in memory only, before a rebuild; `rewrite` ends it."""

@@ -1,4 +1,6 @@
-"""Which leader epoch wrote which offsets: the cache behind OffsetsForLeaderEpoch and truncation (KIP-101, KIP-279). Pure."""
+"""Which leader epoch wrote which offsets: the cache behind OffsetsForLeaderEpoch and truncation (KIP-101, KIP-279).
+Pure.
+"""
 
 from bisect import bisect_right
 from typing import NamedTuple
@@ -8,7 +10,9 @@ UNDEFINED_OFFSET = -1
 
 
 class EpochEnd(NamedTuple):
-    """The largest epoch known that is not above the one asked for, and the exclusive end of its offsets; -1, -1: unknown."""
+    """The largest epoch known that is not above the one asked for, and the exclusive end of its offsets; -1, -1:
+    unknown.
+    """
 
     leader_epoch: int
     end_offset: int

@@ -52,7 +52,9 @@ ANY_SIZE = 1 << 62
 
 
 class Appended(NamedTuple):
-    """`next_offset` follows the batch's last. `log_append_time_ms` is -1 where records keep the time of their creation."""
+    """`next_offset` follows the batch's last. `log_append_time_ms` is -1 where records keep the time of their
+    creation.
+    """
 
     base_offset: int
     next_offset: int
@@ -124,8 +126,8 @@ class PartitionLog:
     ) -> "PartitionLog":
         """Open the log in `directory` (TOPIC-PARTITION), made if it is missing. Blocks; may run on any thread.
 
-        `clean`: the last process shut down in order. Otherwise what lies past `recovery_point` is scanned, and is durable
-        afterwards; -1: no recovery point is known. Brokers share one `cache`. Raises CorruptLog, OSError.
+        `clean`: the last process shut down in order. Otherwise what lies past `recovery_point` is scanned, and is
+        durable afterwards; -1: no recovery point is known. Brokers share one `cache`. Raises CorruptLog, OSError.
         """
         opener = LogOpener(disk, directory, config, now_ms)
         opened = opener.open(clean=clean, recovery_point=recovery_point, log_start_offset=log_start_offset)
@@ -170,7 +172,9 @@ class PartitionLog:
         return self.last_stable_offset_below(self.log_end_offset)
 
     def last_stable_offset_below(self, high_watermark: int) -> int:
-        """Exclusive end for read_committed: a transaction also holds it back until its marker is below the high watermark."""
+        """Exclusive end for read_committed: a transaction also holds it back until its marker is below the high
+        watermark.
+        """
         unstable = self.producers.first_unstable_offset(high_watermark)
         return high_watermark if unstable is None else min(unstable, high_watermark)
 
@@ -181,9 +185,9 @@ class PartitionLog:
     ) -> Appended:
         """Append one batch as the leader; base offset and leader epoch are written into `batch`.
 
-        A repeat of one of its producer's last five batches is not appended but answered as then (`duplicate`). `limits`:
-        apply the topic's limits on clients. Raises the ApiError to answer with; StorageError when the log is offline, or
-        goes offline over it; nothing is appended then.
+        A repeat of one of its producer's last five batches is not appended but answered as then (`duplicate`).
+        `limits`: apply the topic's limits on clients. Raises the ApiError to answer with; StorageError when the log
+        is offline, or goes offline over it; nothing is appended then.
         """
         segment = self._segments.active
         size = header.size
@@ -351,7 +355,9 @@ class PartitionLog:
         return StorageError(f"{self.topic_partition} is offline: {error}")
 
     def fail(self, reason: str) -> None:
-        """Take the log offline for good: damage, or a disk that failed. Appends and reads raise StorageError from now on."""
+        """Take the log offline for good: damage, or a disk that failed. Appends and reads raise StorageError from now
+        on.
+        """
         if self.failure is None:
             self.failure = reason
             logger.error("log offline partition=%s reason=%s", self.topic_partition, reason)
@@ -362,8 +368,9 @@ class PartitionLog:
     def read(self, start: int, bytes_max: int, end_offset: int) -> Slice:
         """Whole batches, beginning with the one that holds `start`, below `end_offset`, from one segment.
 
-        The first may exceed `bytes_max` (KIP-74). Empty when there is nothing below `end_offset`. Raises OffsetOutOfRange
-        unless log start offset <= start <= log end offset; StorageError when the log is offline or is found damaged.
+        The first may exceed `bytes_max` (KIP-74). Empty when there is nothing below `end_offset`. Raises
+        OffsetOutOfRange unless log start offset <= start <= log end offset; StorageError when the log is offline or
+        is found damaged.
         """
         log_end_offset = self.log_end_offset
         if not self.log_start_offset <= start <= log_end_offset:
@@ -421,10 +428,10 @@ class PartitionLog:
     # Cutting
 
     def truncate_to(self, offset: int) -> None:
-        """Drop every batch that reaches `offset` or later. Blocks until that is durable.
+        """Drop every batch that reaches `offset` or later: a batch that holds it goes whole. Blocks until that is durable.
 
-        The caller has persisted a recovery point not above `offset` before, has no flush under way, and has no reader that
-        must not see it. Raises StorageError.
+        The caller has persisted a recovery point not above the new end before, has no flush under way, and no reader
+        that must not see it. Raises StorageError.
         """
         if offset >= self.log_end_offset:
             return
@@ -448,6 +455,7 @@ class PartitionLog:
             segment.remove()
         segment = segments.active
         self.log_end_offset = segment.truncate_to(offset)
+        self.log_start_offset = min(self.log_start_offset, self.log_end_offset)
         segment.transactions.truncate_to(offset)
         segment.configure(self.config)
         self._restore_state()
@@ -482,7 +490,8 @@ class PartitionLog:
             raise StorageError(f"{self.topic_partition} is offline: {self.failure}") from error
 
     def delete_before(self, offset: int) -> int:
-        """Move the log start offset forward to `offset`; the log start offset then. Segments go with the next retention.
+        """Move the log start offset forward to `offset`; the log start offset then. Segments go with the next
+        retention.
 
         Raises OffsetOutOfRange beyond the log's end.
         """
@@ -496,8 +505,8 @@ class PartitionLog:
     def apply_retention(self, now_ms: int, high_watermark: int | None = None) -> int:
         """Take whole segments that the settings no longer keep out of the log; how many. Forgets silent producers too.
 
-        Their files are renamed, and stay readable for `file.delete.delay.ms`; `removal` gives what is due. Nothing at or
-        above the high watermark (the log's end when None) goes. Raises StorageError.
+        Their files are renamed, and stay readable for `file.delete.delay.ms`; `removal` gives what is due. Nothing at
+        or above the high watermark (the log's end when None) goes. Raises StorageError.
         """
         self.producers.expire(now_ms, self.config.producer_id_expiration_ms)
         return self._look_up(
@@ -550,7 +559,8 @@ class PartitionLog:
     # Durability
 
     def flush_plan(self) -> FlushPlan:
-        """What to sync so that everything up to the log's end is durable. Run it off the loop, then give it to `flushed`.
+        """What to sync so that everything up to the log's end is durable. Run it off the loop, then give it to
+        `flushed`.
 
         A plan that was taken must be run; if that fails, call `fail`. Two may overlap.
         """

@@ -1,8 +1,8 @@
 """What a partition knows of each producer id: epoch, the last five batches, the open transaction. Pure.
 
-Kafka 4.3's rules (KIP-98, KIP-360): a repeat of one of the last five batches is answered with its old offset; a batch of
-a known producer and epoch must follow the last one; a new epoch begins at sequence 0; an id that is not known (any more)
-may begin anywhere. Sequences wrap from 2^31-1 to 0.
+Kafka 4.3's rules (KIP-98, KIP-360): a repeat of one of the last five batches is answered with its old offset; a batch
+of a known producer and epoch must follow the last one; a new epoch begins at sequence 0; an id that is not known (any
+more) may begin anywhere. Sequences wrap from 2^31-1 to 0.
 """
 
 from typing import TYPE_CHECKING, NamedTuple
@@ -89,7 +89,8 @@ class ProducerState:
         self.producers_max = producers_max
 
     def check(self, header: "BatchHeader") -> ProducedBatch | None:
-        """Judge a client's batch that is about to be appended. A repeat is returned as it was appended; None: append it.
+        """Judge a client's batch that is about to be appended. A repeat is returned as it was appended; None: append
+        it.
 
         Raises InvalidProducerEpoch, OutOfOrderSequenceNumber, or INVALID_TXN_STATE.
         """
@@ -146,7 +147,9 @@ class ProducerState:
         timestamp: int,
         attributes: int,
     ) -> None:
-        """A batch of records is in the log: the one way in which state changes, in live operation and after a restart."""
+        """A batch of records is in the log: the one way in which state changes, in live operation and after a
+        restart.
+        """
         entry = self.entries.get(producer_id)
         if entry is None:
             if len(self.entries) >= self.producers_max:

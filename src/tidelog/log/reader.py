@@ -81,7 +81,9 @@ class LogReader:
         return Slice(None, 0, 0, offset)
 
     def slice(self, start: int, bytes_max: int, end_offset: int, log_end_offset: int) -> Slice:
-        """Whole batches from the one that holds `start`, below `end_offset`, of one segment. Raises CorruptLog, OSError."""
+        """Whole batches from the one that holds `start`, below `end_offset`, of one segment. Raises CorruptLog,
+        OSError.
+        """
         place = self._places.get(start)
         if place is not None:
             segment, position = place
@@ -178,19 +180,39 @@ class LogReader:
 
     def max_timestamp_offset(self, start_offset: int) -> TimestampOffset | None:
         """The first record that has the log's largest timestamp; None when no record has one. Raises CorruptLog."""
-        items = self._segments.items[self._segments.floor(start_offset) :]
-        segment = max(items, key=Segment.latest_timestamp)
+        best: tuple[int, int, Segment] | None = None
+        for segment in self._segments.items[self._segments.floor(start_offset) :]:
+            latest, offset = self._latest(segment, start_offset)
+            if latest != NO_TIMESTAMP and (best is None or latest > best[0]):
+                best = latest, offset, segment
+        if best is None:
+            return None
+        latest, offset, segment = best
+        found = segment.find(offset)
+        if found is not None:
+            position, size, fields = found
+            for record_offset, timestamp in _records(segment, position, size):
+                if timestamp >= latest and record_offset >= start_offset:
+                    return TimestampOffset(record_offset, timestamp, fields[LEADER_EPOCH])
+        return None
+
+    def _latest(self, segment: Segment, start_offset: int) -> tuple[int, int]:
+        """(largest timestamp, an offset of the batch that has it) from `start_offset` on; NO_TIMESTAMP: none."""
         latest = segment.latest_timestamp()
-        if latest == NO_TIMESTAMP:
-            return None
-        found = segment.find(segment.max_timestamp_offset)
-        if found is None:
-            return None
-        position, size, fields = found
-        for record in _records(segment, position, size):
-            if record[1] >= latest and record[0] >= start_offset:
-                return TimestampOffset(record[0], record[1], fields[LEADER_EPOCH])
-        return TimestampOffset(segment.max_timestamp_offset, latest, fields[LEADER_EPOCH])
+        if segment.base_offset >= start_offset or latest == NO_TIMESTAMP:
+            return latest, segment.max_timestamp_offset
+        found = segment.find(start_offset)
+        latest, offset = NO_TIMESTAMP, start_offset
+        if found is not None:
+            for at, size, fields in headers(segment.file, found[0], segment.size, segment.base_offset):
+                last_offset = fields[BASE_OFFSET] + fields[LAST_OFFSET_DELTA]
+                if fields[BASE_OFFSET] < start_offset:  # a part of this batch is below the start
+                    timestamp = max(t for o, t in _records(segment, at, size) if o >= start_offset)
+                else:
+                    timestamp = fields[MAX_TIMESTAMP]
+                if timestamp > latest:
+                    latest, offset = timestamp, last_offset
+        return latest, offset
 
     def _search_time(self, segment: Segment, timestamp_ms: int, start_offset: int) -> TimestampOffset | None:
         offset = max(segment.offset_before_time(timestamp_ms), start_offset)

@@ -1,7 +1,7 @@
 """Opening a log: what a clean shutdown left is trusted, after a kill what was not known flushed is scanned.
 
-Recovery starts at the newest producer snapshot: one is written only after records and indexes below it are durable. From
-there headers are replayed; from the recovery point on, or from the snapshot if that is later, CRCs are checked.
+Recovery starts at the newest producer snapshot: one is written only after records and indexes below it are durable.
+From there headers are replayed; from the recovery point on, or from the snapshot if that is later, CRCs are checked.
 The first bad batch is judged by `damage`: a torn tail is cut and reported, anything else raises CorruptLog.
 """
 
@@ -71,6 +71,8 @@ class LogOpener:
         self._producers = ProducerState()
         self._snapshots = Snapshots(disk, directory, [])
         self._recovery_point = 0
+        self._replayed_from = 0
+        """Epochs of batches from here on were found by the scan."""
         self._scanned = self._truncated = self._removed = self._rebuilt = 0
 
     def open(self, *, clean: bool, recovery_point: int, log_start_offset: int) -> OpenedLog:
@@ -94,7 +96,7 @@ class LogOpener:
         if start > end:
             self._restart_at(start)
             end = start
-        if not epochs_known:
+        if not epochs_known and self._replayed_from > start:
             self._rebuild_epochs()
         self._epochs.truncate_from_end(end)
         self._epochs.truncate_from_start(start)
@@ -116,6 +118,7 @@ class LogOpener:
                 has_transactions=base_offset in found.transaction_indexes,
             )
             segment.created_ms = self._now_ms
+            segment.entry_unsynced = not size  # perhaps it never was: nothing in it called for it
             segment.take_interval(self._config)
             self._segments.add(segment)
         if not found.segments:
@@ -127,20 +130,19 @@ class LogOpener:
         self._segments.add(segment)
 
     def _load_epochs(self, found: Found) -> bool:
-        """Whether the checkpoint could be read; an empty log needs none."""
+        """Whether the checkpoint is there and could be read."""
         path = f"{self._directory}/{LEADER_EPOCHS}"
+        if not found.has_epochs:
+            return False
         try:
-            if found.has_epochs:
-                self._epochs = LeaderEpochs(parse_epochs(self._disk.read(path), path))
-                return True
-            reason = "there is no checkpoint"
+            self._epochs = LeaderEpochs(parse_epochs(self._disk.read(path), path))
         except CorruptLog as error:
-            reason = str(error)
-        if self._segments.size_bytes:
-            logger.warning("leader epochs rebuilt path=%s reason=%s", path, reason)
-        return False
+            logger.warning("leader epochs ignored reason=%s", error)
+            return False
+        return True
 
     def _rebuild_epochs(self) -> None:
+        logger.warning("leader epochs rebuilt from the batches path=%s/%s", self._directory, LEADER_EPOCHS)
         self._epochs = LeaderEpochs()
         for segment in self._segments.items:
             for _, _, fields in headers(segment.file, 0, segment.size, segment.base_offset):
@@ -161,7 +163,7 @@ class LogOpener:
     # After a clean shutdown
 
     def _open_clean(self, start: int) -> int:
-        end = self._end_of_active()
+        end = self._replayed_from = self._end_of_active()
         self._producers = restore_producers(self._snapshots, self._segments, start, end)
         return end
 
@@ -209,6 +211,9 @@ class LogOpener:
             replay_from = max(start, snapshot[0])
             self._producers.restore(snapshot[1])
             self._recovery_point = max(self._recovery_point, snapshot[0])
+        self._replayed_from = replay_from
+        # Later epochs come from the batches: after a cut the checkpoint may still tell of what was there before.
+        self._epochs.truncate_from_end(replay_from)
         first = self._segments.floor(replay_from)
         for segment in self._segments.items[self._segments.floor(start) : first]:
             self._check_sealed(segment)
@@ -223,10 +228,14 @@ class LogOpener:
         if end > self._recovery_point:
             self._disk.sync_dir(self._directory)
             self._disk.sync_dir(self._directory.rpartition("/")[0])
+        else:
+            self._segments.active.entry_unsynced = True
         return end
 
     def _follows(self, segment: Segment, place: int, end: int) -> bool:
-        """Whether `segment` continues a log that ends at `end` so far. Drops it and later ones when the end before was lost."""
+        """Whether `segment` continues a log that ends at `end` so far. Drops it and later ones when the end before
+        was lost.
+        """
         if segment.base_offset < end:
             raise CorruptLog(segment.path, 0, f"the segment begins below offset {end}, where the one before it ends")
         if segment.base_offset > end and end >= self._recovery_point and not self._config.compacts:
@@ -236,7 +245,9 @@ class LogOpener:
         return True
 
     def _check_sealed(self, segment: Segment) -> None:
-        """A closed segment below what is scanned: its indexes agree with its end. Raises CorruptLog when the log does not."""
+        """A closed segment below what is scanned: its indexes agree with its end. Raises CorruptLog when the log does
+        not.
+        """
         try:
             self._walk_tail(segment)
         except (CorruptIndex, FileNotFoundError, CorruptLog) as error:

@@ -30,7 +30,8 @@ _END_MARKER = Struct(">hi")
 
 
 def end_marker(batch: "Buffer") -> tuple[int, int] | None:
-    """(`ABORT` or `COMMIT`, coordinator epoch) of a control batch that ends a transaction; None for other control batches.
+    """(`ABORT` or `COMMIT`, coordinator epoch) of a control batch that ends a transaction; None for other control
+    batches.
 
     The key is a version and a type, the value a version and the coordinator's epoch (int16, int16; int16, int32).
     Raises ValueError when the batch cannot be decoded.

@@ -273,7 +273,8 @@ class Segment:
     # Soundness of what is served
 
     def end_of_whole_batches(self, position: int, size_max: int, end: int) -> tuple[int, int]:
-        """Where to stop so that batches from `position` fit `size_max` bytes before `end`: (position, next offset or -1).
+        """Where to stop so that batches from `position` fit `size_max` bytes before `end`: (position, next offset or
+        -1).
 
         At least one batch, whatever its size. A stretch that this process neither wrote nor walked is walked now, so
         that a broken chain is never served: raises CorruptLog.
@@ -369,7 +370,8 @@ class Segment:
 
         Blocks until the cut is durable: stale bytes behind later appends must not come back after a power cut.
         """
-        start = self.indexed_position(offset) if offset > self.base_offset else 0
+        # From an entry that stays: the time entries that stay tell of everything before it.
+        start = self.indexed_position(offset - 1) if offset > self.base_offset else 0
         position = start
         end_offset = min(offset, self.base_offset)
         latest = (NO_TIMESTAMP, self.base_offset)

@@ -35,7 +35,9 @@ class Snapshots:
         return f"{self._directory}/{file_name(offset, SUFFIX)}"
 
     def load(self, offset_max: int) -> tuple[int, "dict[int, ProducerEntry]"] | None:
-        """(offset, producers) of the newest sound one not past `offset_max`; an unsound one is removed, with a warning."""
+        """(offset, producers) of the newest sound one not past `offset_max`; an unsound one is removed, with a
+        warning.
+        """
         for offset in reversed([o for o in self.offsets if o <= offset_max]):
             path = self.path(offset)
             try:

@@ -1,7 +1,8 @@
 """What a topic's settings ask of a client's batch beyond its framing: size, timestamps, and on demand every record.
 
 Kafka 4.3's rules. The header tells a batch's base and largest timestamp; the records are decoded only where that is not
-enough: `record.validation=full`, compacted topics, where a record without a key may not be, and to name what is refused.
+enough: `record.validation=full`, compacted topics, where a record without a key may not be, and to name what is
+refused.
 """
 
 from struct import Struct

@@ -246,27 +246,30 @@ def _chosen(image: MetadataImage, choice: TopicChoice) -> TopicImage:
 def create_partitions(
     image: MetadataImage, requests: Sequence[MorePartitions], *, validate_only: bool = False
 ) -> Decision[list[TopicResult]]:
-    """Each topic succeeds or fails alone; one that came twice is answered once."""
+    """Each topic succeeds or fails alone; one that came twice is answered once. Unknown ones are answered first."""
     repeated = _repeated(request.topic for request in requests)
+    message = "the request has this topic more than once"
+    results = [TopicResult(name, error=ErrorCode.INVALID_REQUEST, message=message) for name in repeated]
+    single = [request for request in requests if request.topic not in repeated]
+    unknown = [request.topic for request in single if request.topic not in image.topics]
+    results += [TopicResult(name, error=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION) for name in unknown]
     records: list[Record] = []
-    results: list[TopicResult] = []
-    for name, request in {request.topic: request for request in requests}.items():
+    for request in single:
+        topic = image.topics.get(request.topic)
+        if topic is None:
+            continue
         try:
-            if name in repeated:
-                raise ApiError("the request has this topic more than once", ErrorCode.INVALID_REQUEST)
-            records.append(_more_partitions(image, request, len(records)))
+            records.append(_more_partitions(image, topic, request, len(records)))
         except ApiError as error:
-            message = None if error.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION else error.message
-            results.append(TopicResult(name, error=error.code, message=message))
+            results.append(TopicResult(topic.name, error=error.code, message=error.message))
         else:
-            results.append(TopicResult(name))
+            results.append(TopicResult(topic.name))
     return Decision([] if validate_only else records, results)
 
 
-def _more_partitions(image: MetadataImage, request: MorePartitions, made_before: int) -> PartitionsAdded:
-    topic = image.topics.get(request.topic)
-    if topic is None:
-        raise ApiError("there is no such topic", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+def _more_partitions(
+    image: MetadataImage, topic: TopicImage, request: MorePartitions, made_before: int
+) -> PartitionsAdded:
     present = len(topic.partitions)
     added = request.total - present
     if added <= 0:

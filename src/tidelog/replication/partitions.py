@@ -91,6 +91,12 @@ class Partitions:
             for fetch in waking:
                 fetch.wake()
 
+    async def start(self) -> None:
+        """Begin to flush now and then; finish removals that the last broker here did not come to."""
+        self.flusher.start()
+        for retired in await self._runtime.tasks.run_blocking(self._directory.retired):
+            self._remove_later(retired, 0)
+
     # Following the metadata
 
     async def apply(self, old: "MetadataImage", new: "MetadataImage") -> None:

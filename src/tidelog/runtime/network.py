@@ -45,7 +45,7 @@ class SocketListener:
         self._sockets = sockets
         self._receiver = receiver
         self._starved_since: float | None = None
-        self._retry: asyncio.TimerHandle | None = None
+        self._retry: asyncio.Handle | None = None
 
     def start(self) -> None:
         for listening in self._sockets:
@@ -61,30 +61,38 @@ class SocketListener:
         self._sockets.clear()
         self._network.forget_listener(self)
 
-    def retry(self) -> None:
-        """A descriptor may be free again."""
+    def descriptor_freed(self) -> None:
+        """If it waits for one, it tries again in the next turn."""
         if self._retry is not None:
             self._retry.cancel()
-            self._retry = None
-            self.start()
+            self._retry = self._network.loop.call_soon(self._try_again)
+
+    def _try_again(self) -> None:
+        self._retry = None
+        self.start()
+        for listening in self._sockets:
+            if self._retry is None:
+                self._accept(listening)
 
     def _accept(self, listening: socket.socket) -> None:
         for _ in range(ACCEPTS_PER_TURN):
             try:
                 connection, _address = listening.accept()
             except (BlockingIOError, InterruptedError):
+                if self._starved_since is not None:  # nobody waits any more
+                    log.warning("accepting again after_s=%.1f", self._network.loop.time() - self._starved_since)
+                    self._starved_since = None
                 return
             except OSError as error:
                 if error.errno in _PEER_WENT:
                     continue
                 self._back_off(error)
                 return
-            if self._starved_since is not None:
-                log.warning("accepting again after_s=%.1f", self._network.loop.time() - self._starved_since)
-                self._starved_since = None
             self._network.adopt(connection, self._receiver)
 
     def _back_off(self, error: OSError) -> None:
+        if not self._sockets:  # a receiver closed us meanwhile
+            return
         # The waiting connection keeps the socket readable: without this the loop would spin.
         loop = self._network.loop
         if self._starved_since is None:
@@ -93,7 +101,7 @@ class SocketListener:
         for listening in self._sockets:
             loop.remove_reader(listening.fileno())
         if self._retry is None:
-            self._retry = loop.call_later(RETRY_SECONDS, self.retry)
+            self._retry = loop.call_later(RETRY_SECONDS, self._try_again)
 
 
 class SocketNetwork:
@@ -164,7 +172,7 @@ class SocketNetwork:
         """The stream's descriptor is closed."""
         self._streams.pop(stream, None)
         for listener in self._listeners:
-            listener.retry()
+            listener.descriptor_freed()
 
     def forget_listener(self, listener: SocketListener) -> None:
         self._listeners.pop(listener, None)

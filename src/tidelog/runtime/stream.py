@@ -29,7 +29,10 @@ TURN_BYTES_MAX = 2 << 20
 """What one connection may send in one turn of the loop; more goes in the next ones."""
 
 JOIN_BYTES_MAX = 16 * 1024
-"""Pieces that are smaller in sum are joined: one send() of a copy is cheaper than sendmsg()."""
+"""Buffers that are smaller in sum are joined: one send() of a copy is cheaper than sendmsg()."""
+
+READ_BYTES_MAX = 64 * 1024
+"""Regions that are smaller are read and joined: with its neighbours' sends, sendfile() wins from about 100 KB on."""
 
 GATHER_MAX = 64
 """Buffers of one sendmsg (the kernel takes up to IOV_MAX = 1,024)."""
@@ -124,21 +127,46 @@ class SocketStream:
     # Writing
 
     def write(self, pieces: Sequence[Piece]) -> None:
-        if not self._held and len(pieces) == 1:
-            piece = pieces[0]
-            if piece.__class__ is not FileRegion:
+        if not self._held:
+            data = pieces[0] if len(pieces) == 1 else None
+            if data is None or data.__class__ is FileRegion:
+                data = self._joined(pieces)
+            if data is not None:
                 try:
-                    sent = self._send(piece)  # type: ignore[arg-type]
+                    sent = self._send(data)  # type: ignore[arg-type]
                 except (BlockingIOError, InterruptedError):
                     sent = 0
                 except OSError as error:
                     self._close(error)
                     return
-                if sent == len(piece):  # type: ignore[arg-type]
+                if sent == len(data):  # type: ignore[arg-type]
                     return
-                pieces = (memoryview(piece)[sent:],)  # type: ignore[arg-type]
+                pieces = (memoryview(data)[sent:],)  # type: ignore[arg-type]
         if self._state is _State.OPEN:
             self._append(pieces)
+
+    def _joined(self, pieces: Sequence[Piece]) -> bytes | None:
+        """Small pieces as one, files read. None if they are large or cannot be read."""
+        size = 0
+        limit = JOIN_BYTES_MAX
+        for piece in pieces:
+            if isinstance(piece, FileRegion):
+                size += piece.size
+                limit = READ_BYTES_MAX
+            else:
+                size += len(piece)
+        if size > limit:
+            return None
+        try:
+            joined = b"".join(
+                [
+                    piece.file.pread(piece.size, piece.position) if isinstance(piece, FileRegion) else piece
+                    for piece in pieces
+                ]
+            )
+        except OSError:
+            return None  # met again, and told, where regions are sent
+        return joined if len(joined) == size else None
 
     def _append(self, pieces: Sequence[Piece]) -> None:
         waiting = self._waiting

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from tidelog.broker.broker import Broker
 from tidelog.config.broker_config import BrokerConfig, ConfigError
-from tidelog.runtime.event_loop import new_event_loop
 from tidelog.runtime.real import real_runtime
 from tidelog.testing.failure import BrokerFailedError
 
@@ -66,7 +65,8 @@ class BrokerThread:
 
     def _main(self) -> None:
         try:
-            with asyncio.Runner(loop_factory=new_event_loop) as runner:
+            # Not uvloop: the first loop of libuv in a process opens a pipe that nothing ever closes.
+            with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:
                 runner.run(self._run())
         except BaseException as error:
             self._error = error

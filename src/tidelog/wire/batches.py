@@ -12,12 +12,14 @@ from enum import IntEnum
 from struct import Struct
 
 from tidelog.wire.checksums import crc32c
-from tidelog.wire.errors import CorruptMessage, InvalidRecord, UnsupportedForMessageFormat
+from tidelog.wire.errors import ApiError, CorruptMessage, ErrorCode, InvalidRecord
 
 HEADER_BYTES = 61
 LENGTH_END = 12
 """`length` counts the bytes after this position."""
 MIN_LENGTH = HEADER_BYTES - LENGTH_END
+LEAST_LENGTH = 14
+"""Of any message format that ever was."""
 MAGIC = 2
 
 CODEC_MASK = 0x07
@@ -25,10 +27,12 @@ TIMESTAMP_TYPE_BIT = 0x08
 TRANSACTIONAL_BIT = 0x10
 CONTROL_BIT = 0x20
 DELETE_HORIZON_BIT = 0x40
+NOT_FOR_CLIENTS = CONTROL_BIT | TRANSACTIONAL_BIT
 
 _HEADER = Struct(">qiibIhiqqqhii")
 _ASSIGNED = Struct(">qii")
 _CRC = Struct(">I")
+_LENGTH = Struct(">i")
 _TIMESTAMPED = Struct(">hiqq")
 
 
@@ -161,15 +165,18 @@ class BatchHeader:
 def check_produced(buffer: memoryview) -> BatchHeader:
     """The header of what a client sent for one partition, once everything that the header tells is found in order.
 
-    `buffer` holds exactly one batch. Raises InvalidRecord (also for magic 0 and 1, which Kafka 4 no longer takes),
-    CorruptMessage, or UnsupportedForMessageFormat for a magic that is not known. The records are not looked at.
+    `buffer` holds exactly one batch, and perhaps the beginning of another, which is not looked at: cut it off at
+    `size`. Raises InvalidRecord (also for magic 0 and 1, which Kafka 4 no longer takes), CorruptMessage, or ApiError.
+    The codes are those that Kafka 4.3.1 gives. The records are not looked at.
     """
     if len(buffer) > 16 and buffer[16] != MAGIC:
         _refuse_magic(buffer[16])
+    if len(buffer) < HEADER_BYTES:
+        raise InvalidRecord(f"a record batch has {HEADER_BYTES} bytes or more, {len(buffer)} came")
     header = BatchHeader(buffer)
     if header.size != len(buffer):
-        _refuse_size(header, len(buffer))
-    if crc32c(buffer[21:]) != header.crc:
+        _check_size(header, buffer)
+    if crc32c(buffer[21 : header.size]) != header.crc:
         raise CorruptMessage(f"the record batch's CRC-32C is not the {header.crc:#010x} that its header states")
     count = header.count
     if count < 1 or header.last_offset_delta != count - 1:
@@ -178,32 +185,36 @@ def check_produced(buffer: memoryview) -> BatchHeader:
         )
     if header.base_offset:
         raise InvalidRecord(f"the record batch's base offset is {header.base_offset}; a producer sends 0")
-    if header.attributes & CONTROL_BIT:
-        raise InvalidRecord("a client may not write control batches")
+    if header.attributes & NOT_FOR_CLIENTS:
+        _refuse_kind(header)
     if header.attributes & CODEC_MASK > Codec.ZSTD:
-        raise InvalidRecord(f"compression codec {header.codec} is not known")
-    if header.producer_id >= 0:
-        _check_producer(header)
+        raise ApiError(f"compression codec {header.codec} is not known", ErrorCode.UNKNOWN_SERVER_ERROR)
+    if header.producer_id >= 0 and header.base_sequence < 0:
+        raise InvalidRecord(f"producer id {header.producer_id} comes with base sequence {header.base_sequence}")
     return header
 
 
-def _check_producer(header: BatchHeader) -> None:
-    if header.producer_epoch < 0 or header.base_sequence < 0:
-        raise InvalidRecord(
-            f"producer id {header.producer_id} comes with epoch {header.producer_epoch} "
-            f"and base sequence {header.base_sequence}: both must be 0 or more"
-        )
+def _refuse_kind(header: BatchHeader) -> None:
+    if header.is_transactional:
+        message = "transactions are not served by this broker"
+        raise ApiError(message, ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
+    raise InvalidRecord("a client may not write control batches")
 
 
 def _refuse_magic(magic: int) -> None:
     if magic < MAGIC:
         raise InvalidRecord(f"message format {magic} is not taken since Kafka 4.0: use a client that writes format 2")
-    raise UnsupportedForMessageFormat(f"message format {magic} is not known")
+    raise CorruptMessage(f"message format {magic} is not known")
 
 
-def _refuse_size(header: BatchHeader, given: int) -> None:
-    if header.length < MIN_LENGTH:
-        raise CorruptMessage(f"the record batch's length {header.length} is below the least possible, {MIN_LENGTH}")
-    if header.size > given:
-        raise CorruptMessage(f"the record batch states {header.size} bytes, {given} came")
-    raise InvalidRecord("a produce request carries exactly one record batch for each partition")
+def _check_size(header: BatchHeader, buffer: memoryview) -> None:
+    given = len(buffer)
+    if header.length < LEAST_LENGTH:
+        raise CorruptMessage(f"the record batch's length {header.length} is below the least possible, {LEAST_LENGTH}")
+    if header.length < MIN_LENGTH or header.size > given:
+        raise InvalidRecord(f"the record batch states {header.size} bytes, {given} came")
+    rest = given - header.size
+    if rest >= LENGTH_END:
+        (length,) = _LENGTH.unpack_from(buffer, header.size + 8)
+        if length + LENGTH_END <= rest:
+            raise InvalidRecord("a produce request carries exactly one record batch for each partition")

@@ -188,10 +188,11 @@ class _Source:
     def nested(self, kind: type[Struct], field: Field, target: str, nullable: bool) -> None:
         inner = self.temporary("m")
         if nullable:
+            # Null is -1, but 0 inside a tagged field.
             present = self.temporary("n")
             self.run.append(("b", present))
             self.flush()
-            self.emit(f"if {present} < 0:")
+            self.emit(f"if {present} < {int(field.tag is not None)}:")
             self.emit(f"    {target} = None")
             self.emit("else:")
             self.indent += 1

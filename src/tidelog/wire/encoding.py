@@ -209,9 +209,11 @@ class _Source:
         if not nullable:
             self.struct(struct_named(kind, field.type), inner)
             return
+        # Null is -1, but 0 inside a tagged field.
         self.write_parts()
         self.emit(f"if {inner} is None:")
-        self.emit(f"    {self.out}.append(b'\\xff')")
+        null = b"\xff" if field.tag is None else b"\x00"
+        self.emit(f"    {self.out}.append({null!r})")
         self.emit("else:")
         self.indent += 1
         self.parts.append("b'\\x01'")

@@ -52,8 +52,6 @@ class Struct:
             return NotImplemented
         return all(getattr(self, name) == getattr(other, name) for name in self._names())
 
-    __hash__ = None  # type: ignore[assignment]
-
     def __repr__(self) -> str:
         """For tests and debugging. Byte fields are not shown: they may be keys, tokens or somebody's data."""
         values = ", ".join(f"{name}={_shown(name, getattr(self, name))}" for name in self._names())

@@ -68,8 +68,6 @@ class Record:
             list(other.headers),
         )
 
-    __hash__ = None  # type: ignore[assignment]
-
     def __repr__(self) -> str:
         """Sizes only: keys and values are somebody's data."""
         key = "null" if self.key is None else f"{len(self.key)} bytes"

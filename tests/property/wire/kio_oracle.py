@@ -6,7 +6,6 @@ import io
 import uuid
 from dataclasses import Field as KioField
 from dataclasses import fields as kio_fields
-from functools import cache
 from typing import Any, get_args
 
 from kio.schema.errors import ErrorCode
@@ -59,7 +58,11 @@ def to_kio(entity: Any, message: Struct, version: int) -> Any:
             value = struct_named(type(message), field.type)()
         if value is not None and field.is_struct:
             inner = _entity_of(theirs)
-            value = tuple(to_kio(inner, item, version) for item in value) if field.is_array else to_kio(inner, value, version)
+            value = (
+                tuple(to_kio(inner, item, version) for item in value)
+                if field.is_array
+                else to_kio(inner, value, version)
+            )
         elif value is not None:
             kafka_type = _kind(theirs)
             value = tuple(_simple(kafka_type, item) for item in value) if field.is_array else _simple(kafka_type, value)
@@ -101,14 +104,18 @@ def _kind(field: KioField[Any]) -> str:
     return f"{name}?" if name == "datetime_i64" and type(None) in get_args(field.type) else name
 
 
-@cache
+_found_pairs: dict[tuple[Any, int], list[tuple[Field, KioField[Any]]]] = {}
+
+
 def _pairs(entity: Any, message: type[Struct], version: int) -> list[tuple[Field, KioField[Any]]]:
     """Our fields of the version beside kio's: the same names in the same order, less units and trailing underscores."""
+    if (entity, version) in _found_pairs:
+        return _found_pairs[entity, version]
     ours = [field for field in fields_from_lines(message.FIELDS) if version in field.versions]
     theirs = list(kio_fields(entity))
     names = [field.attribute.removesuffix("_ms") for field in ours]
     assert names == [field.name.removesuffix("_ms").rstrip("_") for field in theirs], (entity, version)
-    return list(zip(ours, theirs, strict=True))
+    return _found_pairs.setdefault((entity, version), list(zip(ours, theirs, strict=True)))
 
 
 def _entity_of(field: KioField[Any]) -> Any:

@@ -1,6 +1,5 @@
 """Every API in every version that kio has too: the same bytes for the same values, both ways."""
 
-from functools import cache
 from typing import Any
 
 import pytest
@@ -28,14 +27,19 @@ from tidelog.wire.message import Message
 MESSAGES = [*api_messages(), *map(message_named, KIO_DATA)]
 
 
-@cache
+_oracles: dict[tuple[type[Message], int], tuple[Any, dict[tuple[str, str], str]]] = {}
+
+
 def oracle_of(message: type[Message], version: int) -> tuple[Any, dict[tuple[str, str], str]]:
+    """kio's class, and its types of the fields."""
+    if (message, version) in _oracles:
+        return _oracles[message, version]
     if message.__name__ in KIO_DATA:
         entity = kio_class(message, version, snake_case(message.__name__), "data")
     else:
         kind = "request" if message.__name__.endswith("Request") else "response"
         entity = kio_class(message, version, APIS[message.api_key].module, kind)
-    return entity, kio_kinds(entity, message, version)
+    return _oracles.setdefault((message, version), (entity, kio_kinds(entity, message, version)))
 
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda message: message.__name__)

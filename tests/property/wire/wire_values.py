@@ -1,7 +1,7 @@
 """Hypothesis strategies for messages, made from the table of facts, and their projection on one version.
 
-A drawn value is a tree of plain Python values for the fields of all versions together. `project` makes a message of it that
-one version can carry.
+A drawn value is a tree of plain Python values for the fields of all versions together. `project` makes a message of it
+that one version can carry.
 """
 
 import importlib
@@ -86,9 +86,14 @@ def message_named(name: str) -> type[Message]:
     return next(message for message in (*api_messages(), *record_messages()) if message.__name__ == name)
 
 
-@cache
+_fields: dict[type[Struct], list[Field]] = {}
+_trees: dict[type[Struct], st.SearchStrategy["Tree"]] = {}
+
+
 def fields_of(kind: type[Struct]) -> list[Field]:
-    return fields_from_lines(kind.FIELDS)
+    if kind not in _fields:
+        _fields[kind] = fields_from_lines(kind.FIELDS)
+    return _fields[kind]
 
 
 def versions_of(message: type[Message]) -> range:
@@ -124,10 +129,11 @@ SIMPLE: dict[str, st.SearchStrategy[Any]] = {
 }
 
 
-@cache
 def trees(kind: type[Struct]) -> st.SearchStrategy[Tree]:
     """Values for every field of every version."""
-    return st.fixed_dictionaries({field.attribute: _values(kind, field) for field in fields_from_lines(kind.FIELDS)})
+    if kind not in _trees:
+        _trees[kind] = st.fixed_dictionaries({f.attribute: _values(kind, f) for f in fields_of(kind)})
+    return _trees[kind]
 
 
 def _values(kind: type[Struct], field: Field) -> st.SearchStrategy[Any]:
@@ -149,7 +155,7 @@ def as_drawn(_struct: str, _attribute: str, value: Any) -> Any:
 def project(kind: type[Struct], tree: Tree, version: int, adjust: Adjust = as_drawn) -> Any:
     """The struct with the fields of `version` from the tree, and defaults elsewhere."""
     name = kind.__name__
-    values = {}
+    values: dict[str, Any] = {}
     for field in fields_of(kind):
         if version not in field.versions:
             continue

@@ -2,13 +2,14 @@
 
     .venv/bin/python tests/scenarios/groups/against_kafka.py --port 9092 [--set NAME=VALUE ...] [FILE ...]
 
-`--set` says what the broker was started with: files that ask for other settings are left out. The default is what most files
-need, group.initial.rebalance.delay.ms=300 and group.min.session.timeout.ms=100. A line that begins with `# kafka:` tells of a
+`--set` says what the broker was started with: files that ask for other settings are left out. The default is what most
+files need, group.initial.rebalance.delay.ms=300 and group.min.session.timeout.ms=100. A line with `# kafka:` tells of a
 deliberate difference: the replies after the next line are not compared.
 """
 
 import argparse
 import difflib
+import re
 import selectors
 import socket
 import struct
@@ -22,14 +23,20 @@ from typing import Any
 from conversation import TOPICS, Conversation, Fields, settings_of
 from message_fields import MODULES, request_of
 
+from tidelog.coordinator.group.hashing import partition_of
 from tidelog.wire.apis import APIS
 from tidelog.wire.frames import encode_request_header, response_header_version
+from tidelog.wire.records import batches_in, decode_records
 
 API_KEYS = {info.name: key for key, info in APIS.items()}
 DEFAULTS = {"group.initial.rebalance.delay.ms": "300", "group.min.session.timeout.ms": "100"}
 QUIET_S = 0.006
 PATIENCE_S = 0.05
+TIME = re.compile(r"(?<=^    )\d+|(?<= at=)\d+|(?<= since=)\d+|(?<= expires=)\d+")
+MARKED = re.compile(r"<(\d+)>")
+RECORD_LINE = re.compile(r"    (offset|group) ")
 TOLERANCE_MS = 200
+RECORD_TOLERANCE_MS = 1000
 """By how much a live broker may be late: the requests of one moment are sent one after another."""
 
 
@@ -91,7 +98,9 @@ class LiveBroker:
         while any(group.error_code for group in admin.call("DescribeGroups", 0, some_of_each_partition).groups):
             time.sleep(0.1)
         self._ids = {topic.name: topic.topic_id for topic in admin.call("Metadata", 12, {"topics": None}).topics}
+        self._admin = admin
         self._began = time.monotonic()
+        self._began_wall_ms = round(time.time() * 1000)
 
     def topic_id(self, name: str) -> bytes:
         return self._ids.get(name, name.encode()[:16].ljust(16, b"\1"))
@@ -115,6 +124,26 @@ class LiveBroker:
 
     def elapsed_ms(self) -> int:
         return round((time.monotonic() - self._began) * 1000)
+
+    def began_wall_ms(self) -> int:
+        return self._began_wall_ms
+
+    def records(self, group_id: str) -> list[tuple[bytes, bytes | None]]:
+        topic = self._admin.call("Metadata", 1, {"topics": [{"name": "__consumer_offsets"}]}).topics[0]
+        index = partition_of(group_id, len(topic.partitions))
+        found: list[tuple[bytes, bytes | None]] = []
+        offset = 0
+        while True:
+            asked = {"partition": index, "fetch_offset": offset, "partition_max_bytes": 10_000_000}
+            topics = [{"topic": "__consumer_offsets", "partitions": [asked]}]
+            fetch = {"max_wait_ms": 0, "min_bytes": 1, "max_bytes": 10_000_000, "topics": topics}
+            (answer,) = self._admin.call("Fetch", 4, fetch).responses[0].partitions
+            batches = list(batches_in(bytes(answer.records or b"")))
+            if not batches:
+                return found
+            for batch in batches:
+                found += [(record.key or b"", record.value) for record in decode_records(batch.buffer, batch.position)]
+            offset = batches[-1].next_offset
 
     def _take_until(self, end: float) -> None:
         while True:
@@ -140,19 +169,24 @@ def compared(text: str) -> list[str]:
 
 def with_equal_times(wanted: list[str], told: list[str]) -> list[str]:
     """`told`, with the times of `wanted` where a line differs in nothing but a little time."""
-    times: dict[str, list[int]] = {}
+    known: dict[str, list[list[int]]] = {}
     for line in wanted:
-        if line.startswith(" "):
-            time_ms, _, rest = line.strip().partition(" ")
-            times.setdefault(rest, []).append(int(time_ms))
+        known.setdefault(TIME.sub("#", line), []).append([int(found[0]) for found in TIME.finditer(line)])
     lines = []
     for line in told:
-        if line.startswith(" "):
-            time_ms, _, rest = line.strip().partition(" ")
-            near = [known for known in times.get(rest, []) if abs(known - int(time_ms)) <= TOLERANCE_MS]
-            if near:
-                line = f"    {min(near, key=lambda known: abs(known - int(time_ms)))} {rest}"
-        lines.append(line)
+        times = [int(found[0]) for found in TIME.finditer(line)]
+        tolerance_ms = RECORD_TOLERANCE_MS if RECORD_LINE.match(line) else TOLERANCE_MS
+        near = [
+            others
+            for others in known.get(TIME.sub("#", line), [])
+            if all(abs(one - other) <= tolerance_ms for one, other in zip(times, others, strict=True))
+        ]
+        nearest = min(
+            near, key=lambda others: sum(abs(a - b) for a, b in zip(times, others, strict=True)), default=times
+        )
+        for known_ms in nearest:
+            line = TIME.sub(f"<{known_ms}>", line, count=1)
+        lines.append(MARKED.sub(r"\1", line))
     return lines
 
 

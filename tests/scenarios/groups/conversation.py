@@ -10,7 +10,7 @@
 
 A line without indent is a request of the client that it begins with; an indented line is a reply. Member ids, which are
 random, read `NAME.n`: NAME is the client id or group instance id in front of the random part, n counts in order of
-appearance.
+appearance. `X log GROUP` shows the records that the broker wrote.
 Runs against any `Broker`: Tidelog's handlers on virtual time, or a live Kafka (`against_kafka.py`).
 """
 
@@ -18,7 +18,9 @@ import re
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from tidelog.coordinator.group.records import OffsetRecord, decode_record
 from tidelog.wire.errors import ErrorCode
+from tidelog.wire.messages.group_records import GroupMetadataValue, OffsetCommitValue
 
 TOPICS = {"t": 3, "u": 1}
 """Topics that every conversation may use, with their partition counts."""
@@ -44,6 +46,12 @@ class Broker(Protocol):
         """Let time pass until `time_ms` after the conversation's begin."""
 
     def elapsed_ms(self) -> int: ...
+
+    def began_wall_ms(self) -> int:
+        """The wall clock at the conversation's begin."""
+
+    def records(self, group_id: str) -> list[tuple[bytes, bytes | None]]:
+        """Key and value of every record in the group's partition of `__consumer_offsets`."""
 
 
 LATEST = {
@@ -87,6 +95,9 @@ class Conversation:
                 self._at_ms = None
                 self.broker.advance_to(int(words[1]))
                 self._at_ms = int(words[1])
+            elif words[1] == "log":
+                self.lines += [f"    {told}" for told in self._log(words[2])]
+                continue
             else:
                 self._request(words[0], words[1], words[2:])
                 self.broker.settle()
@@ -318,6 +329,50 @@ class Conversation:
                 members.append(told)
             lines.append(" ".join([*words, *sorted(members)]))
         return "\n".join(lines)
+
+    # Records
+
+    def _log(self, name: str) -> list[str]:
+        """What stands in the log of one group, record by record, with the versions in which it is written."""
+        group_id = self._group(name)
+        told = []
+        for key, value in self.broker.records(group_id):
+            record = decode_record(key, value)
+            assert record is not None
+            if record.group != group_id:
+                continue
+            version = "tombstone" if value is None else f"v{int.from_bytes(value[:2], 'big')}"
+            if isinstance(record, OffsetRecord):
+                told.append(f"offset {record.topic}-{record.partition} {version}{self._told_offset(record.value)}")
+            else:
+                told.append(f"group {version}{self._told_metadata(record.value)}")
+            assert record.encode() == (key, value), "written otherwise than it was read"
+        return told
+
+    def _told_offset(self, value: OffsetCommitValue | None) -> str:
+        if value is None:
+            return ""
+        topic = next((name for name in TOPICS if self.broker.topic_id(name) == value.topic_id), "-")
+        told = f" {value.offset}@{value.leader_epoch}:{value.metadata or '-'} at={self._since(value.commit_timestamp)}"
+        if value.expire_timestamp >= 0:
+            told += f" expires={self._since(value.expire_timestamp)}"
+        return f"{told} topic={topic}"
+
+    def _told_metadata(self, value: GroupMetadataValue | None) -> str:
+        if value is None:
+            return ""
+        members = [
+            f"{self._label(m.member_id)}/{_text(m.group_instance_id)}({m.client_id}@{m.client_host} "
+            f"{m.rebalance_timeout} {m.session_timeout} {m.subscription.decode()} {m.assignment.decode() or '-'})"
+            for m in value.members
+        ]
+        leader = "null" if value.leader is None else self._label(value.leader)
+        told = f" type={_text(value.protocol_type)} generation={value.generation} protocol={_text(value.protocol)}"
+        told += f" leader={leader} since={self._since(value.current_state_timestamp)}"
+        return " ".join([told, *sorted(members)])
+
+    def _since(self, wall_ms: int) -> int:
+        return (wall_ms - self.broker.began_wall_ms() + SLOT_MS // 2) // SLOT_MS * SLOT_MS
 
     # Names
 

@@ -12,7 +12,9 @@ import pytest
 from conversation import API, TOPICS, Conversation, Fields, settings_of
 from message_fields import request_of
 
+from group_harness.memory import EPOCH_MS
 from group_harness.virtual_broker import VirtualBroker, topic_id
+from tidelog.wire.records import batches_in, decode_records
 
 HERE = Path(__file__).parent
 TRANSCRIPTS = sorted(HERE.glob("*.txt"))
@@ -44,6 +46,15 @@ class OnVirtualTime:
 
     def elapsed_ms(self) -> int:
         return round((self._broker.loop.time() - self._began) * 1000)
+
+    def began_wall_ms(self) -> int:
+        return EPOCH_MS + round(self._began * 1000)
+
+    def records(self, group_id: str) -> list[tuple[bytes, bytes | None]]:
+        found = []
+        for batch in batches_in(bytes(self._broker.offsets_log(group_id).log.file.data)):
+            found += [(record.key or b"", record.value) for record in decode_records(batch.buffer, batch.position)]
+        return found
 
     def check(self) -> None:
         for led in self._broker.groups._led.values():

@@ -1,5 +1,4 @@
-"""What `tidelog start` and `tidelog --help` may import: start-up time and memory are spent there, so it takes a decision
-here to add a module."""
+"""What `tidelog start` and `tidelog --help` may import. Start-up time and memory go there: adding one is a decision."""
 
 import os
 import subprocess
@@ -21,10 +20,10 @@ START_PACKAGES = {"tidelog", "uvloop", "_cython", "cython_runtime"}
 START_TIDELOG = {
     "api", "broker", "cli", "config", "coordinator", "log", "metadata", "model", "replication", "runtime", "wire",
 }  # fmt: skip
-START_CLI = {"main", "start", "serve", "logs", "failures"}
+START_CLI = {"main", "start", "serve", "logs", "failures", "event_loop"}
 START_NOT_OF_THE_LIBRARY = {
-    "argparse", "ctypes", "decimal", "difflib", "email", "html", "http", "multiprocessing", "pickle", "shutil", "tempfile",
-    "unittest", "uuid", "xml",
+    "argparse", "ctypes", "decimal", "difflib", "email", "html", "http", "multiprocessing", "pickle", "shutil",
+    "tempfile", "unittest", "uuid", "xml",
 }  # fmt: skip
 
 HELP_PACKAGES = {

@@ -10,7 +10,7 @@ import sqlite3
 import sys
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -20,6 +20,7 @@ from tidelog.cli.logs import OneLine
 from tidelog.cli.start import FLAGS, MisusedError, Options, parse
 from tidelog.cli.start_help import start as start_command
 from tidelog.config.broker_config import BrokerConfig, ConfigError
+from tidelog.runtime.interfaces import Runtime
 
 
 def test_without_flags_nothing_is_set() -> None:
@@ -213,7 +214,7 @@ def handlers() -> Iterator[None]:
 def run(runtime: FakeRuntime, parent_pipe: int | None = None) -> int:
     config = BrokerConfig.load(flags={"log.dirs": "/data"})
     with asyncio.Runner() as runner:
-        return runner.run(serve.run_broker(config, FakeBroker, lambda: runtime, parent_pipe))  # type: ignore[arg-type]
+        return runner.run(serve.run_broker(config, FakeBroker, lambda: cast(Runtime, runtime), parent_pipe))
 
 
 @pytest.mark.usefixtures("handlers")
@@ -258,14 +259,18 @@ def test_the_end_of_the_parents_pipe_stops_it() -> None:
 def test_a_parent_death_signal_from_a_thread_that_ended_is_no_reason_to_stop() -> None:
     reading, writing = os.pipe()
 
+    def still_running() -> None:
+        runtime.events.append("still running")
+        os.kill(os.getpid(), signal.SIGTERM)
+
     def once_started() -> None:
         os.kill(os.getpid(), signal.SIGUSR1)
-        asyncio.get_running_loop().call_later(0.05, os.kill, os.getpid(), signal.SIGTERM)
+        asyncio.get_running_loop().call_later(0.05, still_running)
 
     try:
         runtime = FakeRuntime(once_started=once_started)
         assert run(runtime, reading) == 0
-        assert runtime.events == ["start", "stop", "close"]
+        assert runtime.events == ["start", "still running", "stop", "close"]
     finally:
         os.close(reading)
         os.close(writing)

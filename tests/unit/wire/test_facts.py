@@ -2,7 +2,8 @@
 
 import pytest
 
-from tidelog.wire.facts import NEWEST, NO_UUID, NO_VERSIONS, Versions, field_from_line, snake_case, versions_from_text
+from tidelog.wire.facts import NEWEST, NO_VERSIONS, Versions, field_from_line, snake_case, versions_from_text
+from tidelog.wire.primitives import NO_UUID
 
 
 @pytest.mark.parametrize(

@@ -109,7 +109,8 @@ def test_request_frame() -> None:
     ],
 )
 def test_response_frame(message: Any, version: int) -> None:
-    frame = b"".join(encode_response(message, version, 77))
+    pieces: list[Any] = encode_response(message, version, 77)
+    frame = b"".join(pieces)
     assert int.from_bytes(frame[:4], "big") == len(frame) - 4
     correlation_id, position = decode_response_header(frame, 4, message.api_key, version)
     assert correlation_id == 77
@@ -121,7 +122,7 @@ def test_response_frame_keeps_records_as_they_are() -> None:
     records = memoryview(bytearray(b"batch bytes"))
     partition = PartitionData(partition_index=1, high_watermark=4, records=records)
     response = FetchResponse(responses=[FetchableTopicResponse(topic="t", partitions=[partition])])
-    pieces = encode_response(response, 11, 1)
+    pieces: list[Any] = encode_response(response, 11, 1)
     assert len(pieces) == 2
     assert pieces[1] is records
     frame = b"".join(pieces)

@@ -64,7 +64,9 @@ DEFINITION = """
     ]},
     { "name": "Later", "type": "bool", "versions": "3+", "default": "false" }
   ],
-  "commonStructs": [{ "name": "Page", "versions": "0+", "fields": [{ "name": "N", "type": "int16", "versions": "0+" }] }]
+  "commonStructs": [
+    { "name": "Page", "versions": "0+", "fields": [{ "name": "N", "type": "int16", "versions": "0+" }] }
+  ]
 }
 """
 

@@ -320,3 +320,30 @@ def test_segments(path: Path) -> None:
         next_offset = header.next_offset
     assert position == len(data)
     assert next_offset > 0
+
+
+# Batches that Kafka's own classes wrote.
+
+KAFKA_BATCHES = dict(
+    line.split("\t") for line in (GOLDEN / "kafka" / "record_batches.tsv").read_text().split("\n")[1:] if line
+)
+KAFKA_RECORDS = [
+    Record(b"key", b"value", 1_700_000_000_000, (), 0),
+    Record(None, b"", 1_700_000_000_001, (), 1),
+    Record(b"", None, 1_699_999_999_000, [("name", b"content"), ("größe", None)], 2),
+    Record(None, b"0123456789" * 10_000, 1_700_000_000_002, (), 3),
+]
+
+
+@pytest.mark.parametrize("codec", list(Codec))
+def test_batches_of_kafka(codec: Codec) -> None:
+    batch = bytes.fromhex(KAFKA_BATCHES[codec.name.lower()])
+    expected = KAFKA_RECORDS if codec else KAFKA_RECORDS[:3]
+    header = BatchHeader(batch)
+    assert header.crc_ok()
+    assert header.codec == codec
+    assert decode_records(batch) == expected
+    ours = encode_batch(expected, codec=codec, leader_epoch=header.leader_epoch)
+    if codec in (Codec.NONE, Codec.LZ4):  # the others' compressors differ
+        assert ours == batch
+    assert ours[57:61] == batch[57:61]

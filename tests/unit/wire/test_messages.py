@@ -259,7 +259,8 @@ import sys
 import tidelog.wire.apis, tidelog.wire.frames, tidelog.wire.messages.produce
 loaded = [name for name in sys.modules if name.startswith("tidelog.")]
 assert "tidelog.wire.decoding" not in loaded and "tidelog.wire.encoding" not in loaded, loaded
-assert [name for name in loaded if name.startswith("tidelog.wire.messages.")] == ["tidelog.wire.messages.produce"], loaded
+messages = [name for name in loaded if name.startswith("tidelog.wire.messages.")]
+assert messages == ["tidelog.wire.messages.produce"], messages
 assert "tidelog.runtime.interfaces" not in loaded and "asyncio" not in sys.modules
 """
     subprocess.run([sys.executable, "-c", program], check=True)

@@ -179,16 +179,18 @@ class GroupCore:
             deadline.callback(deadline.subject, out, now)
             yield out
 
+    def group_ids(self) -> list[str]:
+        return list(dict.fromkeys(chain(self.durable.by_id, self.groups)))
+
     def sweep(self, group_ids: list[str], now: Moment) -> Iterator[Decision]:
         """Tombstones of expired offsets, and of groups that have neither members nor offsets, a batch at a time."""
         for group_id in group_ids:
             durable = self.durable.by_id.get(group_id)
-            if durable is None:
-                continue
             group = self.groups.get(group_id)
-            expired = expired_offsets(group_id, durable, group, self.settings.offsets_retention_ms, now)
-            yield from _in_batches(list(expired))
-            if not durable.offsets:
+            if durable is not None:
+                expired = expired_offsets(group_id, durable, group, self.settings.offsets_retention_ms, now)
+                yield from _in_batches(list(expired))
+            if durable is None or not durable.offsets:
                 yield from self._delete_if_empty(group_id, durable, group, now)
 
     def forget_topics(self, topics: dict[str, None]) -> Iterator[Decision]:
@@ -206,14 +208,14 @@ class GroupCore:
             yield from _in_batches(gone)
 
     def _delete_if_empty(
-        self, group_id: str, durable: DurableGroup, group: ClassicGroup | None, now: Moment
+        self, group_id: str, durable: DurableGroup | None, group: ClassicGroup | None, now: Moment
     ) -> Iterator[Decision]:
         if group is not None:
             if group.state is not GroupState.EMPTY:
                 return
             group.delete(now)
             del self.groups[group_id]
-        if durable.metadata is not None:
+        if durable is not None and durable.metadata is not None:
             out = Decision()
             out.records.append(GroupRecord(group_id, None))
             yield out
@@ -229,13 +231,13 @@ class GroupCore:
         for group_id, group in self.groups.items():
             group.check()
             durable = self.durable.by_id.get(group_id)
-            assert durable is not None, f"{group_id} has members and no record"
+            metadata = None if durable is None else durable.metadata
             if group.state is GroupState.STABLE:
-                assert durable.metadata is not None
-                assert durable.metadata.generation == group.generation
-                assigned = {told.member_id: told.assignment for told in durable.metadata.members}
+                assert metadata is not None
+                assert metadata.generation == group.generation
+                assigned = {told.member_id: told.assignment for told in metadata.members}
                 assert {m.member_id: m.assignment for m in group.members} == assigned
-            assert durable.metadata is None or durable.metadata.generation <= group.generation
+            assert metadata is None or metadata.generation <= group.generation
         for group_id, durable in self.durable.by_id.items():
             assert durable.metadata is not None or durable.offsets
             if durable.metadata is not None and durable.metadata.members:

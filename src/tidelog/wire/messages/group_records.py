@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from tidelog.wire.message import Message, Struct
+from tidelog.wire.message import UNSET, Message, Struct
 from tidelog.wire.primitives import NO_UUID
 
 
@@ -33,18 +33,18 @@ class TopicPartitions(Struct):
     FIELDS = """
     TopicId uuid 0+
     Partitions []int32 0+
-    AssignmentEpochs []int32 0+ nullable=0+ tag=0 default=null
+    AssignmentEpochs []int32 0+ nullable=0+ tag=0
     """
 
     def __init__(
         self,
         topic_id: bytes = NO_UUID,
         partitions: list[int] | None = None,
-        assignment_epochs: list[int] | None = None,
+        assignment_epochs: list[int] | None = UNSET,
     ) -> None:
         self.topic_id = topic_id
         self.partitions = [] if partitions is None else partitions
-        self.assignment_epochs = assignment_epochs
+        self.assignment_epochs = [] if assignment_epochs is UNSET else assignment_epochs
 
 
 class ConsumerGroupCurrentMemberAssignmentValue(Message):
@@ -163,7 +163,7 @@ class ConsumerGroupMemberMetadataValue(Message):
     SubscribedTopicRegex string 0+ nullable=0+
     RebalanceTimeoutMs int32 0+ default=-1
     ServerAssignor string 0+ nullable=0+
-    ClassicMemberMetadata ClassicMemberMetadata 0+ nullable=0+ tag=0 default=null
+    ClassicMemberMetadata ClassicMemberMetadata 0+ nullable=0+ tag=0
     """
 
     def __init__(
@@ -176,7 +176,7 @@ class ConsumerGroupMemberMetadataValue(Message):
         subscribed_topic_regex: str | None = "",
         rebalance_timeout_ms: int = -1,
         server_assignor: str | None = "",
-        classic_member_metadata: ClassicMemberMetadata | None = None,
+        classic_member_metadata: ClassicMemberMetadata | None = UNSET,
     ) -> None:
         self.instance_id = instance_id
         self.rack_id = rack_id
@@ -186,7 +186,9 @@ class ConsumerGroupMemberMetadataValue(Message):
         self.subscribed_topic_regex = subscribed_topic_regex
         self.rebalance_timeout_ms = rebalance_timeout_ms
         self.server_assignor = server_assignor
-        self.classic_member_metadata = classic_member_metadata
+        self.classic_member_metadata = (
+            ClassicMemberMetadata() if classic_member_metadata is UNSET else classic_member_metadata
+        )
 
 
 class ConsumerGroupMetadataKey(Message):

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from tidelog.wire.message import Message, Struct
+from tidelog.wire.message import UNSET, Message, Struct
 
 
 class StreamsGroupCurrentMemberAssignmentKey(Message):
@@ -32,18 +32,18 @@ class TaskIds(Struct):
     FIELDS = """
     SubtopologyId string 0+
     Partitions []int32 0+
-    AssignmentEpochs []int32 0+ nullable=0+ tag=0 default=null
+    AssignmentEpochs []int32 0+ nullable=0+ tag=0
     """
 
     def __init__(
         self,
         subtopology_id: str = "",
         partitions: list[int] | None = None,
-        assignment_epochs: list[int] | None = None,
+        assignment_epochs: list[int] | None = UNSET,
     ) -> None:
         self.subtopology_id = subtopology_id
         self.partitions = [] if partitions is None else partitions
-        self.assignment_epochs = assignment_epochs
+        self.assignment_epochs = [] if assignment_epochs is UNSET else assignment_epochs
 
 
 class StreamsGroupCurrentMemberAssignmentValue(Message):
@@ -252,7 +252,7 @@ class StreamsGroupMetadataValue(Message):
     Epoch int32 0+
     MetadataHash int64 0+
     ValidatedTopologyEpoch int32 0+ tag=0 default=-1
-    LastAssignmentConfigs []LastAssignmentConfig 0+ nullable=0+ tag=1 default=null
+    LastAssignmentConfigs []LastAssignmentConfig 0+ nullable=0+ tag=1
     """
 
     def __init__(
@@ -260,12 +260,12 @@ class StreamsGroupMetadataValue(Message):
         epoch: int = 0,
         metadata_hash: int = 0,
         validated_topology_epoch: int = -1,
-        last_assignment_configs: list[LastAssignmentConfig] | None = None,
+        last_assignment_configs: list[LastAssignmentConfig] | None = UNSET,
     ) -> None:
         self.epoch = epoch
         self.metadata_hash = metadata_hash
         self.validated_topology_epoch = validated_topology_epoch
-        self.last_assignment_configs = last_assignment_configs
+        self.last_assignment_configs = [] if last_assignment_configs is UNSET else last_assignment_configs
 
 
 class StreamsGroupTargetAssignmentMemberKey(Message):

@@ -1,0 +1,343 @@
+"""The command line against a live broker: what a user types, what comes out, against Tidelog and Apache Kafka alike."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from typing import Any, TypeAlias
+
+import pytest
+
+from tidelog.testing import Broker
+
+LIMIT_S = 60
+
+Run: TypeAlias = Callable[..., subprocess.CompletedProcess[bytes]]
+
+
+@pytest.fixture(scope="module")
+def bootstrap(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The broker under test: one of our own, or the address that `--against` names."""
+    against = request.config.getoption("against", "tidelog")
+    if against == "tidelog":
+        with Broker(settings={"num.partitions": 1}) as broker:
+            yield broker.bootstrap
+    else:
+        yield against
+
+
+@pytest.fixture
+def is_tidelog(request: pytest.FixtureRequest) -> bool:
+    return bool(request.config.getoption("against", "tidelog") == "tidelog")
+
+
+def environment(bootstrap: str) -> dict[str, str]:
+    return os.environ | {"TIDELOG_BOOTSTRAP": bootstrap, "COLUMNS": "120"}
+
+
+@pytest.fixture
+def tidelog(bootstrap: str) -> Run:
+    """`tidelog("topic", "list", input=b"")` runs the command; exit code 0 is expected unless `code` says another."""
+
+    def run(*arguments: object, input: bytes = b"", code: int = 0) -> subprocess.CompletedProcess[bytes]:
+        command = [sys.executable, "-m", "tidelog", *map(str, arguments)]
+        ran = subprocess.run(command, input=input, capture_output=True, env=environment(bootstrap), timeout=LIMIT_S)
+        assert ran.returncode == code, ran.stderr.decode()
+        return ran
+
+    return run
+
+
+@pytest.fixture
+def topic(tidelog: Run) -> str:
+    """A topic of this test's own, with two partitions."""
+    name = f"cli-{uuid.uuid4().hex[:12]}"
+    assert tidelog("topic", "create", name, "--partitions", 2).stdout.decode() == f"Created topic {name}.\n"
+    return name
+
+
+def rows(ran: subprocess.CompletedProcess[bytes]) -> list[list[str]]:
+    """The cells of a table in a pipe, without its head."""
+    return [line.split() for line in ran.stdout.decode().splitlines()[1:]]
+
+
+def document(ran: subprocess.CompletedProcess[bytes]) -> Any:
+    return json.loads(ran.stdout)
+
+
+# Topics
+
+
+def test_a_topics_life(tidelog: Run) -> None:
+    name = f"cli-{uuid.uuid4().hex[:12]}"
+    tidelog("topic", "create", name, "-p", 3, "--set", "retention.ms=86400000")
+    assert f"topic {name}: the topic exists already" in tidelog("topic", "create", name, code=1).stderr.decode()
+    assert "exists already" in tidelog("topic", "create", name, "--if-not-exists").stdout.decode()
+    assert [name, "3", "1", "0"] in rows(tidelog("topic", "list"))
+    assert name in tidelog("topic", "list", "--names").stdout.decode().splitlines()
+
+    (described,) = document(tidelog("topic", "describe", name, "--json"))
+    assert [part["partition"] for part in described["partitions"]] == [0, 1, 2]
+    assert described["settings"] == {"retention.ms": {"value": "86400000", "from": "topic", "effect": True}}
+    assert len(described["topic_id"]) == 22
+
+    assert "5 partitions now (3 before)" in tidelog("topic", "add-partitions", name, 5).stdout.decode()
+    assert (
+        "has 5 partitions: give a larger number" in tidelog("topic", "add-partitions", name, 5, code=1).stderr.decode()
+    )
+
+    tidelog("topic", "config", name, "--set", "max.message.bytes=2000000", "--unset", "retention.ms")
+    assert document(tidelog("topic", "config", name, "--json")) == {
+        "max.message.bytes": {"value": "2000000", "from": "topic", "effect": True}
+    }
+    assert "Error: topic " in tidelog("topic", "config", name, "--set", "no.such=1", code=1).stderr.decode()
+
+    assert "say --yes" in tidelog("topic", "delete", name, code=2).stderr.decode()
+    assert tidelog("topic", "delete", name, "--yes").stdout.decode() == f"Deleted topic {name}.\n"
+    assert name not in tidelog("topic", "list", "--names").stdout.decode().splitlines()
+
+
+def test_an_unknown_topic_names_the_nearest(tidelog: Run, topic: str) -> None:
+    almost = topic[:-1]
+    for command in (["topic", "describe"], ["topic", "delete", "--yes"], ["consume"]):
+        error = tidelog(*command, almost, code=1).stderr.decode()
+        assert error == f"Error: no such topic: {almost}; did you mean {topic}?\n"
+
+
+def test_illegal_names_and_settings_are_the_brokers_own_words(tidelog: Run) -> None:
+    assert "INVALID_REPLICATION_FACTOR" in tidelog("topic", "create", "x", "-r", 9, code=1).stderr.decode()
+    assert "bad name" in tidelog("topic", "create", "bad name", code=1).stderr.decode()
+    error = tidelog("topic", "create", "x", "--set", "retention.ms=soon", code=1).stderr.decode()
+    assert "retention.ms" in error
+    assert error.count("\n") == 1
+
+
+def test_settings_without_effect_are_marked_where_they_have_none(tidelog: Run, topic: str, is_tidelog: bool) -> None:
+    tidelog("topic", "config", topic, "--set", "unclean.leader.election.enable=true")
+    marked = "no effect yet" in tidelog("topic", "describe", topic).stdout.decode()
+    assert marked == is_tidelog
+    effect = document(tidelog("topic", "config", topic, "--json"))["unclean.leader.election.enable"]["effect"]
+    assert effect != is_tidelog
+
+
+# Records
+
+
+def test_lines_go_in_and_come_out(tidelog: Run, topic: str) -> None:
+    wrote = tidelog("produce", topic, input=b"a\nb\r\n\nlast")
+    assert wrote.stdout == b""
+    assert wrote.stderr.decode() == f"4 records, 6 B, to {topic}\n"
+    read = tidelog("consume", topic, "--from-beginning", "--until-end")
+    assert sorted(read.stdout.split(b"\n")[:-1]) == [b"", b"a", b"b", b"last"]
+    assert read.stderr == b""
+
+
+def test_keys_headers_nulls_and_partitions(tidelog: Run, topic: str) -> None:
+    lines = b"k1:v1\nk2:NIL\n:v3\n"
+    tidelog("produce", topic, "-K", ":", "-p", 1, "-H", "a=1", "-H", "b=", "--null-marker", "NIL", input=lines)
+    shape = "{partition}|{offset}|{key}|{value}|{headers}"
+    read = tidelog("consume", topic, "-B", "-e", "-f", shape, "--null-marker", "-")
+    assert read.stdout.decode().splitlines() == ["1|0|k1|v1|a=1,b=", "1|1|k2|-|a=1,b=", "1|2||v3|a=1,b="]
+    error = tidelog("produce", topic, "-p", 9, input=b"x\n", code=1).stderr.decode()
+    assert error == f"Error: 1 not written: topic {topic}: no such partition (tidelog topic describe shows them)\n"
+    assert "has no partition 9: it has 0 to 1" in tidelog("consume", topic, "-p", 9, code=1).stderr.decode()
+
+
+def test_the_same_key_goes_where_a_java_client_sends_it(tidelog: Run, topic: str) -> None:
+    """murmur2 of these keys, modulo 2, by Kafka's own hash (KIP-480 leaves keyed records alone)."""
+    tidelog("produce", topic, "-K", ":", input=b"21:a\nfoobar:b\na-little-bit-long-string:c\n")
+    read = tidelog("consume", topic, "-B", "-e", "-f", "{key} {partition}").stdout.decode().splitlines()
+    expected = {"21": -973932308, "foobar": -790332482, "a-little-bit-long-string": -985981536}
+    assert sorted(read) == sorted(f"{key} {(hashed & 0x7FFFFFFF) % 2}" for key, hashed in expected.items())
+
+
+@pytest.mark.parametrize("codec", ["none", "gzip", "snappy", "lz4", "zstd"])
+def test_every_codec(tidelog: Run, topic: str, codec: str) -> None:
+    lines = b"".join(b"line %d\n" % number for number in range(1000))
+    wrote = tidelog("produce", topic, "-p", 0, "-z", codec, input=lines)
+    assert re.match(rf"1,000 records, 7.7 KiB, to {topic} in [\d.]+ s \([\d,]+/s\)\n", wrote.stderr.decode())
+    assert tidelog("consume", topic, "-B", "-e").stdout == lines
+
+
+def test_json_lines_are_a_copy(tidelog: Run, topic: str) -> None:
+    tidelog("produce", topic, "-K", ":", "-H", "h=1", input=b"k:v\n\xff:\xfe\n")
+    copied = tidelog("consume", topic, "-B", "-e", "--json").stdout
+    assert {json.loads(line)["topic"] for line in copied.splitlines()} == {topic}
+    copy = f"{topic}-copy"
+    tidelog("topic", "create", copy)
+    tidelog("produce", copy, "--json", input=copied)
+    shape = "{key}|{value}|{headers}"
+    once, again = (tidelog("consume", name, "-B", "-e", "-f", shape).stdout for name in (topic, copy))
+    assert sorted(once.splitlines()) == sorted(again.splitlines()) == [b"k|v|h=1", b"\xff|\xfe|h=1"]
+
+
+def test_where_reading_begins_and_ends(tidelog: Run, topic: str) -> None:
+    tidelog("produce", topic, "-p", 0, input=b"".join(b"%d\n" % number for number in range(100)))
+    first = int(document(tidelog("topic", "describe", topic, "--json"))[0]["partitions"][0]["next_offset"])
+    assert first == 100
+
+    def read(*arguments: object) -> list[str]:
+        return tidelog("consume", topic, *arguments).stdout.decode().split()
+
+    assert read("--offset", 97, "-e") == ["97", "98", "99"]
+    assert read("--offset", -2, "-e") == ["98", "99"]
+    assert read("--offset", 1000, "-e") == []
+    assert read("--from-beginning", "-n", 3) == ["0", "1", "2"]
+    assert read("--since", "1 hour ago", "-e", "-n", 1) == ["0"]
+    assert read("--since", "0s", "-e") == []
+    assert read("-p", 1, "-B", "-e") == []
+    assert read("-e") == []
+
+
+def test_a_moment_is_found_between_records(tidelog: Run, topic: str) -> None:
+    tidelog("produce", topic, "-p", 0, input=b"before\n")
+    (line,) = tidelog("consume", topic, "-B", "-e", "-f", "{timestamp_ms}").stdout.decode().split()
+    tidelog("produce", topic, "-p", 0, input=b"after\n")
+    assert tidelog("consume", topic, "--since", int(line) + 1, "-e").stdout == b"after\n"
+    assert tidelog("consume", topic, "--since", line, "-e").stdout == b"before\nafter\n"
+
+
+def test_reading_goes_on_until_ctrl_c(bootstrap: str, tidelog: Run, topic: str) -> None:
+    """What is written later comes at once, line by line; Ctrl-C is quiet."""
+    command = [sys.executable, "-m", "tidelog", "consume", topic, "-B"]
+    reader = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment(bootstrap))
+    assert reader.stdout is not None
+    for line in (b"first\n", b"second\n"):
+        tidelog("produce", topic, input=line)
+        assert reader.stdout.readline() == line
+    reader.send_signal(signal.SIGINT)
+    output, errors = reader.communicate(timeout=LIMIT_S)
+    assert (output, errors, reader.returncode) == (b"", b"", 130)
+
+
+def test_a_reader_that_goes_away_is_no_error(bootstrap: str, tidelog: Run, topic: str) -> None:
+    tidelog("produce", topic, input=b"x" * 100 + b"\n" + b"line\n" * 100_000)
+    command = [sys.executable, "-m", "tidelog", "consume", topic, "-B", "-e"]
+    reader = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment(bootstrap))
+    assert reader.stdout is not None
+    assert reader.stderr is not None
+    reader.stdout.readline()
+    reader.stdout.close()
+    with reader:
+        assert reader.stderr.read() == b""
+    assert reader.returncode == 141
+
+
+def test_a_record_that_is_too_large(tidelog: Run, topic: str) -> None:
+    error = tidelog("produce", topic, input=b"x" * 2_000_000, code=1).stderr.decode()
+    assert error == (
+        f"Error: 1 not written: topic {topic}: larger than the topic's max.message.bytes"
+        " (tidelog topic config can raise it)\n"
+    )
+
+
+# Groups
+
+
+def test_a_group_reads_on_where_it_stood(tidelog: Run, topic: str) -> None:
+    group = f"group-{topic}"
+    tidelog("produce", topic, "-p", 0, input=b"a\nb\nc\nd\n")
+    assert tidelog("consume", topic, "-g", group, "-B", "-n", 3).stdout == b"a\nb\nc\n"
+    assert [group, topic, "0", "3", "4", "1"] in [row[:6] for row in rows(tidelog("group", "lag", group))]
+    assert [group, "empty", "0", "1"] in rows(tidelog("group", "list"))
+    assert group in tidelog("group", "list", "--names").stdout.decode().split()
+    assert tidelog("consume", topic, "-g", group, "-e").stdout == b"d\n"
+    assert tidelog("consume", topic, "-g", group, "-e").stdout == b""
+    lags = document(tidelog("group", "lag", group, "--topic", topic, "--json"))
+    assert [(lag["partition"], lag["committed"], lag["end"], lag["lag"]) for lag in lags if lag["end"]] == [
+        (0, 4, 4, 0)
+    ]
+    assert document(tidelog("group", "lag", group, "--topic", "other", "--json")) == []
+
+
+def test_a_group_with_a_member(bootstrap: str, tidelog: Run, topic: str) -> None:
+    group = f"group-{topic}"
+    command = [sys.executable, "-m", "tidelog", "consume", topic, "-g", group, "-B"]
+    tidelog("produce", topic, "-p", 1, input=b"a\n")
+    member = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment(bootstrap))
+    try:
+        assert member.stdout is not None
+        assert member.stdout.readline() == b"a\n"
+        (described,) = document(tidelog("group", "describe", group, "--json"))
+        assert described["state"] == "stable"
+        (only,) = described["members"]
+        assert only["client"] == "tidelog-cli"
+        assert only["partitions"] == [{"topic": topic, "partition": 0}, {"topic": topic, "partition": 1}]
+        table = tidelog("group", "describe", group).stdout.decode()
+        assert f"{group}  state stable  protocol classic" in table
+        assert f"{topic} 0-1" in table
+    finally:
+        member.send_signal(signal.SIGINT)
+        member.communicate(timeout=LIMIT_S)
+    assert member.returncode == 130
+    assert "No members." in tidelog("group", "describe", group).stdout.decode()
+
+
+def test_an_unknown_group(tidelog: Run) -> None:
+    for command in ("describe", "lag"):
+        assert "Error: no such group: nobody" in tidelog("group", command, "nobody", code=1).stderr.decode()
+
+
+def test_lag_is_watched_until_ctrl_c(bootstrap: str, tidelog: Run, topic: str) -> None:
+    group = f"group-{topic}"
+    tidelog("produce", topic, "-p", 0, input=b"a\nb\n")
+    tidelog("consume", topic, "-g", group, "-B", "-n", 1)
+    command = [sys.executable, "-m", "tidelog", "group", "lag", group, "--watch", "--interval", "0.1", "--json"]
+    watch = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment(bootstrap))
+    assert watch.stdout is not None
+    looks = [json.loads(watch.stdout.readline()) for _ in range(3)]
+    watch.send_signal(signal.SIGINT)
+    _, errors = watch.communicate(timeout=LIMIT_S)
+    assert (errors, watch.returncode) == (b"", 130)
+    assert [look["lag"][0]["lag"] for look in looks] == [1, 1, 1]
+    assert sorted(look["time"] for look in looks) == [look["time"] for look in looks]
+
+
+# Measurements
+
+
+def test_bench_measures_and_cleans_up(tidelog: Run) -> None:
+    wrote = document(tidelog("bench", "produce", "-n", 2000, "--size", 50, "--json"))
+    assert (wrote["records"], wrote["bytes"]) == (2000, 100_000)
+    assert wrote["records_per_s"] == pytest.approx(2000 / wrote["seconds"], rel=0.01)
+    assert 0 < wrote["ack_ms"]["p50"] <= wrote["ack_ms"]["max"]
+    read = document(tidelog("bench", "consume", "-n", 2000, "--size", 50, "-p", 3, "--json"))
+    assert (read["records"], read["bytes"]) == (2000, 100_000)
+    timed = document(tidelog("bench", "latency", "--rate", 200, "--seconds", 0.5, "--json"))
+    assert timed["records"] == 100
+    assert 0 < timed["end_to_end_ms"]["p50"] <= timed["end_to_end_ms"]["max"]
+    assert "tidelog-bench-" not in tidelog("topic", "list", "--names").stdout.decode()
+
+
+def test_bench_on_a_topic_that_is_there(tidelog: Run, topic: str) -> None:
+    tidelog("produce", topic, input=b"12345\n" * 500)
+    table = tidelog("bench", "consume", "--topic", topic).stdout.decode()
+    assert re.search(r"^Records read +500$", table, re.MULTILINE)
+    assert topic in tidelog("topic", "list", "--names").stdout.decode()
+    empty = f"{topic}-empty"
+    tidelog("topic", "create", empty)
+    assert "is empty" in tidelog("bench", "consume", "-t", empty, code=1).stderr.decode()
+
+
+# What is no Kafka
+
+
+def test_something_else_that_listens(request: pytest.FixtureRequest) -> None:
+    """A server that takes connections and says nothing."""
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        began = time.monotonic()
+        ran = subprocess.run(
+            [sys.executable, "-m", "tidelog", "topic", "list", "-b", address], capture_output=True, timeout=LIMIT_S
+        )
+    assert ran.returncode == 1
+    assert b"is it a Kafka broker that listens there" in ran.stderr
+    assert ran.stderr.count(b"\n") == 1
+    assert time.monotonic() - began < 30

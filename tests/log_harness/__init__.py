@@ -1,0 +1,125 @@
+"""Logs on a simulated disk, and batches for them: shared by the tests of `tidelog.log`."""
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+from tidelog.log.config import LogConfig
+from tidelog.log.partition_log import Appended, PartitionLog
+from tidelog.simulation.disk import SimDisk
+from tidelog.wire.batches import BatchHeader
+from tidelog.wire.records import Record, batches_in, decode_records, encode_batch
+
+NOW_MS = 1_767_225_600_000
+DIRECTORY = "/data/orders-0"
+
+
+def make_batch(*values: bytes, timestamps: Sequence[int] | None = None, **fields: Any) -> bytearray:
+    """A batch of records with these values, keyed `k`, as a producer sends it."""
+    times = timestamps or [NOW_MS] * len(values)
+    return encode_batch([Record(b"k", value, time) for value, time in zip(values, times, strict=True)], **fields)
+
+
+class LogOnDisk:
+    """One partition's log on a SimDisk: what a broker does with it, in one line each."""
+
+    def __init__(self, config: LogConfig | None = None, disk: SimDisk | None = None, **settings: Any) -> None:
+        self.config = config or LogConfig(**settings)
+        self.disk = disk or SimDisk(rng=random.Random(1))
+        self.disk.make_dirs("/data")
+        self.disk.sync_dir("/")
+        self.now_ms = NOW_MS
+        self.persisted_recovery_point = 0
+        self.log = self.open(clean=False)
+
+    def open(self, *, clean: bool, recovery_point: int | None = None, log_start_offset: int = 0) -> PartitionLog:
+        self.log = PartitionLog.open(
+            self.disk,
+            DIRECTORY,
+            self.config,
+            clean=clean,
+            recovery_point=self.persisted_recovery_point if recovery_point is None else recovery_point,
+            log_start_offset=log_start_offset,
+            now_ms=self.now_ms,
+        )
+        return self.log
+
+    def append(self, *values: bytes, leader_epoch: int = 0, **fields: Any) -> Appended:
+        return self.append_batch(make_batch(*values, **fields), leader_epoch=leader_epoch)
+
+    def append_batch(self, batch: bytearray, *, leader_epoch: int = 0) -> Appended:
+        return self.log.append(memoryview(batch), BatchHeader(batch), leader_epoch=leader_epoch, now_ms=self.now_ms)
+
+    def flush(self, *, checkpoint: bool = True) -> None:
+        plan = self.log.flush_plan()
+        plan.run()
+        self.log.flushed(plan)
+        if checkpoint:
+            self.persisted_recovery_point = self.log.recovery_point
+
+    def restart(self) -> PartitionLog:
+        """A clean shutdown and a start."""
+        self.log.close(clean=True)
+        self.persisted_recovery_point = self.log.recovery_point
+        return self.open(clean=True, log_start_offset=self.log.log_start_offset)
+
+    def kill(self) -> PartitionLog:
+        """The process dies and starts again; the page cache is kept."""
+        self.disk = self.disk.kill()
+        return self.open(clean=False)
+
+    def power_cut(self, seed: int) -> PartitionLog:
+        self.disk = self.disk.power_cut(random.Random(seed))
+        return self.open(clean=False)
+
+    def files(self) -> list[str]:
+        return self.disk.list(DIRECTORY)
+
+    def path(self, base_offset: int, suffix: str = ".log") -> str:
+        return f"{DIRECTORY}/{base_offset:020d}{suffix}"
+
+    def flip(self, path: str, position: int, mask: int = 0xFF) -> None:
+        """Damage one byte of a file."""
+        file = self.disk.open(path)
+        byte = file.pread(1, position)
+        file.pwrite(bytes([byte[0] ^ mask]), position)
+        file.sync()
+        file.close()
+
+    def records(self, start: int | None = None, end: int | None = None, bytes_max: int = 1 << 20) -> list[tuple[int, bytes]]:
+        """(offset, value) of every record, read as a consumer would."""
+        return read_records(self.log, start, end, bytes_max)
+
+
+def read_records(
+    log: PartitionLog, start: int | None = None, end: int | None = None, bytes_max: int = 1 << 20
+) -> list[tuple[int, bytes]]:
+    offset = log.log_start_offset if start is None else start
+    end = log.log_end_offset if end is None else end
+    first = offset
+    found = []
+    while offset < end:
+        data, next_offset = read_once(log, offset, bytes_max, end)
+        if not data:
+            break
+        found += [(record.offset, record.value or b"") for record in data if record.offset >= first]
+        offset = next_offset
+    return found
+
+
+def read_once(log: PartitionLog, offset: int, bytes_max: int, end: int) -> tuple[list[Record], int]:
+    """The records of one read, and where the next begins. Checks what every read promises."""
+    part = log.read(offset, bytes_max, end)
+    if not part.size:
+        return [], offset
+    assert part.file is not None
+    data = part.file.pread(part.size, part.position)
+    headers = list(batches_in(data))
+    assert sum(header.size for header in headers) == len(data) == part.size, "whole batches only"
+    assert headers[0].base_offset == part.first_batch_offset
+    assert headers[0].base_offset <= offset <= headers[0].last_offset or headers[0].base_offset > offset
+    assert part.size <= bytes_max or len(headers) == 1
+    assert headers[-1].next_offset <= end
+    assert all(header.crc_ok() for header in headers)
+    records = [record for header in headers for record in decode_records(data, header.position)]
+    return records, headers[-1].next_offset

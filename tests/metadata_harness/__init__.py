@@ -1,0 +1,1 @@
+"""A cluster for tests of metadata and administration: images, a controller in a simulated world, handlers on it."""

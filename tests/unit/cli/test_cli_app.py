@@ -1,0 +1,196 @@
+"""The command line as a whole: finding commands, their help, how errors end."""
+
+import importlib
+import itertools
+import re
+import shlex
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import typer
+
+from tidelog.cli import app
+from tidelog.cli.errors import CommandError, UsageError
+from tidelog.cli.main import main
+from tidelog.cli.start import parse
+
+
+def commands() -> Iterator[tuple[str, Any]]:
+    """Every command with its name as it is typed: `topic create`."""
+    for name, entry in app.COMMANDS.items():
+        command = typer.main.get_command(importlib.import_module(entry.module).app)
+        below = getattr(command, "commands", None)
+        yield name, command
+        for sub_name, sub_command in (below or {}).items():
+            yield f"{name} {sub_name}", sub_command
+
+
+EVERY = list(commands())
+
+
+@pytest.fixture(autouse=True)
+def at_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("TERMINAL_WIDTH", "80")
+    monkeypatch.delenv("TIDELOG_BOOTSTRAP", raising=False)
+
+
+def test_the_commands_are_those_of_the_modules(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    shown = capsys.readouterr().out
+    for name, entry in app.COMMANDS.items():
+        assert re.search(rf"^│ {name} +{re.escape(entry.help)}", shown, re.MULTILINE), name
+
+
+def test_help_without_arguments(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 0
+    without = capsys.readouterr().out
+    assert main(["--help"]) == 0
+    assert capsys.readouterr().out == without
+
+
+def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == "Tidelog 0.1.0\n"
+
+
+@pytest.mark.parametrize("name", [name for name, _ in EVERY])
+def test_every_help_teaches_by_examples_and_fits_80_columns(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*name.split(), "--help"]) == 0
+    shown = capsys.readouterr().out
+    assert f"Usage: tidelog {name} " in shown
+    assert re.search(rf"^ *\$ .*tidelog {name}", shown, re.MULTILINE)
+    assert max(map(len, shown.splitlines())) <= 80
+
+
+def examples() -> Iterator[list[str]]:
+    """The command lines after `$` in every help, without the shell around them."""
+    for _, command in EVERY:
+        text = (command.help or "").replace("\\\n", " ")
+        for line in re.findall(r"^\s*\$ (.*)$", text, re.MULTILINE):
+            lexer = shlex.shlex(line, posix=True, punctuation_chars="|<")
+            lexer.whitespace_split = True
+            for piped, words in itertools.groupby(lexer, lambda word: word == "|"):
+                if not piped and (command_line := list(words))[0] == "tidelog":
+                    yield list(itertools.takewhile(lambda word: word != "<", command_line[1:]))
+
+
+@pytest.mark.parametrize("words", list(examples()), ids=" ".join)
+def test_examples_are_command_lines_that_are_understood(words: list[str]) -> None:
+    if words[0] == "start":
+        parse(words[1:])
+        return
+    by_name = dict(EVERY)
+    name = " ".join(words[:2]) if " ".join(words[:2]) in by_name else words[0]
+    # Only read: a context that is made has parsed its arguments, and nothing has run.
+    with by_name[name].make_context(name, words[len(name.split()) :]):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["strat"], "No such command 'strat'"),
+        (["topic", "creat"], "No such command 'creat'"),
+        (["topic", "create"], "Missing argument 'TOPIC'. (see tidelog topic create --help)"),
+        (["topic", "create", "x", "--partitions", "0"], "Invalid value for '--partitions' / '-p'"),
+        (["topic", "create", "x", "--nope"], "No such option: --nope"),
+        (["produce", "x", "--acks", "2"], "--acks is one of all, 1, 0, not '2'"),
+        (["produce", "x", "-z", "zip"], "--compression is one of none, gzip, snappy, lz4, zstd, not 'zip'"),
+        (["produce", "x", "-k", "a", "-K", ":"], "--key and --key-separator do not go together"),
+        (["produce", "x", "-H", "a"], "--header takes KEY=VALUE, for example --header source=import, not 'a'"),
+        (["produce", "x", "--json", "-K", ":"], "--json lines say their own keys and nulls"),
+        (["consume", "x", "-B", "--since", "1h"], "only one of --from-beginning, --offset and --since"),
+        (["consume", "x", "--since", "soon"], "--since: 'soon' is not a time"),
+        (["consume", "x", "-g", "a", "-o", "1"], "--group reads on where the group stands"),
+        (["consume", "x", "-f", "{valeu}"], "--format: '{valeu}' is not a field"),
+        (["consume", "x", "--json", "-f", "{key}"], "--json and --format do not go together"),
+        (["topic", "list", "-b", "host:port"], "--bootstrap takes HOST:PORT, for example localhost:9092"),
+        (["topic", "list", "-X", "security.protocol"], "-X takes KEY=VALUE"),
+        (["bench", "produce", "--acks", "x"], "--acks is one of all, 1, 0, not 'x'"),
+    ],
+)
+def test_wrong_usage_is_one_line_and_exit_code_2(
+    arguments: list[str], line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith(f"Error: {line}")
+    assert printed.err.count("\n") == 1
+
+
+def test_a_group_without_a_command_shows_its_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["topic"]) in (0, 2)
+    assert "Usage: tidelog topic " in capsys.readouterr().out
+
+
+@pytest.fixture
+def unused_address() -> str:
+    """Where nothing listens."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return f"127.0.0.1:{server.getsockname()[1]}"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["topic", "list"], ["produce", "x"], ["consume", "x"], ["group", "lag"], ["bench", "latency"]],
+    ids=" ".join,
+)
+def test_no_broker_is_one_line_that_says_how_to_start_one(
+    arguments: list[str], unused_address: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*arguments, "--bootstrap", unused_address]) == 1
+    assert capsys.readouterr().err == (
+        f"Error: nothing listens on {unused_address}: is a broker running? Start one with: tidelog start"
+        " (or name another with --bootstrap)\n"
+    )
+
+
+def test_the_bootstrap_of_the_environment(
+    unused_address: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TIDELOG_BOOTSTRAP", unused_address)
+    assert main(["topic", "list"]) == 1
+    assert unused_address in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("raised", "code", "line"),
+    [
+        (CommandError("a reason"), 1, "Error: a reason\n"),
+        (UsageError("a reason"), 2, "Error: a reason\n"),
+        (KeyboardInterrupt(), 130, ""),
+        (typer.Exit(7), 7, ""),
+    ],
+)
+def test_how_a_command_may_end(
+    raised: BaseException,
+    code: int,
+    line: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def fail(**options: object) -> None:
+        raise raised
+
+    topic = importlib.import_module("tidelog.cli.topic")
+    monkeypatch.setattr(topic, "connect", lambda *arguments: fail())
+    assert main(["topic", "list"]) == code
+    assert capsys.readouterr().err == line
+
+
+def test_a_closed_pipe_is_quiet() -> None:
+    command = subprocess.Popen(
+        [sys.executable, "-m", "tidelog", "--version"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert command.stdout is not None
+    command.stdout.close()
+    assert command.stderr is not None
+    with command:
+        assert command.stderr.read() == b""
+    assert command.returncode == 141

@@ -1,0 +1,252 @@
+"""Tables, plots and what is computed for them."""
+
+import os
+import pty
+import re
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tidelog.cli.cluster import Offsets, PartitionState, TopicState, no_such_topic
+from tidelog.cli.connection import host_port
+from tidelog.cli.errors import UsageError
+from tidelog.cli.group import ranges
+from tidelog.cli.lag import Lag, Progress, lag_table, measured
+from tidelog.cli.measure import Point, percentile, rates
+from tidelog.cli.plots import line_plot, short_number
+from tidelog.cli.tables import Column, Table, print_table, printable, size
+from tidelog.cli.topic import replicas_text, trouble, value_text
+
+COLUMNS = [Column("Topic"), Column("Records", right=True)]
+
+
+def test_a_table_in_a_pipe_is_aligned_and_plain(capsys: pytest.CaptureFixture[str]) -> None:
+    print_table(Table(COLUMNS, [("orders", "12"), ("a", "1204000")]))
+    assert capsys.readouterr().out == "TOPIC   RECORDS\norders       12\na       1204000\n"
+
+
+def on_a_terminal(code: str, width: int, **environment: str) -> str:
+    """What `code` prints when stdout is a terminal of this width."""
+    leader, follower = pty.openpty()
+    script = f"import os; os.environ.update(COLUMNS='{width}', LINES='24', TERM='xterm-256color')\n{code}"
+    try:
+        ran = subprocess.Popen([sys.executable, "-c", script], stdout=follower, env=os.environ | environment)
+    finally:
+        os.close(follower)
+    printed = b""
+    with ran:
+        while True:
+            try:
+                part = os.read(leader, 65536)
+            except OSError:  # the other side is closed
+                break
+            if not part:
+                break
+            printed += part
+    os.close(leader)
+    return printed.decode().replace("\r\n", "\n")
+
+
+TABLE = """
+from tidelog.cli.tables import *
+long = "a-topic-with-a-name-" + "x" * 80
+print_table(Table([Column("Topic"), Column("Records", right=True)], [(long, "12"), ("[red]x[/]\\x1b[31m", "3")]))
+"""
+
+
+def test_a_table_on_a_terminal_keeps_its_width_and_says_names_in_full() -> None:
+    shown = re.sub(r"\x1b\[[0-9;]*m", "", on_a_terminal(TABLE, 80, NO_COLOR="1"))
+    assert max(map(len, shown.splitlines())) <= 80
+    assert "".join(line.split()[0] for line in shown.splitlines() if "x" * 10 in line).count("x") == 80
+    assert "[red]x[/]\\x1b[31m" in shown
+
+
+def test_colours_only_without_no_color() -> None:
+    assert "\x1b[36m" in on_a_terminal(TABLE, 120) or "\x1b[1;36m" in on_a_terminal(TABLE, 120)
+    shown = on_a_terminal(TABLE, 120, NO_COLOR="1")
+    assert "36m" not in shown
+
+
+def test_control_characters_are_escaped() -> None:
+    assert printable("a\tb\x9b\n") == "a\\tb\\x9b\\n"
+    assert printable("é 漢") == "é 漢"
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1536, "1.5 KiB"),
+        (200 << 10, "200 KiB"),
+        (3 << 30, "3.0 GiB"),
+        (5 << 40, "5.0 TiB"),
+    ],
+)
+def test_sizes(number: int, text: str) -> None:
+    assert size(number) == text
+
+
+@pytest.mark.parametrize(
+    ("address", "found"),
+    [
+        ("localhost:9092", ("localhost", 9092)),
+        ("localhost", ("localhost", 9092)),
+        ("[::1]:9093", ("::1", 9093)),
+        ("[::1]", ("::1", 9092)),
+        ("PLAINTEXT://h:1", ("h", 1)),
+        ("SSL://h", ("h", 9092)),
+    ],
+)
+def test_addresses(address: str, found: tuple[str, int]) -> None:
+    assert host_port(address) == found
+
+
+@pytest.mark.parametrize("address", ["h:", "h:x", ":9092", "h:70000"])
+def test_what_is_no_address(address: str) -> None:
+    with pytest.raises(UsageError, match="--bootstrap takes HOST:PORT"):
+        host_port(address)
+
+
+# Topics
+
+
+def topic(*partitions: tuple[int, list[int], list[int]]) -> TopicState:
+    states = [PartitionState(index, *state) for index, state in enumerate(partitions)]
+    return TopicState("t", "id", False, states)
+
+
+def test_what_an_operator_should_look_at() -> None:
+    assert trouble(topic((1, [1, 2], [1, 2]), (2, [2, 1], [1, 2]))) == ""
+    assert trouble(topic((-1, [1, 2], [1]), (2, [2, 1], [2]))) == "1 without a leader, 2 under-replicated"
+
+
+def test_the_number_of_copies() -> None:
+    assert replicas_text(topic((1, [1], [1]))) == "1"
+    assert replicas_text(topic((1, [1], [1]), (1, [1, 2, 3], [1]), (1, [1, 2], [1]))) == "1-3"
+
+
+def test_an_unknown_topic_names_the_nearest() -> None:
+    assert str(no_such_topic("order", ["orders", "payments"])) == "no such topic: order; did you mean orders?"
+    assert str(no_such_topic("x", [])) == "no such topic: x; create it with: tidelog topic create x"
+
+
+def test_settings_are_explained_at_a_terminal_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert value_text("retention.ms", "86400000") == "86400000"
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert value_text("retention.ms", "86400000") == "86400000 (1 d)"
+    assert value_text("segment.bytes", "1073741824") == "1073741824 (1.0 GiB)"
+    assert value_text("retention.ms", "-1") == "-1 (no limit)"
+    assert value_text("compression.gzip.level", "-1") == "-1"
+    assert value_text("flush.messages", str(2**63 - 1)) == f"{2**63 - 1} (no limit)"
+    assert value_text("cleanup.policy", "delete") == "delete"
+
+
+def test_offsets() -> None:
+    assert Offsets(5, 12).records == 7
+
+
+# Groups
+
+
+@pytest.mark.parametrize(
+    ("numbers", "text"), [([], ""), ([3], "3"), ([7, 1, 0, 2], "0-2,7"), ([0, 1], "0-1"), ([0, 2, 4], "0,2,4")]
+)
+def test_ranges(numbers: list[int], text: str) -> None:
+    assert ranges(numbers) == text
+
+
+@given(st.sets(st.integers(0, 50)))
+def test_ranges_say_every_number(numbers: set[int]) -> None:
+    said: set[int] = set()
+    for part in filter(None, ranges(list(numbers)).split(",")):
+        first, _, last = part.partition("-")
+        said |= set(range(int(first), int(last or first) + 1))
+    assert said == numbers
+
+
+def lag(partition: int, committed: int, end: int) -> Lag:
+    return Lag("g", "t", partition, committed, end, "")
+
+
+def test_rates_between_two_looks() -> None:
+    before, after = [lag(0, 100, 1000), lag(1, 5, 5)], [lag(0, 300, 1100), lag(2, 0, 7)]
+    assert measured(before, after, 2.0) == {("g", "t", 0): Progress(100.0, 50.0)}
+
+
+@pytest.mark.parametrize(
+    ("progress", "left", "text"),
+    [
+        (Progress(100, 50), 0, "now"),
+        (Progress(100, 50), 5000, "1 min 40 s"),
+        (Progress(50, 50), 10, "never at this rate"),
+        (Progress(0, 0), 10, "never at this rate"),
+    ],
+)
+def test_when_it_will_have_caught_up(progress: Progress, left: int, text: str) -> None:
+    assert progress.until_caught_up(left) == text
+
+
+def test_the_lag_table() -> None:
+    lags = [lag(0, 300, 1100), lag(1, 9, -1), lag(2, 9, 7)]
+    assert [one.records for one in lags] == [800, 0, 0]
+    table = lag_table(lags)
+    assert table.rows[0] == ["g", "t", "0", "300", "1100", "800", ""]
+    assert table.rows[1][4] == "topic gone"
+    assert table.footer[5] == "800"
+    watched = lag_table(lags, {("g", "t", 0): Progress(200, 0)})
+    assert watched.rows[0][6:] == ["200", "0", "4 s"]
+    assert watched.rows[2][6:] == ["", "", ""]
+    assert watched.footer[6:] == ["200", "0", "4 s"]
+
+
+# Measurements
+
+
+@pytest.mark.parametrize(("percent", "value"), [(50, 5), (90, 9), (99, 10), (100, 10), (0, 1), (10, 1), (10.1, 2)])
+def test_percentiles(percent: float, value: float) -> None:
+    assert percentile(list(range(1, 11)), percent) == value
+
+
+@given(st.lists(st.floats(0, 1e6), min_size=1), st.floats(0, 100))
+def test_a_percentile_is_not_exceeded_by_so_many(values: list[float], percent: float) -> None:
+    found = percentile(sorted(values), percent)
+    assert found in values
+    assert sum(value <= found for value in values) >= len(values) * percent / 100 - 1e-6
+    with pytest.raises(ValueError, match="no values"):
+        percentile([], percent)
+
+
+def test_rates_of_a_curve() -> None:
+    points = [Point(0, 0, 0), Point(1, 100, 0), Point(1, 100, 0), Point(3, 500, 0)]
+    assert rates(points) == ([0.5, 2.0], [100.0, 200.0])
+
+
+@pytest.mark.parametrize(
+    ("number", "text"), [(0, "0"), (0.25, "0.25"), (999, "999"), (1000, "1k"), (1234567, "1.23M"), (5e9, "5G")]
+)
+def test_short_numbers(number: float, text: str) -> None:
+    assert short_number(number) == text
+
+
+def plotted(**what: Any) -> list[str]:
+    return line_plot([0, 1, 2, 3], [0, 1e6, 5e5, 1e6], title="per second", x_label="seconds", **what).splitlines()
+
+
+def test_a_plot_has_its_size_and_no_colours() -> None:
+    lines = plotted(width=60, height=10)
+    assert len(lines) == 10
+    assert max(map(len, lines)) == 60
+    assert "per second" in lines[0]
+    assert "seconds" in lines[-1]
+    assert lines[2].lstrip().startswith("1M")
+    assert not any("\x1b" in line for line in lines)
+    assert any("\u2801" <= character <= "\u28ff" for line in lines for character in line)
+
+
+def test_a_plot_names_its_own_ticks() -> None:
+    assert "half" in "\n".join(plotted(width=60, height=10, x_ticks=[(1.5, "half")]))

@@ -1,0 +1,159 @@
+"""Records as text and as JSON, both ways."""
+
+import json
+
+import pytest
+from confluent_kafka import TIMESTAMP_CREATE_TIME, TIMESTAMP_NOT_AVAILABLE, Message
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tidelog.cli.consume import visible
+from tidelog.cli.errors import CommandError, UsageError
+from tidelog.cli.produce import Line, json_parser, text_parser
+from tidelog.cli.records import RecordJsonError, TemplateError, record_from_json, template, to_json
+
+Headers = list[tuple[str, str | bytes | None]]
+
+
+def message(
+    value: bytes | None = b"v",
+    key: bytes | None = b"k",
+    headers: Headers | None = None,
+    timestamp_ms: int | None = 1000,
+) -> Message:
+    time = (TIMESTAMP_CREATE_TIME, timestamp_ms) if timestamp_ms is not None else (TIMESTAMP_NOT_AVAILABLE, -1)
+    return Message(topic="orders", partition=3, offset=42, key=key, value=value, headers=headers, timestamp=time)
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("{value}", b"v"),
+        (r"{topic}-{partition}@{offset}\t{key}={value}", b"orders-3@42\tk=v"),
+        ("{timestamp} {timestamp_ms}", b"1970-01-01T00:00:01.000Z 1000"),
+        ("{{{key}}}", b"{k}"),
+        (r"\\n\n\0\x", b"\\n\n\x00\\x"),
+        ("{headers}", b"a=1,b=null"),
+        ("ключ: {key}", "ключ: k".encode()),
+        ("", b""),
+        ("tail\\", b"tail\\"),
+        ("}", b"}"),
+    ],
+)
+def test_templates(text: str, line: bytes) -> None:
+    headers: Headers = [("a", b"1"), ("b", None)]
+    assert template(text, b"null")(message(headers=headers)) == line
+
+
+def test_nulls_and_bytes_in_templates() -> None:
+    assert template("{key}:{value}", b"NIL")(message(value=None, key=b"\xff\x00")) == b"\xff\x00:NIL"
+    assert template("[{timestamp}]", b"")(message(timestamp_ms=None)) == b"[]"
+
+
+@pytest.mark.parametrize(
+    ("text", "named"), [("{valeu}", "{valeu}"), ("{key", "{key"), ("{}", "{}"), ("a{ key }", "{ key }")]
+)
+def test_a_template_with_an_unknown_field_lists_the_fields(text: str, named: str) -> None:
+    with pytest.raises(TemplateError) as caught:
+        template(text, b"")
+    assert str(caught.value).startswith(f"'{named}' is not a field: {{topic}} {{partition}}")
+
+
+def test_json_has_everything() -> None:
+    assert json.loads(to_json(message(headers=[("h", b"1")]))) == {
+        "topic": "orders",
+        "partition": 3,
+        "offset": 42,
+        "timestamp": "1970-01-01T00:00:01.000Z",
+        "timestamp_ms": 1000,
+        "key": "k",
+        "value": "v",
+        "headers": [{"key": "h", "value": "1"}],
+    }
+
+
+def test_json_of_what_is_not_text() -> None:
+    document = json.loads(to_json(message(value=b"\xff", key=None, timestamp_ms=None)))
+    assert document["value_base64"] == "/w=="
+    assert "value" not in document
+    assert document["key"] is None
+    assert document["timestamp"] is document["timestamp_ms"] is None
+
+
+@given(
+    st.none() | st.binary(),
+    st.none() | st.binary(),
+    st.lists(
+        st.tuples(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0")), st.none() | st.binary())
+    ),
+)
+def test_json_and_back(key: bytes | None, value: bytes | None, headers: Headers) -> None:
+    line = to_json(message(value, key, headers))
+    assert b"\n" not in line
+    assert record_from_json(json.loads(line)) == (key, value, headers)
+
+
+@pytest.mark.parametrize(
+    ("document", "value"),
+    [({"value": 3}, b"3"), ({"value": {"a": [1, "é"]}}, '{"a":[1,"é"]}'.encode()), ({"value": None}, None)],
+)
+def test_json_by_hand(document: object, value: bytes | None) -> None:
+    assert record_from_json(document) == (None, value, [])
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        3,
+        [],
+        {},
+        {"key": "k"},
+        {"value_base64": "?"},
+        {"value_base64": 3},
+        {"value": 1, "headers": [1]},
+        {"value": 1, "headers": [{"value": "x"}]},
+    ],
+)
+def test_json_that_is_no_record(document: object) -> None:
+    with pytest.raises(RecordJsonError):
+        record_from_json(document)
+
+
+# Lines to write
+
+
+def test_a_line_is_a_value() -> None:
+    assert text_parser(None, None, [], None)(1, b"a:b") == Line(None, b"a:b", [])
+    assert text_parser(None, "k", [("h", "1")], None)(1, b"") == Line(b"k", b"", [("h", "1")])
+
+
+def test_a_separator_splits_key_and_value_once() -> None:
+    parse = text_parser("::", None, [], None)
+    assert parse(1, b"k::v::w") == Line(b"k", b"v::w", [])
+    assert parse(2, b"::v") == Line(b"", b"v", [])
+    with pytest.raises(CommandError, match=r"line 3 has no '::' between key and value"):
+        parse(3, b"k:v")
+    with pytest.raises(UsageError, match="--key-separator needs a text"):
+        text_parser("", None, [], None)
+
+
+def test_a_marker_stands_for_null() -> None:
+    parse = text_parser(":", None, [], "NULL")
+    assert parse(1, b"k:NULL") == Line(b"k", None, [])
+    assert parse(2, b"NULL:NULL!") == Line(None, b"NULL!", [])
+
+
+def test_json_lines() -> None:
+    parse = json_parser(None, [("added", "1")])
+    assert parse(1, b'{"key":"k","value":"v","headers":[{"key":"h","value":"x"}]}') == Line(
+        b"k", b"v", [("h", b"x"), ("added", "1")]
+    )
+    assert json_parser("fixed", [])(1, b'{"key":"k","value":"v"}').key == b"fixed"
+    with pytest.raises(CommandError, match="line 7 is not a record in JSON"):
+        parse(7, b"{")
+
+
+def test_what_would_steer_a_terminal_is_escaped() -> None:
+    assert visible(b"a\tb\nc") == b"a\tb\nc"
+    assert visible("é漢".encode()) == "é漢".encode()
+    assert visible(b"\x1b[31m\r\x07\xff") == b"\\x1b[31m\\r\\x07\\xff"

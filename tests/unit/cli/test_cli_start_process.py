@@ -1,0 +1,147 @@
+"""`tidelog start` as a user meets it: a process, its one line, its signals, its refusals."""
+
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TypeAlias
+
+import pytest
+
+READY = re.compile(r"Tidelog \S+ listening on 127\.0\.0\.1:(\d+) \(data (.+), cluster ID [\w-]{22}\)\n")
+
+Start: TypeAlias = Callable[..., subprocess.Popen[str]]
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """`start(*flags)` runs `tidelog start`; what still runs at the end is killed."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(*flags: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "tidelog", "start", *flags]
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("TIDELOG_")}
+        started.append(
+            subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+        )
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def port_of(broker: subprocess.Popen[str], data: Path) -> int:
+    """The port in the ready line, which has to name this directory."""
+    assert broker.stdout is not None
+    line = broker.stdout.readline()
+    found = READY.fullmatch(line)
+    assert found is not None, line
+    assert found[2] == str(data)
+    return int(found[1])
+
+
+def refusal(broker: subprocess.Popen[str]) -> str:
+    """The one line of a broker that did not start."""
+    output, errors = broker.communicate(timeout=30)
+    assert broker.returncode == 1
+    assert output == ""
+    assert errors.startswith("Error: ")
+    assert errors.count("\n") == 1
+    return errors
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_one_line_once_it_accepts_and_a_signal_stops_it(start: Start, tmp_path: Path, number: int) -> None:
+    broker = start("--listen", "127.0.0.1:0", "--data", str(tmp_path / "data"))
+    socket.create_connection(("127.0.0.1", port_of(broker, tmp_path / "data")), timeout=5).close()
+    broker.send_signal(number)
+    output, _ = broker.communicate(timeout=30)
+    assert broker.returncode == 0
+    assert output == ""
+
+
+def test_every_line_of_the_log_is_structured(start: Start, tmp_path: Path) -> None:
+    broker = start("--listen", "127.0.0.1:0", "--data", str(tmp_path / "data"), "--log-level", "debug")
+    port_of(broker, tmp_path / "data")
+    broker.terminate()
+    _, log = broker.communicate(timeout=30)
+    assert "tidelog.cli stop=requested signal=SIGTERM" in log
+    for line in log.splitlines():
+        assert re.match(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z (DEBUG|INFO|WARNING|ERROR) +[\w.]+ \S", line), line
+
+
+def test_settings_come_from_file_environment_and_flags(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "broker.properties"
+    file.write_text(f"listeners=PLAINTEXT://127.0.0.1:0\nlog.dirs={tmp_path / 'data'}\nnum.partitions=0\n")
+    assert "num.partitions" in refusal(start("--config", str(file)))
+    broker = start("--config", str(file), "--set", "num.partitions=3")
+    port_of(broker, tmp_path / "data")
+
+
+def test_a_busy_port(start: Start, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        address = f"127.0.0.1:{other.getsockname()[1]}"
+        line = refusal(start("--listen", address, "--data", str(tmp_path / "data")))
+    assert line.startswith(f"Error: {address} is in use: ")
+
+
+def test_a_second_broker_on_the_same_directory(start: Start, tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    port_of(start("--listen", "127.0.0.1:0", "--data", str(data)), data)
+    assert f"another broker runs in {data}" in refusal(start("--listen", "127.0.0.1:0", "--data", str(data)))
+
+
+def test_an_unknown_setting_names_the_nearest(start: Start) -> None:
+    assert "did you mean num.partitions?" in refusal(start("--set", "num.partition=3"))
+
+
+def test_a_wildcard_address_says_what_to_set(start: Start) -> None:
+    assert "set advertised.listeners=" in refusal(start("--listen", "0.0.0.0:0"))
+
+
+def test_a_directory_that_is_none(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    assert str(tmp_path / "file") in refusal(start("--listen", "127.0.0.1:0", "--data", str(tmp_path / "file")))
+
+
+def can_mount() -> bool:
+    probe = ["unshare", "--user", "--map-root-user", "--mount", "mount", "-t", "tmpfs", "tmpfs", "/mnt"]
+    return shutil.which("unshare") is not None and subprocess.run(probe, capture_output=True).returncode == 0
+
+
+@pytest.mark.skipif(not can_mount(), reason="full and read-only disks take a mount in a namespace of their own")
+@pytest.mark.parametrize(("options", "reason"), [("size=64k", "full|no space"), ("ro", "cannot be written")])
+def test_a_disk_that_takes_nothing(tmp_path: Path, options: str, reason: str) -> None:
+    start = f"exec {sys.executable} -m tidelog start --listen 127.0.0.1:0 --data {tmp_path}/data"
+    script = f"mount -t tmpfs -o {options} tmpfs {tmp_path} && {start}"
+    namespace = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", script]
+    ran = subprocess.run(namespace, capture_output=True, text=True, timeout=30)
+    assert ran.returncode == 1
+    assert ran.stdout == ""
+    assert re.fullmatch(rf"Error: .*({reason}).*\n", ran.stderr)
+
+
+def test_a_second_signal_ends_it_at_once(start: Start, tmp_path: Path) -> None:
+    """A client that never reads its answers holds up an orderly stop; whoever cannot wait asks twice."""
+    data = tmp_path / "data"
+    broker = start("--listen", "127.0.0.1:0", "--data", str(data), "--log-level", "info")
+    port_of(broker, data)
+    assert broker.stderr is not None
+    # Stopped, it takes no signal; both are pending when it goes on, and are seen one after the other.
+    broker.send_signal(signal.SIGSTOP)
+    broker.send_signal(signal.SIGINT)
+    broker.send_signal(signal.SIGTERM)
+    broker.send_signal(signal.SIGCONT)
+    broker.communicate(timeout=30)
+    assert broker.returncode in (128 + signal.SIGTERM, 128 + signal.SIGINT)
+    again = start("--listen", "127.0.0.1:0", "--data", str(data))
+    port_of(again, data)

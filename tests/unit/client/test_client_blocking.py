@@ -1,0 +1,254 @@
+"""The blocking client against sockets that a test owns: order, limits, time, broken peers."""
+
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from tidelog.client.blocking import Client, ClientConfig, parse_bootstrap
+from tidelog.client.cluster import Address
+from tidelog.client.errors import BrokenProtocol, ClientError, GaveUp, NoBrokerReachable
+from tidelog.client.operations import EARLIEST, Backoff, FetchLimits
+from tidelog.model.ids import TopicPartition
+from tidelog.wire.frames import RequestHeader, decode_request_header, encode_response
+from tidelog.wire.message import Message
+from tidelog.wire.messages.api_versions import ApiVersion, ApiVersionsResponse
+from tidelog.wire.messages.fetch import FetchableTopicResponse, FetchRequest, FetchResponse, PartitionData
+from tidelog.wire.messages.list_offsets import (
+    ListOffsetsPartitionResponse,
+    ListOffsetsResponse,
+    ListOffsetsTopicResponse,
+)
+from tidelog.wire.messages.metadata import (
+    MetadataResponse,
+    MetadataResponseBroker,
+    MetadataResponsePartition,
+    MetadataResponseTopic,
+)
+
+T0 = TopicPartition("t", 0)
+TOPIC_ID = bytes(range(16))
+RANGES = [ApiVersion(0, 3, 13), ApiVersion(1, 4, 18), ApiVersion(2, 1, 11), ApiVersion(3, 0, 13)]
+QUICK = ClientConfig(default_api_timeout_ms=300, request_timeout_ms=200, backoff=Backoff(1, 5))
+
+Handler = Callable[[RequestHeader, bytes], "Message | bytes | None"]
+
+
+class FakeBroker:
+    """One listening socket; every frame goes to `handle`, whose message is the answer. Bytes are sent raw, None closes."""
+
+    def __init__(self, handle: Handler | None = None) -> None:
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.address = Address(*self.listener.getsockname())
+        self.handle = handle or self.serve
+        self.connections = 0
+        self.threads = [threading.Thread(target=self._accept, daemon=True)]
+        self.sockets: list[socket.socket] = []
+        self.threads[0].start()
+
+    def close(self) -> None:
+        self.listener.shutdown(socket.SHUT_RDWR)
+        self.listener.close()
+        for each in self.sockets:
+            try:
+                each.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                pass  # closed by the client already
+        for thread in self.threads:
+            thread.join(5)
+            assert not thread.is_alive()
+
+    def serve(self, header: RequestHeader, body: bytes) -> Message | bytes | None:
+        if header.api_key == 3:
+            return self.metadata()
+        if header.api_key == 1:
+            request, _ = FetchRequest.decode(body, 0, header.api_version)
+            offset = request.topics[0].partitions[0].fetch_offset
+            data = PartitionData(records=b"%d" % offset * 1000, high_watermark=offset)
+            return FetchResponse(responses=[FetchableTopicResponse(topic_id=TOPIC_ID, partitions=[data])])
+        partition = ListOffsetsPartitionResponse(partition_index=0, offset=5)
+        return ListOffsetsResponse(topics=[ListOffsetsTopicResponse(name="t", partitions=[partition])])
+
+    def metadata(self) -> MetadataResponse:
+        topic = MetadataResponseTopic(name="t", topic_id=TOPIC_ID, partitions=[MetadataResponsePartition(leader_id=1)])
+        return MetadataResponse(brokers=[MetadataResponseBroker(1, *self.address)], topics=[topic])
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                accepted, _ = self.listener.accept()
+            except OSError:
+                return
+            self.connections += 1
+            self.sockets.append(accepted)
+            thread = threading.Thread(target=self._talk, args=(accepted,), daemon=True)
+            self.threads.append(thread)
+            thread.start()
+
+    def _talk(self, peer: socket.socket) -> None:
+        with peer, peer.makefile("rb") as stream:
+            while True:
+                try:
+                    size = stream.read(4)
+                    frame = stream.read(int.from_bytes(size, "big"))
+                    if len(size) < 4 or not self._answer(peer, frame):
+                        return
+                except OSError:
+                    return
+
+    def _answer(self, peer: socket.socket, frame: bytes) -> bool:
+        header, position = decode_request_header(frame, 0)
+        answer = ApiVersionsResponse(api_keys=RANGES) if header.api_key == 18 else None
+        answer = answer or self.handle(header, frame[position:])
+        if isinstance(answer, Message):
+            pieces = encode_response(answer, header.api_version, header.correlation_id)
+            answer = b"".join(bytes(piece) for piece in pieces)  # type: ignore[arg-type]
+        if answer is not None:
+            peer.sendall(answer)
+        return answer is not None
+
+
+@contextmanager
+def running(handle: Handler | None = None) -> Iterator[FakeBroker]:
+    broker = FakeBroker(handle)
+    try:
+        yield broker
+    finally:
+        broker.close()
+
+
+def connect(broker: FakeBroker, config: ClientConfig = QUICK) -> Client:
+    return Client(str(broker.address), config)
+
+
+@pytest.fixture
+def broker() -> Iterator[FakeBroker]:
+    with running() as started:
+        yield started
+
+
+def test_a_call_learns_the_topic_and_asks_its_leader_on_one_connection(broker: FakeBroker) -> None:
+    with connect(broker) as client:
+        assert client.list_offsets({T0: EARLIEST})[T0].offset == 5
+        assert client.list_offsets({T0: EARLIEST})[T0].offset == 5
+        assert client.topics(["t"])["t"].topic_id == TOPIC_ID
+        assert list(client.all_topics()) == ["t"]
+        assert client.api_versions()[1] == (4, 18)
+    assert broker.connections == 1
+
+
+def test_fetches_that_were_started_are_answered_in_any_order(broker: FakeBroker) -> None:
+    with connect(broker) as client:
+        started = {offset: client.start_fetch(T0, offset, FetchLimits()) for offset in (11, 22, 33)}
+        for offset in (22, 11, 33):
+            assert bytes(started[offset].result().records) == b"%d" % offset * 1000
+
+
+def test_a_view_stays_as_it_is_until_the_next_answer_is_taken(broker: FakeBroker) -> None:
+    with connect(broker) as client:
+        first = client.fetch(T0, 11, FetchLimits()).records
+        following = client.start_fetch(T0, 22, FetchLimits())
+        assert bytes(first) == b"11" * 1000
+        assert bytes(following.result().records) == b"22" * 1000
+
+
+def test_a_connection_that_breaks_is_made_again() -> None:
+    answers = 0
+
+    def handle(header: RequestHeader, body: bytes) -> Message | bytes | None:
+        nonlocal answers
+        answers += 1
+        return None if answers in (2, 4) else broker.serve(header, body)
+
+    with running(handle) as broker, connect(broker) as client:
+        assert client.list_offsets({T0: EARLIEST})[T0].offset == 5
+        assert broker.connections == 3
+
+
+@pytest.mark.parametrize("answer", [b"", b"\0\0\0\x10half"], ids=["silence", "half a frame"])
+def test_an_answer_that_does_not_come_is_given_up(answer: bytes) -> None:
+    with running(lambda header, body: broker.metadata() if header.api_key == 3 else answer) as broker:
+        began = time.monotonic()
+        with connect(broker) as client, pytest.raises(GaveUp, match="no answer in time"):
+            client.list_offsets({T0: EARLIEST})
+        assert 0.2 < time.monotonic() - began < 5
+
+
+def test_nobody_there_is_an_error_that_lists_who_was_tried() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as unused:
+        address = Address(*unused.getsockname())
+    with Client(f"{address}", QUICK) as client, pytest.raises(NoBrokerReachable, match=f"{address} cannot be reached"):
+        client.topics(["t"])
+    with Client(f"{address}", QUICK) as client, pytest.raises(NoBrokerReachable):
+        client.api_versions()
+
+
+def test_the_next_seed_is_tried(broker: FakeBroker) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as unused:
+        dead = Address(*unused.getsockname())
+    with Client([dead, broker.address], QUICK) as client:
+        assert list(client.topics(["t"])) == ["t"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "stand for a frame of 1213486160 bytes .* plaintext listener"),
+        (struct.pack(">i", -2), "a frame of -2 bytes"),
+        (struct.pack(">iib", 5, 12345, 0), "answer 12345 came where"),
+        (struct.pack(">iibb", 6, 1, 0, 0), "Metadata|answer 1"),
+    ],
+)
+def test_a_peer_that_does_not_speak_the_protocol_is_told_from_one_that_is_slow(answer: bytes, message: str) -> None:
+    with running(lambda header, body: answer) as broker, connect(broker) as client:
+        with pytest.raises(BrokenProtocol, match=message):
+            client.topics(["t"])
+        with pytest.raises(ClientError):
+            client.topics(["t"])
+        assert broker.connections == 2
+
+
+def test_a_frame_above_the_limit_is_not_taken(broker: FakeBroker) -> None:
+    with connect(broker, QUICK._replace(frame_bytes_max=500)) as client:
+        client.topics(["t"])
+        with pytest.raises(BrokenProtocol, match=r"at most 500 are taken"):
+            client.fetch(T0, 11, FetchLimits())
+
+
+def test_large_requests_go_out_whole(broker: FakeBroker) -> None:
+    received = []
+
+    def handle(header: RequestHeader, body: bytes) -> Message | bytes | None:
+        if header.api_key == 0:
+            received.append(body)
+            return None
+        return broker.serve(header, body)
+
+    broker.handle = handle
+    batch = bytes(range(256)) * 40_000
+    with connect(broker) as client, pytest.raises(GaveUp):
+        client.produce({T0: batch})
+    assert received
+    assert all(batch in body for body in received)
+
+
+@pytest.mark.parametrize(
+    ("text", "seeds"),
+    [
+        ("a:1", [("a", 1)]),
+        (" a:1 , b:65535,", [("a", 1), ("b", 65535)]),
+        ("[::1]:9092", [("::1", 9092)]),
+    ],
+)
+def test_bootstrap_servers(text: str, seeds: list[tuple[str, int]]) -> None:
+    assert parse_bootstrap(text) == seeds
+
+
+@pytest.mark.parametrize("text", ["", " , ", "a", "a:", ":1", "a:b", "a:0", "a:65536", "a:-1"])
+def test_what_is_no_bootstrap_server(text: str) -> None:
+    with pytest.raises(ValueError, match="bootstrap server"):
+        parse_bootstrap(text)

@@ -1,0 +1,144 @@
+"""Texts to values: types, ranges, refusals, and back."""
+
+import pytest
+
+from tidelog.config.key import (
+    AtLeast,
+    Between,
+    BetweenOr,
+    InvalidValue,
+    Key,
+    ListOf,
+    NonEmpty,
+    OneOf,
+    OneOfIgnoringCase,
+    ThrottledReplicas,
+    Type,
+    Valid,
+    Value,
+    double_text,
+    normal_text,
+    parse,
+)
+
+
+@pytest.mark.parametrize(
+    ("type_", "text", "value"),
+    [
+        (Type.INT, " 7 ", 7),
+        (Type.INT, "+7", 7),
+        (Type.INT, "-2147483648", -(1 << 31)),
+        (Type.SHORT, "32767", 32767),
+        (Type.LONG, "9223372036854775807", (1 << 63) - 1),
+        (Type.LONG, "5\n", 5),
+        (Type.BOOLEAN, "TRUE", True),
+        (Type.BOOLEAN, " false", False),
+        (Type.DOUBLE, ".5", 0.5),
+        (Type.DOUBLE, "1e3", 1000.0),
+        (Type.STRING, " a b ", "a b"),
+        (Type.CLASS, "org.x.Y", "org.x.Y"),
+        (Type.PASSWORD, "secret", "secret"),
+        (Type.LIST, "", []),
+        (Type.LIST, " a , b,c ", ["a", "b", "c"]),
+    ],
+)
+def test_texts_are_read(type_: Type, text: str, value: Value) -> None:
+    assert parse(Key("k", type_, None), text) == value
+
+
+@pytest.mark.parametrize(
+    ("type_", "text", "reason"),
+    [
+        (Type.INT, "abc", "Not a number of type INT"),
+        (Type.INT, "", "Not a number of type INT"),
+        (Type.INT, "1.5", "Not a number of type INT"),
+        (Type.INT, "1_000", "Not a number of type INT"),
+        (Type.INT, "2147483648", "Not a number of type INT"),
+        (Type.SHORT, "32768", "Not a number of type SHORT"),
+        (Type.LONG, "99999999999999999999", "Not a number of type LONG"),
+        (Type.LONG, "9" * 5000, "Not a number of type LONG"),
+        (Type.LONG, "-", "Not a number of type LONG"),
+        (Type.INT, "٣", "Not a number of type INT"),
+        (Type.DOUBLE, "x", "Not a number of type DOUBLE"),
+        (Type.DOUBLE, "nan", "Not a number of type DOUBLE"),
+        (Type.DOUBLE, "1_0.0", "Not a number of type DOUBLE"),
+        (Type.BOOLEAN, "yes", "Expected value to be either true or false"),
+        (Type.BOOLEAN, "1", "Expected value to be either true or false"),
+        (Type.LIST, "a,,b", "an item of the list is empty"),
+        (Type.LIST, "a,", "an item of the list is empty"),
+    ],
+)
+def test_texts_are_refused(type_: Type, text: str, reason: str) -> None:
+    with pytest.raises(InvalidValue) as caught:
+        parse(Key("some.key", type_, None), text)
+    assert str(caught.value) == f"Invalid value {text} for configuration some.key: {reason}"
+
+
+@pytest.mark.parametrize(
+    ("type_", "valid", "text", "refused"),
+    [
+        (Type.INT, AtLeast(1), "0", "0: Value must be at least 1"),
+        (Type.LONG, AtLeast(-1), "-2", "-2: Value must be at least -1"),
+        (Type.DOUBLE, Between(0, 1), "2", "2.0: Value must be no more than 1"),
+        (Type.DOUBLE, Between(0, 1), "-.1", "-0.1: Value must be at least 0"),
+        (Type.INT, BetweenOr(1, 9, -1), "0", "0: Value must be between 1 and 9 or equal to -1"),
+        (Type.STRING, OneOf(("a", "b")), "A", "A: String must be one of: a, b"),
+        (Type.STRING, OneOfIgnoringCase(("A",)), "b", "b: String must be one of (case insensitive): A"),
+        (Type.LIST, ListOf(("a", "b")), "a,c", "c: String must be one of: a, b"),
+        (Type.STRING, NonEmpty(), " ", ": String must be non-empty"),
+        (Type.LIST, ThrottledReplicas(), "0:1,x", "[0:1, x]: takes * or a list of PARTITION:BROKER"),
+    ],
+)
+def test_values_out_of_range_are_refused(type_: Type, valid: Valid, text: str, refused: str) -> None:
+    shown, _, reason = refused.partition(": ")
+    with pytest.raises(InvalidValue) as caught:
+        parse(Key("k", type_, None, valid), text)
+    assert str(caught.value) == f"Invalid value {shown} for configuration k: {reason}"
+
+
+@pytest.mark.parametrize(
+    ("valid", "type_", "texts"),
+    [
+        (AtLeast(1), Type.INT, ["1", "99"]),
+        (Between(0, 1), Type.DOUBLE, ["0", "1", "0.5"]),
+        (BetweenOr(1, 9, -1), Type.INT, ["1", "9", "-1"]),
+        (OneOfIgnoringCase(("UPGRADE",)), Type.STRING, ["upgrade", "UPGRADE"]),
+        (ListOf(("a", "b")), Type.LIST, ["", "a", "b,a", "a,a"]),
+        (ThrottledReplicas(), Type.LIST, ["", "*", "0:1", "0:1, 12:3"]),
+    ],
+)
+def test_values_in_range_are_taken(valid: Valid, type_: Type, texts: list[str]) -> None:
+    for text in texts:
+        parse(Key("k", type_, None, valid), text)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(None, None), (True, "true"), (False, "false"), (7, "7"), (["a", "b"], "a,b"), ([], ""), ("x", "x"), (0.5, "0.5")],
+)
+def test_values_are_shown(value: Value, text: str | None) -> None:
+    assert normal_text(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (100.0, "100.0"),
+        (0.0, "0.0"),
+        (0.001, "0.001"),
+        (1e-4, "1.0E-4"),
+        (1e7, "1.0E7"),
+        (12345678.9, "1.23456789E7"),
+        (1.7976931348623157e308, "1.7976931348623157E308"),
+        (-2.5e10, "-2.5E10"),
+        (5e-324, "5.0E-324"),
+        (float("inf"), "Infinity"),
+    ],
+)
+def test_doubles_look_as_on_the_jvm(value: float, text: str) -> None:
+    assert double_text(value) == text
+
+
+def test_passwords_are_sensitive() -> None:
+    assert Key("k", Type.PASSWORD, None).sensitive
+    assert not Key("k", Type.STRING, None).sensitive

@@ -1,0 +1,151 @@
+"""The table of settings against what a running Kafka 4.3.1 told of its own."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from tidelog.config.key import (
+    AtLeast,
+    Between,
+    BetweenOr,
+    Key,
+    ListOf,
+    NonEmpty,
+    OneOf,
+    OneOfIgnoringCase,
+    ThrottledReplicas,
+    Valid,
+    default_value,
+)
+from tidelog.config.keys import (
+    BROKER_KEYS,
+    TOPIC_KEYS,
+    attribute,
+    broker_synonyms,
+    environment_name,
+    nearest,
+)
+
+GOLDEN = Path(__file__).parents[2] / "golden/settings/kafka-4.3.1.tsv"
+
+OWN_TOPIC_KEYS = {"durability", "record.validation", "internal.segment.bytes"}
+OWN_BROKER_KEYS = {"durability", "durability.interval.ms", "record.validation"}
+OWN_DEFAULTS = {
+    "listeners": "PLAINTEXT://127.0.0.1:9092",  # nobody else's machine is served unasked
+    "log.dir": "tidelog-data",
+    "node.id": "1",  # Kafka has to be told
+}
+
+
+class Recorded(NamedTuple):
+    scope: str
+    name: str
+    type: str
+    default: str
+    valid: str
+    read_only: str
+    sensitive: str
+    synonyms: str
+
+
+def recorded() -> Iterator[Recorded]:
+    for line in GOLDEN.read_text().splitlines():
+        if not line.startswith("#"):
+            yield Recorded(*line.split("\t"))
+
+
+def shown(valid: Valid | None) -> str:
+    """As Kafka shows its validators."""
+    match valid:
+        case OneOfIgnoringCase():
+            return f"(case insensitive) [{', '.join(valid.values)}]"
+        case OneOf() | ListOf():
+            return f"[{', '.join(valid.values)}]"
+        case AtLeast():
+            return f"[{valid.low},...]"
+        case Between():
+            return f"[{valid.low},...,{valid.high}]"
+        case BetweenOr():
+            return f"[{valid.low},...,{valid.high}] or {valid.other}"
+        case NonEmpty():
+            return "non-empty string"
+        case ThrottledReplicas():
+            return "[partitionId]:[brokerId],[partitionId]:[brokerId],..."
+    return "-"
+
+
+NOT_CHECKED_HERE = {"authorizer.class.name", "controller.quorum.voters", "controller.quorum.bootstrap.servers"}
+"""Kafka wants a value that is not null, or not an empty list: neither can be written in a file."""
+
+
+def test_every_setting_of_kafka_is_there_and_no_other() -> None:
+    names: dict[str, set[str]] = {"topic": set(), "broker": set()}
+    for row in recorded():
+        names[row.scope].add(row.name)
+    assert set(TOPIC_KEYS) == names["topic"] | OWN_TOPIC_KEYS
+    assert set(BROKER_KEYS) == names["broker"] | OWN_BROKER_KEYS
+    assert len(names["topic"]) == 33
+    assert len(names["broker"]) == 340
+
+
+def test_types_defaults_and_flags_are_kafkas() -> None:
+    for row in recorded():
+        key = (TOPIC_KEYS if row.scope == "topic" else BROKER_KEYS)[row.name]
+        default = "\\N" if key.default is None else key.default
+        if row.scope == "broker" and row.name in OWN_DEFAULTS:
+            row = row._replace(default=OWN_DEFAULTS[row.name])
+        ours = (key.type.name, default, "yes" if key.read_only else "no", "yes" if key.sensitive else "no")
+        assert ours == (row.type, row.default, row.read_only, row.sensitive), row.name
+        synonyms = ",".join(f"{name}*{factor}" for name, factor in key.synonyms)
+        assert synonyms == row.synonyms.strip("-"), row.name
+
+
+def test_ranges_are_kafkas() -> None:
+    for row in recorded():
+        if row.name not in NOT_CHECKED_HERE:
+            key = (TOPIC_KEYS if row.scope == "topic" else BROKER_KEYS)[row.name]
+            assert shown(key.valid) == row.valid, row.name
+
+
+@pytest.mark.parametrize("key", [*TOPIC_KEYS.values(), *BROKER_KEYS.values()], ids=lambda key: key.name)
+def test_defaults_are_legal(key: Key) -> None:
+    default_value(key)
+
+
+def test_topic_settings_take_their_defaults_from_settings_of_the_broker() -> None:
+    for key in TOPIC_KEYS.values():
+        for name, factor in key.synonyms:
+            assert name in BROKER_KEYS
+            assert factor >= 1
+
+
+def test_settings_with_effect_and_those_of_topics_are_explained() -> None:
+    unexplained = [k.name for k in BROKER_KEYS.values() if k.effect and not k.doc]
+    unexplained += [k.name for k in TOPIC_KEYS.values() if not k.doc]
+    assert not unexplained
+
+
+def test_names_stay_apart_as_attributes_and_in_the_environment() -> None:
+    assert len({attribute(name) for name in BROKER_KEYS}) == len(BROKER_KEYS)
+    assert len({environment_name(name) for name in BROKER_KEYS}) == len(BROKER_KEYS)
+    assert environment_name("log.retention.ms") == "TIDELOG_LOG_RETENTION_MS"
+
+
+def test_settings_in_several_units_are_one_group() -> None:
+    expected = ("log.retention.ms", "log.retention.minutes", "log.retention.hours")
+    assert all(broker_synonyms(name) == expected for name in expected)
+    assert broker_synonyms("num.partitions") == ("num.partitions",)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right"),
+    [("log.retenton.ms", "log.retention.ms"), ("num.partition", "num.partitions"), ("durabilty", "durability")],
+)
+def test_the_nearest_name_is_found(wrong: str, right: str) -> None:
+    assert nearest(wrong, BROKER_KEYS) == right
+
+
+def test_nothing_is_near_to_nonsense() -> None:
+    assert nearest("zzzzzz", BROKER_KEYS) is None

@@ -1,0 +1,150 @@
+"""Decisions about settings. Error codes are Kafka 4.3.1's answers, but for the cases that are marked."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from metadata_harness.builders import image, settings, topic, topic_id
+from tidelog.metadata.alterations import Alteration, Change, Operation, alter_configs
+from tidelog.metadata.image import ImageBuilder, MetadataImage
+from tidelog.metadata.records import BrokerConfigChanged, Record, TopicConfigChanged
+
+SET, DELETE, APPEND, SUBTRACT = Operation.SET, Operation.DELETE, Operation.APPEND, Operation.SUBTRACT
+TOPIC, BROKER = 2, 4
+
+
+def cluster() -> MetadataImage:
+    return image(
+        topic("a", 1, retention_ms="5", cleanup_policy="delete"),
+        topic("b", 2),
+        BrokerConfigChanged("1", "log.retention.ms", "700000"),
+        BrokerConfigChanged("", "log.retention.ms", "600000"),
+    )
+
+
+def on(resource_type: int, name: str, *changes: tuple[str, int, str | None]) -> Alteration:
+    return Alteration(resource_type, name, [Change(*change) for change in changes])
+
+
+def instead(resource_type: int, name: str, **settings: str | None) -> Alteration:
+    changes = [Change(setting.replace("_", "."), SET, value) for setting, value in settings.items()]
+    return Alteration(resource_type, name, changes, replace=True)
+
+
+def changed(number: int, setting: str, value: str | None) -> TopicConfigChanged:
+    return TopicConfigChanged(topic_id(number), setting, value)
+
+
+@pytest.mark.parametrize(
+    ("alteration", "records"),
+    [
+        (on(TOPIC, "a", ("retention.ms", SET, "6")), [changed(1, "retention.ms", "6")]),
+        (on(TOPIC, "a", ("retention.ms", SET, "5")), []),
+        (on(TOPIC, "a", ("retention.ms", DELETE, None)), [changed(1, "retention.ms", None)]),
+        (on(TOPIC, "a", ("retention.ms", DELETE, "whatever")), [changed(1, "retention.ms", None)]),
+        (on(TOPIC, "b", ("retention.ms", DELETE, None)), []),
+        (on(TOPIC, "b", ("nope", DELETE, None)), []),
+        (on(TOPIC, "b"), []),
+        (on(TOPIC, "a", ("cleanup.policy", APPEND, "compact")), [changed(1, "cleanup.policy", "delete,compact")]),
+        (on(TOPIC, "b", ("cleanup.policy", APPEND, "compact")), [changed(2, "cleanup.policy", "delete,compact")]),
+        (on(TOPIC, "a", ("cleanup.policy", APPEND, "delete")), []),
+        (on(TOPIC, "a", ("cleanup.policy", APPEND, "delete,compact")), [changed(1, "cleanup.policy", "delete,compact")]),
+        (on(TOPIC, "a", ("cleanup.policy", SUBTRACT, "delete")), [changed(1, "cleanup.policy", "")]),
+        (on(TOPIC, "a", ("cleanup.policy", SUBTRACT, "nope")), []),
+        (instead(TOPIC, "a", segment_ms="9"), [
+            changed(1, "segment.ms", "9"), changed(1, "retention.ms", None), changed(1, "cleanup.policy", None),
+        ]),
+        (instead(TOPIC, "a"), [changed(1, "retention.ms", None), changed(1, "cleanup.policy", None)]),
+        (on(BROKER, "1", ("message.max.bytes", SET, "2000")), [BrokerConfigChanged("1", "message.max.bytes", "2000")]),
+        (on(BROKER, "01", ("message.max.bytes", SET, "2000")), [BrokerConfigChanged("1", "message.max.bytes", "2000")]),
+        (on(BROKER, "", ("message.max.bytes", SET, "2000")), [BrokerConfigChanged("", "message.max.bytes", "2000")]),
+        (on(BROKER, "1", ("log.retention.ms", DELETE, None)), [BrokerConfigChanged("1", "log.retention.ms", None)]),
+        (on(BROKER, "1", ("node.id", DELETE, None)), []),
+        (on(BROKER, "1", ("log.cleanup.policy", APPEND, "compact")), [
+            BrokerConfigChanged("1", "log.cleanup.policy", "delete,compact"),
+        ]),
+        (instead(BROKER, ""), [BrokerConfigChanged("", "log.retention.ms", None)]),
+        (on(BROKER, "1", ("num.io.threads", SET, "4")), [BrokerConfigChanged("1", "num.io.threads", "4")]),
+    ],
+)  # fmt: skip
+def test_settings_are_changed(alteration: Alteration, records: list[Record]) -> None:
+    before = cluster()
+    decision = alter_configs(before, [alteration], settings())
+    (result,) = decision.reply
+    assert (result.error, result.message) == (0, None)
+    assert (result.resource_type, result.resource_name) == alteration[:2]
+    assert decision.records == records
+    after = ImageBuilder(before).apply(records).build()
+    assert alter_configs(after, [alteration], settings()).records == []
+    assert alter_configs(before, [alteration], settings(), validate_only=True).records == []
+
+
+@pytest.mark.parametrize(
+    ("alteration", "error"),
+    [
+        (on(TOPIC, "a", ("retention.ms", SET, "x")), "INVALID_CONFIG"),
+        (on(TOPIC, "a", ("retention.ms", SET, "")), "INVALID_CONFIG"),
+        (on(TOPIC, "a", ("nope", SET, "5")), "INVALID_CONFIG"),
+        (on(TOPIC, "a", ("retention.ms", SET, None)), "INVALID_REQUEST"),
+        (on(TOPIC, "a", ("cleanup.policy", APPEND, None)), "INVALID_REQUEST"),
+        (on(TOPIC, "a", ("cleanup.policy", APPEND, "bad")), "INVALID_CONFIG"),
+        (on(TOPIC, "a", ("retention.ms", APPEND, "5")), "INVALID_CONFIG"),
+        (on(TOPIC, "a", ("retention.ms", SUBTRACT, "5")), "INVALID_CONFIG"),
+        (on(TOPIC, "a", ("nope", APPEND, "5")), "INVALID_CONFIG"),
+        (on(TOPIC, "a", ("retention.ms", 9, "5")), "INVALID_REQUEST"),  # Kafka: UNKNOWN_SERVER_ERROR
+        (on(TOPIC, "a", ("retention.ms", SET, "5"), ("retention.ms", DELETE, None)), "INVALID_REQUEST"),
+        (on(TOPIC, "a", ("min.compaction.lag.ms", SET, "9"), ("max.compaction.lag.ms", SET, "8")), "INVALID_CONFIG"),
+        (on(TOPIC, "nope", ("retention.ms", SET, "5")), "UNKNOWN_TOPIC_OR_PARTITION"),
+        (on(TOPIC, "nope", ("retention.ms", SET, "x")), "INVALID_CONFIG"),
+        (on(TOPIC, "nope"), "UNKNOWN_TOPIC_OR_PARTITION"),
+        (on(TOPIC, "", ("retention.ms", SET, "5")), "INVALID_REQUEST"),
+        (on(TOPIC, "a b", ("retention.ms", SET, "5")), "INVALID_TOPIC_EXCEPTION"),
+        (instead(TOPIC, "a", retention_ms=None), "INVALID_REQUEST"),
+        (instead(TOPIC, "a", nope="1"), "INVALID_CONFIG"),
+        (on(BROKER, "2", ("log.retention.ms", SET, "5")), "INVALID_REQUEST"),
+        (on(BROKER, "-1", ("log.retention.ms", SET, "5")), "INVALID_REQUEST"),
+        (on(BROKER, "one", ("log.retention.ms", SET, "5")), "INVALID_REQUEST"),
+        (on(BROKER, "1", ("log.retention.ms", SET, "x")), "INVALID_REQUEST"),
+        (on(BROKER, "1", ("node.id", SET, "5")), "INVALID_REQUEST"),
+        (on(BROKER, "", ("num.partitions", SET, "5")), "INVALID_REQUEST"),
+        (on(BROKER, "1", ("listeners", SET, "PLAINTEXT://h:1")), "INVALID_REQUEST"),
+        (on(BROKER, "1", ("ssl.keystore.location", SET, "x")), "INVALID_REQUEST"),
+        (on(BROKER, "1", ("sasl.jaas.config", SET, "x")), "INVALID_REQUEST"),
+        (on(BROKER, "1", ("max.connections", SET, "0")), "INVALID_REQUEST"),
+        (on(BROKER, "1", ("nope", SET, "5")), "INVALID_CONFIG"),  # Kafka takes and keeps it
+        (on(BROKER, "1", ("retention.ms", SET, "5")), "INVALID_CONFIG"),  # Kafka takes and keeps it
+        (on(8, "1", ("root", SET, "DEBUG")), "INVALID_REQUEST"),
+        (on(64, "x", ("a", SET, "5")), "INVALID_REQUEST"),
+    ],
+)
+def test_settings_are_refused(alteration: Alteration, error: str) -> None:
+    decision = alter_configs(cluster(), [alteration], settings())
+    (result,) = decision.reply
+    assert result.error.name == error
+    assert result.message
+    assert decision.records == []
+
+
+def test_a_resource_is_changed_as_a_whole_or_not_at_all() -> None:
+    mixed = on(TOPIC, "a", ("segment.ms", SET, "9"), ("retention.ms", SET, "x"))
+    decision = alter_configs(cluster(), [mixed, on(TOPIC, "b", ("segment.ms", SET, "8"))], settings())
+    assert [r.error.name for r in decision.reply] == ["INVALID_CONFIG", "NONE"]
+    assert decision.records == [changed(2, "segment.ms", "8")]
+
+
+def test_a_resource_comes_once() -> None:
+    twice: Sequence[Alteration] = [on(TOPIC, "a", ("segment.ms", SET, "9")), on(TOPIC, "a", ("retention.ms", SET, "7"))]
+    decision = alter_configs(cluster(), [*twice, on(TOPIC, "b")], settings())
+    assert [r.error.name for r in decision.reply] == ["INVALID_REQUEST", "INVALID_REQUEST", "NONE"]
+    assert decision.records == []
+
+
+def test_a_misspelt_setting_of_a_broker_is_answered_with_the_nearest() -> None:
+    (result,) = alter_configs(cluster(), [on(BROKER, "1", ("log.retenton.ms", SET, "5"))], settings()).reply
+    assert result.message == "there is no broker setting log.retenton.ms; did you mean log.retention.ms?"
+
+
+def test_a_secret_is_in_no_message() -> None:
+    alteration = on(BROKER, "1", ("delegation.token.secret.key", SET, "hush"))
+    (result,) = alter_configs(cluster(), [alteration], settings()).reply
+    assert "hush" not in (result.message or "")

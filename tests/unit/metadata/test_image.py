@@ -1,0 +1,215 @@
+"""The image: what each record does, what images share, replay and snapshots."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from metadata_harness.builders import broker, image, topic, topic_id
+from tidelog.config.endpoints import Endpoint
+from tidelog.metadata.image import (
+    EMPTY_IMAGE,
+    INTERNAL_TOPICS,
+    ImageBuilder,
+    MetadataImage,
+    TopicImage,
+    snapshot,
+)
+from tidelog.metadata.records import (
+    BrokerConfigChanged,
+    BrokerRegistered,
+    LeadershipRenewed,
+    PartitionChanged,
+    PartitionsAdded,
+    PartitionState,
+    ProducerIdsAllocated,
+    Record,
+    TopicConfigChanged,
+    TopicDeleted,
+    decode,
+    encode,
+)
+
+
+def contents(image: MetadataImage) -> object:
+    """All that an image says, to compare by value."""
+    return (
+        image.cluster_id,
+        image.controller_id,
+        image.controller_epoch,
+        image.brokers,
+        {name: (t.topic_id, t.partitions, dict(t.config), t.internal) for name, t in image.topics.items()},
+        {key: t.name for key, t in image.topics_by_id.items()},
+        {name: dict(config) for name, config in image.broker_configs.items()},
+        image.producer_ids_next,
+        image.partition_count,
+    )
+
+
+def after(before: MetadataImage, *records: Record) -> MetadataImage:
+    return ImageBuilder(before).apply(records).build()
+
+
+def test_topics_come_and_go() -> None:
+    before = image(topic("a", 1), topic("b", 2, [(1,), (1,)]))
+    assert list(before.topics) == ["a", "b"]
+    assert before.topics_by_id[topic_id(2)] is before.topics["b"]
+    assert before.partition_count == 3
+    now = after(before, TopicDeleted(topic_id(2)))
+    assert list(now.topics) == ["a"]
+    assert list(now.topics_by_id) == [topic_id(1)]
+    assert now.partition_count == 1
+    assert now.position == before.position + 1
+    assert list(before.topics) == ["a", "b"]
+
+
+def test_unchanged_parts_are_shared() -> None:
+    before = image(topic("a", 1), topic("b", 2), BrokerConfigChanged("", "log.retention.ms", "5"))
+    now = after(before, TopicConfigChanged(topic_id(1), "retention.ms", "7"))
+    assert now.topics["b"] is before.topics["b"]
+    assert now.topics["a"] is not before.topics["a"]
+    assert now.topics["a"].partitions is before.topics["a"].partitions
+    assert now.broker_configs is before.broker_configs
+    assert now.brokers is before.brokers
+    unrelated = after(before, ProducerIdsAllocated(1, 1000))
+    assert unrelated.topics is before.topics
+    assert unrelated.topics_by_id is before.topics_by_id
+
+
+def test_a_builder_that_goes_on_leaves_what_it_built_alone() -> None:
+    builder = ImageBuilder(image(topic("a", 1)))
+    first = builder.apply([topic("b", 2)]).build()
+    second = builder.apply([topic("c", 3)]).build()
+    assert list(first.topics) == ["a", "b"]
+    assert list(second.topics) == ["a", "b", "c"]
+
+
+def test_partitions_are_added_behind_the_others() -> None:
+    now = after(image(topic("a", 1)), PartitionsAdded(topic_id(1), 1, ((1,), (1,))))
+    assert now.topics["a"].partitions == (PartitionState(1, 0, (1,), (1,), 0),) * 3
+    assert now.partition_count == 3
+
+
+@pytest.mark.parametrize(
+    ("change", "state"),
+    [
+        (PartitionChanged(topic_id(1), 0, isr=(1,)), PartitionState(1, 0, (1, 2), (1,), 1)),
+        (PartitionChanged(topic_id(1), 0, leader=2), PartitionState(2, 1, (1, 2), (1, 2), 1)),
+        (PartitionChanged(topic_id(1), 0, leader=1), PartitionState(1, 1, (1, 2), (1, 2), 1)),
+        (PartitionChanged(topic_id(1), 0, leader=-1, isr=(2,)), PartitionState(-1, 1, (1, 2), (2,), 1)),
+        (PartitionChanged(topic_id(1), 0, replicas=(2, 3)), PartitionState(1, 0, (2, 3), (1, 2), 1)),
+    ],
+)
+def test_a_leader_begins_a_leader_epoch_and_any_change_a_partition_epoch(
+    change: PartitionChanged, state: PartitionState
+) -> None:
+    before = image(topic("a", 1, [(1, 2), (2, 1)]), brokers=[1, 2])
+    now = after(before, change)
+    assert now.topics["a"].partitions == (state, before.topics["a"].partitions[1])
+
+
+def test_a_restarted_brokers_partitions_begin_new_leader_epochs() -> None:
+    before = image(topic("a", 1, [(1, 2), (2, 1)]), topic("b", 2, [(2, 1)]), brokers=[1, 2])
+    now = after(before, LeadershipRenewed(1))
+    assert [p.leader_epoch for p in now.topics["a"].partitions] == [1, 0]
+    assert [p.partition_epoch for p in now.topics["a"].partitions] == [1, 0]
+    assert now.topics["b"] is before.topics["b"]
+
+
+def test_settings_are_set_and_taken_back() -> None:
+    now = image(topic("a", 1, retention_ms="5"))
+    now = after(
+        now, TopicConfigChanged(topic_id(1), "segment.ms", "7"), TopicConfigChanged(topic_id(1), "retention.ms", None)
+    )
+    assert now.topics["a"].config == {"segment.ms": "7"}
+    now = after(now, BrokerConfigChanged("1", "a", "1"), BrokerConfigChanged("", "b", "2"))
+    assert now.broker_configs == {"1": {"a": "1"}, "": {"b": "2"}}
+    now = after(now, BrokerConfigChanged("1", "a", None))
+    assert now.broker_configs == {"": {"b": "2"}}
+
+
+def test_brokers_are_listed_by_their_numbers() -> None:
+    now = after(image(brokers=[2]), broker(10), broker(1))
+    assert list(now.brokers) == [1, 2, 10]
+    moved = BrokerRegistered(2, 9, "again", (Endpoint("INSIDE", "i", 1), Endpoint("OUTSIDE", "o", 2)), "r")
+    found = after(now, moved).brokers[2]
+    assert (found.host, found.port, found.rack, found.epoch) == ("i", 1, "r", 9)
+    assert found.endpoint("OUTSIDE").host == "o"
+    assert found.endpoint("NOWHERE").host == "i"
+
+
+def test_internal_topics() -> None:
+    assert all(TopicImage(name, topic_id(1), (), {}).internal for name in INTERNAL_TOPICS)
+    assert not TopicImage("__mine", topic_id(1), (), {}).internal
+
+
+def test_topics_know_their_replication_factor() -> None:
+    assert image(topic("a", 1, [(1, 2)]), brokers=[1, 2]).topics["a"].replication_factor == 2
+
+
+# Histories: what was decided from an image can be replayed, at once or entry by entry, from the journal or a snapshot
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> list[list[Record]]:
+    """Entries that follow from each other."""
+    entries: list[list[Record]] = [[broker(1), broker(2)]]
+    partitions: dict[int, int] = {}
+    for number in range(draw(st.integers(0, 25))):
+        kind = draw(st.integers(0, 8))
+        known = draw(st.sampled_from(sorted(partitions))) if partitions else None
+        if kind <= 1 or known is None:
+            replicas = draw(st.lists(st.sampled_from([(1,), (2,), (1, 2), (2, 1)]), min_size=1, max_size=3))
+            entries.append(
+                [topic(f"t{number}", number, replicas, **draw(st.sampled_from([{}, {"retention_ms": "5"}])))]
+            )
+            partitions[number] = len(replicas)
+            continue
+        change: Record
+        if kind == 2:
+            change = TopicDeleted(topic_id(known))
+        elif kind == 3:
+            change = PartitionsAdded(topic_id(known), partitions[known], ((1,),))
+            partitions[known] += 1
+        elif kind == 4:
+            leader = draw(st.sampled_from([None, -1, 1, 2]))
+            isr = draw(st.sampled_from([None, (1,), (2, 1)]))
+            change = PartitionChanged(topic_id(known), draw(st.integers(0, partitions[known] - 1)), leader, isr)
+        elif kind == 5:
+            setting, value = draw(st.sampled_from(["a", "b"])), draw(st.sampled_from([None, "1", "2"]))
+            change = TopicConfigChanged(topic_id(known), setting, value)
+        elif kind == 6:
+            change = BrokerConfigChanged(draw(st.sampled_from(["", "1"])), "c", draw(st.sampled_from([None, "1"])))
+        elif kind == 7:
+            change = LeadershipRenewed(draw(st.sampled_from([1, 2])))
+        else:
+            change = ProducerIdsAllocated(1, 1000 * number)
+        if kind == 2:
+            del partitions[known]
+        entries.append([change])
+    return entries
+
+
+@given(histories(), st.data())
+def test_replay_gives_the_same_image_however_it_is_cut(entries: list[list[Record]], data: st.DataObject) -> None:
+    live = EMPTY_IMAGE
+    journal: list[bytes] = []
+    for entry in entries:
+        journal.append(encode(1, entry))
+        live = ImageBuilder(live).apply(entry).build()
+    at_once = ImageBuilder(EMPTY_IMAGE)
+    for position, line in enumerate(journal):
+        at_once.apply(decode(line, position).records)
+    assert contents(at_once.build()) == contents(live)
+    assert at_once.position == live.position == len(journal)
+
+    cut = data.draw(st.integers(0, len(journal)))
+    prefix = ImageBuilder(EMPTY_IMAGE)
+    for position, line in enumerate(journal[:cut]):
+        prefix.apply(decode(line, position).records)
+    saved = encode(1, snapshot(prefix.build()))
+    resumed = ImageBuilder(EMPTY_IMAGE).apply(decode(saved, cut).records)
+    resumed.position = cut
+    for position, line in enumerate(journal[cut:], cut):
+        resumed.apply(decode(line, position).records)
+    assert contents(resumed.build()) == contents(live)
+    assert resumed.position == live.position

@@ -1,0 +1,364 @@
+"""The SQLite store: the interface's promises, two processes at one file, kills between append and answer."""
+
+import asyncio
+import os
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from tidelog.metadata.sqlite import APPLICATION_ID, SqliteStore
+from tidelog.metadata.store import Lease, LeaseLost, PositionTaken, Snapshot, StoredEntry, StoreFailed, StoreUnavailable
+from tidelog.runtime.tasks import LoopTasks
+
+
+class Clock:
+    """Wall-clock time that stands still until it is moved."""
+
+    def __init__(self) -> None:
+        self.ms = 1_000_000
+
+    def now_ms(self) -> int:
+        return self.ms
+
+    def monotonic(self) -> float:
+        return self.ms / 1000
+
+
+@asynccontextmanager
+async def opened(path: Path, clock: Clock | None = None) -> AsyncIterator[SqliteStore]:
+    tasks = LoopTasks(asyncio.get_running_loop())
+    store = SqliteStore(str(path), clock or Clock(), tasks)
+    try:
+        yield store
+    finally:
+        await store.close()
+        await tasks.close()
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "metadata.sqlite"
+
+
+async def taken(store: SqliteStore, holder: str = "one", ttl_ms: int | None = None) -> Lease:
+    lease = await store.acquire("controller", holder, ttl_ms)
+    assert lease is not None
+    return lease
+
+
+def run(scenario: Callable[[], Awaitable[None]]) -> None:
+    asyncio.run(scenario())  # type: ignore[arg-type]
+
+
+def test_entries_follow_each_other_and_are_kept(path: Path) -> None:
+    async def scenario() -> None:
+        async with opened(path) as store:
+            lease = await taken(store)
+            assert await store.read(0) == []
+            for position in range(5):
+                await store.append(position, b"entry %d" % position, lease)
+            assert await store.read(3) == [StoredEntry(3, b"entry 3"), StoredEntry(4, b"entry 4")]
+            assert await store.read(0, limit=2) == [StoredEntry(0, b"entry 0"), StoredEntry(1, b"entry 1")]
+        async with opened(path) as store:
+            assert [e.data for e in await store.read(0)] == [b"entry %d" % i for i in range(5)]
+
+    run(scenario)
+
+
+def test_a_taken_position_is_refused(path: Path) -> None:
+    async def scenario() -> None:
+        async with opened(path) as store:
+            lease = await taken(store)
+            await store.append(0, b"first", lease)
+            with pytest.raises(PositionTaken):
+                await store.append(0, b"second", lease)
+            with pytest.raises(AssertionError):
+                await store.append(2, b"leaves a gap", lease)
+            assert await store.read(0) == [StoredEntry(0, b"first")]
+
+    run(scenario)
+
+
+def test_two_stores_at_one_file_see_each_other(path: Path) -> None:
+    async def scenario() -> None:
+        async with opened(path) as one, opened(path) as two:
+            lease = await taken(one)
+            await one.append(0, b"one", lease)
+            assert await two.read(0) == [StoredEntry(0, b"one")]
+            with pytest.raises(PositionTaken):
+                await two.append(0, b"two", lease)
+            waiting = asyncio.ensure_future(two.wait(1))
+            await two.wait(0)
+            assert not waiting.done()
+            await one.append(1, b"next", lease)
+            await asyncio.wait_for(waiting, 10)
+
+    run(scenario)
+
+
+def test_a_lease_has_one_holder_and_every_holding_a_new_epoch(path: Path) -> None:
+    async def scenario() -> None:
+        clock = Clock()
+        async with opened(path, clock) as store:
+            first = await taken(store, "one", 1000)
+            assert first == Lease("controller", "one", 1)
+            assert await store.acquire("controller", "two", 1000) is None
+            assert await store.acquire("another", "two", 1000) == Lease("another", "two", 1)
+            again = await taken(store, "one", 1000)
+            assert again.epoch == 2
+            with pytest.raises(LeaseLost):
+                await store.append(0, b"under the first", first)
+            clock.ms += 999
+            await store.append(0, b"in time", again)
+            await store.renew(again, 1000)
+            clock.ms += 999
+            assert await store.acquire("controller", "two", 1000) is None
+            clock.ms += 1
+            with pytest.raises(LeaseLost):
+                await store.append(1, b"too late", again)
+            with pytest.raises(LeaseLost):
+                await store.renew(again, 1000)
+            other = await taken(store, "two", 1000)
+            assert other.epoch == 3
+            await store.append(1, b"by the other", other)
+            await store.release(again)  # lost long ago: nothing happens
+            await store.append(2, b"by the other", other)
+            await store.release(other)
+            with pytest.raises(LeaseLost):
+                await store.append(3, b"released", other)
+            assert (await taken(store, "one")).epoch == 4
+
+    run(scenario)
+
+
+def test_a_lease_without_an_end_survives_its_process(path: Path) -> None:
+    async def scenario() -> None:
+        async with opened(path) as store:
+            await taken(store, "one")
+        clock = Clock()
+        clock.ms += 10**12
+        async with opened(path, clock) as store:
+            assert await store.acquire("controller", "two", None) is None
+            assert (await taken(store, "one")).epoch == 2
+
+    run(scenario)
+
+
+def test_a_snapshot_takes_the_place_of_the_entries_that_it_covers(path: Path) -> None:
+    async def scenario() -> None:
+        async with opened(path) as store:
+            lease = await taken(store)
+            assert await store.snapshot() is None
+            for position in range(10):
+                await store.append(position, b"x" * 10_000, lease)
+            await store.save_snapshot(Snapshot(7, b"state"))
+            assert await store.snapshot() == Snapshot(7, b"state")
+            assert [e.position for e in await store.read(0)] == [7, 8, 9]
+            await store.save_snapshot(Snapshot(10, b"later state"))
+            assert await store.read(0) == []
+            with pytest.raises(PositionTaken):
+                await store.append(9, b"covered", lease)
+            await store.append(10, b"goes on", lease)
+        async with opened(path) as store:
+            assert await store.snapshot() == Snapshot(10, b"later state")
+            assert await store.read(10) == [StoredEntry(10, b"goes on")]
+
+    run(scenario)
+
+
+def test_the_file_stays_small_when_it_is_trimmed(path: Path) -> None:
+    async def scenario() -> None:
+        async with opened(path) as store:
+            lease = await taken(store)
+            for position in range(400):
+                await store.append(position, b"x" * 10_000, lease)
+                if position % 20 == 19:
+                    await store.save_snapshot(Snapshot(position + 1, b"state"))
+
+    run(scenario)
+    assert path.stat().st_size < 1_000_000
+
+
+@pytest.mark.parametrize("content", [b"SQLite format 3\0 but no more", b"something else " * 1000])
+def test_a_file_that_is_no_store_is_named(path: Path, content: bytes) -> None:
+    path.write_bytes(content)
+
+    async def scenario() -> None:
+        async with opened(path) as store:
+            with pytest.raises(StoreFailed, match="metadata.sqlite"):
+                await store.read(0)
+
+    run(scenario)
+    assert path.read_bytes() == content
+
+
+@pytest.mark.parametrize(
+    ("pragmas", "reason"),
+    [
+        ("PRAGMA application_id = 5; PRAGMA user_version = 1", "is not a metadata store of Tidelog"),
+        ("PRAGMA user_version = 1", "is not a metadata store of Tidelog"),
+        (f"PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = 2", "was written by a newer Tidelog"),
+    ],
+)
+def test_another_programs_database_is_left_alone(path: Path, pragmas: str, reason: str) -> None:
+    connection = sqlite3.connect(path)
+    connection.executescript("CREATE TABLE theirs (a); " + pragmas)
+    connection.close()
+
+    async def scenario() -> None:
+        async with opened(path) as store:
+            with pytest.raises(StoreFailed, match=reason):
+                await store.read(0)
+
+    run(scenario)
+
+
+def test_commits_are_synced_and_the_log_is_ahead(path: Path) -> None:
+    async def scenario() -> None:
+        async with opened(path) as store:
+            await taken(store)
+            connection = store._connection
+            assert connection is not None
+            modes = await store._tasks.run_blocking(
+                lambda: [connection.execute(f"PRAGMA {p}").fetchone()[0] for p in ("journal_mode", "synchronous")],
+                lane="metadata",
+            )
+            assert modes == ["wal", 2]  # 2: FULL
+
+    run(scenario)
+
+
+def test_a_full_store_is_as_it_was(path: Path) -> None:
+    async def scenario() -> None:
+        async with opened(path) as store:
+            lease = await taken(store)
+            await store.append(0, b"first", lease)
+            connection = store._connection
+            assert connection is not None
+
+            def limit(pages: int) -> None:
+                connection.execute(f"PRAGMA max_page_count = {pages}")
+
+            await store._tasks.run_blocking(limit, 1, lane="metadata")
+            with pytest.raises(StoreUnavailable, match="full"):
+                await store.append(1, b"x" * 1_000_000, lease)
+            assert await store.read(0) == [StoredEntry(0, b"first")]
+            await store._tasks.run_blocking(limit, 100_000, lane="metadata")
+            await store.append(1, b"x" * 1_000_000, lease)
+
+    run(scenario)
+
+
+def test_a_busy_store_is_as_it_was(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tidelog.metadata.sqlite.BUSY_MS", 50)
+
+    async def scenario() -> None:
+        async with opened(path) as store:
+            lease = await taken(store)
+            other = sqlite3.connect(path, isolation_level=None)
+            other.execute("BEGIN IMMEDIATE")
+            with pytest.raises(StoreUnavailable, match="locked"):
+                await store.append(0, b"first", lease)
+            other.execute("ROLLBACK")
+            other.close()
+            await store.append(0, b"first", lease)
+
+    run(scenario)
+
+
+# Two processes: what is acknowledged is kept, and each position has one winner
+
+WRITER = """
+import asyncio, sys
+from tidelog.metadata.sqlite import SqliteStore
+from tidelog.metadata.store import Lease, PositionTaken
+from tidelog.runtime.clock import SystemClock
+from tidelog.runtime.tasks import LoopTasks
+
+async def main(path, name, count):
+    tasks = LoopTasks(asyncio.get_running_loop())
+    store = SqliteStore(path, SystemClock(), tasks)
+    lease = Lease("controller", "shared", 1)
+    position = won = 0
+    while won < count:
+        try:
+            await store.append(position, f"{name} {won}".encode(), lease)
+        except PositionTaken:
+            position = (await store.read(position))[-1].position + 1
+            continue
+        print(position, flush=True)
+        won += 1
+        position += 1
+    await store.close()
+    await tasks.close()
+
+asyncio.run(main(sys.argv[1], sys.argv[2], int(sys.argv[3])))
+"""
+
+
+def writer(path: Path, name: str, count: int) -> "subprocess.Popen[str]":
+    return subprocess.Popen(
+        [sys.executable, "-c", WRITER, str(path), name, str(count)], stdout=subprocess.PIPE, text=True
+    )
+
+
+def prepare(path: Path) -> None:
+    async def scenario() -> None:
+        async with opened(path) as store:
+            assert await taken(store, "shared") == Lease("controller", "shared", 1)
+
+    run(scenario)
+
+
+def entries(path: Path) -> dict[int, str]:
+    found: dict[int, str] = {}
+
+    async def scenario() -> None:
+        async with opened(path) as store:
+            while page := await store.read(len(found)):
+                found.update({entry.position: entry.data.decode() for entry in page})
+
+    run(scenario)
+    return found
+
+
+def test_two_processes_contend_for_positions(path: Path) -> None:
+    prepare(path)
+    processes = {name: writer(path, name, 60) for name in ("a", "b")}
+    won = {
+        name: [int(line) for line in process.communicate(timeout=60)[0].split()] for name, process in processes.items()
+    }
+    assert all(process.returncode == 0 for process in processes.values())
+    assert sorted(won["a"] + won["b"]) == list(range(120))
+    kept = entries(path)
+    for name, positions in won.items():
+        assert [kept[position] for position in positions] == [f"{name} {i}" for i in range(60)]
+
+
+def test_what_a_killed_process_was_told_is_kept(path: Path) -> None:
+    """It dies at any point between append and answer: the journal has all that was answered, and at most one more."""
+    prepare(path)
+    for kill_after in (0, 1, 7, 20):
+        process = writer(path, "w", 10_000)
+        assert process.stdout is not None
+        told = [int(process.stdout.readline()) for _ in range(kill_after)]
+        os.kill(process.pid, signal.SIGKILL)
+        rest, _ = process.communicate(timeout=60)
+        told += [int(line) for line in rest.splitlines() if line.endswith(line.strip()) and line.strip()]
+        copy = path.with_name("copy.sqlite")
+        for suffix in ("", "-wal", "-shm"):
+            if Path(f"{path}{suffix}").exists():
+                shutil.copyfile(f"{path}{suffix}", f"{copy}{suffix}")
+        kept = entries(copy)
+        assert list(kept) == list(range(len(kept)))
+        if told:
+            assert told[-1] in (len(kept) - 1, len(kept) - 2)
+        for suffix in ("", "-wal", "-shm"):
+            Path(f"{copy}{suffix}").unlink(missing_ok=True)

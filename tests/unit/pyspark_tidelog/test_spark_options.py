@@ -1,0 +1,189 @@
+"""Options: what is taken, what is refused, and in which words."""
+
+import pytest
+
+from pyspark_tidelog.errors import OptionError
+from pyspark_tidelog.offsets import ByTimestamp, Everywhere, Specific
+from pyspark_tidelog.options import READ, WRITE, ReadOptions, read_options, write_options
+from pyspark_tidelog.settings import REFUSED
+from tidelog.client.operations import EARLIEST, LATEST, READ_COMMITTED
+from tidelog.model.ids import TopicPartition
+from tidelog.wire.batches import Codec
+
+BASIC = {"kafka.bootstrap.servers": "a:9092,[::1]:9093", "subscribe": "orders"}
+ORDERS_0 = TopicPartition("orders", 0)
+
+
+def batch(**more: str) -> ReadOptions:
+    return read_options(BASIC | more, streaming=False)
+
+
+def stream(**more: str) -> ReadOptions:
+    return read_options(BASIC | more, streaming=True)
+
+
+def without(name: str, **more: str) -> dict[str, str]:
+    return {key: value for key, value in (BASIC | more).items() if key != name}
+
+
+def test_defaults() -> None:
+    options = batch()
+    assert options.subscription.topics == ("orders",)
+    assert (options.starting, options.ending) == (Everywhere(EARLIEST), Everywhere(LATEST))
+    assert stream().starting == Everywhere(LATEST)
+    assert options.fail_on_data_loss
+    assert not options.include_headers
+    assert options.check_crcs
+    assert options.min_partitions == options.max_offsets_per_trigger == options.min_offsets_per_trigger == 0
+
+
+def test_every_option_that_is_taken() -> None:
+    options = read_options(
+        {
+            "KAFKA.Bootstrap.Servers": "a:1",
+            "subscribePattern": "or.*|x",
+            "includeHeaders": "TRUE",
+            "failOnDataLoss": "false",
+            "minPartitions": "8",
+            "maxRecordsPerPartition": "100",
+            "maxOffsetsPerTrigger": "10",
+            "minOffsetsPerTrigger": "5",
+            "maxTriggerDelay": "2m",
+            "startingOffsets": "earliest",
+            "kafka.client.id": "etl",
+            "kafka.request.timeout.ms": "11",
+            "kafka.default.api.timeout.ms": "12",
+            "kafka.retry.backoff.ms": "13",
+            "kafka.retry.backoff.max.ms": "14",
+            "kafka.socket.connection.setup.timeout.ms": "15",
+            "kafka.security.protocol": "PLAINTEXT",
+            "kafka.fetch.max.wait.ms": "16",
+            "kafka.fetch.min.bytes": "17",
+            "kafka.fetch.max.bytes": "18",
+            "kafka.max.partition.fetch.bytes": "19",
+            "kafka.isolation.level": "read_committed",
+            "kafka.check.crcs": "false",
+        },
+        streaming=True,
+    )
+    assert options.subscription.pattern == "or.*|x"
+    assert options.include_headers
+    assert not options.fail_on_data_loss
+    assert not options.check_crcs
+    assert (options.min_partitions, options.max_records_per_partition) == (8, 100)
+    assert (options.max_offsets_per_trigger, options.min_offsets_per_trigger) == (10, 5)
+    assert options.max_trigger_delay_ms == 120_000
+    client = options.client
+    assert (client.client_id, client.request_timeout_ms, client.default_api_timeout_ms) == ("etl", 11, 12)
+    assert (client.backoff, client.socket_connection_setup_timeout_ms) == ((13, 14), 15)
+    assert options.fetch == (16, 17, 18, 19, READ_COMMITTED)
+
+
+@pytest.mark.parametrize(
+    ("text", "milliseconds"), [("15m", 900_000), ("30s", 30_000), ("500ms", 500), ("2 h", 7_200_000), ("250", 250)]
+)
+def test_times(text: str, milliseconds: int) -> None:
+    assert stream(maxTriggerDelay=text).max_trigger_delay_ms == milliseconds
+
+
+def test_where_to_begin_and_end() -> None:
+    options = batch(startingOffsets='{"orders":{"0":5,"1":-2}}', endingOffsets='{"orders":{"0":9,"1":-1}}')
+    assert options.starting == Specific({ORDERS_0: 5, TopicPartition("orders", 1): EARLIEST})
+    assert options.ending == Specific({ORDERS_0: 9, TopicPartition("orders", 1): LATEST})
+    options = batch(startingTimestamp="7", endingTimestamp="8")
+    assert (options.starting, options.ending) == (ByTimestamp(7, False), ByTimestamp(8, True))
+    options = batch(startingOffsetsByTimestamp='{"orders":{"0":7}}', startingOffsetsByTimestampStrategy="latest")
+    assert options.starting == ByTimestamp({ORDERS_0: 7}, True)
+    assert batch(endingOffsetsByTimestamp='{"orders":{"0":7}}').ending == ByTimestamp({ORDERS_0: 7}, True)
+
+
+def test_assign() -> None:
+    given = without("subscribe", assign='{"orders":[0,2],"x":[1]}')
+    partitions = read_options(given, streaming=False).subscription.partitions
+    assert partitions == (ORDERS_0, TopicPartition("orders", 2), TopicPartition("x", 1))
+
+
+REFUSALS = [
+    ({"subcribe": "x"}, "option subcribe is not known to format tidelog; did you mean subscribe?"),
+    ({"kafka.fetch.max.byte": "1"}, "option kafka.fetch.max.byte is not known .* did you mean kafka.fetch.max.bytes?"),
+    ({"xyzzy": "1"}, "option xyzzy is not known to format tidelog$"),
+    ({"path": "x"}, "option path is not taken by format tidelog: topics are chosen with"),
+    ({"groupIdPrefix": "x"}, "option groupIdPrefix is not taken by format tidelog: no consumer group"),
+    ({"kafka.sasl.mechanism": "PLAIN"}, "option kafka.sasl.mechanism .* plaintext only, without TLS and SASL"),
+    ({"kafka.ssl.truststore.location": "x"}, "option kafka.ssl.truststore.location .* plaintext only"),
+    ({"kafka.security.protocol": "SASL_SSL"}, "option kafka.security.protocol .* plaintext only"),
+    ({"assign": '{"orders":[0]}'}, "options subscribe and assign exclude each other"),
+    ({"subscribePattern": "o.*"}, "options subscribe and subscribePattern exclude each other"),
+    (
+        {"startingOffsets": "earliest", "startingTimestamp": "1"},
+        "options startingOffsets and startingTimestamp exclude",
+    ),
+    ({"startingOffsets": "soonest"}, "option startingOffsets is 'soonest': it takes earliest, latest or JSON"),
+    ({"startingOffsets": "latest"}, "option startingOffsets cannot be latest"),
+    ({"startingOffsets": '{"orders":{"0":-1}}'}, "option startingOffsets cannot be latest"),
+    ({"endingOffsets": "earliest"}, "option endingOffsets cannot be earliest"),
+    ({"endingOffsets": '{"orders":{"0":-2}}'}, "option endingOffsets cannot be earliest"),
+    ({"startingOffsets": '{"orders":{"0":'}, "option startingOffsets is not JSON"),
+    ({"startingOffsets": "{}"}, "option startingOffsets names no partition"),
+    ({"startingOffsets": '{"orders":[0]}'}, "topic 'orders' needs an object of partitions"),
+    ({"startingOffsets": '{"orders":{"a":1}}'}, "'a' of topic 'orders' is not a partition's number"),
+    ({"startingOffsets": '{"orders":{"0":true}}'}, "orders-0 has True where a whole number from -2 is taken"),
+    ({"startingOffsets": '{"orders":{"0":-3}}'}, "orders-0 has -3 where"),
+    ({"startingOffsetsByTimestamp": '{"orders":{"0":-1}}'}, "orders-0 has -1 where a whole number from 0"),
+    ({"startingOffsetsByTimestampStrategy": "guess"}, "it takes error or latest"),
+    ({"startingTimestamp": "soon"}, "option startingTimestamp is 'soon': it takes a whole number"),
+    ({"maxOffsetsPerTrigger": "0"}, "option maxOffsetsPerTrigger is '0': it takes a whole number from 1"),
+    ({"minOffsetsPerTrigger": "5", "maxOffsetsPerTrigger": "4"}, r"minOffsetsPerTrigger \(5\) is above"),
+    ({"maxTriggerDelay": "soon"}, "option maxTriggerDelay is 'soon': it takes a time like 15m"),
+    ({"failOnDataLoss": "maybe"}, "option failOnDataLoss is 'maybe': it takes true or false"),
+    ({"kafka.isolation.level": "dirty"}, "it takes read_uncommitted or read_committed"),
+    ({"kafka.bootstrap.servers": "here"}, "option kafka.bootstrap.servers: bootstrap server 'here' is not HOST:PORT"),
+    ({"kafka.bootstrap.servers": ""}, "option kafka.bootstrap.servers is required"),
+    ({"subscribe": " , "}, "option subscribe names no topic"),
+]
+
+
+@pytest.mark.parametrize(("more", "message"), REFUSALS)
+def test_refusals(more: dict[str, str], message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        read_options(BASIC | more, streaming=False)
+
+
+@pytest.mark.parametrize("name", sorted(REFUSED))
+def test_client_settings_without_a_meaning_are_refused_with_the_reason(name: str) -> None:
+    for parse in (lambda given: read_options(given, streaming=True), lambda g: write_options(g | {"topic": "t"})):
+        given = without("subscribe", **{f"kafka.{name}": "x"})
+        with pytest.raises(OptionError, match=f"option kafka.{name} is not taken by format tidelog: {REFUSED[name]}"):
+            parse(given)
+
+
+def test_more_refusals() -> None:
+    with pytest.raises(OptionError, match="no topic is chosen: give option subscribe, subscribePattern or assign"):
+        read_options(without("subscribe"), streaming=False)
+    with pytest.raises(OptionError, match="option subscribePattern .* is no regular expression"):
+        read_options(without("subscribe", subscribePattern="("), streaming=False)
+    for text, message in [('{"a":1}', "needs a list"), ("[]", "not a JSON object"), ('{"a":[]}', "names no partition")]:
+        with pytest.raises(OptionError, match=message):
+            read_options(without("subscribe", assign=text), streaming=False)
+    for name in ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp"):
+        with pytest.raises(OptionError, match=f"option {name} has no meaning in a streaming query"):
+            stream(**{name: "latest"})
+
+
+def test_write_options() -> None:
+    given = without("subscribe")
+    options = write_options(given)
+    assert (options.topic, options.acks, options.codec) == (None, -1, Codec.NONE)
+    more = {"kafka.acks": "1", "kafka.compression.type": "zstd", "kafka.batch.size": "7", "topic": "t"}
+    options = write_options(given | more | {"checkpointLocation": "/x", "kafka.delivery.timeout.ms": "9"})
+    assert (options.topic, options.acks, options.codec, options.batch_bytes) == ("t", 1, Codec.ZSTD, 7)
+    assert options.client.default_api_timeout_ms == 9
+    with pytest.raises(OptionError, match="option kafka.acks is '0': it takes all or -1 or 1"):
+        write_options(given | {"kafka.acks": "0"})
+    with pytest.raises(OptionError, match="option subscribe is not known"):
+        write_options(BASIC)
+
+
+def test_no_option_is_listed_twice() -> None:
+    for names in (READ, WRITE):
+        assert len({name.lower() for name in names}) == len(names)

@@ -1,0 +1,110 @@
+"""The pytest plugin in a pytest of its own: what it gives, and that it costs nothing to those who do not use it."""
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+LOADED = """
+import atexit, sys
+atexit.register(lambda: print("LOADED", *sorted(m for m in sys.modules if m.partition(".")[0] == "tidelog")))
+"""
+
+
+PLUGIN = ("-p", "tidelog.testing.pytest_plugin")
+
+
+def run_pytest(
+    directory: Path, tests: str, *arguments: str, ini: str = "", conftest: str = "", installed: bool = False
+) -> str:
+    """pytest's output; a line that begins with LOADED has the modules of tidelog that it imported.
+
+    `installed`: with whatever plugins the environment has, among them ours; else with the plugins in `arguments` alone.
+    """
+    environment = dict(os.environ) if installed else os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    (directory / "test_it.py").write_text(textwrap.dedent(tests))
+    (directory / "conftest.py").write_text(LOADED + textwrap.dedent(conftest))
+    (directory / "pytest.ini").write_text(f"[pytest]\n{ini}\n")
+    ran = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *arguments, str(directory)],
+        cwd=directory,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    return ran.stdout
+
+
+def loaded(output: str) -> list[str]:
+    (line,) = [line for line in output.splitlines() if line.startswith("LOADED")]
+    return line.split()[1:]
+
+
+BOOTSTRAPS = """
+    import pytest, socket
+    seen = []
+
+    def connect(broker):
+        host, port = broker.bootstrap.split(":")
+        socket.create_connection((host, int(port)), timeout=5).close()
+        seen.append((broker.bootstrap, broker.data))
+
+    def test_one(tidelog_broker):
+        connect(tidelog_broker)
+
+    def test_two(tidelog_broker):
+        connect(tidelog_broker)
+
+    @pytest.fixture(scope="module", autouse=True)
+    def check():
+        yield
+        assert len(set(seen)) == {distinct}
+"""
+
+
+def test_collecting_imports_nothing_of_the_broker(tmp_path: Path) -> None:
+    output = run_pytest(tmp_path, "def test_it(tidelog_broker): pass", "--collect-only", installed=True)
+    assert loaded(output) == ["tidelog", "tidelog.testing", "tidelog.testing.pytest_plugin"]
+
+
+def test_a_run_without_the_fixture_imports_nothing_of_the_broker(tmp_path: Path) -> None:
+    output = run_pytest(tmp_path, "def test_it(): pass", *PLUGIN)
+    assert loaded(output) == ["tidelog", "tidelog.testing", "tidelog.testing.pytest_plugin"]
+
+
+def test_each_test_has_a_broker_of_its_own(tmp_path: Path) -> None:
+    output = run_pytest(tmp_path, BOOTSTRAPS.format(distinct=2), *PLUGIN)
+    assert "2 passed" in output
+    assert "tidelog.broker.broker" in loaded(output)
+
+
+def test_one_broker_for_the_session(tmp_path: Path) -> None:
+    output = run_pytest(tmp_path, BOOTSTRAPS.format(distinct=1), *PLUGIN, ini="tidelog_broker_scope = session")
+    assert "2 passed" in output
+
+
+def test_under_xdist(tmp_path: Path) -> None:
+    many = "import pytest, socket\n@pytest.mark.parametrize('n', range(6))\ndef test_it(tidelog_broker, n):\n"
+    many += "    socket.create_connection(('127.0.0.1', tidelog_broker.port), timeout=5).close()\n"
+    assert "6 passed" in run_pytest(tmp_path, many, *PLUGIN, "-p", "xdist", "-n", "2")
+
+
+def test_settings_are_a_fixture_to_override(tmp_path: Path) -> None:
+    conftest = """
+        import pytest
+
+        @pytest.fixture(scope="session")
+        def tidelog_settings():
+            return {"num.partitions": 5}
+    """
+    test = "def test_it(tidelog_broker):\n    assert tidelog_broker.settings['num.partitions'] == '5'\n"
+    assert "1 passed" in run_pytest(tmp_path, test, *PLUGIN, conftest=conftest)
+
+
+def test_the_help_lists_the_fixtures(tmp_path: Path) -> None:
+    output = run_pytest(tmp_path, "def test_it(): pass", *PLUGIN, "--fixtures")
+    assert "tidelog_broker" in output
+    assert "A running broker." in output
