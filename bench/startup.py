@@ -17,7 +17,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 TIDELOG = str(Path(sys.executable).with_name("tidelog"))

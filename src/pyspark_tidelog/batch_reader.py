@@ -8,7 +8,6 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark_tidelog.lookup import Lookup, loss_reporter, without_lost
 from pyspark_tidelog.options import ReadOptions
 from pyspark_tidelog.plan import OffsetRange, split
-from pyspark_tidelog.reading import RangeReader
 from tidelog.client.blocking import Client
 
 if TYPE_CHECKING:
@@ -45,6 +44,8 @@ class TidelogReader(DataSourceReader):
 
 def read_range(options: ReadOptions, columns: tuple[str, ...], partition: InputPartition) -> "Iterator[pa.RecordBatch]":
     """In a worker. Spark makes a partition of its own, without a range, when there are none."""
+    from pyspark_tidelog.reading import RangeReader  # numpy, pyarrow, numba: half a second that planning can do without
+
     if isinstance(partition, RangePartition):
         with Client(options.bootstrap, options.client) as client:
             yield from RangeReader(client, options, partition.value, columns).record_batches()

@@ -31,6 +31,11 @@ def compiled(function: F) -> F:
         return cast(F, _numba.njit(function, nogil=True))
 
 
+def called(function: F) -> F:
+    """Compile for compiled callers, which do not take it in: for what is rare and large. Quicker to compile."""
+    return cast(F, _numba.njit(function)) if AVAILABLE else function
+
+
 def inlined(function: F) -> F:
     """Compile into its callers; returned as it is where numba is missing."""
     return cast(F, _numba.njit(function, inline="always")) if AVAILABLE else function

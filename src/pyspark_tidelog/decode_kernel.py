@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from pyspark_tidelog.compiled import compiled, inlined
+from pyspark_tidelog.compiled import called, compiled, inlined
 
 Bytes = npt.NDArray[np.uint8]
 Int32s = npt.NDArray[np.int32]
@@ -110,7 +110,7 @@ def _microseconds(timestamp_ms: int) -> int:
     return min(max(timestamp_ms, -MILLISECONDS_MAX), MILLISECONDS_MAX) * 1000
 
 
-@inlined
+@called
 def _take_headers(data: Any, at: int, end: int, left: int, rows: Any, ends: Any, kept: bool) -> Any:
     """Append `left` headers. The new ends (headers, key bytes, value bytes), and the position after them or -1."""
     header, key_bytes, value_bytes = ends

@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pyspark_tidelog.compiled import compiled, inlined
+from pyspark_tidelog.compiled import called, compiled, inlined
 from pyspark_tidelog.decode_kernel import Bytes, Int32s, Int64s
 
 _MURMUR_SEED = 0x9747B28C
@@ -94,7 +94,7 @@ def _length(column: Any, row: int) -> Any:
     return np.int64(column.ends[row + 1]) - np.int64(column.ends[row]) if column.valid[row] else -1
 
 
-@inlined
+@called
 def _put_string(target: Any, at: int, column: Any, row: int) -> Any:
     size = _length(column, row)
     at = _put_varint(target, at, size)
@@ -104,7 +104,7 @@ def _put_string(target: Any, at: int, column: Any, row: int) -> Any:
     return at + max(size, 0)
 
 
-@inlined
+@called
 def _string_bytes(column: Any, row: int) -> Any:
     size = _length(column, row)
     return _varint_bytes(size) + max(size, 0)

@@ -89,13 +89,15 @@ class Lookup:
 
 def loss_reporter(fail: bool) -> Callable[[str], None]:
     """What to call with a description of offsets that are gone: raises DataLoss, or warns (`failOnDataLoss`)."""
+    return _fail if fail else _warn
 
-    def report(what: str) -> None:
-        if fail:
-            raise DataLoss(f"{what}. Set option failOnDataLoss=false to go on with what is left.")
-        logger.warning("data_loss %s", what)
 
-    return report
+def _fail(what: str) -> None:
+    raise DataLoss(f"{what}. Set option failOnDataLoss=false to go on with what is left.")
+
+
+def _warn(what: str) -> None:
+    logger.warning("data_loss %s", what)
 
 
 def without_lost(ranges: Iterable[OffsetRange], earliest: Offsets, report: Callable[[str], None]) -> list[OffsetRange]:

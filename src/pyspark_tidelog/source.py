@@ -1,7 +1,5 @@
 """`format("tidelog")`: what Spark sees of the source and the sink."""
 
-from collections.abc import Mapping
-
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceArrowWriter,
@@ -13,6 +11,7 @@ from pyspark.sql.types import StructType
 
 from pyspark_tidelog.options import read_options, write_options
 from pyspark_tidelog.schema import columns_of, source_schema
+from pyspark_tidelog.settings import Options
 
 
 class TidelogDataSource(DataSource):
@@ -23,29 +22,26 @@ class TidelogDataSource(DataSource):
         return "tidelog"
 
     def schema(self) -> StructType:
-        return source_schema(str(self.options.get("includeHeaders", "false")).lower() == "true")
+        return source_schema(Options(self.options).flag("includeHeaders", False))
 
     def reader(self, schema: StructType) -> DataSourceReader:
         from pyspark_tidelog.batch_reader import TidelogReader
 
-        options = read_options(self._given(), streaming=False)
+        options = read_options(self.options, streaming=False)
         return TidelogReader(options, columns_of(schema, options.include_headers))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         from pyspark_tidelog.stream_reader import TidelogStreamReader
 
-        options = read_options(self._given(), streaming=True)
+        options = read_options(self.options, streaming=True)
         return TidelogStreamReader(options, columns_of(schema, options.include_headers))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
         from pyspark_tidelog.writer import TidelogWriter
 
-        return TidelogWriter(write_options(self._given()), schema, overwrite)
+        return TidelogWriter(write_options(self.options), schema, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
         from pyspark_tidelog.writer import TidelogStreamWriter
 
-        return TidelogStreamWriter(write_options(self._given()), schema, overwrite)
-
-    def _given(self) -> Mapping[str, str]:
-        return dict(self.options)
+        return TidelogStreamWriter(write_options(self.options), schema, overwrite)

@@ -9,9 +9,13 @@ import zlib
 from typing import Any
 
 import cramjam
-import google_crc32c
+from crc32c import crc32c
 
 HEADER = struct.Struct(">qiibIhiqqqhii")  # the 61 bytes of a batch, magic 2
+HEADER_FIELDS = (
+    *("base_offset", "length", "leader_epoch", "magic", "crc", "attributes", "last_offset_delta"),
+    *("base_timestamp", "max_timestamp", "producer_id", "producer_epoch", "base_sequence", "count"),
+)
 CRC_AT = 17
 CHECKED_FROM = 21
 CODECS = {"none": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}
@@ -49,10 +53,10 @@ def batch(
     garbage: int | None = None,
     truncate: int = 0,
 ) -> bytes:
-    """One record batch. `size`: bytes of each value. `attributes`: further bits. `garbage`: so many bytes 0xff as records.
+    """One record batch. A "#" in key and value is the record's number; `size`: bytes of each value, by repetition.
 
-    `count`, `last_offset_delta`, `max_timestamp`, `length` override what is true; `crc=bad` flips a bit of it; `truncate` cuts
-    that many bytes off the end.
+    `count`, `last_offset_delta`, `max_timestamp` and `length` override what is true, `attributes` adds bits, `garbage`
+    puts so many bytes 0xff in place of the records, `crc=bad` flips a bit of it, `truncate` cuts bytes off the end.
     """
     times = timestamps if timestamps is not None else [timestamp + i * step_ms for i in range(records)]
     body = b"".join(
@@ -79,7 +83,7 @@ def batch(
         len(times) if count is None else count,
     )
     whole = bytearray(header + body)
-    checksum = google_crc32c.value(bytes(whole[CHECKED_FROM:]))
+    checksum = crc32c(bytes(whole[CHECKED_FROM:]))
     struct.pack_into(">I", whole, CRC_AT, checksum ^ (crc == "bad"))
     return bytes(whole[: len(whole) - truncate])
 
@@ -161,8 +165,9 @@ def varint(number: int) -> bytes:
 def decode_batches(data: bytes) -> list[dict[str, Any]]:
     """Header fields of each batch and its records' bytes; a cut tail is one entry {"cut": its bytes}.
 
-    The CRC is told as sound or not: the fields that it covers are here one by one, and some (producer ids) may differ between two
-    brokers. Compressed records are told decompressed, since compressors differ between their releases, and the length with them.
+    The CRC is told as sound or wrong: the fields that it covers are here one by one, and some of them (producer ids)
+    may differ between two brokers. Compressed records are told decompressed and without their length, since
+    compressors differ between their releases.
     """
     batches: list[dict[str, Any]] = []
     position = 0
@@ -181,11 +186,8 @@ def decode_batches(data: bytes) -> list[dict[str, Any]]:
 
 
 def _decode_batch(data: bytes) -> dict[str, Any]:
-    names = "base_offset length leader_epoch magic crc attributes last_offset_delta base_timestamp max_timestamp producer_id"
-    fields: dict[str, Any] = dict(
-        zip([*names.split(), "producer_epoch", "base_sequence", "count"], HEADER.unpack_from(data), strict=True)
-    )
-    fields["crc"] = "sound" if google_crc32c.value(data[CHECKED_FROM:]) == fields["crc"] else "wrong"
+    fields: dict[str, Any] = dict(zip(HEADER_FIELDS, HEADER.unpack_from(data), strict=True))
+    fields["crc"] = "sound" if crc32c(data[CHECKED_FROM:]) == fields["crc"] else "wrong"
     codec = fields["attributes"] & 7
     body = data[HEADER.size :]
     if codec:

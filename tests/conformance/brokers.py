@@ -17,6 +17,7 @@ SETTINGS: Mapping[str, str] = {
     "group.initial.rebalance.delay.ms": "0",
     "group.min.session.timeout.ms": "400",
     "group.max.size": "3",
+    "log.retention.hours": "876000",  # the recorded batches are of a fixed date, and are not to be deleted for their age
     "offsets.topic.replication.factor": "1",
     "transaction.state.log.replication.factor": "1",
     "transaction.state.log.min.isr": "1",
@@ -38,7 +39,15 @@ def tidelog() -> Iterator[tuple[str, int]]:
     """A Tidelog broker of this environment, with the settings, in a directory of its own; yields (host, port)."""
     with tempfile.TemporaryDirectory(prefix="conform-") as directory:
         program = Path(sys.executable).with_name("tidelog")
-        command = [str(program), "start", "--listen", "127.0.0.1:0", "--data", directory, *settings_flags(TIDELOG_SETTINGS)]
+        command = [
+            str(program),
+            "start",
+            "--listen",
+            "127.0.0.1:0",
+            "--data",
+            directory,
+            *settings_flags(TIDELOG_SETTINGS),
+        ]
         with running(command) as address:
             yield address
 

@@ -23,27 +23,19 @@ def text_bytes(text: str) -> bytes:
     return text.encode()
 
 
-def zeros(size: int) -> bytes:
-    return bytes(size)
-
-
 def _string(text: str) -> bytes:
     return struct.pack(">h", len(text.encode())) + text.encode()
 
 
-def subscription(*topics: str, version: int = 0, user_data: bytes | None = None) -> bytes:
-    """ConsumerProtocolSubscription v0 or v1 (which adds owned partitions, none here)."""
-    body = struct.pack(">hi", version, len(topics)) + b"".join(_string(t) for t in topics)
-    body += struct.pack(">i", -1) if user_data is None else struct.pack(">i", len(user_data)) + user_data
-    return body + (struct.pack(">i", 0) if version >= 1 else b"")
+def subscription(*topics: str) -> bytes:
+    """ConsumerProtocolSubscription v0 without user data."""
+    return struct.pack(">hi", 0, len(topics)) + b"".join(_string(t) for t in topics) + struct.pack(">i", -1)
 
 
-def assignment(topic: str, partitions: list[int], user_data: bytes | None = None) -> bytes:
-    """ConsumerProtocolAssignment v0 of one topic."""
-    body = (
-        struct.pack(">hi", 0, 1) + _string(topic) + struct.pack(f">i{len(partitions)}i", len(partitions), *partitions)
-    )
-    return body + (struct.pack(">i", -1) if user_data is None else struct.pack(">i", len(user_data)) + user_data)
+def assignment(topic: str, partitions: list[int]) -> bytes:
+    """ConsumerProtocolAssignment v0 of one topic, without user data."""
+    count = len(partitions)
+    return struct.pack(">hi", 0, 1) + _string(topic) + struct.pack(f">i{count}ii", count, *partitions, -1)
 
 
 BUILDERS: Mapping[str, Builder] = {
@@ -55,5 +47,4 @@ BUILDERS: Mapping[str, Builder] = {
     "message_set": message_set,
     "repeat": repeat,
     "subscription": subscription,
-    "zeros": zeros,
 }

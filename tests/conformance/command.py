@@ -185,8 +185,8 @@ def _parser() -> argparse.ArgumentParser:
         "--kafka-command",
         metavar="CMD",
         default=os.environ.get("KAFKA_COMMAND"),
-        help="starts a fresh Kafka: {port}, {next_port} and {settings} (--set KEY=VALUE ...) are put in; it prints host:port when "
-        "ready, and ends at SIGTERM (default: $KAFKA_COMMAND)",
+        help="starts a fresh Kafka: {port}, {next_port} and {settings} (--set KEY=VALUE ...) are put in; it prints "
+        "host:port when it is ready, and ends at SIGTERM (default: $KAFKA_COMMAND)",
     )
     parser.add_argument("--port", type=int, default=26000, help="for --kafka-command")
     parser.add_argument("--only", metavar="PATTERN", help="conversations, runs or files of that name")

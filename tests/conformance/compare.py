@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from . import messages
 from .batches import decode_batches
-from .conversation import Run, Selection, Step, TreePath
+from .conversation import Run, Step, TreePath
 from .exchange import Outcome, Transcript, find
 from .messages import Tree
 from .rules import Rule, Rules
@@ -150,9 +150,9 @@ class Comparison:
         return self.differences
 
     def compare_trees(self, recorded: Tree, ours: Tree) -> list[Difference]:
-        for selection in self.step.only:
-            _select(recorded, selection, self.theirs.variables)
-            _select(ours, selection, self.ours.variables)
+        """Every difference of two decoded answers, which the step's `only` is first applied to, in place."""
+        keep_selected(recorded, self.step, self.theirs.variables)
+        keep_selected(ours, self.step, self.ours.variables)
         self._walk("", recorded, ours)
         return self.differences
 
@@ -274,7 +274,15 @@ class Comparison:
         step = self.step
         self.differences.append(
             Difference(
-                self.run.name, step.case, step.line, self.api, self.recorded.version, path, recorded, ours, self._named(path)
+                self.run.name,
+                step.case,
+                step.line,
+                self.api,
+                self.recorded.version,
+                path,
+                recorded,
+                ours,
+                self._named(path),
             )
         )
 
@@ -285,11 +293,13 @@ def _within(value: Any, transcript: Transcript) -> bool:
     )
 
 
-def _select(tree: Tree, selection: Selection, variables: dict[str, Any]) -> None:
-    wanted = evaluate(selection.values, variables, {})
-    for items in find(tree, selection.path, variables):
-        if items is not None:
-            items[:] = [item for item in items if item[selection.field] in wanted]
+def keep_selected(tree: Tree, step: Step, variables: dict[str, Any]) -> None:
+    """Takes out of an answer's lists, in place, what the step's `only` does not name."""
+    for selection in step.only:
+        wanted = evaluate(selection.values, variables, {})
+        for items in find(tree, selection.path, variables):
+            if items is not None:
+                items[:] = [item for item in items if item[selection.field] in wanted]
 
 
 def _key_field(recorded: list[Tree], ours: list[Tree]) -> str:

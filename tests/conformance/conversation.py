@@ -8,12 +8,12 @@
 
     case TEXT                                  names what follows, for reports
     topic t partitions=2 config={..}           creates ${run}-t, waits for its leaders, sets $t and $t_id
-    [CONNECTION:] API[/VERSION] field=value .. a request and its answer; without /VERSION: the one under test, or the highest;
+    [CONNECTION:] API[/VERSION] field=value .. a request and its answer; no /VERSION: the one under test, or the last;
                                                /~ : the one under test of another API, or the nearest there is
     [CONNECTION:] send API[/VERSION] ..        a request whose answer is taken later, by
     [CONNECTION:] receive
     [CONNECTION:] silent API[/VERSION] ..      a request that gets no answer
-    [CONNECTION:] frame api=N version=N [header=1] [client=..] [body=hex("..")] [size=N]    bytes that no schema describes
+    [CONNECTION:] frame api=N version=N [header=1] [body=hex("..")] [size=N]    bytes that no schema describes
     [CONNECTION:] close
 
 Indented below a step stand the continuation of its fields, and
@@ -37,7 +37,7 @@ from typing import Any, NamedTuple
 from . import messages
 from .values import BadText, parse_fields, parse_value
 
-# What Kafka 4.3.1 advertises, of the APIs that are compared. It also lists Produce 0-2, and closes the connection on them.
+# What Kafka 4.3.1 advertises, of the APIs that are compared. It lists Produce 0-2 too, but closes the connection there.
 ADVERTISED: dict[str, tuple[int, int]] = {
     "Produce": (3, 13),
     "Fetch": (4, 18),
@@ -184,7 +184,9 @@ def parse(file: str, text: str) -> list[Conversation]:
 
 def _conversation(file: str, lines: list[tuple[int, str]]) -> Conversation:
     name = lines[0][1].split(maxsplit=1)[1]
-    about, api, versions, alone = "", None, (), False
+    about, alone = "", False
+    api: str | None = None
+    versions: tuple[int, ...] = ()
     body = 1
     while body < len(lines) and lines[body][1].startswith((" ", "\t")):
         number, line = lines[body]

@@ -1,7 +1,7 @@
-"""Requests and answers as plain trees (dict, list, int, str, bytes, None), through kio, which is no part of the product.
+"""Requests and answers as plain trees (dict, list, int, str, bytes, None), by kio, which is no part of the product.
 
-Field names are those of the Kafka schemas in snake_case (`timeout_ms`, `topic_data`); kio drops the unit of durations and times,
-here it is put back. A topic id is its 22-character text, as Kafka prints it. Errors are numbers.
+Field names are those of the Kafka schemas in snake_case (`timeout_ms`, `topic_data`); kio drops the unit of durations
+and times, here it is put back. A topic id is its 22-character text, as Kafka prints it. Errors are numbers.
 """
 
 import base64
@@ -68,7 +68,7 @@ def topic_id_from_text(text: str) -> uuid.UUID | None:
 
 
 def encode_request(api_key: int, version: int, correlation_id: int, client_id: str | None, tree: Tree) -> bytes:
-    """A whole frame without its length. Fields of other versions of the request are left out; unknown ones raise BadText."""
+    """A whole frame without its length. Fields of other versions are left out; unknown ones raise BadText."""
     message = load_request_schema(api_key, version)
     body = io.BytesIO()
     entity_writer(message)(body, _entity(message, tree, api_key))
@@ -120,9 +120,10 @@ def _decoded(message: type[Any], frame: bytes, position: int) -> Tree:
 
 def _tree(value: Any) -> Tree:
     if dataclasses.is_dataclass(value):
+        message: Any = type(value)
         return {
             field: _tree(getattr(value, name)) if kind != "uuid" else topic_id_text(getattr(value, name))
-            for field, name, kind, _, _ in _fields(type(value))
+            for field, name, kind, _, _ in _fields(message)
         }
     if isinstance(value, tuple):
         return [topic_id_text(v) if isinstance(v, uuid.UUID) else _tree(v) for v in value]
@@ -132,9 +133,19 @@ def _tree(value: Any) -> Tree:
         return round((value - EPOCH) / MILLISECOND)
     if isinstance(value, bool) or value is None:
         return value
-    for plain in (int, float, str, bytes):
-        if isinstance(value, plain):
-            return plain(value)
+    return _plain(value)
+
+
+def _plain(value: Any) -> int | float | str | bytes:
+    """kio's kinds of numbers and texts are subclasses of the plain ones."""
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, float):
+        return float(value)
+    if isinstance(value, str):
+        return str(value)
+    if isinstance(value, bytes):
+        return bytes(value)
     raise TypeError(f"{value!r} of kio is not provided for")
 
 

@@ -1,4 +1,4 @@
-"""Recorded conversations: the raw bytes of request and answer, one JSON line a run, gzipped, one file per conversation file."""
+"""Recorded conversations: raw bytes of request and answer, a JSON line for each run, gzipped, by conversation file."""
 
 import base64
 import gzip
@@ -59,11 +59,15 @@ def _from_json(line: dict[str, object]) -> Transcript:
         str(line["digest"]),
         int(str(line["began_ms"])),
         int(str(line["ended_ms"])),
-        tuple(Outcome(*o[:5], base64.b64decode(o[5]), base64.b64decode(o[6])) for o in outcomes),
+        tuple(_outcome(*o) for o in outcomes),
         (),
         "",
         variables,
     )
+
+
+def _outcome(step: int, kind: str, api_key: int, version: int, took_ms: int, request: str, answer: str) -> Outcome:
+    return Outcome(step, kind, api_key, version, took_ms, base64.b64decode(request), base64.b64decode(answer))
 
 
 def _text(data: bytes) -> str:

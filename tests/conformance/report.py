@@ -89,9 +89,8 @@ def _outcome_lines(outcome: Outcome) -> list[str]:
         asked = outcome.request.hex()
     lines = [f"> {name} v{outcome.version} {asked[:1500]}"]
     if outcome.can_be_decoded:
-        lines.append(
-            f"< {_compact(messages.decode_answer(outcome.api_key, outcome.version, outcome.answer))} ({outcome.took_ms} ms)"
-        )
+        answer = messages.decode_answer(outcome.api_key, outcome.version, outcome.answer)
+        lines.append(f"< {_compact(answer)} ({outcome.took_ms} ms)")
     else:
         lines.append(f"< {outcome.kind} {outcome.answer.hex()} ({outcome.took_ms} ms)")
     return lines

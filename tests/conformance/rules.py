@@ -5,22 +5,22 @@ One rule a line, five columns between bars:
     CLASS | API VERSIONS | FIELD PATH | HOW | REASON
 
 CLASS is `varies` (differs between any two runs, even of Kafka) or `differs` (Tidelog does it otherwise, on purpose).
-VERSIONS: all, N, N- or N-M. The path has no indexes: `topics[].partitions[].leader_id`; an item may be named, as in
-`configs[name=log.dirs].value`, and paths that begin with @ are no fields (@outcome: answer, closed ...). In front of the path may stand
-`in CONVERSATION:`, to allow it in the conversations of that name only (a shell pattern). HOW:
+VERSIONS: all, N, N- or N-M. The path has no indexes: `topics[].partitions[].leader_id`; a setting may be named, as in
+`configs[name=log.dirs].value`; `@outcome` is no field, but whether an answer came or the connection was closed. In
+front of the path may stand `in CONVERSATION:` (a shell pattern), to allow it there only. HOW:
 
-    bound NAME        each value of the recording stands for one value of the broker, the same everywhere it is seen under NAME;
-                      0, -1, "" and null stand for themselves
-    time              both are clock times within their own run, or both the same
+    bound NAME        each value of the recording stands for one value of the broker, the same wherever it is seen
+                      under NAME; 0, -1, "" and null stand for themselves
+    time              both are clock times within their own run
     worded            both a text, each in its own words
     explained         the broker has a text, whatever was recorded
     from A to B       both numbers in that range
     order FIELD       a list that is compared by FIELD, in any order
-    order             a list that is compared item by item, in any order
+    order             a list of plain values, in any order
     subset FIELD; A, B    what the broker lists is a part of what was recorded, in any order, by FIELD; A and B at least
     extra FIELD; A, B     the broker lists A and B too, in any order, by FIELD
     value A -> B      the recording has A where the broker has B
-    any               not compared; of a list (`topics[]`): how many items there are
+    any               not compared; of a list (`topics[].partitions[]`): how many items there are
 """
 
 import fnmatch
@@ -33,6 +33,7 @@ from .values import BadText
 
 FILE = Path(__file__).parent / "allowed.txt"
 LINE = re.compile(r"(?:in (?P<conversation>\S+): )?(?P<path>\S+)")
+WHOLE = re.compile(r"@.*|[^.]*\[\]")
 HOWS = ("bound", "time", "worded", "explained", "from", "order", "subset", "extra", "value", "any")
 
 
@@ -95,9 +96,9 @@ def _rule(number: int, line: str) -> Rule:
     api, _, span = where.partition(" ")
     if kind not in ("varies", "differs") or place is None or (api not in ADVERTISED and api != "-"):
         raise BadText(f"allowed.txt:{number}: cannot be read: {line!r}")
-    if place["path"] in ("@", ""):
-        raise BadText(f"allowed.txt:{number}: never a whole answer")
     word, _, argument = how.partition(" ")
+    if word == "any" and WHOLE.fullmatch(place["path"]):
+        raise BadText(f"allowed.txt:{number}: never a whole answer")
     if word not in HOWS:
         raise BadText(f"allowed.txt:{number}: {word!r} is not one of {', '.join(HOWS)}")
     versions = range(-1, 1000) if api == "-" else _span(api, span, number)
@@ -108,9 +109,9 @@ def _rule(number: int, line: str) -> Rule:
 
 def _span(api: str, span: str, number: int) -> range:
     first, last = ADVERTISED[api]
-    match = re.fullmatch(r"(\d+)(-)?(\d+)?", span)
     if span == "all":
         return range(first, last + 1)
+    match = re.fullmatch(r"(\d+)(-)?(\d+)?", span)
     if match is None:
         raise BadText(f"allowed.txt:{number}: versions are all, N, N- or N-M, not {span!r}")
     low = int(match[1])

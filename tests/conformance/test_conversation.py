@@ -36,11 +36,23 @@ ApiVersions/0
 
 def test_reads_what_the_format_says() -> None:
     one, two = parse("file", TEXT)
-    assert (one.name, one.about, one.api, one.versions, one.alone) == ("one", "Two lines of it.", "Metadata", (3, 4), False)
+    assert (one.name, one.about, one.api, one.versions, one.alone) == (
+        "one",
+        "Two lines of it.",
+        "Metadata",
+        (3, 4),
+        False,
+    )
     create, wait, call, send, receive, frame = one.steps
     assert create.api == "CreateTopics"
     assert [c.path.text for c in wait.until] == ["topics[0].partitions[*].error_code"]
-    assert (call.connection, call.case, call.mode, call.client_id, call.within_ms) == ("b", "first", "call", "somebody", (10, 20))
+    assert (call.connection, call.case, call.mode, call.client_id, call.within_ms) == (
+        "b",
+        "first",
+        "call",
+        "somebody",
+        (10, 20),
+    )
     assert call.fields == {"topics": [{"name": Name("t")}], "allow_auto_topic_creation": False}
     assert [(name, path.segments) for name, path in call.keep] == [("id", ("topics", 0, "topic_id"))]
     assert [c.equal for c in (*call.expect, *call.until)] == [True, False]

@@ -50,7 +50,9 @@ def test_kio_reads_and_writes_the_recorded_bytes(file: str) -> None:
             if outcome.can_be_decoded:
                 correlation_id = int.from_bytes(outcome.answer[:4], "big")
                 answer = messages.decode_answer(outcome.api_key, outcome.version, outcome.answer)
-                assert messages.encode_answer(outcome.api_key, outcome.version, correlation_id, answer) == outcome.answer
+                assert (
+                    messages.encode_answer(outcome.api_key, outcome.version, correlation_id, answer) == outcome.answer
+                )
 
 
 def header_of(frame: bytes) -> tuple[int, str]:

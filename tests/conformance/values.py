@@ -167,8 +167,7 @@ def _call(scanner: Scanner, builder: str) -> Built:
     arguments: list[Any] = []
     options: dict[str, Any] = {}
     while not scanner.accept(")"):
-        following = scanner.tokens[scanner.index + 1]
-        if scanner.kind == "word" and following == ("mark", "="):
+        if scanner.kind == "word" and scanner.tokens[scanner.index + 1] == ("mark", "="):
             _field(scanner, options)
         else:
             arguments.append(_value(scanner))

@@ -123,7 +123,13 @@ class VirtualBroker:
             else topic
             for name, topic in made.items()
         }
-        broker = BrokerRegistration(NODE_ID, 0, "", (Endpoint(listener="PLAINTEXT", protocol="PLAINTEXT", host="broker.example", port=9092),), None)
+        broker = BrokerRegistration(
+            NODE_ID,
+            0,
+            "",
+            (Endpoint(listener="PLAINTEXT", protocol="PLAINTEXT", host="broker.example", port=9092),),
+            None,
+        )
         image = MetadataImage(
             brokers={NODE_ID: broker}, topics=made, topics_by_id={topic.topic_id: topic for topic in made.values()}
         )

@@ -86,7 +86,9 @@ class LogOnDisk:
         file.sync()
         file.close()
 
-    def records(self, start: int | None = None, end: int | None = None, bytes_max: int = 1 << 20) -> list[tuple[int, bytes]]:
+    def records(
+        self, start: int | None = None, end: int | None = None, bytes_max: int = 1 << 20
+    ) -> list[tuple[int, bytes]]:
         """(offset, value) of every record, read as a consumer would."""
         return read_records(self.log, start, end, bytes_max)
 

@@ -39,7 +39,7 @@ def handle(services: Services, context: RequestContext, request: DescribeConfigs
 
 def _describe(services: Services, resource: DescribeConfigsResource) -> list[Described]:
     """Raises ApiError."""
-    names = resource.configuration_keys
+    names = resource.configuration_keys or None  # none at all are all of them
     image = services.metadata.image
     if resource.resource_type == TOPIC_RESOURCE:
         refusal = name_refusal(resource.resource_name)

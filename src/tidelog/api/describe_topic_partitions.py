@@ -54,6 +54,7 @@ def _page(image: MetadataImage, names: Sequence[str], first: int, limit: int) ->
             response.topics.append(
                 DescribeTopicPartitionsResponseTopic(error_code=error, name=name, topic_authorized_operations=ON_TOPIC)
             )
+            first = 0
             continue
         stop = min(first + limit, len(topic.partitions))
         response.topics.append(_topic(topic, range(first, stop), image))

@@ -176,6 +176,8 @@ class Fetch:
         )
         try:
             partition = item.partition = self._partition(item)
+            if self._isolation == READ_UNCOMMITTED:
+                data.aborted_transactions = None
             partition.check_leader_epoch(item.current_leader_epoch)
             if self._from_follower:
                 raise NotLeaderOrFollower("this broker has no followers")
@@ -195,8 +197,6 @@ class Fetch:
                 self._tell_leader(item, data)
             return
         self._tell_offsets(partition, data)
-        if self._isolation == READ_UNCOMMITTED:
-            data.aborted_transactions = None
         if found.file is None or not found.size:
             return
         # The first batch may be larger than every limit (KIP-74), but only for the first partition that has any.

@@ -32,18 +32,18 @@ def handle(
     image = services.metadata.image
     for asked in request.topics:
         topic = _topic(image, asked, version)
-        name = asked.name if topic is None else topic.name
+        name, topic_id = (asked.name, asked.topic_id) if topic is None else (topic.name, topic.topic_id)
         unknown = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         if topic is None and version >= TOPIC_IDS_VERSION:
             unknown = ErrorCode.UNKNOWN_TOPIC_ID
         for partition in asked.partitions:
             if topic is None or not 0 <= partition.partition_index < len(topic.partitions):
-                answers.add(name, asked.topic_id, partition.partition_index, unknown)
+                answers.add(name, topic_id, partition.partition_index, unknown)
             else:
                 offsets.append(
                     OffsetToCommit(
                         name,
-                        topic.topic_id,
+                        topic_id,
                         partition.partition_index,
                         partition.committed_offset,
                         partition.committed_leader_epoch,

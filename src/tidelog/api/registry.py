@@ -97,15 +97,16 @@ class Route:
         return response
 
 
-_routes: dict[int, Route] = {}
+routes: dict[int, Route] = {}
+"""Those in use, by API key << 16 | version."""
 
 
 def route(api_key: int, version: int) -> Route:
     """Raises ApiError with UNSUPPORTED_VERSION for a key or a version that is not in the table."""
-    found = _routes.get(api_key << 16 | version)
+    found = routes.get(api_key << 16 | version)
     if found is None:
         entry = TABLE.get(api_key)
         if entry is None or not entry.min_version <= version <= entry.max_version:
             raise ApiError(f"API key {api_key} version {version} is not served", ErrorCode.UNSUPPORTED_VERSION)
-        found = _routes[api_key << 16 | version] = Route(api_key, version)
+        found = routes[api_key << 16 | version] = Route(api_key, version)
     return found

@@ -13,7 +13,7 @@ from types import CoroutineType
 from typing import TYPE_CHECKING, Any
 
 from tidelog.api.pending import Pending
-from tidelog.api.registry import API_VERSIONS_KEY, PRODUCE_KEY, Route, route
+from tidelog.api.registry import API_VERSIONS_KEY, PRODUCE_KEY, Route, route, routes
 from tidelog.api.services import CloseConnection, Peer, RequestContext, Services
 from tidelog.runtime.interfaces import FileRegion, Piece, Stream
 from tidelog.wire.errors import ApiError
@@ -29,6 +29,8 @@ _HEADER = Struct(">hhih")
 _RESPONSE = Struct(">ii")
 _FLEXIBLE_RESPONSE = Struct(">iix")
 
+HEADER_BYTES = 10
+"""Of the shortest request: key, version, correlation id, length of the client id."""
 PIPELINED_MAX = 1000
 """Produce requests of one connection that wait for their acknowledgement; then it is read no further."""
 REQUESTS_PER_TURN = 64
@@ -50,6 +52,7 @@ class Connection:
         "_filled",
         "_frame",
         "_listener",
+        "_monotonic",
         "_paused",
         "_resuming",
         "_services",
@@ -64,6 +67,7 @@ class Connection:
     def __init__(self, listener: "Listener", services: Services) -> None:
         self._listener = listener
         self._services = services
+        self._monotonic = services.runtime.clock.monotonic
         self.open = False
         self.last_active = 0.0
         self._frame: bytearray | None = None  # a frame whose end has not come, its four bytes of length included
@@ -85,7 +89,7 @@ class Connection:
         local_host, _, local_port = stream.local.rpartition(":")
         self.peer = Peer(client_host, int(client_port), local_host, int(local_port))
         self.open = True
-        self.last_active = self._services.runtime.clock.monotonic()
+        self.last_active = self._monotonic()
         self._listener.opened(self)
 
     def get_buffer(self) -> memoryview:
@@ -159,7 +163,7 @@ class Connection:
                 self._begin_frame(view[position:], 4)
                 break
             (size,) = _SIZE.unpack_from(view, position)
-            if size < 8 or size > self._listener.request_bytes_max:
+            if size < HEADER_BYTES or size > self._listener.request_bytes_max:
                 self._refuse_size(size, view[position : position + 4])
                 return
             if left - 4 < size:
@@ -171,7 +175,7 @@ class Connection:
             position += 4 + size
             handled += 1
         if handled:
-            self.last_active = self._services.runtime.clock.monotonic()
+            self.last_active = self._monotonic()
         if self._combined is not None:
             pieces, self._combined = self._combined, None
             if pieces and self.open:
@@ -189,7 +193,7 @@ class Connection:
 
     def _frame_full(self, frame: bytearray) -> None:
         (size,) = _SIZE.unpack_from(frame)
-        if size < 8 or size > self._listener.request_bytes_max:
+        if size < HEADER_BYTES or size > self._listener.request_bytes_max:
             self._refuse_size(size, memoryview(frame)[:4])
             return
         if len(frame) < size + 4:
@@ -211,7 +215,7 @@ class Connection:
     def _refuse_size(self, size: int, start: memoryview) -> None:
         looks = " (HTTP on the Kafka port?)" if bytes(start).isalpha() or bytes(start) in (b"GET ", b"PUT ") else ""
         limit = self._listener.request_bytes_max
-        self.close(f"frame of {size} bytes is outside 8..{limit}, socket.request.max.bytes{looks}")
+        self.close(f"frame of {size} bytes is outside {HEADER_BYTES}..{limit}, socket.request.max.bytes{looks}")
 
     def _must_wait(self) -> bool:
         waiting = self._waiting
@@ -251,20 +255,22 @@ class Connection:
     # Requests
 
     def _handle(self, frame: memoryview) -> None:
-        api_key, version, correlation_id, length = _HEADER.unpack_from(frame) if len(frame) >= 10 else (-1, 0, 0, 0)
-        try:
-            found = route(api_key, version)
-        except ApiError:
-            if api_key != API_VERSIONS_KEY:
-                self.close(f"API key {api_key} version {version} is not served")
-                return
-            found = route(API_VERSIONS_KEY, 0)
-            version = -1  # the handler's sign to say which versions there are
-        position = 10
+        api_key, version, correlation_id, length = _HEADER.unpack_from(frame)
+        found = routes.get(api_key << 16 | version)
+        if found is None:
+            try:
+                found = route(api_key, version)
+            except ApiError:
+                if api_key != API_VERSIONS_KEY:
+                    self.close(f"API key {api_key} version {version} is not served")
+                    return
+                found = route(API_VERSIONS_KEY, 0)
+                version = -1  # the handler's sign to say which versions there are
+        position = HEADER_BYTES
         try:
             if length > 0:
                 position += length
-                raw = frame[10:position]
+                raw = frame[HEADER_BYTES:position]
                 if raw != self._client_id_raw:
                     self._client_id_raw = bytes(raw)
                     self._client_id = str(raw, "utf-8")

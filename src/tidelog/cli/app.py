@@ -24,11 +24,13 @@ class Entry(NamedTuple):
 
 COMMANDS = {
     "start": Entry("tidelog.cli.start_help", "Broker", "Run a broker."),
+    "log": Entry("tidelog.cli.log", "Broker", "Look into log files: dump and verify them."),
     "topic": Entry("tidelog.cli.topic", "Topics and records", "Create, list, describe, change and delete topics."),
     "produce": Entry("tidelog.cli.produce", "Topics and records", "Write the lines of stdin to a topic."),
     "consume": Entry("tidelog.cli.consume", "Topics and records", "Print the records of a topic."),
     "group": Entry("tidelog.cli.group", "Topics and records", "Show consumer groups and their lag."),
     "bench": Entry("tidelog.cli.bench", "Measuring", "Measure throughput and latency."),
+    "demo": Entry("tidelog.demo.command", "Measuring", "See it at work on real data."),
 }
 
 

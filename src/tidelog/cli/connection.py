@@ -1,7 +1,6 @@
 """How commands reach a cluster: shared options, librdkafka's clients without their chatter, errors in our words."""
 
 import socket
-import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
@@ -172,7 +171,3 @@ def kafka_error(raised: "KafkaException | KafkaError", subject: str = "") -> Com
 
 def one_line(text: str) -> str:
     return " ".join(text.split())
-
-
-def now_ms() -> int:
-    return time.time_ns() // 1_000_000

@@ -238,7 +238,7 @@ class Reader:
             elif not self.hinted and time.monotonic() - quiet_since > QUIET_S:
                 self.hinted = True
                 print(
-                    f"Waiting for records of {self.topic}; Ctrl-C ends. (--from-beginning shows what is there.)",
+                    f"Waiting for new records of {self.topic}; Ctrl-C ends. (-B shows what is there.)",
                     file=sys.stderr,
                 )
             for message in batch:

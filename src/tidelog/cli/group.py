@@ -8,7 +8,7 @@ import typer
 
 from tidelog.cli.connection import ANSWER_S, LOCALHOST, AsJson, Bootstrap, ClientSettings, answer, connect, kafka_error
 from tidelog.cli.errors import CommandError
-from tidelog.cli.lag import Lag, all_lags, lag_json, lag_table, watch_lag
+from tidelog.cli.lag import Lag, all_lags, lag_json, lag_table, total, watch_lag
 from tidelog.cli.tables import Column, Table, cell, heading, print_json, print_table
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def list_groups(
         return
     described = describe_groups(admin, known)
     lags = all_lags(admin, described)
-    totals = {name: sum(lag.records for lag in lags if lag.group == name) for name in known}
+    totals = {name: total([lag for lag in lags if lag.group == name]) for name in known}
     if json:
         print_json([group_json(group) | {"lag": totals[group.group_id]} for group in described])
     elif not described:
@@ -115,8 +115,10 @@ def lag(
 ) -> None:
     """Show how many records a group has not read yet, by partition.
 
-    With --watch also how fast it reads and when it will have caught up;
+    With --watch also how fast it reads and how long it needs to catch up;
     with --watch --json one JSON object a look, on a line.
+
+    A - stands where nothing was committed yet, or the topic is gone.
 
     Examples:
 

@@ -25,9 +25,10 @@ class Lag(NamedTuple):
     group: str
     topic: str
     partition: int
-    committed: int
-    end: int
-    """Exclusive; -1 when the topic is gone."""
+    committed: int | None
+    """None: the group has not committed there, and will begin where its consumers' `auto.offset.reset` says."""
+    end: int | None
+    """Exclusive. None: the topic is gone, or the partition has no leader to ask."""
     member: str
     """Client and host that read the partition; empty for nobody."""
 
@@ -36,38 +37,60 @@ class Lag(NamedTuple):
         return self.group, self.topic, self.partition
 
     @property
-    def records(self) -> int:
-        """Not read yet."""
+    def records(self) -> int | None:
+        """Not read yet; None where that cannot be known."""
+        if self.committed is None or self.end is None:
+            return None
         return max(self.end - self.committed, 0)
 
 
 def all_lags(admin: "AdminClient", described: Sequence["ConsumerGroupDescription"]) -> list[Lag]:
-    """Every partition that a group has committed, with the end as it is now."""
-    from confluent_kafka import ConsumerGroupTopicPartitions
+    """Every partition of every topic that a group reads or has committed in, with the end as it is now."""
     from confluent_kafka.admin import OffsetSpec
+
+    committed = commits(admin, [group.group_id for group in described])
+    readers = {
+        (group.group_id, part.topic, part.partition): f"{member.client_id}@{member.host.lstrip('/')}"
+        for group in described
+        for member in group.members
+        for part in (member.assignment.topic_partitions if member.assignment else ())
+    }
+    places = dict.fromkeys([*committed, *readers])
+    led = {
+        (name, partition.id)
+        for name, topic in admin.list_topics(timeout=ANSWER_S).topics.items()
+        for partition in topic.partitions.values()
+        if partition.leader >= 0
+    }
+    of_topic: dict[str, list[int]] = {}
+    for topic, partition in sorted(led):
+        of_topic.setdefault(topic, []).append(partition)
+    # A partition without a commit is one that nobody has read: it must not be left out of sight.
+    places |= dict.fromkeys((g, t, other) for g, t, _ in list(places) for other in of_topic.get(t, ()))
+    wanted = dict.fromkeys((topic, partition) for _, topic, partition in places if (topic, partition) in led)
+    ends = cluster.list_offsets(admin, list(wanted), OffsetSpec.latest())
+    return [Lag(*place, committed.get(place), ends.get(place[1:]), readers.get(place, "")) for place in sorted(places)]
+
+
+def commits(admin: "AdminClient", groups: Sequence[str]) -> dict[Place, int]:
+    """What these groups have committed."""
+    from confluent_kafka import ConsumerGroupTopicPartitions
 
     futures = {
         name: admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions(name)], request_timeout=ANSWER_S)[name]
-        for name in (group.group_id for group in described)
+        for name in groups
     }
-    committed = {
+    return {
         (name, part.topic, part.partition): part.offset
         for name, future in futures.items()
         for part in answer(future, f"group {name}").topic_partitions
         if part.offset >= 0
     }
-    readers: dict[Place, str] = {}
-    for group in described:
-        for member in group.members:
-            for part in member.assignment.topic_partitions if member.assignment else ():
-                readers[group.group_id, part.topic, part.partition] = f"{member.client_id}@{member.host.lstrip('/')}"
-    alive = admin.list_topics(timeout=ANSWER_S).topics
-    wanted = dict.fromkeys((t, p) for _, t, p in committed if t in alive and p in alive[t].partitions)
-    ends = cluster.list_offsets(admin, list(wanted), OffsetSpec.latest())
-    return [
-        Lag(name, topic, part, offset, ends.get((topic, part), -1), readers.get((name, topic, part), ""))
-        for (name, topic, part), offset in sorted(committed.items())
-    ]
+
+
+def total(lags: Sequence[Lag]) -> int:
+    """Records that are known to be unread."""
+    return sum(lag.records or 0 for lag in lags)
 
 
 class Progress(NamedTuple):
@@ -77,13 +100,15 @@ class Progress(NamedTuple):
     written_per_s: float
 
     def until_caught_up(self, lag: int) -> str:
+        """How long at this rate."""
         if lag == 0:
             return "now"
         gain = self.read_per_s - self.written_per_s
-        return span(lag / gain) if gain > 0 else "never at this rate"
+        return span(lag / gain) if gain > 0 else "never"
 
 
 def lag_table(lags: Sequence[Lag], progress: dict[Place, Progress] | None = None) -> Table:
+    """One row a partition, and all of them together; with `progress` also how fast each is read."""
     columns = [
         Column("Group"),
         Column("Topic"),
@@ -93,35 +118,35 @@ def lag_table(lags: Sequence[Lag], progress: dict[Place, Progress] | None = None
         Column("Lag", True, style="bold"),
     ]
     rows = [
-        [
-            lag.group,
-            lag.topic,
-            str(lag.partition),
-            cell(lag.committed),
-            cell(lag.end) if lag.end >= 0 else "topic gone",
-            cell(lag.records),
-        ]
+        [lag.group, lag.topic, str(lag.partition), known(lag.committed), known(lag.end), known(lag.records)]
         for lag in lags
     ]
-    total = sum(lag.records for lag in lags)
-    footer = ["all", "", "", "", "", cell(total)]
-    if progress is not None:
-        columns += [Column("Read/s", True), Column("Written/s", True), Column("Caught up in", True)]
-        for lag, row in zip(lags, rows, strict=True):
-            row += progress_cells(lag.records, progress.get(lag.place))
-        known = [progress[lag.place] for lag in lags if lag.place in progress]
-        whole = Progress(sum(p.read_per_s for p in known), sum(p.written_per_s for p in known)) if known else None
-        footer += progress_cells(total, whole)
-    else:
+    footer = ["all", "", "", "", "", cell(total(lags))]
+    if progress is None:
         columns.append(Column("Read by"))
         for lag, row in zip(lags, rows, strict=True):
             row.append(lag.member)
         footer.append("")
+    else:
+        columns += [Column("Read/s", True), Column("Written/s", True), Column("Done in", True)]
+        for lag, row in zip(lags, rows, strict=True):
+            row += progress_cells(lag.records, progress.get(lag.place))
+        footer += progress_cells(total(lags), summed([progress[lag.place] for lag in lags if lag.place in progress]))
     return Table(columns, rows, footer=footer if len(lags) > 1 else ())
 
 
-def progress_cells(lag: int, progress: Progress | None) -> list[str]:
-    if progress is None:
+def known(number: int | None) -> str:
+    return "-" if number is None else cell(number)
+
+
+def summed(parts: Sequence[Progress]) -> Progress | None:
+    if not parts:
+        return None
+    return Progress(sum(part.read_per_s for part in parts), sum(part.written_per_s for part in parts))
+
+
+def progress_cells(lag: int | None, progress: Progress | None) -> list[str]:
+    if progress is None or lag is None:
         return ["", "", ""]
     return [cell(round(progress.read_per_s)), cell(round(progress.written_per_s)), progress.until_caught_up(lag)]
 
@@ -158,15 +183,20 @@ def watch_lag(look: Callable[[], list[Lag]], interval_s: float, json: bool) -> N
 
 
 def measured(before: Sequence[Lag], after: Sequence[Lag], seconds: float) -> dict[Place, Progress]:
-    """The rates between two looks, for the partitions that are in both."""
-    old = {lag.place: lag for lag in before}
+    """The rates between two looks, for the partitions that both know."""
+    old = {lag.place: lag for lag in before if lag.records is not None}
     return {
         lag.place: Progress(
-            max(lag.committed - old[lag.place].committed, 0) / seconds, max(lag.end - old[lag.place].end, 0) / seconds
+            growth(old[lag.place].committed, lag.committed) / seconds, growth(old[lag.place].end, lag.end) / seconds
         )
         for lag in after
-        if lag.place in old
+        if lag.records is not None and lag.place in old
     }
+
+
+def growth(before: int | None, after: int | None) -> int:
+    """Never negative: an offset that was set back is no reading."""
+    return max((after or 0) - (before or 0), 0)
 
 
 def lag_json(lag: Lag) -> dict[str, Any]:
@@ -175,7 +205,7 @@ def lag_json(lag: Lag) -> dict[str, Any]:
         "topic": lag.topic,
         "partition": lag.partition,
         "committed": lag.committed,
-        "end": lag.end if lag.end >= 0 else None,
+        "end": lag.end,
         "lag": lag.records,
         "read_by": lag.member or None,
     }

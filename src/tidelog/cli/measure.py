@@ -13,7 +13,7 @@ from tidelog.cli.connection import ANSWER_S, Connection, answer, kafka_error
 from tidelog.cli.errors import CommandError
 
 if TYPE_CHECKING:
-    from confluent_kafka import KafkaError, Message
+    from confluent_kafka import Consumer, KafkaError, Message, Producer
 
 SAMPLE_S = 0.1
 """Between two points of the curve."""
@@ -154,42 +154,79 @@ def measure_latency(
     )
     producer = connection.producer({"linger.ms": 0, "socket.nagle.disable": True, **settings})
     consumer.assign([TopicPartition(topic, 0, OFFSET_END)])
-    wait_until_reading(producer, consumer, topic)
-    records = max(round(rate * seconds), 1)
-    latencies: list[float] = []
-    last_arrival = threading.Event()
-
-    def read() -> None:
-        deadline = time.monotonic() + seconds + STUCK_S
-        while len(latencies) < records and time.monotonic() < deadline:
-            message = consumer.poll(SAMPLE_S)
-            if message is not None and message.error() is None:
-                due = float((message.key() or b"0").decode())
-                latencies.append((time.perf_counter() - due) * 1000)
-        last_arrival.set()
-
-    reader = threading.Thread(target=read, name="tidelog-bench-reader")
-    start = time.perf_counter()
-    reader.start()
-    meter = Meter(len(value), show)
-    for number in range(records):
-        due = start + number / rate
-        while (ahead := due - time.perf_counter()) > 0:
-            producer.poll(min(ahead, SAMPLE_S))
-        producer.produce(topic, value, key=repr(due), partition=0)
-        meter.at(number + 1)
-    took = time.perf_counter() - start
-    producer.flush(STUCK_S)
-    last_arrival.wait()
-    reader.join()
-    consumer.close()
-    if len(latencies) < records:
-        raise CommandError(f"{len(latencies)} of {records} records arrived within {STUCK_S:.0f} s of the last")
-    return Latency(sorted(latencies), rate, records / took)
+    try:
+        wait_until_reading(producer, consumer, topic)
+        arrivals = Arrivals(consumer, max(round(rate * seconds), 1), time.monotonic() + seconds + STUCK_S)
+        with arrivals:
+            meter = Meter(len(value), show)
+            start = time.perf_counter()
+            for number in range(arrivals.wanted):
+                due = start + number / rate
+                while (ahead := due - time.perf_counter()) > 0:
+                    producer.poll(min(ahead, SAMPLE_S))
+                produce_when_there_is_room(producer, topic, value, arrivals.key(due))
+                meter.at(number + 1)
+            took = time.perf_counter() - start
+            producer.flush(STUCK_S)
+            arrivals.wait()
+    finally:
+        consumer.close()
+    if len(arrivals.latencies_ms) < arrivals.wanted:
+        raise CommandError(
+            f"{len(arrivals.latencies_ms)} of {arrivals.wanted} records arrived within {STUCK_S:.0f} s of the last"
+        )
+    return Latency(sorted(arrivals.latencies_ms), rate, arrivals.wanted / took)
 
 
-def wait_until_reading(producer: Any, consumer: Any, topic: str) -> None:
-    """Write records until one of them is read: from then on the consumer waits at the end of the partition."""
+class Arrivals:
+    """Reads in a thread of its own and times each record by the moment that its key says it was due."""
+
+    def __init__(self, consumer: "Consumer", wanted: int, deadline: float) -> None:
+        self.wanted = wanted
+        self.latencies_ms: list[float] = []
+        self._consumer = consumer
+        self._deadline = deadline
+        self._mark = os.urandom(4).hex() + "@"
+        """Before the key of each record of this run: others may write to the topic too."""
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._read, name="tidelog-bench-reader")
+
+    def key(self, due: float) -> str:
+        return f"{self._mark}{due!r}"
+
+    def wait(self) -> None:
+        """Until all have arrived, or the deadline."""
+        self._thread.join()
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, *error: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _read(self) -> None:
+        mark = self._mark.encode()
+        while len(self.latencies_ms) < self.wanted and time.monotonic() < self._deadline and not self._stop.is_set():
+            message = self._consumer.poll(SAMPLE_S)
+            arrived = time.perf_counter()
+            key = message.key() if message is not None and message.error() is None else None
+            if key is not None and key.startswith(mark):
+                self.latencies_ms.append((arrived - float(key[len(mark) :])) * 1000)
+
+
+def produce_when_there_is_room(producer: "Producer", topic: str, value: bytes, key: str) -> None:
+    while True:
+        try:
+            producer.produce(topic, value, key=key, partition=0)
+        except BufferError:
+            producer.poll(SAMPLE_S / 10)
+        else:
+            return
+
+
+def wait_until_reading(producer: "Producer", consumer: "Consumer", topic: str) -> None:
+    """Write records until one of them is read: from then on the consumer follows the end of the partition."""
     deadline = time.monotonic() + STUCK_S
     mark = os.urandom(8)
     written = 0
@@ -199,11 +236,6 @@ def wait_until_reading(producer: Any, consumer: Any, topic: str) -> None:
         written += 1
         message = consumer.poll(1.0)
         if message is not None and message.error() is None and message.value() == mark:
-            last = message.offset()
-            _, end = consumer.get_watermark_offsets(consumer.assignment()[0], timeout=ANSWER_S)
-            while last + 1 < end and time.monotonic() < deadline:
-                message = consumer.poll(1.0)
-                last = message.offset() if message is not None and message.error() is None else last
             return
     raise CommandError(f"topic {topic}: {written} records were written and none was read in {STUCK_S:.0f} s")
 

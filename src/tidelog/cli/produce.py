@@ -10,7 +10,7 @@ import typer
 
 from tidelog.cli.connection import LOCALHOST, Bootstrap, ClientSettings, Connection, connect, kafka_error, key_value
 from tidelog.cli.errors import CommandError, UsageError
-from tidelog.cli.records import RecordJsonError, record_from_json
+from tidelog.cli.records import Headers, RecordJsonError, record_from_json
 from tidelog.cli.tables import count, size
 
 if TYPE_CHECKING:
@@ -21,8 +21,6 @@ app = typer.Typer(add_completion=False)
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 ACKS = ("all", "1", "0")
 PROGRESS_EVERY_S = 0.5
-
-Headers = list[tuple[str, str | bytes | None]]
 
 
 class Line(NamedTuple):

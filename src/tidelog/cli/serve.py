@@ -94,8 +94,10 @@ async def run_broker(
         loop.call_later(ORPHAN_GRACE_S, os._exit, FAILED)
         asked_to_stop.set()
 
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, on_signal, number)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        # Ignored from the start means so wanted: nohup, a shell's background job.
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            loop.add_signal_handler(number, on_signal, number)
     if parent_pipe is not None:
         from tidelog.cli.parent import watch_parent
 

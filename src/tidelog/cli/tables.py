@@ -10,6 +10,10 @@ if TYPE_CHECKING:
     from rich.table import Table as RichTable
 
 
+NAME_WIDTH_MIN = 8
+"""A column does not give way to others below this; its text is folded into several lines instead."""
+
+
 class Column(NamedTuple):
     title: str
     right: bool = False
@@ -69,6 +73,7 @@ def rich_table(table: Table) -> "RichTable":
         title=Text(table.title, style="bold") if table.title else None,
         title_justify="left",
         header_style="bold cyan",
+        padding=(0, 1, 0, 0),
         pad_edge=False,
         show_edge=False,
         show_footer=bool(table.footer),
@@ -81,6 +86,7 @@ def rich_table(table: Table) -> "RichTable":
             style=column.style,
             overflow="fold",
             no_wrap=column.right,
+            min_width=min(NAME_WIDTH_MIN, max((len(row[index]) for row in table.rows), default=0)),
             footer=table.footer[index] if table.footer else "",
         )
     for row in table.rows:

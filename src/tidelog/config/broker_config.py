@@ -11,6 +11,7 @@ from tidelog.config.keys import (
     NEAR_ENOUGH,
     TOPIC_KEYS,
     attribute,
+    check_for_topics,
     environment_name,
     nearest,
 )
@@ -76,7 +77,8 @@ class BrokerConfig:
         self._static_values: dict[str, Value] = {}
         for name, setting in static.items():
             try:
-                self._static_values[name] = parse(BROKER_KEYS[name], setting.text)
+                value = self._static_values[name] = parse(BROKER_KEYS[name], setting.text)
+                check_for_topics(name, value)
             except InvalidValue as error:
                 raise ConfigError(f"{error} ({setting.origin})") from None
         try:
@@ -237,8 +239,10 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, Setting]:
 
 
 def _with_node_id(static: dict[str, Setting]) -> dict[str, Setting]:
-    """`broker.id` and `node.id` are one setting."""
+    """`broker.id` and `node.id` are one setting; a `broker.id` of -1 is none."""
     node, broker = static.get("node.id"), static.get("broker.id")
+    if broker is not None and broker.text.strip() == "-1":
+        broker = None
     if node is not None and broker is not None and node.text.strip() != broker.text.strip():
         raise ConfigError(f"node.id is {node.text} ({node.origin}) and broker.id is {broker.text} ({broker.origin})")
     either = node or broker

@@ -158,7 +158,6 @@ KEYS: tuple[Key, ...] = (
         "9223372036854775807",
         AtLeast(1),
         doc="Default of the topics' flush.messages.",
-        effect=True,
     ),
     Key("log.flush.interval.ms", LONG, None, doc="Default of the topics' flush.ms."),
     Key(
@@ -326,7 +325,7 @@ KEYS: tuple[Key, ...] = (
         doc="Largest record batch, for topics without max.message.bytes.",
         effect=True,
     ),
-    Key("min.insync.replicas", INT, "1", AtLeast(1), doc="Default of the topics' min.insync.replicas.", effect=True),
+    Key("min.insync.replicas", INT, "1", AtLeast(1), doc="Default of the topics' min.insync.replicas."),
     Key("node.id", INT, "1", AtLeast(0), doc="Number of this broker in its cluster.", effect=True, read_only=True),
     Key("num.io.threads", INT, "8", AtLeast(1)),
     Key("num.network.threads", INT, "3", AtLeast(1)),

@@ -1,6 +1,6 @@
 """Settings as DescribeConfigs tells them: value, where it comes from, and the other layers that give one (synonyms)."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -36,9 +36,9 @@ class Described(NamedTuple):
 
 
 def describe_topic(overrides: Mapping[str, str], config: BrokerConfig, names: Iterable[str] | None) -> list[Described]:
-    """A topic's settings; all but hidden ones when `names` is None, else those of `names` that exist, once each."""
+    """A topic's settings: all when `names` is None, else those of `names` that exist, once each."""
     found: list[Described] = []
-    for key in _chosen(TOPIC_KEYS, names):
+    for key in _chosen(TOPIC_KEYS, names, [overrides]):
         synonyms: list[Synonym] = []
         value = default_text(key, config)
         if key.name in overrides:
@@ -54,7 +54,7 @@ def describe_topic(overrides: Mapping[str, str], config: BrokerConfig, names: It
 def describe_broker(config: BrokerConfig, names: Iterable[str] | None) -> list[Described]:
     """This broker's settings."""
     found: list[Described] = []
-    for key in _chosen(BROKER_KEYS, names):
+    for key in _chosen(BROKER_KEYS, names, [layer for layer, _ in _sources(config)]):
         synonyms = _layers(key.name, config)
         source = synonyms[0].source if synonyms else Source.DEFAULT
         value = None if key.sensitive else normal_text(config.get(key.name))
@@ -65,7 +65,7 @@ def describe_broker(config: BrokerConfig, names: Iterable[str] | None) -> list[D
 def describe_brokers_default(altered: Mapping[str, str], names: Iterable[str] | None) -> list[Described]:
     """What was altered for all brokers together, and nothing else."""
     found: list[Described] = []
-    for key in _chosen(BROKER_KEYS, names):
+    for key in _chosen(BROKER_KEYS, names, [altered]):
         if key.name in altered:
             synonym = Synonym(key.name, _normal(key, altered[key.name]), Source.DYNAMIC_CLUSTER)
             found.append(Described(key, synonym.value, synonym.source, key.read_only, [synonym]))
@@ -75,7 +75,7 @@ def describe_brokers_default(altered: Mapping[str, str], names: Iterable[str] | 
 def created_topic(overrides: Mapping[str, str], config: BrokerConfig) -> list[Described]:
     """A new topic's settings as CreateTopics answers them: sorted, its own as they came, no synonyms (KIP-525)."""
     found: list[Described] = []
-    for key in sorted(key for key in TOPIC_KEYS.values() if not key.hidden or key.name in overrides):
+    for key in sorted(_chosen(TOPIC_KEYS, None, [overrides])):
         if key.name in overrides:
             found.append(Described(key, overrides[key.name], Source.TOPIC, False, []))
         else:
@@ -83,10 +83,10 @@ def created_topic(overrides: Mapping[str, str], config: BrokerConfig) -> list[De
     return found
 
 
-def _chosen(keys: Mapping[str, Key], names: Iterable[str] | None) -> list[Key]:
-    if names is None:
-        return [key for key in keys.values() if not key.hidden]
-    return [keys[name] for name in dict.fromkeys(names) if name in keys]
+def _chosen(keys: Mapping[str, Key], names: Iterable[str] | None, layers: Sequence[Mapping[str, str]]) -> list[Key]:
+    """The keys of these names, or all; hidden ones only where a layer sets them."""
+    wanted = keys.values() if names is None else [keys[name] for name in dict.fromkeys(names) if name in keys]
+    return [key for key in wanted if not key.hidden or any(key.name in layer for layer in layers)]
 
 
 def _source_for_topics(key: Key, config: BrokerConfig) -> Source:

@@ -208,4 +208,7 @@ KEYS: tuple[Key, ...] = (
     Key("ssl.truststore.password", PASSWORD, None),
     Key("ssl.truststore.type", STRING, "JKS"),
     Key("telemetry.max.bytes", INT, "1048576", AtLeast(1), read_only=True),
+    Key("follower.replication.throttled.rate", LONG, None, AtLeast(0), hidden=True),
+    Key("leader.replication.throttled.rate", LONG, None, AtLeast(0), hidden=True),
+    Key("replica.alter.log.dirs.io.max.bytes.per.second", LONG, None, AtLeast(0), hidden=True),
 )

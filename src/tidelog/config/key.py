@@ -142,7 +142,7 @@ class Key(NamedTuple):
     read_only: bool = False
     """A broker's setting that takes a restart."""
     hidden: bool = False
-    """Taken, and left out of descriptions, as Kafka does with its own internal ones."""
+    """Described only where it is set, as Kafka does with its internal ones."""
     synonyms: tuple[tuple[str, int], ...] = ()
     """Of a topic's setting: the broker's that give its default, and their factors. The first one set counts."""
 
@@ -169,6 +169,8 @@ def parse(key: Key, text: str) -> Value:
         value = [item.strip() for item in stripped.split(",")] if stripped else []
         if "" in value:
             raise InvalidValue(key.name, text, "an item of the list is empty")
+        if isinstance(key.valid, ListOf):
+            value = list(dict.fromkeys(value))
     else:
         value = stripped
     if key.valid is not None:

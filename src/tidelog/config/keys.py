@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 
 from tidelog.config import broker_keys, coordinator_keys, idle_keys, topic_keys
-from tidelog.config.key import Key
+from tidelog.config.key import InvalidValue, Key, Value
 
 TOPIC_KEYS: Mapping[str, Key] = {key.name: key for key in topic_keys.KEYS}
 BROKER_KEYS: Mapping[str, Key] = {key.name: key for key in (*broker_keys.KEYS, *coordinator_keys.KEYS, *idle_keys.KEYS)}
@@ -16,6 +16,22 @@ NEAR_ENOUGH = 0.8
 def broker_synonyms(name: str) -> tuple[str, ...]:
     """The broker settings that say the same as `name` in another unit, the one that counts first at the front."""
     return _GROUPS.get(name, (name,))
+
+
+def check_for_topics(name: str, value: Value) -> None:
+    """Raise InvalidValue when a broker's setting would give topics a default that none of them may have."""
+    found = _DEFAULTS.get(name)
+    if found is None or value is None:
+        return
+    key, factor = found
+    if factor != 1:
+        assert isinstance(value, int)
+        value *= factor
+    if key.valid is None or (key.name == "retention.ms" and isinstance(value, int) and value < 0):
+        return
+    refused = key.valid.refusal(value)
+    if refused is not None:
+        raise InvalidValue(name, *refused)
 
 
 def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
@@ -46,3 +62,4 @@ def _groups() -> dict[str, tuple[str, ...]]:
 
 
 _GROUPS = _groups()
+_DEFAULTS = {name: (key, factor) for key in topic_keys.KEYS for name, factor in key.synonyms}

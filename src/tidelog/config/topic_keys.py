@@ -74,7 +74,6 @@ KEYS: tuple[Key, ...] = (
         "9223372036854775807",
         AtLeast(1),
         doc="Sync the log after this many records.",
-        effect=True,
         synonyms=(("log.flush.interval.messages", 1),),
     ),
     Key(
@@ -193,7 +192,6 @@ KEYS: tuple[Key, ...] = (
         "1",
         AtLeast(1),
         doc="Replicas that must be in sync for a produce with acks=all.",
-        effect=True,
         synonyms=(("min.insync.replicas", 1),),
     ),
     Key(

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from tidelog.log.errors import CorruptLog
 from tidelog.wire.batches import BatchHeader
@@ -19,7 +19,7 @@ logger = logging.getLogger("tidelog.coordinator")
 
 READ_BYTES_MAX = 1 << 20
 """Read at once. A larger batch comes whole all the same."""
-RECORDS_PER_TURN = 500
+RECORDS_PER_TURN = 200
 """Then the loop's other work has its turn."""
 COMMIT_MARKER = 1
 
@@ -44,17 +44,22 @@ class LogView(Protocol):
 
 
 class Loader:
-    """One load. Records of transactions count once their commit marker is read (KIP-98)."""
+    """One load.
+
+    The topic is compacted: of each key only the last record counts, and only that one is decoded and replayed. Records
+    of a transaction count from its commit marker on (KIP-98).
+    """
 
     def __init__(self, name: str, log: LogView, core: ReplayCore, tasks: "Tasks") -> None:
         self._name = name
         self._log = log
         self._core = core
         self._tasks = tasks
-        self._open: dict[int, list[tuple[bytes, bytes | None]]] = {}
+        self._latest: dict[bytes, Found] = {}
+        self._open: dict[int, list[Found]] = {}
         self._turn = 0
         self.records = 0
-        self.unknown = 0
+        """All that were read."""
 
     async def run(self, still_wanted: Callable[[], bool]) -> None:
         """Replay everything below the log's end. Raises CorruptLog, ApiError or OSError; ends early if not wanted."""
@@ -70,17 +75,14 @@ class Loader:
                 data = await self._tasks.run_blocking(file.pread, size, position)
             if len(data) < size:
                 raise CorruptLog(file.path, position + len(data), "the file ends inside a batch")
-            offset = await self._replay_batches(data, file.path, position)
+            offset = await self._read_batches(data, file.path, position)
         if self._open:
-            logger.warning(
-                "transactions without an end are ignored partition=%s producers=%d", self._name, len(self._open)
-            )
-        if self.unknown:
-            logger.warning(
-                "records of kinds not known here are left alone partition=%s count=%d", self._name, self.unknown
-            )
+            count = len(self._open)
+            logger.warning("transactions without an end are ignored partition=%s producers=%d", self._name, count)
+        if still_wanted():
+            await self._replay(offset)
 
-    async def _replay_batches(self, data: bytes, path: str, file_position: int) -> int:
+    async def _read_batches(self, data: bytes, path: str, file_position: int) -> int:
         """Returns the offset after the last batch."""
         position = 0
         next_offset = 0
@@ -92,42 +94,70 @@ class Loader:
                 if not header.crc_ok():
                     raise CorruptMessage("the batch's CRC-32C does not hold")
                 next_offset = header.next_offset
-                self._replay_batch(data, header)
+                self._read_batch(data, header, path, file_position)
             except (CorruptMessage, MalformedMessage) as error:
                 raise CorruptLog(path, file_position + position, str(error)) from error
             position += header.size
-            self._turn += header.count
-            if self._turn >= RECORDS_PER_TURN:
-                self._turn = 0
-                await self._tasks.sleep(0)
+            await self._worked(header.count)
         return next_offset
 
-    def _replay_batch(self, data: bytes, header: BatchHeader) -> None:
+    def _read_batch(self, data: bytes, header: BatchHeader, path: str, file_position: int) -> None:
         records = decode_records(data, header.position)
         self.records += len(records)
         if header.is_control:
             for record in records:
-                self._end_transaction(header.producer_id, record, header.next_offset)
-        elif header.is_transactional:
+                self._end_transaction(header.producer_id, record)
+            return
+        place = file_position + header.position
+        if header.is_transactional:
             held = self._open.setdefault(header.producer_id, [])
-            held += [(_key(record), record.value) for record in records]
+            held += [Found(_key(record), record.value, path, place) for record in records]
         else:
             for record in records:
-                self._replay(_key(record), record.value, header.next_offset)
+                self._keep(Found(_key(record), record.value, path, place))
 
-    def _end_transaction(self, producer_id: int, marker: Record, next_offset: int) -> None:
+    def _end_transaction(self, producer_id: int, marker: Record) -> None:
         held = self._open.pop(producer_id, [])
         kind, _ = ControlRecordTypeSchema.decode(_key(marker), 2, 0)
         if kind.type == COMMIT_MARKER:
-            for key, value in held:
-                self._replay(key, value, next_offset)
+            for found in held:
+                self._keep(found)
 
-    def _replay(self, key: bytes, value: bytes | None, next_offset: int) -> None:
-        record = self._core.decode(key, value)
-        if record is None:
-            self.unknown += 1
+    def _keep(self, found: "Found") -> None:
+        if found.value is None:
+            self._latest.pop(found.key, None)
         else:
-            self._core.replay(record, next_offset)
+            self._latest[found.key] = found
+
+    async def _replay(self, next_offset: int) -> None:
+        unknown = 0
+        for found in self._latest.values():
+            try:
+                record = self._core.decode(found.key, found.value)
+            except MalformedMessage as error:
+                raise CorruptLog(found.path, found.position, str(error)) from error
+            if record is None:
+                unknown += 1
+            else:
+                self._core.replay(record, next_offset)
+            await self._worked(1)
+        if unknown:
+            logger.warning("records of kinds not known here are left alone partition=%s count=%d", self._name, unknown)
+
+    async def _worked(self, records: int) -> None:
+        self._turn += records
+        if self._turn >= RECORDS_PER_TURN:
+            self._turn = 0
+            await self._tasks.sleep(0)
+
+
+class Found(NamedTuple):
+    """A record as it stands in the log, and where its batch is."""
+
+    key: bytes
+    value: bytes | None
+    path: str
+    position: int
 
 
 def _key(record: Record) -> bytes:

@@ -148,7 +148,16 @@ class CoordinatorPartition(Generic[C]):
             for reply, answer in replies:
                 reply(answer)
         else:
-            self.partition.when_committed(shows, partial(_deliver, replies))
+            self.partition.when_committed(shows, partial(self._settle, replies))
+
+    def _settle(self, replies: list[tuple[Reply, Any]], error: ApiError | None) -> None:
+        """The records that the replies tell of are committed, or never will be."""
+        if error is not None:
+            self._unload(NotCoordinator(f"{self.name}: {error.message}"), replies)
+            self._load_later()
+            return
+        for reply, answer in replies:
+            reply(answer)
 
     def apply_all(self, decisions: Iterator[Decision]) -> None:
         """As many steps as there are, until one of them fails."""
@@ -176,7 +185,9 @@ class CoordinatorPartition(Generic[C]):
         if self._timer is not None:
             self._timer.cancel()
         self._timer_ms = next_ms
-        self._timer = self._tasks.call_later(max(next_ms / 1000 - self._clock.monotonic(), 0), self._expire)
+        # In the whole milliseconds of `now`: by the clock's fractions a timer could come up just too early, for ever.
+        delay_ms = next_ms - self.now().monotonic_ms
+        self._timer = self._tasks.call_later(max(delay_ms, 0) / 1000, self._expire)
 
     def _expire(self) -> None:
         self._timer = None
@@ -229,10 +240,3 @@ class CoordinatorPartition(Generic[C]):
             waiting += core.abandon()
         for reply in waiting:
             reply(error)
-
-
-def _deliver(replies: list[tuple[Reply, Any]], error: ApiError | None) -> None:
-    """The records that the replies tell of are committed, or never will be."""
-    refusal = None if error is None else NotCoordinator(error.message)
-    for reply, answer in replies:
-        reply(answer if refusal is None else refusal)

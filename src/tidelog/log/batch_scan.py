@@ -108,7 +108,7 @@ def headers(
 def batches(
     file: File, position: int, end: int, base_offset: int, next_offset: int = 0
 ) -> Iterator[tuple[int, memoryview, Fields]]:
-    """(position, the batch's bytes, header), as `headers` but with the whole batch in memory. The CRC is not checked."""
+    """(position, the batch's bytes, header): `headers` with the whole batch in memory. The CRC is not checked."""
     next_offset = max(base_offset, next_offset)
     offset_end = base_offset + OFFSETS_MAX
     unpack = HEADER.unpack_from

@@ -1,6 +1,6 @@
 """The small text files of a data directory, in Kafka's formats.
 
-    recovery-point-offset-checkpoint, log-start-offset-checkpoint, replication-offset-checkpoint, cleaner-offset-checkpoint:
+    recovery-point-, log-start-, replication- and cleaner-offset-checkpoint:
         0 / number of entries / TOPIC PARTITION OFFSET ...
     leader-epoch-checkpoint (one in each partition):  0 / number of entries / EPOCH FIRST_OFFSET ...
     meta.properties: Java properties (cluster.id, node.id or broker.id, version, directory.id)

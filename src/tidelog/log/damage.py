@@ -37,6 +37,8 @@ def judge(
     file, end = segment.file, segment.size
     fields = _header_at(file, position, end)
     if fields is not None and _is_sound(file, position, end, fields, 0, 1 << 63):
+        if _lost_part(file, position, position + min(SECTOR_BYTES - position % SECTOR_BYTES, HEADER_BYTES)):
+            return  # its base offset lay in an earlier sector than all that the checksum covers
         raise CorruptLog(problem.path, position, f"{problem.reason}; its checksum holds") from problem
     if fields is not None and fields[MAGIC_AT] < MAGIC and _is_old_message(file, position, end):
         raise CorruptLog(problem.path, position, f"message format {fields[MAGIC_AT]} is not read since Kafka 4.0")
@@ -45,10 +47,9 @@ def judge(
     if following is None and (short or not more):
         return
     region_end = end if following is None else following
-    if fields is not None and HEADER_BYTES <= fields[LENGTH] + LENGTH_END < region_end - position:
-        if _lost_part(file, position, position + fields[LENGTH] + LENGTH_END):
-            return
-    if _lost_part(file, position, region_end):
+    stated_end = position + fields[LENGTH] + LENGTH_END if fields is not None else region_end
+    ends = [end for end in (stated_end, region_end) if position < end <= region_end]
+    if any(_lost_part(file, position, end) for end in ends):
         return
     where = "later segments" if following is None else f"position {following}"
     raise CorruptLog(problem.path, position, f"{problem.reason}; sound batches follow at {where}") from problem

@@ -54,6 +54,16 @@ class Durability:
         self._snapshot_at = segments.active.size if known else 0
         """Where in the active segment the newest snapshot was taken."""
 
+    def before_roll(self) -> None:
+        """A segment's name is durable before the next is made, or a power cut could take it from the middle of the log.
+
+        Blocks when a segment fills up within one flush interval; else it has happened long ago.
+        """
+        if self._segments.active.entry_unsynced:
+            self._disk.sync_dir(self.directory)
+            self._disk.sync_dir(self.directory.rpartition("/")[0])
+            self._segments.active.entry_unsynced = False
+
     def rolled(self, sealed: "Segment", base_offset: int, producers: "ProducerState") -> None:
         """`sealed` takes no more; a snapshot belongs to each segment's base, for truncations to start from."""
         self._sealed.append(sealed)
@@ -82,7 +92,7 @@ class Durability:
     def plan(
         self, end_offset: int, producers: "ProducerState", epochs: "LeaderEpochs", *, with_snapshot: bool
     ) -> FlushPlan:
-        """What to sync so that everything below `end_offset`, the log's end, is durable. A plan that is taken is run."""
+        """What to sync so that all below `end_offset`, the log's end, is durable. A plan that is taken is run."""
         plan = FlushPlan(self._disk, end_offset, self._generation)
         active = self._segments.active
         if with_snapshot:
@@ -94,7 +104,6 @@ class Durability:
             if segment.synced_size < segment.size:
                 plan.segments.append((segment, segment.size))
             if segment.entry_unsynced:
-                segment.entry_unsynced = False
                 plan.directories = [self.directory, self.directory.rpartition("/")[0]]
         for segment in [*sealed, active] if with_snapshot else sealed:
             plan.indexes.extend((segment, index) for index in segment.take_unsynced())
@@ -119,4 +128,5 @@ class Durability:
         if plan.generation == self._generation:
             for segment, size in plan.segments:
                 segment.synced_size = max(segment.synced_size, size)
+                segment.entry_unsynced = False
             self.recovery_point = max(self.recovery_point, plan.end_offset)

@@ -2,7 +2,7 @@
 
 
 class CorruptLog(Exception):
-    """Damage that was found at `position` (bytes) of the file `path`. Its partition goes offline; nothing is dropped."""
+    """Damage found at `position` (bytes) of the file `path`. Its partition goes offline; nothing is dropped."""
 
     def __init__(self, path: str, position: int, reason: str) -> None:
         super().__init__(f"{path} at {position}: {reason}")

@@ -230,7 +230,18 @@ class PartitionLog:
             if position > segment.index_after:
                 segment.add_index_entry(next_offset - 1, position)
             if producer_id >= 0:
-                replay_producer(self.producers, segment.transactions, HEADER.unpack_from(batch), lambda: batch)
+                if header.attributes & CONTROL_BIT:
+                    replay_producer(self.producers, segment.transactions, HEADER.unpack_from(batch), lambda: batch)
+                else:
+                    self.producers.appended(
+                        producer_id,
+                        header.producer_epoch,
+                        header.base_sequence,
+                        base_offset,
+                        header.last_offset_delta,
+                        max_timestamp,
+                        header.attributes,
+                    )
         except OSError as error:
             raise self._write_failed(segment, position, base_offset, error) from error
         return Appended(base_offset, next_offset, append_time_ms, self.log_start_offset, False)
@@ -274,7 +285,7 @@ class PartitionLog:
             raise self._write_failed(segment, position, end_offset, error) from error
 
     def _check_producer(self, batch: memoryview, header: BatchHeader) -> Appended | None:
-        """What to answer instead of appending, for a repeated batch. Raises the ApiError of one that is out of order."""
+        """What to answer instead of appending a repeated batch. Raises the ApiError of one that is out of order."""
         if header.attributes & CONTROL_BIT:
             marker = end_marker(batch)
             if marker is not None:
@@ -324,6 +335,7 @@ class PartitionLog:
 
     def _roll(self, now_ms: int) -> Segment:
         base_offset = self.log_end_offset
+        self._durability.before_roll()
         segment = Segment.create(self._disk, self.directory, base_offset, now_ms)
         self._segments.active.finish()
         segment.use_cache(self._cache)
@@ -428,7 +440,7 @@ class PartitionLog:
     # Cutting
 
     def truncate_to(self, offset: int) -> None:
-        """Drop every batch that reaches `offset` or later: a batch that holds it goes whole. Blocks until that is durable.
+        """Drop every batch that reaches `offset` or later, one that holds it goes whole. Blocks until it is durable.
 
         The caller has persisted a recovery point not above the new end before, has no flush under way, and no reader
         that must not see it. Raises StorageError.
@@ -515,6 +527,8 @@ class PartitionLog:
 
     def _retire(self, now_ms: int, limit: int) -> int:
         segments = self._segments
+        # Nor what is not durable yet: a segment that a power cut brings back must not be a torn one.
+        limit = min(limit, self.recovery_point)
         count = count_expired(
             segments,
             self.config,

@@ -168,7 +168,7 @@ class ProducerState:
     def marker_appended(
         self, producer_id: int, epoch: int, coordinator_epoch: int, offset: int, timestamp: int, marker: int
     ) -> CompletedTransaction | None:
-        """An end-of-transaction marker (`ABORT` or `COMMIT`) is in the log; what it completed, if there was anything."""
+        """A transaction's marker (`ABORT` or `COMMIT`) is in the log; what it completed, if there was anything."""
         entry = self.entries.get(producer_id)
         if entry is None:
             entry = self.entries[producer_id] = ProducerEntry(epoch, timestamp)

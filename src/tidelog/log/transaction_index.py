@@ -49,7 +49,7 @@ class TransactionIndex:
         """Every entry. Raises CorruptLog for a version that is not known or offsets that are not in order."""
         if not self.exists:
             return []
-        found = []
+        found: list[AbortedTransaction] = []
         data = self._disk.read(self.path)
         for position in range(0, len(data) - ENTRY.size + 1, ENTRY.size):
             version, producer_id, first, last, stable = ENTRY.unpack_from(data, position)

@@ -96,9 +96,8 @@ def _decode(batch: memoryview, header: "BatchHeader") -> "list[Record]":
 def _check_offsets(records: "list[Record]", header: "BatchHeader") -> None:
     for index, record in enumerate(records):
         if record.offset != header.base_offset + index:
-            raise InvalidRecord(
-                f"record {index} of the batch has offset delta {record.offset - header.base_offset}: they must count from 0"
-            )
+            delta = record.offset - header.base_offset
+            raise InvalidRecord(f"record {index} of the batch has offset delta {delta}: they must count from 0")
 
 
 def _check_keys(records: "list[Record]") -> None:

@@ -11,7 +11,7 @@ from tidelog.config.broker_config import BrokerConfig, ConfigError
 from tidelog.config.properties import parse_properties
 from tidelog.metadata.image import CLUSTER_METADATA
 from tidelog.metadata.internal_topics import internal_settings
-from tidelog.metadata.records import PartitionState, Record, TopicCreated, new_partition
+from tidelog.metadata.records import PartitionState, ProducerIdsAllocated, Record, TopicCreated, new_partition
 from tidelog.metadata.topic_names import name_refusal
 from tidelog.model.ids import NO_TOPIC_ID, TopicId, TopicPartition, uuid_from_text, uuid_text
 from tidelog.runtime.interfaces import Disk
@@ -28,6 +28,8 @@ PARTITIONS_MAX = 100_000
 LEFT_BEHIND = ("-delete", "-stray", "-future")
 """Ends of the names of directories that are no partitions any more, or not yet."""
 KEEP_ALL = {"retention.ms": "-1"}
+PRODUCER_IDS_BITS = 40
+"""The logs remember producers by their ids. New ids begin beyond all that a Kafka cluster can have counted to."""
 
 
 class AdoptionError(Exception):
@@ -133,6 +135,9 @@ def adopt(found: Found, config: BrokerConfig, new_id: Callable[[], TopicId], dir
     if found.left_behind:
         notices.append(f"left as they are: {', '.join(found.left_behind)}")
     if records:
+        # Not always the same: ids given here before, by a journal that is gone, are not to be given again either.
+        first_id = (1 + int.from_bytes(new_id()[:2], "big")) << PRODUCER_IDS_BITS
+        records.append(ProducerIdsAllocated(config.node_id, first_id))
         notices.append(
             f"{directory} was written by Apache Kafka and is Tidelog's from now on: "
             "a Kafka broker that is started in it again would not know what happened since"

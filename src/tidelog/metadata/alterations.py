@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from tidelog.config.broker_config import BrokerConfig
 from tidelog.config.key import InvalidValue, Key, Type, parse
-from tidelog.config.keys import BROKER_KEYS, TOPIC_KEYS, nearest
+from tidelog.config.keys import BROKER_KEYS, TOPIC_KEYS, check_for_topics, nearest
 from tidelog.config.topic_config import InvalidTopicConfig, check_topic_config, default_text
 from tidelog.metadata.controller import Decision
 from tidelog.metadata.image import MetadataImage
@@ -137,6 +137,7 @@ def _check_dynamic(setting: str, value: str) -> None:
         raise ApiError(f"{setting} is secret and is not kept in the metadata", ErrorCode.INVALID_REQUEST)
     try:
         parsed = parse(key, value)
+        check_for_topics(setting, parsed)
     except InvalidValue as error:
         raise ApiError(str(error), ErrorCode.INVALID_REQUEST) from None
     if setting in _NOT_ZERO and parsed == 0:
@@ -178,8 +179,8 @@ def _changed(
 
 def _edited(text: str, change: Change) -> str:
     """The list in `text` with the change's items appended (those that are not there yet) or taken out."""
-    items = [item.strip() for item in text.split(",") if item.strip()]
-    given = [item.strip() for item in (change.value or "").split(",") if item.strip()]
+    items = [item.strip() for item in text.split(",")] if text.strip() else []
+    given = [item.strip() for item in (change.value or "").split(",")]
     if change.operation == Operation.APPEND:
         items += [item for item in given if item not in items]
     else:

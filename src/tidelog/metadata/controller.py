@@ -16,7 +16,7 @@ from tidelog.metadata.records import (
     Record,
     TopicCreated,
     TopicDeleted,
-    new_partition,
+    new_partitions,
 )
 from tidelog.metadata.topic_names import colliding, name_refusal
 from tidelog.model.ids import NO_TOPIC_ID, TopicId
@@ -134,7 +134,7 @@ def _new_topic(
         replicas = _assigned(image, topic)
     else:
         replicas = _placed(image, topic, config, made_before)
-    return TopicCreated(topic.name, new_id(), tuple(new_partition(r) for r in replicas), settings)
+    return TopicCreated(topic.name, new_id(), new_partitions(replicas), settings)
 
 
 def _settings(topic: NewTopic, config: BrokerConfig) -> dict[str, str]:

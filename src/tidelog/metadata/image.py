@@ -18,7 +18,7 @@ from tidelog.metadata.records import (
     TopicConfigChanged,
     TopicCreated,
     TopicDeleted,
-    new_partition,
+    new_partitions,
 )
 from tidelog.model.ids import TopicId
 
@@ -174,14 +174,10 @@ class ImageBuilder:
         self._brokers = dict(sorted(brokers.items()))
 
     def _leadership_renewed(self, record: LeadershipRenewed) -> None:
+        renewed: dict[PartitionState, PartitionState] = {}
         for topic in list(self._topics.values()):
-            if any(p.leader == record.broker_id for p in topic.partitions):
-                partitions = tuple(
-                    p._replace(leader_epoch=p.leader_epoch + 1, partition_epoch=p.partition_epoch + 1)
-                    if p.leader == record.broker_id
-                    else p
-                    for p in topic.partitions
-                )
+            partitions = tuple(_renewed(state, record.broker_id, renewed) for state in topic.partitions)
+            if partitions != topic.partitions:
                 self._put(TopicImage(topic.name, topic.topic_id, partitions, topic.config))
 
     def _topic_created(self, record: TopicCreated) -> None:
@@ -191,7 +187,7 @@ class ImageBuilder:
     def _partitions_added(self, record: PartitionsAdded) -> None:
         topic = self._topics_by_id[record.topic_id]
         assert record.first == len(topic.partitions)
-        partitions = topic.partitions + tuple(new_partition(r) for r in record.replicas)
+        partitions = topic.partitions + new_partitions(record.replicas)
         self._partition_count += len(record.replicas)
         self._put(TopicImage(topic.name, topic.topic_id, partitions, topic.config))
 
@@ -273,6 +269,17 @@ def snapshot(image: MetadataImage) -> list[Record]:
         records += [BrokerConfigChanged(broker, setting, value) for setting, value in settings.items()]
     records += [TopicCreated(t.name, t.topic_id, t.partitions, t.config) for t in image.topics.values()]
     return records
+
+
+def _renewed(state: PartitionState, broker_id: int, known: dict[PartitionState, PartitionState]) -> PartitionState:
+    """The state in a new leader epoch, if the broker leads. Equal states share one object, as before."""
+    if state.leader != broker_id:
+        return state
+    found = known.get(state)
+    if found is None:
+        found = state._replace(leader_epoch=state.leader_epoch + 1, partition_epoch=state.partition_epoch + 1)
+        known[state] = found
+    return found
 
 
 def _changed(settings: Mapping[str, str], setting: str, value: str | None) -> dict[str, str]:

@@ -6,7 +6,7 @@ takes a new kind or a higher version, which older brokers refuse.
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from tidelog.config.endpoints import Endpoint
@@ -156,6 +156,30 @@ def new_partition(replicas: Sequence[int], leader_epoch: int = 0) -> PartitionSt
     return PartitionState(replicas[0], leader_epoch, tuple(replicas), tuple(replicas), 0)
 
 
+def new_partitions(replicas: Iterable[Sequence[int]]) -> tuple[PartitionState, ...]:
+    """As `new_partition` each; those of equal replicas share one object."""
+    known: dict[tuple[int, ...], PartitionState] = {}
+    states: list[PartitionState] = []
+    for each in map(tuple, replicas):
+        if each not in known:
+            known[each] = new_partition(each)
+        states.append(known[each])
+    return tuple(states)
+
+
+def _runs(states: Sequence[PartitionState]) -> list[list[Any]]:
+    """Equal neighbours together, as on a single broker all are: their number, then a row."""
+    runs: list[list[Any]] = []
+    before: PartitionState | None = None
+    for state in states:
+        if state == before:
+            runs[-1][0] += 1
+        else:
+            runs.append([1, *_row(state)])
+        before = state
+    return runs
+
+
 def _row(state: PartitionState) -> list[Any]:
     """Replicas, then as much of leader epoch, partition epoch, leader and ISR as a new partition has otherwise."""
     if state.isr != state.replicas or state.leader != state.replicas[0]:
@@ -165,10 +189,14 @@ def _row(state: PartitionState) -> list[Any]:
     return [state.replicas, state.leader_epoch] if state.leader_epoch else [state.replicas]
 
 
-def _state(row: list[Any]) -> PartitionState:
-    replicas = tuple(row[0])
-    leader_epoch, partition_epoch, leader, isr = row[1:] + [0, 0, replicas[0], replicas][len(row) - 1 :]
-    return PartitionState(leader, leader_epoch, replicas, tuple(isr), partition_epoch)
+def _states(runs: list[list[Any]]) -> tuple[PartitionState, ...]:
+    """Partitions of equal state share one object."""
+    states: list[PartitionState] = []
+    for count, *row in runs:
+        replicas = tuple(row[0])
+        leader_epoch, partition_epoch, leader, isr = row[1:] + [0, 0, replicas[0], replicas][len(row) - 1 :]
+        states += [PartitionState(leader, leader_epoch, replicas, tuple(isr), partition_epoch)] * count
+    return tuple(states)
 
 
 def encode(epoch: int, records: Sequence[Record]) -> bytes:
@@ -226,12 +254,12 @@ def _optional_tuple(items: list[int] | None) -> tuple[int, ...] | None:
 _TOPIC_ID_IN = (TopicCreated, PartitionsAdded, PartitionChanged, TopicDeleted, TopicConfigChanged)
 _ENCODERS: dict[tuple[type[Any], str], Callable[[Any], Any]] = {
     **{(kind, "topic_id"): uuid_text for kind in _TOPIC_ID_IN},
-    (TopicCreated, "partitions"): lambda states: [_row(state) for state in states],
+    (TopicCreated, "partitions"): _runs,
 }
 _DECODERS: dict[tuple[type[Any], str], Callable[[Any], Any]] = {
     **{(kind, "topic_id"): uuid_from_text for kind in _TOPIC_ID_IN},
     (BrokerRegistered, "endpoints"): lambda items: tuple(Endpoint(*item) for item in items),
-    (TopicCreated, "partitions"): lambda rows: tuple(_state(row) for row in rows),
+    (TopicCreated, "partitions"): _states,
     (PartitionsAdded, "replicas"): lambda lists: tuple(tuple(item) for item in lists),
     (PartitionChanged, "isr"): _optional_tuple,
     (PartitionChanged, "replicas"): _optional_tuple,

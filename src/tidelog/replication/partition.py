@@ -44,10 +44,10 @@ class Partition:
     """Leader of `topic`-`index`. Everything is called on the loop."""
 
     __slots__ = (
-        "_clock",
         "_committing",
         "_durable",
         "_flusher",
+        "_now_ms",
         "_tasks",
         "_watchers",
         "config",
@@ -81,7 +81,7 @@ class Partition:
         self.leader_epoch = leader_epoch
         self.internal = internal
         self.deleted = False
-        self._clock = clock
+        self._now_ms = clock.now_ms
         self._tasks = tasks
         self._flusher = flusher
         self._committing: deque[tuple[int, CommitListener]] = deque()
@@ -115,20 +115,19 @@ class Partition:
 
         Raises StorageError when the log is offline, or what the log finds (sequence, timestamp, size).
         """
-        log = self.log
-        if self.deleted or log.failure is not None:
+        if self.deleted:
             raise self._offline()
         try:
-            appended = log.append(batch, header, leader_epoch=self.leader_epoch, now_ms=self._clock.now_ms())
+            appended = self.log.append(batch, header, leader_epoch=self.leader_epoch, now_ms=self._now_ms())
         except StorageError:
-            if log.failure is not None:
+            if self.log.failure is not None:
                 self.fail()
             raise
-        if self._durable:
-            if self.high_watermark < appended.next_offset:
+        if appended.next_offset > self.high_watermark:
+            if self._durable:
                 self._flusher.request(self)
-        elif not appended.duplicate:
-            self._advance(appended.next_offset)
+            else:
+                self._advance(appended.next_offset)
         return appended
 
     def is_committed(self, next_offset: int) -> bool:
@@ -164,7 +163,7 @@ class Partition:
         """The log's recovery point has moved, or its sync failed."""
         if self.log.failure is not None:
             self.fail()
-        elif self._durable:
+        elif self._durable and self.log.recovery_point > self.high_watermark:
             self._advance(self.log.recovery_point)
 
     def fail(self) -> None:
@@ -175,8 +174,6 @@ class Partition:
         self._notify()
 
     def _advance(self, high_watermark: int) -> None:
-        if high_watermark <= self.high_watermark:
-            return
         self.high_watermark = high_watermark
         committing = self._committing
         while committing and committing[0][0] <= high_watermark:

@@ -5,8 +5,7 @@ Real versions stand beside this module; simulated ones in `tidelog.simulation`.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
 T = TypeVar("T")
 
@@ -64,13 +63,18 @@ class File(Protocol):
         """Nothing is synced by it. A later use of the file raises OSError (EBADF)."""
 
 
-@dataclass(slots=True, frozen=True)
 class FileRegion:
-    """`size` bytes of `file` from `position`, sent without passing through Python."""
+    """`size` bytes of `file` from `position`, which a stream sends, by sendfile where that pays. Not to be changed."""
 
-    file: File
-    position: int
-    size: int
+    __slots__ = ("file", "position", "size")
+
+    def __init__(self, file: File, position: int, size: int) -> None:
+        self.file = file
+        self.position = position
+        self.size = size
+
+    def __repr__(self) -> str:
+        return f"FileRegion({self.file.path}, {self.position}, {self.size})"
 
 
 Piece: TypeAlias = bytes | bytearray | memoryview | FileRegion
@@ -103,7 +107,7 @@ class Disk(Protocol):
 
     def is_dir(self, path: str) -> bool: ...
     def make_dirs(self, path: str) -> None:
-        """The directory and its missing parents; not yet durable (`sync_dir` of each parent is)."""
+        """The directory and its missing parents. What is made is durable: a lost directory takes all that is in it."""
 
     def rename(self, source: str, target: str) -> None:
         """A file (an existing target is replaced) or a directory. Atomic; durable after `sync_dir`."""
@@ -213,7 +217,7 @@ class Network(Protocol):
     async def listen(self, host: str, port: int, receiver: Callable[[], Receiver]) -> Listener:
         """Accept connections; each gets a new receiver. Raises OSError (EADDRINUSE ...).
 
-        A name is resolved now and every address of it is listened on, all with one port.
+        A name is resolved now and every address of it is listened on, all with one port. "" means every address.
         """
 
     async def connect(self, host: str, port: int, receiver: Receiver) -> Stream:
@@ -223,8 +227,7 @@ class Network(Protocol):
         """Close every listener and abort every stream."""
 
 
-@dataclass(slots=True, frozen=True)
-class Runtime:
+class Runtime(NamedTuple):
     """The world as one value, passed to whatever needs a part of it."""
 
     clock: Clock

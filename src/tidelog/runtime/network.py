@@ -10,7 +10,7 @@ import socket
 import sys
 from collections.abc import Callable
 
-from tidelog.runtime.interfaces import Receiver
+from tidelog.runtime.interfaces import Receiver, Tasks
 from tidelog.runtime.stream import SocketStream
 
 log = logging.getLogger("tidelog.network")
@@ -107,8 +107,9 @@ class SocketListener:
 class SocketNetwork:
     """`Network` over TCP on one loop."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, tasks: Tasks) -> None:
         self.loop = loop
+        self._tasks = tasks
         self._listeners: dict[SocketListener, None] = {}
         self._streams: dict[SocketStream, None] = {}
 
@@ -178,13 +179,14 @@ class SocketNetwork:
         self._listeners.pop(listener, None)
 
     async def _resolve(self, host: str, port: int, flags: int) -> list[tuple[int, tuple[object, ...]]]:
+        def resolve(more_flags: int) -> list[tuple[int, int, int, str, tuple[object, ...]]]:
+            found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=flags | more_flags)
+            return list(found)
+
         try:
-            # Numbers need no resolver and no thread.
-            found = socket.getaddrinfo(
-                host, port, type=socket.SOCK_STREAM, flags=flags | socket.AI_NUMERICHOST | socket.AI_NUMERICSERV
-            )
+            found = resolve(socket.AI_NUMERICHOST)  # numbers need no resolver and no thread
         except socket.gaierror:
-            found = await self.loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags)
+            found = await self._tasks.run_blocking(resolve, 0)
         return list(dict.fromkeys((family, address) for family, _type, _protocol, _name, address in found))
 
 
@@ -197,7 +199,9 @@ def _listen_on_all(addresses: list[tuple[int, tuple[object, ...]]], port: int) -
         try:
             for family, address in addresses:
                 try:
-                    sockets.append(_listen_on(family, (address[0], chosen, *address[2:])))
+                    # "::" alone takes IPv4 too; beside "0.0.0.0", and any other address, its own family only.
+                    dual = len(addresses) == 1 and address[0] == "::"
+                    sockets.append(_listen_on(family, (address[0], chosen, *address[2:]), dual=dual))
                     chosen = sockets[0].getsockname()[1]
                 except OSError as error:
                     if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
@@ -214,14 +218,13 @@ def _listen_on_all(addresses: list[tuple[int, tuple[object, ...]]], port: int) -
     raise failure or OSError(errno.EADDRNOTAVAIL, "no address to listen on")
 
 
-def _listen_on(family: int, address: tuple[object, ...]) -> socket.socket:
+def _listen_on(family: int, address: tuple[object, ...], *, dual: bool) -> socket.socket:
     listening = socket.socket(family, socket.SOCK_STREAM)
     try:
         listening.setblocking(False)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
-            # "::" takes IPv4 too; every other address is of its own family alone.
-            listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0 if address[0] == "::" else 1)
+            listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0 if dual else 1)
         listening.bind(address)
         listening.listen(LISTEN_BACKLOG)
     except BaseException:

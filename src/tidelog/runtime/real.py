@@ -16,10 +16,11 @@ def real_runtime(*, descriptors_max: int | None = None) -> Runtime:
     `descriptors_max` bounds the descriptors of files; by default half of the process's soft limit at this moment.
     """
     loop = asyncio.get_running_loop()
+    tasks = LoopTasks(loop)
     return Runtime(
         clock=SystemClock(),
         random=SystemRandom(),
         disk=LocalDisk(descriptors_max=descriptors_max),
-        network=SocketNetwork(loop),
-        tasks=LoopTasks(loop),
+        network=SocketNetwork(loop, tasks),
+        tasks=tasks,
     )

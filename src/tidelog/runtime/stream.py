@@ -38,7 +38,7 @@ GATHER_MAX = 64
 """Buffers of one sendmsg (the kernel takes up to IOV_MAX = 1,024)."""
 
 COPY_BYTES = 256 * 1024
-"""Regions of files that have no descriptor are read in such parts."""
+"""Regions that sendfile() cannot take are read in such parts."""
 
 LINGER_SECONDS = 1.0
 """How long a finished connection waits for the other side to close, so that its last answer is not reset away."""
@@ -59,6 +59,9 @@ _CONNECTION_ERRORS = (
     errno.ENETUNREACH,
     errno.ENOTCONN,
 )
+
+_CANNOT_SENDFILE = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
+"""What some file systems say; the region is read and copied then."""
 
 _Waiting: TypeAlias = bytes | bytearray | memoryview | tuple[File, int, int]
 
@@ -249,23 +252,28 @@ class SocketStream:
         wanted = min(size, budget)
         try:
             if isinstance(file, LocalFile):
-                sent = file.send_to(self._descriptor, position, wanted)
-                ended = not sent
+                try:
+                    sent = file.send_to(self._descriptor, position, wanted)
+                except OSError as error:
+                    if error.errno not in _CANNOT_SENDFILE:
+                        raise
+                    wanted, sent = self._send_copy(file, position, wanted)
             else:
-                data = file.pread(min(wanted, COPY_BYTES), position)
-                wanted = len(data)
-                ended = not data
-                sent = self._send(data)
+                wanted, sent = self._send_copy(file, position, wanted)
         except OSError as error:
             if error.errno not in _CONNECTION_ERRORS and error.errno != errno.EAGAIN:
                 log.error(
                     "cannot send from file path=%s position=%d size=%d error=%s", file.path, position, size, error
                 )
             raise
-        if ended:
+        if not sent:
             log.error("file ends before what was to be sent path=%s position=%d size=%d", file.path, position, size)
             raise OSError(errno.EIO, "the file ends early", file.path)
         return wanted, sent
+
+    def _send_copy(self, file: File, position: int, size: int) -> tuple[int, int]:
+        data = file.pread(min(size, COPY_BYTES), position)
+        return len(data), self._send(data) if data else 0
 
     def _sent(self, count: int) -> None:
         waiting = self._waiting

@@ -40,7 +40,7 @@ from tidelog.wire.messages.produce import (
     TopicProduceData,
 )
 from tidelog.wire.primitives import Buffer
-from tidelog.wire.records import Record, decode_records, encode_batch
+from tidelog.wire.records import Record, batches_in, decode_records, encode_batch
 
 M = TypeVar("M", bound=Message)
 
@@ -164,8 +164,7 @@ class SimClient:
         )
         answer = await self.ask(request, FetchResponse, version_max=FETCH_BY_NAME)
         found = answer.responses[0].partitions[0]
-        records = decode_records(_whole(found.records)) if found.records else []
-        return found, [record for record in records if record.offset >= offset]
+        return found, [record for record in _records(found) if record.offset >= offset]
 
     async def offset_at(self, topic: str, partition: int, timestamp: int = LATEST) -> ListOffsetsPartitionResponse:
         """The offset at EARLIEST, LATEST, or of the first record at or after a time in ms."""
@@ -231,6 +230,15 @@ class SimClient:
         return ConnectionResetError(errno.ECONNRESET, f"the connection has ended: {self.closed_by or 'in order'}")
 
 
-def _whole(records: object) -> Buffer:
-    assert isinstance(records, bytes | bytearray | memoryview)
+def _records(partition: PartitionData) -> list[Record]:
+    """Of every whole batch. Raises BrokenProtocol for a checksum that is wrong, as a consumer would."""
+    data = partition.records
+    if not data:
+        return []
+    assert isinstance(data, bytes | bytearray | memoryview)
+    records: list[Record] = []
+    for header in batches_in(data):
+        if not header.crc_ok():
+            raise BrokenProtocol(f"the checksum of the batch at offset {header.base_offset} is wrong")
+        records += decode_records(data, header.position)
     return records

@@ -219,6 +219,7 @@ class SimDisk:
                 self.begin("make_dir", directory)
                 self.medium.create(directory, Directory())
                 self.done("make_dir", directory)
+                self.sync_dir("/" + "/".join(parts[: count - 1]))
             else:
                 self.medium.directory(directory)
 

@@ -87,6 +87,13 @@ class SimHost:
         self._runtime = Runtime(self.clock, process_rng, self._disk, self._network, self._tasks)
         return self._runtime
 
+    def insert(self, disk: SimDisk) -> None:
+        """Give a host that is not running another's disk, such as what a `power_cut` left of it."""
+        assert self._runtime is None, f"{self.name} is running"
+        world = self._world
+        rng = world.rng(f"{self.name}/inserted disk/{self.starts}")
+        self._disk = SimDisk(disk.medium, rng=rng, trace=world.trace, host=self.name)
+
     def kill(self) -> None:
         """kill -9: the disk keeps all that was written, others see their connections end."""
         self._end("host.kill", power=True)

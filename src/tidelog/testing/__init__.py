@@ -3,15 +3,15 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tidelog.testing.broker import Broker
+    from tidelog.testing.broker import Broker, BrokerFailedError
 
-__all__ = ["Broker"]
+__all__ = ["Broker", "BrokerFailedError"]
 
 
 def __getattr__(name: str) -> Any:
     """Import the broker when somebody asks for it: pytest loads this package in every run, for the plugin."""
-    if name == "Broker":
-        from tidelog.testing.broker import Broker
+    if name in __all__:
+        from tidelog.testing import broker
 
-        return Broker
+        return getattr(broker, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -54,6 +54,7 @@ class _Source:
         self.run: list[tuple[str, str]] = []
         self.parts: list[str] = []
         self.out = "out"
+        self.in_steps = False  # whether `out` was written to; if not, the message is one expression
         self.temporaries = 0
         self.names: dict[str, Any] = {
             "join": b"".join,
@@ -71,13 +72,12 @@ class _Source:
     def text(self) -> str:
         self.struct(self.message, "m0")
         self.flush_run()
-        whole = not self.lines_use_out()
         head = ["def encode(m0):", "    try:"]
         if self.has_records:
             self.write_parts()
             head += ["        pieces = []", "        out = []"]
             tail = ["        if out:", "            pieces.append(join(out))", "        return pieces"]
-        elif whole:
+        elif not self.in_steps:
             tail = [f"        return {self.joined()}"]
         else:
             self.write_parts()
@@ -88,9 +88,6 @@ class _Source:
             f"        raise UnencodableValue(f'{self.message.__name__} v{self.version}: {{error}}') from error",
         ]
         return "\n".join(head + self.lines + tail)
-
-    def lines_use_out(self) -> bool:
-        return any(" out" in line for line in self.lines)
 
     def joined(self) -> str:
         """The pending parts as one expression of type bytes."""
@@ -131,6 +128,7 @@ class _Source:
     def write_parts(self) -> None:
         """Write the pending values and parts into `out`: before a loop, a branch, or the end of one."""
         self.flush_run()
+        self.in_steps |= self.out == "out"
         if len(self.parts) == 1:
             self.emit(f"{self.out}.append({self.parts[0]})")
         elif self.parts:

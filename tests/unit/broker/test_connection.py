@@ -152,7 +152,7 @@ def make_bench(monkeypatch: pytest.MonkeyPatch, **settings: int) -> Bench:
         route.response = response
         route.encode = response.pieces_encoder(version)  # type: ignore[attr-defined]
         route.flexible_request = route.flexible_response = False
-        monkeypatch.setitem(registry._routes, key << 16 | version, route)
+        monkeypatch.setitem(registry.routes, key << 16 | version, route)
     return made
 
 

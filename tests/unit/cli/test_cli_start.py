@@ -205,7 +205,8 @@ class FakeRuntime(SimpleNamespace):
 @pytest.fixture
 def handlers() -> Iterator[None]:
     """The signal handlers as they were."""
-    kept = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)}
+    used = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
+    kept = {number: signal.getsignal(number) for number in used}
     yield
     for number, handler in kept.items():
         signal.signal(number, handler)
@@ -218,12 +219,30 @@ def run(runtime: FakeRuntime, parent_pipe: int | None = None) -> int:
 
 
 @pytest.mark.usefixtures("handlers")
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_it_says_where_it_listens_and_stops_in_order(number: int, capsys: pytest.CaptureFixture[str]) -> None:
     runtime = FakeRuntime(once_started=lambda: os.kill(os.getpid(), number))
     assert run(runtime) == 0
     assert runtime.events == ["start", "stop", "close"]
     assert capsys.readouterr().out == "Tidelog 0.1.0 listening on [::1]:4711 (data /data, cluster ID id)\n"
+
+
+@pytest.mark.usefixtures("handlers")
+def test_a_signal_that_was_ignored_stays_ignored() -> None:
+    """nohup starts programs so, and a shell its background jobs."""
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+    def still_running() -> None:
+        runtime.events.append("still running")
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    def once_started() -> None:
+        os.kill(os.getpid(), signal.SIGHUP)
+        asyncio.get_running_loop().call_later(0.05, still_running)
+
+    runtime = FakeRuntime(once_started=once_started)
+    assert run(runtime) == 0
+    assert runtime.events == ["start", "still running", "stop", "close"]
 
 
 @pytest.mark.usefixtures("handlers")

@@ -5,7 +5,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import pytest
 
@@ -39,7 +39,7 @@ Handler = Callable[[RequestHeader, bytes], "Message | bytes | None"]
 
 
 class FakeBroker:
-    """One listening socket; every frame goes to `handle`, whose message is the answer. Bytes are sent raw, None closes."""
+    """One listening socket. Every frame goes to `handle`, whose message is the answer; bytes go raw, None closes."""
 
     def __init__(self, handle: Handler | None = None) -> None:
         self.listener = socket.create_server(("127.0.0.1", 0))
@@ -54,10 +54,8 @@ class FakeBroker:
         self.listener.shutdown(socket.SHUT_RDWR)
         self.listener.close()
         for each in self.sockets:
-            try:
+            with suppress(OSError):  # closed by the client already
                 each.shutdown(socket.SHUT_RDWR)
-            except OSError:
-                pass  # closed by the client already
         for thread in self.threads:
             thread.join(5)
             assert not thread.is_alive()

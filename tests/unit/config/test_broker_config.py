@@ -103,6 +103,12 @@ def test_attributes_have_the_tables_types() -> None:
             "Invalid value x for configuration num.partitions: Not a number of type INT "
             "(environment variable TIDELOG_NUM_PARTITIONS)",
         ),
+        (
+            "log.roll.ms=0",
+            {},
+            {},
+            "Invalid value 0 for configuration log.roll.ms: Value must be at least 1 (server.properties:1)",
+        ),
         ("a=\\uZZ", {}, {}, "server.properties: line 1: \\uZZ is not four hexadecimal digits"),
         (
             "node.id=1\nbroker.id=2",
@@ -205,10 +211,16 @@ def test_the_data_directory() -> None:
     assert load("log.dir=/one\nlog.dirs=/two").data_directory == "/two"
 
 
+def test_any_negative_time_of_retention_is_no_limit() -> None:
+    assert load("log.retention.ms=-5").get("log.retention.ms") == -5
+
+
 def test_both_names_of_the_nodes_number() -> None:
     assert load().node_id == 1
     config = load("broker.id=7")
     assert (config.node_id, config.get("broker.id")) == (7, 7)
+    assert load("broker.id=-1").node_id == 1
+    assert load("broker.id=-1\nnode.id=7").get("broker.id") == 7
     config = load()
     config.take_node_id(0)
     assert (config.node_id, config.static["node.id"]) == (0, "0")

@@ -36,10 +36,32 @@ def modules() -> list[tuple[Path, ast.Module]]:
     ]
 
 
+@cache
+def names_used() -> frozenset[str]:
+    """Every name that is used somewhere, as a variable or as an attribute."""
+    nodes = [node for _, tree in modules() for node in ast.walk(tree)]
+    return frozenset(
+        node.attr if isinstance(node, ast.Attribute) else node.id
+        for node in nodes
+        if isinstance(node, ast.Attribute | ast.Name)
+    )
+
+
+def live(tree: ast.AST) -> Iterator[ast.AST]:
+    """The nodes of a module, without functions that nobody uses: what those read has no effect."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            called_by_others = node.name == "handle" or node.name.startswith("__")
+            if not called_by_others and node.name not in names_used():
+                continue
+        yield node
+        yield from live(node)
+
+
 def attributes_read() -> Iterator[tuple[Path, str]]:
     """Attributes of anything that is called a config."""
     for path, tree in modules():
-        for node in ast.walk(tree):
+        for node in live(tree):
             if isinstance(node, ast.Attribute) and receiver(node.value).endswith("config"):
                 yield path, node.attr
 

@@ -139,6 +139,11 @@ def test_doubles_look_as_on_the_jvm(value: float, text: str) -> None:
     assert double_text(value) == text
 
 
+def test_a_choice_of_several_has_each_once() -> None:
+    assert parse(Key("k", Type.LIST, None, ListOf(("a", "b"))), "b,a,b") == ["b", "a"]
+    assert parse(Key("k", Type.LIST, None), "b,a,b") == ["b", "a", "b"]
+
+
 def test_passwords_are_sensitive() -> None:
     assert Key("k", Type.PASSWORD, None).sensitive
     assert not Key("k", Type.STRING, None).sensitive

@@ -1,6 +1,5 @@
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -118,11 +117,3 @@ def test_like_a_plain_table(steps: list[tuple[int, str, int]]) -> None:
         if table:
             assert next_ms is not None
             assert next_ms <= min(table.values())
-
-
-def test_a_deadline_is_not_called_by_the_deadlines_themselves() -> None:
-    deadlines = Deadlines()
-    deadlines.set(Deadline(nothing), 1)
-    (only,) = deadlines.due(1)
-    with pytest.raises(AssertionError):
-        only.callback(only.subject, None, None)  # type: ignore[arg-type]

@@ -48,7 +48,9 @@ def changed(number: int, setting: str, value: str | None) -> TopicConfigChanged:
         (on(TOPIC, "a", ("cleanup.policy", APPEND, "compact")), [changed(1, "cleanup.policy", "delete,compact")]),
         (on(TOPIC, "b", ("cleanup.policy", APPEND, "compact")), [changed(2, "cleanup.policy", "delete,compact")]),
         (on(TOPIC, "a", ("cleanup.policy", APPEND, "delete")), []),
-        (on(TOPIC, "a", ("cleanup.policy", APPEND, "delete,compact")), [changed(1, "cleanup.policy", "delete,compact")]),
+        (on(TOPIC, "a", ("cleanup.policy", APPEND, "delete, compact")), [
+            changed(1, "cleanup.policy", "delete,compact"),
+        ]),
         (on(TOPIC, "a", ("cleanup.policy", SUBTRACT, "delete")), [changed(1, "cleanup.policy", "")]),
         (on(TOPIC, "a", ("cleanup.policy", SUBTRACT, "nope")), []),
         (instead(TOPIC, "a", segment_ms="9"), [
@@ -64,6 +66,9 @@ def changed(number: int, setting: str, value: str | None) -> TopicConfigChanged:
             BrokerConfigChanged("1", "log.cleanup.policy", "delete,compact"),
         ]),
         (instead(BROKER, ""), [BrokerConfigChanged("", "log.retention.ms", None)]),
+        (on(BROKER, "1", ("leader.replication.throttled.rate", SET, "5")), [
+            BrokerConfigChanged("1", "leader.replication.throttled.rate", "5"),
+        ]),
         (on(BROKER, "1", ("num.io.threads", SET, "4")), [BrokerConfigChanged("1", "num.io.threads", "4")]),
     ],
 )  # fmt: skip
@@ -88,6 +93,10 @@ def test_settings_are_changed(alteration: Alteration, records: list[Record]) -> 
         (on(TOPIC, "a", ("retention.ms", SET, None)), "INVALID_REQUEST"),
         (on(TOPIC, "a", ("cleanup.policy", APPEND, None)), "INVALID_REQUEST"),
         (on(TOPIC, "a", ("cleanup.policy", APPEND, "bad")), "INVALID_CONFIG"),
+        (on(TOPIC, "a", ("cleanup.policy", APPEND, "")), "INVALID_CONFIG"),
+        (on(TOPIC, "a", ("cleanup.policy", SET, "delete,,compact")), "INVALID_CONFIG"),
+        (on(BROKER, "1", ("log.roll.ms", SET, "-5")), "INVALID_REQUEST"),
+        (on(BROKER, "1", ("max.connections.per.ip", SET, "0")), "INVALID_REQUEST"),
         (on(TOPIC, "a", ("retention.ms", APPEND, "5")), "INVALID_CONFIG"),
         (on(TOPIC, "a", ("retention.ms", SUBTRACT, "5")), "INVALID_CONFIG"),
         (on(TOPIC, "a", ("nope", APPEND, "5")), "INVALID_CONFIG"),

@@ -1,5 +1,7 @@
 """Both decoders give, column by column, what `tidelog.wire.records` decodes record by record."""
 
+# ruff: noqa: E402 (nothing here can be imported without the skipped package)
+
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -104,7 +104,7 @@ def test_assign() -> None:
 
 
 REFUSALS = [
-    ({"subcribe": "x"}, "option subcribe is not known to format tidelog; did you mean subscribe?"),
+    ({"subcribe": "x"}, r"option subcribe is not known to format tidelog; did you mean subscribe?"),
     ({"kafka.fetch.max.byte": "1"}, "option kafka.fetch.max.byte is not known .* did you mean kafka.fetch.max.bytes?"),
     ({"xyzzy": "1"}, "option xyzzy is not known to format tidelog$"),
     ({"path": "x"}, "option path is not taken by format tidelog: topics are chosen with"),
@@ -153,20 +153,20 @@ def test_refusals(more: dict[str, str], message: str) -> None:
 def test_client_settings_without_a_meaning_are_refused_with_the_reason(name: str) -> None:
     for parse in (lambda given: read_options(given, streaming=True), lambda g: write_options(g | {"topic": "t"})):
         given = without("subscribe", **{f"kafka.{name}": "x"})
-        with pytest.raises(OptionError, match=f"option kafka.{name} is not taken by format tidelog: {REFUSED[name]}"):
+        with pytest.raises(OptionError, match=rf"option kafka.{name} is not taken by format tidelog: {REFUSED[name]}"):
             parse(given)
 
 
 def test_more_refusals() -> None:
-    with pytest.raises(OptionError, match="no topic is chosen: give option subscribe, subscribePattern or assign"):
+    with pytest.raises(OptionError, match=r"no topic is chosen: give option subscribe, subscribePattern or assign"):
         read_options(without("subscribe"), streaming=False)
-    with pytest.raises(OptionError, match="option subscribePattern .* is no regular expression"):
+    with pytest.raises(OptionError, match=r"option subscribePattern .* is no regular expression"):
         read_options(without("subscribe", subscribePattern="("), streaming=False)
     for text, message in [('{"a":1}', "needs a list"), ("[]", "not a JSON object"), ('{"a":[]}', "names no partition")]:
         with pytest.raises(OptionError, match=message):
             read_options(without("subscribe", assign=text), streaming=False)
     for name in ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp"):
-        with pytest.raises(OptionError, match=f"option {name} has no meaning in a streaming query"):
+        with pytest.raises(OptionError, match=rf"option {name} has no meaning in a streaming query"):
             stream(**{name: "latest"})
 
 
@@ -178,9 +178,9 @@ def test_write_options() -> None:
     options = write_options(given | more | {"checkpointLocation": "/x", "kafka.delivery.timeout.ms": "9"})
     assert (options.topic, options.acks, options.codec, options.batch_bytes) == ("t", 1, Codec.ZSTD, 7)
     assert options.client.default_api_timeout_ms == 9
-    with pytest.raises(OptionError, match="option kafka.acks is '0': it takes all or -1 or 1"):
+    with pytest.raises(OptionError, match=r"option kafka.acks is '0': it takes all or -1 or 1"):
         write_options(given | {"kafka.acks": "0"})
-    with pytest.raises(OptionError, match="option subscribe is not known"):
+    with pytest.raises(OptionError, match=r"option subscribe is not known"):
         write_options(BASIC)
 
 

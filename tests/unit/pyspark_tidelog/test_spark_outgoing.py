@@ -1,5 +1,7 @@
 """Rows to record batches: decoded again by `tidelog.wire.records`, they are the rows, and lie where Java puts them."""
 
+# ruff: noqa: E402 (nothing here can be imported without the skipped package)
+
 import json
 from pathlib import Path
 

@@ -120,17 +120,17 @@ def test_bounds_become_offsets() -> None:
     assert there.resolve("endingOffsets", Everywhere(LATEST), both) == {A0: 30, A1: 40}
     assert there.resolve("startingOffsets", Specific({A0: 7, A1: EARLIEST}), both) == {A0: 7, A1: 4}
     assert there.resolve("endingOffsets", ByTimestamp(99, True), both) == {A0: 12, A1: 40}
-    with pytest.raises(OptionError, match="a-1: no record is as late .* startingOffsetsByTimestampStrategy=latest"):
+    with pytest.raises(OptionError, match=r"a-1: no record is as late .* startingOffsetsByTimestampStrategy=latest"):
         there.resolve("startingOffsets", ByTimestamp({A0: 9, A1: 9}, False), both)
 
 
 def test_bounds_must_name_exactly_what_is_read() -> None:
     there = lookup(Subscription(topics=("a",)))
-    with pytest.raises(OptionError, match="option startingOffsets must name every partition .* it lacks a-1"):
+    with pytest.raises(OptionError, match=r"option startingOffsets must name every partition .* it lacks a-1"):
         there.resolve("startingOffsets", Specific({A0: 1}), [A0, A1])
-    with pytest.raises(OptionError, match="option startingOffsets names what is not read: b-0"):
+    with pytest.raises(OptionError, match=r"option startingOffsets names what is not read: b-0"):
         there.resolve("startingOffsets", Specific({A0: 1, B0: 1}), [A0])
-    with pytest.raises(OptionError, match="option endingOffsetsByTimestamp must name every partition"):
+    with pytest.raises(OptionError, match=r"option endingOffsetsByTimestamp must name every partition"):
         there.resolve("endingOffsets", ByTimestamp({A0: 1}, True), [A0, A1])
 
 

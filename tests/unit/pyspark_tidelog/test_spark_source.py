@@ -1,5 +1,7 @@
 """What Spark sees of the source and the sink: schemas, refusals, rounds of batches."""
 
+# ruff: noqa: E402 (nothing here can be imported without the skipped package)
+
 import pytest
 
 pytest.importorskip("pyspark")

@@ -315,6 +315,19 @@ def test_the_file_system_around_files(disk: LocalDisk, tmp_path: Path) -> None:
     assert disk.free_bytes(root) > 0
 
 
+def test_directories_are_made_durable(disk: LocalDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[str] = []
+    monkeypatch.setattr(disk, "sync_dir", synced.append)
+    disk.make_dirs(f"{tmp_path}/a/b/c")
+    assert synced == [f"{tmp_path}", f"{tmp_path}/a", f"{tmp_path}/a/b"]
+    disk.make_dirs(f"{tmp_path}/a/b/c")
+    disk.make_dirs(f"{tmp_path}/a/b/d/")
+    assert synced[3:] == [f"{tmp_path}/a/b"]
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(FileExistsError):
+        disk.make_dirs(f"{tmp_path}/file")
+
+
 def test_a_lock_keeps_out_this_process_and_others(disk: LocalDisk, tmp_path: Path) -> None:
     path = str(tmp_path / ".lock")
     held = disk.lock(path)

@@ -1,105 +1,22 @@
 """The real network: streams over loopback, on asyncio and on uvloop."""
 
 import asyncio
-import contextlib
 import errno
-import logging
 import os
-import resource
 import socket
 import struct
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import pytest
 
-from tidelog.runtime import network as network_module
-from tidelog.runtime.interfaces import File, FileRegion, Listener, Runtime, Stream
+from network_harness import Peer, Server, pair, raw_connection
+from tidelog.runtime.disk import LocalFile
+from tidelog.runtime.interfaces import File, FileRegion, Runtime, Stream
 from tidelog.runtime.stream import RECEIVE_BYTES_MAX, TURN_BYTES_MAX
 
 Run: TypeAlias = Callable[[Callable[[Runtime], Coroutine[Any, Any, None]]], None]
-
-
-class Peer:
-    """A receiver that keeps what it gets and lets a test wait for it."""
-
-    def __init__(self, *, buffer_bytes: int = 65_536) -> None:
-        self.stream: Stream
-        self.data = bytearray()
-        self.counts: list[int] = []
-        self.drains = 0
-        self.ends: list[OSError | None] = []
-        self.changed = asyncio.Event()
-        self._buffer = memoryview(bytearray(buffer_bytes))
-
-    def connected(self, stream: Stream) -> None:
-        self.stream = stream
-        self.changed.set()
-
-    def get_buffer(self) -> memoryview:
-        return self._buffer
-
-    def received(self, count: int) -> None:
-        self.data += self._buffer[:count]
-        self.counts.append(count)
-        self.changed.set()
-
-    def drained(self) -> None:
-        self.drains += 1
-        self.changed.set()
-
-    def closed(self, error: OSError | None) -> None:
-        self.ends.append(error)
-        self.changed.set()
-
-    async def until(self, condition: Callable[[], bool]) -> None:
-        while not condition():
-            self.changed.clear()
-            await self.changed.wait()
-
-
-class Server:
-    """A listener whose connections are kept in order."""
-
-    def __init__(self, make: Callable[[], Peer] = Peer) -> None:
-        self.make = make
-        self.peers: list[Peer] = []
-        self.listener: Listener
-
-    def accept(self) -> Peer:
-        self.peers.append(self.make())
-        return self.peers[-1]
-
-    async def start(self, runtime: Runtime, host: str = "127.0.0.1") -> "Server":
-        self.listener = await runtime.network.listen(host, 0, self.accept)
-        return self
-
-
-async def pair(runtime: Runtime, *, server: Peer | None = None, client: Peer | None = None) -> tuple[Peer, Peer]:
-    """A connected server side and client side."""
-    listening = await Server(lambda: server or Peer()).start(runtime)
-    client = client or Peer()
-    await runtime.network.connect("127.0.0.1", listening.listener.port, client)
-    while not listening.peers:
-        await asyncio.sleep(0)
-    return listening.peers[0], client
-
-
-async def raw_connection(port: int) -> socket.socket:
-    """A plain socket, for what a well-behaved stream does not do."""
-    connection = socket.socket()
-    connection.setblocking(False)
-    await asyncio.get_running_loop().sock_connect(connection, ("127.0.0.1", port))
-    return connection
-
-
-async def read_all(connection: socket.socket, size: int) -> bytes:
-    loop = asyncio.get_running_loop()
-    data = bytearray()
-    while len(data) < size and (part := await loop.sock_recv(connection, 1 << 20)):
-        data += part
-    return bytes(data)
 
 
 def test_bytes_arrive_in_order_both_ways(run: Run) -> None:
@@ -237,6 +154,25 @@ def test_files_without_a_descriptor_are_read_and_copied(run: Run) -> None:
     run(test)
 
 
+def test_file_systems_without_sendfile_are_read_and_copied(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_args: object) -> int:
+        raise OSError(errno.EINVAL, "no splice here")
+
+    monkeypatch.setattr(LocalFile, "send_to", refuse)
+
+    async def test(runtime: Runtime) -> None:
+        content = os.urandom(5 << 20)
+        (tmp_path / "a.log").write_bytes(content)
+        server, client = await pair(runtime)
+        server.stream.write([FileRegion(runtime.disk.open(str(tmp_path / "a.log")), 0, len(content))])
+        await client.until(lambda: len(client.data) == len(content))
+        assert client.data == content
+
+    run(test)
+
+
 def test_a_region_beyond_its_file_ends_the_connection_and_is_logged(
     run: Run, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -313,6 +249,25 @@ def test_finish_lets_the_backlog_out_and_survives_unread_requests(run: Run) -> N
         assert bytes(client.data) == answer
         assert (client.ends, server.ends) == ([None], [None])
         assert server.counts == []
+
+    run(test)
+
+
+def test_finish_takes_no_more_than_so_much(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tidelog.runtime.stream.LINGER_SECONDS", 3600)
+    monkeypatch.setattr("tidelog.runtime.stream.LINGER_BYTES_MAX", 100_000)
+
+    async def test(runtime: Runtime) -> None:
+        server = await Server().start(runtime)
+        connection = await raw_connection(server.listener.port)
+        while not server.peers:
+            await asyncio.sleep(0)
+        server.peers[0].stream.finish()
+        with pytest.raises(ConnectionError):
+            await asyncio.get_running_loop().sock_sendall(connection, bytes(50_000_000))
+        await server.peers[0].until(lambda: bool(server.peers[0].ends))
+        assert server.peers[0].counts == []
+        connection.close()
 
     run(test)
 
@@ -449,167 +404,3 @@ def test_a_failing_receiver_loses_its_connection_and_nothing_else(
         await server.peers[1].until(lambda: bool(server.peers[1].data))
 
     run(test)
-
-
-class Echo(Peer):
-    def __init__(self) -> None:
-        super().__init__(buffer_bytes=256)
-
-    def received(self, count: int) -> None:
-        self.stream.write([bytes(self._buffer[:count])])
-
-
-def test_a_thousand_connections_each_answered(run: Run) -> None:
-    async def test(runtime: Runtime) -> None:
-        server = await Server(Echo).start(runtime)
-        clients = [Peer(buffer_bytes=256) for _ in range(1000)]
-        for number, client in enumerate(clients):
-            await runtime.network.connect("127.0.0.1", server.listener.port, client)
-            client.stream.write([b"%d" % number])
-        for number, client in enumerate(clients):
-            await client.until(lambda client=client, number=number: client.data == b"%d" % number)  # type: ignore[misc]
-        assert len(server.peers) == 1000
-
-    run(test)
-
-
-@contextlib.contextmanager
-def no_free_descriptors() -> Iterator[list[int]]:
-    """Every descriptor is taken; closing the yielded ones frees as many."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    highest = max(int(entry.name) for entry in Path("/proc/self/fd").iterdir())
-    resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 32, hard))
-    taken: list[int] = []
-    try:
-        with contextlib.suppress(OSError):
-            while True:
-                taken.append(os.open("/dev/null", os.O_RDONLY))
-        yield taken
-    finally:
-        for descriptor in taken:
-            os.close(descriptor)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-
-
-@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="needs /proc")
-@pytest.mark.parametrize("freed_by", ["the end of an own connection", "others"])
-def test_without_descriptors_accepting_waits_and_goes_on(
-    run: Run, freed_by: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(network_module, "RETRY_SECONDS", 0.02 if freed_by == "others" else 3600.0)
-
-    async def test(runtime: Runtime) -> None:
-        server = await Server().start(runtime)
-        first = await raw_connection(server.listener.port)
-        while not server.peers:
-            await asyncio.sleep(0)
-        waiting = socket.socket()
-        waiting.setblocking(False)
-        failures: list[OSError] = []
-        back_off = server.listener._back_off  # type: ignore[attr-defined]
-
-        def counted(error: OSError) -> None:
-            failures.append(error)
-            back_off(error)
-
-        server.listener._back_off = counted  # type: ignore[attr-defined]
-        with no_free_descriptors(), caplog.at_level(logging.WARNING, "tidelog.network"):
-            waiting.connect_ex(("127.0.0.1", server.listener.port))
-            while not failures:
-                await asyncio.sleep(0)
-            for _ in range(200):
-                await asyncio.sleep(0)
-            assert len(failures) <= 10  # it does not spin on the waiting connection
-            if freed_by != "others":
-                server.peers[0].stream.abort()
-                while len(server.peers) < 2:
-                    await asyncio.sleep(0)
-        while len(server.peers) < 2:
-            await asyncio.sleep(0.01)
-        server.peers[1].stream.abort()
-        while "accepting again" not in caplog.text:
-            await asyncio.sleep(0.01)
-        assert len(server.peers) == 2
-        assert caplog.text.count("cannot accept") == 1
-        first.close()
-        waiting.close()
-
-    run(test)
-
-
-def test_names_and_both_families_are_listened_on(run: Run) -> None:
-    async def test(runtime: Runtime) -> None:
-        server = await Server().start(runtime, "localhost")
-        reached = 0
-        for host in ("127.0.0.1", "::1", "localhost"):
-            client = Peer()
-            try:
-                stream = await runtime.network.connect(host, server.listener.port, client)
-            except OSError:
-                assert host == "::1"  # no IPv6 here, or the resolver knows localhost by IPv4 alone
-                continue
-            reached += 1
-            assert stream.peer.endswith(f":{server.listener.port}")
-        assert reached >= 2
-
-        everywhere = await Server().start(runtime, "::")
-        client = Peer()
-        await runtime.network.connect("127.0.0.1", everywhere.listener.port, client)
-        client.stream.write([b"x"])
-        while not everywhere.peers or not everywhere.peers[0].data:
-            await asyncio.sleep(0)
-        assert everywhere.peers[0].stream.peer.startswith("127.0.0.1:")
-
-        six = await Server().start(runtime, "::1")
-        client = Peer()
-        stream = await runtime.network.connect("::1", six.listener.port, client)
-        assert stream.peer == f"[::1]:{six.listener.port}"
-
-    run(test)
-
-
-def test_refusals_are_os_errors(run: Run) -> None:
-    async def test(runtime: Runtime) -> None:
-        server = await Server().start(runtime)
-        port = server.listener.port
-        with pytest.raises(OSError) as busy:
-            await runtime.network.listen("127.0.0.1", port, Peer)
-        assert busy.value.errno == errno.EADDRINUSE
-        with pytest.raises(OSError):
-            await runtime.network.listen("192.0.2.1", 0, Peer)  # TEST-NET-1: no machine has it
-        with pytest.raises(OSError):
-            await runtime.network.listen("no-such-host.invalid", 0, Peer)
-        client = Peer()
-        await runtime.network.connect("127.0.0.1", port, client)
-        while not server.peers:
-            await asyncio.sleep(0)
-        server.listener.close()
-        server.listener.close()
-        with pytest.raises(ConnectionRefusedError):
-            await runtime.network.connect("127.0.0.1", port, Peer())
-        client.stream.write([b"lives on"])
-        await server.peers[0].until(lambda: server.peers[0].data == b"lives on")
-
-    run(test)
-
-
-def test_closing_the_network_ends_every_connection(run: Run) -> None:
-    async def test(runtime: Runtime) -> None:
-        server, client = await pair(runtime)
-        await runtime.close()
-        assert (server.ends, client.ends) == ([None], [None])
-        assert runtime.network.connection_count == 0  # type: ignore[attr-defined]
-
-    run(test)
-
-
-def test_only_loopback_connections_change_the_congestion_control(monkeypatch: pytest.MonkeyPatch) -> None:
-    if not hasattr(socket, "TCP_CONGESTION"):
-        pytest.skip("the platform has no choice of congestion control")
-    with socket.create_server(("127.0.0.1", 0)) as listening, socket.create_connection(listening.getsockname()) as one:
-        before = one.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
-        network_module._tune(one, "203.0.113.9")
-        assert one.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16) == before
-        assert one.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
-        network_module._tune(one, "127.0.0.1")
-        assert one.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).startswith((b"reno", b"cubic"))

@@ -28,7 +28,7 @@ from tidelog.wire.messages.produce import (
     TopicProduceResponse,
 )
 from tidelog.wire.messages.sync_group import SyncGroupRequest, SyncGroupResponse
-from tidelog.wire.records import Record, decode_records
+from tidelog.wire.records import Record, decode_records, encode_batch
 
 KNOWN: list[type[Message]] = [MetadataRequest, ProduceRequest, FetchRequest, JoinGroupRequest, SyncGroupRequest]
 REQUESTS = {request.api_key: request for request in KNOWN}
@@ -105,6 +105,10 @@ def test_answers_find_their_questions() -> None:
 def test_records_go_and_come() -> None:
     kept = bytearray()
 
+    def served() -> bytes:
+        second = encode_batch([Record(value=b"v3"), Record(value=b"v4")], base_offset=3)
+        return bytes(kept + second + second[:70])
+
     def answer(request: Message) -> Message:
         if isinstance(request, ProduceRequest):
             records = request.topic_data[0].partition_data[0].records
@@ -114,7 +118,7 @@ def test_records_go_and_come() -> None:
             return ProduceResponse(responses=[done])
         assert isinstance(request, FetchRequest)
         assert request.topics[0].partitions[0].fetch_offset == 1
-        found = FetchableTopicResponse(topic="t", partitions=[PartitionData(high_watermark=3, records=bytes(kept))])
+        found = FetchableTopicResponse(topic="t", partitions=[PartitionData(high_watermark=3, records=served())])
         return FetchResponse(responses=[found])
 
     with simulated(2) as world:
@@ -126,7 +130,10 @@ def test_records_go_and_come() -> None:
             assert [record.value for record in decode_records(bytes(kept))] == [b"v0", b"v1", b"v2"]
             data, records = await client.fetch("t", 0, 1)
             assert data.high_watermark == 3
-            assert [record.value for record in records] == [b"v1", b"v2"]  # not what lies before the asked offset
+            assert [record.value for record in records] == [b"v1", b"v2", b"v3", b"v4"]  # none before the asked offset
+            kept[-1] ^= 1
+            with pytest.raises(BrokenProtocol, match="checksum"):
+                await client.fetch("t", 0, 1)
             assert (ProduceRequest.api_key, 12) in broker.versions
 
         world.run(scenario())

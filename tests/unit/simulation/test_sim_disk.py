@@ -129,16 +129,17 @@ def test_names_are_durable_after_the_sync_of_their_directory(synced: bool) -> No
         assert all(("old" in names) != ("new" in names) for names in seen)  # type: ignore[operator]
 
 
-def test_a_directory_that_was_not_synced_takes_its_files_with_it() -> None:
+def test_directories_are_durable_when_made_and_move_with_their_files() -> None:
     disk = new_disk()
     disk.make_dirs("/data/deep")
+    assert outcomes(disk, lambda cut: cut.is_dir("/data/deep")) == {True}
     disk.open("/data/deep/a", create=True).sync()
+    assert False in outcomes(disk, lambda cut: cut.exists("/data/deep/a"))
     disk.sync_dir("/data/deep")
-    assert False in outcomes(disk, lambda cut: cut.exists("/data/deep/a"))
-    disk.sync_dir("/data")
-    assert False in outcomes(disk, lambda cut: cut.exists("/data/deep/a"))
-    disk.sync_dir("/")
     assert outcomes(disk, lambda cut: cut.exists("/data/deep/a")) == {True}
+    disk.rename("/data/deep", "/data/moved")
+    where = outcomes(disk, lambda cut: (cut.exists("/data/deep/a"), cut.exists("/data/moved/a")))
+    assert where == {(True, False), (False, True)}
 
 
 def test_a_move_between_directories_leaves_exactly_one_name() -> None:

@@ -3,54 +3,16 @@
 import asyncio
 import errno
 import random
-from collections.abc import Callable
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidelog.runtime.interfaces import FileRegion, Runtime, Stream
+from network_harness import Peer
+from tidelog.runtime.interfaces import FileRegion, Runtime
 from tidelog.simulation.loop import Deadlock
 from tidelog.simulation.network import Conditions
 from tidelog.simulation.world import World, simulated
-
-
-class Peer:
-    """A receiver that keeps what it gets and lets a test wait for it."""
-
-    def __init__(self, *, buffer_bytes: int = 65_536) -> None:
-        self.stream: Stream
-        self.data = bytearray()
-        self.counts: list[int] = []
-        self.drains = 0
-        self.ends: list[OSError | None] = []
-        self.changed = asyncio.Event()
-        self._buffer = memoryview(bytearray(buffer_bytes))
-
-    def connected(self, stream: Stream) -> None:
-        self.stream = stream
-        self.changed.set()
-
-    def get_buffer(self) -> memoryview:
-        return self._buffer
-
-    def received(self, count: int) -> None:
-        self.data += self._buffer[:count]
-        self.counts.append(count)
-        self.changed.set()
-
-    def drained(self) -> None:
-        self.drains += 1
-        self.changed.set()
-
-    def closed(self, error: OSError | None) -> None:
-        self.ends.append(error)
-        self.changed.set()
-
-    async def until(self, condition: Callable[[], bool]) -> None:
-        while not condition():
-            self.changed.clear()
-            await self.changed.wait()
 
 
 async def pair(client: Runtime, server: Runtime, host: str = "b") -> tuple[Peer, Peer]:

@@ -70,11 +70,6 @@ def test_collecting_imports_nothing_of_the_broker(tmp_path: Path) -> None:
     assert loaded(output) == ["tidelog", "tidelog.testing", "tidelog.testing.pytest_plugin"]
 
 
-def test_a_run_without_the_fixture_imports_nothing_of_the_broker(tmp_path: Path) -> None:
-    output = run_pytest(tmp_path, "def test_it(): pass", *PLUGIN)
-    assert loaded(output) == ["tidelog", "tidelog.testing", "tidelog.testing.pytest_plugin"]
-
-
 def test_each_test_has_a_broker_of_its_own(tmp_path: Path) -> None:
     output = run_pytest(tmp_path, BOOTSTRAPS.format(distinct=2), *PLUGIN)
     assert "2 passed" in output
@@ -102,9 +97,3 @@ def test_settings_are_a_fixture_to_override(tmp_path: Path) -> None:
     """
     test = "def test_it(tidelog_broker):\n    assert tidelog_broker.settings['num.partitions'] == '5'\n"
     assert "1 passed" in run_pytest(tmp_path, test, *PLUGIN, conftest=conftest)
-
-
-def test_the_help_lists_the_fixtures(tmp_path: Path) -> None:
-    output = run_pytest(tmp_path, "def test_it(): pass", *PLUGIN, "--fixtures")
-    assert "tidelog_broker" in output
-    assert "A running broker." in output

@@ -1,0 +1,189 @@
+#!/usr/bin/env python3
+"""Reads of a topic by format("tidelog") and by Spark's own JVM Kafka connector, side by side, against the same broker.
+
+    bench/spark.py [--bootstrap HOST:PORT] [--records N] [--size BYTES] [--partitions N] [--cores N] [--rounds N] [--jvm DIR]
+
+Without --bootstrap a broker of this checkout is started, with its log on /dev/shm; give Apache Kafka's address to read from that. The
+topic is made and filled when it is not there with that many records. Each Spark lives through all rounds, after rounds that are not
+counted (a JVM's compiler needs them); rounds take turns. The table shows medians and the ratio; `cpu` is the CPU time of a round in
+Spark and its Python workers, without the broker's: the steadiest figure on a machine that does other work. The exit code is 1 below
+the bar, 1.3 times the connector's rate.
+
+The connector runs in an environment of its own, made at the first run in --jvm (default ~/.cache/tidelog-bench): the newest PySpark
+that it is published for, from PyPI, and its jars by mvn. This script's Python needs tidelog[spark]; Java 17 or newer runs both.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from compare import cpu
+from confluent_kafka import KafkaException, Producer, TopicPartition
+from confluent_kafka import Consumer as KafkaConsumer
+from confluent_kafka.admin import AdminClient, NewTopic
+
+HERE = pathlib.Path(__file__).resolve().parent
+CACHE = pathlib.Path(os.environ.get("XDG_CACHE_HOME", pathlib.Path.home() / ".cache")) / "tidelog-bench"
+CONNECTOR = "4.1.1"
+BAR = 1.3
+UNCOUNTED = 3
+
+POM = f"""<project xmlns="http://maven.apache.org/POM/4.0.0"><modelVersion>4.0.0</modelVersion>
+<groupId>tidelog</groupId><artifactId>spark-connector</artifactId><version>1</version><dependencies><dependency>
+<groupId>org.apache.spark</groupId><artifactId>spark-sql-kafka-0-10_2.13</artifactId><version>{CONNECTOR}</version>
+</dependency></dependencies></project>"""
+
+
+def connector(folder: pathlib.Path) -> tuple[pathlib.Path, str]:
+    """The Python with the connector's PySpark, and its jars; made the first time."""
+    home = folder / f"spark-connector-{CONNECTOR}"
+    python, jars = home / "venv" / "bin" / "python", home / "jars"
+    if not (home / "complete").exists():
+        home.mkdir(parents=True, exist_ok=True)
+        (home / "pom.xml").write_text(POM)
+        subprocess.run([sys.executable, "-m", "venv", home / "venv"], check=True)
+        subprocess.run([python, "-m", "pip", "install", "--quiet", f"pyspark=={CONNECTOR}"], check=True)
+        copy = ["dependency:copy-dependencies", "-DincludeScope=runtime", f"-DoutputDirectory={jars}"]
+        subprocess.run(["mvn", "-q", "-B", "-f", home / "pom.xml", *copy], check=True, stdout=sys.stderr)
+        (home / "complete").touch()
+    return python, ",".join(map(str, sorted(jars.glob("*.jar"))))
+
+
+class Spark:
+    """One child, which reads when it is told to."""
+
+    def __init__(self, form: str, python: pathlib.Path, bootstrap: str, topic: str, cores: int, jars: str) -> None:
+        from pyspark_tidelog.java import ensure_java
+
+        self.form = form
+        environment = os.environ | {"JAVA_HOME": str(ensure_java()), "SPARK_LOCAL_IP": "127.0.0.1"}
+        command = [python, HERE / "spark_reader.py", form, bootstrap, topic, str(cores), jars]
+        pipe = subprocess.PIPE
+        self.child = subprocess.Popen(
+            command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True, env=environment
+        )
+        self.version = self._line()["version"]
+        self.seconds: list[float] = []
+        self.cpu: list[float] = []
+
+    def read(self, rows: int, size: int) -> None:
+        before = cpu(self.child.pid)
+        assert self.child.stdin
+        self.child.stdin.write("read\n")
+        self.child.stdin.flush()
+        done = self._line()
+        if (done["rows"], done["bytes"]) != (rows, rows * size):
+            raise SystemExit(f"format {self.form} read {done}, not {rows} rows of {size} bytes")
+        self.seconds.append(done["seconds"])
+        self.cpu.append(cpu(self.child.pid) - before)
+
+    def close(self) -> None:
+        assert self.child.stdin
+        self.child.stdin.close()
+        self.child.wait()
+
+    def _line(self) -> dict[str, float]:
+        assert self.child.stdout
+        for line in self.child.stdout:
+            if line.startswith("{"):
+                found: dict[str, float] = json.loads(line)
+                return found
+        raise SystemExit(f"the Spark of format {self.form} ended")
+
+
+def fill(bootstrap: str, topic: str, records: int, size: int, partitions: int) -> None:
+    """Make the topic and its records, unless they are there. Records go to the partitions in turn, 1,000 at a time."""
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    try:
+        admin.create_topics([NewTopic(topic, partitions)])[topic].result(30)
+    except KafkaException:  # it is there
+        with_offsets = KafkaConsumer({"bootstrap.servers": bootstrap, "group.id": "bench"})
+        ends = [with_offsets.get_watermark_offsets(TopicPartition(topic, i), 30)[1] for i in range(partitions)]
+        with_offsets.close()
+        if sum(ends) == records:
+            return
+        raise SystemExit(f"topic {topic} is there with {sum(ends)} records, not {records}: delete it") from None
+    producer = Producer({"bootstrap.servers": bootstrap, "queue.buffering.max.messages": 500_000, "linger.ms": 5})
+    value = bytes(i * 7 % 256 for i in range(size))
+    for i in range(records):
+        if i % 1000 == 0:
+            producer.poll(0)
+        while True:
+            try:
+                producer.produce(topic, value=value, partition=i // 1000 % partitions)
+                break
+            except BufferError:
+                producer.poll(0.1)
+    if producer.flush(120):
+        raise SystemExit("the records could not be written")
+
+
+@contextmanager
+def broker(bootstrap: str | None) -> Iterator[str]:
+    if bootstrap:
+        yield bootstrap
+        return
+    from tidelog.testing import Broker
+
+    shared = "/dev/shm"
+    with tempfile.TemporaryDirectory(dir=shared if pathlib.Path(shared).is_dir() else None) as data:
+        with Broker(process=True, data=data) as started:
+            yield started.bootstrap
+
+
+def table(tidelog: Spark, jvm: Spark, rows: int) -> float:
+    """Print it; the ratio of the rates."""
+
+    def figures(spark: Spark) -> tuple[float, float]:
+        return rows / statistics.median(spark.seconds) / 1e6, statistics.median(spark.cpu)
+
+    (ours, our_cpu), (theirs, their_cpu) = figures(tidelog), figures(jvm)
+    print(f"| {'read':28} | {'M rows/s':>8} | {'cpu s':>6} |\n|{'-' * 30}|{'-' * 10}|{'-' * 8}|")
+    print(f"| {'tidelog, Spark ' + str(tidelog.version):28} | {ours:8.2f} | {our_cpu:6.1f} |")
+    print(f"| {'JVM connector, Spark ' + str(jvm.version):28} | {theirs:8.2f} | {their_cpu:6.1f} |")
+    print(f"| {'ratio':28} | {ours / theirs:8.2f} | {our_cpu / their_cpu:6.2f} |")
+    return ours / theirs
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--bootstrap")
+    parser.add_argument("--topic", default="bench-spark")
+    parser.add_argument("--records", type=int, default=5_000_000)
+    parser.add_argument("--size", type=int, default=100)
+    parser.add_argument("--partitions", type=int, default=4)
+    parser.add_argument("--cores", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--jvm", type=pathlib.Path, default=CACHE)
+    chosen = parser.parse_args()
+    python, jars = connector(chosen.jvm)
+    with broker(chosen.bootstrap) as bootstrap:
+        began = time.monotonic()
+        fill(bootstrap, chosen.topic, chosen.records, chosen.size, chosen.partitions)
+        print(f"{chosen.records} records of {chosen.size} B ready in {time.monotonic() - began:.0f} s", file=sys.stderr)
+        sparks = [
+            Spark("tidelog", pathlib.Path(sys.executable), bootstrap, chosen.topic, chosen.cores, ""),
+            Spark("kafka", python, bootstrap, chosen.topic, chosen.cores, jars),
+        ]
+        for number in range(UNCOUNTED + chosen.rounds):
+            for spark in sparks:
+                spark.read(chosen.records, chosen.size)
+                print(f"{spark.form}: {spark.seconds[-1]:.2f} s, cpu {spark.cpu[-1]:.1f} s", file=sys.stderr)
+                if number < UNCOUNTED:
+                    spark.seconds.clear()
+                    spark.cpu.clear()
+        for spark in sparks:
+            spark.close()
+    return int(table(*sparks, chosen.records) < BAR)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,220 @@
+"""`tidelog log`: dump and verify. On files, without a broker."""
+
+import json as json_text
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tidelog.cli.connection import AsJson
+from tidelog.cli.errors import CommandError
+from tidelog.cli.records import text_or_base64
+from tidelog.cli.tables import count, print_json, printable, size
+from tidelog.cli.when import iso
+
+if TYPE_CHECKING:
+    from tidelog.log.dump import Entry
+    from tidelog.log.verify import Verified
+    from tidelog.runtime.disk import LocalDisk
+
+app = typer.Typer(add_completion=False, no_args_is_help=True)
+
+Path = Annotated[
+    str,
+    typer.Argument(
+        metavar="PATH", show_default=False, help="A log file, a partition's directory, or a data directory."
+    ),
+]
+
+USUAL = {
+    "magic": 2,
+    "crc_ok": True,
+    "codec": "none",
+    "timestamp_type": "CreateTime",
+    "leader_epoch": -1,
+    "producer_id": -1,
+    "producer_epoch": -1,
+    "base_sequence": -1,
+    "transactional": False,
+    "control": False,
+    "headers": [],
+    "coordinator_epoch": -1,
+    "transaction_start": -1,
+}
+"""What a line for people leaves out: it says something only when it differs."""
+
+APART = ("file", "kind", "position", "crc")
+"""What a line for people has elsewhere: in its head, or (the CRC) nowhere, as `crc_ok` says what matters."""
+
+
+@app.callback()
+def log() -> None:
+    """Look into log files, Tidelog's or Apache Kafka's.
+
+    The files are only read. Under a running broker the last batch may be
+    half written: stop it first, or look at a copy.
+
+    Examples:
+
+    $ tidelog log dump tidelog-data/orders-0
+    $ tidelog log verify tidelog-data
+    """
+
+
+@app.command()
+def dump(
+    path: Path,
+    records: Annotated[bool, typer.Option("--records", "-r", help="The records of each batch, too.")] = False,
+    json: AsJson = False,
+) -> None:
+    """Print what stands in log files: batches, index entries, checkpoints.
+
+    One entry a line, with its position in the file. What is as usual is
+    left out of a line; --json has everything, one object a line. Exit
+    code 1 when damage was met.
+
+    Examples:
+
+    $ tidelog log dump tidelog-data/orders-0
+    $ tidelog log dump tidelog-data/orders-0/00000000000000000000.log -r
+    $ tidelog log dump tidelog-data/orders-0 --json | jq .base_offset
+    """
+    from tidelog.log.dump import dump
+
+    damaged = False
+    file = None
+    with reading(path) as (disk, full_path):
+        for entry in dump(disk, full_path, records=records):
+            damaged |= entry["kind"] == "damage"
+            if json:
+                print(json_text.dumps(entry_json(entry), ensure_ascii=False))
+                continue
+            if entry["file"] != file:
+                file = entry["file"]
+                print(f"{as_typed(str(file), full_path, path)}:")
+            print(entry_text(entry))
+    if damaged:
+        raise CommandError("damage was found: see above (tidelog log verify finds all of it)")
+
+
+@app.command()
+def verify(
+    path: Path,
+    records: Annotated[bool, typer.Option("--records/--no-records", help="Decode every record; slower.")] = True,
+    json: AsJson = False,
+) -> None:
+    """Find every defect in log files.
+
+    Batches and their CRC, every record, indexes, snapshots, checkpoints.
+    Exit code 1 when there is damage; notes are not damage.
+
+    Examples:
+
+    $ tidelog log verify tidelog-data
+    $ tidelog log verify tidelog-data/orders-0 --no-records
+    $ tidelog log verify /var/lib/kafka/data --json
+    """
+    from tidelog.log.verify import verify
+
+    with reading(path) as (disk, full_path), working(f"Verifying {full_path}"):
+        result = verify(disk, full_path, records=records)
+    if json:
+        print_json(verified_json(result))
+        raise typer.Exit(1 if result.damaged else 0)
+    for finding in result.findings:
+        file = as_typed(finding.path, full_path, path)
+        print(printable(f"{finding.severity}: {file} at {finding.position}: {finding.reason}"))
+    what = [f"{count(result.files)} files", size(result.bytes), f"{count(result.batches)} batches"]
+    if records:
+        what.append(f"{count(result.records)} records")
+    damages = sum(finding.severity == "damage" for finding in result.findings)
+    print(f"{', '.join(what)}: {f'{damages} damaged' if damages else 'no damage'}")
+    raise typer.Exit(1 if result.damaged else 0)
+
+
+@contextmanager
+def reading(path: str) -> "Iterator[tuple[LocalDisk, str]]":
+    """A disk, and the path as the library takes it. Raises CommandError for what cannot be read."""
+    from tidelog.runtime.disk import LocalDisk
+
+    disk = LocalDisk()
+    try:
+        yield disk, os.path.abspath(path)  # noqa: PTH100 - not resolved: what is shown is what was typed
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise CommandError(f"{error.filename or path}: {error.strerror}") from error
+    finally:
+        disk.close()
+
+
+def as_typed(file: str, full_path: str, path: str) -> str:
+    """A file below `full_path` as one below `path`, which the user typed for it."""
+    return path.rstrip("/") + file.removeprefix(full_path)
+
+
+@contextmanager
+def working(what: str) -> Iterator[None]:
+    """A sign of life at a terminal."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    from tidelog.cli.tables import console
+
+    with console(stderr=True).status(what):
+        yield
+
+
+def entry_text(entry: "Entry") -> str:
+    """`     4096  batch  base_offset=... ...`; a record's line has its offset in place of the position."""
+    kind = str(entry["kind"])
+    shown = {name: value for name, value in entry.items() if name not in APART and USUAL.get(name, ...) != value}
+    if kind == "record":
+        head = f"{'':12}  record  "
+    else:
+        head = f"{entry['position']:>12}  {kind}  "
+    return head + " ".join(f"{name}={value_text(name, value)}" for name, value in shown.items())
+
+
+def value_text(name: str, value: object) -> str:
+    if isinstance(value, bytes):
+        return quoted(value)
+    if isinstance(value, list):
+        return "[" + " ".join(f"{key}={value_text('', data)}" for key, data in value) + "]"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int) and "timestamp" in name and value >= 0:
+        return iso(value)
+    return "null" if value is None else printable(str(value))
+
+
+def quoted(data: bytes) -> str:
+    """Bytes in quotes: as text where they are UTF-8, with escapes for what is not and for control characters."""
+    return '"' + printable(data.decode(errors="backslashreplace")).replace('"', '\\"') + '"'
+
+
+def entry_json(entry: "Entry") -> dict[str, Any]:
+    """The entry as it is; bytes that are not UTF-8 under the name with `_base64`."""
+    document: dict[str, Any] = {}
+    for name, value in entry.items():
+        if isinstance(value, bytes):
+            document |= text_or_base64(name, value)
+        elif name == "headers" and isinstance(value, list):
+            document[name] = [{"key": key, **text_or_base64("value", data)} for key, data in value]
+        else:
+            document[name] = value
+    return document
+
+
+def verified_json(result: "Verified") -> dict[str, Any]:
+    return {
+        "files": result.files,
+        "bytes": result.bytes,
+        "batches": result.batches,
+        "records": result.records,
+        "damaged": result.damaged,
+        "findings": [finding._asdict() for finding in result.findings],
+    }

@@ -1,0 +1,5 @@
+"""The flash sale: real orders in bursts, workers that never oversell, a Spark pipeline, a checker that believes nobody.
+
+gateway -> orders -> worker x 2 <-> ledger (SQLite, with an outbox) -> order-events -> messages, risk, statistics
+                                                                                    -> pipeline -> Parquet, reorders
+"""

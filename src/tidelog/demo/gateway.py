@@ -1,0 +1,47 @@
+"""The gateway: replays the invoice lines as orders, in bursts far faster than the workers may work.
+
+python -m tidelog.demo.gateway BOOTSTRAP EXPIRY_MS BURSTS PAUSE_S
+"""
+
+import sys
+import time
+
+from confluent_kafka import KafkaError, Message, Producer
+
+from tidelog.demo.ledger import now_ms
+from tidelog.demo.orders import ORDERS, read_orders
+
+
+def replay(bootstrap: str, *, expiry_ms: int, bursts: int, pause_s: float) -> int:
+    """Send every order; returns how many the broker has acknowledged. Raises RuntimeError when one is not taken."""
+    producer = Producer(
+        {"bootstrap.servers": bootstrap, "enable.idempotence": True, "linger.ms": 5, "compression.type": "lz4"}
+    )
+    acknowledged = 0
+    refused: list[KafkaError] = []
+
+    def delivered(error: KafkaError | None, message: Message) -> None:
+        nonlocal acknowledged
+        if error is None:
+            acknowledged += 1
+        else:
+            refused.append(error)
+
+    orders, _ = read_orders()
+    size = -(-len(orders) // bursts)
+    for start in range(0, len(orders), size):
+        for order in orders[start : start + size]:
+            sent_ms = now_ms()
+            order = order._replace(sent_ms=sent_ms, expires_ms=sent_ms + expiry_ms)
+            producer.produce(ORDERS, order.to_json(), order.product, on_delivery=delivered)
+            producer.poll(0)
+        producer.flush()
+        if start + size < len(orders):
+            time.sleep(pause_s)
+    if refused:
+        raise RuntimeError(f"{len(refused)} orders were not taken: {refused[0]}")
+    return acknowledged
+
+
+if __name__ == "__main__":
+    print(replay(sys.argv[1], expiry_ms=int(sys.argv[2]), bursts=int(sys.argv[3]), pause_s=float(sys.argv[4])))

@@ -1,0 +1,137 @@
+"""The truth about stock and orders: one SQLite file that all workers share.
+
+An order's outcome, the stock that it takes and the event that tells of it are one transaction. So a worker may be
+killed at any point and its orders delivered again: an order that has an outcome is never decided twice, and an event
+that was written is published sooner or later (the outbox).
+"""
+
+import sqlite3
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from tidelog.demo.orders import Order
+
+ACCEPTED, SOLD_OUT, EXPIRED = "accepted", "sold out", "expired"
+OUTCOMES = (ACCEPTED, SOLD_OUT, EXPIRED)
+ORPHAN_MS = 2000
+"""After that an event that its worker has not published is anyone's to publish."""
+
+SCHEMA = """
+CREATE TABLE stock (product TEXT PRIMARY KEY, opening INTEGER NOT NULL, units INTEGER NOT NULL CHECK (units >= 0));
+CREATE TABLE outcomes (
+    order_id TEXT PRIMARY KEY, product TEXT NOT NULL, quantity INTEGER NOT NULL, outcome TEXT NOT NULL
+) WITHOUT ROWID;
+CREATE TABLE outbox (
+    event_id INTEGER PRIMARY KEY, worker TEXT NOT NULL, decided_ms INTEGER NOT NULL, product TEXT NOT NULL,
+    body TEXT NOT NULL, published INTEGER NOT NULL DEFAULT 0
+);
+CREATE INDEX unpublished ON outbox (published, event_id) WHERE published = 0;
+"""
+
+
+class Event(NamedTuple):
+    """A row of the outbox. `body` is JSON without the id."""
+
+    event_id: int
+    product: str
+    body: str
+
+
+class Ledger:
+    """One process's connection to the ledger."""
+
+    def __init__(self, path: Path) -> None:
+        self._db = sqlite3.connect(path, timeout=30, isolation_level=None)
+        self._db.execute("PRAGMA journal_mode=WAL")
+        self._db.execute("PRAGMA synchronous=NORMAL")
+
+    @classmethod
+    def create(cls, path: Path, stock: dict[str, int]) -> "Ledger":
+        ledger = cls(path)
+        ledger._db.executescript(SCHEMA)
+        ledger._db.execute("BEGIN")
+        ledger._db.executemany("INSERT INTO stock VALUES (?, ?, ?)", [(p, n, n) for p, n in stock.items()])
+        ledger._db.execute("COMMIT")
+        return ledger
+
+    def settle(self, orders: Iterable[Order], worker: str, now_ms: int) -> int:
+        """Decide every order that has no outcome yet, all in one transaction; returns how many had one already."""
+        repeats = 0
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            for order in orders:
+                # By its id first: an order that was accepted in time and is delivered again late is not expired.
+                if self._db.execute("SELECT 1 FROM outcomes WHERE order_id = ?", (order.order_id,)).fetchone():
+                    repeats += 1
+                    continue
+                self._decide(order, worker, now_ms)
+        except BaseException:
+            self._db.execute("ROLLBACK")
+            raise
+        self._db.execute("COMMIT")
+        return repeats
+
+    def _decide(self, order: Order, worker: str, now_ms: int) -> None:
+        outcome = EXPIRED if now_ms > order.expires_ms else SOLD_OUT
+        if outcome is SOLD_OUT:
+            taken = self._db.execute(
+                "UPDATE stock SET units = units - ?1 WHERE product = ?2 AND units >= ?1",
+                (order.quantity, order.product),
+            )
+            if taken.rowcount:
+                outcome = ACCEPTED
+        (left,) = self._db.execute("SELECT units FROM stock WHERE product = ?", (order.product,)).fetchone()
+        self._db.execute(
+            "INSERT INTO outcomes VALUES (?, ?, ?, ?)", (order.order_id, order.product, order.quantity, outcome)
+        )
+        self._db.execute(
+            "INSERT INTO outbox (worker, decided_ms, product, body) VALUES (?1, ?2, ?3, json_object('order_id', ?4, "
+            "'product', ?3, 'description', ?5, 'quantity', ?6, 'price_pence', ?7, 'customer', ?8, 'country', ?9, "
+            "'outcome', ?10, 'stock_left', ?11, 'decided_ms', ?2))",
+            (
+                worker, now_ms, order.product, order.order_id, order.description, order.quantity, order.price_pence,
+                order.customer, order.country, outcome, left,
+            ),
+        )  # fmt: skip
+
+    def unpublished(self, worker: str, now_ms: int, limit: int = 1000) -> list[Event]:
+        """This worker's events that are still to be published, and those that another has left lying."""
+        rows = self._db.execute(
+            "SELECT event_id, product, body FROM outbox WHERE published = 0 AND (worker = ? OR decided_ms < ?) "
+            "ORDER BY event_id LIMIT ?",
+            (worker, now_ms - ORPHAN_MS, limit),
+        )
+        return [Event(*row) for row in rows]
+
+    def mark_published(self, event_ids: Sequence[int]) -> None:
+        """Only after the broker has acknowledged them."""
+        self._db.execute("BEGIN IMMEDIATE")
+        self._db.executemany("UPDATE outbox SET published = 1 WHERE event_id = ?", [(i,) for i in event_ids])
+        self._db.execute("COMMIT")
+
+    # For the view and the checker
+
+    def counts(self) -> dict[str, int]:
+        found = dict(self._db.execute("SELECT outcome, count(*) FROM outcomes GROUP BY outcome").fetchall())
+        return {outcome: found.get(outcome, 0) for outcome in OUTCOMES}
+
+    def waiting_events(self) -> int:
+        return int(self._db.execute("SELECT count(*) FROM outbox WHERE published = 0").fetchone()[0])
+
+    def outcomes(self) -> dict[str, tuple[str, int, str]]:
+        """order id -> (product, quantity, outcome)."""
+        rows = self._db.execute("SELECT order_id, product, quantity, outcome FROM outcomes")
+        return {order_id: (product, quantity, outcome) for order_id, product, quantity, outcome in rows}
+
+    def stock(self) -> dict[str, tuple[int, int]]:
+        """product -> (units at the start, units now)."""
+        return {p: (opening, units) for p, opening, units in self._db.execute("SELECT * FROM stock")}
+
+    def close(self) -> None:
+        self._db.close()
+
+
+def now_ms() -> int:
+    return time.time_ns() // 1_000_000

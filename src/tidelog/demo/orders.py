@@ -1,0 +1,84 @@
+"""What is sold: invoice lines as orders, and the names that all parts of the demonstration share."""
+
+import csv
+import gzip
+import io
+import json
+from collections import Counter
+from collections.abc import Iterator
+from importlib.resources import files
+from typing import NamedTuple, Self
+
+ORDERS = "orders"
+EVENTS = "order-events"
+REORDERS = "reorders"
+PARTITIONS = 12
+DATA = "online_retail_2010_12.csv.gz"
+STOCK_PERCENT = 70
+"""Of what is ordered of a product in all: the rest is sold out."""
+
+
+class Order(NamedTuple):
+    """One invoice line. `order_id` is unique; money is in pence."""
+
+    order_id: str
+    product: str
+    description: str
+    quantity: int
+    price_pence: int
+    customer: str
+    country: str
+    sent_ms: int = 0
+    expires_ms: int = 0
+
+    def to_json(self) -> bytes:
+        return json.dumps(self._asdict(), separators=(",", ":")).encode()
+
+    @classmethod
+    def from_json(cls, data: bytes) -> Self:
+        return cls(**json.loads(data))
+
+
+class LeftOut(NamedTuple):
+    """Lines that are no sales, by reason."""
+
+    cancellations: int
+    not_positive: int
+
+
+def read_orders() -> tuple[list[Order], LeftOut]:
+    """Every sale of the data set, in its order, and what was left out."""
+    orders: list[Order] = []
+    cancellations = not_positive = 0
+    for number, row in enumerate(_rows()):
+        invoice, quantity, price_pence = row["InvoiceNo"], int(row["Quantity"]), round(100 * float(row["UnitPrice"]))
+        if invoice.startswith("C"):
+            cancellations += 1
+        elif quantity <= 0 or price_pence <= 0:
+            not_positive += 1
+        else:
+            orders.append(
+                Order(
+                    order_id=f"{invoice}-{number}",
+                    product=row["StockCode"],
+                    description=row["Description"].strip(),
+                    quantity=quantity,
+                    price_pence=price_pence,
+                    customer=row["CustomerID"].partition(".")[0] or "guest",
+                    country=row["Country"],
+                )
+            )
+    return orders, LeftOut(cancellations, not_positive)
+
+
+def opening_stock(orders: list[Order]) -> dict[str, int]:
+    """Units of each product at the start: too few for all who want them, never none."""
+    wanted: Counter[str] = Counter()
+    for order in orders:
+        wanted[order.product] += order.quantity
+    return {product: max(1, units * STOCK_PERCENT // 100) for product, units in wanted.items()}
+
+
+def _rows() -> Iterator[dict[str, str]]:
+    data = gzip.decompress(files(__package__).joinpath(DATA).read_bytes())
+    return csv.DictReader(io.StringIO(data.decode(), newline=""))

@@ -1,0 +1,109 @@
+"""An order worker: takes orders at its own pace, settles them in the ledger, publishes the events of the outbox.
+
+    python -m tidelog.demo.worker BOOTSTRAP LEDGER NAME ORDERS_PER_S
+
+Offsets are committed after the ledger's transaction: an order may come twice, and is decided once.
+"""
+
+import signal
+import sys
+import time
+from pathlib import Path
+from types import FrameType
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer
+
+from tidelog.demo.ledger import Event, Ledger, now_ms
+from tidelog.demo.orders import EVENTS, ORDERS, Order
+
+GROUP = "order-workers"
+BATCH = 100
+IDLE_S = 0.2
+SESSION_MS = 2500
+"""A killed worker's partitions go to others after this; the broker must allow it (group.min.session.timeout.ms)."""
+
+
+class Worker:
+    """One member of the group."""
+
+    def __init__(self, bootstrap: str, ledger: Path, name: str, orders_per_s: float) -> None:
+        self._name = name
+        self._pace_s = 1 / orders_per_s
+        self._ledger = Ledger(ledger)
+        self._consumer = Consumer(
+            {
+                "bootstrap.servers": bootstrap,
+                "group.id": GROUP,
+                "client.id": name,
+                "auto.offset.reset": "earliest",
+                "enable.auto.commit": False,
+                "partition.assignment.strategy": "cooperative-sticky",
+                "session.timeout.ms": SESSION_MS,
+                "heartbeat.interval.ms": SESSION_MS // 8,
+                "fetch.wait.max.ms": 100,
+            }
+        )
+        self._producer = Producer({"bootstrap.servers": bootstrap, "enable.idempotence": True, "linger.ms": 2})
+        self._stopping = False
+
+    def stop(self, number: int, frame: FrameType | None) -> None:
+        self._stopping = True
+
+    def run(self) -> None:
+        """Work until `stop`; leave the group in order."""
+        self._consumer.subscribe([ORDERS])
+        while not self._stopping:
+            began = time.monotonic()
+            messages = self._consumer.consume(BATCH, IDLE_S)
+            orders = [Order.from_json(_value(m)) for m in messages]
+            if orders:
+                self._ledger.settle(orders, self._name, now_ms())
+            self._publish()
+            if messages:
+                self._commit()
+                # What a worker may do a second is the shop's rule here: the pace is kept, however fast the ledger is.
+                time.sleep(max(0.0, began + len(messages) * self._pace_s - time.monotonic()))
+        self._publish()
+        self._consumer.close()
+        self._ledger.close()
+
+    def _commit(self) -> None:
+        """Where a rebalance has taken the partitions away, their orders come again, to whoever has them now."""
+        try:
+            self._consumer.commit(asynchronous=False)
+        except KafkaException as error:
+            print(f"offsets not committed: {error}", file=sys.stderr)
+
+    def _publish(self) -> None:
+        """Send what the outbox holds; mark what the broker has acknowledged."""
+        events = self._ledger.unpublished(self._name, now_ms())
+        if not events:
+            return
+        acknowledged: list[int] = []
+        for event in events:
+            self._send(event, acknowledged)
+        self._producer.flush()
+        self._ledger.mark_published(acknowledged)
+
+    def _send(self, event: Event, acknowledged: list[int]) -> None:
+        def delivered(error: KafkaError | None, message: Message) -> None:
+            if error is None:
+                acknowledged.append(event.event_id)
+
+        headers: list[tuple[str, str | bytes | None]] = [("event-id", str(event.event_id).encode())]
+        self._producer.produce(EVENTS, event.body.encode(), event.product, headers=headers, on_delivery=delivered)
+        self._producer.poll(0)
+
+
+def _value(message: Message) -> bytes:
+    """Raises RuntimeError for what is no record but an error."""
+    error, value = message.error(), message.value()
+    if error is not None or not isinstance(value, bytes):
+        raise RuntimeError(f"orders cannot be read: {error}")
+    return value
+
+
+if __name__ == "__main__":
+    worker = Worker(sys.argv[1], Path(sys.argv[2]), sys.argv[3], float(sys.argv[4]))
+    signal.signal(signal.SIGTERM, worker.stop)
+    worker.run()

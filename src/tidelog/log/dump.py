@@ -1,0 +1,215 @@
+"""What stands in log files, entry by entry: the library behind `tidelog log dump`.
+
+Each entry is a dict of plain values (keys and values of records: bytes or None) with `file`, `kind` and `position`. An
+entry of kind `damage` ends its file. Reads only; blocks.
+"""
+
+import re
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, TypeAlias
+
+from tidelog.log.batch_scan import ATTRIBUTES, CRC, Fields, batches
+from tidelog.log.checkpoints import (
+    CLEANER_OFFSETS,
+    HIGH_WATERMARKS,
+    LEADER_EPOCHS,
+    LOG_START_OFFSETS,
+    META_PROPERTIES,
+    PARTITION_METADATA,
+    RECOVERY_POINTS,
+    parse_epochs,
+    parse_offsets,
+    parse_partition_metadata,
+    parse_properties,
+)
+from tidelog.log.errors import CorruptLog
+from tidelog.log.indexes import CorruptIndex, OffsetIndex, TimeIndex
+from tidelog.log.producer_snapshot import CorruptSnapshot, decode_snapshot
+from tidelog.log.replay import end_marker
+from tidelog.log.transaction_index import TransactionIndex
+from tidelog.model.ids import uuid_text
+from tidelog.wire.batches import CODEC_MASK, CONTROL_BIT, TIMESTAMP_TYPE_BIT, TRANSACTIONAL_BIT, Codec
+from tidelog.wire.checksums import crc32c
+from tidelog.wire.records import decode_records
+
+if TYPE_CHECKING:
+    from tidelog.runtime.interfaces import Disk
+
+Entry: TypeAlias = dict[str, object]
+
+MARKERS = ("abort", "commit")
+
+
+def dump(disk: "Disk", path: str, *, records: bool = False) -> Iterator[Entry]:
+    """Every entry of a file, or of each file in a directory and the directories in it. `records`: those of batches too.
+
+    Raises OSError for a path that cannot be read.
+    """
+    path = path.rstrip("/")
+    if disk.is_dir(path):
+        for name in disk.list(path):
+            yield from dump(disk, f"{path}/{name}", records=records)
+        return
+    name = path.rpartition("/")[2]
+    try:
+        for entry in _entries(disk, path, name, records=records):
+            yield {"file": path, **entry}
+    except CorruptLog as error:
+        yield {"file": error.path, "kind": "damage", "position": error.position, "reason": error.reason}
+    except (CorruptIndex, CorruptSnapshot) as error:
+        yield {"file": path, "kind": "damage", "position": 0, "reason": str(error)}
+
+
+def _entries(disk: "Disk", path: str, name: str, *, records: bool) -> Iterator[Entry]:
+    segment = re.fullmatch(r"(\d{20})\.(\w+)", name)
+    base_offset = int(segment[1]) if segment else 0
+    if segment and segment[2] == "log":
+        return _batches(disk, path, base_offset, records=records)
+    if segment and segment[2] == "index":
+        return _offset_index(disk, path, base_offset)
+    if segment and segment[2] == "timeindex":
+        return _time_index(disk, path, base_offset)
+    if segment and segment[2] == "txnindex":
+        return _transactions(disk, path)
+    if segment and segment[2] == "snapshot":
+        return _producers(disk, path)
+    if re.fullmatch(r"\d{20}-\d{10}\.checkpoint|bootstrap\.checkpoint", name):
+        return _batches(disk, path, 0, records=records)
+    return _TEXTS.get(name, _other)(disk.read(path), path)
+
+
+def _batches(disk: "Disk", path: str, base_offset: int, *, records: bool) -> Iterator[Entry]:
+    file = disk.open(path)
+    try:
+        for position, batch, fields in batches(file, 0, file.size(), base_offset):
+            yield _batch(position, batch, fields)
+            if records:
+                yield from _records(path, position, batch, fields)
+    finally:
+        file.close()
+
+
+def _batch(position: int, batch: memoryview, fields: Fields) -> Entry:
+    (
+        base_offset,
+        _,
+        leader_epoch,
+        magic,
+        crc,
+        attributes,
+        last_offset_delta,
+        base_timestamp,
+        max_timestamp,
+        producer_id,
+        producer_epoch,
+        base_sequence,
+        count,
+    ) = fields
+    codec = attributes & CODEC_MASK
+    return {
+        "kind": "batch",
+        "position": position,
+        "size": len(batch),
+        "base_offset": base_offset,
+        "last_offset": base_offset + last_offset_delta,
+        "count": count,
+        "leader_epoch": leader_epoch,
+        "magic": magic,
+        "crc": crc,
+        "crc_ok": crc32c(batch[21:]) == fields[CRC],
+        "codec": Codec(codec).name.lower() if codec <= Codec.ZSTD else codec,
+        "timestamp_type": "LogAppendTime" if attributes & TIMESTAMP_TYPE_BIT else "CreateTime",
+        "base_timestamp": base_timestamp,
+        "max_timestamp": max_timestamp,
+        "producer_id": producer_id,
+        "producer_epoch": producer_epoch,
+        "base_sequence": base_sequence,
+        "transactional": bool(attributes & TRANSACTIONAL_BIT),
+        "control": bool(attributes & CONTROL_BIT),
+    }
+
+
+def _records(path: str, position: int, batch: memoryview, fields: Fields) -> Iterator[Entry]:
+    try:
+        marker = end_marker(batch) if fields[ATTRIBUTES] & CONTROL_BIT else None
+        for record in decode_records(batch, 0):
+            entry: Entry = {
+                "kind": "record",
+                "position": position,
+                "offset": record.offset,
+                "timestamp": record.timestamp,
+                "key": record.key,
+                "value": record.value,
+                "headers": list(record.headers),
+            }
+            if marker is not None:
+                entry["marker"], entry["coordinator_epoch"] = MARKERS[marker[0]], marker[1]
+            yield entry
+    except ValueError as error:
+        raise CorruptLog(path, position, f"its records cannot be decoded: {error}") from error
+
+
+def _offset_index(disk: "Disk", path: str, base_offset: int) -> Iterator[Entry]:
+    for row, (relative, position) in enumerate(OffsetIndex(disk, path, base_offset).rows()):
+        offset = base_offset + relative
+        yield {"kind": "offset-index", "position": row * 8, "offset": offset, "batch_position": position}
+
+
+def _time_index(disk: "Disk", path: str, base_offset: int) -> Iterator[Entry]:
+    for row, (timestamp, relative) in enumerate(TimeIndex(disk, path, base_offset).rows()):
+        yield {"kind": "time-index", "position": row * 12, "timestamp": timestamp, "offset": base_offset + relative}
+
+
+def _transactions(disk: "Disk", path: str) -> Iterator[Entry]:
+    for row, aborted in enumerate(TransactionIndex(disk, path, exists=True).read()):
+        yield {"kind": "aborted-transaction", "position": row * 34, **aborted._asdict()}
+
+
+def _producers(disk: "Disk", path: str) -> Iterator[Entry]:
+    for row, (producer_id, entry) in enumerate(decode_snapshot(disk.read(path)).items()):
+        newest = entry.batches[-1] if entry.batches else None
+        yield {
+            "kind": "producer",
+            "position": 10 + row * 46,
+            "producer_id": producer_id,
+            "producer_epoch": entry.epoch,
+            "first_sequence": newest.first_sequence if newest else -1,
+            "last_sequence": newest.last_sequence if newest else -1,
+            "last_offset": newest.last_offset if newest else -1,
+            "last_timestamp": entry.last_timestamp,
+            "coordinator_epoch": entry.coordinator_epoch,
+            "transaction_start": entry.transaction_start,
+        }
+
+
+def _offsets(data: bytes, path: str) -> Iterator[Entry]:
+    for key, offset in parse_offsets(data, path).items():
+        yield {"kind": "checkpoint", "position": 0, "topic": key.topic, "partition": key.partition, "offset": offset}
+
+
+def _epochs(data: bytes, path: str) -> Iterator[Entry]:
+    for epoch, start in parse_epochs(data, path):
+        yield {"kind": "leader-epoch", "position": 0, "leader_epoch": epoch, "start_offset": start}
+
+
+def _metadata(data: bytes, path: str) -> Iterator[Entry]:
+    yield {"kind": "partition", "position": 0, "topic_id": uuid_text(parse_partition_metadata(data, path))}
+
+
+def _properties(data: bytes, path: str) -> Iterator[Entry]:
+    yield {"kind": "properties", "position": 0, **parse_properties(data, path)}
+
+
+def _other(data: bytes, path: str) -> Iterator[Entry]:
+    yield {"kind": "file", "position": 0, "size": len(data)}
+
+
+_TEXTS: dict[str, Callable[[bytes, str], Iterator[Entry]]] = {
+    RECOVERY_POINTS: _offsets,
+    LOG_START_OFFSETS: _offsets,
+    HIGH_WATERMARKS: _offsets,
+    CLEANER_OFFSETS: _offsets,
+    LEADER_EPOCHS: _epochs,
+    PARTITION_METADATA: _metadata,
+    META_PROPERTIES: _properties,
+}

@@ -1,0 +1,282 @@
+"""Finding every defect in log files, those that Kafka wrote included: the library behind `tidelog log verify`.
+
+Everything is read and decoded: chain and CRC of the batches, their records, indexes against the log, snapshots,
+transaction indexes, checkpoints. Nothing is changed. Blocks; slow by nature.
+"""
+
+import re
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import TYPE_CHECKING, NamedTuple
+
+from tidelog.log.batch_scan import BASE_OFFSET, COUNT, CRC, LAST_OFFSET_DELTA, LEADER_EPOCH, Fields, batches
+from tidelog.log.checkpoints import (
+    CLEANER_OFFSETS,
+    HIGH_WATERMARKS,
+    LEADER_EPOCHS,
+    LOG_START_OFFSETS,
+    META_PROPERTIES,
+    PARTITION_METADATA,
+    RECOVERY_POINTS,
+    parse_epochs,
+    parse_offsets,
+    parse_partition_metadata,
+    parse_properties,
+)
+from tidelog.log.damage import next_sound_batch
+from tidelog.log.errors import CorruptLog
+from tidelog.log.indexes import CorruptIndex, OffsetIndex, TimeIndex
+from tidelog.log.producer_snapshot import CorruptSnapshot, decode_snapshot
+from tidelog.log.transaction_index import TransactionIndex
+from tidelog.wire.checksums import crc32c
+from tidelog.wire.records import decode_records
+
+if TYPE_CHECKING:
+    from tidelog.runtime.interfaces import Disk
+
+DAMAGE = "damage"
+NOTE = "note"
+"""Not wrong by itself: offsets that compaction took away, files of an interrupted deletion."""
+
+_SEGMENT = re.compile(r"(\d{20})\.log")
+_SNAPSHOT_LOG = re.compile(r"(\d{20})-(\d{10})\.checkpoint")
+_OFFSET_CHECKPOINTS = (RECOVERY_POINTS, LOG_START_OFFSETS, HIGH_WATERMARKS, CLEANER_OFFSETS)
+_PARTITION = re.compile(r".+-\d+")
+
+
+class Finding(NamedTuple):
+    """`position` in bytes of the file `path`; `severity` is DAMAGE or NOTE."""
+
+    path: str
+    position: int
+    severity: str
+    reason: str
+
+
+class Verified:
+    """What was read, and what was found on the way."""
+
+    __slots__ = ("batches", "bytes", "files", "findings", "records")
+
+    def __init__(self) -> None:
+        self.files = self.bytes = self.batches = self.records = 0
+        self.findings: list[Finding] = []
+
+    @property
+    def damaged(self) -> bool:
+        return any(finding.severity == DAMAGE for finding in self.findings)
+
+    def found(self, path: str, position: int, reason: str, severity: str = DAMAGE) -> None:
+        self.findings.append(Finding(path, position, severity, reason))
+
+
+def verify(disk: "Disk", path: str, *, records: bool = True) -> Verified:
+    """Verify a file, a partition's directory or a whole data directory. `records`: decode every record.
+
+    Raises OSError for a path that cannot be read.
+    """
+    return _Verifier(disk, decode=records).run(path.rstrip("/"))
+
+
+class _Verifier:
+    def __init__(self, disk: "Disk", *, decode: bool) -> None:
+        self._disk = disk
+        self._decode = decode
+        self._result = Verified()
+
+    def run(self, path: str) -> Verified:
+        if not self._disk.is_dir(path):
+            self._file(path)
+        elif _PARTITION.fullmatch(path.rpartition("/")[2]) or any(map(_SEGMENT.fullmatch, self._disk.list(path))):
+            self._partition(path)
+        else:
+            for name in self._disk.list(path):
+                child = f"{path}/{name}"
+                if not self._disk.is_dir(child):
+                    self._file(child)
+                elif _PARTITION.fullmatch(name):
+                    self._partition(child)
+                else:
+                    self._result.found(child, 0, "a directory that holds no live partition", NOTE)
+        return self._result
+
+    def _partition(self, directory: str) -> None:
+        """The segments in their order, each with its indexes, then the other files."""
+        end_offset = -1
+        epochs: list[tuple[int, int]] = []
+        names = self._disk.list(directory)
+        for name in names:
+            match = _SEGMENT.fullmatch(name)
+            if match is None:
+                continue
+            path, base_offset = f"{directory}/{name}", int(match[1])
+            if end_offset > base_offset:
+                self._result.found(path, 0, f"the segment before it reaches offset {end_offset}")
+            elif 0 <= end_offset < base_offset:
+                self._result.found(path, 0, f"offsets {end_offset} to {base_offset - 1} are in no segment", NOTE)
+            end_offset = self._segment(path, base_offset, epochs)
+        for name in names:
+            if name == LEADER_EPOCHS:
+                self._epochs(f"{directory}/{name}", epochs)
+            elif not name.endswith((".log", ".index", ".timeindex", ".txnindex")):
+                self._file(f"{directory}/{name}")
+            elif f"{name.partition('.')[0]}.log" not in names:
+                self._result.found(f"{directory}/{name}", 0, "an index without its segment", NOTE)
+
+    def _file(self, path: str) -> None:
+        """One file alone, by its name. An index is checked with the `.log` beside it."""
+        name = path.rpartition("/")[2]
+        segment = re.fullmatch(r"(\d{20})\.(log|index|timeindex|txnindex)", name)
+        if segment:
+            self._segment(f"{path.rpartition('/')[0]}/{segment[1]}.log", int(segment[1]), [])
+            return
+        if _SNAPSHOT_LOG.fullmatch(name) or name == "bootstrap.checkpoint":
+            self._chain(path, 0, [], {}, {})
+            return
+        data = self._read(path)
+        try:
+            if re.fullmatch(r"\d{20}\.snapshot", name):
+                decode_snapshot(data)
+            elif name in _OFFSET_CHECKPOINTS:
+                parse_offsets(data, path)
+            elif name == LEADER_EPOCHS:
+                parse_epochs(data, path)
+            elif name == PARTITION_METADATA:
+                parse_partition_metadata(data, path)
+            elif name == META_PROPERTIES:
+                parse_properties(data, path)
+            elif name.endswith((".deleted", ".cleaned", ".swap", ".tmp")):
+                self._result.found(path, 0, "left by an interrupted deletion or cleaning", NOTE)
+        except CorruptSnapshot as error:
+            self._result.found(path, 0, str(error))
+        except CorruptLog as error:
+            self._result.found(error.path, error.position, error.reason)
+
+    def _epochs(self, path: str, seen: list[tuple[int, int]]) -> None:
+        """The checkpoint knows each epoch that the batches show, at no later offset."""
+        try:
+            entries = parse_epochs(self._read(path), path)
+        except CorruptLog as error:
+            self._result.found(error.path, error.position, error.reason)
+            return
+        for (epoch, start), (next_epoch, next_start) in pairwise(entries):
+            if next_epoch <= epoch or next_start < start:
+                self._result.found(path, 0, f"epoch {next_epoch} from {next_start} follows epoch {epoch} from {start}")
+        starts = dict(entries)
+        for epoch, offset in seen:
+            if not entries or epoch > entries[-1][0]:
+                self._result.found(path, 0, f"epoch {epoch} from {offset} is not written down yet", NOTE)
+            elif starts.get(epoch, offset + 1) > offset:
+                self._result.found(path, 0, f"a batch at offset {offset} is of epoch {epoch}, the checkpoint disagrees")
+
+    # Segments
+
+    def _segment(self, path: str, base_offset: int, epochs: list[tuple[int, int]]) -> int:
+        """A segment with its indexes; the offset at which it ends."""
+        stem = path[: -len(".log")]
+        by_position = self._index_rows(OffsetIndex(self._disk, stem + ".index", base_offset))
+        by_offset = self._index_rows(TimeIndex(self._disk, stem + ".timeindex", base_offset))
+        positions = {position: (row, relative + base_offset) for row, (relative, position) in enumerate(by_position)}
+        times = {relative + base_offset: (row, time) for row, (time, relative) in enumerate(by_offset)}
+        end_offset = self._chain(path, base_offset, epochs, positions, times)
+        for row, offset in positions.values():
+            self._result.found(f"{stem}.index", row * 8, f"offset {offset} is indexed where no batch begins")
+        for offset, (row, time) in times.items():
+            self._result.found(f"{stem}.timeindex", row * 12, f"offset {offset} with time {time} is not in the log")
+        transactions = f"{stem}.txnindex"
+        if self._disk.exists(transactions):
+            self._result.files += 1
+            self._result.bytes += self._disk.size(transactions)
+            try:
+                TransactionIndex(self._disk, transactions, exists=True).read()
+            except CorruptLog as error:
+                self._result.found(error.path, error.position, error.reason)
+        return end_offset
+
+    def _index_rows(self, index: OffsetIndex | TimeIndex) -> list[tuple[int, int]]:
+        if not self._disk.exists(index.path):
+            return []
+        self._result.files += 1
+        self._result.bytes += self._disk.size(index.path)
+        try:
+            return index.rows()
+        except CorruptIndex as error:
+            self._result.found(index.path, 0, str(error).partition(": ")[2])
+            return []
+
+    def _chain(
+        self,
+        path: str,
+        base_offset: int,
+        epochs: list[tuple[int, int]],
+        positions: dict[int, tuple[int, int]],
+        times: dict[int, tuple[int, int]],
+    ) -> int:
+        """Every batch of a file; index entries that agree with it are taken out of `positions` and `times`."""
+        next_offset = base_offset
+        latest = -1
+        for position, batch, fields in self._sound_chain(path, base_offset):
+            self._result.batches += 1
+            if crc32c(batch[21:]) != fields[CRC]:
+                self._result.found(path, position, f"the batch's CRC-32C is not the stated {fields[CRC]:#010x}")
+            elif self._decode:
+                self._records(path, position, batch, fields)
+            epoch, offset = fields[LEADER_EPOCH], fields[BASE_OFFSET]
+            if epochs and epoch < epochs[-1][0]:
+                self._result.found(path, position, f"leader epoch {epoch} follows epoch {epochs[-1][0]}")
+            elif epoch >= 0 and (not epochs or epoch > epochs[-1][0]):
+                epochs.append((epoch, offset))
+            last_offset = offset + fields[LAST_OFFSET_DELTA]
+            latest = max(latest, fields[8])
+            if positions.get(position, (0, -1))[1] == last_offset:
+                del positions[position]
+            if times.get(last_offset, (0, -1))[1] == latest:
+                del times[last_offset]
+            next_offset = last_offset + 1
+        return next_offset
+
+    def _sound_chain(self, path: str, base_offset: int) -> Iterator[tuple[int, memoryview, Fields]]:
+        """The batches of a file; where the chain breaks that is noted, and it goes on at the next sound batch."""
+        file = self._disk.open(path)
+        try:
+            end = file.size()
+            self._result.files += 1
+            self._result.bytes += end
+            start, next_offset = 0, base_offset
+            while True:
+                try:
+                    for position, batch, fields in batches(file, start, end, base_offset, next_offset):
+                        yield position, batch, fields
+                        next_offset = fields[BASE_OFFSET] + fields[LAST_OFFSET_DELTA] + 1
+                    return
+                except CorruptLog as error:
+                    found = next_sound_batch(file, error.position, end, next_offset)
+                    lost = (end if found is None else found) - error.position
+                    self._result.found(path, error.position, f"{error.reason}; {lost} bytes are unreadable")
+                    if found is None:
+                        return
+                    start = found
+        finally:
+            file.close()
+
+    def _records(self, path: str, position: int, batch: memoryview, fields: Fields) -> None:
+        try:
+            found = decode_records(batch, 0)
+        except ValueError as error:
+            self._result.found(path, position, f"its records cannot be decoded: {error}")
+            return
+        self._result.records += len(found)
+        offsets = [record.offset for record in found]
+        last_offset = fields[BASE_OFFSET] + fields[LAST_OFFSET_DELTA]
+        if len(found) != fields[COUNT]:
+            self._result.found(path, position, f"the batch states {fields[COUNT]} records and holds {len(found)}")
+        elif any(b <= a for a, b in pairwise(offsets)):
+            self._result.found(path, position, "the offsets of its records do not rise")
+        elif offsets and not fields[BASE_OFFSET] <= offsets[0] <= offsets[-1] <= last_offset:
+            self._result.found(path, position, f"its records have offsets {offsets[0]} to {offsets[-1]}")
+
+    def _read(self, path: str) -> bytes:
+        data = self._disk.read(path)
+        self._result.files += 1
+        self._result.bytes += len(data)
+        return data

@@ -1,0 +1,14 @@
+"""Tidelog gives the recorded answers, field by field, less the named list, of which every entry is needed."""
+
+from . import brokers, report, rules
+from .command import CONVERSATIONS, compare
+from .conversation import load_all
+
+
+def test_tidelog_answers_as_recorded() -> None:
+    allowed = rules.load()
+    with brokers.tidelog() as address:
+        result = compare(load_all(CONVERSATIONS), address, allowed)
+    print(report.summary_text(result.runs, result.tally, len(result.differences), result.seconds))
+    assert report.differences_text(result.differences) == ""
+    assert [str(rule) for rule in report.unused(allowed, result.tally)] == []

@@ -1,0 +1,100 @@
+"""A controller on virtual time, its store on a simulated disk; and the administrative handlers on it."""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from contextlib import contextmanager
+from importlib import import_module
+from typing import Any, TypeVar, cast
+
+from tidelog.api.registry import TABLE
+from tidelog.api.services import Peer, RequestContext, Services
+from tidelog.config.broker_config import BrokerConfig, Setting
+from tidelog.config.endpoints import Endpoint
+from tidelog.metadata.image import MetadataImage
+from tidelog.metadata.service import MetadataCache, MetadataController, ProducerIds
+from tidelog.metadata.store import Store
+from tidelog.simulation.store import SimStore
+from tidelog.simulation.world import SimHost, World, simulated
+from tidelog.wire.apis import APIS
+
+T = TypeVar("T")
+
+PORT = 9092
+API_KEYS = {info.name: key for key, info in APIS.items()}
+
+
+class Node:
+    """One run of a broker's process, as far as metadata goes."""
+
+    def __init__(
+        self,
+        host: SimHost,
+        settings: Mapping[str, str],
+        wrap: Callable[[Store], Store] = lambda store: store,
+        lease_ms: int | None = None,
+    ) -> None:
+        runtime = host.runtime
+        runtime.disk.make_dirs("/data")
+        runtime.disk.sync_dir("/")
+        self.runtime = runtime
+        self.config = BrokerConfig({name: Setting(text, "the test") for name, text in settings.items()})
+        self.store = wrap(SimStore("/data/metadata", runtime.clock, runtime.tasks, runtime.disk))
+        self.cache = MetadataCache()
+        self.controller = MetadataController(self.store, self.config, runtime, self.cache, lease_ms=lease_ms)
+        self.services = Services(
+            runtime=runtime,
+            config=self.config,
+            metadata=self.cache,
+            controller=self.controller,
+            partitions=cast(Any, None),
+            groups=cast(Any, None),
+            producer_ids=ProducerIds(self.controller),
+            fetch_sessions=cast(Any, None),
+        )
+
+    @property
+    def image(self) -> MetadataImage:
+        return self.cache.image
+
+    async def started(self) -> "Node":
+        await self.controller.start()
+        await self.controller.register([Endpoint("PLAINTEXT", "127.0.0.1", PORT)])
+        return self
+
+    async def call(self, api: str, version: int, **fields: Any) -> Any:
+        """The answer to one request, both sent through the wire's encoding."""
+        key = API_KEYS[api]
+        handle = import_module(f"tidelog.api.{TABLE[key].module}").handle
+        messages = import_module(f"tidelog.wire.messages.{APIS[key].module}")
+        data = getattr(messages, f"{api}Request")(**fields).encode(version)
+        request, _ = getattr(messages, f"{api}Request").decode(data, 0, version)
+        peer = Peer("127.0.0.1", 50000, "127.0.0.1", PORT)
+        answer = handle(self.services, RequestContext(key, version, 1, "test", peer), request)
+        if asyncio.iscoroutine(answer):
+            answer = await answer
+        encoded = answer.encode(version)
+        decoded, end = type(answer).decode(encoded, 0, version)
+        assert end == len(encoded)
+        return decoded
+
+
+@contextmanager
+def cluster(seed: int = 1) -> Iterator[World]:
+    with simulated(seed) as world:
+        yield world
+
+
+def run(scenario: Callable[[SimHost], Coroutine[Any, Any, T]], seed: int = 1) -> T:
+    """Run one scenario on one host."""
+    with simulated(seed) as world:
+        return world.run(scenario(world.host("a")))
+
+
+def with_node(scenario: Callable[[Node], Coroutine[Any, Any, T]], seed: int = 1, **settings: str) -> T:
+    """Run one scenario on a started node with these settings (`num_partitions="3"`)."""
+
+    async def on(host: SimHost) -> T:
+        given = {name.replace("_", "."): text for name, text in settings.items()}
+        return await scenario(await Node(host, given).started())
+
+    return run(on, seed)

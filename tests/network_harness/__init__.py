@@ -1,0 +1,80 @@
+"""Receivers that keep what they get and let a test wait for it, on any runtime's network."""
+
+import asyncio
+import socket
+from collections.abc import Callable
+
+from tidelog.runtime.interfaces import Listener, Runtime, Stream
+
+
+class Peer:
+    """A receiver that keeps what it gets and lets a test wait for it."""
+
+    def __init__(self, *, buffer_bytes: int = 65_536) -> None:
+        self.stream: Stream
+        self.data = bytearray()
+        self.counts: list[int] = []
+        self.drains = 0
+        self.ends: list[OSError | None] = []
+        self.changed = asyncio.Event()
+        self._buffer = memoryview(bytearray(buffer_bytes))
+
+    def connected(self, stream: Stream) -> None:
+        self.stream = stream
+        self.changed.set()
+
+    def get_buffer(self) -> memoryview:
+        return self._buffer
+
+    def received(self, count: int) -> None:
+        self.data += self._buffer[:count]
+        self.counts.append(count)
+        self.changed.set()
+
+    def drained(self) -> None:
+        self.drains += 1
+        self.changed.set()
+
+    def closed(self, error: OSError | None) -> None:
+        self.ends.append(error)
+        self.changed.set()
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        while not condition():
+            self.changed.clear()
+            await self.changed.wait()
+
+
+class Server:
+    """A listener whose connections are kept in order."""
+
+    def __init__(self, make: Callable[[], Peer] = Peer) -> None:
+        self.make = make
+        self.peers: list[Peer] = []
+        self.listener: Listener
+
+    def accept(self) -> Peer:
+        self.peers.append(self.make())
+        return self.peers[-1]
+
+    async def start(self, runtime: Runtime, host: str = "127.0.0.1") -> "Server":
+        self.listener = await runtime.network.listen(host, 0, self.accept)
+        return self
+
+
+async def pair(runtime: Runtime, *, server: Peer | None = None, client: Peer | None = None) -> tuple[Peer, Peer]:
+    """A connected server side and client side."""
+    listening = await Server(lambda: server or Peer()).start(runtime)
+    client = client or Peer()
+    await runtime.network.connect("127.0.0.1", listening.listener.port, client)
+    while not listening.peers:
+        await asyncio.sleep(0)
+    return listening.peers[0], client
+
+
+async def raw_connection(port: int) -> socket.socket:
+    """A plain socket, for what a well-behaved stream does not do."""
+    connection = socket.socket()
+    connection.setblocking(False)
+    await asyncio.get_running_loop().sock_connect(connection, ("127.0.0.1", port))
+    return connection

@@ -1,0 +1,137 @@
+"""`tidelog log dump` and `verify` over files that a broker wrote, sound and damaged."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer
+
+from tidelog.cli.log import entry_json, entry_text, quoted
+from tidelog.cli.main import main
+from tidelog.testing import Broker
+
+SEGMENT = "00000000000000000000.log"
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The data directory of a broker that took three records in two batches into `orders`."""
+    data = tmp_path_factory.mktemp("log") / "data"
+    with Broker(data=data) as broker:
+        producer = Producer({"bootstrap.servers": broker.bootstrap})
+        producer.produce("orders", b"v1", key=b"k1", headers=[("h", b"1"), ("n", None)], timestamp=1767323045678)
+        assert producer.flush(20) == 0
+        producer.produce("orders", None, key=b"\xff", timestamp=1767323045679)
+        producer.produce("orders", b"v3\n", timestamp=1767323045680)
+        assert producer.flush(20) == 0
+    return data
+
+
+@pytest.fixture
+def data(written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy, in the current directory."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(written, tmp_path / "data")
+    return Path("data")
+
+
+def flip(path: Path, position: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[position] ^= 1
+    path.write_bytes(content)
+
+
+def test_sound_files(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["log", "verify", str(data)]) == 0
+    printed = capsys.readouterr()
+    assert printed.out.endswith("2 batches, 3 records: no damage\n")
+    assert printed.err == ""
+
+
+def test_a_flipped_byte_is_found_with_path_and_position(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = data / "orders-0" / SEGMENT
+    flip(path, path.stat().st_size - 1)
+    assert main(["log", "verify", str(data)]) == 1
+    damage, summary = capsys.readouterr().out.splitlines()
+    assert damage.startswith(f"damage: {path} at ")
+    assert "CRC" in damage
+    assert summary.endswith(": 1 damaged")
+
+
+def test_findings_as_json(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flip(data / "orders-0" / SEGMENT, 70)
+    assert main(["log", "verify", str(data), "--json"]) == 1
+    document = json.loads(capsys.readouterr().out)
+    assert document["damaged"] is True
+    (finding,) = document["findings"]
+    assert finding["path"] == str((data / "orders-0" / SEGMENT).absolute())
+    assert (finding["position"], finding["severity"]) == (0, "damage")
+
+
+def test_a_dump_for_people(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = data / "orders-0" / SEGMENT
+    assert main(["log", "dump", str(path), "--records"]) == 0
+    head, first, *records = capsys.readouterr().out.splitlines()
+    assert head == f"{path}:"
+    assert first.split() == [
+        *("0", "batch", "size=79", "base_offset=0", "last_offset=0", "count=1", "leader_epoch=0"),
+        *("base_timestamp=2026-01-02T03:04:05.678Z", "max_timestamp=2026-01-02T03:04:05.678Z"),
+    ]
+    assert [line.split(maxsplit=1)[1] for line in records if " record " in line] == [
+        'offset=0 timestamp=2026-01-02T03:04:05.678Z key="k1" value="v1" headers=[h="1" n=null]',
+        'offset=1 timestamp=2026-01-02T03:04:05.679Z key="\\xff" value=null',
+        'offset=2 timestamp=2026-01-02T03:04:05.680Z key=null value="v3\\n"',
+    ]
+
+
+def test_a_dump_for_programs(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["log", "dump", str(data / "orders-0"), "--records", "--json"]) == 0
+    entries = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    records = [entry for entry in entries if entry["kind"] == "record"]
+    assert [(record["offset"], record["value"]) for record in records] == [(0, "v1"), (1, None), (2, "v3\n")]
+    assert records[0]["headers"] == [{"key": "h", "value": "1"}, {"key": "n", "value": None}]
+    assert records[1]["key_base64"] == "/w=="
+    assert {"batch", "record", "partition"} <= {entry["kind"] for entry in entries}
+
+
+def test_a_dump_meets_damage(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = data / "orders-0" / SEGMENT
+    path.write_bytes(path.read_bytes()[:-3])
+    assert main(["log", "dump", str(path)]) == 1
+    printed = capsys.readouterr()
+    assert " damage  reason=" in printed.out.splitlines()[-1]
+    assert printed.err == "Error: damage was found: see above (tidelog log verify finds all of it)\n"
+
+
+@pytest.mark.parametrize("command", ["dump", "verify"])
+def test_what_is_not_there(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "nowhere"
+    assert main(["log", command, str(path)]) == 1
+    assert capsys.readouterr().err == f"Error: {path}: No such file or directory\n"
+
+
+def test_lines_say_what_is_unusual() -> None:
+    entry: dict[str, object] = {
+        "file": "f", "kind": "batch", "position": 4096, "magic": 2, "crc": 1, "crc_ok": False, "codec": "zstd",
+        "producer_id": 0, "transactional": True, "control": False,
+    }  # fmt: skip
+    assert entry_text(entry) == "        4096  batch  crc_ok=false codec=zstd producer_id=0 transactional=true"
+    damage: dict[str, object] = {"file": "f", "kind": "damage", "position": 7, "reason": "torn\x1b"}
+    assert entry_text(damage) == "           7  damage  reason=torn\\x1b"
+
+
+@pytest.mark.parametrize(("data", "text"), [(b'a"b', '"a\\"b"'), (b"\x00\xff\xc3\xa9", '"\\x00\\xffé"'), (b"", '""')])
+def test_bytes_in_quotes(data: bytes, text: str) -> None:
+    assert quoted(data) == text
+
+
+def test_json_of_other_values() -> None:
+    entry: dict[str, Any] = {"key": b"\xff", "value": None, "headers": [("h", b"\xfe")], "offset": 3}
+    assert entry_json(entry) == {
+        "key_base64": "/w==",
+        "value": None,
+        "headers": [{"key": "h", "value_base64": "/g=="}],
+        "offset": 3,
+    }

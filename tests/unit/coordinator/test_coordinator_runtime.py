@@ -1,0 +1,392 @@
+import asyncio
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from classic_world import Reply
+
+from group_harness.memory import LoopClock, MemoryPartition
+from tidelog.coordinator.deadlines import Deadline
+from tidelog.coordinator.decision import Decision, Moment
+from tidelog.coordinator.group.classic import Joining
+from tidelog.coordinator.group.core import GroupCore
+from tidelog.coordinator.group.records import OffsetRecord
+from tidelog.coordinator.group.settings import GroupSettings
+from tidelog.coordinator.runtime import CoordinatorPartition
+from tidelog.runtime.tasks import LoopTasks
+from tidelog.simulation.loop import SimLoop
+from tidelog.wire.batches import BatchHeader
+from tidelog.wire.errors import ApiError, CoordinatorLoadInProgress, ErrorCode, NotCoordinator, StorageError
+from tidelog.wire.messages.group_records import OffsetCommitValue
+from tidelog.wire.messages.join_group import JoinGroupRequest, JoinGroupRequestProtocol
+from tidelog.wire.records import Record, encode_batch
+
+GOLDEN = Path(__file__).parents[2] / "golden" / "groups"
+
+
+class Stage:
+    """One coordinator partition on virtual time."""
+
+    def __init__(self, partition: MemoryPartition | None = None) -> None:
+        self.loop = SimLoop()
+        self.tasks = LoopTasks(self.loop)
+        self.partition = partition or MemoryPartition("__consumer_offsets", 3)
+        self.led: CoordinatorPartition[GroupCore] = CoordinatorPartition(
+            self.partition,
+            lambda: GroupCore(GroupSettings(initial_rebalance_delay_ms=300)),
+            LoopClock(self.loop),
+            self.tasks,
+        )
+        self.answers: list[Any] = []
+
+    def run(self, seconds: float = 0.0) -> None:
+        self.loop.run_until_complete(asyncio.sleep(seconds))
+
+    def load(self) -> None:
+        self.loop.call_soon(self.led.load)
+        self.run()
+        self.run(0.01)
+
+    def commit(self, offset: int, group: str = "g") -> None:
+        decision = Decision()
+        decision.records.append(OffsetRecord(group, "t", 0, OffsetCommitValue(offset=offset)))
+        decision.reply(self.answers.append, offset)
+        self.led.apply(decision)
+
+    def join(self) -> Reply:
+        request = JoinGroupRequest("g", 1000, 2000, "", None, "consumer", [JoinGroupRequestProtocol("range", b"")])
+        reply = Reply()
+        self.led.apply(self.led.core.join(Joining(request, reply, "c", "/h", 3, "1"), self.led.now()))
+        return reply
+
+    def committed(self, group: str = "g") -> int | None:
+        durable = self.led.core.durable.by_id.get(group)
+        value = durable.committed("t", 0) if durable else None
+        return value.offset if value else None
+
+
+@pytest.fixture
+def stage() -> Iterator[Stage]:
+    stage = Stage()
+    stage.load()
+    yield stage
+    stage.loop.close()
+
+
+def test_a_decision_is_appended_as_one_batch_replayed_and_answered(stage: Stage) -> None:
+    decision = Decision()
+    decision.records += [OffsetRecord("g", "t", p, OffsetCommitValue(offset=p)) for p in range(3)]
+    decision.reply(stage.answers.append, "done")
+    stage.led.apply(decision)
+    assert stage.answers == ["done"]
+    header = BatchHeader(stage.partition.log.file.data)
+    assert header.count == 3
+    assert header.crc_ok()
+    assert (header.is_transactional, header.is_control, header.codec) == (False, False, 0)
+    assert stage.led.core.durable.by_id["g"].next_offset == 3
+
+
+def test_answers_wait_until_their_records_are_committed(stage: Stage) -> None:
+    stage.partition.hold_commits = True
+    stage.commit(1)
+    stage.commit(2)
+    assert stage.committed() == 2, "live state follows the log at once"
+    assert stage.answers == []
+    stage.partition.commit_all()
+    assert stage.answers == [1, 2]
+
+
+def test_an_answer_that_tells_of_a_record_waits_for_it_too(stage: Stage) -> None:
+    stage.partition.hold_commits = True
+    stage.commit(1)
+    stage.led.answer(stage.answers.append, "told", 1)
+    stage.led.answer(stage.answers.append, "of nothing", 0)
+    assert stage.answers == ["of nothing"]
+    stage.partition.commit_all()
+    assert stage.answers == ["of nothing", 1, "told"]
+
+
+def test_records_that_never_commit_are_not_acknowledged(stage: Stage) -> None:
+    stage.partition.hold_commits = True
+    stage.commit(1)
+    stage.partition.go_offline("I/O error")
+    (answer,) = stage.answers
+    assert isinstance(answer, ApiError)
+    assert answer.code is ErrorCode.NOT_COORDINATOR
+    with pytest.raises(NotCoordinator):
+        _ = stage.led.core
+
+
+def test_a_failed_append_unloads_and_loads_anew(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
+    stage.commit(1)
+    stage.partition.append_error = StorageError("disk full")
+    stage.commit(2)
+    refusal = stage.answers[-1]
+    assert isinstance(refusal, NotCoordinator)
+    assert "append failed" in caplog.text
+    with pytest.raises(CoordinatorLoadInProgress):
+        _ = stage.led.core
+    stage.partition.append_error = None
+    stage.run(0.2)
+    assert stage.committed() == 1
+    stage.commit(3)
+    assert stage.committed() == 3
+
+
+def test_whoever_waits_is_told_when_an_append_fails(stage: Stage) -> None:
+    parked = stage.join()
+    assert not parked.answers
+    stage.partition.append_error = OSError(28, "no space")
+    stage.commit(1)
+    assert isinstance(parked.only, NotCoordinator)
+    stage.partition.append_error = None
+    stage.run(1)
+    assert parked.only, "answered once"
+    assert stage.led.core.groups == {}
+
+
+def test_while_the_disk_stays_full_it_is_tried_less_and_less(stage: Stage) -> None:
+    stage.partition.append_error = StorageError("disk full")
+    stage.commit(1)
+    stage.partition.log.read_error = OSError("not even that")
+    stage.partition.log.log_end_offset += 1
+    reads = 0
+    read = stage.partition.log.read
+
+    def counted(*arguments: int) -> Any:
+        nonlocal reads
+        reads += 1
+        return read(*arguments)
+
+    stage.partition.log.read = counted  # type: ignore[method-assign]
+    stage.run(60)
+    assert 8 <= reads <= 14
+
+
+def test_deadlines_of_the_core_come_true(stage: Stage) -> None:
+    parked = stage.join()
+    stage.run(0.25)
+    assert not parked.answers
+    stage.run(0.1)
+    assert parked.only.generation_id == 1
+    stage.run(3)
+    assert not stage.led.core.groups["g"].members, "its session is over"
+    stage.run(300)
+    assert stage.led._timer is None, "nothing is due any more, so nothing wakes the loop"
+
+
+def test_one_timer_however_many_deadlines(stage: Stage) -> None:
+    fired = []
+    for number in range(100):
+        deadline = Deadline(lambda subject, out, now: fired.append(subject), number)
+        stage.led.core.deadlines.set(deadline, stage.led.now().monotonic_ms + 100 + number)
+    stage.commit(1)
+    armed = sum(not timer[2].cancelled() for timer in stage.loop._timers)
+    assert armed == 1
+    stage.run(1)
+    assert fired == list(range(100))
+
+
+def test_a_timer_that_comes_up_at_a_fraction_of_a_millisecond_does_not_spin(stage: Stage) -> None:
+    fired = []
+    for at_ms in range(1, 3000, 7):
+        deadline = Deadline(lambda subject, out, now: fired.append(subject), at_ms)
+        stage.led.core.deadlines.set(deadline, at_ms)
+        stage.run(0.0003)
+    stage.commit(1)
+    turns = 0
+    run_once = stage.loop._run_once
+
+    def counted() -> None:
+        nonlocal turns
+        turns += 1
+        run_once()
+
+    stage.loop._run_once = counted  # type: ignore[method-assign]
+    stage.run(4)
+    assert fired == list(range(1, 3000, 7))
+    assert turns < 3 * len(fired)
+
+
+def test_time_is_told_twice(stage: Stage) -> None:
+    stage.run(1.5)
+    now = stage.led.now()
+    assert isinstance(now, Moment)
+    assert now.wall_ms - now.monotonic_ms > 1_600_000_000_000
+
+
+def test_a_load_gives_the_state_that_was_live() -> None:
+    before = Stage()
+    before.load()
+    for number in range(2500):
+        before.commit(number, f"g{number % 700}")
+    after = Stage(before.partition)
+    after.load()
+    after.run(0.1)
+    live = before.led.core.durable.by_id
+    loaded = after.led.core.durable.by_id
+    assert live.keys() == loaded.keys()
+    assert all(live[name].offsets == loaded[name].offsets for name in live)
+    assert {group.next_offset for group in loaded.values()} == {2500}, "what is told of a load waits for all of it"
+
+
+def test_requests_are_refused_while_a_load_lasts_and_other_work_has_its_turns() -> None:
+    before = Stage()
+    before.load()
+    for number in range(3000):
+        before.commit(number)
+    after = Stage(before.partition)
+    after.loop.call_soon(after.led.load)
+    turns = 0
+
+    async def other_work() -> None:
+        nonlocal turns
+        await asyncio.sleep(0)
+        while after.led.is_loading:
+            with pytest.raises(CoordinatorLoadInProgress):
+                _ = after.led.core
+            turns += 1
+            await asyncio.sleep(0)
+
+    after.loop.run_until_complete(other_work())
+    assert turns >= 5
+    assert after.committed() == 2999
+
+
+def test_a_cold_log_is_read_off_the_loop() -> None:
+    before = Stage()
+    before.load()
+    before.commit(7)
+    before.partition.log.file.cold = True
+    after = Stage(before.partition)
+    calls = []
+
+    def run_blocking(function: Any, *arguments: Any, lane: str = "") -> Any:
+        calls.append(function)
+        future = after.loop.create_future()
+        after.loop.call_later(0.001, future.set_result, function(*arguments))
+        return future
+
+    after.tasks.run_blocking = run_blocking  # type: ignore[method-assign]
+    after.load()
+    assert calls == [before.partition.log.file.pread]
+    assert after.committed() == 7
+
+
+def test_closing_answers_everyone_and_stays_closed(stage: Stage) -> None:
+    parked = stage.join()
+    stage.led.close()
+    assert isinstance(parked.only, NotCoordinator)
+    with pytest.raises(NotCoordinator):
+        _ = stage.led.core
+    stage.run(20)
+    assert not stage.led.is_loaded
+
+
+def test_closing_during_a_load_ends_it() -> None:
+    before = Stage()
+    before.load()
+    for number in range(1500):
+        before.commit(number)
+    after = Stage(before.partition)
+    after.loop.call_soon(after.led.load)
+    after.loop.call_soon(after.led.close)
+    after.run(1)
+    assert not after.led.is_loaded
+
+
+# What other writers left
+
+
+def golden(name: str) -> MemoryPartition:
+    partition = MemoryPartition("__consumer_offsets", 0)
+    data = (GOLDEN / name).read_bytes()
+    position = 0
+    while position < len(data):
+        header = BatchHeader(data, position)
+        partition.log.append(data[position : position + header.size], header)
+        position += header.size
+    partition.high_watermark = partition.log.log_end_offset
+    return partition
+
+
+def test_a_log_of_kafka_with_transactions_and_other_kinds(caplog: pytest.LogCaptureFixture) -> None:
+    stage = Stage(golden("kafka-4.3.1-all-kinds.log"))
+    with caplog.at_level(logging.INFO, "tidelog"):
+        stage.load()
+    by_id = stage.led.core.durable.by_id
+    offsets = {
+        name: {partition: value.offset for partition, value in group.offsets["t"].items()}
+        for name, group in by_id.items()
+    }
+    # As Kafka answered for them: the second transaction was aborted, one group deleted.
+    assert offsets == {
+        "classic-group": {0: 5, 1: 5},
+        "kip848-group": {0: 5, 1: 5},
+        "txn-group": {0: 5, 1: 4},
+    }
+    assert "kinds not known here are left alone partition=__consumer_offsets-0 count=2" in caplog.text
+    static = stage.led.core.groups["classic-group"].members
+    assert list(static.static_ids) == ["instance-1"]
+    stage.led.core.validate_state()
+
+
+def test_an_open_transaction_is_ignored(caplog: pytest.LogCaptureFixture) -> None:
+    partition = MemoryPartition("__consumer_offsets", 0)
+    key, value = OffsetRecord("g", "t", 0, OffsetCommitValue(offset=9)).encode()
+    batch = encode_batch(
+        [Record(key, value, 1)], producer_id=5, producer_epoch=0, base_sequence=0, is_transactional=True
+    )
+    partition.log.append(bytes(batch), BatchHeader(batch))
+    stage = Stage(partition)
+    stage.load()
+    assert stage.led.core.durable.by_id == {}
+    assert "transactions without an end" in caplog.text
+
+
+@pytest.mark.parametrize("place", [20, 30, 70, 100])
+def test_damage_takes_the_partition_offline_and_says_where(place: int, caplog: pytest.LogCaptureFixture) -> None:
+    before = Stage()
+    before.load()
+    before.commit(1)
+    position = len(before.partition.log.file.data)
+    before.commit(2)
+    before.partition.log.file.data[position + place] ^= 0x40
+    after = Stage(before.partition)
+    after.load()
+    assert before.partition.log.failure is not None
+    assert f"00000000000000000000.log at {position}:" in caplog.text
+    with pytest.raises(NotCoordinator):
+        _ = after.led.core
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        Record(None, b"v", 1),
+        Record(b"\0\1\0\5ab", b"\0\4", 1),
+        Record(b"\0\2\0\1g", b"\0\3\0", 1),
+        Record(b"", b"v", 1),
+    ],
+)
+def test_a_record_that_is_none_is_damage(record: Record, caplog: pytest.LogCaptureFixture) -> None:
+    partition = MemoryPartition("__consumer_offsets", 0)
+    batch = encode_batch([record])
+    partition.log.append(bytes(batch), BatchHeader(batch))
+    stage = Stage(partition)
+    stage.load()
+    assert partition.log.failure is not None
+    assert "damaged, offline" in caplog.text
+
+
+def test_a_file_that_ends_inside_a_batch_is_damage() -> None:
+    before = Stage()
+    before.load()
+    before.commit(1)
+    del before.partition.log.file.data[-3:]
+    after = Stage(before.partition)
+    after.load()
+    assert before.partition.log.failure is not None
+    assert "ends inside a batch" in before.partition.log.failure

@@ -1,0 +1,199 @@
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from group_harness.virtual_broker import VirtualBroker, topic_id
+from tidelog.coordinator.groups import uuid_form
+from tidelog.metadata.image import CONSUMER_OFFSETS
+from tidelog.wire.errors import (
+    CoordinatorLoadInProgress,
+    CoordinatorNotAvailable,
+    ErrorCode,
+    InvalidGroupId,
+    NotCoordinator,
+)
+from tidelog.wire.messages.heartbeat import HeartbeatRequest
+from tidelog.wire.messages.join_group import JoinGroupRequest
+from tidelog.wire.messages.offset_commit import (
+    OffsetCommitRequest,
+    OffsetCommitRequestPartition,
+    OffsetCommitRequestTopic,
+)
+
+
+@pytest.fixture
+def broker() -> Iterator[VirtualBroker]:
+    broker = VirtualBroker(offsets_partitions=4)
+    yield broker
+    broker.groups.close()
+    broker.loop.close()
+
+
+def commit(broker: VirtualBroker, group: str, offset: int = 5, topic: str = "t") -> int:
+    partition = OffsetCommitRequestPartition(0, offset, -1, "")
+    request = OffsetCommitRequest(group_id=group, topics=[OffsetCommitRequestTopic(topic, partitions=[partition])])
+    response = broker.call("OffsetCommit", 8, request)
+    code: int = response.topics[0].partitions[0].error_code
+    return code
+
+
+def committed(broker: VirtualBroker, group: str, topic: str = "t") -> int | None:
+    told: list[Any] = []
+
+    def read(durable: Any) -> int | None:
+        value = durable.committed(topic, 0) if durable else None
+        return value.offset if value else None
+
+    broker.groups.committed(group, read, told.append)
+    broker.settle()
+    (answer,) = told
+    return answer  # type: ignore[no-any-return]
+
+
+def test_without_the_topic_no_group_is_here(broker: VirtualBroker) -> None:
+    with pytest.raises(NotCoordinator):
+        broker.groups.heartbeat(HeartbeatRequest("g", 1, "m"))
+    assert list(broker.groups.listing()) == []
+    with pytest.raises(CoordinatorNotAvailable):
+        broker.groups.coordinator_of("g")
+    assert not broker.groups.has_topic
+
+
+def test_the_topic_is_made_once_and_its_coordinators_are_ready(broker: VirtualBroker) -> None:
+    broker.loop.run_until_complete(broker.groups.make_topic())
+    assert broker.made_topics == [CONSUMER_OFFSETS]
+    assert broker.groups.has_topic
+    assert broker.groups.coordinator_of("g").host == "broker.example"
+    assert broker.groups.heartbeat(HeartbeatRequest("g", 1, "m")) == ErrorCode.UNKNOWN_MEMBER_ID
+
+
+def test_a_topic_that_cannot_be_made(broker: VirtualBroker, caplog: pytest.LogCaptureFixture) -> None:
+    broker.refuse_topics = ErrorCode.POLICY_VIOLATION
+    with pytest.raises(CoordinatorNotAvailable, match="refused by the test"):
+        broker.loop.run_until_complete(broker.groups.make_topic())
+    assert "cannot make topic" in caplog.text
+
+
+def test_groups_are_spread_by_their_hash(broker: VirtualBroker) -> None:
+    broker.start_coordinators()
+    for number in range(40):
+        assert commit(broker, f"group-{number}") == ErrorCode.NONE
+    logs = [broker.partitions.table[CONSUMER_OFFSETS, index].log for index in range(4)]
+    assert all(log.log_end_offset > 0 for log in logs)
+    assert sum(log.log_end_offset for log in logs) == 40
+    assert sorted(group.group_id for group in broker.groups.listing()) == sorted(f"group-{n}" for n in range(40))
+
+
+def test_a_new_broker_on_the_same_logs_knows_every_commit(broker: VirtualBroker) -> None:
+    broker.start_coordinators()
+    for number in range(40):
+        commit(broker, f"group-{number}", number)
+    again = VirtualBroker(offsets_partitions=4, partitions=broker.partitions)
+    again.start_coordinators()
+    assert [committed(again, f"group-{number}") for number in range(40)] == list(range(40))
+
+
+def test_while_loading(broker: VirtualBroker) -> None:
+    broker.start_coordinators()
+    commit(broker, "g")
+    led = broker.groups._of("g")
+    led._core = None
+    assert broker.groups.heartbeat(HeartbeatRequest("g", 1, "m")) == ErrorCode.NONE
+    with pytest.raises(CoordinatorLoadInProgress):
+        list(broker.groups.listing())
+    with pytest.raises(CoordinatorLoadInProgress):
+        broker.groups.committed("g", lambda durable: None, print)
+
+
+def test_a_group_that_members_join_needs_a_name(broker: VirtualBroker) -> None:
+    broker.start_coordinators()
+    with pytest.raises(InvalidGroupId):
+        broker.groups.heartbeat(HeartbeatRequest("", 1, "m"))
+    with pytest.raises(InvalidGroupId):
+        broker.groups.join(JoinGroupRequest(""), "c", "/h", 3, print)
+    assert commit(broker, "") == ErrorCode.NONE, "a consumer that assigns its partitions itself does not"
+
+
+def test_offsets_of_a_deleted_topic_are_forgotten(broker: VirtualBroker) -> None:
+    broker.start_coordinators()
+    commit(broker, "g", 5, "t")
+    commit(broker, "g", 6, "u")
+    broker.change_topics({"u": 1, CONSUMER_OFFSETS: 4})
+    assert committed(broker, "g", "t") is None
+    assert committed(broker, "g", "u") == 6
+
+
+def test_offsets_of_a_topic_that_was_made_anew_are_forgotten(broker: VirtualBroker) -> None:
+    broker.start_coordinators()
+    commit(broker, "g", 5, "t")
+    broker.change_topics({"t": 3, "u": 1, CONSUMER_OFFSETS: 4}, ids={"t": topic_id("another")})
+    assert committed(broker, "g", "t") is None
+
+
+def test_a_topic_that_grows_keeps_its_offsets(broker: VirtualBroker) -> None:
+    broker.start_coordinators()
+    commit(broker, "g", 5, "t")
+    broker.change_topics({"t": 9, "u": 1, CONSUMER_OFFSETS: 4})
+    assert committed(broker, "g", "t") == 5
+
+
+def test_partitions_that_are_no_longer_led_are_laid_down(broker: VirtualBroker) -> None:
+    broker.start_coordinators()
+    commit(broker, "g")
+    broker.change_topics({"t": 3, "u": 1})
+    with pytest.raises(NotCoordinator):
+        broker.groups.heartbeat(HeartbeatRequest("g", 1, "m"))
+
+
+def test_a_partition_that_comes_back_is_loaded_from_its_log(broker: VirtualBroker) -> None:
+    broker.start_coordinators()
+    commit(broker, "g", 8)
+    broker.change_topics({"t": 3, "u": 1})
+    broker.start_coordinators()
+    assert committed(broker, "g") == 8
+
+
+def test_old_offsets_are_swept_by_the_clock() -> None:
+    broker = VirtualBroker(
+        {"offsets.retention.minutes": 1, "offsets.retention.check.interval.ms": 10_000}, offsets_partitions=4
+    )
+    broker.start_coordinators()
+    broker.loop.call_soon(broker.groups.start)
+    for number in range(500):
+        commit(broker, f"group-{number}")
+    broker.advance(55)
+    assert len(list(broker.groups.listing())) == 500
+    broker.advance(20)
+    assert list(broker.groups.listing()) == []
+    broker.groups.close()
+    broker.settle()
+
+
+def test_a_sweep_leaves_the_loop_its_turns(broker: VirtualBroker) -> None:
+    broker.start_coordinators()
+    for number in range(1000):
+        commit(broker, f"group-{number}")
+    turns = 0
+
+    async def count() -> None:
+        nonlocal turns
+        sweep = asyncio.ensure_future(broker.groups.sweep())
+        while not sweep.done():
+            turns += 1
+            await asyncio.sleep(0)
+
+    broker.loop.run_until_complete(count())
+    assert turns >= 5
+
+
+def test_closing_refuses_what_comes_later(broker: VirtualBroker) -> None:
+    broker.start_coordinators()
+    broker.groups.close()
+    with pytest.raises(NotCoordinator):
+        broker.groups.heartbeat(HeartbeatRequest("g", 1, "m"))
+
+
+def test_the_form_of_a_random_id() -> None:
+    assert uuid_form(bytes(range(16))) == "00010203-0405-0607-0809-0a0b0c0d0e0f"
