@@ -17,7 +17,7 @@ SETTINGS: Mapping[str, str] = {
     "group.initial.rebalance.delay.ms": "0",
     "group.min.session.timeout.ms": "400",
     "group.max.size": "3",
-    "log.retention.hours": "876000",  # the recorded batches are of a fixed date, and are not to be deleted for their age
+    "log.retention.hours": "876000",  # recorded batches have a fixed date, and are not to be deleted for their age
     "offsets.topic.replication.factor": "1",
     "transaction.state.log.replication.factor": "1",
     "transaction.state.log.min.isr": "1",

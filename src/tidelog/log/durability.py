@@ -106,6 +106,7 @@ class Durability:
             if segment.entry_unsynced:
                 plan.directories = [self.directory, self.directory.rpartition("/")[0]]
         for segment in [*sealed, active] if with_snapshot else sealed:
+            self.directory_unsynced |= segment.transactions.unsynced  # it may be a new file
             plan.indexes.extend((segment, index) for index in segment.take_unsynced())
         if epochs.dirty:
             epochs.dirty = False

@@ -5,6 +5,8 @@
 Most segments have none and no file. Entries are read when a read_committed fetch asks for them.
 """
 
+from collections.abc import Iterator
+from contextlib import suppress
 from struct import Struct
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -47,29 +49,31 @@ class TransactionIndex:
 
     def read(self) -> list[AbortedTransaction]:
         """Every entry. Raises CorruptLog for a version that is not known or offsets that are not in order."""
+        return list(self.entries())
+
+    def entries(self) -> Iterator[AbortedTransaction]:
+        """As `read`, one by one: those before the first bad one are yielded."""
         if not self.exists:
-            return []
-        found: list[AbortedTransaction] = []
+            return
         data = self._disk.read(self.path)
+        before = -1
         for position in range(0, len(data) - ENTRY.size + 1, ENTRY.size):
             version, producer_id, first, last, stable = ENTRY.unpack_from(data, position)
-            if version != 0 or not 0 <= first <= last or (found and last <= found[-1].last_offset):
+            if version != 0 or not 0 <= first < last or last <= before:
                 raise CorruptLog(self.path, position, "this is not an entry of a transaction index")
-            found.append(AbortedTransaction(producer_id, first, last, stable))
-        return found
+            yield AbortedTransaction(producer_id, first, last, stable)
+            before = last
 
     def truncate_to(self, offset: int) -> None:
         """Drop transactions whose marker is at `offset` or later, and what cannot be read."""
         if not self.exists:
             return
         kept = 0
-        try:
-            for entry in self.read():
+        with suppress(CorruptLog):
+            for entry in self.entries():
                 if entry.last_offset >= offset:
                     break
                 kept += 1
-        except CorruptLog as error:
-            kept = min(kept, error.position // ENTRY.size)
         file = self._disk.open(self.path)
         try:
             file.truncate(kept * ENTRY.size)

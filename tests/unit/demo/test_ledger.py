@@ -48,7 +48,7 @@ def test_an_order_that_comes_again_late_keeps_its_outcome(path: Path) -> None:
 
 def test_a_failed_batch_leaves_nothing_behind(path: Path) -> None:
     ledger = Ledger(path)
-    with pytest.raises(TypeError):
+    with pytest.raises(AttributeError):
         ledger.settle([order("a"), None], "w", NOW)  # type: ignore[list-item]
     assert ledger.outcomes() == {}
     assert ledger.waiting_events() == 0

@@ -177,7 +177,7 @@ def test_the_file_stays_small_when_it_is_trimmed(path: Path) -> None:
     async def scenario() -> None:
         async with opened(path) as store:
             lease = await taken(store)
-            for position in range(400):
+            for position in range(200):
                 await store.append(position, b"x" * 10_000, lease)
                 if position % 20 == 19:
                     await store.save_snapshot(Snapshot(position + 1, b"state"))

@@ -1,0 +1,139 @@
+"""Runs the test suites part by part and tells what ran: called by `script/test`.
+
+A part is one pytest run. With --full every part runs with its full amounts (TIDELOG_FULL=1); parts that have passed on
+this very commit are not run again, so an interrupted run can go on. The report is written to .cache/test-report.md.
+"""
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parent.parent
+CACHE = ROOT / ".cache"
+CLOSING = re.compile(r"(\d+) (passed|failed|skipped|errors?)\b")
+
+
+class Part(NamedTuple):
+    """`arguments` go to pytest; in a full run `full` come on top."""
+
+    name: str
+    arguments: list[str]
+    full: list[str] = []  # noqa: RUF012 - a tuple's default, never changed
+    environment: dict[str, str] = {}  # noqa: RUF012
+    full_environment: dict[str, str] = {}  # noqa: RUF012
+
+
+PARTS = [
+    Part("unit", ["tests/unit", "tests/scenarios", "-n", "2"]),
+    Part("property", ["tests/property", "-n", "2"], full_environment={"TIDELOG_EXAMPLES": "500"}),
+    Part("conformance", ["tests/conformance"]),
+    Part("simulation", ["tests/simulation"]),
+    Part("crash", ["tests/crash"]),
+    Part("hostile", ["tests/hostile"]),
+    Part("interop", ["tests/interop"]),
+    Part("spark", ["tests/spark"]),
+]
+
+
+class Outcome(NamedTuple):
+    name: str
+    passed: bool
+    counts: dict[str, int]
+    seconds: float
+    notes: list[str]
+    """Lines that a suite says of itself: seeds, amounts."""
+
+
+def run(part: Part, *, full: bool) -> Outcome:
+    environment = os.environ | part.environment
+    arguments = part.arguments
+    if full:
+        environment |= {"TIDELOG_FULL": "1"} | part.full_environment
+        arguments = arguments + part.full
+    print(f"\n== {part.name}", flush=True)
+    began = time.monotonic()
+    command = [sys.executable, "-m", "pytest", "-q", *arguments]
+    process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    counts: dict[str, int] = {}
+    notes: list[str] = []
+    for line in process.stdout:
+        print(line, end="", flush=True)
+        if re.search(r"\bin [\d.]+s\b", line) and CLOSING.search(line):
+            counts = {what: int(number) for number, what in CLOSING.findall(line)}
+        elif line.startswith("note: "):
+            notes.append(line.removeprefix("note: ").strip())
+    code = process.wait()
+    return Outcome(part.name, code == 0 and counts.get("passed", 0) > 0, counts, time.monotonic() - began, notes)
+
+
+def commit() -> str:
+    """What is being tested; uncommitted changes make it unlike any other."""
+    head = subprocess.run(
+        ["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
+    ).stdout.strip()
+    dirty = subprocess.run(
+        ["git", "status", "--porcelain"], cwd=ROOT, capture_output=True, text=True, check=False
+    ).stdout
+    return f"{head}+" if dirty else head
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="script/test", description=__doc__)
+    parser.add_argument("--full", action="store_true", help="the whole acceptance suite")
+    parser.add_argument(
+        "--part", action="append", choices=[p.name for p in PARTS], help="this part only; may come often"
+    )
+    parser.add_argument("--list", action="store_true", help="name the parts")
+    chosen = parser.parse_args()
+    if chosen.list:
+        print("\n".join(p.name for p in PARTS))
+        return 0
+    CACHE.mkdir(exist_ok=True)
+    state_file = CACHE / "test-state.json"
+    state = json.loads(state_file.read_text()) if state_file.exists() else {}
+    this = f"{commit()} {'full' if chosen.full else 'slice'}"
+    done: dict[str, list[object]] = state.get(this, {}) if chosen.full and not this.split()[0].endswith("+") else {}
+    outcomes = []
+    for part in PARTS:
+        if chosen.part and part.name not in chosen.part:
+            continue
+        if part.name in done:
+            print(f"\n== {part.name}: passed on this commit before")
+            outcomes.append(Outcome(*done[part.name]))  # type: ignore[arg-type]
+            continue
+        outcome = run(part, full=chosen.full)
+        outcomes.append(outcome)
+        if outcome.passed:
+            done[part.name] = list(outcome)
+            state_file.write_text(json.dumps({this: done}))
+    report(outcomes, this)
+    return 0 if all(o.passed for o in outcomes) else 1
+
+
+def report(outcomes: list[Outcome], what: str) -> None:
+    lines = [f"Tests of {what}", "", "| part | passed | failed | skipped | wall time |", "|---|---:|---:|---:|---:|"]
+    for o in outcomes:
+        failed = o.counts.get("failed", 0) + o.counts.get("error", 0) + o.counts.get("errors", 0)
+        lines.append(
+            f"| {o.name} | {o.counts.get('passed', 0)} | {failed} | {o.counts.get('skipped', 0)} | {o.seconds:.0f} s |"
+        )
+    lines += ["", *(f"- {o.name}: {note}" for o in outcomes for note in o.notes)]
+    (CACHE / "test-report.md").write_text("\n".join(lines) + "\n")
+    print("\n" + "\n".join(lines))
+    total = {w: sum(o.counts.get(w, 0) for o in outcomes) for w in ("passed", "failed", "skipped")}
+    broken = [o.name for o in outcomes if not o.passed]
+    if broken:
+        print(f"failed parts: {', '.join(broken)}")
+        total["failed"] = max(total["failed"], len(broken))
+    print(f"{total['passed']} passed, {total['failed']} failed, {total['skipped']} skipped")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
