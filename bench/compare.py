@@ -1,19 +1,23 @@
 #!/usr/bin/env python3
 """Servers that speak the Kafka protocol side by side, in one run: rates, latency, CPU for the same work, start, memory.
 
-    bench/compare.py [--rounds N] [--data DIR] [--rows LIST] [--together] [--json FILE] [--markdown FILE] [NAME[=COMMAND] ...]
+    bench/compare.py [--rounds N] [--data DIR] [--rows LIST] [--together] [--json FILE] [--markdown FILE]
+                     [NAME[=COMMAND] ...]
 
-`reference` (the C reference, a lower bound on the work) always runs and is what ratios are of. `kafka` alone stands for Apache Kafka
-started by script/kafka, `tidelog` alone for this checkout's broker. Any other server is NAME=COMMAND with {port} and {data} in it:
+`reference` (the C reference, a lower bound on the work) always runs and is what ratios are of. `kafka` alone stands for
+Apache Kafka started by script/kafka, `tidelog` alone for this checkout's broker. Any other server is NAME=COMMAND with
+{port} and {data} in it:
     bench/compare.py kafka tidelog other='other-server --port {port} --data-dir {data}'
-The server is pinned to core 0 and the load to core 1 unless --together. The default data folder is on /dev/shm: a machine's disk is
-noisy, and what is compared is the broker's work; use --data to compare on a disk. A server runs all its rounds in one life, after a
-round that is not counted (a JVM's compiler needs it); the reference runs before and after the others, with a fresh log for each row.
-The table shows medians, and the ratio to the reference's. `cpu` is the server's CPU time for the row's work, the steadiest figure here.
+The server is pinned to core 0 and the load to core 1 unless --together. The default data folder is on /dev/shm: a
+machine's disk is noisy, and what is compared is the broker's work; use --data to compare on a disk. A server runs all
+its rounds in one life, after a round that is not counted (a JVM's compiler needs it); the reference runs before and
+after the others, with a fresh log for each row. The table shows medians, and the ratio to the reference's. `cpu` is the
+server's CPU time for the row's work, the steadiest figure here.
 Needs gcc; Java and mvn for kafka. Whatever it starts it stops.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import pathlib
@@ -110,22 +114,20 @@ def cpu(pid: int) -> float:
 def rss(pid: int) -> float:
     sizes = [0]
     for p in tree(pid):
-        try:
+        with contextlib.suppress(OSError):
             sizes += [int(x) for x in re.findall(r"VmRSS:\s+(\d+)", pathlib.Path(f"/proc/{p}/status").read_text())]
-        except OSError:
-            pass
     return sum(sizes) / 1024
 
 
 class Server:
-    """One running server. `speaks` is false for the reference, which knows no topics and wants an empty log for each row."""
+    """One running server. `speaks` is false for the reference: it knows no topics, wants an empty log for each row."""
 
     def __init__(self, name: str, command: str, port: int, data: pathlib.Path, pin: bool):
         self.name, self.port, self.data, self.speaks = name, port, data, name != "reference"
         data.mkdir(parents=True, exist_ok=True)
         words = shlex.split(command.format(port=port, data=data))
         began = time.monotonic()
-        log = open(data.parent / f"{data.name}.log", "w")
+        log = open(data.parent / f"{data.name}.log", "w")  # noqa: SIM115 - the server's for its life
         self.process = subprocess.Popen(
             (["taskset", "-c", "0"] if pin else []) + words, stdout=log, stderr=log, start_new_session=True
         )
@@ -138,7 +140,7 @@ class Server:
                 break
             except (OSError, struct.error):
                 if self.process.poll() is not None or time.monotonic() - began > 60:
-                    raise SystemExit(f"{name} did not start: see {log.name}")
+                    raise SystemExit(f"{name} did not start: see {log.name}") from None
                 time.sleep(0.002)
         self.started = time.monotonic() - began
 
@@ -223,7 +225,7 @@ def main() -> None:
         for what, value in figures.items():
             seen.setdefault(row, {}).setdefault(what, {}).setdefault(name, []).append(value)
 
-    # A virtual machine's memory is slow the first time it is touched: touch what the logs will take, or the first server pays.
+    # A virtual machine's memory is slow the first time it is touched: touch it now, or the first server pays.
     with open(root / "touch", "wb") as file:
         for _ in range((chosen.rounds + 1) * 2 * 1024):
             file.write(bytes(1 << 20))

@@ -36,7 +36,7 @@ CONNECTOR = "4.1.1"
 BAR = 1.3
 UNCOUNTED = 3
 
-POM = f"""<project xmlns="http://maven.apache.org/POM/4.0.0"><modelVersion>4.0.0</modelVersion>
+POM = f"""<project><modelVersion>4.0.0</modelVersion>
 <groupId>tidelog</groupId><artifactId>spark-connector</artifactId><version>1</version><dependencies><dependency>
 <groupId>org.apache.spark</groupId><artifactId>spark-sql-kafka-0-10_2.13</artifactId><version>{CONNECTOR}</version>
 </dependency></dependencies></project>"""

@@ -28,7 +28,8 @@ MAY_REACH_OUTSIDE = (
     "tidelog/testing/",
     "tidelog/demo/",
     "tidelog/metadata/sqlite.py",
-    "tidelog/client/socket_transport.py",
+    "tidelog/client/blocking.py",
+    "tidelog/client/link.py",
     "tidelog/__main__.py",
     "pyspark_tidelog/",
 )
