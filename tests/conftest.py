@@ -1,1 +1,14 @@
-"""Makes the packages beside it importable from every test."""
+"""Makes the packages beside it importable from every test, and prints what suites say of themselves."""
+
+from typing import TYPE_CHECKING
+
+from process_harness import NOTES
+
+if TYPE_CHECKING:
+    import pytest
+
+
+def pytest_terminal_summary(terminalreporter: "pytest.TerminalReporter") -> None:
+    """Seeds, amounts and times, one `note: ` line each: the runner takes them into its report."""
+    for line in NOTES:
+        terminalreporter.write_line(f"note: {line}")

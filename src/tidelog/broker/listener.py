@@ -34,8 +34,7 @@ class Listener:
         self._services = services
         self._connections: dict[Connection, None] = {}
         self._by_host: dict[str, int] = {}
-        self._connections_max: int = config.max_connections
-        self._connections_per_host_max: int = config.max_connections_per_ip
+        self._config = config
         self._idle_s: float = config.connections_max_idle_ms / 1000
         self._frames: dict[Connection, int] = {}
         self._frame_bytes = 0
@@ -92,10 +91,11 @@ class Listener:
         of_host = self._by_host.get(host, 0) + 1
         self._connections[connection] = None
         self._by_host[host] = of_host
-        if len(self._connections) > self._connections_max:
-            connection.close(f"more than {self._connections_max} connections, max.connections")
-        elif of_host > self._connections_per_host_max:
-            connection.close(f"more than {self._connections_per_host_max} from one host, max.connections.per.ip")
+        config = self._config
+        if len(self._connections) > config.max_connections:
+            connection.close(f"more than {config.max_connections} connections, max.connections")
+        elif of_host > config.max_connections_per_ip:
+            connection.close(f"more than {config.max_connections_per_ip} from one host, max.connections.per.ip")
 
     def closed(self, connection: Connection) -> None:
         self._connections.pop(connection, None)

@@ -158,8 +158,9 @@ KEYS: tuple[Key, ...] = (
         "9223372036854775807",
         AtLeast(1),
         doc="Default of the topics' flush.messages.",
+        effect=True,
     ),
-    Key("log.flush.interval.ms", LONG, None, doc="Default of the topics' flush.ms."),
+    Key("log.flush.interval.ms", LONG, None, doc="Default of the topics' flush.ms.", effect=True),
     Key(
         "log.flush.offset.checkpoint.interval.ms",
         INT,
@@ -174,6 +175,7 @@ KEYS: tuple[Key, ...] = (
         "9223372036854775807",
         doc="Default of the topics' flush.ms when log.flush.interval.ms is not set.",
         read_only=True,
+        effect=True,
     ),
     Key(
         "log.flush.start.offset.checkpoint.interval.ms",

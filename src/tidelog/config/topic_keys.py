@@ -74,6 +74,7 @@ KEYS: tuple[Key, ...] = (
         "9223372036854775807",
         AtLeast(1),
         doc="Sync the log after this many records.",
+        effect=True,
         synonyms=(("log.flush.interval.messages", 1),),
     ),
     Key(
@@ -82,6 +83,7 @@ KEYS: tuple[Key, ...] = (
         "9223372036854775807",
         AtLeast(0),
         doc="Sync the log when a record has waited this long.",
+        effect=True,
         synonyms=(
             ("log.flush.interval.ms", 1),
             ("log.flush.scheduler.interval.ms", 1),

@@ -14,11 +14,13 @@ from tidelog.wire.errors import ApiError, FencedLeaderEpoch, OffsetOutOfRange, S
 if TYPE_CHECKING:
     from tidelog.log.config import LogConfig
     from tidelog.log.partition_log import Appended, PartitionLog, Slice
-    from tidelog.runtime.interfaces import Clock, Tasks
+    from tidelog.runtime.interfaces import Clock, Tasks, TimerHandle
     from tidelog.wire.batches import BatchHeader
 
 READ_UNCOMMITTED = 0
 READ_COMMITTED = 1
+NEVER = (1 << 63) - 1
+"""Of `flush.messages` and `flush.ms`: their default."""
 
 
 class HighWatermarkWatcher(Protocol):
@@ -46,7 +48,9 @@ class Partition:
     __slots__ = (
         "_committing",
         "_durable",
+        "_flush_timer",
         "_flusher",
+        "_flushes_early",
         "_now_ms",
         "_tasks",
         "_watchers",
@@ -84,6 +88,7 @@ class Partition:
         self._now_ms = clock.now_ms
         self._tasks = tasks
         self._flusher = flusher
+        self._flush_timer: TimerHandle | None = None
         self._committing: deque[tuple[int, CommitListener]] = deque()
         self._watchers: dict[HighWatermarkWatcher, None] = {}
         self.configure(log.config)
@@ -94,6 +99,7 @@ class Partition:
         """Take new topic settings. The log must have them too."""
         self.config = config
         self._durable = config.durability == "fsync"
+        self._flushes_early = min(config.flush_messages, config.flush_ms) < NEVER
 
     @property
     def log_start_offset(self) -> int:
@@ -128,7 +134,21 @@ class Partition:
                 self._flusher.request(self)
             else:
                 self._advance(appended.next_offset)
+                if self._flushes_early:
+                    self._flush_early()
         return appended
+
+    def _flush_early(self) -> None:
+        """`flush.messages` and `flush.ms`: sooner than the interval, with nobody waiting for it."""
+        if self.log.flush_due:
+            self._flusher.request(self)
+        elif self.config.flush_ms < NEVER and self._flush_timer is None:
+            self._flush_timer = self._tasks.call_later(self.config.flush_ms / 1000, self._flush_now)
+
+    def _flush_now(self) -> None:
+        self._flush_timer = None
+        if not self.deleted and self.log.failure is None and self.log.unflushed:
+            self._flusher.request(self)
 
     def is_committed(self, next_offset: int) -> bool:
         """Whether everything below `next_offset` may be acknowledged and read."""

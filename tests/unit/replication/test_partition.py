@@ -1,0 +1,198 @@
+"""The high watermark, who is told when it moves, and what the durability settings make wait."""
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tidelog.log.config import LogConfig
+from tidelog.replication.partition import Partition
+from tidelog.wire.errors import ApiError, FencedLeaderEpoch, OffsetOutOfRange, StorageError, UnknownLeaderEpoch
+
+
+class FakeLog:
+    """Appends by counting; `failing` is raised by the next append."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.config = LogConfig(**settings)
+        self.failure: str | None = None
+        self.log_start_offset = 0
+        self.log_end_offset = 0
+        self.recovery_point = 0
+        self.failing: Exception | None = None
+
+    @property
+    def unflushed(self) -> bool:
+        return self.log_end_offset > self.recovery_point
+
+    @property
+    def flush_due(self) -> bool:
+        return self.log_end_offset - self.recovery_point >= self.config.flush_messages
+
+    def last_stable_offset_below(self, high_watermark: int) -> int:
+        return high_watermark
+
+    def append(self, batch: Any, header: Any, *, leader_epoch: int, now_ms: int) -> Any:
+        if self.failing is not None:
+            raise self.failing
+        base = self.log_end_offset
+        self.log_end_offset += header.count
+        return SimpleNamespace(base_offset=base, next_offset=self.log_end_offset, duplicate=False)
+
+    def read(self, start: int, bytes_max: int, end_offset: int) -> tuple[int, int]:
+        return start, end_offset
+
+
+class Bench:
+    def __init__(self, **settings: Any) -> None:
+        self.log = FakeLog(**settings)
+        self.asked: list[Partition] = []
+        self.timers: list[tuple[float, Any]] = []
+        tasks = SimpleNamespace(
+            future=lambda: asyncio.get_running_loop().create_future(),
+            call_later=lambda delay_s, callback, *args: self.timers.append((delay_s, callback)) or SimpleNamespace(),
+        )
+        self.partition = Partition(
+            "t", bytes(16), 0, self.log, leader_epoch=3, internal=False,  # type: ignore[arg-type]
+            clock=SimpleNamespace(now_ms=lambda: 0), tasks=tasks,  # type: ignore[arg-type]
+            flusher=SimpleNamespace(request=self.asked.append),  # type: ignore[arg-type]
+        )  # fmt: skip
+
+    def append(self, count: int = 1) -> Any:
+        return self.partition.append(memoryview(b""), SimpleNamespace(count=count))  # type: ignore[arg-type]
+
+    def synced(self, offset: int) -> None:
+        self.log.recovery_point = offset
+        self.partition.flushed()
+
+
+def test_by_default_an_append_is_committed_at_once() -> None:
+    bench = Bench()
+    appended = bench.append(3)
+    assert bench.partition.is_committed(appended.next_offset)
+    assert bench.partition.high_watermark == 3
+    assert bench.asked == []
+
+
+def test_with_fsync_nothing_is_committed_or_read_before_its_sync() -> None:
+    bench = Bench(durability="fsync")
+    told: list[ApiError | None] = []
+    bench.append(2)
+    bench.append(2)
+    assert bench.asked == [bench.partition, bench.partition]
+    bench.partition.when_committed(2, told.append)
+    bench.partition.when_committed(4, told.append)
+    assert bench.partition.high_watermark == 0
+    assert bench.partition.read(0, 100) == (0, 0)
+    bench.synced(2)
+    assert told == [None]
+    assert bench.partition.read(0, 100) == (0, 2)
+    bench.synced(4)
+    assert told == [None, None]
+
+
+def test_flush_messages_and_flush_ms_ask_for_a_sync_that_nobody_waits_for() -> None:
+    by_count = Bench(flush_messages=3)
+    by_count.append(2)
+    assert by_count.asked == []
+    by_count.append(1)
+    assert by_count.asked == [by_count.partition]
+    assert by_count.partition.high_watermark == 3
+    by_time = Bench(flush_ms=250)
+    by_time.append()
+    by_time.append()
+    assert [delay for delay, _ in by_time.timers] == [0.25]
+    by_time.timers[0][1]()
+    assert by_time.asked == [by_time.partition]
+
+
+def test_readers_past_the_high_watermark_wait_and_past_the_end_are_refused() -> None:
+    bench = Bench(durability="fsync")
+    bench.append(5)
+    bench.synced(2)
+    assert bench.partition.read(4, 100) == (2, 2)
+    with pytest.raises(OffsetOutOfRange):
+        bench.partition.read(6, 100)
+
+
+def test_a_failed_sync_tells_everyone_and_ends_the_partition() -> None:
+    bench = Bench(durability="fsync")
+    told: list[ApiError | None] = []
+    bench.append()
+    bench.partition.when_committed(1, told.append)
+    bench.log.failure = "sync failed: Input/output error"
+    bench.partition.flushed()
+    assert isinstance(told[0], StorageError)
+    assert "Input/output error" in told[0].message
+    bench.partition.when_committed(1, told.append)
+    assert isinstance(told[1], StorageError)
+    with pytest.raises(StorageError):
+        bench.partition.read(0, 1)
+
+
+def test_an_append_that_fails_the_log_tells_those_who_wait() -> None:
+    bench = Bench(durability="fsync")
+    told: list[ApiError | None] = []
+    bench.append()
+    bench.partition.when_committed(1, told.append)
+    bench.log.failing = StorageError("write failed")
+    with pytest.raises(StorageError):
+        bench.append()
+    assert told == []  # a full disk: the log lives on
+    bench.log.failure = "write failed"
+    with pytest.raises(StorageError):
+        bench.append()
+    assert isinstance(told[0], StorageError)
+
+
+def test_watchers_hear_of_every_move_until_they_leave() -> None:
+    bench = Bench()
+    moves: list[int] = []
+    watcher = SimpleNamespace(moved=lambda partition: moves.append(partition.high_watermark), finish=lambda: None)
+
+    class Watcher:
+        def moved(self, partition: Partition) -> None:
+            watcher.moved(partition)
+
+        def finish(self) -> None:
+            moves.append(-1)
+
+    one = Watcher()
+    bench.partition.watch(one)
+    bench.append()
+    bench.append()
+    bench.partition.release_watchers()
+    bench.partition.unwatch(one)
+    bench.append()
+    assert moves == [1, 2, -1]
+
+
+@pytest.mark.parametrize(("epoch", "error"), [(-1, None), (3, None), (2, FencedLeaderEpoch), (4, UnknownLeaderEpoch)])
+def test_leader_epochs_of_clients(epoch: int, error: type[ApiError] | None) -> None:
+    partition = Bench().partition
+    if error is None:
+        partition.check_leader_epoch(epoch)
+    else:
+        with pytest.raises(error):
+            partition.check_leader_epoch(epoch)
+
+
+def test_committed_can_be_awaited() -> None:
+    async def scenario() -> None:
+        bench = Bench(durability="fsync")
+        bench.append(2)
+        waiting = asyncio.ensure_future(bench.partition.committed(2))
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        bench.synced(2)
+        await waiting
+        bench.append()
+        failing = asyncio.ensure_future(bench.partition.committed(3))
+        await asyncio.sleep(0)
+        bench.partition.deleted = True
+        bench.partition.fail()
+        with pytest.raises(StorageError):
+            await failing
+
+    asyncio.run(scenario())
