@@ -23,7 +23,7 @@ def test_every_acknowledged_record_is_there_in_order_once(tmp_path: Path) -> Non
     began = time.monotonic()
     restarts: list[float] = []
     # Segments roll under the producer: kills fall between the files of a roll too.
-    settings = {"log.segment.bytes": 8 << 20, "log.flush.offset.checkpoint.interval.ms": 1000}
+    settings = {"log.segment.bytes": 8 << 20}
     with Broker(process=True, data=tmp_path / "data", settings=settings) as broker:
         admin = AdminClient({"bootstrap.servers": broker.bootstrap})
         for created in admin.create_topics([NewTopic(TOPIC, PARTITIONS, 1)]).values():

@@ -98,6 +98,7 @@ class Fetch:
         "_services",
         "_slices",
         "_timer",
+        "_unknown",
         "found_bytes",
     )
 
@@ -121,6 +122,7 @@ class Fetch:
         self._results: dict[FetchItem, PartitionData] = {}
         self._slices: dict[FetchItem, Slice] = {}
         self._moved: dict[Partition, None] = {}
+        self._unknown: dict[FetchItem, int] = {}
         self._failed = False
         self._pending: Pending[FetchResponse] | None = None
         self.found_bytes = 0
@@ -174,6 +176,7 @@ class Fetch:
         data = self._results[item] = PartitionData(
             partition_index=item.index, high_watermark=-1, last_stable_offset=-1, log_start_offset=-1, records=_EMPTY
         )
+        known = item.partition is not None
         try:
             partition = item.partition = self._partition(item)
             if self._isolation == READ_UNCOMMITTED:
@@ -189,6 +192,9 @@ class Fetch:
             )
         except (UnknownTopicOrPartition, UnknownTopicId) as error:
             data.error_code = error.code  # no reason to keep the others from waiting
+            self._unknown[item] = 1 if isinstance(error, UnknownTopicId) else 2
+            if known and self._isolation == READ_UNCOMMITTED:
+                data.aborted_transactions = None
             return
         except ApiError as error:
             data.error_code = error.code
@@ -302,18 +308,23 @@ class Fetch:
         fetching = self._fetching
         session = fetching.session
         by_id = self._context.api_version >= 13
-        topics: dict[str | bytes, FetchableTopicResponse] = {}
-        for item in fetching.items:
+        topics: list[FetchableTopicResponse] = []
+        key: str | bytes | None = None
+        items = fetching.items
+        if self._unknown:  # told behind the others, as Kafka does
+            items = sorted(items, key=lambda item: self._unknown.get(item, 0))
+        for item in items:
             data = self._results[item]
             if fetching.incremental and not _tells_something(item, data):
                 continue
-            topic = topics.get(item.topic)
-            if topic is None:
-                topic = topics[item.topic] = FetchableTopicResponse()
+            if item.topic != key:
+                key = item.topic
+                topic = FetchableTopicResponse()
                 if by_id:
-                    topic.topic_id = item.topic  # type: ignore[assignment]  # v13: the key is the id
+                    topic.topic_id = key  # type: ignore[assignment]  # v13: the key is the id
                 else:
-                    topic.topic = item.topic  # type: ignore[assignment]  # before: the name
+                    topic.topic = key  # type: ignore[assignment]  # before: the name
+                topics.append(topic)
             topic.partitions.append(data)
             if session is not None:
                 item.high_watermark = data.high_watermark
@@ -321,7 +332,7 @@ class Fetch:
                 item.error_code = data.error_code
                 if item in self._slices and fetching.incremental:
                     session.serve_last(item)
-        return FetchResponse(session_id=fetching.session_id, responses=list(topics.values()))
+        return FetchResponse(session_id=fetching.session_id, responses=topics)
 
 
 def _tells_something(item: FetchItem, data: PartitionData) -> bool:

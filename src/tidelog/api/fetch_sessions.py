@@ -76,13 +76,17 @@ class FetchSession:
         self.items = {(item.topic, item.index): item for item in items}
         self.used_at = now_s
 
-    def update(self, request: "FetchRequest") -> None:
-        """Add, change and forget what the request names."""
+    def update(self, request: "FetchRequest") -> list[FetchItem]:
+        """Add, change and forget what the request names; what it both names and forgets is told once more."""
+        last_words = []
+        named: dict[FetchItem, None] = {}
         for item in items_of(request, self.uses_topic_ids):
             known = self.items.get((item.topic, item.index))
             if known is None:
                 self.items[item.topic, item.index] = item
+                named[item] = None
             else:
+                named[known] = None
                 known.current_leader_epoch = item.current_leader_epoch
                 known.fetch_offset = item.fetch_offset
                 known.last_fetched_epoch = item.last_fetched_epoch
@@ -90,11 +94,15 @@ class FetchSession:
         for topic in request.forgotten_topics_data:
             key: TopicKey = topic.topic_id if self.uses_topic_ids else topic.topic
             for index in topic.partitions:
-                self.items.pop((key, index), None)
+                forgotten = self.items.pop((key, index), None)
+                if forgotten is not None and forgotten in named:
+                    last_words.append(forgotten)
+        return last_words
 
     def serve_last(self, item: FetchItem) -> None:
         """Move a partition that got data behind the others, so that none starves."""
-        self.items[item.topic, item.index] = self.items.pop((item.topic, item.index))
+        if self.items.pop((item.topic, item.index), None) is not None:
+            self.items[item.topic, item.index] = item
 
 
 class FetchContext:
@@ -141,14 +149,14 @@ class FetchSessions:
             raise InvalidFetchSessionEpoch(f"fetch session epoch {request.session_epoch} is not {session.epoch}")
         if session.uses_topic_ids != uses_topic_ids:
             raise FetchSessionTopicIdError("the fetch session was begun with topic names, or now is")
-        session.update(request)
+        last_words = session.update(request)
         if not session.items:
             del self._sessions[session.session_id]
-            return FetchContext([], None, incremental=False)
+            return FetchContext(last_words, None, incremental=False)
         session.epoch = session.epoch % INT32_MAX + 1
         session.used_at = self._clock.monotonic()
         self._sessions.move_to_end(session.session_id)
-        return FetchContext(list(session.items.values()), session, incremental=True)
+        return FetchContext([*session.items.values(), *last_words], session, incremental=True)
 
     def _create(self, items: list[FetchItem], uses_topic_ids: bool) -> FetchSession | None:
         now_s = self._clock.monotonic()

@@ -50,9 +50,16 @@ class DataDirectory:
         self._disk = disk
         self._lock: Lock | None = lock
         self._cache = IndexCache()
+        self._recovery_points_known = True
         self._recovery_points = self._read(RECOVERY_POINTS)
         self._start_offsets = self._read(LOG_START_OFFSETS)
-        self._checkpoints: dict[str, bytes] = {}
+        self._checkpoints: dict[str, Mapping[TopicPartition, int]] = {
+            RECOVERY_POINTS: dict(self._recovery_points),
+            LOG_START_OFFSETS: dict(self._start_offsets),
+        }
+        """As they stand on the disk."""
+        self._unopened: dict[TopicPartition, None] = {}
+        self._retired: dict[TopicPartition, None] = {}
 
     @classmethod
     def open(cls, disk: "Disk", path: str) -> "DataDirectory":
@@ -80,20 +87,24 @@ class DataDirectory:
     def _read(self, name: str) -> dict[TopicPartition, int]:
         """A checkpoint that is missing or damaged costs a longer scan, never a record."""
         try:
-            return read_offsets(self._disk, f"{self.path}/{name}") or {}
+            offsets = read_offsets(self._disk, f"{self.path}/{name}")
         except CorruptLog as error:
             logger.warning("checkpoint ignored, logs are scanned whole reason=%s", error)
             self.clean = False
-            return {}
+            offsets = None
+        if offsets is None and name == RECOVERY_POINTS:
+            self._recovery_points_known = False
+        return offsets or {}
 
     # Partitions
 
     def open_partition(self, topic: str, index: int, topic_id: bytes, config: "LogConfig", now_ms: int) -> PartitionLog:
         """Open or make the partition's log. A directory of another topic of that name is put aside as `-stray`.
 
-        Raises CorruptLog, OSError.
+        Raises CorruptLog, OSError; then the checkpoints keep what they say of it, for the next start.
         """
         key = TopicPartition(topic, index)
+        self._unopened[key] = None
         path = f"{self.path}/{key}"
         known_id = read_partition_metadata(self._disk, path)
         if known_id is not None and known_id != topic_id:
@@ -109,7 +120,7 @@ class DataDirectory:
             path,
             config,
             clean=self.clean,
-            recovery_point=self._recovery_points.get(key, -1),
+            recovery_point=self._recovery_points.get(key, 0 if self._recovery_points_known else -1),
             log_start_offset=self._start_offsets.get(key, 0),
             now_ms=now_ms,
             cache=self._cache,
@@ -117,16 +128,23 @@ class DataDirectory:
         if known_id is None:
             self._disk.write_atomic(f"{path}/{PARTITION_METADATA}", format_partition_metadata(topic_id))
             self._disk.sync_dir(self.path)
+        del self._unopened[key]
+        self._retired.pop(key, None)
         return log
 
     def retire_partition(self, log: PartitionLog, topic_id: bytes) -> str:
         """Put a deleted topic's partition out of the way; `remove_retired` takes it off the disk later."""
+        key = log.topic_partition
+        self._recovery_points.pop(key, None)
+        self._start_offsets.pop(key, None)
+        self._retired[key] = None
+        # The checkpoints first: they must not tell of this log when a topic of the same name comes.
+        for name, offsets in list(self._checkpoints.items()):
+            self._write(name, offsets)
         log.close(clean=False)
         retired = f"{log.directory}.{uuid_text(topic_id)}{DELETE_SUFFIX}"
         self._disk.rename(log.directory, retired)
         self._disk.sync_dir(self.path)
-        self._recovery_points.pop(log.topic_partition, None)
-        self._start_offsets.pop(log.topic_partition, None)
         return retired
 
     def retired(self) -> list[str]:
@@ -152,16 +170,20 @@ class DataDirectory:
         start_offsets: Mapping[TopicPartition, int],
         high_watermarks: Mapping[TopicPartition, int],
     ) -> None:
-        """Persist them; files that would not change are left alone."""
-        for name, offsets in (
-            (RECOVERY_POINTS, recovery_points),
-            (LOG_START_OFFSETS, {key: offset for key, offset in start_offsets.items() if offset > 0}),
-            (HIGH_WATERMARKS, high_watermarks),
-        ):
-            data = format_offsets(offsets)
-            if self._checkpoints.get(name) != data:
-                self._disk.write_atomic(f"{self.path}/{name}", data)
-                self._checkpoints[name] = data
+        """Persist them; files that would not change are left alone. Partitions that did not open keep their entries."""
+        kept = [key for key in self._unopened if key in self._recovery_points]
+        started = [key for key in self._unopened if key in self._start_offsets]
+        self._write(RECOVERY_POINTS, {**{key: self._recovery_points[key] for key in kept}, **recovery_points})
+        moved = {key: offset for key, offset in start_offsets.items() if offset > 0}
+        self._write(LOG_START_OFFSETS, {**{key: self._start_offsets[key] for key in started}, **moved})
+        self._write(HIGH_WATERMARKS, high_watermarks)
+
+    def _write(self, name: str, offsets: Mapping[TopicPartition, int]) -> None:
+        if self._retired:
+            offsets = {key: offset for key, offset in offsets.items() if key not in self._retired}
+        if self._checkpoints.get(name) != offsets:
+            self._disk.write_atomic(f"{self.path}/{name}", format_offsets(offsets))
+            self._checkpoints[name] = offsets
 
     # The end
 

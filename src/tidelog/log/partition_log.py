@@ -595,6 +595,7 @@ class PartitionLog:
             plan.run()
             self.flushed(plan)
         for segment in [*self._segments.items, *(segment for _, segment in self._doomed)]:
+            segment.deleted = segment.deleted or not clean  # a flush under way has nothing to complain of
             self._forget(segment)
             if segment.opened is not None:
                 segment.opened.close()

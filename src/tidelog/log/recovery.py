@@ -88,7 +88,9 @@ class LogOpener:
             recovery_point = self._segments.active.base_offset
         self._recovery_point = recovery_point
         epochs_known = self._load_epochs(found)
-        end = self._open_clean(start) if clean else self._recover(start)
+        end = self._open_clean(start) if clean else None
+        if end is None:
+            end = self._recover(start)
         if max(end, start) < self._recovery_point:
             active = self._segments.active
             reason = f"the log ends at offset {end}, {self._recovery_point} was on the disk"
@@ -162,8 +164,19 @@ class LogOpener:
 
     # After a clean shutdown
 
-    def _open_clean(self, start: int) -> int:
-        end = self._replayed_from = self._end_of_active()
+    def _open_clean(self, start: int) -> int | None:
+        """The log's end offset; None when this log was not closed in order after all.
+
+        A log that had gone offline is left as it was when its broker stops; then the snapshot at its end is missing.
+        """
+        try:
+            end = self._replayed_from = self._end_of_active()
+        except CorruptLog as error:
+            logger.warning("log is recovered though the last shutdown was clean reason=%s", error)
+            return None
+        if self._segments.size_bytes and self._snapshots.offsets[-1:] != [end]:
+            logger.warning("log is recovered, it has no producer snapshot at its end path=%s", self._directory)
+            return None
         self._producers = restore_producers(self._snapshots, self._segments, start, end)
         return end
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from tidelog.wire.batches import TIMESTAMP_TYPE_BIT
 from tidelog.wire.checksums import crc32c
 from tidelog.wire.errors import ApiError, ErrorCode, InvalidRecord, RecordListTooLarge, RecordTooLarge
-from tidelog.wire.records import decode_records
+from tidelog.wire.records import WrongRecordCount, decode_records
 
 if TYPE_CHECKING:
     from tidelog.log.config import LogConfig
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from tidelog.wire.records import Record
 
 NO_TIMESTAMP = -1
+RECORD_ERRORS_MAX = 1000
+"""Of one answer, where a whole batch is refused without a look at its records."""
 _ATTRIBUTES = Struct(">h")
 _ATTRIBUTES_AT = 21
 _MAX_TIMESTAMP = Struct(">q")
@@ -56,6 +58,8 @@ def check_client_batch(batch: memoryview, header: "BatchHeader", config: "LogCon
         if config.compacts:
             _check_keys(records)
     if config.message_timestamp_type == "LogAppendTime":
+        if header.attributes & TIMESTAMP_TYPE_BIT:
+            _refuse_append_time(header)
         _stamp(batch, header, header.attributes | TIMESTAMP_TYPE_BIT, now_ms)
         return now_ms
     earliest = now_ms - config.message_timestamp_before_max_ms
@@ -85,6 +89,8 @@ def _in_range(header: "BatchHeader", earliest: int, latest: int) -> bool:
 def _decode(batch: memoryview, header: "BatchHeader") -> "list[Record]":
     try:
         records = decode_records(batch, 0)
+    except WrongRecordCount as error:
+        raise InvalidRecord(str(error)) from error
     except ValueError as error:
         # Kafka's own answer to records that are garbage under a good checksum.
         raise ApiError(f"the records cannot be decoded: {error}", ErrorCode.UNKNOWN_SERVER_ERROR) from error
@@ -109,6 +115,15 @@ def _check_keys(records: "list[Record]") -> None:
             ErrorCode.INVALID_RECORD,
             [(index, message) for index in without],
         )
+
+
+def _refuse_append_time(header: "BatchHeader") -> None:
+    message = "the broker sets the append time here; a producer may not"
+    raise RefusedRecords(
+        f"the batch is refused: {message}",
+        ErrorCode.INVALID_TIMESTAMP,
+        [(index, message) for index in range(min(header.count, RECORD_ERRORS_MAX))],
+    )
 
 
 def _check_timestamps(records: "list[Record]", header: "BatchHeader", earliest: int, latest: int) -> None:

@@ -38,6 +38,10 @@ _VARINTS = tuple(varint(value) for value in (*range(64), *range(-64, 0)))
 _new = object.__new__
 
 
+class WrongRecordCount(MalformedMessage):
+    """A batch that holds more or fewer records than its header states."""
+
+
 class Record:
     """One record. `timestamp` is in ms; `key` and `value` may be null; headers are in order and may repeat a name."""
 
@@ -109,7 +113,7 @@ def decode_records(buffer: Buffer, position: int = 0, *, limit_bytes: int = DECO
 
         data = decompress(header.codec, data, limit_bytes)
     if not 0 <= header.count <= len(data) // _LEAST_RECORD_BYTES:
-        raise MalformedMessage(f"record batch: {header.count} records cannot be in {len(data)} bytes")
+        raise WrongRecordCount(f"record batch: {header.count} records cannot be in {len(data)} bytes")
     try:
         return _decode(header, bytes(data))
     except IndexError:
@@ -132,6 +136,8 @@ def _decode(header: BatchHeader, data: bytes) -> list[Record]:
     size = len(data)
     p = 0
     for _ in range(header.count):
+        if p == size:
+            raise WrongRecordCount(f"record batch: {header.count} records stated, {len(records)} there")
         length, p = read_varint(data, p)
         end = p + length
         if end > size or length < 0:
@@ -191,7 +197,7 @@ def _decode(header: BatchHeader, data: bytes) -> list[Record]:
             raise MalformedMessage("record batch: a record that is not of the length it states")
         records.append(record)
     if p != size:
-        raise MalformedMessage(f"record batch: {size - p} bytes after the last record")
+        raise WrongRecordCount(f"record batch: {size - p} bytes after the last of {header.count} records")
     return records
 
 

@@ -198,8 +198,8 @@ class ClassicGroup(RebalancingGroup):
         self._deadlines.clear(member.session)
         member.session = Deadline(self._session_over, member_id)
         self.members.rename(member, member_id)
+        self._renew_session(member, now)  # by its former timeout, as in Kafka
         self._update(member, joining, protocols, out)
-        self._renew_session(member, now)
         if self.state is GroupState.PREPARING_REBALANCE:
             self._maybe_complete_join(out, now)
         elif self.state is GroupState.COMPLETING_REBALANCE or not self._keeps_generation():
@@ -252,8 +252,7 @@ class ClassicGroup(RebalancingGroup):
             return out
         self._synced(member.member_id)
         if self.state is GroupState.STABLE:
-            self._renew_session(member, now)
-            out.reply(reply, self._assigned(member))
+            out.reply(reply, self._assigned(member))  # no sign of life, as in Kafka
             return out
         if member.sync_reply is not None:
             out.reply(member.sync_reply, SyncGroupResponse(error_code=ErrorCode.REBALANCE_IN_PROGRESS))

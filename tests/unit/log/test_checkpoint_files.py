@@ -1,0 +1,71 @@
+"""The text files: Kafka's formats, and what is wrong said with its position."""
+
+import pytest
+
+from tidelog.log.checkpoints import (
+    format_epochs,
+    format_offsets,
+    format_partition_metadata,
+    format_properties,
+    parse_epochs,
+    parse_offsets,
+    parse_partition_metadata,
+    parse_properties,
+)
+from tidelog.log.errors import CorruptLog
+from tidelog.model.ids import TopicPartition
+
+OFFSETS = {TopicPartition("orders", 0): 12, TopicPartition("a.b-c_d", 11): 9_000_000_000}
+
+
+def test_offsets() -> None:
+    data = b"0\n2\norders 0 12\na.b-c_d 11 9000000000\n"
+    assert format_offsets(OFFSETS) == data
+    assert parse_offsets(data, "/p") == OFFSETS
+    assert parse_offsets(b"", "/p") == {}
+    assert parse_offsets(b"0\n0\n", "/p") == {}
+
+
+def test_epochs() -> None:
+    assert format_epochs([(0, 0), (2, 640)]) == b"0\n2\n0 0\n2 640\n"
+    assert parse_epochs(b"0\n2\n0 0\n2 640\n", "/p") == [(0, 0), (2, 640)]
+
+
+@pytest.mark.parametrize(
+    ("data", "position"),
+    [
+        (b"1\n0\n", 0),
+        (b"0\n2\norders 0 12\n", 0),
+        (b"0\n1\norders 0\n", 4),
+        (b"0\n2\norders 0 12\norders x 12\n", 16),
+        (b"0\n1\norders 0 1_x\n", 4),
+        (b"0\n1\norders 0 999999999999999999999\n", 4),
+        (b"0\nmany\n", 2),
+        (b"0", 2),
+        (b"0\n1\n\xff\xfe 0 1\n", 4),
+        (b"\0\0\0\0", 0),
+    ],
+)
+def test_damage_is_named_with_its_position(data: bytes, position: int) -> None:
+    with pytest.raises(CorruptLog) as found:
+        parse_offsets(data, "/data/recovery-point-offset-checkpoint")
+    assert (found.value.path, found.value.position) == ("/data/recovery-point-offset-checkpoint", position)
+
+
+def test_partition_metadata() -> None:
+    topic_id = bytes.fromhex("2f8fc5c88d1540fa68d52401d0d49abb")
+    data = format_partition_metadata(topic_id)
+    assert data == b"version: 0\ntopic_id: L4_FyI0VQPpo1SQB0NSauw"
+    assert parse_partition_metadata(data, "/p") == topic_id
+    for wrong in (b"", b"version: 1\ntopic_id: L4_FyI0VQPpo1SQB0NSauw", b"version: 0\ntopic_id: ???", b"version: 0"):
+        with pytest.raises(CorruptLog):
+            parse_partition_metadata(wrong, "/p")
+
+
+def test_properties() -> None:
+    kafka = b"#\n#Wed Aug 06 16:01:33 WIB 2025\ncluster.id=PCbusMznQZi20FQlE8ke6g\nnode.id=1\nversion=1\n"
+    properties = {"cluster.id": "PCbusMznQZi20FQlE8ke6g", "node.id": "1", "version": "1"}
+    assert parse_properties(kafka, "/p") == properties
+    assert parse_properties(format_properties(properties), "/p") == properties
+    with pytest.raises(CorruptLog, match="at 2: expected NAME=VALUE"):
+        parse_properties(b"#\nwhat\n", "/p")
