@@ -25,10 +25,11 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from compare import cpu
-from confluent_kafka import KafkaException, Producer, TopicPartition
 from confluent_kafka import Consumer as KafkaConsumer
+from confluent_kafka import KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
+
+from compare import cpu
 
 HERE = pathlib.Path(__file__).resolve().parent
 CACHE = pathlib.Path(os.environ.get("XDG_CACHE_HOME", pathlib.Path.home() / ".cache")) / "tidelog-bench"

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pyspark_tidelog import compiled
-from pyspark_tidelog.decode_kernel import Bytes, Int32s, Int64s
+from pyspark_tidelog.decode_kernel import Bytes, Int64s
 from pyspark_tidelog.encode_kernel import Records, Strings, encode, place
 from pyspark_tidelog.errors import SchemaError
 from tidelog.model.ids import TopicPartition

@@ -14,8 +14,8 @@ from tidelog.wire.compression import decompress
 from tidelog.wire.primitives import Buffer, MalformedMessage
 from tidelog.wire.records import DECOMPRESSED_BYTES_MAX
 
-ROWS_MAX = 256 << 10
-BYTES_MAX = 32 << 20
+ROWS_MAX = 64 << 10
+BYTES_MAX = 8 << 20
 """Of one Arrow batch, before it is cut to the range; a single record batch may have more bytes."""
 
 WANTED = {"key": WANT_KEY, "value": WANT_VALUE, "headers": WANT_HEADERS}

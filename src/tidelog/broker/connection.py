@@ -105,7 +105,7 @@ class Connection:
             if self._filled == len(frame):
                 self._frame_full(frame)
             return
-        self._take(self._listener.buffer[:count])
+        self._take(self._listener.buffer, count)
 
     def drained(self) -> None:
         self._resume()
@@ -145,9 +145,8 @@ class Connection:
 
     # Frames
 
-    def _take(self, view: memoryview) -> None:
-        """Handle the frames of `view`, keep what is not whole or may not run yet."""
-        end = len(view)
+    def _take(self, view: memoryview, end: int) -> None:
+        """Handle the frames of `view[:end]`, keep what is not whole or may not run yet."""
         position = 0
         handled = 0
         while self.open:
@@ -157,17 +156,17 @@ class Connection:
             if handled >= REQUESTS_PER_TURN or (
                 (self._waiting or self._draining or self._stream.backlog_bytes) and self._must_wait()
             ):
-                self._put_aside(view[position:], handled >= REQUESTS_PER_TURN)
+                self._put_aside(view[position:end], handled >= REQUESTS_PER_TURN)
                 break
             if left < 4:
-                self._begin_frame(view[position:], 4)
+                self._begin_frame(view[position:end], 4)
                 break
             (size,) = _SIZE.unpack_from(view, position)
             if size < HEADER_BYTES or size > self._listener.request_bytes_max:
                 self._refuse_size(size, view[position : position + 4])
                 return
             if left - 4 < size:
-                self._begin_frame(view[position:], size + 4)
+                self._begin_frame(view[position:end], size + 4)
                 break
             if self._combined is None and handled == 0 and left >= COMBINE_REQUESTS * (size + 4):
                 self._combined = []
@@ -203,7 +202,7 @@ class Connection:
             return
         self._frame = None
         self._filled = 0
-        self._take(memoryview(frame))
+        self._take(memoryview(frame), size + 4)
         self._listener.release(self)
         self._listener.recycle(frame)
 
@@ -247,7 +246,7 @@ class Connection:
         stash = self._stash
         if stash is not None:
             self._stash = None
-            self._take(memoryview(stash))
+            self._take(memoryview(stash), len(stash))
         if self.open and self._stash is None and self._paused:
             self._paused = False
             self._stream.resume_reading()
@@ -353,9 +352,10 @@ class Connection:
 
     def _send(self, found: Route, correlation_id: int, response: Any) -> None:
         pieces = found.encode(response)
-        size = 4
-        for piece in pieces:
-            size += piece.size if type(piece) is FileRegion else len(piece)
+        size = 4 + len(pieces[0])
+        if len(pieces) > 1:
+            for piece in pieces[1:]:
+                size += piece.size if type(piece) is FileRegion else len(piece)
         if found.flexible_response:
             head = _FLEXIBLE_RESPONSE.pack(size + 1, correlation_id)
         else:

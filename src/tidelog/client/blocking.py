@@ -220,7 +220,7 @@ class Client:
                 continue
             link, number = ticket
             try:
-                answers.append(link.answer(number, self._soon(deadline)))
+                answers.append(link.answer(number, self._soon(deadline), reuse=True))
             except BrokerUnreachable as error:
                 self._drop(link.address)
                 answers.append(error)

@@ -59,19 +59,20 @@ class Link:
         self._sent += 1
         return self._sent
 
-    def answer(self, number: int, deadline: float) -> Message:
+    def answer(self, number: int, deadline: float, *, reuse: bool = False) -> Message:
         """The answer to the request that got this number; each is handed out once.
 
-        `records` in it are views into a buffer that the next call of this method may overwrite.
+        With `reuse` it may lie in a buffer that the next such call overwrites: for large answers, whose `records` are
+        views into it. Fresh memory costs more than reading into it.
         """
         assert 0 < number <= self._sent
         with _Guard(self):
             while self._received < number - 1:  # those of other callers: kept, in buffers of their own
-                early = self._connection.answer(self._receive(deadline, keep=True))
+                early = self._connection.answer(self._receive(deadline, reuse=False))
                 self._received += 1
                 self._early[self._received] = early
             if self._received == number - 1:
-                message = self._connection.answer(self._receive(deadline, keep=False))
+                message = self._connection.answer(self._receive(deadline, reuse=reuse))
                 self._received += 1
                 return message
         return self._early.pop(number)
@@ -80,7 +81,7 @@ class Link:
         pieces: list[Piece] | None = self._connection.greet()
         while pieces:
             self._send(pieces, deadline)
-            pieces = self._connection.greeted(self._receive(deadline, keep=False))
+            pieces = self._connection.greeted(self._receive(deadline, reuse=False))
 
     def _send(self, pieces: "list[Piece]", deadline: float) -> None:
         buffers = [memoryview(piece).cast("B") for piece in pieces]  # type: ignore[arg-type]  # no file regions here
@@ -92,7 +93,7 @@ class Link:
             if sent:
                 buffers[0] = buffers[0][sent:]
 
-    def _receive(self, deadline: float, *, keep: bool) -> memoryview:
+    def _receive(self, deadline: float, *, reuse: bool) -> memoryview:
         """One frame, without its size."""
         self._fill(memoryview(self._head), deadline)
         size = int.from_bytes(self._head, "big", signed=True)
@@ -101,13 +102,9 @@ class Link:
                 f"{self.address} answers with bytes that stand for a frame of {size} bytes "
                 f"(at most {self._frame_bytes_max} are taken): is this a broker's plaintext listener?"
             )
-        if keep or size > len(self._scratch):
-            buffer = bytearray(size)
-            if not keep:
-                self._scratch = buffer
-        else:
-            buffer = self._scratch
-        frame = memoryview(buffer)[:size]
+        if reuse and size > len(self._scratch):
+            self._scratch = bytearray(size)
+        frame = memoryview(self._scratch if reuse else bytearray(size))[:size]
         self._fill(frame, deadline)
         return frame
 

@@ -38,7 +38,6 @@ public final class Tools {
     private static final class Tool extends ThreadGroup {
         final InputStream input;
         final List<Runnable> hooks = new CopyOnWriteArrayList<>();
-        private boolean ended;
 
         Tool(String id, byte[] input) {
             super(id);
@@ -46,13 +45,6 @@ public final class Tools {
         }
 
         void exit(int code) {
-            synchronized (this) {
-                if (ended) {
-                    return;
-                }
-                ended = true;
-            }
-            hooks.forEach(Runnable::run);
             RUNNING.remove(getName());
             System.out.flush();
             System.err.flush();
@@ -186,7 +178,7 @@ public final class Tools {
             String[] words = line.split(" ");
             if (words[0].equals("run")) {
                 start(words);
-            } else {
+            } else if (words[0].equals("stop")) {
                 Tool tool = RUNNING.get(words[1]);
                 if (tool != null) {
                     // The hook of a tool waits for its main thread, which then ends by itself.

@@ -149,7 +149,9 @@ def test_fetches_that_were_started_are_answered_in_any_order(broker: FakeBroker)
 def test_a_view_stays_as_it_is_until_the_next_answer_is_taken(broker: FakeBroker) -> None:
     with connect(broker) as client:
         first = client.fetch(T0, 11, FetchLimits()).records
+        client.cluster.forget(["t"])  # so that the next has to ask for the leader first
         following = client.start_fetch(T0, 22, FetchLimits())
+        client.topics(["t"])
         assert bytes(first) == b"11" * 1000
         assert bytes(following.result().records) == b"22" * 1000
 

@@ -1,6 +1,6 @@
 """What Spark sees of the source and the sink: schemas, refusals, rounds of batches."""
 
-# ruff: noqa: E402 (nothing here can be imported without the skipped package)
+
 
 import pytest
 

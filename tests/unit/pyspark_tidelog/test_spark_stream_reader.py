@@ -1,6 +1,6 @@
 """The streaming reader, called as Spark calls it, against brokers in memory."""
 
-# ruff: noqa: E402 (nothing here can be imported without the skipped package)
+
 
 import json
 import pickle

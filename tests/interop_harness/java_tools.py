@@ -1,0 +1,169 @@
+"""Kafka's command-line tools and perf tests, all in one JVM, several at once (java/Tools.java)."""
+
+import base64
+import itertools
+import re
+import subprocess
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+from interop_harness.target import KAFKA, kafka_jars
+
+PROGRAM = Path(__file__).parent / "java/Tools.java"
+LIMIT_S = 60.0
+
+CLASSES = {
+    "broker-api-versions": "org.apache.kafka.tools.BrokerApiVersionsCommand",
+    "cluster": "org.apache.kafka.tools.ClusterTool",
+    "configs": "kafka.admin.ConfigCommand",
+    "console-consumer": "org.apache.kafka.tools.consumer.ConsoleConsumer",
+    "console-producer": "org.apache.kafka.tools.ConsoleProducer",
+    "consumer-groups": "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand",
+    "consumer-perf-test": "org.apache.kafka.tools.ConsumerPerformance",
+    "dump-log": "org.apache.kafka.tools.DumpLogSegments",
+    "e2e-latency": "org.apache.kafka.tools.EndToEndLatency",
+    "get-offsets": "org.apache.kafka.tools.GetOffsetShell",
+    "groups": "org.apache.kafka.tools.GroupsCommand",
+    "producer-perf-test": "org.apache.kafka.tools.ProducerPerformance",
+    "topics": "org.apache.kafka.tools.TopicCommand",
+    "verifiable-consumer": "org.apache.kafka.tools.VerifiableConsumer",
+    "verifiable-producer": "org.apache.kafka.tools.VerifiableProducer",
+}
+
+
+class Ran(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+    @property
+    def lines(self) -> list[str]:
+        return self.out.splitlines()
+
+
+class RunningTool:
+    """A tool between its start and its end; what it has printed so far is in `out` and `err`."""
+
+    def __init__(self, tools: "JavaTools", number: str) -> None:
+        self._tools = tools
+        self._number = number
+        self._changed = threading.Condition()
+        self._printed = {"out": b"", "err": b""}
+        self._code: int | None = None
+
+    @property
+    def out(self) -> str:
+        return self._printed["out"].decode()
+
+    @property
+    def err(self) -> str:
+        return self._printed["err"].decode()
+
+    def wait_for(self, pattern: str, count: int = 1) -> None:
+        """Return when `count` matches are in `out`. Raises AssertionError when it ends, or LIMIT_S pass, before."""
+        found = self._wait(lambda: len(re.findall(pattern, self.out)) >= count or self._code is not None)
+        assert found, f"no {pattern!r} in {LIMIT_S:.0f} s: {self.out}{self.err}"
+        assert len(re.findall(pattern, self.out)) >= count, f"ended without {pattern!r}: {self.out}{self.err}"
+
+    def stop(self) -> Ran:
+        """As Ctrl-C does: the tool's shutdown hook runs. Returns when it has ended."""
+        self._tools.send(f"stop {self._number}")
+        return self.wait()
+
+    def wait(self) -> Ran:
+        """Raises AssertionError when it has not ended after LIMIT_S."""
+        assert self._wait(lambda: self._code is not None), f"still runs after {LIMIT_S:.0f} s: {self.out}{self.err}"
+        assert self._code is not None
+        return Ran(self._code, self.out, self.err)
+
+    def _wait(self, reached: "object") -> bool:
+        assert callable(reached)
+        with self._changed:
+            return bool(self._changed.wait_for(reached, LIMIT_S))
+
+    def told(self, what: str, value: str) -> None:
+        with self._changed:
+            if what == "exit":
+                self._code = int(value)
+            else:
+                self._printed[what] += base64.b64decode(value)
+            self._changed.notify_all()
+
+
+class JavaTools:
+    """The JVM; for a `with` block. Fetches the jars when they are not there."""
+
+    def __init__(self) -> None:
+        subprocess.run([*KAFKA, "classpath"], check=True, stdout=subprocess.DEVNULL)
+        self._errors = tempfile.TemporaryFile(prefix="interop-java-")  # noqa: SIM115 - closed by __exit__
+        jars = kafka_jars()
+        options = ["-Xmx512M", "-XX:TieredStopAtLevel=1", f"-Dlog4j2.configurationFile={jars}/log4j2.xml"]
+        self._process = subprocess.Popen(
+            ["java", *options, "-cp", f"{jars}/*", str(PROGRAM)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
+        )
+        self._numbers = map(str, itertools.count(1))
+        self._running: dict[str, RunningTool] = {}
+        self._reader = threading.Thread(target=self._read, name="java-tools", daemon=True)
+        self._reader.start()
+
+    def start(self, name: str, *arguments: object, input: bytes = b"") -> RunningTool:
+        number = next(self._numbers)
+        tool = self._running[number] = RunningTool(self, number)
+        self.send(" ".join(["run", number, CLASSES[name], _word(input), *(_word(str(a).encode()) for a in arguments)]))
+        return tool
+
+    def run(self, name: str, *arguments: object, input: bytes = b"", code: int | None = 0) -> Ran:
+        """Run a tool to its end; `code` is the exit code it must have, None for any."""
+        ran = self.start(name, *arguments, input=input).wait()
+        assert code is None or ran.code == code, f"{name} ended with {ran.code}: {ran.out}{ran.err}"
+        return ran
+
+    def send(self, line: str) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(line + "\n")
+        self._process.stdin.flush()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            number, what, value = line.split()
+            self._running[number].told(what, value)
+        for tool in self._running.values():
+            if tool._code is None:
+                tool.told("exit", "-1")
+
+    def __enter__(self) -> "JavaTools":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.close()
+        try:
+            self._process.wait(20)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._reader.join()
+        self._process.stdout.close()
+        self._errors.close()
+
+
+def _word(text: bytes) -> str:
+    return base64.b64encode(text).decode() or "-"
+
+
+def wait_until(reached: "object", what: str, limit_s: float = LIMIT_S) -> None:
+    """Ask again until it holds. Raises AssertionError with `what` after `limit_s`."""
+    assert callable(reached)
+    deadline = time.monotonic() + limit_s
+    while not reached():
+        assert time.monotonic() < deadline, f"not in {limit_s:.0f} s: {what}"
+        time.sleep(0.05)

@@ -1,0 +1,158 @@
+"""The two halves of a flush, and what may be said to be durable."""
+
+import errno
+
+import pytest
+
+from log_harness import DIRECTORY, LogOnDisk
+from tidelog.log.durability import SNAPSHOT_INTERVAL_BYTES
+
+
+def test_the_recovery_point_moves_only_when_a_plan_has_run() -> None:
+    on = LogOnDisk()
+    on.append(b"a")
+    plan = on.log.flush_plan()
+    on.append(b"b")
+    assert (on.log.recovery_point, on.log.unflushed) == (0, True)
+    plan.run()
+    on.log.flushed(plan)
+    assert (on.log.recovery_point, on.log.unflushed) == (1, True)
+    on.flush()
+    assert (on.log.recovery_point, on.log.unflushed) == (2, False)
+
+
+def test_records_are_synced_before_indexes_before_epochs_before_names_before_the_snapshot() -> None:
+    on = LogOnDisk(segment_bytes=200)
+    for number in range(4):
+        on.append(b"%d" % number)
+    order: list[str] = []
+    on.disk.on_operation = lambda operation, path: order.append(f"{operation} {path.rpartition('/')[2]}")
+    on.flush()
+    wanted = [
+        f"sync {0:020d}.log",
+        f"sync {2:020d}.log",
+        f"sync {0:020d}.index",
+        f"sync {0:020d}.timeindex",
+        "rename leader-epoch-checkpoint.tmp",
+        "sync_dir orders-0",
+        "sync_dir data",
+        f"rename {2:020d}.snapshot.tmp",
+    ]
+    assert [step for step in order if step in wanted] == [
+        *wanted[:5], "sync_dir orders-0", *wanted[5:], "sync_dir orders-0",
+    ]  # fmt: skip
+
+
+def test_a_second_flush_syncs_only_what_is_new() -> None:
+    on = LogOnDisk()
+    on.append(b"a")
+    on.flush()
+    on.append(b"b")
+    order: list[str] = []
+    on.disk.on_operation = lambda operation, path: order.append(operation)
+    on.flush()
+    assert order == ["sync"]
+
+
+def test_a_sync_that_fails_takes_the_log_offline_when_the_caller_says_so() -> None:
+    on = LogOnDisk()
+    on.append(b"a")
+    plan = on.log.flush_plan()
+    on.disk.fail("sync", "*.log", errno.EIO)
+    with pytest.raises(OSError, match="planted"):
+        plan.run()
+    on.log.fail("sync failed")
+    assert on.log.recovery_point == 0
+    with pytest.raises(OSError, match="earlier sync"):
+        plan.run()
+
+
+def test_a_plan_from_before_a_truncation_says_nothing() -> None:
+    on = LogOnDisk()
+    for value in (b"a", b"b", b"c"):
+        on.append(value)
+    plan = on.log.flush_plan()
+    plan.run()
+    on.log.truncate_to(1)
+    on.append(b"new")
+    on.log.flushed(plan)
+    assert on.log.recovery_point == 0
+
+
+def test_a_plan_passes_over_segments_that_retention_took_meanwhile() -> None:
+    on = LogOnDisk(segment_bytes=200, retention_bytes=0, file_delete_delay_ms=0)
+    for number in range(4):
+        on.append(b"%d" % number)
+    on.flush()
+    on.append(b"4")
+    plan = on.log.flush_plan()
+    assert on.log.apply_retention(on.now_ms) > 0
+    removal = on.log.removal(on.now_ms)
+    assert removal is not None
+    removal.run()
+    plan.run()
+    on.log.flushed(plan)
+    assert on.log.recovery_point == 5
+
+
+def test_flush_messages_counts_unflushed_records() -> None:
+    on = LogOnDisk(flush_messages=3)
+    on.append(b"a", b"b")
+    assert not on.log.flush_due
+    on.append(b"c")
+    assert on.log.flush_due
+    on.flush()
+    assert not on.log.flush_due
+
+
+def test_snapshots_bound_what_a_recovery_replays_and_old_ones_go() -> None:
+    on = LogOnDisk()
+    chunk = bytes(1 << 20)
+    for _ in range(3 * (SNAPSHOT_INTERVAL_BYTES >> 20) + 8):
+        on.append(chunk[: (1 << 20) - 200])
+        on.flush()
+    snapshots = [int(name[:20]) for name in on.files() if name.endswith(".snapshot")]
+    assert len(snapshots) == 2
+    assert (on.log.log_end_offset - snapshots[-1]) << 20 <= SNAPSHOT_INTERVAL_BYTES
+
+
+def test_closing_what_did_not_change_touches_nothing() -> None:
+    on = LogOnDisk()
+    on.append(b"a")
+    on.restart()
+    operations = on.disk.operations
+    on.log.close(clean=True)
+    assert on.disk.operations == operations
+
+
+def test_closing_an_empty_log_writes_no_snapshot() -> None:
+    on = LogOnDisk()
+    on.restart()
+    on.log.close(clean=True)
+    assert [name for name in on.files() if name.endswith(".snapshot")] == []
+
+
+def test_closing_leaves_what_a_clean_start_trusts() -> None:
+    on = LogOnDisk(index_interval_bytes=0)
+    on.append(b"a", producer_id=5, producer_epoch=0, base_sequence=0)
+    on.append(b"b", producer_id=5, producer_epoch=0, base_sequence=1)
+    on.log.close(clean=True)
+    assert on.files() == [
+        f"{0:020d}.index", f"{0:020d}.log", f"{0:020d}.timeindex", f"{2:020d}.snapshot", "leader-epoch-checkpoint",
+    ]  # fmt: skip
+    assert on.disk.size(f"{DIRECTORY}/{0:020d}.timeindex") == 12
+    on.disk = on.disk.power_cut()
+    on.open(clean=True, recovery_point=2)
+    assert on.append(b"b", producer_id=5, producer_epoch=0, base_sequence=1).duplicate
+    assert on.append(b"c", producer_id=5, producer_epoch=0, base_sequence=2).base_offset == 2
+
+
+def test_a_full_disk_does_not_hold_up_a_flush_of_records() -> None:
+    on = LogOnDisk(index_interval_bytes=0)
+    for number in range(20):
+        on.append(b"%d" % number)
+    on.flush()
+    on.append(b"last")
+    on.disk.limit_space(on.disk.medium.used_bytes())
+    on.flush()
+    assert on.log.recovery_point == 21
