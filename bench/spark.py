@@ -1,16 +1,18 @@
 #!/usr/bin/env python3
 """Reads of a topic by format("tidelog") and by Spark's own JVM Kafka connector, side by side, against the same broker.
 
-    bench/spark.py [--bootstrap HOST:PORT] [--records N] [--size BYTES] [--partitions N] [--cores N] [--rounds N] [--jvm DIR]
+    bench/spark.py [--bootstrap HOST:PORT] [--records N] [--size BYTES] [--partitions N] [--cores N] [--rounds N]
+                   [--jvm DIR]
 
-Without --bootstrap a broker of this checkout is started, with its log on /dev/shm; give Apache Kafka's address to read from that. The
-topic is made and filled when it is not there with that many records. Each Spark lives through all rounds, after rounds that are not
-counted (a JVM's compiler needs them); rounds take turns. The table shows medians and the ratio; `cpu` is the CPU time of a round in
-Spark and its Python workers, without the broker's: the steadiest figure on a machine that does other work. The exit code is 1 below
-the bar, 1.3 times the connector's rate.
+Without --bootstrap a broker of this checkout is started, with its log on /dev/shm; give Apache Kafka's address to read
+from that. The topic is made and filled when it is not there with that many records. Each Spark lives through all
+rounds, after rounds that are not counted (a JVM's compiler needs them); rounds take turns. The table shows medians and the
+ratio; `cpu` is the CPU time of a round in Spark and its Python workers, without the broker's: the steadiest figure on a
+machine that does other work. The exit code is 1 below the bar, 1.3 times the connector's rate.
 
-The connector runs in an environment of its own, made at the first run in --jvm (default ~/.cache/tidelog-bench): the newest PySpark
-that it is published for, from PyPI, and its jars by mvn. This script's Python needs tidelog[spark]; Java 17 or newer runs both.
+The connector runs in an environment of its own, made at the first run in --jvm (default ~/.cache/tidelog-bench): the
+newest PySpark that it is published for, from PyPI, and its jars by mvn. This script's Python needs tidelog[spark]; Java
+17 or newer runs both.
 """
 
 import argparse
@@ -135,9 +137,9 @@ def broker(bootstrap: str | None) -> Iterator[str]:
     from tidelog.testing import Broker
 
     shared = "/dev/shm"
-    with tempfile.TemporaryDirectory(dir=shared if pathlib.Path(shared).is_dir() else None) as data:
-        with Broker(process=True, data=data) as started:
-            yield started.bootstrap
+    folder = tempfile.TemporaryDirectory(dir=shared if pathlib.Path(shared).is_dir() else None)
+    with folder as data, Broker(process=True, data=data) as started:
+        yield started.bootstrap
 
 
 def table(tidelog: Spark, jvm: Spark, rows: int) -> float:

@@ -3,8 +3,8 @@
 
     spark_reader.py FORMAT BOOTSTRAP TOPIC CORES JARS
 
-FORMAT is tidelog or kafka; JARS are the connector's, joined by commas, or empty. Prints a line of JSON with the version, then one for
-each line of standard input, after a batch read of the whole topic with an aggregate over `value`.
+FORMAT is tidelog or kafka; JARS are the connector's, joined by commas, or empty. Prints a line of JSON with the
+version, then one for each line of standard input, after a batch read of the whole topic with an aggregate over `value`.
 """
 
 import json

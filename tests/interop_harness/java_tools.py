@@ -29,8 +29,6 @@ CLASSES = {
     "groups": "org.apache.kafka.tools.GroupsCommand",
     "producer-perf-test": "org.apache.kafka.tools.ProducerPerformance",
     "topics": "org.apache.kafka.tools.TopicCommand",
-    "verifiable-consumer": "org.apache.kafka.tools.VerifiableConsumer",
-    "verifiable-producer": "org.apache.kafka.tools.VerifiableProducer",
 }
 
 
@@ -67,11 +65,6 @@ class RunningTool:
         found = self._wait(lambda: len(re.findall(pattern, self.out)) >= count or self._code is not None)
         assert found, f"no {pattern!r} in {LIMIT_S:.0f} s: {self.out}{self.err}"
         assert len(re.findall(pattern, self.out)) >= count, f"ended without {pattern!r}: {self.out}{self.err}"
-
-    def stop(self) -> Ran:
-        """As Ctrl-C does: the tool's shutdown hook runs. Returns when it has ended."""
-        self._tools.send(f"stop {self._number}")
-        return self.wait()
 
     def wait(self) -> Ran:
         """Raises AssertionError when it has not ended after LIMIT_S."""
@@ -116,7 +109,7 @@ class JavaTools:
     def start(self, name: str, *arguments: object, input: bytes = b"") -> RunningTool:
         number = next(self._numbers)
         tool = self._running[number] = RunningTool(self, number)
-        self.send(" ".join(["run", number, CLASSES[name], _word(input), *(_word(str(a).encode()) for a in arguments)]))
+        self.send(" ".join([number, CLASSES[name], _word(input), *(_word(str(a).encode()) for a in arguments)]))
         return tool
 
     def run(self, name: str, *arguments: object, input: bytes = b"", code: int | None = 0) -> Ran:

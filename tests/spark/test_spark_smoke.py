@@ -1,4 +1,4 @@
-"""The source and the sink in a real Spark, against a live broker: `--against HOST:PORT` takes Apache Kafka instead of our own."""
+"""The source and the sink in a real Spark, against a live broker: our own, or the one that `--against` names."""
 
 import json
 import shutil

@@ -8,7 +8,7 @@ import typer
 
 from tidelog.cli.errors import CommandError
 
-app = typer.Typer(no_args_is_help=True, help="Demonstrations on real data.")
+app = typer.Typer(add_completion=False, no_args_is_help=True)
 
 
 @app.callback()

@@ -169,7 +169,7 @@ class PartitionLog:
     @property
     def last_stable_offset(self) -> int:
         """The first offset of the oldest open transaction, or the log's end. The high watermark bounds it further."""
-        return self.last_stable_offset_below(self.log_end_offset)
+        return next(iter(self.producers.open_transactions), self.log_end_offset)
 
     def last_stable_offset_below(self, high_watermark: int) -> int:
         """Exclusive end for read_committed: a transaction also holds it back until its marker is below the high

@@ -8,47 +8,47 @@ import java.io.PrintStream;
 import java.lang.reflect.InvocationTargetException;
 import java.nio.charset.StandardCharsets;
 import java.util.Base64;
-import java.util.List;
 import java.util.Map;
 import java.util.concurrent.ConcurrentHashMap;
-import java.util.concurrent.CopyOnWriteArrayList;
 import org.apache.kafka.common.utils.Exit;
 
 /**
  * Runs the main methods of Kafka's command-line tools in one JVM, several at once: to start a JVM for each costs a second or two.
  *
- * Lines in:  run ID CLASS INPUT ARGUMENT...   and   stop ID   (INPUT and ARGUMENT in base64, "-" when empty)
+ * Lines in:  ID CLASS INPUT ARGUMENT...   (INPUT and ARGUMENT in base64, "-" when empty)
  * Lines out: ID out|err BYTES   and   ID exit CODE   (BYTES in base64)
  *
- * Each tool has a thread group: what its threads print is its output, and its exit ends the thread that asked for it.
+ * Each tool has a thread group: what its threads print is its output. The first exit that it asks for counts, and it is
+ * silent from there on, as a process would be: some tools would catch what ends their thread, and complain.
  */
 public final class Tools {
     private static final PrintStream ANSWERS = System.out;
-    private static final Map<String, Tool> RUNNING = new ConcurrentHashMap<>();
 
     private static final class Exited extends Error {
-        final int code;
-
-        Exited(int code) {
+        Exited() {
             super(null, null, false, false);
-            this.code = code;
         }
     }
 
     private static final class Tool extends ThreadGroup {
         final InputStream input;
-        final List<Runnable> hooks = new CopyOnWriteArrayList<>();
+        private Integer code;
 
         Tool(String id, byte[] input) {
             super(id);
             this.input = new ByteArrayInputStream(input);
         }
 
-        void exit(int code) {
-            RUNNING.remove(getName());
-            System.out.flush();
-            System.err.flush();
-            answer(getName() + " exit " + code);
+        synchronized boolean exited() {
+            return code != null;
+        }
+
+        synchronized void exit(int wanted) {
+            if (code == null) {
+                System.out.flush();
+                System.err.flush();
+                code = wanted;
+            }
         }
 
         @Override
@@ -76,7 +76,7 @@ public final class Tools {
         @Override
         public synchronized void write(byte[] bytes, int offset, int length) {
             Tool tool = current();
-            if (tool != null) {
+            if (tool != null && !tool.exited()) {
                 pending.computeIfAbsent(tool, key -> new ByteArrayOutputStream()).write(bytes, offset, length);
             }
         }
@@ -112,34 +112,30 @@ public final class Tools {
     }
 
     private static void start(String[] words) {
-        String[] arguments = new String[words.length - 4];
+        String[] arguments = new String[words.length - 3];
         for (int i = 0; i < arguments.length; i++) {
-            arguments[i] = new String(decode(words[i + 4]), StandardCharsets.UTF_8);
+            arguments[i] = new String(decode(words[i + 3]), StandardCharsets.UTF_8);
         }
-        Tool tool = new Tool(words[1], decode(words[3]));
-        RUNNING.put(words[1], tool);
-        Thread thread = new Thread(tool, () -> run(tool, words[2], arguments));
+        Tool tool = new Tool(words[0], decode(words[2]));
+        Thread thread = new Thread(tool, () -> run(tool, words[1], arguments));
         thread.setDaemon(true);
         thread.start();
     }
 
     private static void run(Tool tool, String main, String[] arguments) {
-        int code = 0;
         try {
             Class.forName(main).getMethod("main", String[].class).invoke(null, (Object) arguments);
+            tool.exit(0);
         } catch (InvocationTargetException raised) {
-            Throwable cause = raised.getCause();
-            if (cause instanceof Exited) {
-                code = ((Exited) cause).code;
-            } else {
-                cause.printStackTrace();
-                code = 1;
+            if (!(raised.getCause() instanceof Exited)) {
+                raised.getCause().printStackTrace();
             }
+            tool.exit(1);
         } catch (ReflectiveOperationException wrong) {
             wrong.printStackTrace();
-            code = 1;
+            tool.exit(1);
         }
-        tool.exit(code);
+        answer(tool.getName() + " exit " + tool.code);
     }
 
     public static void main(String[] none) throws Exception {
@@ -163,30 +159,18 @@ public final class Tools {
             if (message != null) {
                 System.err.println(message);
             }
-            throw new Exited(code);
+            Tool tool = current();
+            if (tool != null) {
+                tool.exit(code);
+            }
+            throw new Exited();
         };
         Exit.setExitProcedure(exit);
         Exit.setHaltProcedure(exit);
-        Exit.setShutdownHookAdder((name, hook) -> {
-            Tool tool = current();
-            if (tool != null) {
-                tool.hooks.add(hook);
-            }
-        });
+        Exit.setShutdownHookAdder((name, hook) -> { });
         BufferedReader lines = new BufferedReader(new InputStreamReader(commands, StandardCharsets.UTF_8));
         for (String line = lines.readLine(); line != null; line = lines.readLine()) {
-            String[] words = line.split(" ");
-            if (words[0].equals("run")) {
-                start(words);
-            } else if (words[0].equals("stop")) {
-                Tool tool = RUNNING.get(words[1]);
-                if (tool != null) {
-                    // The hook of a tool waits for its main thread, which then ends by itself.
-                    Thread stopper = new Thread(tool, () -> tool.hooks.forEach(Runnable::run));
-                    stopper.setDaemon(true);
-                    stopper.start();
-                }
-            }
+            start(line.split(" "));
         }
         System.exit(0);
     }

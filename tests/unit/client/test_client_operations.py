@@ -89,7 +89,7 @@ def metadata(
 
 
 class Play:
-    """Runs an operation. Asks are answered by `brokers[address](request)`, which may return an error; pauses are kept."""
+    """Runs an operation. Asks are answered by `brokers[address](request)`, or with its error; pauses are kept."""
 
     def __init__(self, *metadata_answers: Message) -> None:
         self.cluster = Cluster([SEED])
