@@ -6,9 +6,9 @@
 
 Without --bootstrap a broker of this checkout is started, with its log on /dev/shm; give Apache Kafka's address to read
 from that. The topic is made and filled when it is not there with that many records. Each Spark lives through all
-rounds, after rounds that are not counted (a JVM's compiler needs them); rounds take turns. The table shows medians and the
-ratio; `cpu` is the CPU time of a round in Spark and its Python workers, without the broker's: the steadiest figure on a
-machine that does other work. The exit code is 1 below the bar, 1.3 times the connector's rate.
+rounds, after some that are not counted (a JVM's compiler needs them); rounds take turns. The table shows medians and
+the ratio; `cpu` is the CPU time of a round in Spark and its Python workers, without the broker's: the steadiest figure
+on a machine that does other work. The exit code is 1 below the bar, 1.3 times the connector's rate.
 
 The connector runs in an environment of its own, made at the first run in --jvm (default ~/.cache/tidelog-bench): the
 newest PySpark that it is published for, from PyPI, and its jars by mvn. This script's Python needs tidelog[spark]; Java

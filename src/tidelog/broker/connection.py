@@ -72,7 +72,7 @@ class Connection:
         self.last_active = 0.0
         self._frame: bytearray | None = None  # a frame whose end has not come, its four bytes of length included
         self._filled = 0
-        self._stash: bytes | None = None  # complete and partial frames that wait for earlier requests
+        self._stash: bytearray | None = None  # complete and partial frames that wait for earlier requests
         self._paused = False
         self._resuming = False
         self._draining = False
@@ -182,10 +182,11 @@ class Connection:
 
     def _begin_frame(self, part: memoryview, size: int) -> None:
         """`part` is the beginning of a frame of `size` bytes (4: its length has not all come)."""
+        # Grown step by step: a length that a peer only claims takes no memory.
+        size = min(size, max(self._listener.frame_step_bytes, len(part) + 1))
         if not self._listener.reserve(self, size):
             return
-        # Grown step by step: a length that a peer only claims takes no memory.
-        frame = self._listener.frame_buffer(min(size, max(self._listener.frame_step_bytes, len(part) + 1)))
+        frame = self._listener.frame_buffer(size)
         frame[: len(part)] = part
         self._frame = frame
         self._filled = len(part)
@@ -196,7 +197,10 @@ class Connection:
             self._refuse_size(size, memoryview(frame)[:4])
             return
         if len(frame) < size + 4:
-            larger = bytearray(min(size + 4, max(2 * len(frame), self._listener.frame_step_bytes)))
+            room = min(size + 4, max(2 * len(frame), self._listener.frame_step_bytes))
+            if not self._listener.reserve(self, room):
+                return
+            larger = bytearray(room)
             larger[: len(frame)] = frame
             self._frame = larger
             return
@@ -223,7 +227,7 @@ class Connection:
         return self._stream.backlog_bytes > BACKLOG_BYTES_MAX or self._draining
 
     def _put_aside(self, rest: memoryview, later: bool) -> None:
-        self._stash = bytes(rest)
+        self._stash = bytearray(rest)  # writable, as every frame: batches get their offsets in place
         if not self._paused:
             self._paused = True
             self._stream.pause_reading()

@@ -110,15 +110,20 @@ class Listener:
             self._empty()
 
     def reserve(self, connection: Connection, size: int) -> bool:
-        """Count `size` bytes of a request that has begun; closes the connection when all together are too much."""
+        """Count the `size` bytes that the connection's unfinished request takes now; False when it had to be closed.
+
+        When all together are too much, those go that began first: an honest request is whole after a moment, what is
+        never finished would keep everybody else out.
+        """
+        self._frame_bytes += size - self._frames.get(connection, 0)
         self._frames[connection] = size
-        self._frame_bytes += size
-        if self._frame_bytes > self._frame_bytes_max:
-            connection.close(
+        while self._frame_bytes > self._frame_bytes_max:
+            oldest = next(iter(self._frames))
+            oldest.close(
                 f"requests under way hold more than {self._frame_bytes_max} bytes, queued.max.request.bytes"
             )
-            return False
-        return True
+            self.release(oldest)
+        return connection.open
 
     def release(self, connection: Connection) -> None:
         self._frame_bytes -= self._frames.pop(connection, 0)

@@ -394,7 +394,7 @@ KEYS: tuple[Key, ...] = (
         INT,
         "1000",
         AtLeast(1),
-        doc="Longest time that an acknowledged record of durability=interval stays unsynced.",
+        doc="Pause between two syncs of the logs that grew. It bounds what a power cut can take.",
         effect=True,
         read_only=True,
     ),

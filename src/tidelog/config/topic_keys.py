@@ -15,7 +15,7 @@ KEYS: tuple[Key, ...] = (
         LIST,
         "delete",
         ListOf(("compact", "delete")),
-        doc="What happens to old data: delete by age and size, compact to the last record of each key, or both.",
+        doc="What happens to old data: delete by age and size. compact asks for keys; nothing is compacted yet.",
         effect=True,
         synonyms=(("log.cleanup.policy", 1),),
     ),

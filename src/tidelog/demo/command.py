@@ -24,7 +24,7 @@ def flash_sale(
     directory: Annotated[
         Path | None, typer.Option(help="Where its files go; a new temporary directory by default.", file_okay=False)
     ] = None,
-    spark: Annotated[bool, typer.Option(help="Run the pipeline; needs the extra: pip install 'tidelog[spark]'")] = True,
+    spark: Annotated[bool, typer.Option(help="Run the pipeline; needs the extra spark.")] = True,
     orders_per_s: Annotated[int, typer.Option(min=1, help="What one worker may do a second.")] = 700,
     expiry: Annotated[float, typer.Option(min=0.1, help="Seconds after which an order is dropped.")] = 15.0,
     bursts: Annotated[int, typer.Option(min=1, help="In how many bursts the orders come.")] = 3,

@@ -1,0 +1,102 @@
+"""Hostile and broken clients beside a well-behaved one: it is served in time, the broker's memory stays bounded."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from attacks import ATTACKS, BULK_TOPIC, Address, silent_connections
+
+from process_harness import amount, note
+from process_harness.observed import descriptors, peak_resident_bytes, resident_bytes
+from process_harness.raw import RawConnection
+from tidelog.testing import Broker
+from tidelog.wire.errors import ErrorCode
+
+SECONDS = float(amount(2, 10))
+IDLE_CONNECTIONS = amount(2_000, 10_000)
+P99_MS_MAX = 250.0
+"""What a client notices, not what the broker can do: the machine has other work, and the attacks take its cores."""
+GROWTH_BYTES_MAX = 512 << 20
+"""Four requests of the largest size may be on their way, and what clients have not read; see the listener."""
+BULK_RECORDS = 40
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    with Broker(process=True, data=tmp_path_factory.mktemp("hostile") / "data") as running:
+        with RawConnection((running.host, running.port)) as client:
+            client.create_topic(BULK_TOPIC)
+            for number in range(BULK_RECORDS):
+                assert client.produce(BULK_TOPIC, 0, [bytes(200_000)]).base_offset == number
+        yield running
+        with RawConnection((running.host, running.port)) as client:
+            code, records = client.fetch(BULK_TOPIC, 0, BULK_RECORDS - 1)
+            assert (code, records[0].value) == (ErrorCode.NONE, bytes(200_000))
+        assert " ERROR " not in running.log()
+
+
+class WellBehaved:
+    """The client process, from its first request to `account`."""
+
+    def __init__(self, broker: Broker, topic: str) -> None:
+        script = Path(__file__).with_name("well_behaved.py")
+        environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}
+        command = [sys.executable, str(script), str(broker.port), topic]
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+        )
+        assert self._process.stdout is not None
+        assert self._process.stdout.readline() == "ready\n", self._process.communicate()[1]
+
+    def account(self) -> dict[str, float]:
+        output, errors = self._process.communicate(timeout=60)
+        assert self._process.returncode == 0, errors
+        return dict(json.loads(output))
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+
+def attacked(broker: Broker, name: str, address: Address, seconds: float) -> None:
+    attack = next(attack for attack in ATTACKS if attack.__name__ == name)
+    before = resident_bytes(broker.pid)
+    client = WellBehaved(broker, f"victim-{name}")
+    try:
+        if attack is silent_connections:
+            did = silent_connections(address, seconds, IDLE_CONNECTIONS)
+        else:
+            did = attack(address, seconds)
+        account = client.account()
+    finally:
+        client.kill()
+    growth = peak_resident_bytes(broker.pid) - before
+    note(
+        f"hostile: {did}; meanwhile {account['requests']:.0f} requests, p50 {account['p50_ms']:.1f} ms, "
+        f"p99 {account['p99_ms']:.1f} ms, longest {account['max_ms']:.0f} ms; {growth >> 20} MB more memory at most"
+    )
+    assert account["requests"] > 20
+    assert account["p99_ms"] < P99_MS_MAX
+    assert growth < GROWTH_BYTES_MAX
+
+
+@pytest.mark.parametrize("name", [attack.__name__ for attack in ATTACKS])
+def test_a_well_behaved_client_is_served_meanwhile(broker: Broker, name: str) -> None:
+    attacked(broker, name, (broker.host, broker.port), SECONDS)
+
+
+def test_every_connection_is_given_back(broker: Broker) -> None:
+    address = (broker.host, broker.port)
+    with RawConnection(address) as client:
+        client.fetch(BULK_TOPIC, 0, 0)
+        before = descriptors(broker.pid)
+        for attack in ATTACKS[:5]:
+            attack(address, 0.1)
+        # Answered behind the closing of all the others.
+        for _ in range(200):
+            client.fetch(BULK_TOPIC, 0, 0)
+        assert descriptors(broker.pid) <= before + 2

@@ -1,0 +1,111 @@
+"""Retention of whole segments, by size, time and log start offset; never under a reader, in two steps."""
+
+from typing import Any
+
+import pytest
+
+from log_harness import NOW_MS, LogOnDisk, make_batch
+from tidelog.log.leader_epochs import EpochEnd
+
+BATCH_BYTES = len(make_batch(b"00"))
+
+
+def segmented(**settings: Any) -> LogOnDisk:
+    """Three batches a segment: 0-2, 3-5, 6-8, 9; batch n is of NOW_MS + 1000 n."""
+    on = LogOnDisk(segment_bytes=3 * BATCH_BYTES, **settings)
+    for number in range(10):
+        on.append(b"%02d" % number, timestamps=[NOW_MS + 1000 * number], leader_epoch=number // 4)
+    on.flush()
+    return on
+
+
+@pytest.mark.parametrize(
+    ("keep", "start"),
+    [(10 * BATCH_BYTES, 0), (7 * BATCH_BYTES + 1, 0), (7 * BATCH_BYTES, 3), (4 * BATCH_BYTES, 6), (BATCH_BYTES, 9)],
+)
+def test_size_keeps_at_least_what_is_asked_for(keep: int, start: int) -> None:
+    on = segmented(retention_bytes=keep, retention_ms=-1)
+    on.log.apply_retention(NOW_MS)
+    assert on.log.log_start_offset == start
+    assert on.log.size_bytes >= keep
+    assert on.records() == [(n, b"%02d" % n) for n in range(start, 10)]
+
+
+@pytest.mark.parametrize(("age_ms", "start"), [(9001, 0), (7000, 0), (6999, 3), (4000, 3), (3999, 6), (1, 9)])
+def test_time_drops_segments_whose_latest_record_is_too_old(age_ms: int, start: int) -> None:
+    on = segmented(retention_ms=age_ms)
+    on.log.apply_retention(NOW_MS + 9000)
+    assert on.log.log_start_offset == start
+
+
+def test_an_active_segment_that_is_too_old_is_rolled_and_goes_too() -> None:
+    on = segmented(retention_ms=100)
+    assert on.log.apply_retention(NOW_MS + 100_000) == 4
+    assert (on.log.log_start_offset, on.log.log_end_offset, on.log.size_bytes) == (10, 10, 0)
+    assert on.log.apply_retention(NOW_MS + 200_000) == 0
+    assert on.append(b"next", leader_epoch=2).base_offset == 10
+
+
+def test_records_without_timestamps_age_from_when_their_segment_was_seen() -> None:
+    on = LogOnDisk(retention_ms=1000)
+    on.append(b"a", timestamps=[-1])
+    on.flush()
+    assert on.log.apply_retention(on.now_ms + 1000) == 0
+    assert on.log.apply_retention(on.now_ms + 1001) == 1
+
+
+def test_segments_below_the_log_start_offset_go_whatever_the_policy() -> None:
+    on = segmented(cleanup_policy="compact")
+    on.log.delete_before(7)
+    assert on.log.apply_retention(NOW_MS) == 2
+    assert on.records() == [(n, b"%02d" % n) for n in range(7, 10)]
+    assert on.log.end_offset_for(0) == EpochEnd(0, 7)
+    assert on.log.end_offset_for(1) == EpochEnd(1, 8)
+
+
+def test_a_compacted_topic_keeps_what_is_old() -> None:
+    on = segmented(cleanup_policy="compact", retention_ms=1, retention_bytes=0)
+    assert on.log.apply_retention(NOW_MS + 1_000_000) == 0
+
+
+def test_nothing_at_or_above_the_high_watermark_or_not_yet_durable_goes() -> None:
+    on = segmented(retention_ms=1)
+    assert on.log.apply_retention(NOW_MS + 100_000, high_watermark=6) == 2
+    on = LogOnDisk(segment_bytes=100, retention_ms=1)
+    on.append(b"a")
+    on.append(b"b")
+    assert on.log.apply_retention(NOW_MS + 100_000) == 0
+
+
+def test_files_stay_readable_until_their_delay_is_over() -> None:
+    on = segmented(retention_bytes=BATCH_BYTES, retention_ms=-1, file_delete_delay_ms=500)
+    part = on.log.read(0, 1 << 20, 10)
+    assert part.file is not None
+    before = part.file.pread(part.size, part.position)
+    assert on.log.apply_retention(NOW_MS) == 3
+    assert not on.disk.exists(on.path(0))
+    assert on.disk.exists(on.path(0, ".log.deleted"))
+    assert part.file.pread(part.size, part.position) == before
+    assert on.log.removal(NOW_MS + 499) is None
+    removal = on.log.removal(NOW_MS + 500)
+    assert removal is not None
+    removal.run()
+    assert [name for name in on.files() if ".deleted" in name] == []
+    assert on.log.removal(NOW_MS + 500) is None
+
+
+def test_a_restart_before_the_delay_is_over_finishes_the_removal() -> None:
+    on = segmented(retention_bytes=BATCH_BYTES, retention_ms=-1)
+    on.log.apply_retention(NOW_MS)
+    on.restart()
+    assert [name for name in on.files() if ".deleted" in name] == []
+    assert on.records() == [(9, b"09")]
+
+
+def test_silent_producers_are_forgotten_with_it() -> None:
+    on = LogOnDisk(producer_id_expiration_ms=1000)
+    on.append(b"a", producer_id=4, producer_epoch=0, base_sequence=0)
+    on.log.apply_retention(NOW_MS + 999)
+    assert list(on.log.producers.entries) == [4]
+    on.log.apply_retention(NOW_MS + 1000)
+    assert list(on.log.producers.entries) == []

@@ -1,0 +1,157 @@
+"""What a topic's settings refuse or rewrite in a client's batch: Kafka 4.3.1's answers, seen on a live one."""
+
+import struct
+from typing import Any
+
+import pytest
+
+from log_harness import NOW_MS, make_batch
+from tidelog.log.config import LogConfig
+from tidelog.log.validation import RefusedRecords, check_client_batch
+from tidelog.wire.batches import BatchHeader, TimestampType
+from tidelog.wire.checksums import crc32c
+from tidelog.wire.errors import ApiError, ErrorCode, RecordListTooLarge, RecordTooLarge
+from tidelog.wire.records import Record, decode_records, encode_batch
+
+HOUR_MS = 3_600_000
+
+
+def check(batch: bytearray, **settings: Any) -> int:
+    return check_client_batch(memoryview(batch), BatchHeader(batch), LogConfig(**settings), NOW_MS)
+
+
+def refused(batch: bytearray, **settings: Any) -> ApiError:
+    before = bytes(batch)
+    with pytest.raises(ApiError) as error:
+        check(batch, **settings)
+    assert bytes(batch) == before
+    return error.value
+
+
+def seal(batch: bytearray) -> bytearray:
+    struct.pack_into(">I", batch, 17, crc32c(memoryview(batch)[21:]))
+    return batch
+
+
+@pytest.mark.parametrize("codec", [0, 1])
+def test_records_out_of_the_time_limits_are_named(codec: int) -> None:
+    times = [NOW_MS, NOW_MS + HOUR_MS + 1, NOW_MS + HOUR_MS]
+    error = refused(make_batch(b"a", b"b", b"c", timestamps=times, codec=codec))
+    assert isinstance(error, RefusedRecords)
+    assert (error.code, [index for index, _ in error.record_errors]) == (ErrorCode.INVALID_TIMESTAMP, [1])
+    error = refused(make_batch(b"a", b"b", timestamps=[NOW_MS - 2000, NOW_MS]), message_timestamp_before_max_ms=1000)
+    assert isinstance(error, RefusedRecords)
+    assert [index for index, _ in error.record_errors] == [0]
+
+
+def test_records_within_the_limits_or_without_a_time_are_taken_as_they_are() -> None:
+    for times in ([NOW_MS + HOUR_MS], [0], [-1]):
+        batch = make_batch(b"a", timestamps=times)
+        before = bytes(batch)
+        assert check(batch) == -1
+        assert bytes(batch) == before
+    assert check(make_batch(b"a", timestamps=[-1]), message_timestamp_before_max_ms=5) == -1
+
+
+def test_a_false_largest_timestamp_is_put_right_where_it_matters() -> None:
+    batch = make_batch(b"a", b"b", timestamps=[NOW_MS, NOW_MS + 5])
+    struct.pack_into(">q", batch, 35, NOW_MS + 2 * HOUR_MS)
+    assert check(seal(batch)) == -1
+    header = BatchHeader(batch)
+    assert (header.max_timestamp, header.crc_ok()) == (NOW_MS + 5, True)
+
+
+def test_a_producer_that_says_log_append_time_is_overruled() -> None:
+    batch = encode_batch([Record(b"k", b"v", NOW_MS)], log_append_time_ms=NOW_MS - 5)
+    assert check(batch) == -1
+    header = BatchHeader(batch)
+    assert (header.timestamp_type, header.max_timestamp, header.crc_ok()) == (
+        TimestampType.CREATE_TIME,
+        NOW_MS - 5,
+        True,
+    )
+    future = encode_batch([Record(b"k", b"v", NOW_MS)], log_append_time_ms=NOW_MS + 2 * HOUR_MS)
+    assert refused(future).code == ErrorCode.INVALID_TIMESTAMP
+    without = encode_batch([Record(b"k", b"v", -1)], log_append_time_ms=-1)
+    assert refused(without).code == ErrorCode.INVALID_TIMESTAMP
+
+
+def test_log_append_time_replaces_every_time_and_checks_none() -> None:
+    batch = make_batch(b"a", b"b", timestamps=[5, NOW_MS + 100 * HOUR_MS])
+    assert check(batch, message_timestamp_type="LogAppendTime", message_timestamp_before_max_ms=1) == NOW_MS
+    assert [record.timestamp for record in decode_records(batch)] == [NOW_MS, NOW_MS]
+    assert BatchHeader(batch).crc_ok()
+
+
+def test_sizes() -> None:
+    batch = make_batch(bytes(300))
+    error = refused(batch, max_message_bytes=100, segment_bytes=50)
+    assert isinstance(error, RecordTooLarge)
+    assert isinstance(refused(batch, max_message_bytes=1000, segment_bytes=50), RecordListTooLarge)
+    assert check(batch, max_message_bytes=len(batch), segment_bytes=len(batch)) == -1
+
+
+@pytest.mark.parametrize("codec", [0, 1])
+def test_compacted_topics_take_no_record_without_a_key(codec: int) -> None:
+    records = [Record(b"k", b"a", NOW_MS), Record(None, b"b", NOW_MS)]
+    error = refused(encode_batch(records, codec=codec), cleanup_policy="compact,delete")
+    assert isinstance(error, RefusedRecords)
+    assert (error.code, [index for index, _ in error.record_errors]) == (ErrorCode.INVALID_RECORD, [1])
+    assert check(encode_batch(records, codec=codec)) == -1
+    # Keys are looked at before times.
+    late = encode_batch([Record(None, b"a", NOW_MS + 9 * HOUR_MS)])
+    assert refused(late, cleanup_policy="compact").code == ErrorCode.INVALID_RECORD
+
+
+def garbage() -> bytearray:
+    batch = make_batch(b"a", b"b")
+    batch[61:] = b"\xff" * (len(batch) - 61)
+    return seal(batch)
+
+
+def miscounted() -> bytearray:
+    batch = make_batch(b"a", b"b", b"c")
+    struct.pack_into(">i", batch, 23, 1)
+    struct.pack_into(">i", batch, 57, 2)
+    return seal(batch)
+
+
+def disordered() -> bytearray:
+    batch = make_batch(b"a", b"b", b"c")
+    first = batch.index(b"a", 61)
+    batch[first + 5] = 4  # the offset delta of the second record, zigzag 2 in place of 1
+    return seal(batch)
+
+
+def test_full_validation_decodes_what_the_header_check_lets_pass() -> None:
+    for batch in (garbage(), disordered()):
+        assert check(bytearray(batch)) == -1
+    assert refused(garbage(), record_validation="full").code == ErrorCode.UNKNOWN_SERVER_ERROR
+    assert refused(miscounted(), record_validation="full").code in (
+        ErrorCode.UNKNOWN_SERVER_ERROR,
+        ErrorCode.INVALID_RECORD,
+    )
+
+
+def test_full_validation_refuses_offsets_that_do_not_count_up() -> None:
+    records = make_batch(b"a", b"b", b"c")
+    deltas = [record.offset for record in decode_records(disordered())]
+    assert deltas != [record.offset for record in decode_records(records)]
+    assert refused(disordered(), record_validation="full").code == ErrorCode.INVALID_RECORD
+
+
+def test_full_validation_puts_a_false_largest_timestamp_right() -> None:
+    batch = make_batch(b"a", b"b", timestamps=[NOW_MS, NOW_MS + 5])
+    struct.pack_into(">q", batch, 35, NOW_MS + 50)
+    assert check(seal(batch), record_validation="full") == -1
+    assert BatchHeader(batch).max_timestamp == NOW_MS + 5
+    assert BatchHeader(batch).crc_ok()
+
+
+def test_settings_are_taken_by_their_kafka_names() -> None:
+    config = LogConfig.from_settings(
+        {"segment.bytes": 5, "message.timestamp.after.max.ms": 7, "compression.type": "zstd"}
+    )
+    assert (config.segment_bytes, config.message_timestamp_after_max_ms, config.segment_ms) == (5, 7, 604_800_000)
+    assert (LogConfig().compacts, LogConfig().deletes) == (False, True)
+    assert LogConfig(cleanup_policy="compact,delete").compacts

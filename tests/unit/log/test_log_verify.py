@@ -1,0 +1,171 @@
+"""`verify` and `dump` on logs of our own: sound ones are, and each kind of harm is found where it was done."""
+
+import struct
+
+import pytest
+
+from log_harness import DIRECTORY, NOW_MS, LogOnDisk, make_batch
+from tidelog.log.dump import dump
+from tidelog.log.verify import DAMAGE, NOTE, Finding, verify
+from tidelog.wire.checksums import crc32c
+
+BATCH_BYTES = len(make_batch(b"00"))
+
+
+def written() -> LogOnDisk:
+    """Two full segments of eight batches and a third, closed."""
+    on = LogOnDisk(index_interval_bytes=0, segment_bytes=600)
+    for number in range(20):
+        on.append(
+            b"%02d" % number,
+            timestamps=[NOW_MS + number],
+            leader_epoch=number // 8,
+            producer_id=4,
+            producer_epoch=0,
+            base_sequence=number,
+        )
+    on.log.close(clean=True)
+    return on
+
+
+def findings(on: LogOnDisk, path: str = DIRECTORY) -> list[Finding]:
+    return verify(on.disk, path).findings
+
+
+def test_a_sound_log_has_no_findings_and_is_counted() -> None:
+    result = verify(written().disk, "/data")
+    assert (result.findings, result.damaged) == ([], False)
+    assert (result.batches, result.records, result.bytes >= 20 * BATCH_BYTES) == (20, 20, True)
+
+
+@pytest.mark.parametrize(
+    ("at", "reason"),
+    [
+        (8, "states a length"),
+        (16, "states magic"),
+        (18, "CRC-32C"),
+        (30, "CRC-32C"),
+        (70, "CRC-32C"),
+        (0, "states a length|base offset"),
+    ],
+)
+def test_a_flipped_byte_of_a_batch(at: int, reason: str) -> None:
+    on = written()
+    on.flip(on.path(0), 3 * BATCH_BYTES + at)
+    [first, *_] = findings(on)
+    assert (first.path, first.position, first.severity) == (on.path(0), 3 * BATCH_BYTES, DAMAGE)
+    # What follows is read again: one bad batch does not hide the next.
+    on.flip(on.path(0), 6 * BATCH_BYTES + 70)
+    assert (on.path(0), 6 * BATCH_BYTES) in {(f.path, f.position) for f in findings(on)}
+
+
+def test_a_record_that_cannot_be_decoded_under_a_good_checksum() -> None:
+    on = written()
+    file = on.disk.open(on.path(0))
+    file.pwrite(b"\xff\xff", 61)
+    batch = file.pread(BATCH_BYTES, 0)
+    file.pwrite(struct.pack(">I", crc32c(batch[21:])), 17)
+    [found] = findings(on)
+    assert (found.position, found.severity) == (0, DAMAGE)
+    assert "cannot be decoded" in found.reason
+    assert verify(on.disk, DIRECTORY, records=False).findings == []
+
+
+def test_a_torn_end_and_a_gap_before_the_next_segment() -> None:
+    on = written()
+    on.disk.open(on.path(0)).truncate(7 * BATCH_BYTES + 5)
+    found = findings(on, DIRECTORY)
+    assert (on.path(0), 7 * BATCH_BYTES, DAMAGE) in {f[:3] for f in found}
+    assert (on.path(8), 0, NOTE) in {f[:3] for f in found}
+    assert (on.path(0, ".timeindex"), DAMAGE) in {(f.path, f.severity) for f in found}
+
+
+def test_segments_that_overlap() -> None:
+    on = written()
+    on.disk.rename(on.path(8), on.path(7))
+    assert (on.path(7), 0, DAMAGE) in {f[:3] for f in findings(on)}
+
+
+def test_index_entries_that_the_log_does_not_bear_out() -> None:
+    on = written()
+    on.disk.open(on.path(8, ".index")).pwrite(struct.pack(">ii", 2, 2 * BATCH_BYTES + 1), 8)
+    on.disk.open(on.path(8, ".timeindex")).pwrite(struct.pack(">qi", NOW_MS + 10, 1), 12)
+    assert [f[:3] for f in findings(on)] == [
+        (on.path(8, ".index"), 8, DAMAGE),
+        (on.path(8, ".timeindex"), 12, DAMAGE),
+    ]
+
+
+def test_indexes_out_of_order_and_leftover_files() -> None:
+    on = written()
+    on.disk.write_atomic(on.path(0, ".index"), struct.pack(">iiii", 5, 50, 3, 60))
+    on.disk.write_atomic(on.path(99, ".timeindex"), b"")
+    on.disk.write_atomic(on.path(5, ".log.deleted"), b"")
+    assert [f[:3] for f in findings(on)] == [
+        (on.path(0, ".index"), 0, DAMAGE),
+        (on.path(5, ".log.deleted"), 0, NOTE),
+        (on.path(99, ".timeindex"), 0, NOTE),
+    ]
+
+
+def test_leader_epochs_that_go_back_or_that_the_checkpoint_does_not_know() -> None:
+    on = written()
+    on.disk.write_atomic(f"{DIRECTORY}/leader-epoch-checkpoint", b"0\n2\n0 0\n2 16\n")
+    [found] = findings(on)
+    assert "a batch at offset 8 is of epoch 1" in found.reason
+    on.disk.open(on.path(8)).pwrite(struct.pack(">i", 9), 12)
+    assert any("leader epoch 1 follows epoch 9" in f.reason for f in findings(on))
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["recovery-point-offset-checkpoint", "meta.properties", "orders-0/partition.metadata", "orders-0/00.snapshot"],
+)
+def test_small_files_that_make_no_sense(name: str) -> None:
+    on = written()
+    path = f"/data/{name}".replace("/00.", f"/{20:020d}.")
+    on.disk.write_atomic(path, b"0\n\xff what?\n")
+    [found] = findings(on, "/data")
+    assert (found.path, found.severity) == (path, DAMAGE)
+    assert findings(on, path) == [found]
+
+
+def test_one_file_alone() -> None:
+    on = written()
+    assert verify(on.disk, on.path(0)).batches == 8
+    assert verify(on.disk, on.path(0, ".index")).batches == 8  # against its log
+    with pytest.raises(FileNotFoundError):
+        verify(on.disk, "/data/nothing-0/x")
+
+
+def test_dump_of_each_kind_of_file() -> None:
+    on = written()
+    first = next(dump(on.disk, on.path(8)))
+    assert first == {
+        "file": on.path(8), "kind": "batch", "position": 0, "size": BATCH_BYTES, "base_offset": 8, "last_offset": 8,
+        "count": 1, "leader_epoch": 1, "magic": 2, "crc": first["crc"], "crc_ok": True, "codec": "none",
+        "timestamp_type": "CreateTime", "base_timestamp": NOW_MS + 8, "max_timestamp": NOW_MS + 8, "producer_id": 4,
+        "producer_epoch": 0, "base_sequence": 8, "transactional": False, "control": False,
+    }  # fmt: skip
+    records = [entry for entry in dump(on.disk, on.path(16), records=True) if entry["kind"] == "record"]
+    assert [(entry["offset"], entry["key"], entry["value"]) for entry in records] == [
+        (number, b"k", b"%02d" % number) for number in range(16, 20)
+    ]
+    assert [(e["offset"], e["batch_position"]) for e in dump(on.disk, on.path(16, ".index"))] == [
+        (16 + n, n * BATCH_BYTES) for n in range(1, 4)
+    ]
+    assert [(e["timestamp"], e["offset"]) for e in dump(on.disk, on.path(16, ".timeindex"))] == [
+        (NOW_MS + 16 + n, 16 + n) for n in range(1, 4)
+    ]
+    [producer] = dump(on.disk, on.path(20, ".snapshot"))
+    assert (producer["producer_id"], producer["last_sequence"], producer["last_offset"]) == (4, 19, 19)
+    epochs = [(e["leader_epoch"], e["start_offset"]) for e in dump(on.disk, f"{DIRECTORY}/leader-epoch-checkpoint")]
+    assert epochs == [(0, 0), (1, 8), (2, 16)]
+
+
+def test_dump_ends_a_damaged_file_with_where_and_why() -> None:
+    on = written()
+    on.flip(on.path(0), 3 * BATCH_BYTES + 8)
+    entries = list(dump(on.disk, on.path(0)))
+    assert [entry["kind"] for entry in entries] == ["batch", "batch", "batch", "damage"]
+    assert (entries[-1]["file"], entries[-1]["position"]) == (on.path(0), 3 * BATCH_BYTES)
