@@ -38,6 +38,7 @@ PARTS = [
     Part("hostile", ["tests/hostile"]),
     Part("interop", ["tests/interop"]),
     Part("spark", ["tests/spark"]),
+    Part("docs", ["tests/docs"]),
 ]
 
 

@@ -57,7 +57,7 @@ class TidelogWriter(DataSourceArrowWriter):
 class TidelogStreamWriter(DataSourceStreamArrowWriter):
     def __init__(self, options: WriteOptions, schema: StructType, overwrite: bool) -> None:
         if overwrite:
-            raise OptionError('a topic is only ever appended to: use outputMode("append") or ("update")')
+            raise OptionError('a topic is only ever appended to: use outputMode("append"), or foreachBatch')
         check_columns(schema, options.topic)
         self._options = options
 

@@ -3,17 +3,15 @@
 import os
 import shutil
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TypeAlias
 
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from interop_harness.java_tools import JavaTools, wait_until
+from interop_harness.java_tools import JavaTools
+from interop_harness.suite import NewTopicNamed, Unique, wait_until
 from interop_harness.target import NoKafka, Target, missing_for_java, started
-
-NewTopicNamed: TypeAlias = Callable[..., str]
 
 SKIPS_LISTED = Path(__file__).with_name("skips.txt")
 SKIPPED: dict[str, str] = {}
@@ -31,6 +29,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "exercises(*capabilities): what the test shows of its client")
+    # Of the clients' own code, which is not ours to change.
+    config.addinivalue_line("filterwarnings", r"ignore::DeprecationWarning:kafka\..*")
+    config.addinivalue_line("filterwarnings", "ignore:open_text is deprecated:DeprecationWarning")
     config.addinivalue_line("markers", "tidelog_only: what Apache Kafka does otherwise, or needs a broker of ours")
 
 
@@ -87,13 +88,13 @@ def admin(bootstrap: str) -> AdminClient:
 
 
 @pytest.fixture
-def unique() -> Callable[[str], str]:
+def unique() -> Unique:
     """A name that nobody else has, beginning with the given word."""
     return lambda word: f"{word}-{uuid.uuid4().hex[:12]}"
 
 
 @pytest.fixture
-def new_topic(admin: AdminClient, unique: Callable[[str], str]) -> NewTopicNamed:
+def new_topic(admin: AdminClient, unique: Unique) -> NewTopicNamed:
     """`new_topic("orders", partitions=2, **{"retention.ms": "1000"})` makes a topic, led already, and returns its name."""
 
     def make(word: str = "topic", partitions: int = 1, **config: str) -> str:

@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -28,14 +28,17 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 
-from interop_harness.java_tools import wait_until
+from interop_harness.suite import (
+    BATCH_BYTES_MAX,
+    BATCH_OVERHEAD_BYTES,
+    CODECS,
+    LIMIT_S,
+    NewTopicNamed,
+    Unique,
+    wait_until,
+)
 
 CLIENT = "confluent-kafka"
-LIMIT_S = 30.0
-CODECS = ["none", "gzip", "snappy", "lz4", "zstd"]
-
-NewTopicNamed = Callable[..., str]
-Unique = Callable[[str], str]
 
 
 @contextmanager
@@ -166,16 +169,15 @@ def test_an_empty_topic(bootstrap: str, new_topic: NewTopicNamed) -> None:
 def test_big_messages(bootstrap: str, new_topic: NewTopicNamed) -> None:
     """To the byte: what the limit allows is taken, one byte more is refused, and what follows is taken."""
     topic = new_topic()
-    over = 12 + 49 + 11  # batch header, and the record's own fields around a value of this size
-    limit = 1_048_588
+    most = BATCH_BYTES_MAX - BATCH_OVERHEAD_BYTES
     roomy = {"message.max.bytes": 4_000_000}
-    produce(bootstrap, topic, [bytes(limit - over)], **roomy)
+    produce(bootstrap, topic, [bytes(most)], **roomy)
     with pytest.raises(KafkaException) as refused:
-        produce(bootstrap, topic, [bytes(limit - over + 1)], **roomy)
+        produce(bootstrap, topic, [bytes(most + 1)], **roomy)
     assert refused.value.args[0].code() == KafkaError.MSG_SIZE_TOO_LARGE
     produce(bootstrap, topic, [b"after"], **roomy)
     sizes = [len(m.value() or b"") for m in read_from_start(bootstrap, topic, 2, **{"max.partition.fetch.bytes": 1000})]
-    assert sizes == [limit - over, 5]
+    assert sizes == [most, 5]
 
 
 @pytest.mark.exercises("big")

@@ -6,15 +6,14 @@ import re
 import subprocess
 import tempfile
 import threading
-import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+from interop_harness.suite import LIMIT_S
 from interop_harness.target import KAFKA, kafka_jars
 
 PROGRAM = Path(__file__).parent / "java/Tools.java"
-LIMIT_S = 60.0
-
 CLASSES = {
     "broker-api-versions": "org.apache.kafka.tools.BrokerApiVersionsCommand",
     "cluster": "org.apache.kafka.tools.ClusterTool",
@@ -72,8 +71,7 @@ class RunningTool:
         assert self._code is not None
         return Ran(self._code, self.out, self.err)
 
-    def _wait(self, reached: "object") -> bool:
-        assert callable(reached)
+    def _wait(self, reached: Callable[[], bool]) -> bool:
         with self._changed:
             return bool(self._changed.wait_for(reached, LIMIT_S))
 
@@ -151,12 +149,3 @@ class JavaTools:
 
 def _word(text: bytes) -> str:
     return base64.b64encode(text).decode() or "-"
-
-
-def wait_until(reached: "object", what: str, limit_s: float = LIMIT_S) -> None:
-    """Ask again until it holds. Raises AssertionError with `what` after `limit_s`."""
-    assert callable(reached)
-    deadline = time.monotonic() + limit_s
-    while not reached():
-        assert time.monotonic() < deadline, f"not in {limit_s:.0f} s: {what}"
-        time.sleep(0.05)

@@ -179,11 +179,15 @@ class Broker:
         services.partitions.release_waiting()
         for listener in self._listeners:
             await listener.drain(DRAIN_S)
-        await services.partitions.close()
+        clean = await services.partitions.close()
         await services.controller.stop()
         directory = self._directory
         assert directory is not None
-        await self.runtime.tasks.run_blocking(directory.close_clean)
+        if clean:
+            await self.runtime.tasks.run_blocking(directory.close_clean)
+        else:
+            directory.release()
+            logger.warning("not marked clean: a partition is offline; the next start scans what is not known synced")
         logger.info("stopped cluster=%s node=%d", self.cluster_id, self.config.node_id)
 
     async def _abandon(self) -> None:

@@ -119,9 +119,7 @@ class Listener:
         self._frames[connection] = size
         while self._frame_bytes > self._frame_bytes_max:
             oldest = next(iter(self._frames))
-            oldest.close(
-                f"requests under way hold more than {self._frame_bytes_max} bytes, queued.max.request.bytes"
-            )
+            oldest.close(f"requests under way hold more than {self._frame_bytes_max} bytes, queued.max.request.bytes")
             self.release(oldest)
         return connection.open
 

@@ -1,10 +1,20 @@
 """What a coordinator's core hands to the runtime: records to append, then replies."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 Reply: TypeAlias = Callable[[Any], None]
 """Takes the answer to one request, once: the response, or the ApiError that stands for it."""
+
+
+if TYPE_CHECKING:
+    from typing import Protocol
+
+    class Record(Protocol):
+        """One record of an internal topic, decoded."""
+
+        def encode(self) -> tuple[bytes, bytes | None]:
+            """Key and value as they stand in the log; a value of None is a tombstone."""
 
 
 class Moment(NamedTuple):
@@ -12,13 +22,6 @@ class Moment(NamedTuple):
 
     wall_ms: int
     monotonic_ms: int
-
-
-class Record(Protocol):
-    """One record of an internal topic, decoded."""
-
-    def encode(self) -> tuple[bytes, bytes | None]:
-        """Key and value as they stand in the log; a value of None is a tombstone."""
 
 
 class Decision:

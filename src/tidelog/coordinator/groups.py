@@ -5,14 +5,8 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import TYPE_CHECKING, TypeVar
 
-from tidelog.coordinator.decision import Reply
-from tidelog.coordinator.group.classic import Joining
-from tidelog.coordinator.group.core import GroupCore, GroupListing
-from tidelog.coordinator.group.durable import DurableGroup
 from tidelog.coordinator.group.hashing import partition_of
-from tidelog.coordinator.group.offsets import OffsetCommit
 from tidelog.coordinator.group.settings import GroupSettings
-from tidelog.coordinator.runtime import CoordinatorPartition
 from tidelog.metadata.image import CONSUMER_OFFSETS
 from tidelog.wire.errors import (
     ApiError,
@@ -28,6 +22,11 @@ if TYPE_CHECKING:
     import asyncio
 
     from tidelog.config.broker_config import BrokerConfig
+    from tidelog.coordinator.decision import Reply
+    from tidelog.coordinator.group.core import GroupCore, GroupListing
+    from tidelog.coordinator.group.durable import DurableGroup
+    from tidelog.coordinator.group.offsets import OffsetCommit
+    from tidelog.coordinator.runtime import CoordinatorPartition
     from tidelog.metadata.image import BrokerRegistration, MetadataImage
     from tidelog.metadata.records import PartitionState
     from tidelog.metadata.service import MetadataCache, MetadataController
@@ -138,7 +137,7 @@ class GroupCoordinators:
 
     # Requests. Each raises ApiError when the group is not served here now.
 
-    def join(self, request: "JoinGroupRequest", client_id: str, client_host: str, version: int, reply: Reply) -> None:
+    def join(self, request: "JoinGroupRequest", client_id: str, client_host: str, version: int, reply: "Reply") -> None:
         self._check_group_id(request.group_id)
         settings = self._settings
         if not settings.min_session_timeout_ms <= request.session_timeout_ms <= settings.max_session_timeout_ms:
@@ -146,12 +145,14 @@ class GroupCoordinators:
                 f"session timeout {request.session_timeout_ms} ms is outside {settings.min_session_timeout_ms} "
                 f"(group.min.session.timeout.ms) to {settings.max_session_timeout_ms} (group.max.session.timeout.ms)"
             )
+        from tidelog.coordinator.group.classic import Joining
+
         led = self._of(request.group_id)
         fresh_uuid = "" if request.member_id else uuid_form(self._runtime.new_uuid())
         joining = Joining(request, reply, client_id, client_host, version, fresh_uuid)
         led.apply(led.core.join(joining, led.now()))
 
-    def sync(self, request: "SyncGroupRequest", reply: Reply) -> None:
+    def sync(self, request: "SyncGroupRequest", reply: "Reply") -> None:
         self._check_group_id(request.group_id)
         led = self._of(request.group_id)
         led.apply(led.core.sync(request, reply, led.now()))
@@ -163,29 +164,29 @@ class GroupCoordinators:
             return ErrorCode.NONE  # nobody's session runs out meanwhile
         return led.core.heartbeat(request, led.now())
 
-    def leave(self, request: "LeaveGroupRequest", reply: Reply) -> None:
+    def leave(self, request: "LeaveGroupRequest", reply: "Reply") -> None:
         self._check_group_id(request.group_id)
         led = self._of(request.group_id)
         led.apply(led.core.leave(request, reply, led.now()))
 
-    def commit(self, commit: OffsetCommit, reply: Reply) -> None:
+    def commit(self, commit: "OffsetCommit", reply: "Reply") -> None:
         """Answered with one ErrorCode for each offset."""
         led = self._of(commit.group_id)
         led.apply(led.core.commit(commit, reply, led.now()))
 
-    def committed(self, group_id: str, read: Callable[[DurableGroup | None], T], reply: Reply) -> None:
+    def committed(self, group_id: str, read: "Callable[[DurableGroup | None], T]", reply: "Reply") -> None:
         """Answered with what `read` makes of the group's offsets, once they are committed for good."""
         led = self._of(group_id)
         durable, shows = led.core.committed(group_id)
         led.answer(reply, read(durable), shows)
 
-    def describe(self, group_id: str, reply: Reply) -> None:
+    def describe(self, group_id: str, reply: "Reply") -> None:
         """Answered with a DescribedGroup, or None for a group that does not exist."""
         led = self._of(group_id)
         described: DescribedGroup | None = led.core.describe(group_id)
         led.answer(reply, described, led.core.durable.next_offset(group_id))
 
-    def listing(self) -> Iterator[GroupListing]:
+    def listing(self) -> "Iterator[GroupListing]":
         """Raises CoordinatorLoadInProgress while a part of the groups is not known yet."""
         for led in self._led.values():
             if led.is_loading:
@@ -195,7 +196,7 @@ class GroupCoordinators:
 
     # Inside
 
-    def _of(self, group_id: str) -> CoordinatorPartition[GroupCore]:
+    def _of(self, group_id: str) -> "CoordinatorPartition[GroupCore]":
         led = self._led.get(self._place(group_id, self._count)) if self._count else None
         if led is None:
             raise NotCoordinator(f"the coordinator of group {group_id!r} is not here")
@@ -213,7 +214,7 @@ class GroupCoordinators:
         if not group_id:
             raise InvalidGroupId("a group that members join needs a name")
 
-    def _loaded(self) -> Iterator[CoordinatorPartition[GroupCore]]:
+    def _loaded(self) -> "Iterator[CoordinatorPartition[GroupCore]]":
         for led in list(self._led.values()):
             if led.is_loaded:
                 yield led
@@ -233,11 +234,15 @@ class GroupCoordinators:
                 continue
             partition = self._partitions.find(CONSUMER_OFFSETS, index)
             if partition is not None:
+                from tidelog.coordinator.runtime import CoordinatorPartition  # nothing of it until a group is needed
+
                 led = CoordinatorPartition(partition, self._new_core, self._runtime.clock, self._runtime.tasks)
                 self._led[index] = led
                 led.load()
 
-    def _new_core(self) -> GroupCore:
+    def _new_core(self) -> "GroupCore":
+        from tidelog.coordinator.group.core import GroupCore
+
         return GroupCore(self._settings)
 
     async def _sweep_often(self) -> None:

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from tidelog.log.errors import CorruptLog
 from tidelog.wire.batches import BatchHeader
@@ -12,8 +12,28 @@ from tidelog.wire.primitives import MalformedMessage
 from tidelog.wire.records import Record, decode_records
 
 if TYPE_CHECKING:
+    from typing import Any, Protocol
+
     from tidelog.log.reader import Slice
     from tidelog.runtime.interfaces import Tasks
+
+    class ReplayCore(Protocol):
+        """The part of a core that a load needs."""
+
+        def decode(self, key: bytes, value: bytes | None) -> Any:
+            """None for a kind of record that the core does not know. Raises MalformedMessage."""
+
+        def replay(self, record: Any, next_offset: int) -> None: ...
+
+    class LogView(Protocol):
+        """What a load needs of a partition's log."""
+
+        @property
+        def log_start_offset(self) -> int: ...
+        @property
+        def log_end_offset(self) -> int: ...
+        def read(self, start: int, bytes_max: int, end_offset: int) -> "Slice": ...
+
 
 logger = logging.getLogger("tidelog.coordinator")
 
@@ -24,25 +44,6 @@ RECORDS_PER_TURN = 200
 COMMIT_MARKER = 1
 
 
-class ReplayCore(Protocol):
-    """The part of a core that a load needs."""
-
-    def decode(self, key: bytes, value: bytes | None) -> Any:
-        """None for a kind of record that the core does not know. Raises MalformedMessage."""
-
-    def replay(self, record: Any, next_offset: int) -> None: ...
-
-
-class LogView(Protocol):
-    """What a load needs of a partition's log."""
-
-    @property
-    def log_start_offset(self) -> int: ...
-    @property
-    def log_end_offset(self) -> int: ...
-    def read(self, start: int, bytes_max: int, end_offset: int) -> "Slice": ...
-
-
 class Loader:
     """One load.
 
@@ -50,7 +51,7 @@ class Loader:
     of a transaction count from its commit marker on (KIP-98).
     """
 
-    def __init__(self, name: str, log: LogView, core: ReplayCore, tasks: "Tasks") -> None:
+    def __init__(self, name: str, log: "LogView", core: "ReplayCore", tasks: "Tasks") -> None:
         self._name = name
         self._log = log
         self._core = core

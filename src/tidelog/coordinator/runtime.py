@@ -8,10 +8,10 @@ is void, with everything soft that depended on it: the partition is unloaded and
 import logging
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from tidelog.coordinator.decision import Decision, Moment, Reply
-from tidelog.coordinator.loading import Loader, LogView
+from tidelog.coordinator.loading import Loader
 from tidelog.log.errors import CorruptLog
 from tidelog.wire.batches import BatchHeader
 from tidelog.wire.errors import ApiError, CoordinatorLoadInProgress, NotCoordinator
@@ -19,9 +19,40 @@ from tidelog.wire.records import Record, encode_batch
 
 if TYPE_CHECKING:
     import asyncio
+    from typing import Protocol
 
+    from tidelog.coordinator.loading import LogView
     from tidelog.log.partition_log import Appended
     from tidelog.runtime.interfaces import Clock, Tasks, TimerHandle
+
+    class PartitionLogView(LogView, Protocol):
+        @property
+        def failure(self) -> Any: ...
+        def fail(self, reason: str) -> None: ...
+
+    class LedPartition(Protocol):
+        """What the runtime asks of `replication.partition.Partition`."""
+
+        @property
+        def topic(self) -> str: ...
+        @property
+        def index(self) -> int: ...
+        @property
+        def log(self) -> PartitionLogView: ...
+        def append(self, batch: memoryview, header: BatchHeader) -> "Appended": ...
+        def is_committed(self, next_offset: int) -> bool: ...
+        def when_committed(self, next_offset: int, listener: Callable[[ApiError | None], None]) -> None: ...
+
+    class Core(Protocol):
+        """A pure coordinator. `replay` is the only thing that changes its durable state."""
+
+        def decode(self, key: bytes, value: bytes | None) -> Any: ...
+        def replay(self, record: Any, next_offset: int) -> None: ...
+        def loaded(self, now: Moment) -> Decision: ...
+        def next_deadline_ms(self) -> int | None: ...
+        def expire(self, now: Moment) -> Iterator[Decision]: ...
+        def abandon(self) -> list[Reply]: ...
+
 
 logger = logging.getLogger("tidelog.coordinator")
 
@@ -29,44 +60,13 @@ RELOAD_DELAY_S = 0.1
 RELOAD_DELAY_MAX_S = 10.0
 
 
-class PartitionLogView(LogView, Protocol):
-    @property
-    def failure(self) -> Any: ...
-    def fail(self, reason: str) -> None: ...
-
-
-class LedPartition(Protocol):
-    """What the runtime asks of `replication.partition.Partition`."""
-
-    @property
-    def topic(self) -> str: ...
-    @property
-    def index(self) -> int: ...
-    @property
-    def log(self) -> PartitionLogView: ...
-    def append(self, batch: memoryview, header: BatchHeader) -> "Appended": ...
-    def is_committed(self, next_offset: int) -> bool: ...
-    def when_committed(self, next_offset: int, listener: Callable[[ApiError | None], None]) -> None: ...
-
-
-class Core(Protocol):
-    """A pure coordinator. `replay` is the only thing that changes its durable state."""
-
-    def decode(self, key: bytes, value: bytes | None) -> Any: ...
-    def replay(self, record: Any, next_offset: int) -> None: ...
-    def loaded(self, now: Moment) -> Decision: ...
-    def next_deadline_ms(self) -> int | None: ...
-    def expire(self, now: Moment) -> Iterator[Decision]: ...
-    def abandon(self) -> list[Reply]: ...
-
-
-C = TypeVar("C", bound=Core)
+C = TypeVar("C", bound="Core")
 
 
 class CoordinatorPartition(Generic[C]):
     """The coordinator that lives on one partition of an internal topic."""
 
-    def __init__(self, partition: LedPartition, new_core: Callable[[], C], clock: "Clock", tasks: "Tasks") -> None:
+    def __init__(self, partition: "LedPartition", new_core: Callable[[], C], clock: "Clock", tasks: "Tasks") -> None:
         self.partition = partition
         self.name = f"{partition.topic}-{partition.index}"
         self._new_core = new_core

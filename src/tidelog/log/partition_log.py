@@ -298,7 +298,9 @@ class PartitionLog:
 
     def _begin_epoch(self, leader_epoch: int) -> None:
         latest = self.epochs.latest
-        assert leader_epoch >= latest, f"{self.topic_partition}: leader epoch {leader_epoch} after {latest}"
+        if leader_epoch < latest:
+            self.fail(f"the log holds leader epoch {latest}, its leader's is {leader_epoch}")
+            raise StorageError(f"{self.topic_partition} is offline: {self.failure}")
         self.epochs.assign(leader_epoch, self.log_end_offset)
         self._leader_epoch = leader_epoch
 

@@ -228,9 +228,9 @@ class _Verifier:
                 epochs.append((epoch, offset))
             last_offset = offset + fields[LAST_OFFSET_DELTA]
             latest = max(latest, fields[8])
-            if positions.get(position, (0, -1))[1] == last_offset:
+            if position in positions and positions[position][1] == last_offset:
                 del positions[position]
-            if times.get(last_offset, (0, -1))[1] == latest:
+            if last_offset in times and times[last_offset][1] == latest:
                 del times[last_offset]
             next_offset = last_offset + 1
         return next_offset

@@ -1,14 +1,16 @@
 """The partitions on this broker: follows the metadata image, opens and removes logs, keeps their checkpoints."""
 
+import asyncio
 import logging
 from collections.abc import Callable, Iterator
+from itertools import chain
 from typing import TYPE_CHECKING, Protocol
 
 from tidelog.log.errors import CorruptLog
 from tidelog.log.partition_log import PartitionLog
 from tidelog.replication.flusher import Flusher
 from tidelog.replication.partition import Partition
-from tidelog.wire.errors import InconsistentTopicId, StorageError, UnknownTopicId, UnknownTopicOrPartition
+from tidelog.wire.errors import StorageError, UnknownTopicId, UnknownTopicOrPartition
 
 if TYPE_CHECKING:
     from tidelog.log.config import LogConfig
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("tidelog.partitions")
 
+DISK_THREADS = 4
 HOUSEKEEPING_BATCH = 50
 """Partitions that retention looks at in one turn of the loop."""
 
@@ -124,8 +127,11 @@ class Partitions:
             await self._open_all(opening)
 
     async def _open_all(self, opening: list[tuple["TopicImage", int, "LogConfig"]]) -> None:
-        results = await self._runtime.tasks.run_blocking(self._open_blocking, opening)
-        for (topic, index, _), result in zip(opening, results, strict=True):
+        # Side by side, syncs of new directories share the file system's commits.
+        shares = [opening[i::DISK_THREADS] for i in range(min(DISK_THREADS, len(opening)))]
+        run_blocking = self._runtime.tasks.run_blocking
+        results = await asyncio.gather(*(run_blocking(self._open_blocking, share) for share in shares))
+        for (topic, index, _), result in zip(chain(*shares), chain(*results), strict=True):
             if isinstance(result, Exception):
                 self._offline[topic.name, index] = str(result)
                 logger.error("partition offline partition=%s-%d reason=%s", topic.name, index, result)
@@ -227,20 +233,31 @@ class Partitions:
         for partition in self:
             partition.release_watchers()
 
-    async def close(self) -> None:
-        """Flush everything, write checkpoints, close the logs. The caller marks the directory clean afterwards."""
+    async def close(self) -> bool:
+        """Sync and close every log, write the checkpoints. Whether the directory may be marked clean.
+
+        It may not while a partition is offline: the next start must look at that log again, not trust it.
+        """
         self.flusher.stop()
-        await self.flusher.flush(self._dirty())
-        await self._runtime.tasks.run_blocking(self._close_logs)
-        await self._runtime.tasks.run_blocking(self.checkpoint())
+        closing = [p for p in self._table.values() if p.log.failure is None]
+        clean = len(closing) == len(self._table) and not self._offline
+        run_blocking = self._runtime.tasks.run_blocking
+        # Side by side, syncs share the file system's commits.
+        parts = [closing[i::DISK_THREADS] for i in range(DISK_THREADS)]
+        for failures in await asyncio.gather(*(run_blocking(_close_logs, part) for part in parts)):
+            for partition, error in failures:
+                partition.log.fail(f"not closed in order: {error}")
+                clean = False
+        await run_blocking(self.checkpoint())
+        return clean
 
-    def _close_logs(self) -> None:
-        for partition in self._table.values():
-            if partition.log.failure is None:
-                partition.log.close(clean=True)
 
-
-def check_topic_id(partition: Partition, topic_id: bytes) -> None:
-    """Raise InconsistentTopicId when a client's id names another incarnation of the topic."""
-    if partition.topic_id != topic_id:
-        raise InconsistentTopicId(f"topic {partition.topic!r} has another id")
+def _close_logs(partitions: list[Partition]) -> list[tuple[Partition, OSError]]:
+    """On a thread; one failure does not keep the others from the disk."""
+    failures = []
+    for partition in partitions:
+        try:
+            partition.log.close(clean=True)
+        except OSError as error:
+            failures.append((partition, error))
+    return failures

@@ -37,6 +37,13 @@ def test_what_is_replayed_live_is_what_a_load_reads() -> None:
         assert again.value == record.value
 
 
+def test_a_retention_for_ever_is_the_end_of_time() -> None:
+    world = World()
+    assert world.commit((0, 5, ""), retention_ms=(1 << 63) - 1) == [ErrorCode.NONE]
+    assert world.core.durable.by_id["g"].offsets["t"][0].expire_timestamp == (1 << 63) - 1
+    assert all(record.encode() for record in world.records)
+
+
 def test_long_metadata_is_refused_alone() -> None:
     world = World(offset_metadata_max=10)
     codes = world.commit((0, 1, "x" * 10), (1, 1, "x" * 11), (2, 1, "é" * 10))

@@ -412,11 +412,13 @@ def test_restart_at_leaves_an_empty_log_there() -> None:
     assert on.records() == [(500, b"b")]
 
 
-def test_a_leader_epoch_that_goes_back_is_our_own_mistake() -> None:
+def test_a_log_that_knows_a_later_epoch_than_its_leader_goes_offline() -> None:
     on = LogOnDisk()
     on.append(b"a", leader_epoch=4)
-    with pytest.raises(AssertionError):
+    with pytest.raises(StorageError, match="holds leader epoch 4, its leader's is 3"):
         on.append(b"b", leader_epoch=3)
+    assert on.log.failure is not None
+    assert on.log.log_end_offset == 1
 
 
 def test_errors_carry_the_code_to_answer_with() -> None:

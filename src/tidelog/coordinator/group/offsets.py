@@ -17,6 +17,7 @@ from tidelog.wire.primitives import NO_UUID, MalformedMessage
 CONSUMER_PROTOCOL_TYPE = "consumer"
 BATCH_OVERHEAD_BYTES = 128
 RECORD_OVERHEAD_BYTES = 96
+TIME_MAX = (1 << 63) - 1
 
 
 class OffsetToCommit(NamedTuple):
@@ -50,7 +51,8 @@ def commit_records(
     """The records to write, and the code of each offset of the commit in its order."""
     records = []
     codes = []
-    expire_ms = -1 if commit.retention_ms < 0 else now.wall_ms + commit.retention_ms
+    # "For ever" is the largest number there is, and stays that.
+    expire_ms = -1 if commit.retention_ms < 0 else min(now.wall_ms + commit.retention_ms, TIME_MAX)
     for offset in commit.offsets:
         if _utf16_units(offset.metadata, settings.offset_metadata_max) > settings.offset_metadata_max:
             codes.append(ErrorCode.OFFSET_METADATA_TOO_LARGE)

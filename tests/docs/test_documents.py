@@ -1,0 +1,276 @@
+"""The documents: every command and program in them runs, links lead somewhere, both READMEs say the same.
+
+A document is followed as a reader would: block after block, in one directory. `tidelog start` runs in the background
+on a free port, and what comes after it finds the broker there. A block in `text` is what the block before it prints;
+an ellipsis stands for anything.
+"""
+
+import ast
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from tidelog.testing import Broker
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+RUN = [ROOT / "README.md", ROOT / "README.zh-CN.md", *sorted((ROOT / "docs").glob("*.md"))]
+LIMIT_S = 150
+
+SKIPPED = {
+    "pip install": "needs the network",
+    "script/demo": "has a test of its own: it runs for a minute and more",
+    "script/test": "is what runs this",
+    "cp -a kafka-data": "is done below, with a directory that is at hand",
+}
+"""Lines that a reader runs and this test does not, by how they begin, with the reason."""
+
+FENCE = re.compile(r"^```(\S*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+
+
+class Block(NamedTuple):
+    language: str
+    text: str
+    line: int
+
+
+def blocks(path: Path) -> list[Block]:
+    text = path.read_text()
+    return [Block(m[1], m[2], text.count("\n", 0, m.start()) + 2) for m in FENCE.finditer(text)]
+
+
+class Reader:
+    """Follows one document in `directory`."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.bootstrap = ""
+        self.broker: subprocess.Popen[str] | None = None
+        self.output = ""
+        self.tests = 0
+
+    def environment(self) -> dict[str, str]:
+        path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(("TIDELOG_", "PYTEST_"))}
+        return kept | {"TIDELOG_BOOTSTRAP": self.bootstrap, "PATH": path, "NO_COLOR": "1", "COLUMNS": "120"}
+
+    def follow(self, block: Block) -> None:
+        if block.language == "text":
+            self.compare(block.text)
+        elif block.language == "ini":
+            (self.directory / "pytest.ini").write_text(block.text)
+        elif block.language == "python":
+            self.python(block.text)
+        elif block.language == "sh":
+            self.shell(block.text)
+        else:
+            pytest.fail(f"a block in {block.language or 'no language'}: what is to be done with it?")
+
+    def compare(self, expected: str) -> None:
+        pattern = ".*".join(re.escape(part) for part in expected.split("…"))
+        assert re.search(pattern, self.output), f"expected\n{expected}\nbut it printed\n{self.output}"
+
+    def shell(self, text: str) -> None:
+        lines = [line for line in text.splitlines() if line and not line.startswith(tuple(SKIPPED))]
+        if len(lines) == 1 and lines[0].startswith("tidelog start"):
+            self.start(lines[0])
+        else:
+            # A server among other commands stands for what the reader runs in another terminal.
+            self.run(["bash", "-euo", "pipefail", "-c", "\n".join(x for x in lines if x.split()[:2] != SERVER)])
+
+    def python(self, text: str) -> None:
+        if "\ndef test_" in text:
+            self.tests += 1
+            name = f"test_{self.tests}.py"
+            (self.directory / name).write_text(text)
+            self.run(["pytest", "-q", "-p", "no:randomly", name])
+            return
+        self.run([sys.executable, "-c", text.replace("127.0.0.1:9092", self.bootstrap)])
+
+    def run(self, command: list[str]) -> None:
+        done = subprocess.run(
+            command, cwd=self.directory, env=self.environment(), capture_output=True, text=True, timeout=LIMIT_S
+        )
+        self.output = done.stdout
+        assert done.returncode == 0, f"{command[-1]}\n{done.stdout}{done.stderr}"
+
+    def start(self, line: str) -> None:
+        """On a free port, whatever the line says: 9092 may be taken."""
+        self.stop()
+        words = line.split("#")[0].split()
+        at = words.index("--listen") + 1 if "--listen" in words else 0
+        listen = f"{words[at].partition(':')[0] if at else '127.0.0.1'}:0"
+        words = [*words[: at - 1], *words[at + 1 :]] if at else words
+        words = [word.removesuffix(":9092") + ":0" if word.endswith(":9092") else word for word in words]
+        self.broker = subprocess.Popen(
+            [*words, "--listen", listen],
+            cwd=self.directory,
+            env=self.environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        assert self.broker.stdout is not None
+        self.output = self.broker.stdout.readline()
+        address = re.search(r"listening on \S+:(\d+) ", self.output)
+        assert address, f"{line}: {self.output!r}"
+        self.bootstrap = f"127.0.0.1:{address[1]}"
+
+    def stop(self) -> None:
+        if self.broker is not None:
+            broker, self.broker = self.broker, None
+            broker.send_signal(signal.SIGTERM)
+            assert broker.wait(30) == 0
+            assert broker.stdout is not None
+            broker.stdout.close()
+
+
+SERVER = ["tidelog", "start"]
+
+
+@pytest.fixture
+def reader(tmp_path: Path) -> Iterator[Reader]:
+    reader = Reader(tmp_path)
+    try:
+        yield reader
+        reader.stop()
+    finally:
+        if reader.broker is not None:
+            reader.broker.kill()
+            reader.broker.communicate()
+
+
+def together(found: list[Block]) -> list[Block]:
+    """Programs of Spark that follow each other are one: a session takes seconds to start."""
+    joined: list[Block] = []
+    for block in found:
+        if block.language == "python" and joined and joined[-1].language == "python" and "spark" in joined[-1].text:
+            joined[-1] = joined[-1]._replace(text=f"{joined[-1].text}\n{block.text}")
+        else:
+            joined.append(block)
+    return joined
+
+
+@pytest.mark.parametrize("document", RUN, ids=lambda path: path.name)
+def test_a_document_can_be_followed(document: Path, reader: Reader) -> None:
+    found = together(blocks(document))
+    if document.name == "conformance.md":
+        pytest.skip("its one block is the summary of a run; script/conform has its own test")
+    if document.name == "spark.md":
+        pytest.importorskip("pyspark", reason="needs tidelog[spark]")
+    if document.name == "adoption.md":
+        as_kafka_leaves_it(reader.directory / "copy-of-kafka-data")
+    if "9092" not in "".join(block.text for block in found if block.text.startswith("tidelog start")):
+        reader.start("tidelog start")  # a document that takes one for granted
+    for block in found:
+        try:
+            reader.follow(block)
+        except AssertionError as error:
+            raise AssertionError(f"{document.relative_to(ROOT)}:{block.line}: {error}") from error
+
+
+def as_kafka_leaves_it(directory: Path) -> None:
+    """A directory without our metadata: files in Kafka's formats, which is all that adoption looks at."""
+    from confluent_kafka import Producer
+
+    with Broker(data=directory) as broker:
+        producer = Producer({"bootstrap.servers": broker.bootstrap})
+        producer.produce("orders", value="of Kafka's time")
+        assert producer.flush(30) == 0
+    for file in directory.glob("metadata.sqlite*"):
+        file.unlink()
+
+
+def test_what_is_skipped_stands_in_some_document() -> None:
+    lines = [line for path in RUN for block in blocks(path) for line in block.text.splitlines()]
+    assert not [start for start in SKIPPED if not any(line.startswith(start) for line in lines)]
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_links_lead_somewhere(document: Path) -> None:
+    text = FENCE.sub("", document.read_text())
+    broken = []
+    for target in LINK.findall(text):
+        path, _, anchor = target.partition("#")
+        if "://" in target:
+            continue
+        file = document if not path else (document.parent / path).resolve()
+        if not file.exists() or (anchor and anchor not in anchors(file)):
+            broken.append(target)
+    assert not broken
+
+
+def anchors(document: Path) -> list[str]:
+    headings = re.findall(r"^#+ (.*)$", FENCE.sub("", document.read_text()), re.MULTILINE)
+    return [re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings]
+
+
+def test_the_chinese_readme_is_in_step() -> None:
+    english, chinese = ROOT / "README.md", ROOT / "README.zh-CN.md"
+
+    def shape(path: Path) -> dict[str, object]:
+        text = path.read_text()
+        prose = FENCE.sub("", text)
+        return {
+            "headings": [len(level) for level in re.findall(r"^(#+) ", prose, re.MULTILINE)],
+            "blocks": [
+                (b.language, [line.split("#")[0].rstrip() for line in b.text.splitlines()]) for b in blocks(path)
+            ],
+            "links": [t for t in LINK.findall(prose) if not t.startswith("README")],
+            "rows": len(re.findall(r"^\|", prose, re.MULTILINE)),
+            "items": len(re.findall(r"^- ", prose, re.MULTILINE)),
+        }
+
+    assert shape(english) == shape(chinese)
+
+
+def test_generated_parts_are_in_step() -> None:
+    done = subprocess.run(
+        [sys.executable, "script/docs_generate.py", "--check"], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_spark_options_are_those_that_the_source_takes() -> None:
+    pytest.importorskip("pyarrow", reason="needs tidelog[spark]")
+    from pyspark_tidelog.options import READ, WRITE
+
+    tables = [line for line in (ROOT / "docs/spark.md").read_text().splitlines() if line.startswith("| `")]
+    named = {name for line in tables for name in re.findall(r"`([\w.]+)`", line.split("|")[1])}
+    columns = {"key", "value", "partition", "offset", "timestamp", "timestampType", "headers"}
+    assert named - columns == set(READ) | set(WRITE)
+
+
+def test_every_warning_and_error_of_the_broker_is_explained() -> None:
+    text = (ROOT / "docs/operating.md").read_text()
+    unexplained = [line for line in sorted(set(logged())) if opening(line) not in text]
+    assert not unexplained
+
+
+def logged() -> Iterator[str]:
+    """The format strings of every line that a broker logs."""
+    for path in sorted((ROOT / "src/tidelog").rglob("*.py")):
+        if path.relative_to(ROOT / "src/tidelog").parts[0] in {"simulation", "wire", "demo"}:
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            match node:
+                case ast.Call(
+                    ast.Attribute(ast.Name("logger" | "log"), "info" | "warning" | "error" | "exception"),
+                    [ast.Constant(str(line)), *_],
+                ):
+                    yield line
+
+
+def opening(line: str) -> str:
+    """What of a line is always the same: `torn tail cut off`, `stop=requested`."""
+    words = line.split()
+    kept = [word for i, word in enumerate(words) if "%" not in word and (i == 0 or "=" not in word)]
+    return " ".join(kept[: next((i for i, w in enumerate(words) if "%" in w), len(words))])

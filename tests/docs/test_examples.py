@@ -1,0 +1,66 @@
+"""Every program in examples/ runs, and says what it should."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tidelog.testing import Broker
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+LIMIT_S = 150
+
+
+@pytest.fixture(scope="module")
+def bootstrap() -> Iterator[str]:
+    with Broker() as broker:
+        yield broker.bootstrap
+
+
+def run(tmp_path: Path, *arguments: str) -> str:
+    command = [sys.executable, *arguments]
+    environment = os.environ | {"PYTHONPATH": str(EXAMPLES.parent / "src")}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=LIMIT_S)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_produce_consume(tmp_path: Path, bootstrap: str) -> None:
+    told = run(tmp_path, str(EXAMPLES / "produce_consume.py"), bootstrap)
+    assert told.count("is record") == 10
+    assert told.endswith("read and committed 10 orders\n")
+
+
+def test_asyncio_client(tmp_path: Path) -> None:
+    assert run(tmp_path, str(EXAMPLES / "asyncio_client.py")) == "average of 100 readings: 24.95\n"
+
+
+def test_kafka_python_client(tmp_path: Path, bootstrap: str) -> None:
+    told = run(tmp_path, str(EXAMPLES / "kafka_python_client.py"), bootstrap)
+    assert told == "offset 21: hour 21\noffset 22: hour 22\noffset 23: hour 23\n"
+
+
+def test_with_fixture(tmp_path: Path) -> None:
+    told = run(tmp_path, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(EXAMPLES / "test_with_fixture.py"))
+    assert "2 passed" in told
+
+
+def test_embedded_counts_on_after_a_restart(tmp_path: Path) -> None:
+    for number in (1, 2):
+        told = run(tmp_path, str(EXAMPLES / "embedded.py"), str(tmp_path / "events"))
+        assert told.startswith(f"this is start number {number}; ")
+
+
+def test_spark_sales(tmp_path: Path, bootstrap: str) -> None:
+    pytest.importorskip("pyspark", reason="needs tidelog[spark]")
+    told = run(tmp_path, str(EXAMPLES / "spark_sales.py"), bootstrap)
+    totals = {line for line in told.splitlines() if ": {" in line}
+    assert totals == {'cocoa: {"units":300}', 'coffee: {"units":300}', 'tea: {"units":300}'}
+
+
+def test_every_example_is_run_here() -> None:
+    text = Path(__file__).read_text()
+    assert not [path.name for path in EXAMPLES.glob("*.py") if path.name not in text]
