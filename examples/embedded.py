@@ -14,7 +14,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from tidelog.testing import Broker
 
 SETTINGS = {"durability": "fsync", "offsets.topic.num.partitions": 50}
-"""An acknowledged event is on the disk. The second is `tidelog start`'s default: that may serve the directory as well."""
+"""An acknowledged event is on the disk. The second is the default of `tidelog start`, which may serve DIRECTORY too."""
 
 
 class EventLog:

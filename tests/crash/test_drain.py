@@ -1,4 +1,4 @@
-"""SIGTERM in the middle of work: what was taken is answered, what is acknowledged is there, the directory is in order."""
+"""SIGTERM in the middle of work: what was taken is answered, what is acknowledged is there, the next start is clean."""
 
 from pathlib import Path
 

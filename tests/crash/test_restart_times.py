@@ -1,4 +1,4 @@
-"""How long a restart takes, and how much it reads: bounded by what was written since the last persisted recovery point."""
+"""How long a restart takes and how much it reads: what was written since the last persisted recovery point."""
 
 import time
 from pathlib import Path

@@ -11,7 +11,7 @@ import pytest
 from tidelog.testing import Broker
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-LIMIT_S = 150
+LIMIT_S = 240
 
 
 @pytest.fixture(scope="module")

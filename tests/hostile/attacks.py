@@ -1,4 +1,4 @@
-"""What hostile or broken clients do to a broker. Each attack takes an address and the time for it, and says what it did.
+"""What hostile or broken clients do to a broker. Each attack takes an address and the time for it, says what it did.
 
 An attack asserts what the broker owes it too: a connection that broke the protocol is closed, one that kept to it is
 answered.

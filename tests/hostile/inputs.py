@@ -1,4 +1,4 @@
-"""Requests that a fuzzer sends: of every API and version, with likely and unlikely values, whole or with broken bytes."""
+"""Requests that a fuzzer sends: every API and version, likely and unlikely values, whole or with broken bytes."""
 
 import importlib
 import random
@@ -23,11 +23,7 @@ BITS = {"int8": 8, "int16": 16, "uint16": 16, "int32": 32, "uint32": 32, "int64"
 COUNTS = {"num_partitions": [-1, 0, 1, 2, 3, 20, -7], "count": [0, 1, 2, 4, 8, -1]}
 """Fields that make that many directories; limits on them have a test of their own."""
 MUTATED = 0.6
-SERVED = [
-    (key, version)
-    for key, entry in TABLE.items()
-    for version in range(entry.min_version, entry.max_version + 1)
-]
+SERVED = [(key, version) for key, entry in TABLE.items() for version in range(entry.min_version, entry.max_version + 1)]
 """Every API and version."""
 
 

@@ -1,5 +1,6 @@
 """kafka-python: pure Python, blocking, its own protocol stack."""
 
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -205,19 +206,37 @@ def test_seek_and_replay(bootstrap: str, new_topic: NewTopicNamed) -> None:
         assert consumer.position(partition) == 100
 
 
-def join(consumer: Any, topic: str) -> None:
-    """Subscribe with the topic known already.
+class Member(threading.Thread):
+    """A consumer that polls in a thread of its own, as two of one group have to: a join waits for all the others."""
 
-    It joins before it knows the topic's partitions, assigns none when it leads, and at times (against Kafka too) is
-    dropped from the group while it is about to join again.
-    """
-    wait_until(lambda: consumer.partitions_for_topic(topic) is not None, f"metadata of {topic}")
-    consumer.subscribe([topic])
+    def __init__(self, bootstrap: str, group: str, topic: str, **settings: Any) -> None:
+        super().__init__(name=f"member of {group}", daemon=True)
+        self.assigned: list[int] = []
+        """As of its last poll."""
+        self.error: KafkaError | None = None
+        self._topic = topic
+        self._open = lambda: consuming(bootstrap, group, **settings)
+        self._leave = threading.Event()
 
+    def run(self) -> None:
+        with self._open() as consumer:
+            consumer.subscribe([self._topic])
+            while not self._leave.is_set():
+                consumer.poll(100)
+                self.assigned = sorted(tp.partition for tp in consumer.assignment())
+            try:
+                consumer.commit({TopicPartition(self._topic, 0): OffsetAndMetadata(0, "", -1)})
+            except KafkaError as error:
+                self.error = error
 
-def assigned(consumer: Any) -> list[int]:
-    consumer.poll(20)
-    return sorted(tp.partition for tp in consumer.assignment())
+    def __enter__(self) -> "Member":
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._leave.set()
+        self.join(LIMIT_S)
+        assert not self.is_alive()
 
 
 GROUP = {"heartbeat_interval_ms": 200, "session_timeout_ms": 6000}
@@ -236,36 +255,30 @@ GROUP = {"heartbeat_interval_ms": 200, "session_timeout_ms": 6000}
 def test_members_join_and_leave(bootstrap: str, new_topic: NewTopicNamed, unique: Unique, assignor: Any) -> None:
     topic, group = new_topic(partitions=4), unique("group")
     settings = GROUP | {"partition_assignment_strategy": [assignor]}
-    with consuming(bootstrap, group, **settings) as first:
-        join(first, topic)
-        wait_until(lambda: assigned(first) == [0, 1, 2, 3], "all for the first")
-        with consuming(bootstrap, group, **settings) as second:
-            join(second, topic)
+    with Member(bootstrap, group, topic, **settings) as first:
+        wait_until(lambda: first.assigned == [0, 1, 2, 3], "all for the first")
+        with Member(bootstrap, group, topic, **settings) as second:
 
             def halved() -> bool:
-                parts = assigned(first), assigned(second)
+                parts = first.assigned, second.assigned
                 return [len(part) for part in parts] == [2, 2] and sorted(parts[0] + parts[1]) == [0, 1, 2, 3]
 
-            # A blocking join of one needs the other to poll: the session's own thread only sends heartbeats.
             wait_until(halved, "half for each")
-        wait_until(lambda: assigned(first) == [0, 1, 2, 3], "all for the one that stayed")
+        wait_until(lambda: first.assigned == [0, 1, 2, 3], "all for the one that stayed")
 
 
 @pytest.mark.exercises("static")
 def test_static_members(bootstrap: str, new_topic: NewTopicNamed, unique: Unique) -> None:
     """A newer one of the same name takes over without a rebalance, and the older is told that it is fenced."""
     topic, group = new_topic(partitions=2), unique("group")
-    with consuming(bootstrap, group, group_instance_id="one", **GROUP) as first:
-        join(first, topic)
-        wait_until(lambda: assigned(first) == [0, 1], "all for the first")
-        with consuming(bootstrap, group, group_instance_id="one", **GROUP) as second:
-            join(second, topic)
-            wait_until(lambda: assigned(second) == [0, 1], "the newer has it")
-            with administrating(bootstrap) as admin:
-                (member,) = admin.describe_groups([group])[group]["members"]
+    with administrating(bootstrap) as admin, Member(bootstrap, group, topic, group_instance_id="one", **GROUP) as first:
+        wait_until(lambda: first.assigned == [0, 1], "all for the first")
+        with Member(bootstrap, group, topic, group_instance_id="one", **GROUP) as second:
+            wait_until(lambda: second.assigned == [0, 1], "the newer has it")
+            (member,) = admin.describe_groups([group])[group]["members"]
             assert member["group_instance_id"] == "one"
-            with pytest.raises(FencedInstanceIdError):
-                first.commit({TopicPartition(topic, 0): OffsetAndMetadata(0, "", -1)})
+    assert isinstance(first.error, FencedInstanceIdError)
+    assert second.error is None
 
 
 @pytest.mark.exercises("commits")
@@ -335,15 +348,14 @@ def test_list_offsets(bootstrap: str, new_topic: NewTopicNamed) -> None:
 def test_admin_of_groups(bootstrap: str, new_topic: NewTopicNamed, unique: Unique) -> None:
     topic, group = new_topic(partitions=2), unique("group")
     with administrating(bootstrap) as admin:
-        with consuming(bootstrap, group, client_id="named") as consumer:
-            join(consumer, topic)
-            wait_until(lambda: assigned(consumer) == [0, 1], "assigned")
-            consumer.commit({TopicPartition(topic, 1): OffsetAndMetadata(3, "", -1)})
+        with Member(bootstrap, group, topic, client_id="named") as member:
+            wait_until(lambda: member.assigned == [0, 1], "assigned")
             described = admin.describe_groups([group])[group]
             assert (described["group_state"], described["protocol_type"]) == ("Stable", "consumer")
-            assert [member["client_id"] for member in described["members"]] == ["named"]
+            assert [one["client_id"] for one in described["members"]] == ["named"]
             assert [g["group_state"] for g in admin.list_groups() if g["group_id"] == group] == ["Stable"]
-        assert admin.list_group_offsets(group)[group][TopicPartition(topic, 1)].offset == 3
+        assert member.error is None
+        assert admin.list_group_offsets(group)[group][TopicPartition(topic, 0)].offset == 0
         wait_until(lambda: admin.describe_groups([group])[group]["group_state"] == "Empty", "nobody in it")
 
 

@@ -28,6 +28,8 @@ CLASSES = {
     "groups": "org.apache.kafka.tools.GroupsCommand",
     "producer-perf-test": "org.apache.kafka.tools.ProducerPerformance",
     "topics": "org.apache.kafka.tools.TopicCommand",
+    "verifiable-consumer": "org.apache.kafka.tools.VerifiableConsumer",
+    "verifiable-producer": "org.apache.kafka.tools.VerifiableProducer",
 }
 
 
@@ -65,6 +67,11 @@ class RunningTool:
         assert found, f"no {pattern!r} in {LIMIT_S:.0f} s: {self.out}{self.err}"
         assert len(re.findall(pattern, self.out)) >= count, f"ended without {pattern!r}: {self.out}{self.err}"
 
+    def stop(self) -> Ran:
+        """As Ctrl-C does: its shutdown hooks run. Returns when it has ended."""
+        self._tools.send(f"stop {self._number}")
+        return self.wait()
+
     def wait(self) -> Ran:
         """Raises AssertionError when it has not ended after LIMIT_S."""
         assert self._wait(lambda: self._code is not None), f"still runs after {LIMIT_S:.0f} s: {self.out}{self.err}"
@@ -91,7 +98,7 @@ class JavaTools:
         subprocess.run([*KAFKA, "classpath"], check=True, stdout=subprocess.DEVNULL)
         self._errors = tempfile.TemporaryFile(prefix="interop-java-")  # noqa: SIM115 - closed by __exit__
         jars = kafka_jars()
-        options = ["-Xmx512M", "-XX:TieredStopAtLevel=1", f"-Dlog4j2.configurationFile={jars}/log4j2.xml"]
+        options = ["-Xmx512M", "-XX:TieredStopAtLevel=1", "--add-opens=java.base/java.lang=ALL-UNNAMED", f"-Dlog4j2.configurationFile={jars}/log4j2.xml"]
         self._process = subprocess.Popen(
             ["java", *options, "-cp", f"{jars}/*", str(PROGRAM)],
             stdin=subprocess.PIPE,
@@ -107,7 +114,7 @@ class JavaTools:
     def start(self, name: str, *arguments: object, input: bytes = b"") -> RunningTool:
         number = next(self._numbers)
         tool = self._running[number] = RunningTool(self, number)
-        self.send(" ".join([number, CLASSES[name], _word(input), *(_word(str(a).encode()) for a in arguments)]))
+        self.send(" ".join(["run", number, CLASSES[name], _word(input), *(_word(str(a).encode()) for a in arguments)]))
         return tool
 
     def run(self, name: str, *arguments: object, input: bytes = b"", code: int | None = 0) -> Ran:

@@ -16,9 +16,9 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from pyspark.errors import AnalysisException, PySparkException
 from pyspark.errors.exceptions.captured import StreamingQueryException
 
+from interop_harness.target import NoKafka, started
 from pyspark_tidelog.java import NoJava, ensure_java
 from pyspark_tidelog.session import local_session
-from tidelog.testing import Broker
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -30,12 +30,11 @@ QUERY_LIMIT_S = 120
 
 @pytest.fixture(scope="module")
 def bootstrap(request: pytest.FixtureRequest) -> Iterator[str]:
-    against = request.config.getoption("against", "tidelog")
-    if against == "tidelog":
-        with Broker() as broker:
-            yield broker.bootstrap
-    else:
-        yield against
+    try:
+        with started(str(request.config.getoption("against"))) as target:
+            yield target.bootstrap
+    except NoKafka as missing:
+        pytest.skip(f"Apache Kafka cannot run here: {missing}")
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,9 @@
 import ast
 import re
 import subprocess
+from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -41,6 +43,40 @@ LOOP_CHOICES = {
 """Of asyncio: what a virtual clock or a simulated network could not replace."""
 
 
+PURE = (
+    "tidelog/config/",
+    "tidelog/coordinator/group/",
+    "tidelog/coordinator/deadlines.py",
+    "tidelog/coordinator/decision.py",
+    "tidelog/log/leader_epochs.py",
+    "tidelog/log/producer_state.py",
+    "tidelog/metadata/alterations.py",
+    "tidelog/metadata/controller.py",
+    "tidelog/metadata/image.py",
+    "tidelog/metadata/placement.py",
+    "tidelog/metadata/records.py",
+    "tidelog/model/",
+    "tidelog/wire/",
+)
+"""Decisions and codecs: the same arguments, the same result. Their callers bring the time and do the waiting."""
+
+CALLED_BY_FRAMEWORKS = {
+    "_process_events", "_timer_handle_cancelled", "_write_to_self", "list_commands", "on_broken_pipe",
+}  # fmt: skip
+"""Overrides: asyncio's, click's and rich's code calls them."""
+
+UNNAMED = {"DELETE_HORIZON_BIT", "stamp_append_time"}
+"""Defined and not used. May only shrink."""
+
+CAN_FAIL = re.compile(r"assert|check|expect|raises|warns|until|attacked|or_refuse|compare|agree|fail")
+"""In the name of a function that a test calls: it raises when what it looks at is wrong."""
+
+
+@cache
+def _parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
 def _relative(path: Path) -> str:
     return str(path.relative_to(ROOT / "src"))
 
@@ -48,7 +84,7 @@ def _relative(path: Path) -> str:
 def _pure_product() -> Iterator[tuple[Path, ast.Module]]:
     for path in PRODUCT:
         if not _relative(path).startswith(MAY_REACH_OUTSIDE):
-            yield path, ast.parse(path.read_text())
+            yield path, _parsed(path)
 
 
 def test_the_world_is_reached_through_the_runtime_only() -> None:
@@ -80,20 +116,161 @@ def test_the_loop_is_chosen_by_nobody_but_the_command_line() -> None:
     assert not found
 
 
+def test_pure_modules_neither_wait_nor_know_a_runtime() -> None:
+    found = []
+    for path in PRODUCT:
+        if not _relative(path).startswith(PURE):
+            continue
+        for node in _run_time_nodes(_parsed(path)):
+            names: list[str] = []
+            if isinstance(node, ast.AsyncFunctionDef | ast.AsyncFor | ast.AsyncWith | ast.Await):
+                found.append(f"{_relative(path)}:{node.lineno}: waits")
+            elif isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                names = [node.module]
+            if any(
+                name.partition(".")[0] in {"asyncio", "logging"} or name.startswith("tidelog.run") for name in names
+            ):
+                found.append(f"{_relative(path)}:{node.lineno}: {', '.join(names)}")  # type: ignore[attr-defined]
+    assert not found
+
+
+def _run_time_nodes(tree: ast.AST) -> Iterator[ast.AST]:
+    """All but what only type checkers look at."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
+            continue
+        yield node
+        yield from _run_time_nodes(node)
+
+
 def test_no_set_is_walked_where_the_order_can_be_seen() -> None:
     found = []
     for path, tree in _pure_product():
-        for node in ast.walk(tree):
-            if isinstance(node, ast.For | ast.comprehension):
-                over = node.iter
-                call = (
-                    isinstance(over, ast.Call)
-                    and isinstance(over.func, ast.Name)
-                    and over.func.id in {"set", "frozenset"}
-                )
-                if call or isinstance(over, ast.Set | ast.SetComp):
-                    found.append(f"{_relative(path)}:{over.lineno}")
+        for scope in ast.walk(tree):
+            if isinstance(scope, ast.Module | ast.FunctionDef | ast.AsyncFunctionDef):
+                known = _names_of_sets(scope)
+                found += [f"{_relative(path)}:{over.lineno}" for over in _walked(scope) if _is_set(over, known)]
     assert not found
+
+
+def _names_of_sets(scope: ast.AST) -> dict[str, None]:
+    """What in `scope` is given a set, or said to be one."""
+    known: dict[str, None] = {}
+    for node in ast.walk(scope):
+        if isinstance(node, ast.Assign) and _is_set(node.value, {}):
+            known.update((target.id, None) for target in node.targets if isinstance(target, ast.Name))
+        elif isinstance(node, ast.AnnAssign) and _says_set(node.annotation):
+            known[ast.unparse(node.target)] = None
+        elif isinstance(node, ast.arg) and node.annotation is not None and _says_set(node.annotation):
+            known[node.arg] = None
+    return known
+
+
+def _walked(scope: ast.AST) -> Iterator[ast.expr]:
+    """Everything whose items are taken in their order."""
+    for node in ast.walk(scope):
+        if isinstance(node, ast.For | ast.comprehension):
+            yield node.iter
+        elif isinstance(node, ast.Call) and len(node.args) == 1:
+            called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            if called in {"list", "tuple", "iter", "enumerate", "join", "extend", "fromkeys"}:
+                yield node.args[0]
+
+
+def _is_set(value: ast.expr, known: dict[str, None]) -> bool:
+    if isinstance(value, ast.Name | ast.Attribute):
+        return ast.unparse(value) in known
+    if isinstance(value, ast.Call):
+        return isinstance(value.func, ast.Name) and value.func.id in {"set", "frozenset"}
+    return isinstance(value, ast.Set | ast.SetComp)
+
+
+def _says_set(annotation: ast.expr) -> bool:
+    return re.match(r"['\"]?(set|frozenset|AbstractSet)\b", ast.unparse(annotation)) is not None
+
+
+def test_nothing_is_defined_that_nobody_names() -> None:
+    words: Counter[str] = Counter()
+    for directory in ("bench", "examples", "script", "src", "tests"):
+        for path in (ROOT / directory).rglob("*"):
+            passed_over = path == Path(__file__) or GENERATED in path.parents or "golden" in path.parts
+            if path.suffix in {".py", ""} and path.is_file() and not passed_over:
+                words.update(re.findall(r"\w+", path.read_text(errors="replace")))
+    defined: dict[str, list[str]] = {}
+    for path in PRODUCT:
+        # The table of Kafka's error codes is whole, whoever uses them.
+        if GENERATED not in path.parents and _relative(path) != "tidelog/wire/errors.py":
+            for name, line in _defined(_parsed(path)):
+                defined.setdefault(name, []).append(f"{_relative(path)}:{line}: {name}")
+    found = [
+        where[0]
+        for name, where in defined.items()
+        if words[name] <= len(where) and not name.startswith("__") and name not in CALLED_BY_FRAMEWORKS | UNNAMED
+    ]
+    assert not found
+    assert all(words[name] == 1 for name in UNNAMED)
+
+
+def _defined(tree: ast.Module) -> Iterator[tuple[str, int]]:
+    """Functions, classes, and constants of modules and classes. What a decorator registers is named by that."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            names = [ast.unparse(decorator) for decorator in node.decorator_list]
+            if all(name in {"property", "staticmethod", "classmethod"} for name in names):
+                yield node.name, node.lineno
+        if isinstance(node, ast.Module | ast.ClassDef):
+            for statement in node.body:
+                if isinstance(statement, ast.Assign):
+                    yield from ((t.id, t.lineno) for t in statement.targets if isinstance(t, ast.Name))
+                elif isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
+                    yield statement.target.id, statement.lineno
+
+
+def test_log_lines_have_tidelogs_names_and_their_arguments_beside_them() -> None:
+    found = []
+    for path in PRODUCT:
+        for node in ast.walk(_parsed(path)):
+            if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute) or not node.args:
+                continue
+            first = node.args[0]
+            if node.func.attr == "getLogger" and not ast.unparse(first).startswith(("'tidelog", "'pyspark_tidelog")):
+                found.append(f"{_relative(path)}:{node.lineno}: {ast.unparse(node)}")
+            on_logger = isinstance(node.func.value, ast.Name) and node.func.value.id in {"log", "logger"}
+            # A line that is put together first costs its time even where nobody reads it.
+            if on_logger and isinstance(first, ast.JoinedStr | ast.BinOp):
+                found.append(f"{_relative(path)}:{node.lineno}: {ast.unparse(first)}")
+    assert not found
+
+
+def test_every_test_can_fail() -> None:
+    found = []
+    for path in sorted((ROOT / "tests").rglob("test_*.py")):
+        for node in ast.walk(_parsed(path)):
+            is_test = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_")
+            if is_test and not any(_can_fail(inner) for inner in ast.walk(node)):
+                found.append(f"{path.relative_to(ROOT)}:{node.lineno}: {node.name}")
+    assert not found
+
+
+def _can_fail(node: ast.AST) -> bool:
+    if isinstance(node, ast.Assert):
+        return not (isinstance(node.test, ast.Constant) and node.test.value)
+    if isinstance(node, ast.Call):
+        called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        return CAN_FAIL.search(called) is not None or any(keyword.arg == "check" for keyword in node.keywords)
+    return isinstance(node, ast.Raise)
+
+
+def test_unit_tests_stand_where_the_code_stands() -> None:
+    packages = {path.parent.name for path in PRODUCT if path.name == "__init__.py"} | {"pyspark_tidelog"}
+    strangers = [
+        str(path.relative_to(ROOT))
+        for path in (ROOT / "tests/unit").iterdir()
+        if path.is_dir() and path.name not in packages and path.name != "__pycache__"
+    ]
+    assert not strangers
 
 
 def test_functions_and_files_stay_short() -> None:
@@ -104,7 +281,7 @@ def test_functions_and_files_stay_short() -> None:
         text = path.read_text()
         if text.count("\n") > FILE_LINES_MAX:
             found.append(f"{_relative(path)}: {text.count(chr(10))} lines")
-        for node in ast.walk(ast.parse(text)):
+        for node in ast.walk(_parsed(path)):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 lines = (node.end_lineno or node.lineno) - node.lineno + 1
                 if lines > FUNCTION_LINES_MAX:
@@ -113,9 +290,7 @@ def test_functions_and_files_stay_short() -> None:
 
 
 def test_every_module_says_its_duty() -> None:
-    missing = [
-        _relative(p) for p in PRODUCT if p.read_text().strip() and not ast.get_docstring(ast.parse(p.read_text()))
-    ]
+    missing = [_relative(p) for p in PRODUCT if p.read_text().strip() and not ast.get_docstring(_parsed(p))]
     assert not missing
 
 
@@ -163,7 +338,7 @@ def test_api_modules_say_the_versions_that_the_registry_serves() -> None:
     wrong = []
     for key, entry in TABLE.items():
         path = ROOT / f"src/tidelog/api/{entry.module}.py"
-        said = ast.get_docstring(ast.parse(path.read_text())) or ""
+        said = ast.get_docstring(_parsed(path)) or ""
         wanted = f"(key {key}), v{entry.min_version}-{entry.max_version}"
         single = f"(key {key}), v{entry.min_version}"
         if wanted not in said and not (entry.min_version == entry.max_version and single in said):

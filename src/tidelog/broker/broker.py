@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Final
 
 from tidelog.api.fetch_sessions import FetchSessions
 from tidelog.api.services import Services
+from tidelog.broker.adoption import adopt, read_identity, read_partitions, take_node_id
 from tidelog.broker.listener import Listener
 from tidelog.config.topic_config import TopicSettings
 from tidelog.coordinator.groups import GroupCoordinators
 from tidelog.log.config import LogConfig
 from tidelog.log.directory import DataDirectory
-from tidelog.metadata.adoption import adopt, read_identity, read_partitions, take_node_id
 from tidelog.metadata.service import MetadataCache, MetadataController, ProducerIds
 from tidelog.metadata.sqlite import SqliteStore
 from tidelog.model.ids import TopicId

@@ -9,8 +9,6 @@ from tidelog.cli.errors import CommandError
 if TYPE_CHECKING:
     from confluent_kafka.admin import AdminClient, OffsetSpec
 
-INTERNAL_PREFIX = "__"
-
 
 class PartitionState(NamedTuple):
     partition: int

@@ -49,8 +49,10 @@ def serve(options: Options) -> int:
     except OSError as error:
         return fail(f"{options.config_file}: {error.strerror}")
     from tidelog.broker.broker import Broker
+    from tidelog.runtime.descriptors import raise_descriptor_limit
     from tidelog.runtime.real import real_runtime
 
+    raise_descriptor_limit()  # each connection takes one, and the usual soft limit is 1,024
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         return runner.run(run_broker(config, Broker, real_runtime, options.parent_pipe))
 

@@ -134,7 +134,7 @@ class Client:
         self._links.clear()
 
     def api_versions(self) -> Mapping[int, VersionRange]:
-        """What one broker takes, by API key."""
+        """What one broker takes, by API key. One attempt: raises NoBrokerReachable."""
         tried: list[str] = []
         for address in self.cluster.contacts():
             try:
@@ -151,7 +151,7 @@ class Client:
         return self._run(operations.topics(self.cluster, self.config.backoff, names, create=create))
 
     def all_topics(self) -> dict[str, Topic]:
-        return self._run(operations.all_topics(self.cluster))
+        return self._run(operations.all_topics(self.cluster, self.config.backoff))
 
     def list_offsets(
         self, timestamps: Mapping[TopicPartition, int], isolation: int = READ_UNCOMMITTED

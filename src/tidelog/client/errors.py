@@ -10,7 +10,11 @@ class ClientError(Exception):
     """Anything that this package raises itself."""
 
 
-class BrokerUnreachable(ClientError):
+class Unreachable(ClientError):
+    """Worth another attempt: brokers restart."""
+
+
+class BrokerUnreachable(Unreachable):
     """No connection, or it broke before the answer came. The request may or may not have been carried out."""
 
     def __init__(self, address: Address, reason: str) -> None:
@@ -18,7 +22,7 @@ class BrokerUnreachable(ClientError):
         self.address = address
 
 
-class NoBrokerReachable(ClientError):
+class NoBrokerReachable(Unreachable):
     """None of the bootstrap servers, nor any broker learnt from them, answers."""
 
 

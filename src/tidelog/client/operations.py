@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeAlias, TypeVar, cast
 
 from tidelog.client.cluster import Address, Cluster, Topic
 from tidelog.client.connection import NEWEST
-from tidelog.client.errors import BrokerUnreachable
+from tidelog.client.errors import BrokerUnreachable, Unreachable
 from tidelog.model.ids import NO_TOPIC_ID, TopicId, TopicPartition
 from tidelog.wire.errors import (
     ApiError,
@@ -83,7 +83,7 @@ class Pause(NamedTuple):
 
 T = TypeVar("T")
 M = TypeVar("M", bound=Message)
-E = TypeVar("E", bound=ApiError | BrokerUnreachable)
+E = TypeVar("E", bound=ApiError | Unreachable)
 Effect: TypeAlias = AskAny | Ask | Pause
 Answer: TypeAlias = Message | list[Message | BrokerUnreachable] | None
 Operation: TypeAlias = Generator[Effect, Answer, T]
@@ -143,7 +143,7 @@ class Retries:
         self._topics = topics
         self._attempts = 0
 
-    def after(self, error: ApiError | BrokerUnreachable) -> Pause:
+    def after(self, error: ApiError | Unreachable) -> Pause:
         """The pause. What is known of the topics is forgotten: the next attempt asks anew. Raises a final error."""
         self._attempts += 1
         if isinstance(error, ApiError):
@@ -161,17 +161,27 @@ def topics(cluster: Cluster, backoff: Backoff, names: Sequence[str], *, create: 
     """
     retries = Retries(cluster, backoff, names)
     while True:
-        refused = yield from _refresh(cluster, names, create=create)
-        if not refused:
-            return {name: cluster.topics[name] for name in names}
-        yield retries.after(_first_final(refused.values()))
+        try:
+            refused = yield from _refresh(cluster, names, create=create)
+            if not refused:
+                return {name: cluster.topics[name] for name in names}
+            pause = retries.after(_first_final(refused.values()))
+        except Unreachable as error:
+            pause = retries.after(error)
+        yield pause
 
 
-def all_topics(cluster: Cluster) -> Operation[dict[str, Topic]]:
-    """Ask for every topic of the cluster. One that has no leader at present is left out."""
-    cluster.topics.clear()
-    yield from _refresh(cluster, None)
-    return dict(cluster.topics)
+def all_topics(cluster: Cluster, backoff: Backoff) -> Operation[dict[str, Topic]]:
+    """Ask for every topic of the cluster. One that the brokers cannot tell about at present is left out."""
+    retries = Retries(cluster, backoff, ())
+    while True:
+        cluster.topics.clear()
+        try:
+            yield from _refresh(cluster, None)
+            return dict(cluster.topics)
+        except Unreachable as error:
+            pause = retries.after(error)
+        yield pause
 
 
 def list_offsets(
@@ -280,7 +290,7 @@ class _Failures:
 
 
 def _first_final(errors: Iterable[E]) -> E:
-    ranked = sorted(errors, key=lambda e: isinstance(e, BrokerUnreachable) or e.retriable)
+    ranked = sorted(errors, key=lambda e: isinstance(e, Unreachable) or e.retriable)
     return ranked[0]
 
 
@@ -291,7 +301,7 @@ def _retrying(
     while True:
         try:
             return (yield from attempt())
-        except (ApiError, BrokerUnreachable) as error:
+        except (ApiError, Unreachable) as error:
             pause = retries.after(error)
         yield pause
 

@@ -58,6 +58,8 @@ logger = logging.getLogger("tidelog.coordinator")
 
 RELOAD_DELAY_S = 0.1
 RELOAD_DELAY_MAX_S = 10.0
+SLOW_LOAD_S = 0.1
+"""A load that took longer is worth a line."""
 
 
 C = TypeVar("C", bound="Core")
@@ -216,9 +218,9 @@ class CoordinatorPartition(Generic[C]):
             return
         self._core = core
         self._reload_delay_s = RELOAD_DELAY_S
-        if loader.records:
-            seconds = self._clock.monotonic() - began
-            logger.info("loaded partition=%s records=%d seconds=%.3f", self.name, loader.records, seconds)
+        seconds = self._clock.monotonic() - began
+        level = logging.INFO if seconds > SLOW_LOAD_S else logging.DEBUG
+        logger.log(level, "loaded partition=%s records=%d seconds=%.3f", self.name, loader.records, seconds)
         self.apply(core.loaded(self.now()))
 
     def _load_later(self) -> None:

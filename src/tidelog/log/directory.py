@@ -1,6 +1,7 @@
 """The data directory of one broker: its lock, whether it was left in order, checkpoints, partitions' directories.
 
-Every method blocks; all but `open` and `close_clean` may run on any thread while the broker works.
+Every method blocks; all but `open` and `close_clean` may run on any thread while the broker works, but those that write
+checkpoints (`write_checkpoints`, `retire_partition`) one at a time.
 """
 
 import logging
@@ -171,8 +172,8 @@ class DataDirectory:
         high_watermarks: Mapping[TopicPartition, int],
     ) -> None:
         """Persist them; files that would not change are left alone. Partitions that did not open keep their entries."""
-        kept = [key for key in self._unopened if key in self._recovery_points]
-        started = [key for key in self._unopened if key in self._start_offsets]
+        kept = [key for key in list(self._unopened) if key in self._recovery_points]
+        started = [key for key in list(self._unopened) if key in self._start_offsets]
         self._write(RECOVERY_POINTS, {**{key: self._recovery_points[key] for key in kept}, **recovery_points})
         moved = {key: offset for key, offset in start_offsets.items() if offset > 0}
         self._write(LOG_START_OFFSETS, {**{key: self._start_offsets[key] for key in started}, **moved})

@@ -99,7 +99,7 @@ class LogReader:
         end = segment.size if active and end_offset >= log_end_offset else self._end_position(segment, end_offset)
         if end <= position:
             return Slice(None, 0, 0, start)
-        stop, next_offset = segment.end_of_whole_batches(position, bytes_max, end)
+        stop, next_offset = segment.end_of_whole_batches(position, first, bytes_max, end)
         if stop == segment.size:
             if active:
                 self._remember(log_end_offset, segment, stop)

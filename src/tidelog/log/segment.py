@@ -47,6 +47,7 @@ class Segment:
         "_interval",
         "_time_entries_max",
         "_walked_from",
+        "_walked_offset",
         "_walked_to",
         "base_offset",
         "created_ms",
@@ -88,8 +89,8 @@ class Segment:
         self.created_ms = 0
         self.deleted = False
         self.sound_from = size
-        """From here to the end the chain of batches is known to be whole: written or recovered by this process."""
-        self._walked_from = self._walked_to = 0
+        """Beyond the batch that begins here the chain is known to be whole: written or recovered by this process."""
+        self._walked_from = self._walked_to = self._walked_offset = 0
         self.index_after = 0
         """A batch beyond this position gets an index entry."""
         self._interval = INTERVAL_BYTES
@@ -272,34 +273,33 @@ class Segment:
 
     # Soundness of what is served
 
-    def end_of_whole_batches(self, position: int, size_max: int, end: int) -> tuple[int, int]:
+    def end_of_whole_batches(self, position: int, first_offset: int, size_max: int, end: int) -> tuple[int, int]:
         """Where to stop so that batches from `position` fit `size_max` bytes before `end`: (position, next offset or
-        -1).
+        -1 for unknown).
 
-        At least one batch, whatever its size. A stretch that this process neither wrote nor walked is walked now, so
-        that a broken chain is never served: raises CorruptLog.
+        At least one batch, whatever its size. The first should begin with `first_offset` or later. A stretch that this
+        process neither wrote nor walked is walked now, so that a broken chain is never served: raises CorruptLog.
         """
         limit = min(position + size_max, end)
-        sound = position >= self.sound_from or (self._walked_from <= position and limit <= self._walked_to)
-        if sound:
+        known = position > self.sound_from or (self._walked_from <= position and limit <= self._walked_to)
+        if known:
             if limit == end:
                 return end, -1
             stop = self.boundary(limit)
             if stop > position:
                 return stop, -1
-        stop, next_offset = self._walk(position, limit, end)
-        if not sound:
-            if self._walked_from <= position <= self._walked_to:
-                self._walked_to = max(self._walked_to, stop)
+        stop, next_offset = self._walk(position, first_offset, limit, end)
+        if not known:
+            if self._walked_from <= position == self._walked_to and first_offset >= self._walked_offset:
+                self._walked_to = stop
             else:
                 self._walked_from, self._walked_to = position, stop
-            if self._walked_from <= self.sound_from <= self._walked_to:
-                self.sound_from = self._walked_from
+            self._walked_offset = next_offset
         return stop, next_offset
 
-    def _walk(self, position: int, limit: int, end: int) -> tuple[int, int]:
+    def _walk(self, position: int, first_offset: int, limit: int, end: int) -> tuple[int, int]:
         stop, next_offset = position, -1
-        for at, size, fields in headers(self.file, position, end, self.base_offset):
+        for at, size, fields in headers(self.file, position, end, self.base_offset, first_offset):
             if at + size > limit and at > position:
                 break
             stop = at + size
@@ -402,8 +402,7 @@ class Segment:
         self.file.sync()
         self.size = self.synced_size = size
         self.sound_from = min(self.sound_from, size)
-        self._walked_to = min(self._walked_to, size)
-        self._walked_from = min(self._walked_from, size)
+        self._walked_from = self._walked_to = 0
         self.indexes_unsynced = True
 
     # Leaving

@@ -1,12 +1,8 @@
-"""Distinct identifiers, so that an offset is never handed over where an epoch is wanted."""
+"""Identifiers of topics and partitions, and their text forms."""
 
 import base64
 from typing import NamedTuple, NewType
 
-BrokerId = NewType("BrokerId", int)
-LeaderEpoch = NewType("LeaderEpoch", int)
-Offset = NewType("Offset", int)
-ProducerId = NewType("ProducerId", int)
 TopicId = NewType("TopicId", bytes)
 """16 raw bytes; Kafka's text form is `uuid_text`."""
 

@@ -4,9 +4,10 @@ One flush runs at a time. What is appended while it runs is taken by the next: u
 request that came since the last, and none waits for more than two.
 """
 
+import asyncio
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from tidelog.log.partition_log import FlushPlan
@@ -14,6 +15,9 @@ if TYPE_CHECKING:
     from tidelog.runtime.interfaces import Tasks, TimerHandle
 
 logger = logging.getLogger("tidelog.flusher")
+
+CHECKPOINTS_LANE: Final = "checkpoints"
+"""Where whatever writes checkpoints runs, one after the other: two writers of one file would tear it."""
 
 
 class Flusher:
@@ -35,6 +39,7 @@ class Flusher:
         self._checkpoint = checkpoint
         self._asked: dict[Partition, None] = {}
         self._running = False
+        self._one_at_a_time = asyncio.Lock()
         self._stopped = False
         self._timer: TimerHandle | None = None
 
@@ -42,7 +47,7 @@ class Flusher:
         self._timer = self._tasks.call_later(self._interval_s, self._tick)
 
     def stop(self) -> None:
-        """No further interval flush; one that runs ends by itself."""
+        """No further interval flush; one that runs ends by itself: see `settled`."""
         self._stopped = True
         if self._timer is not None:
             self._timer.cancel()
@@ -56,6 +61,18 @@ class Flusher:
 
     async def flush(self, partitions: list["Partition"]) -> None:
         """Flush them and tell each; a failed sync takes its partition offline and is logged, not raised."""
+        # Two flushes of one log at a time would write its small files side by side.
+        async with self._one_at_a_time:
+            await self._flush([p for p in partitions if not p.deleted and p.log.failure is None])
+
+    async def settled(self) -> None:
+        """Return once no flush touches files of partitions that were marked deleted, or that no new flush is asked
+        for.
+        """
+        async with self._one_at_a_time:
+            pass
+
+    async def _flush(self, partitions: list["Partition"]) -> None:
         plans: list[tuple[Partition, FlushPlan]] = [(p, p.log.flush_plan()) for p in partitions]
         failures = await self._tasks.run_blocking(_run_all, [plan for _, plan in plans])
         for (partition, plan), failure in zip(plans, failures, strict=True):
@@ -70,7 +87,7 @@ class Flusher:
         try:
             while self._asked:
                 asked, self._asked = self._asked, {}
-                await self.flush([p for p in asked if not p.deleted and p.log.failure is None])
+                await self.flush(list(asked))
         finally:
             self._running = False
 
@@ -79,10 +96,10 @@ class Flusher:
 
     async def _interval(self) -> None:
         try:
-            dirty = self._dirty()
+            dirty = [] if self._stopped else self._dirty()
             if dirty:
                 await self.flush(dirty)
-                await self._tasks.run_blocking(self._checkpoint())
+                await self._tasks.run_blocking(self._checkpoint(), lane=CHECKPOINTS_LANE)
         except OSError as error:
             # The records are synced; only a longer scan after a crash is at stake. The next interval tries again.
             logger.error("recovery points not written reason=%s", error)

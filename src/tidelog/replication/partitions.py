@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from tidelog.log.errors import CorruptLog
 from tidelog.log.partition_log import PartitionLog
-from tidelog.replication.flusher import Flusher
+from tidelog.replication.flusher import CHECKPOINTS_LANE, Flusher
 from tidelog.replication.partition import Partition
 from tidelog.wire.errors import StorageError, UnknownTopicId, UnknownTopicOrPartition
 
@@ -171,9 +171,11 @@ class Partitions:
                 partition.deleted = True
                 partition.fail()
                 removed.append(partition)
+        if removed:
+            await self.flusher.settled()  # a flush that runs would find the files gone
         for partition in removed:
             retired = await self._runtime.tasks.run_blocking(
-                self._directory.retire_partition, partition.log, partition.topic_id
+                self._directory.retire_partition, partition.log, partition.topic_id, lane=CHECKPOINTS_LANE
             )
             self._remove_later(retired, partition.config.file_delete_delay_ms)
 
@@ -239,6 +241,7 @@ class Partitions:
         It may not while a partition is offline: the next start must look at that log again, not trust it.
         """
         self.flusher.stop()
+        await self.flusher.settled()
         closing = [p for p in self._table.values() if p.log.failure is None]
         clean = len(closing) == len(self._table) and not self._offline
         run_blocking = self._runtime.tasks.run_blocking
@@ -248,7 +251,7 @@ class Partitions:
             for partition, error in failures:
                 partition.log.fail(f"not closed in order: {error}")
                 clean = False
-        await run_blocking(self.checkpoint())
+        await run_blocking(self.checkpoint(), lane=CHECKPOINTS_LANE)
         return clean
 
 

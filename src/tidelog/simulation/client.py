@@ -24,13 +24,6 @@ from tidelog.wire.messages.create_topics import (
 from tidelog.wire.messages.fetch import FetchPartition, FetchRequest, FetchResponse, FetchTopic, PartitionData
 from tidelog.wire.messages.find_coordinator import Coordinator, FindCoordinatorRequest, FindCoordinatorResponse
 from tidelog.wire.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
-from tidelog.wire.messages.list_offsets import (
-    ListOffsetsPartition,
-    ListOffsetsPartitionResponse,
-    ListOffsetsRequest,
-    ListOffsetsResponse,
-    ListOffsetsTopic,
-)
 from tidelog.wire.messages.metadata import MetadataRequest, MetadataRequestTopic, MetadataResponse
 from tidelog.wire.messages.produce import (
     PartitionProduceData,
@@ -52,8 +45,6 @@ FETCH_BY_NAME = 12
 """The last versions that name topics; later ones know them by id alone."""
 
 FETCH_BYTES_MAX = 1 << 20
-EARLIEST = -2
-LATEST = -1
 
 
 class SimClient:
@@ -165,14 +156,6 @@ class SimClient:
         answer = await self.ask(request, FetchResponse, version_max=FETCH_BY_NAME)
         found = answer.responses[0].partitions[0]
         return found, [record for record in _records(found) if record.offset >= offset]
-
-    async def offset_at(self, topic: str, partition: int, timestamp: int = LATEST) -> ListOffsetsPartitionResponse:
-        """The offset at EARLIEST, LATEST, or of the first record at or after a time in ms."""
-        wanted = ListOffsetsTopic(
-            name=topic, partitions=[ListOffsetsPartition(partition_index=partition, timestamp=timestamp)]
-        )
-        answer = await self.ask(ListOffsetsRequest(topics=[wanted]), ListOffsetsResponse)
-        return answer.topics[0].partitions[0]
 
     async def find_coordinator(self, group: str) -> Coordinator:
         request = FindCoordinatorRequest(key_type=0, coordinator_keys=[group])

@@ -144,8 +144,7 @@ def _decode(header: BatchHeader, data: bytes) -> list[Record]:
             raise MalformedMessage(f"record batch: a record of {length} bytes with {size - p} left")
         record = _new(Record)
         p += 1  # the attributes of a record, unused
-        n = data[p]
-        m = data[p + 1]
+        n, m = data[p], data[p + 1]
         if n < 128:
             n = n >> 1 ^ -(n & 1)
             p += 1
@@ -155,8 +154,7 @@ def _decode(header: BatchHeader, data: bytes) -> list[Record]:
         else:
             n, p = read_varlong(data, p)
         record.timestamp = base_timestamp + n if append_time is None else append_time
-        n = data[p]
-        m = data[p + 1]
+        n, m = data[p], data[p + 1]
         if n < 128:
             n = n >> 1 ^ -(n & 1)
             p += 1

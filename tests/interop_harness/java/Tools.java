@@ -5,9 +5,12 @@ import java.io.InputStream;
 import java.io.InputStreamReader;
 import java.io.OutputStream;
 import java.io.PrintStream;
+import java.lang.reflect.Field;
 import java.lang.reflect.InvocationTargetException;
 import java.nio.charset.StandardCharsets;
+import java.util.ArrayList;
 import java.util.Base64;
+import java.util.List;
 import java.util.Map;
 import java.util.concurrent.ConcurrentHashMap;
 import org.apache.kafka.common.utils.Exit;
@@ -15,14 +18,17 @@ import org.apache.kafka.common.utils.Exit;
 /**
  * Runs the main methods of Kafka's command-line tools in one JVM, several at once: to start a JVM for each costs a second or two.
  *
- * Lines in:  ID CLASS INPUT ARGUMENT...   (INPUT and ARGUMENT in base64, "-" when empty)
+ * Lines in:  run ID CLASS INPUT ARGUMENT...   and   stop ID   (INPUT and ARGUMENT in base64, "-" when empty)
  * Lines out: ID out|err BYTES   and   ID exit CODE   (BYTES in base64)
  *
  * Each tool has a thread group: what its threads print is its output. The first exit that it asks for counts, and it is
- * silent from there on, as a process would be: some tools would catch what ends their thread, and complain.
+ * silent from there on, as a process would be: some tools would catch what ends their thread, and complain. The shutdown
+ * hooks of its threads are taken out of the JVM's own (--add-opens java.base/java.lang=ALL-UNNAMED) and run when it ends.
  */
 public final class Tools {
     private static final PrintStream ANSWERS = System.out;
+
+    private static final Map<String, Tool> TOOLS = new ConcurrentHashMap<>();
 
     private static final class Exited extends Error {
         Exited() {
@@ -43,11 +49,21 @@ public final class Tools {
             return code != null;
         }
 
-        synchronized void exit(int wanted) {
-            if (code == null) {
+        void exit(int wanted) {
+            if (exited()) {
+                return;
+            }
+            runHooks();
+            synchronized (this) {
                 System.out.flush();
                 System.err.flush();
                 code = wanted;
+            }
+        }
+
+        void runHooks() {
+            for (Thread hook : takeHooks(this)) {
+                hook.run();
             }
         }
 
@@ -111,15 +127,40 @@ public final class Tools {
         return word.equals("-") ? new byte[0] : Base64.getDecoder().decode(word);
     }
 
-    private static void start(String[] words) {
-        String[] arguments = new String[words.length - 3];
-        for (int i = 0; i < arguments.length; i++) {
-            arguments[i] = new String(decode(words[i + 3]), StandardCharsets.UTF_8);
+    private static List<Thread> takeHooks(Tool tool) {
+        List<Thread> taken = new ArrayList<>();
+        try {
+            Class<?> owner = Class.forName("java.lang.ApplicationShutdownHooks");
+            Field field = owner.getDeclaredField("hooks");
+            field.setAccessible(true);
+            synchronized (owner) {
+                for (Object hook : ((Map<?, ?>) field.get(null)).keySet()) {
+                    if (((Thread) hook).getThreadGroup() == tool) {
+                        taken.add((Thread) hook);
+                    }
+                }
+            }
+        } catch (ReflectiveOperationException wrong) {
+            throw new IllegalStateException(wrong);
         }
-        Tool tool = new Tool(words[0], decode(words[2]));
-        Thread thread = new Thread(tool, () -> run(tool, words[1], arguments));
+        taken.forEach(Runtime.getRuntime()::removeShutdownHook);
+        return taken;
+    }
+
+    private static void begin(Tool tool, Runnable work) {
+        Thread thread = new Thread(tool, work);
         thread.setDaemon(true);
         thread.start();
+    }
+
+    private static void start(String[] words) {
+        String[] arguments = new String[words.length - 4];
+        for (int i = 0; i < arguments.length; i++) {
+            arguments[i] = new String(decode(words[i + 4]), StandardCharsets.UTF_8);
+        }
+        Tool tool = new Tool(words[1], decode(words[3]));
+        TOOLS.put(words[1], tool);
+        begin(tool, () -> run(tool, words[2], arguments));
     }
 
     private static void run(Tool tool, String main, String[] arguments) {
@@ -167,10 +208,15 @@ public final class Tools {
         };
         Exit.setExitProcedure(exit);
         Exit.setHaltProcedure(exit);
-        Exit.setShutdownHookAdder((name, hook) -> { });
         BufferedReader lines = new BufferedReader(new InputStreamReader(commands, StandardCharsets.UTF_8));
         for (String line = lines.readLine(); line != null; line = lines.readLine()) {
-            start(line.split(" "));
+            String[] words = line.split(" ");
+            if (words[0].equals("run")) {
+                start(words);
+            } else {
+                Tool tool = TOOLS.get(words[1]);
+                begin(tool, tool::runHooks);
+            }
         }
         System.exit(0);
     }

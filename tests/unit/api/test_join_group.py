@@ -104,6 +104,18 @@ def test_the_first_join_waits_for_its_groups_record(broker: VirtualBroker) -> No
     assert sent.response.error_code == ErrorCode.MEMBER_ID_REQUIRED
 
 
+def test_a_generation_is_told_once_its_record_is_committed(broker: VirtualBroker) -> None:
+    sent = [broker.send("JoinGroup", 3, request(3)) for _ in range(2)]
+    broker.advance(0.6)
+    leader, follower = (one.response.member_id for one in sent)
+    broker.offsets_log("g").hold_commits = True
+    broker.send("SyncGroup", 3, SyncGroupRequest("g", 1, leader))
+    again = broker.send("JoinGroup", 3, request(3, member_id=follower))
+    assert not again.answered, "of a stable generation that could still be lost"
+    broker.offsets_log("g").commit_all()
+    assert again.response.generation_id == 1
+
+
 def test_nobody_listens_any_more(broker: VirtualBroker) -> None:
     sent = broker.send("JoinGroup", 3, request(3))
     assert sent.pending is not None

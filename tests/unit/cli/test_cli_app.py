@@ -82,13 +82,13 @@ def examples() -> Iterator[list[str]]:
 @pytest.mark.parametrize("words", list(examples()), ids=" ".join)
 def test_examples_are_command_lines_that_are_understood(words: list[str]) -> None:
     if words[0] == "start":
-        parse(words[1:])
+        assert parse(words[1:])
         return
     by_name = dict(EVERY)
     name = " ".join(words[:2]) if " ".join(words[:2]) in by_name else words[0]
     # Only read: a context that is made has parsed its arguments, and nothing has run.
-    with by_name[name].make_context(name, words[len(name.split()) :]):
-        pass
+    with by_name[name].make_context(name, words[len(name.split()) :]) as context:
+        assert context.params
 
 
 @pytest.mark.parametrize(

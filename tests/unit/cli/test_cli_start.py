@@ -7,8 +7,10 @@ import os
 import signal
 import socket
 import sqlite3
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -293,3 +295,16 @@ def test_a_parent_death_signal_from_a_thread_that_ended_is_no_reason_to_stop() -
     finally:
         os.close(reading)
         os.close(writing)
+
+
+def test_a_broker_may_have_as_many_connections_as_the_machine_lets_it(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    script = (
+        "import resource; from tidelog.cli import start;"
+        "hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1];"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (128, hard));"
+        f"assert start.main(['--data', {str(tmp_path / 'file' / 'data')!r}]) == start.FAILED;"
+        "print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])"
+    )
+    said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert int(said.stdout) > 128

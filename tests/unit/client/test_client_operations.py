@@ -7,7 +7,7 @@ import pytest
 
 from tidelog.client.cluster import Address, Cluster
 from tidelog.client.connection import NEWEST
-from tidelog.client.errors import BrokerUnreachable, GaveUp
+from tidelog.client.errors import BrokerUnreachable, GaveUp, NoBrokerReachable
 from tidelog.client.operations import (
     EARLIEST,
     FETCH_BY_NAME,
@@ -93,7 +93,7 @@ class Play:
 
     def __init__(self, *metadata_answers: Message) -> None:
         self.cluster = Cluster([SEED])
-        self.metadata = list(metadata_answers)
+        self.metadata: list[Message | NoBrokerReachable] = list(metadata_answers)
         self.brokers: dict[Address, Callable[[Message], Message | BrokerUnreachable]] = {}
         self.asked: list[tuple[Address, Message, int]] = []
         self.metadata_requests: list[MetadataRequest] = []
@@ -106,7 +106,7 @@ class Play:
             while True:
                 try:
                     answer = self._answer(effect)
-                except GaveUp as error:
+                except (GaveUp, NoBrokerReachable) as error:
                     effect = operation.throw(error)
                 else:
                     effect = operation.send(answer)
@@ -118,7 +118,10 @@ class Play:
         if isinstance(effect, AskAny):
             assert isinstance(effect.request, MetadataRequest)
             self.metadata_requests.append(effect.request)
-            return self.metadata.pop(0) if len(self.metadata) > 1 else self.metadata[0]
+            answer = self.metadata.pop(0) if len(self.metadata) > 1 else self.metadata[0]
+            if isinstance(answer, NoBrokerReachable):
+                raise answer
+            return answer
         if isinstance(effect, Ask):
             self.asked += [(r.address, r.message, r.version_max) for r in effect.requests]
             return [self.brokers[r.address](r.message) for r in effect.requests]
@@ -228,9 +231,24 @@ def test_a_final_error_is_raised_at_once_even_beside_a_retriable_one() -> None:
 def test_every_topic_is_listed_anew() -> None:
     play = Play(metadata((1,)), metadata((1, 2)))
     for count in (1, 2):
-        found = play.run(all_topics(play.cluster))
+        found = play.run(all_topics(play.cluster, BACKOFF))
         assert len(found["t"].leaders) == count
     assert [request.topics for request in play.metadata_requests] == [None, None]
+
+
+@pytest.mark.parametrize("call", ["topics", "all_topics", "fetch"])
+def test_a_cluster_that_restarts_is_waited_for(call: str) -> None:
+    play = Play(metadata((1,)))
+    play.metadata[:0] = [NoBrokerReachable("all down")] * 3
+    play.brokers = {ONE: in_turn(fetched())}
+    play.run(
+        {
+            "topics": topics(play.cluster, BACKOFF, ["t"], create=False),
+            "all_topics": all_topics(play.cluster, BACKOFF),
+            "fetch": fetch(play.cluster, BACKOFF, T0, 0, FetchLimits()),
+        }[call]  # type: ignore[type-var]
+    )
+    assert [pause.delay_ms for pause in play.pauses] == [100, 200, 300]
 
 
 def test_a_fetch_says_what_it_wants_and_gives_what_came() -> None:

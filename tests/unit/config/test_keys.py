@@ -117,7 +117,7 @@ def test_ranges_are_kafkas() -> None:
 
 @pytest.mark.parametrize("key", [*TOPIC_KEYS.values(), *BROKER_KEYS.values()], ids=lambda key: key.name)
 def test_defaults_are_legal(key: Key) -> None:
-    default_value(key)
+    assert (default_value(key) is None) == (key.default is None)
 
 
 def test_topic_settings_take_their_defaults_from_settings_of_the_broker() -> None:

@@ -170,6 +170,27 @@ def test_loaded_members_have_new_sessions_and_their_assignments() -> None:
     assert after.join(a).only.members[0].metadata == b"m"
 
 
+def test_the_first_rebalance_never_waits_longer_than_the_rebalance_timeout() -> None:
+    world = World()
+    first = world.join(rebalance_ms=1000, session_ms=60_000)
+    for _ in range(20):
+        world.wait(90)
+        world.join(rebalance_ms=1000, session_ms=60_000)
+        if first.answers:
+            break
+    assert world.time_ms < 1100
+    assert first.only.generation_id == 1
+
+
+def test_a_member_that_left_is_not_waited_for() -> None:
+    world = World()
+    a, b = world.stable()
+    world.join(a)
+    world.join(b)
+    world.leave((b, None))
+    assert list(world.group.members.unsynced) == [a]
+
+
 def test_a_loaded_group_that_is_too_large_rebalances() -> None:
     before = World()
     a, _, _ = before.stable(3)

@@ -1,7 +1,5 @@
 """What Spark sees of the source and the sink: schemas, refusals, rounds of batches."""
 
-
-
 import pytest
 
 pytest.importorskip("pyspark")

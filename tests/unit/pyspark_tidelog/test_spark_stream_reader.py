@@ -1,7 +1,5 @@
 """The streaming reader, called as Spark calls it, against brokers in memory."""
 
-
-
 import json
 import pickle
 from typing import Any

@@ -53,7 +53,7 @@ class FakeTasks:
         self.timers.append(callback)
         return SimpleNamespace(cancel=lambda: None)
 
-    async def run_blocking(self, function: Callable[..., Any], *args: object) -> Any:
+    async def run_blocking(self, function: Callable[..., Any], *args: object, lane: str = "") -> Any:
         gate = asyncio.get_running_loop().create_future()
         self.blocked.append(gate)
         await gate
@@ -87,6 +87,26 @@ def test_requests_that_come_during_a_sync_share_the_next() -> None:
         await tasks.release()
         assert (partition.durable, partition.syncs) == (4, 2)
         assert tasks.blocked == []
+
+    asyncio.run(scenario())
+
+
+def test_one_flush_at_a_time_and_none_of_what_is_deleted() -> None:
+    async def scenario() -> None:
+        tasks, partition = FakeTasks(), FakePartition()
+        made = flusher(tasks, [partition])
+        partition.appended = 1
+        made.request(partition)  # type: ignore[arg-type]
+        made._tick()
+        await asyncio.sleep(0)
+        assert len(tasks.blocked) == 1
+        settled = asyncio.ensure_future(made.settled())
+        partition.deleted = True
+        await tasks.release()
+        while tasks.blocked:
+            await tasks.release()
+        await settled
+        assert partition.syncs == 1
 
     asyncio.run(scenario())
 
@@ -125,8 +145,7 @@ def test_the_interval_syncs_what_is_dirty_and_writes_recovery_points() -> None:
         made.stop()
         tasks.timers.pop()()
         await asyncio.sleep(0)
-        await tasks.release()
-        await tasks.release()
+        assert tasks.blocked == []
         assert tasks.timers == []
 
     asyncio.run(scenario())

@@ -28,13 +28,13 @@ def test_a_spawned_task_lives_without_a_reference(run: Run) -> None:
 
         async def work() -> None:
             await gate
-            done.set_result(None)
+            done.set_result("done")
 
         runtime.tasks.spawn(work(), name="work")
         await asyncio.sleep(0)
         gc.collect()
         gate.set_result(None)
-        await done
+        assert await done == "done"
 
     run(test)
 
@@ -178,6 +178,7 @@ def test_close_cancels_tasks_and_waits_for_blocking_calls(run: Run) -> None:
 def test_a_task_may_close_its_own_runtime(run: Run) -> None:
     async def test(runtime: Runtime) -> None:
         await runtime.tasks.spawn(runtime.close(), name="closer")
+        assert our_threads() == []
 
     run(test)
 

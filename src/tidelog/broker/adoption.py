@@ -4,25 +4,31 @@ Topic ids, partitions and leader epochs come from the directories and checkpoint
 read nor touched, so the topics' settings are not known: they get the defaults, but nothing is deleted by its age.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from tidelog.config.broker_config import BrokerConfig, ConfigError
 from tidelog.config.properties import parse_properties
+from tidelog.log.checkpoints import (
+    CLEANER_OFFSETS,
+    HIGH_WATERMARKS,
+    LEADER_EPOCHS,
+    LOG_START_OFFSETS,
+    META_PROPERTIES,
+    RECOVERY_POINTS,
+    parse_epochs,
+    read_offsets,
+    read_partition_metadata,
+)
+from tidelog.log.errors import CorruptLog
 from tidelog.metadata.image import CLUSTER_METADATA
 from tidelog.metadata.internal_topics import internal_settings
 from tidelog.metadata.records import PartitionState, ProducerIdsAllocated, Record, TopicCreated, new_partition
 from tidelog.metadata.topic_names import name_refusal
-from tidelog.model.ids import NO_TOPIC_ID, TopicId, TopicPartition, uuid_from_text, uuid_text
+from tidelog.model.ids import NO_TOPIC_ID, TopicId, TopicPartition, uuid_text
 from tidelog.runtime.interfaces import Disk
 
-META_PROPERTIES = "meta.properties"
-CHECKPOINTS = (
-    "recovery-point-offset-checkpoint",
-    "replication-offset-checkpoint",
-    "log-start-offset-checkpoint",
-    "cleaner-offset-checkpoint",
-)
+CHECKPOINTS = (RECOVERY_POINTS, HIGH_WATERMARKS, LOG_START_OFFSETS, CLEANER_OFFSETS)
 PARTITIONS_MAX = 100_000
 """Of one topic. A higher number in a name is a mistake, and would be that many new directories."""
 LEFT_BEHIND = ("-delete", "-stray", "-future")
@@ -92,6 +98,13 @@ def take_node_id(identity: Identity, config: BrokerConfig, directory: str) -> No
 
 def read_partitions(disk: Disk, directory: str) -> Found:
     """Blocks. Raises AdoptionError, OSError."""
+    try:
+        return _read_partitions(disk, directory)
+    except CorruptLog as error:
+        raise AdoptionError(str(error)) from None
+
+
+def _read_partitions(disk: Disk, directory: str) -> Found:
     partitions: dict[TopicPartition, FoundPartition] = {}
     left_behind: list[str] = []
     for name in disk.list(directory):
@@ -106,9 +119,9 @@ def read_partitions(disk: Disk, directory: str) -> Found:
             partitions[topic_partition] = _read_partition(disk, path)
     checkpointed: dict[TopicPartition, None] = {}
     for name in CHECKPOINTS:
-        path = f"{directory}/{name}"
-        if disk.exists(path):
-            checkpointed.update(dict.fromkeys(_checkpointed(path, disk.read(path))))
+        for topic_partition in read_offsets(disk, f"{directory}/{name}") or ():
+            if topic_partition.topic != CLUSTER_METADATA:
+                checkpointed[topic_partition] = None
     return Found(partitions, list(checkpointed), left_behind)
 
 
@@ -153,43 +166,12 @@ def _directory_partition(name: str) -> TopicPartition | None:
 
 
 def _read_partition(disk: Disk, path: str) -> FoundPartition:
-    topic_id = NO_TOPIC_ID
-    metadata = f"{path}/partition.metadata"
-    if disk.exists(metadata):
-        try:
-            fields = dict(line.split(": ", 1) for line in disk.read(metadata).decode().splitlines() if line.strip())
-            topic_id = TopicId(uuid_from_text(fields["topic_id"].strip()))
-        except (ValueError, KeyError) as error:
-            raise AdoptionError(f"{metadata}: {error!r}") from None
-    epochs = f"{path}/leader-epoch-checkpoint"
-    last = -1
-    if disk.exists(epochs):
-        for epoch, _ in _checkpoint_lines(epochs, disk.read(epochs), 2):
-            last = max(last, int(epoch))
-    return FoundPartition(topic_id, last)
-
-
-def _checkpointed(path: str, content: bytes) -> Iterator[TopicPartition]:
-    for topic, partition, _ in _checkpoint_lines(path, content, 3):
-        if topic != CLUSTER_METADATA:
-            yield TopicPartition(topic, int(partition))
-
-
-def _checkpoint_lines(path: str, content: bytes, width: int) -> list[list[str]]:
-    """The rows of a checkpoint file: its version, their number, the rows. One that was never written to is empty."""
-    try:
-        lines = content.decode().split("\n")
-        if lines == [""]:
-            return []
-        rows = [line.split(" ") for line in lines[2:] if line]
-        if lines[0] != "0" or int(lines[1]) != len(rows):
-            raise ValueError(f"version {lines[0]!r}, {lines[1]!r} rows announced, {len(rows)} found")
-        for row in rows:
-            if len(row) != width or not all(field.lstrip("-").isdigit() for field in row[width - 2 :]):
-                raise ValueError(f"row {' '.join(row)!r}")
-    except (ValueError, IndexError) as error:
-        raise AdoptionError(f"{path}: no checkpoint: {error}") from None
-    return rows
+    topic_id = read_partition_metadata(disk, path)
+    epochs = f"{path}/{LEADER_EPOCHS}"
+    entries = parse_epochs(disk.read(epochs), epochs) if disk.exists(epochs) else []
+    return FoundPartition(
+        NO_TOPIC_ID if topic_id is None else TopicId(topic_id), max((epoch for epoch, _ in entries), default=-1)
+    )
 
 
 def _topic_id(topic: str, partitions: Iterable[FoundPartition], directory: str) -> TopicId | None:

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from metadata_harness.builders import ids, settings, topic_id
-from tidelog.config.broker_config import ConfigError
-from tidelog.metadata.adoption import (
+from tidelog.broker.adoption import (
     Adoption,
     AdoptionError,
     Found,
@@ -17,6 +16,7 @@ from tidelog.metadata.adoption import (
     read_partitions,
     take_node_id,
 )
+from tidelog.config.broker_config import ConfigError
 from tidelog.metadata.image import EMPTY_IMAGE, ImageBuilder
 from tidelog.metadata.records import ProducerIdsAllocated, TopicCreated
 from tidelog.model.ids import TopicPartition, uuid_from_text, uuid_text
