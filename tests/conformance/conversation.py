@@ -56,6 +56,7 @@ ADVERTISED: dict[str, tuple[int, int]] = {
     "CreateTopics": (2, 7),
     "DeleteTopics": (1, 6),
     "InitProducerId": (0, 5),
+    "OffsetForLeaderEpoch": (2, 4),
     "DescribeConfigs": (1, 4),
     "AlterConfigs": (0, 2),
     "CreatePartitions": (0, 3),

@@ -52,7 +52,7 @@ class MemoryLog:
         self.failure: str | None = None
         self.read_error: Exception | None = None
 
-    def append(self, batch: memoryview | bytes, header: BatchHeader) -> int:
+    def append(self, batch: bytes | bytearray, header: BatchHeader) -> int:
         next_offset = self.log_end_offset + header.last_offset_delta + 1
         self.batches.append((self.log_end_offset, len(self.file.data), next_offset))
         self.file.data += batch
@@ -98,11 +98,12 @@ class MemoryPartition:
         self.append_error: Exception | None = None
         self._waiting: list[tuple[int, Callable[[ApiError | None], None]]] = []
 
-    def append(self, batch: memoryview, header: BatchHeader) -> Appended:
+    def append_batch(self, data: bytearray) -> Appended:
         if self.append_error is not None:
             raise self.append_error
+        header = BatchHeader(data)
         header.assign(base_offset=self.log.log_end_offset, leader_epoch=0)
-        next_offset = self.log.append(batch, header)
+        next_offset = self.log.append(data, header)
         if not self.hold_commits:
             self.high_watermark = next_offset
         return Appended(next_offset)

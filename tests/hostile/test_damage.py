@@ -1,4 +1,4 @@
-"""Files that somebody damaged: the broker starts or says in one line why not; what it serves is right, the rest named."""
+"""Damaged files: the broker starts or says in one line why not; what it serves is right, the rest is named."""
 
 import random
 import re
@@ -14,7 +14,7 @@ import pytest
 
 from process_harness import amount, note, seed_of, timed
 from process_harness.child import address_of, start
-from process_harness.raw import RawConnection
+from process_harness.raw import RawConnection, WrongChecksum
 from tidelog.testing import Broker
 from tidelog.wire.errors import ErrorCode
 from tidelog.wire.messages.find_coordinator import FindCoordinatorRequest, FindCoordinatorResponse
@@ -25,7 +25,7 @@ from tidelog.wire.messages.offset_commit import (
     OffsetCommitResponse,
 )
 
-CASES = amount(40, 600)
+CASES = amount(30, 300)
 TOPICS = {"orders": 2, "events": 1}
 GROUP = "billing"
 ROUNDS = 60
@@ -86,9 +86,7 @@ def commit(client: RawConnection) -> None:
         assert isinstance(found, FindCoordinatorResponse)
         answer = found
     part = OffsetCommitRequestPartition(partition_index=0, committed_offset=7)
-    request = OffsetCommitRequest(
-        group_id=GROUP, topics=[OffsetCommitRequestTopic(name="orders", partitions=[part])]
-    )
+    request = OffsetCommitRequest(group_id=GROUP, topics=[OffsetCommitRequestTopic(name="orders", partitions=[part])])
     code = -1
     while code != ErrorCode.NONE:
         committed = client.ask(request, 8)
@@ -99,7 +97,9 @@ def commit(client: RawConnection) -> None:
 
 def damage(data: Path, rng: random.Random) -> Damage:
     """Damage one file, as disks and people do. Each kind of file gets its share."""
-    files = [path for path in sorted(data.rglob("*")) if path.is_file() and path.name != ".lock" and path.stat().st_size]
+    files = [
+        path for path in sorted(data.rglob("*")) if path.is_file() and path.name != ".lock" and path.stat().st_size
+    ]
     kinds = sorted({path.suffix or path.name for path in files})
     kind = rng.choice([*kinds, ".log", ".log"])
     path = rng.choice([path for path in files if (path.suffix or path.name) == kind])
@@ -132,9 +132,8 @@ def read_damaged(client: RawConnection, topic: str, partition: int, expected: li
     while True:
         try:
             code, records = client.fetch(topic, partition, served)
-        except AssertionError as found:
+        except WrongChecksum:
             # A byte inside a sealed batch: consumers check the CRC, as they do with Kafka.
-            assert "wrong checksum" in str(found)
             return "checksum"
         if code == ErrorCode.KAFKA_STORAGE_ERROR:
             return "offline"

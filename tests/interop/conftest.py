@@ -84,7 +84,8 @@ def bootstrap(target: Target) -> str:
 
 @pytest.fixture(scope="session")
 def admin(bootstrap: str) -> AdminClient:
-    return AdminClient({"bootstrap.servers": bootstrap})
+    # It lives a little longer than the broker, and would complain.
+    return AdminClient({"bootstrap.servers": bootstrap, "log_level": 2})
 
 
 @pytest.fixture

@@ -239,9 +239,7 @@ GROUP = {"heartbeat_interval_ms": 200, "session_timeout_ms": 6000}
 
 
 @pytest.mark.exercises("groups")
-@pytest.mark.parametrize(
-    "assignor", [RangePartitionAssignor, RoundRobinPartitionAssignor, StickyPartitionAssignor]
-)
+@pytest.mark.parametrize("assignor", [RangePartitionAssignor, RoundRobinPartitionAssignor, StickyPartitionAssignor])
 def test_members_join_and_leave(bootstrap: str, new_topic: NewTopicNamed, unique: Unique, assignor: Any) -> None:
     async def test() -> None:
         topic = new_topic(partitions=4)
@@ -250,8 +248,10 @@ def test_members_join_and_leave(bootstrap: str, new_topic: NewTopicNamed, unique
             await until(lambda: parts(first) == [0, 1, 2, 3], "all for the first")
             async with consuming(bootstrap, topic, **settings) as second:
                 await until(
-                    lambda: [len(parts(c)) for c in (first, second)] == [2, 2]
-                    and sorted(parts(first) + parts(second)) == [0, 1, 2, 3],
+                    lambda: (
+                        [len(parts(c)) for c in (first, second)] == [2, 2]
+                        and sorted(parts(first) + parts(second)) == [0, 1, 2, 3]
+                    ),
                     "half for each",
                 )
             await until(lambda: parts(first) == [0, 1, 2, 3], "all for the one that stayed")

@@ -263,9 +263,6 @@ def test_members_join_and_leave(bootstrap: str, new_topic: NewTopicNamed, unique
         wait_until(lambda: assigned(first) == [0, 1, 2, 3], "all for the one that stayed")
 
 
-
-
-
 @pytest.mark.exercises("static")
 def test_a_static_member_comes_back_to_its_own(bootstrap: str, new_topic: NewTopicNamed, unique: Unique) -> None:
     """No rebalance when it goes and comes; the other member keeps what it has throughout."""

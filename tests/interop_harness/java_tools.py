@@ -98,7 +98,12 @@ class JavaTools:
         subprocess.run([*KAFKA, "classpath"], check=True, stdout=subprocess.DEVNULL)
         self._errors = tempfile.TemporaryFile(prefix="interop-java-")  # noqa: SIM115 - closed by __exit__
         jars = kafka_jars()
-        options = ["-Xmx512M", "-XX:TieredStopAtLevel=1", "--add-opens=java.base/java.lang=ALL-UNNAMED", f"-Dlog4j2.configurationFile={jars}/log4j2.xml"]
+        options = [
+            "-Xmx512M",
+            "-XX:TieredStopAtLevel=1",
+            "--add-opens=java.base/java.lang=ALL-UNNAMED",
+            f"-Dlog4j2.configurationFile={jars}/log4j2.xml",
+        ]
         self._process = subprocess.Popen(
             ["java", *options, "-cp", f"{jars}/*", str(PROGRAM)],
             stdin=subprocess.PIPE,

@@ -32,6 +32,10 @@ def response_class(api_key: int) -> type[Message]:
     return cast("type[Message]", getattr(module, f"{info.name}Response"))
 
 
+class WrongChecksum(Exception):
+    """A consumer would refuse the batch."""
+
+
 class RawConnection:
     """Raises OSError, ConnectionError when the broker has closed the connection."""
 
@@ -89,7 +93,7 @@ class RawConnection:
         return answer.responses[0].partition_responses[0]
 
     def fetch(self, topic: str, partition: int, offset: int) -> tuple[int, list[Record]]:
-        """The error code and every whole batch's records, whose checksums hold and whose offsets have no gap."""
+        """The error code and every whole batch's records; their offsets have no gap. Raises WrongChecksum."""
         wanted = FetchPartition(partition=partition, fetch_offset=offset, partition_max_bytes=BYTES_MAX)
         request = FetchRequest(
             max_wait_ms=0, min_bytes=1, max_bytes=BYTES_MAX, topics=[FetchTopic(topic=topic, partitions=[wanted])]
@@ -101,7 +105,8 @@ class RawConnection:
         if found.records:
             assert isinstance(found.records, bytes | bytearray | memoryview)
             for header in batches_in(found.records):
-                assert header.crc_ok(), f"{topic}-{partition}: the batch at {header.base_offset} has a wrong checksum"
+                if not header.crc_ok():
+                    raise WrongChecksum(f"{topic}-{partition}: the batch at {header.base_offset}")
                 if records:
                     assert header.base_offset == records[-1].offset + 1, "a gap in the chain of batches"
                 records += decode_records(found.records, header.position)

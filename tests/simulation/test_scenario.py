@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from process_harness import amount
 from simulation_harness.scenario import PARTITIONS, TOPIC, run
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(amount(8, 200)))
 def test_a_life_with_a_rebalance_a_power_cut_and_a_recovery(seed: int) -> None:
     trace, account = run(seed)
     assert sum(len(parts[TOPIC]) for parts in account.assignments[0].values()) == PARTITIONS

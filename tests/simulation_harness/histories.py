@@ -6,6 +6,20 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from simulation_harness import boot, connect
+from simulation_harness.checkers import (
+    Acknowledged,
+    Checker,
+    CommitsNotAhead,
+    CommitsStay,
+    Found,
+    InOrderOnce,
+    MonotonicHighWatermark,
+    NoAckedLoss,
+    Promises,
+    TopicPartition,
+    TopicsStay,
+    check_all,
+)
 from tidelog.simulation.client import SimClient
 from tidelog.simulation.disk import SimDisk
 from tidelog.simulation.member import SimMember
@@ -14,34 +28,7 @@ from tidelog.wire.errors import ErrorCode
 from tidelog.wire.records import Record
 
 GROUP = "billing"
-
-
-class Promise(NamedTuple):
-    """A record that was acknowledged."""
-
-    at: float
-    topic: str
-    partition: int
-    offset: int
-    value: bytes
-
-
-class Promises:
-    """What clients were told, as far as they know it at this moment."""
-
-    def __init__(self) -> None:
-        self.topics: dict[str, int] = {}
-        self.records: list[Promise] = []
-        self.commits: dict[tuple[str, int], int] = {}
-        self.tried: dict[tuple[str, int], int] = {}
-        """The highest offset that a commit was asked for."""
-
-    def copy(self) -> "Promises":
-        copied = Promises()
-        copied.topics = dict(self.topics)
-        copied.records = list(self.records)
-        copied.commits = dict(self.commits)
-        return copied
+CLIENTS = 3
 
 
 class Cut(NamedTuple):
@@ -56,7 +43,6 @@ async def record_history(
 ) -> None:
     """Clients do random things for `steps` steps; `cuts` gets the survivors of the disk operations that are wanted."""
     broker = world.host("broker")
-    rng = world.rng("history")
 
     def cut(operation: str, path: str) -> None:
         number = broker.disk.operations
@@ -68,62 +54,82 @@ async def record_history(
     broker.disk.cold = 0.2
     await boot(broker, **settings)
     client = await connect(world.host("client"), broker)
-    await create_topic(client, promises, 0)
+    lives = [Life(world, promises, number) for number in range(CLIENTS)]
+    await lives[0].create_topic(client, 0)
     await coordinator_ready(client)
-    await asyncio.gather(*(clients_life(world, promises, rng, number, steps) for number in range(3)))
+    await asyncio.gather(*(life.live(steps) for life in lives))
 
 
-async def clients_life(world: World, promises: Promises, rng: random.Random, number: int, steps: int) -> None:
-    client = await connect(world.host(f"client-{number}"), world.host("broker"))
-    identity = await client.init_producer()
-    sequences: dict[tuple[str, int], int] = {}
-    for _ in range(steps):
-        draw = rng.random()
-        topic = rng.choice(list(promises.topics))
-        partition = rng.randrange(promises.topics[topic])
-        if draw < 0.7:
-            count = rng.choice((1, 1, 2, 40))
-            sequence = sequences.get((topic, partition), 0)
-            producer = (identity.producer_id, identity.producer_epoch, sequence)
-            await produce(
-                world, client, promises, topic, partition, [rng.randbytes(rng.randrange(200))] * count, producer
-            )
-            sequences[topic, partition] = sequence + count
-        elif draw < 0.8 and len(promises.topics) < 4:
-            await create_topic(client, promises, rng.randrange(1000))
-        elif number == 0:
-            await commit(client, promises, topic, partition)
+class Life:
+    """What one client does. The first one alone commits."""
+
+    def __init__(self, world: World, promises: Promises, number: int) -> None:
+        self._world = world
+        self._promises = promises
+        self._number = number
+        self._rng = world.rng(f"client {number}")
+        self._sequences: dict[TopicPartition, int] = {}
+        self._written: dict[TopicPartition, int] = {}
+
+    async def live(self, steps: int) -> None:
+        client = await connect(self._world.host(f"client-{self._number}"), self._world.host("broker"))
+        producer = await client.init_producer()
+        rng = self._rng
+        for _ in range(steps):
+            draw = rng.random()
+            topic = rng.choice(list(self._promises.topics))
+            partition = rng.randrange(self._promises.topics[topic])
+            if draw < 0.6:
+                await self._produce(client, topic, partition, producer.producer_id, producer.producer_epoch)
+            elif draw < 0.7 and len(self._promises.topics) < 4:
+                await self.create_topic(client, rng.randrange(1000))
+            elif draw < 0.9:
+                await self._consume(client, topic, partition)
+            else:
+                await asyncio.sleep(rng.choice((0.001, 0.1, 1.0)))
+
+    async def create_topic(self, client: SimClient, number: int) -> None:
+        name, partitions = f"topic-{number}", 1 + number % 2
+        if (await client.create_topic(name, partitions)).error_code == ErrorCode.NONE:
+            self._promises.topics[name] = partitions
+
+    async def _produce(self, client: SimClient, topic: str, partition: int, producer_id: int, epoch: int) -> None:
+        """An idempotent batch, or one with acks=1 that is not."""
+        rng, key = self._rng, (topic, partition)
+        count = rng.choice((1, 1, 2, 40))
+        first = self._written.get(key, 0)
+        self._written[key] = first + count
+        values = [b"%d:%d:%s" % (self._number, first + n, bytes(rng.randrange(200))) for n in range(count)]
+        records = [Record(value=value, timestamp=1) for value in values]
+        if rng.random() < 0.3:
+            answer = await client.produce(topic, partition, records, acks=1)
         else:
-            await asyncio.sleep(rng.choice((0.001, 0.1, 1.0)))
+            sequence = self._sequences.get(key, 0)
+            self._sequences[key] = sequence + count
+            answer = await client.produce(topic, partition, records, producer=(producer_id, epoch, sequence))
+        assert answer.error_code == ErrorCode.NONE, answer
+        acknowledged = self._promises.records.setdefault(key, [])
+        now = self._world.loop.time()
+        acknowledged += [Acknowledged(now, answer.base_offset + n, value) for n, value in enumerate(values)]
 
-
-async def create_topic(client: SimClient, promises: Promises, number: int) -> None:
-    name, partitions = f"topic-{number}", 1 + number % 2
-    if (await client.create_topic(name, partitions)).error_code == ErrorCode.NONE:
-        promises.topics[name] = partitions
-
-
-async def produce(
-    world: World,
-    client: SimClient,
-    promises: Promises,
-    topic: str,
-    partition: int,
-    values: list[bytes],
-    producer: tuple[int, int, int],
-) -> None:
-    records = [Record(value=value, timestamp=1) for value in values]
-    answer = await client.produce(topic, partition, records, producer=producer)
-    assert answer.error_code == ErrorCode.NONE, answer
-    for item, value in enumerate(values):
-        promises.records.append(Promise(world.loop.time(), topic, partition, answer.base_offset + item, value))
-
-
-async def commit(client: SimClient, promises: Promises, topic: str, partition: int) -> None:
-    offset = promises.tried.get((topic, partition), 0) + 1
-    promises.tried[topic, partition] = offset
-    if await SimMember(client, GROUP, [topic]).commit(topic, partition, offset) == ErrorCode.NONE:
-        promises.commits[topic, partition] = offset
+    async def _consume(self, client: SimClient, topic: str, partition: int) -> None:
+        """Look at the end; the first client commits it as read."""
+        promises, key = self._promises, (topic, partition)
+        last = promises.watermarks.get(key, [(0.0, 0)])[-1][1]
+        data, records = await client.fetch(topic, partition, last)
+        assert data.error_code == ErrorCode.NONE, data
+        assert all(record.offset < data.high_watermark for record in records), "records past the high watermark"
+        if not records:
+            return
+        # Two clients may look at once; answers come in the order of their connections, not of their making.
+        seen = promises.watermarks.setdefault(key, [])
+        if not seen or data.high_watermark > seen[-1][1]:
+            seen.append((self._world.loop.time(), data.high_watermark))
+        if self._number == 0:
+            offset = records[-1].offset + 1
+            promises.tried[key] = max(offset, promises.tried.get(key, 0))
+            if await SimMember(client, GROUP, [topic]).commit(topic, partition, offset) == ErrorCode.NONE:
+                promises.commits[key] = (self._world.loop.time(), offset)
 
 
 async def coordinator_ready(client: SimClient) -> None:
@@ -133,37 +139,28 @@ async def coordinator_ready(client: SimClient) -> None:
         await asyncio.sleep(0.1)
 
 
-async def check_survivor(world: World, cut: Cut, promises: Promises, window_s: float, **settings: object) -> None:
-    """Start a broker on what survived and hold it to what was promised before the cut, less the last `window_s`."""
+async def find(world: World, cut: Cut, **settings: object) -> Found:
+    """Start a broker on what survived and look at everything."""
     broker = world.host("broker")
     broker.insert(cut.disk)
     broker.disk.cold = 0.2
     await boot(broker, **settings)
     client = await connect(world.host("checker"), broker)
-    found = {topic.name: topic for topic in (await client.metadata()).topics}
+    answered = {topic.name or "": topic for topic in (await client.metadata()).topics}
+    topics = {name: [part.error_code for part in topic.partitions] for name, topic in answered.items()}
+    found = Found(topics, {}, {}, {})
     for name, partitions in cut.promised.topics.items():
-        assert name in found, f"{name} is lost"
-        assert [part.error_code for part in found[name].partitions] == [ErrorCode.NONE] * partitions
-    kept = {
-        (name, index): await read_all(client, name, index)
-        for name, partitions in cut.promised.topics.items()
-        for index in range(partitions)
-    }
-    for promise in cut.promised.records:
-        values = kept[promise.topic, promise.partition]
-        if promise.offset < len(values):
-            assert values[promise.offset] == promise.value, f"{promise} became {values[promise.offset]!r}"
-        else:
-            assert promise.at > cut.at - window_s, f"{promise} is lost"
+        for index in range(partitions if name in topics else 0):
+            found.values[name, index] = await read_all(client, name, index)
+            data, _ = await client.fetch(name, index, 0)
+            found.high_watermarks[name, index] = data.high_watermark
     if cut.promised.commits:
         await coordinator_ready(client)
-        reader = SimMember(client, GROUP, [])
-        for (topic, partition), offset in cut.promised.commits.items():
-            committed, code = await reader.committed(topic, partition)
+        for topic, partition in cut.promised.commits:
+            committed, code = await SimMember(client, GROUP, []).committed(topic, partition)
             assert code == ErrorCode.NONE
-            assert committed <= promises.tried[topic, partition], "a commit that nobody made"
-            if not window_s:
-                assert committed >= offset, f"the commit of {topic}-{partition} at {offset} is lost: {committed}"
+            found.committed[topic, partition] = committed
+    return found
 
 
 async def read_all(client: SimClient, topic: str, partition: int) -> list[bytes]:
@@ -180,15 +177,29 @@ async def read_all(client: SimClient, topic: str, partition: int) -> list[bytes]
 
 
 def run_history(seed: int, steps: int, wants_cut: Callable[[int], bool], window_s: float, **settings: object) -> int:
-    """Cut, restart and check as often as wanted; returns how often. A failure names the seed and the cut."""
+    """Cut, restart and check as often as wanted; returns how often. A failure names the seed and the cut.
+
+    `window_s` is how long a promise may take to be safe from a power cut; with 0 it is safe when it is made.
+    """
     promises = Promises()
     cuts: list[Cut] = []
     with simulated(seed) as world:
         world.run(record_history(world, steps, wants_cut, promises, cuts, **settings))
     for cut in cuts:
+        safe_until = cut.at - window_s if window_s else float("inf")
+        checkers: list[Checker] = [
+            TopicsStay(),
+            NoAckedLoss(safe_until),
+            InOrderOnce(),
+            CommitsStay(safe_until),
+            MonotonicHighWatermark(safe_until),
+        ]
+        if not window_s:
+            # Within the window a commit may reach the disk before the records that it follows.
+            checkers.append(CommitsNotAhead(promises.tried))
         with simulated(seed) as world:
             try:
-                world.run(check_survivor(world, cut, promises, window_s, **settings))
+                check_all(checkers, cut.promised, world.run(find(world, cut, **settings)))
             except BaseException as error:
                 error.add_note(f"power cut at {cut.at:.6f} after operation {cut.after}")
                 raise

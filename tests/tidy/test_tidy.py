@@ -248,8 +248,11 @@ def test_every_test_can_fail() -> None:
     found = []
     for path in sorted((ROOT / "tests").rglob("test_*.py")):
         for node in ast.walk(_parsed(path)):
-            is_test = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_")
-            if is_test and not any(_can_fail(inner) for inner in ast.walk(node)):
+            if (
+                isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+                and node.name.startswith("test_")
+                and not any(_can_fail(inner) for inner in ast.walk(node))
+            ):
                 found.append(f"{path.relative_to(ROOT)}:{node.lineno}: {node.name}")
     assert not found
 

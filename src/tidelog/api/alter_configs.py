@@ -1,5 +1,7 @@
 """AlterConfigs (key 33), v0-2: a resource's own settings become those of the request, the others their defaults."""
 
+from collections.abc import Sequence
+
 from tidelog.api.services import RequestContext, Services
 from tidelog.metadata.alterations import Alteration, AlterationResult, Change, Operation
 from tidelog.wire.errors import ApiError
@@ -20,10 +22,7 @@ async def handle(services: Services, context: RequestContext, request: AlterConf
         )
         for resource in request.resources
     ]
-    try:
-        results = await services.controller.alter_configs(alterations, validate_only=request.validate_only)
-    except ApiError as error:
-        results = [AlterationResult(*alteration[:2], error.code, error.message) for alteration in alterations]
+    results = await altered(services, alterations, validate_only=request.validate_only)
     return AlterConfigsResponse(
         responses=[
             AlterConfigsResourceResponse(
@@ -35,3 +34,13 @@ async def handle(services: Services, context: RequestContext, request: AlterConf
             for result in results
         ]
     )
+
+
+async def altered(
+    services: Services, alterations: Sequence[Alteration], *, validate_only: bool
+) -> list[AlterationResult]:
+    """What became of each; when the metadata cannot be changed at all, that for each."""
+    try:
+        return await services.controller.alter_configs(alterations, validate_only=validate_only)
+    except ApiError as error:
+        return [AlterationResult(*alteration[:2], error.code, error.message) for alteration in alterations]

@@ -241,7 +241,7 @@ class Fetch:
 
     def _diverges(self, partition: Partition, item: FetchItem, data: PartitionData) -> bool:
         """Whether the client's log parts from ours before its fetch offset; tells it where (KIP-595)."""
-        epoch, end_offset = partition.log.end_offset_for(item.last_fetched_epoch)
+        epoch, end_offset = partition.end_offset_for(item.last_fetched_epoch)
         if end_offset < 0:
             raise OffsetOutOfRange(f"leader epoch {item.last_fetched_epoch} is not known in this log")
         if epoch >= item.last_fetched_epoch and end_offset >= item.fetch_offset:

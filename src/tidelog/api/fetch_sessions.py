@@ -23,6 +23,8 @@ NO_SESSION = 0
 INITIAL_EPOCH = 0
 FINAL_EPOCH = -1
 EVICTABLE_AFTER_S = 120.0
+PARTITIONS_MAX = 1_000_000
+"""In all sessions together: some hundred MB at the most, whatever clients name."""
 INT32_MAX = 2**31 - 1
 
 TopicKey = str | bytes
@@ -121,13 +123,17 @@ class FetchContext:
 
 
 class FetchSessions:
-    """The cache, least recently used first."""
+    """The cache, least recently used first; bounded in sessions and in their partitions."""
 
-    def __init__(self, clock: "Clock", random: "Random", sessions_max: int) -> None:
+    def __init__(
+        self, clock: "Clock", random: "Random", sessions_max: int, *, partitions_max: int = PARTITIONS_MAX
+    ) -> None:
         self._clock = clock
         self._random = random
         self._sessions_max = sessions_max
+        self._partitions_max = partitions_max
         self._sessions: OrderedDict[int, FetchSession] = OrderedDict()
+        self._partitions = 0
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -136,10 +142,10 @@ class FetchSessions:
         """What the request asks for. Raises KIP-227's session errors, which clients answer with a full request."""
         uses_topic_ids = version >= 13
         if version < 7 or request.session_epoch == FINAL_EPOCH:
-            self._sessions.pop(request.session_id, None)
+            self._forget(request.session_id)
             return FetchContext(items_of(request, uses_topic_ids), None, incremental=False)
         if request.session_epoch == INITIAL_EPOCH:
-            self._sessions.pop(request.session_id, None)
+            self._forget(request.session_id)
             items = items_of(request, uses_topic_ids)
             return FetchContext(items, self._create(items, uses_topic_ids), incremental=False)
         session = self._sessions.get(request.session_id)
@@ -149,9 +155,14 @@ class FetchSessions:
             raise InvalidFetchSessionEpoch(f"fetch session epoch {request.session_epoch} is not {session.epoch}")
         if session.uses_topic_ids != uses_topic_ids:
             raise FetchSessionTopicIdError("the fetch session was begun with topic names, or now is")
+        before = len(session.items)
         last_words = session.update(request)
+        self._partitions += len(session.items) - before
+        if self._partitions > self._partitions_max:
+            self._forget(session.session_id)
+            raise FetchSessionIdNotFound(f"fetch sessions hold more than {self._partitions_max} partitions")
         if not session.items:
-            del self._sessions[session.session_id]
+            self._forget(session.session_id)
             return FetchContext(last_words, None, incremental=False)
         session.epoch = session.epoch % INT32_MAX + 1
         session.used_at = self._clock.monotonic()
@@ -160,18 +171,26 @@ class FetchSessions:
 
     def _create(self, items: list[FetchItem], uses_topic_ids: bool) -> FetchSession | None:
         now_s = self._clock.monotonic()
-        if len(self._sessions) >= self._sessions_max:
+        if len(self._sessions) >= self._sessions_max or self._partitions + len(items) > self._partitions_max:
             if not self._sessions:
                 return None
             oldest = next(iter(self._sessions.values()))
             if now_s - oldest.used_at < EVICTABLE_AFTER_S:
                 return None
-            del self._sessions[oldest.session_id]
+            self._forget(oldest.session_id)
+            if self._partitions + len(items) > self._partitions_max:
+                return None
         session_id = NO_SESSION
         while session_id == NO_SESSION or session_id in self._sessions:
             session_id = self._random.randrange(1, INT32_MAX)
         session = self._sessions[session_id] = FetchSession(session_id, uses_topic_ids, items, now_s)
+        self._partitions += len(session.items)
         return session
+
+    def _forget(self, session_id: int) -> None:
+        session = self._sessions.pop(session_id, None)
+        if session is not None:
+            self._partitions -= len(session.items)
 
 
 def items_of(request: "FetchRequest", uses_topic_ids: bool) -> list[FetchItem]:

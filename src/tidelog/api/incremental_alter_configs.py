@@ -1,8 +1,8 @@
 """IncrementalAlterConfigs (key 44), v0-1 (KIP-339): settings set, deleted, appended to, subtracted from."""
 
+from tidelog.api.alter_configs import altered
 from tidelog.api.services import RequestContext, Services
-from tidelog.metadata.alterations import Alteration, AlterationResult, Change
-from tidelog.wire.errors import ApiError
+from tidelog.metadata.alterations import Alteration, Change
 from tidelog.wire.messages.incremental_alter_configs import (
     AlterConfigsResourceResponse,
     IncrementalAlterConfigsRequest,
@@ -21,10 +21,7 @@ async def handle(
         )
         for resource in request.resources
     ]
-    try:
-        results = await services.controller.alter_configs(alterations, validate_only=request.validate_only)
-    except ApiError as error:
-        results = [AlterationResult(*alteration[:2], error.code, error.message) for alteration in alterations]
+    results = await altered(services, alterations, validate_only=request.validate_only)
     return IncrementalAlterConfigsResponse(
         responses=[
             AlterConfigsResourceResponse(

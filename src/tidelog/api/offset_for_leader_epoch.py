@@ -29,7 +29,7 @@ def _answer(services: Services, topic: str, asked: OffsetForLeaderPartition) -> 
     try:
         partition = services.partitions.get(topic, asked.partition)
         partition.check_leader_epoch(asked.current_leader_epoch)
-        epoch, end_offset = partition.log.end_offset_for(asked.leader_epoch)
+        epoch, end_offset = partition.end_offset_for(asked.leader_epoch)
         answer.leader_epoch = epoch
         answer.end_offset = end_offset
     except ApiError as error:

@@ -163,8 +163,8 @@ class Broker:
             await self.runtime.tasks.sleep(self.config.log_retention_check_interval_ms / 1000)
             try:
                 await self.services.partitions.enforce_retention()
-            except OSError as error:
-                logger.error("retention failed reason=%s", error)
+            except Exception:
+                logger.exception("retention failed")  # and is tried again the next time
 
     # Stopping
 

@@ -1,12 +1,14 @@
 """What commands ask of a cluster, as plain values: partitions with their offsets, settings with their origins."""
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tidelog.cli.connection import ANSWER_S, answer, answers
 from tidelog.cli.errors import CommandError
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
     from confluent_kafka.admin import AdminClient, OffsetSpec
 
 
@@ -70,7 +72,7 @@ def describe(admin: "AdminClient", names: Sequence[str]) -> list[TopicState]:
             )
             for part in topic.partitions
         ]
-        found.append(TopicState(topic.name, str(topic.topic_id), topic.is_internal, partitions))
+        found.append(TopicState(topic.name, topic_id_text(topic.topic_id), topic.is_internal, partitions))
     return found
 
 
@@ -89,18 +91,23 @@ def no_such_topic(name: str, known: Iterable[str]) -> CommandError:
     return CommandError(f"no such topic: {name}; {remedy}")
 
 
+def topic_id_text(topic_id: object) -> str:
+    """As Kafka and the files write it; librdkafka uses the other base64 alphabet."""
+    return str(topic_id).replace("+", "-").replace("/", "_")
+
+
 def offsets(admin: "AdminClient", topics: Iterable[TopicState]) -> dict[tuple[str, int], Offsets]:
-    """Earliest and latest offset of every partition."""
+    """Earliest and latest offset of every partition that can tell: one whose log is offline is left out."""
     from confluent_kafka.admin import OffsetSpec
 
     wanted = [(topic.name, part.partition) for topic in topics for part in topic.partitions if part.leader >= 0]
-    earliest = list_offsets(admin, wanted, OffsetSpec.earliest())
-    latest = list_offsets(admin, wanted, OffsetSpec.latest())
-    return {key: Offsets(earliest[key], latest[key]) for key in wanted}
+    earliest = list_offsets(admin, wanted, OffsetSpec.earliest(), skip_offline=True)
+    latest = list_offsets(admin, wanted, OffsetSpec.latest(), skip_offline=True)
+    return {key: Offsets(earliest[key], latest[key]) for key in wanted if key in earliest and key in latest}
 
 
 def list_offsets(
-    admin: "AdminClient", wanted: Sequence[tuple[str, int]], spec: "OffsetSpec"
+    admin: "AdminClient", wanted: Sequence[tuple[str, int]], spec: "OffsetSpec", *, skip_offline: bool = False
 ) -> dict[tuple[str, int], int]:
     """One offset for each partition, one request a leader."""
     from confluent_kafka import TopicPartition
@@ -108,8 +115,18 @@ def list_offsets(
     if not wanted:
         return {}
     futures = admin.list_offsets({TopicPartition(*key): spec for key in wanted}, request_timeout=ANSWER_S)
+    if skip_offline:
+        futures = {part: future for part, future in futures.items() if not is_offline(future)}
     results = answers(futures, lambda part: f"{part.topic}-{part.partition}")
     return {(part.topic, part.partition): result.offset for part, result in results.items()}
+
+
+def is_offline(future: "Future[Any]") -> bool:
+    """Whether the broker answered that the partition's log cannot be used."""
+    from confluent_kafka import KafkaError, KafkaException
+
+    error = future.exception()
+    return isinstance(error, KafkaException) and error.args[0].code() == KafkaError.KAFKA_STORAGE_ERROR
 
 
 def settings(admin: "AdminClient", topic: str) -> list[Setting]:

@@ -66,7 +66,8 @@ class Connection(NamedTuple):
     def consumer(self, settings: Mapping[str, Any]) -> "Consumer":
         from confluent_kafka import Consumer
 
-        return Consumer(self.configuration(settings))
+        # A damaged batch is an error here, not a value: librdkafka looks only when it is told to.
+        return Consumer(self.configuration({"check.crcs": True, **settings}))
 
     def configuration(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         """What a client is made with; the user's own settings come last and win."""

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from tidelog.config.broker_config import BrokerConfig
 from tidelog.config.key import InvalidValue, Key, Value, default_value, normal_text, parse
-from tidelog.config.keys import TOPIC_KEYS
+from tidelog.config.keys import TOPIC_KEYS, nearest
 
 CACHED_MAX = 1000
 
@@ -17,7 +17,12 @@ def check_topic_config(overrides: Mapping[str, str], config: BrokerConfig) -> No
     """Raise InvalidTopicConfig unless a topic may have these of its own."""
     unknown = [name for name in overrides if name not in TOPIC_KEYS]
     if unknown:
-        raise InvalidTopicConfig(f"Unknown topic config name: {unknown[0]}")
+        same = (
+            key.name for key in TOPIC_KEYS.values() if any(broker_key == unknown[0] for broker_key, _ in key.synonyms)
+        )
+        near = next(same, None) or nearest(unknown[0], TOPIC_KEYS)
+        hint = f"; did you mean {near}?" if near else ""
+        raise InvalidTopicConfig(f"Unknown topic config name: {unknown[0]}{hint}")
     try:
         for name, text in overrides.items():
             parse(TOPIC_KEYS[name], text)
@@ -97,4 +102,8 @@ class TopicSettings:
 
 def topics_without_effect(overrides: Mapping[str, str]) -> list[str]:
     """Those of a topic's own settings that nothing here reads yet, for one warning."""
-    return [name for name in overrides if name in TOPIC_KEYS and not TOPIC_KEYS[name].effect]
+    return [
+        name
+        for name, text in overrides.items()
+        if name in TOPIC_KEYS and not TOPIC_KEYS[name].effect and text != TOPIC_KEYS[name].default
+    ]

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from tidelog.coordinator.decision import Decision, Moment, Reply
 from tidelog.coordinator.loading import Loader
 from tidelog.log.errors import CorruptLog
-from tidelog.wire.batches import BatchHeader
 from tidelog.wire.errors import ApiError, CoordinatorLoadInProgress, NotCoordinator
 from tidelog.wire.records import Record, encode_batch
 
@@ -39,7 +38,7 @@ if TYPE_CHECKING:
         def index(self) -> int: ...
         @property
         def log(self) -> PartitionLogView: ...
-        def append(self, batch: memoryview, header: BatchHeader) -> "Appended": ...
+        def append_batch(self, data: bytearray) -> "Appended": ...
         def is_committed(self, next_offset: int) -> bool: ...
         def when_committed(self, next_offset: int, listener: Callable[[ApiError | None], None]) -> None: ...
 
@@ -127,8 +126,7 @@ class CoordinatorPartition(Generic[C]):
             core = self._core
             assert core is not None, "a decision of a core that is not loaded"
             try:
-                data = self._batch(decision)
-                appended = self.partition.append(memoryview(data), BatchHeader(data))
+                appended = self.partition.append_batch(self._batch(decision))
             except (ApiError, OSError) as error:
                 logger.error("append failed, loading anew partition=%s error=%s", self.name, error)
                 self._unload(NotCoordinator(f"{self.name} could not be written"), decision.replies)

@@ -96,7 +96,10 @@ class Durability:
         plan = FlushPlan(self._disk, end_offset, self._generation)
         active = self._segments.active
         if with_snapshot:
-            active.write_indexes()
+            try:
+                active.write_indexes()
+            except OSError as error:
+                plan.error = error
             with_snapshot = not (active.index.pending or active.times.pending)  # the disk is full: another time
         segments = self._segments.items[self._segments.floor(self.recovery_point) :]
         sealed, self._sealed = self._sealed, []

@@ -24,6 +24,7 @@ class FlushPlan:
         "directories",
         "end_offset",
         "epochs",
+        "error",
         "generation",
         "indexes",
         "obsolete",
@@ -36,6 +37,8 @@ class FlushPlan:
         self.end_offset = end_offset
         self.generation = generation
         """Counts truncations: a plan from before one no longer says anything."""
+        self.error: OSError | None = None
+        """What went wrong already while the plan was made."""
         self.segments: list[tuple[Segment, int]] = []
         """With the size that each has reached."""
         self.indexes: list[tuple[Segment, Syncable]] = []
@@ -47,6 +50,8 @@ class FlushPlan:
 
     def run(self) -> None:
         """Blocks. Raises OSError, after which the log must be failed: what the disk holds is not known any more."""
+        if self.error is not None:
+            raise self.error
         for segment, _ in self.segments:
             try:
                 segment.file.sync()

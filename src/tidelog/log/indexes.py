@@ -37,7 +37,7 @@ class SparseIndex:
     until the file has been looked at.
     """
 
-    __slots__ = ("_cache", "_disk", "_first", "_keys", "_values", "base_offset", "count", "path", "written")
+    __slots__ = ("_cache", "_disk", "_first", "_keys", "_padded", "_values", "base_offset", "count", "path", "written")
 
     entry_bytes: ClassVar[int]
     key_code: ClassVar[str]
@@ -50,6 +50,8 @@ class SparseIndex:
         self.count = -1
         self.written = 0
         self._first = 0
+        self._padded = False
+        """Whether Kafka preallocated zeros after the last entry; a cut takes them off."""
         self._keys = self._no_keys()
         self._values = array("I")
 
@@ -154,13 +156,14 @@ class SparseIndex:
         del self._keys[count - self._first :]
         del self._values[count - self._first :]
         self.count = count
-        if self.written > count:
+        if self.written > count or self._padded:
+            self.written = min(self.written, count)
             file = self._disk.open(self.path)
             try:
-                file.truncate(count * self.entry_bytes)
+                file.truncate(self.written * self.entry_bytes)
             finally:
                 file.close()
-            self.written = count
+            self._padded = False
 
     def _attach(self) -> None:
         """Learn the number of rows. A big file is not read for it unless zeros were preallocated."""
@@ -191,6 +194,7 @@ class SparseIndex:
             raise CorruptIndex(
                 f"{self.path}: {len(data)} bytes do not hold {-(-used // self.entry_bytes)} whole entries"
             )
+        self._padded = used < len(data)
         self._keys, self._values = self._parse(data[:used])
         self._first = 0
         self.written = len(self._keys)

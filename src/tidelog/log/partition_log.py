@@ -10,32 +10,29 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from tidelog.log.batch_scan import (
     BASE_OFFSET,
-    CRC,
     HEADER,
     LAST_OFFSET_DELTA,
     LEADER_EPOCH,
-    LENGTH,
     MAX_TIMESTAMP,
     PRODUCER_ID,
     Fields,
-    defect,
 )
 from tidelog.log.durability import Durability
 from tidelog.log.errors import CorruptLog
 from tidelog.log.flush import FlushPlan
+from tidelog.log.following import checked_batches
 from tidelog.log.indexes import IndexCache
 from tidelog.log.leader_epochs import EpochEnd
 from tidelog.log.reader import ColdRead, LogReader, Slice, TimestampOffset
 from tidelog.log.recovery import LogOpener, OpenedLog
 from tidelog.log.replay import end_marker, replay_producer
 from tidelog.log.retention import Removal, count_expired
-from tidelog.log.segment import FIRST_TIMESTAMP_PENDING, PASSING, Segment
+from tidelog.log.segment import FIRST_TIMESTAMP_PENDING, NOT_OPENED, PASSING, Segment
 from tidelog.log.snapshots import restore_producers
 from tidelog.log.validation import check_client_batch
 from tidelog.model.ids import TopicPartition
-from tidelog.wire.batches import CONTROL_BIT, HEADER_BYTES, LENGTH_END, TIMESTAMP_TYPE_BIT, BatchHeader
-from tidelog.wire.checksums import crc32c
-from tidelog.wire.errors import CorruptMessage, OffsetOutOfRange, StorageError
+from tidelog.wire.batches import CONTROL_BIT, TIMESTAMP_TYPE_BIT, BatchHeader
+from tidelog.wire.errors import OffsetOutOfRange, StorageError
 
 if TYPE_CHECKING:
     from tidelog.log.config import LogConfig
@@ -70,11 +67,11 @@ class PartitionLog:
         "_after_max_ms",
         "_cache",
         "_disk",
-        "_doomed",
         "_durability",
         "_leader_epoch",
         "_look_closer",
         "_reader",
+        "_retired",
         "_segments",
         "_size_max",
         "config",
@@ -106,7 +103,8 @@ class PartitionLog:
         self.failure: str | None = None
         """Why the log is offline, for good; None while it is not."""
         self._leader_epoch = -1
-        self._doomed: list[tuple[int, Segment]] = []
+        self._retired: list[tuple[int, list[Segment]]] = []
+        """When they may be removed, and segments that retention took out of the log."""
         for segment in opened.segments.items:
             segment.use_cache(cache)
         self.configure(config)
@@ -252,19 +250,8 @@ class PartitionLog:
         Raises CorruptMessage for the first batch that is not sound or does not begin at or after the log's end; those
         before it are appended. StorageError as `append`.
         """
-        position = 0
-        while position < len(data):
-            if len(data) - position < HEADER_BYTES:
-                raise CorruptMessage(f"{len(data) - position} bytes are left over, a batch needs {HEADER_BYTES}")
-            fields: Fields = HEADER.unpack_from(data, position)
-            problem = defect(fields, len(data) - position, self.log_end_offset, 1 << 63)
-            batch = data[position : position + fields[LENGTH] + LENGTH_END]
-            if problem is None and crc32c(batch[21:]) != fields[CRC]:
-                problem = f"the batch's CRC-32C is not the stated {fields[CRC]:#010x}"
-            if problem is not None:
-                raise CorruptMessage(f"{self.topic_partition} offset {self.log_end_offset}: {problem}")
+        for batch, fields in checked_batches(data, self.log_end_offset):
             self._append_assigned(batch, fields)
-            position += len(batch)
         return self.log_end_offset
 
     def _append_assigned(self, batch: memoryview, fields: Fields) -> None:
@@ -350,11 +337,11 @@ class PartitionLog:
         """Undo a write that did not fit; anything worse takes the log offline."""
         if self.log_end_offset == end_offset and error.errno in PASSING:
             try:
-                segment.file.truncate(position)
+                if error.errno not in NOT_OPENED:
+                    segment.file.truncate(position)
+                return StorageError(f"{self.topic_partition}: nothing appended, {error.strerror}")
             except OSError as second:
                 error = second
-            else:
-                return StorageError(f"{self.topic_partition}: nothing appended, {error.strerror}")
         self.fail(f"append to {segment.path} at {position} failed: {error}")
         return StorageError(f"{self.topic_partition} is offline: {self.failure}")
 
@@ -548,7 +535,7 @@ class PartitionLog:
         for segment in gone:
             self._forget(segment)
             segment.rename_deleted()
-            self._doomed.append((now_ms + self.config.file_delete_delay_ms, segment))
+        self._retired.append((now_ms + self.config.file_delete_delay_ms, gone))
         self._durability.directory_unsynced = True
         self.delete_before(segments.items[0].base_offset)
         logger.info(
@@ -562,10 +549,10 @@ class PartitionLog:
 
     def removal(self, now_ms: int) -> Removal | None:
         """The retired files whose delay is over, to be removed on a thread; None when there are none."""
-        due = [segment for due_ms, segment in self._doomed if due_ms <= now_ms]
+        due = [segment for due_ms, segments in self._retired if due_ms <= now_ms for segment in segments]
         if not due:
             return None
-        self._doomed = [(due_ms, segment) for due_ms, segment in self._doomed if due_ms > now_ms]
+        self._retired = [(due_ms, segments) for due_ms, segments in self._retired if due_ms > now_ms]
         return Removal(due)
 
     def _forget(self, segment: Segment) -> None:
@@ -581,24 +568,27 @@ class PartitionLog:
         A plan that was taken must be run; if that fails, call `fail`. Two may overlap.
         """
         durability = self._durability
-        return durability.plan(
-            self.log_end_offset, self.producers, self.epochs, with_snapshot=durability.snapshot_due()
-        )
+        snapshot = durability.snapshot_due()
+        return durability.plan(self.log_end_offset, self.producers, self.epochs, with_snapshot=snapshot)
 
     def flushed(self, plan: FlushPlan) -> None:
         """A plan has run: move the recovery point."""
         self._durability.flushed(plan)
 
     def close(self, *, clean: bool = True) -> None:
-        """End. `clean`: write and sync everything, so that the next start trusts it. Blocks. Raises OSError then."""
+        """End. `clean`: write and sync everything, so that the next start trusts it; if that fails, it is logged and
+        the next start recovers this log. Blocks.
+        """
         if clean and self.failure is None and not self._durability.is_settled(self.log_end_offset, self.epochs):
-            self._segments.active.finish()
-            plan = self._durability.plan(self.log_end_offset, self.producers, self.epochs, with_snapshot=True)
-            plan.run()
-            self.flushed(plan)
-        for segment in [*self._segments.items, *(segment for _, segment in self._doomed)]:
+            try:
+                self._segments.active.finish()
+                plan = self._durability.plan(self.log_end_offset, self.producers, self.epochs, with_snapshot=True)
+                plan.run()
+                self.flushed(plan)
+            except OSError as error:
+                self.fail(f"closing failed: {error}")
+        for segment in [*self._segments.items, *(gone for _, segments in self._retired for gone in segments)]:
             segment.deleted = segment.deleted or not clean  # a flush under way has nothing to complain of
-            self._forget(segment)
             if segment.opened is not None:
                 segment.opened.close()
                 segment.opened = None

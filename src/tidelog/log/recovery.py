@@ -91,6 +91,9 @@ class LogOpener:
         end = self._open_clean(start) if clean else None
         if end is None:
             end = self._recover(start)
+        elif start > end:
+            active = self._segments.active
+            raise CorruptLog(active.path, active.size, f"the log ends at offset {end}, below its start offset {start}")
         if max(end, start) < self._recovery_point:
             active = self._segments.active
             reason = f"the log ends at offset {end}, {self._recovery_point} was on the disk"

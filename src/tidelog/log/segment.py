@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("tidelog.log")
 
-PASSING = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+NOT_OPENED = (errno.EMFILE, errno.ENFILE)
+PASSING = (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, *NOT_OPENED)
 """Errors that leave what is on the disk as it was, and may not come again."""
 NO_TIMESTAMP = -1
 UNKNOWN = -2

@@ -5,17 +5,20 @@ nobody is told of, and nobody reads, a record that a power cut could still take.
 """
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
+from tidelog.wire.batches import BatchHeader
 from tidelog.wire.errors import ApiError, FencedLeaderEpoch, OffsetOutOfRange, StorageError, UnknownLeaderEpoch
 
 if TYPE_CHECKING:
     from tidelog.log.config import LogConfig
     from tidelog.log.partition_log import Appended, PartitionLog, Slice
     from tidelog.runtime.interfaces import Clock, Tasks, TimerHandle
-    from tidelog.wire.batches import BatchHeader
+
+logger = logging.getLogger("tidelog.partition")
 
 READ_UNCOMMITTED = 0
 READ_COMMITTED = 1
@@ -52,6 +55,7 @@ class Partition:
         "_flusher",
         "_flushes_early",
         "_now_ms",
+        "_refusing",
         "_tasks",
         "_watchers",
         "config",
@@ -89,6 +93,7 @@ class Partition:
         self._tasks = tasks
         self._flusher = flusher
         self._flush_timer: TimerHandle | None = None
+        self._refusing = False  # the disk is full, or descriptors have run out: it may pass
         self._committing: deque[tuple[int, CommitListener]] = deque()
         self._watchers: dict[HighWatermarkWatcher, None] = {}
         self.configure(log.config)
@@ -116,7 +121,11 @@ class Partition:
 
     # Writing
 
-    def append(self, batch: memoryview, header: "BatchHeader") -> "Appended":
+    def append_batch(self, data: bytearray) -> "Appended":
+        """Append a batch that the broker itself built: no client's limits apply. Raises StorageError."""
+        return self.append(memoryview(data), BatchHeader(data), limits=False)
+
+    def append(self, batch: memoryview, header: "BatchHeader", *, limits: bool = True) -> "Appended":
         """Append one checked batch of a client; offsets are assigned in `batch` itself.
 
         Raises StorageError when the log is offline, or what the log finds (sequence, timestamp, size).
@@ -124,11 +133,18 @@ class Partition:
         if self.deleted:
             raise self._offline()
         try:
-            appended = self.log.append(batch, header, leader_epoch=self.leader_epoch, now_ms=self._now_ms())
-        except StorageError:
+            now_ms = self._now_ms()
+            appended = self.log.append(batch, header, leader_epoch=self.leader_epoch, now_ms=now_ms, limits=limits)
+        except StorageError as error:
             if self.log.failure is not None:
                 self.fail()
+            elif not self._refusing:
+                self._refusing = True
+                logger.error("appends refused partition=%s-%d reason=%s", self.topic, self.index, error)
             raise
+        if self._refusing:
+            self._refusing = False
+            logger.warning("appends go on partition=%s-%d", self.topic, self.index)
         if appended.next_offset > self.high_watermark:
             if self._durable:
                 self._flusher.request(self)
@@ -228,6 +244,15 @@ class Partition:
                 raise OffsetOutOfRange(f"offset {start} is outside {where}")
             start = end
         return log.read(start, bytes_max, end)
+
+    def end_offset_for(self, leader_epoch: int) -> tuple[int, int]:
+        """(epoch, exclusive end) of the last epoch up to `leader_epoch` (OffsetsForLeaderEpoch); -1, -1 for none.
+
+        The present epoch has begun with the leadership, before its first record.
+        """
+        if leader_epoch == self.leader_epoch:
+            return leader_epoch, self.log.log_end_offset
+        return self.log.end_offset_for(leader_epoch)
 
     def check_leader_epoch(self, epoch: int) -> None:
         """Raise FencedLeaderEpoch or UnknownLeaderEpoch unless the client's `epoch` is ours or -1 (KIP-320)."""

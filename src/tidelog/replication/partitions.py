@@ -196,7 +196,9 @@ class Partitions:
     # Durability and housekeeping
 
     def _dirty(self) -> list[Partition]:
-        return [p for p in self._table.values() if p.log.failure is None and p.log.unflushed]
+        return [
+            p for p in self._table.values() if p.log.unflushed and p.log.failure is None and p.config.durability != "os"
+        ]
 
     def checkpoint(self) -> Callable[[], None]:
         """What to run on a thread to persist recovery points and log start offsets as they are now."""

@@ -110,3 +110,18 @@ def test_epochs_wrap_to_one(sessions: FetchSessions) -> None:
     full.session.epoch = 2**31 - 1
     sessions.context(asking(2**31 - 1, full.session_id), VERSION)
     assert full.session.epoch == 1
+
+
+def test_partitions_of_all_sessions_together_are_bounded(clock: Clock) -> None:
+    sessions = FetchSessions(clock, random.Random(1), sessions_max=9, partitions_max=3)
+    first = sessions.context(asking(0, a=0, b=0), VERSION)
+    assert sessions.context(asking(0, c=0, d=0), VERSION).session is None
+    assert sessions.context(asking(1, first.session_id, c=0), VERSION).incremental
+    with pytest.raises(FetchSessionIdNotFound, match="more than 3 partitions"):
+        sessions.context(asking(2, first.session_id, d=0), VERSION)
+    assert len(sessions) == 0
+    assert sessions.context(asking(0, a=0, b=0, c=0), VERSION).session is not None
+    assert sessions.context(asking(0, d=0), VERSION).session is None
+    clock.now_s += 121
+    assert sessions.context(asking(0, d=0), VERSION).session is not None
+    assert sessions.context(asking(0, e=0, f=0, g=0), VERSION).session is None
