@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from pyspark_tidelog.lookup import Lookup, loss_reporter, without_lost
+from pyspark_tidelog.offsets import Everywhere
 from pyspark_tidelog.options import ReadOptions
 from pyspark_tidelog.plan import OffsetRange, split
 from tidelog.client.blocking import Client
+from tidelog.client.operations import LATEST
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -34,7 +36,9 @@ class TidelogReader(DataSourceReader):
             partitions = lookup.partitions()
             starts = lookup.resolve("startingOffsets", options.starting, partitions)
             ends = lookup.resolve("endingOffsets", options.ending, partitions)
-            wanted = [OffsetRange(tp.topic, tp.partition, starts[tp], max(starts[tp], ends[tp])) for tp in partitions]
+            if options.ending != Everywhere(LATEST):  # an end before the start is an empty range, if it was asked for
+                ends = {tp: max(starts[tp], ends[tp]) for tp in partitions}
+            wanted = [OffsetRange(*tp, starts[tp], ends[tp]) for tp in partitions]
             ranges = without_lost(wanted, lookup.earliest(partitions), loss_reporter(options.fail_on_data_loss))
         return [RangePartition(r) for r in split(ranges, options.min_partitions, options.max_records_per_partition)]
 

@@ -107,7 +107,7 @@ def without_lost(ranges: Iterable[OffsetRange], earliest: Offsets, report: Calla
         tp = wanted.topic_partition
         begins = earliest.get(tp, wanted.start)
         if wanted.end < wanted.start:
-            report(f"{tp}: the log ends at {wanted.end}, before {wanted.start}, already read")
+            report(f"{tp}: the log ends at {wanted.end}, reading was to go on at {wanted.start}")
             continue
         if wanted.start < begins and wanted.size:
             lost = min(begins, wanted.end)

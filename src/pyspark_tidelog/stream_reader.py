@@ -22,10 +22,11 @@ from pyspark.sql.streaming.datasource import (
 
 from pyspark_tidelog.batch_reader import RangePartition, read_range
 from pyspark_tidelog.lookup import Lookup, loss_reporter, without_lost
-from pyspark_tidelog.offsets import Offsets, from_json_object, to_json_object
+from pyspark_tidelog.offsets import Offsets, Specific, from_json_object, to_json_object
 from pyspark_tidelog.options import ReadOptions
 from pyspark_tidelog.plan import OffsetRange, cut_to, split
 from tidelog.client.blocking import Client
+from tidelog.client.operations import LATEST
 from tidelog.model.ids import TopicPartition
 from tidelog.wire.errors import UnknownTopicOrPartition
 
@@ -78,7 +79,7 @@ class TidelogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         latest = self._target if self._target is not None else self._latest_now()
         if new := [tp for tp in latest if tp not in read and tp not in begun]:
             begun |= self._lookup().earliest(new)
-        begin = read | {tp: min(offset, latest[tp]) for tp, offset in begun.items() if tp in latest}
+        begin = read | {tp: offset for tp, offset in begun.items() if tp in latest}
         if not first and self._too_little(begin, latest, limit):
             return start
         end = cut_to(limit.max_rows, begin, latest) if isinstance(limit, ReadMaxRows) else latest
@@ -117,7 +118,12 @@ class TidelogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._client = None
 
     def _initial(self) -> Offsets:
-        return self._lookup().resolve("startingOffsets", self._options.starting, self._discover(0.0))
+        """Where the query begins. "Latest" is not beyond the target, which may have been taken a moment before."""
+        starting = self._options.starting
+        found = self._lookup().resolve("startingOffsets", starting, self._discover(0.0))
+        given = starting.offsets if isinstance(starting, Specific) else {}
+        target = self._target or {}
+        return {tp: at if given.get(tp, LATEST) >= 0 else min(at, target.get(tp, at)) for tp, at in found.items()}
 
     def _latest_now(self) -> Offsets:
         """Never from a cache: `processAllAvailable` relies on it that what was written before is seen."""

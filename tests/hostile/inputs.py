@@ -45,9 +45,11 @@ def request_class(api_key: int) -> type[Message]:
     return cast("type[Message]", getattr(module, f"{info.name}Request"))
 
 
-@cache
+_fields = cache(fields_from_lines)
+
+
 def fields_of(kind: type[Struct]) -> list[Field]:
-    return fields_from_lines(kind.FIELDS)
+    return _fields(kind.FIELDS)
 
 
 class Inputs:

@@ -48,7 +48,9 @@ def test_every_codec(run: Run, new_topic: NewTopicNamed, codec: str) -> None:
 def test_keys_headers_nulls_and_timestamps(run: Run, new_topic: NewTopicNamed) -> None:
     topic = new_topic()
     before_ms = int(time.time() * 1000)
-    run("-P", "-t", topic, "-K", ":", "-Z", "-H", "a=1", "-H", "a=2", "-H", "null", input=b"key:value\ntombstone:\n:x\n")
+    run(
+        "-P", "-t", topic, "-K", ":", "-Z", "-H", "a=1", "-H", "a=2", "-H", "null", input=b"key:value\ntombstone:\n:x\n"
+    )
     rows = [json.loads(line) for line in read(run, topic, "-J")]
     assert [(row["key"], row["payload"], row["headers"]) for row in rows] == [
         ("key", "value", ["a", "1", "a", "2", "null", None]),
@@ -113,7 +115,9 @@ def test_where_reading_begins(run: Run, new_topic: NewTopicNamed) -> None:
 @contextmanager
 def member(kcat: str, bootstrap: str, group: str, topic: str) -> Iterator["subprocess.Popen[str]"]:
     words = ["-G", group, "-X", "auto.offset.reset=earliest", "-X", "heartbeat.interval.ms=200", "-u", topic]
-    with subprocess.Popen([kcat, "-b", bootstrap, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as one:
+    with subprocess.Popen(
+        [kcat, "-b", bootstrap, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as one:
         try:
             yield one
         finally:
@@ -121,9 +125,7 @@ def member(kcat: str, bootstrap: str, group: str, topic: str) -> Iterator["subpr
 
 
 @pytest.mark.exercises("groups", "commits")
-def test_members_join_and_leave(
-    kcat: str, bootstrap: str, run: Run, new_topic: NewTopicNamed, unique: Unique
-) -> None:
+def test_members_join_and_leave(kcat: str, bootstrap: str, run: Run, new_topic: NewTopicNamed, unique: Unique) -> None:
     topic, group = new_topic(partitions=2), unique("group")
 
     def assigned(one: "subprocess.Popen[str]", count: int) -> None:

@@ -45,7 +45,12 @@ def confluent(bootstrap: str) -> Client:
         assert producer.flush(LIMIT_S) == 0
 
     def read(topic: str, count: int) -> list[Sent]:
-        settings = {"bootstrap.servers": bootstrap, "group.id": "unused", "enable.auto.commit": False, "check.crcs": True}
+        settings = {
+            "bootstrap.servers": bootstrap,
+            "group.id": "unused",
+            "enable.auto.commit": False,
+            "check.crcs": True,
+        }
         consumer = Consumer(settings)
         try:
             consumer.assign([TopicPartition(topic, 0, 0)])

@@ -243,6 +243,9 @@ def test_what_is_wrong_is_said(spark: "SparkSession", topic: Topic, stream: Stre
         read(spark, topic, subcribe="x").collect()
     with pytest.raises(PySparkException, match="topic 'no-such-topic'"):
         read(spark, topic, subscribe="no-such-topic").collect()
+    with pytest.raises(PySparkException, match=f"{topic.name}-1: the log ends at 0, reading was to go on at 5"):
+        read(spark, topic, startingOffsets=offsets(topic, 0, 5)).collect()
+    assert read(spark, topic, startingOffsets=offsets(topic, 5, 5), endingOffsets=offsets(topic, 0, 5)).count() == 0
     with pytest.raises(AnalysisException, match="format tidelog does not write column 'id'"):
         spark.range(1).selectExpr("id", "'v' as value").write.format("tidelog").options(
             **{"kafka.bootstrap.servers": topic.bootstrap, "topic": topic.name}

@@ -18,21 +18,27 @@ from tidelog.wire.messages.describe_configs import (
 )
 
 NO_EFFECT = "No effect yet."
+SETTINGS_MAX = 100_000
+"""In one answer: two thousand topics with all of theirs. One topic named a million times would fill the memory."""
 
 
 def handle(services: Services, context: RequestContext, request: DescribeConfigsRequest) -> DescribeConfigsResponse:
     results: list[DescribeConfigsResult] = []
+    left = SETTINGS_MAX
     for resource in request.resources:
         result = DescribeConfigsResult(
             error_message="", resource_type=resource.resource_type, resource_name=resource.resource_name
         )
         try:
+            if left <= 0:
+                raise ApiError(f"one answer holds at most {SETTINGS_MAX} settings", ErrorCode.INVALID_REQUEST)
             described = _describe(services, resource)
         except ApiError as error:
             result.error_code = error.code
             result.error_message = error.message
         else:
             result.configs = [_config(each, request) for each in described]
+            left -= len(described)
         results.append(result)
     return DescribeConfigsResponse(results=results)
 

@@ -104,7 +104,9 @@ class LogReader:
             if active:
                 self._remember(log_end_offset, segment, stop)
         elif stop == end and next_offset < 0:
-            self._remember(end_offset, segment, stop)
+            # The end may be given in the middle of a batch: then no batch begins with it.
+            if end_offset not in self._places and self._base_offset_at(segment, stop) == end_offset:
+                self._remember(end_offset, segment, stop)
         else:
             self._remember(next_offset if next_offset >= 0 else self._base_offset_at(segment, stop), segment, stop)
         return Slice(segment.file, position, stop - position, first)

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from metadata_harness.controlled import Node, with_node
+from tidelog.api import describe_configs
 from tidelog.metadata.alterations import Alteration, Change
 from tidelog.metadata.controller import NewTopic
 from tidelog.wire.messages.describe_configs import DescribeConfigsResource
@@ -138,3 +139,14 @@ def test_a_secret_is_not_told() -> None:
         assert [s.value for s in config.synonyms] == [None]
 
     with_node(scenario, ssl_key_password="hush")
+
+
+def test_one_answer_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(describe_configs, "SETTINGS_MAX", 3)
+
+    async def scenario(node: Node) -> None:
+        wanted = resource(TOPIC, "t", ["retention.ms", "preallocate"])
+        results = await ask(node, 4, wanted, wanted, wanted)
+        assert [(result.error_code, len(result.configs)) for result in results] == [(0, 2), (0, 2), (42, 0)]
+
+    with_node(scenario)

@@ -5,7 +5,7 @@ from classic_world import World
 
 from tidelog.coordinator.deadlines import Deadlines
 from tidelog.coordinator.decision import Decision
-from tidelog.coordinator.group import rebalance
+from tidelog.coordinator.group import core, rebalance
 from tidelog.coordinator.group.classic import ClassicGroup
 from tidelog.coordinator.group.settings import METADATA_BYTES_MAX, PENDING_MEMBERS_MAX, GroupSettings
 from tidelog.coordinator.group.state import NEXT, GroupEvent, GroupState
@@ -122,6 +122,23 @@ def test_ids_handed_out_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert world.join(version=4).error == ErrorCode.GROUP_MAX_SIZE_REACHED
     world.wait(1000)
     assert world.join(version=4).error == ErrorCode.MEMBER_ID_REQUIRED
+
+
+def test_the_groups_of_one_partition_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(core, "GROUPS_MAX", 3)
+    world = World()
+    for number in range(3):
+        assert world.commit((0, 1, ""), group=f"g{number}") == [ErrorCode.NONE]
+    assert world.join(group="one-more").error == ErrorCode.COORDINATOR_NOT_AVAILABLE
+    assert world.refusal(group="one-more") is ErrorCode.COORDINATOR_NOT_AVAILABLE
+    assert world.commit((0, 2, ""), group="g0") == [ErrorCode.NONE]
+    assert not world.join(group="g1").answers
+
+
+def test_many_protocols_are_counted_by_what_they_take_in_memory() -> None:
+    world = World()
+    refused = world.join(protocols=[(str(number), b"") for number in range(400_000)])
+    assert refused.error == ErrorCode.GROUP_MAX_SIZE_REACHED
 
 
 def test_a_first_join_is_parked_for_five_minutes_at_most() -> None:

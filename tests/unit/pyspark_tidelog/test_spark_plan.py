@@ -75,7 +75,7 @@ def test_what_is_lost_is_reported_and_left_out() -> None:
     assert reports == [
         "a-1: offsets 5 to 6 are gone, the log begins at 7",
         "b-0: offsets 5 to 9 are gone, the log begins at 20",
-        "b-1: the log ends at 5, before 10, already read",
+        "b-1: the log ends at 5, reading was to go on at 10",
     ]
     with pytest.raises(DataLoss, match="a-1: offsets 5 to 6 are gone"):
         without_lost(ranges, {A1: 7}, loss_reporter(True))

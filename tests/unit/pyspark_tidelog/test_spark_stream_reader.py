@@ -211,6 +211,15 @@ def test_available_now_from_latest_reads_nothing_and_loses_nothing() -> None:
     assert query.trigger() == [OffsetRange("t", 0, 10, 12)]
 
 
+def test_a_start_beyond_the_end_is_a_loss() -> None:
+    for available_now in (False, True):
+        query = Query(Brokers(t=[(0, 10)]), startingOffsets='{"t":{"0":12}}')
+        if available_now:
+            query.reader.prepareForTriggerAvailableNow()
+        with pytest.raises(DataLoss, match="t-0: the log ends at 10, reading was to go on at 12"):
+            query.trigger()
+
+
 def test_losses_are_errors_that_name_them() -> None:
     brokers = Brokers(t1=[(0, 10)], t2=[(0, 10)])
     query = Query(brokers, subscribePattern="t.", startingOffsets="earliest")
@@ -220,7 +229,7 @@ def test_losses_are_errors_that_name_them() -> None:
         query.trigger()
     brokers.log["t1"] = [(0, 3)]
     query.log = query.log[:1]
-    with pytest.raises(DataLoss, match="t1-0: the log ends at 3, before 10, already read"):
+    with pytest.raises(DataLoss, match="t1-0: the log ends at 3, reading was to go on at 10"):
         query.trigger()
     brokers.log["t1"] = [(0, 10)]
     del brokers.log["t2"]

@@ -12,9 +12,16 @@ from tidelog.coordinator.group.members import Member
 from tidelog.coordinator.group.offsets import OffsetCommit, commit_records, expired_offsets
 from tidelog.coordinator.group.rebalance import NO_MEMBER_ID, refuse_join
 from tidelog.coordinator.group.records import GroupRecord, OffsetRecord, decode_record
-from tidelog.coordinator.group.settings import GroupSettings
+from tidelog.coordinator.group.settings import GROUPS_MAX, GroupSettings
 from tidelog.coordinator.group.state import GroupState
-from tidelog.wire.errors import ApiError, ErrorCode, GroupIdNotFound, IllegalGeneration, UnknownMemberId
+from tidelog.wire.errors import (
+    ApiError,
+    CoordinatorNotAvailable,
+    ErrorCode,
+    GroupIdNotFound,
+    IllegalGeneration,
+    UnknownMemberId,
+)
 from tidelog.wire.messages.describe_groups import DescribedGroup, DescribedGroupMember
 from tidelog.wire.messages.group_records import GroupMetadataValue
 from tidelog.wire.messages.heartbeat import HeartbeatRequest
@@ -70,10 +77,11 @@ class GroupCore:
         durable = self.durable.by_id.get(group_id)
         group = self.groups.get(group_id)
         if group is None:
-            if durable is None and request.member_id != NO_MEMBER_ID:
-                out = Decision()
-                refuse_join(joining.reply, request.member_id, ErrorCode.UNKNOWN_MEMBER_ID, out)
-                return out
+            if durable is None:
+                if request.member_id != NO_MEMBER_ID:
+                    return _refused(joining, ErrorCode.UNKNOWN_MEMBER_ID)
+                if self._is_full():
+                    return _refused(joining, ErrorCode.COORDINATOR_NOT_AVAILABLE)
             group = self._restored(group_id, durable.metadata if durable else None, now)
         out = group.join(joining, now)
         if group.members or group.members.pending:
@@ -129,9 +137,13 @@ class GroupCore:
         group = self.groups.get(commit.group_id)
         if group is not None:
             group.check_commit(commit.member_id, commit.instance_id, commit.generation, now)
-        elif commit.generation >= 0:
-            if commit.group_id in self.durable.by_id:
+        elif commit.group_id in self.durable.by_id:
+            if commit.generation >= 0:
                 raise UnknownMemberId
+        elif commit.generation < 0:
+            if self._is_full():
+                raise CoordinatorNotAvailable(f"there are {GROUPS_MAX} groups here already")
+        else:
             if commit.version >= GROUP_MUST_EXIST_VERSION:
                 raise GroupIdNotFound(f"group {commit.group_id!r} does not exist")
             raise IllegalGeneration
@@ -243,10 +255,19 @@ class GroupCore:
             if durable.metadata is not None and durable.metadata.members:
                 assert group_id in self.groups
 
+    def _is_full(self) -> bool:
+        return len(self.durable.by_id) >= GROUPS_MAX
+
     def _restored(self, group_id: str, metadata: GroupMetadataValue | None, now: Moment) -> ClassicGroup:
         if metadata is None:
             return ClassicGroup(group_id, self.settings, self.deadlines, now)
         return ClassicGroup.from_record(group_id, metadata, self.settings, self.deadlines, now)
+
+
+def _refused(joining: Joining, error: ErrorCode) -> Decision:
+    out = Decision()
+    refuse_join(joining.reply, joining.request.member_id, error, out)
+    return out
 
 
 def _first_record(group_id: str, now: Moment) -> GroupRecord:

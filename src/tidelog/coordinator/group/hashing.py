@@ -1,14 +1,16 @@
 """Java's hash of a string, by which Kafka places groups and breaks a tie of votes."""
 
+import sys
+
 _MASK = 0xFFFFFFFF
+_NATIVE_UTF16 = "utf-16-le" if sys.byteorder == "little" else "utf-16-be"
 
 
 def string_hash(text: str) -> int:
     """`String.hashCode`: over UTF-16 code units, in signed 32 bits."""
     value = 0
-    units = text.encode("utf-16-be", "surrogatepass")
-    for high, low in zip(units[::2], units[1::2], strict=True):
-        value = (31 * value + (high << 8 | low)) & _MASK
+    for unit in memoryview(text.encode(_NATIVE_UTF16, "surrogatepass")).cast("H"):
+        value = (31 * value + unit) & _MASK
     return value - (1 << 32) if value >= 1 << 31 else value
 
 

@@ -6,6 +6,9 @@ from tidelog.coordinator.deadlines import Deadline
 from tidelog.coordinator.decision import Reply
 from tidelog.coordinator.group.hashing import hash_map_place
 
+PROTOCOL_OVERHEAD_BYTES = 200
+"""Of objects and votes, for each protocol that a member names."""
+
 Protocols = list[tuple[str, bytes]]
 """(name, metadata), each name once, in the member's order of preference."""
 
@@ -64,7 +67,8 @@ class Member:
 
 
 def metadata_bytes(protocols: Protocols) -> int:
-    return sum(len(name) + len(metadata) for name, metadata in protocols)
+    """What they take in memory, roughly."""
+    return sum(PROTOCOL_OVERHEAD_BYTES + len(name) + len(metadata) for name, metadata in protocols)
 
 
 class Members:

@@ -1,5 +1,7 @@
 """What the broker's settings say about groups, and the bounds that have no setting."""
 
+GROUPS_MAX = 100_000
+"""Of one partition of `__consumer_offsets`. Beyond, new ones are told to come again later; sweeps make room."""
 PENDING_MEMBERS_MAX = 10_000
 """Member ids of one group that were handed out and have not joined yet (KIP-394)."""
 METADATA_BYTES_MAX = 64 << 20
