@@ -82,7 +82,7 @@ def kafka_python(bootstrap: str) -> Client:
         try:
             consumer.assign([Partition(topic, 0)])
             consumer.seek(Partition(topic, 0), 0)
-            return [Sent(m.key, m.value, tuple(m.headers)) for m, _ in zip(consumer, range(count), strict=False)]
+            return [Sent(m.key, m.value, tuple(m.headers)) for _, m in zip(range(count), consumer, strict=False)]
         finally:
             consumer.close()
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import random
 import selectors
 import shutil
 import socket
@@ -112,11 +113,13 @@ def _ready(process: "subprocess.Popen[str]") -> str:
 
 
 def _free_pair() -> int:
-    """A free port whose successor is free as well: the broker's and its controller's."""
-    while True:
-        with socket.socket() as first, socket.socket() as second:
-            first.bind(("127.0.0.1", 0))
-            port = int(first.getsockname()[1])
-            with contextlib.suppress(OSError, OverflowError):
-                second.bind(("127.0.0.1", port + 1))
-                return port
+    """A free port whose successor is free as well: the broker's and its controller's.
+
+    Below the range that the system gives to outgoing connections, one of which could take them before Kafka does.
+    """
+    for port in random.SystemRandom().sample(range(21_000, 22_000, 2), 100):
+        with contextlib.suppress(OSError), socket.socket() as first, socket.socket() as second:
+            first.bind(("127.0.0.1", port))
+            second.bind(("127.0.0.1", port + 1))
+            return port
+    raise RuntimeError("no two free ports from 21000 on")

@@ -161,7 +161,11 @@ class Fetch:
             logger.error("read ahead failed reason=%s", error)  # the read itself takes the partition offline
         if pending.abandoned:
             return
-        answer = self.begin()
+        try:
+            answer = self.begin()
+        except Exception:
+            logger.exception("fetch failed after a cold read")
+            answer = FetchResponse(error_code=ErrorCode.UNKNOWN_SERVER_ERROR)
         if isinstance(answer, Pending):
             answer.listen(pending.complete)
         else:
@@ -190,6 +194,11 @@ class Fetch:
             found = partition.read(
                 item.fetch_offset, min(item.bytes_max, self._bytes_max - self.found_bytes), self._isolation
             )
+            if self._isolation == READ_COMMITTED and found.size:
+                data.aborted_transactions = [
+                    AbortedTransaction(producer_id=t.producer_id, first_offset=t.first_offset)
+                    for t in partition.log.aborted_transactions(item.fetch_offset, partition.last_stable_offset)
+                ]
         except (UnknownTopicOrPartition, UnknownTopicId) as error:
             data.error_code = error.code  # no reason to keep the others from waiting
             self._unknown[item] = 1 if isinstance(error, UnknownTopicId) else 2
@@ -211,11 +220,6 @@ class Fetch:
         self._slices[item] = found
         self.found_bytes += found.size
         data.records = FileRegion(found.file, found.position, found.size)
-        if self._isolation == READ_COMMITTED:
-            data.aborted_transactions = [
-                AbortedTransaction(producer_id=t.producer_id, first_offset=t.first_offset)
-                for t in partition.log.aborted_transactions(item.fetch_offset, data.last_stable_offset)
-            ]
 
     def _tell_leader(self, item: FetchItem, data: PartitionData) -> None:
         """Where the client may go instead (KIP-951)."""
@@ -259,6 +263,7 @@ class Fetch:
             if item.partition is not None:
                 item.partition.watch(self)
         self._timer = self._services.runtime.tasks.call_later(self._max_wait_ms / 1000, self.finish)
+        self._services.partitions.park(self)
         return pending
 
     def moved(self, partition: Partition) -> None:
@@ -278,13 +283,18 @@ class Fetch:
             elif item.partition in moved:
                 self._reread(item)
         if self.satisfied:
-            self.finish()
+            self._complete()
 
     def finish(self) -> None:
-        """Answer a parked fetch with what is there."""
+        """Answer a parked fetch with what is there now: what was found long ago may be gone."""
+        if self._pending is not None:
+            for item in list(self._slices):
+                self._reread(item)
+            self._complete()
+
+    def _complete(self) -> None:
         pending = self._pending
-        if pending is None:
-            return
+        assert pending is not None
         self.abandon()
         pending.complete(self._response())
 
@@ -298,6 +308,7 @@ class Fetch:
             return
         self._pending = None
         self._timer.cancel()
+        self._services.partitions.unpark(self)
         for item in self._fetching.items:
             if item.partition is not None:
                 item.partition.unwatch(self)

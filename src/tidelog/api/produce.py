@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 ADMIN_CLIENT_ID = "__admin_client"
 """The one client that Kafka lets write to internal topics."""
 ZSTD_SINCE = 7
+ERROR_MESSAGE_MAX = 1000
+"""Characters. It may name what the client sent, which may be long."""
 
 _Waiting = list[tuple["Partition", int, PartitionProduceResponse]]
 
@@ -126,10 +128,10 @@ class _Acknowledgement:
     def __init__(self, services: Services, waiting: _Waiting, timeout_ms: int, response: ProduceResponse) -> None:
         self.response = response
         self.pending: Pending[ProduceResponse] = Pending()
-        self.waiting: dict[int, PartitionProduceResponse] = {}
+        # Whole before anyone is asked: the first may answer at once.
+        self.waiting = {ticket: answer for ticket, (_, _, answer) in enumerate(waiting)}
         self.timer = services.runtime.tasks.call_later(max(timeout_ms, 0) / 1000, self._time_out)
-        for ticket, (partition, next_offset, answer) in enumerate(waiting):
-            self.waiting[ticket] = answer
+        for ticket, (partition, next_offset, _) in enumerate(waiting):
             partition.when_committed(next_offset, partial(self._settled, ticket))
 
     def _settled(self, ticket: int, error: ApiError | None) -> None:
@@ -151,5 +153,5 @@ class _Acknowledgement:
 
 def _refuse(answer: PartitionProduceResponse, error: ApiError) -> None:
     answer.error_code = error.code
-    answer.error_message = error.message or None
+    answer.error_message = error.message[:ERROR_MESSAGE_MAX] or None
     answer.base_offset = answer.log_append_time_ms = answer.log_start_offset = -1

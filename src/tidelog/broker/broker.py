@@ -162,6 +162,7 @@ class Broker:
         while True:
             await self.runtime.tasks.sleep(self.config.log_retention_check_interval_ms / 1000)
             try:
+                await self.services.partitions.open_again()
                 await self.services.partitions.enforce_retention()
             except Exception:
                 logger.exception("retention failed")  # and is tried again the next time
@@ -177,17 +178,18 @@ class Broker:
             listener.stop_accepting()
         services.groups.close()
         services.partitions.release_waiting()
-        for listener in self._listeners:
-            await listener.drain(DRAIN_S)
-        clean = await services.partitions.close()
-        await services.controller.stop()
+        await asyncio.gather(*(listener.drain(DRAIN_S) for listener in self._listeners))
         directory = self._directory
         assert directory is not None
-        if clean:
-            await self.runtime.tasks.run_blocking(directory.close_clean)
-        else:
+        try:
+            clean = await services.partitions.close()
+            await services.controller.stop()
+            if clean:
+                await self.runtime.tasks.run_blocking(directory.close_clean)
+            else:
+                logger.warning("not marked clean: a partition is offline; the next start scans what is not synced")
+        finally:
             directory.release()
-            logger.warning("not marked clean: a partition is offline; the next start scans what is not known synced")
         logger.info("stopped cluster=%s node=%d", self.cluster_id, self.config.node_id)
 
     async def _abandon(self) -> None:
@@ -199,7 +201,7 @@ class Broker:
             await listener.drain(0)
         if self._services is not None:
             self._services.groups.close()
-            self._services.partitions.flusher.stop()
+            await self._services.partitions.abandon()
             await self._services.controller.stop()
         if self._directory is not None:
             self._directory.release()

@@ -206,8 +206,8 @@ class Connection:
             return
         self._frame = None
         self._filled = 0
-        self._take(memoryview(frame), size + 4)
         self._listener.release(self)
+        self._take(memoryview(frame), size + 4)
         self._listener.recycle(frame)
 
     def _drop_frame(self) -> None:
@@ -227,6 +227,8 @@ class Connection:
         return self._stream.backlog_bytes > BACKLOG_BYTES_MAX or self._draining
 
     def _put_aside(self, rest: memoryview, later: bool) -> None:
+        if not self._listener.reserve(self, len(rest)):
+            return
         self._stash = bytearray(rest)  # writable, as every frame: batches get their offsets in place
         if not self._paused:
             self._paused = True
@@ -250,6 +252,7 @@ class Connection:
         stash = self._stash
         if stash is not None:
             self._stash = None
+            self._listener.release(self)
             self._take(memoryview(stash), len(stash))
         if self.open and self._stash is None and self._paused:
             self._paused = False
@@ -355,7 +358,13 @@ class Connection:
             self._resume_soon()
 
     def _send(self, found: Route, correlation_id: int, response: Any) -> None:
-        pieces = found.encode(response)
+        try:
+            pieces = found.encode(response)
+        except Exception:
+            # Whoever completed the answer is not at fault, and must not hear of it.
+            logger.exception("response cannot be encoded api=%s version=%d", found.name, found.version)
+            self.close(f"{found.name}: the response cannot be encoded")
+            return
         size = 4 + len(pieces[0])
         if len(pieces) > 1:
             for piece in pieces[1:]:

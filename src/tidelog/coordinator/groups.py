@@ -248,7 +248,10 @@ class GroupCoordinators:
     async def _sweep_often(self) -> None:
         while True:
             await self._runtime.tasks.sleep(self._config.offsets_retention_check_interval_ms / 1000)
-            await self.sweep()
+            try:
+                await self.sweep()
+            except Exception:
+                logger.exception("offsets sweep failed")  # and is tried again the next time
 
     async def sweep(self) -> None:
         """Forget expired offsets and groups of which nothing is left."""

@@ -155,6 +155,11 @@ class PartitionLog:
         return self._segments.size_bytes
 
     @property
+    def has_unsynced_segments(self) -> bool:
+        """Whether a whole segment is not known to be durable: neither retention nor recovery goes beyond it."""
+        return self._durability.recovery_point < self._segments.active.base_offset
+
+    @property
     def unflushed(self) -> bool:
         """Whether there are records that a power cut could take."""
         return self.log_end_offset > self._durability.recovery_point

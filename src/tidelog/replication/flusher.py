@@ -73,7 +73,14 @@ class Flusher:
             pass
 
     async def _flush(self, partitions: list["Partition"]) -> None:
-        plans: list[tuple[Partition, FlushPlan]] = [(p, p.log.flush_plan()) for p in partitions]
+        plans: list[tuple[Partition, FlushPlan]] = []
+        for partition in partitions:
+            try:
+                plans.append((partition, partition.log.flush_plan()))
+            except Exception as error:
+                logger.exception("partition offline partition=%s-%d", partition.topic, partition.index)
+                partition.log.fail(f"cannot be flushed: {error}")
+                partition.flushed()
         failures = await self._tasks.run_blocking(_run_all, [plan for _, plan in plans])
         for (partition, plan), failure in zip(plans, failures, strict=True):
             if failure is None:
@@ -85,7 +92,7 @@ class Flusher:
 
     async def _flush_asked(self) -> None:
         try:
-            while self._asked:
+            while self._asked and not self._stopped:
                 asked, self._asked = self._asked, {}
                 await self.flush(list(asked))
         finally:

@@ -32,9 +32,6 @@ class HighWatermarkWatcher(Protocol):
     def moved(self, partition: "Partition") -> None:
         """The high watermark moved, or the partition is gone. Called from within an append: only take note."""
 
-    def finish(self) -> None:
-        """Answer now."""
-
 
 CommitListener = Callable[[ApiError | None], None]
 """Told once: None when the offset is committed, the error when it never will be."""
@@ -96,15 +93,17 @@ class Partition:
         self._refusing = False  # the disk is full, or descriptors have run out: it may pass
         self._committing: deque[tuple[int, CommitListener]] = deque()
         self._watchers: dict[HighWatermarkWatcher, None] = {}
-        self.configure(log.config)
         self.high_watermark: int = log.log_end_offset
         """Exclusive end of what consumers may see. What recovery kept is durable: it was synced before this."""
+        self.configure(log.config)
 
     def configure(self, config: "LogConfig") -> None:
         """Take new topic settings. The log must have them too."""
         self.config = config
         self._durable = config.durability == "fsync"
         self._flushes_early = min(config.flush_messages, config.flush_ms) < NEVER
+        if not self._durable and self.log.failure is None and self.log.log_end_offset > self.high_watermark:
+            self._advance(self.log.log_end_offset)  # who waited for a sync need not any more
 
     @property
     def log_start_offset(self) -> int:
@@ -206,14 +205,21 @@ class Partition:
         """Answer everyone who waits; the log says why it is offline."""
         waiting, self._committing = self._committing, deque()
         for _, listener in waiting:
-            listener(self._offline())
+            self._tell(listener, self._offline())
         self._notify()
+
+    def _tell(self, listener: CommitListener, error: ApiError | None) -> None:
+        """One listener's failure must not keep the others, or whoever syncs, from going on."""
+        try:
+            listener(error)
+        except Exception:
+            logger.exception("listener failed partition=%s-%d", self.topic, self.index)
 
     def _advance(self, high_watermark: int) -> None:
         self.high_watermark = high_watermark
         committing = self._committing
         while committing and committing[0][0] <= high_watermark:
-            committing.popleft()[1](None)
+            self._tell(committing.popleft()[1], None)
         if self._watchers:
             self._notify()
 
@@ -263,11 +269,6 @@ class Partition:
 
     def watch(self, watcher: HighWatermarkWatcher) -> None:
         self._watchers[watcher] = None
-
-    def release_watchers(self) -> None:
-        """Have every parked fetch answer with what it has."""
-        for watcher in list(self._watchers):
-            watcher.finish()
 
     def unwatch(self, watcher: HighWatermarkWatcher) -> None:
         self._watchers.pop(watcher, None)

@@ -26,6 +26,9 @@ HOUSEKEEPING_BATCH = 50
 
 
 class ParkedFetch(Protocol):
+    def finish(self) -> None:
+        """Answer now, with what there is."""
+
     def wake(self) -> None:
         """Look again at what moved, and answer if that is enough."""
 
@@ -48,6 +51,8 @@ class Partitions:
         self._offline: dict[tuple[str, int], str] = {}
         self._topic_names: dict[bytes, str] = {}
         self._to_wake: list[ParkedFetch] = []
+        self._parked: dict[ParkedFetch, None] = {}
+        self._passing: dict[tuple[str, int], tuple[TopicImage, LogConfig]] = {}  # not opened for want of something
         self.flusher = Flusher(runtime.tasks, flush_interval_ms, self._dirty, self.checkpoint)
 
     def get(self, topic: str, index: int) -> Partition:
@@ -92,7 +97,18 @@ class Partitions:
         while self._to_wake:
             waking, self._to_wake = self._to_wake, []
             for fetch in waking:
-                fetch.wake()
+                try:
+                    fetch.wake()
+                except Exception:
+                    # Called for a producer, who is not at fault, and on behalf of all the others.
+                    logger.exception("parked fetch failed")
+
+    def park(self, fetch: ParkedFetch) -> None:
+        """Remember it until `unpark`, for the day when the broker stops."""
+        self._parked[fetch] = None
+
+    def unpark(self, fetch: ParkedFetch) -> None:
+        self._parked.pop(fetch, None)
 
     async def start(self) -> None:
         """Begin to flush now and then; finish removals that the last broker here did not come to."""
@@ -131,12 +147,15 @@ class Partitions:
         shares = [opening[i::DISK_THREADS] for i in range(min(DISK_THREADS, len(opening)))]
         run_blocking = self._runtime.tasks.run_blocking
         results = await asyncio.gather(*(run_blocking(self._open_blocking, share) for share in shares))
-        for (topic, index, _), result in zip(chain(*shares), chain(*results), strict=True):
+        for (topic, index, config), result in zip(chain(*shares), chain(*results), strict=True):
             if isinstance(result, Exception):
                 self._offline[topic.name, index] = str(result)
+                if isinstance(result, OSError):
+                    self._passing[topic.name, index] = topic, config
                 logger.error("partition offline partition=%s-%d reason=%s", topic.name, index, result)
                 continue
             self._offline.pop((topic.name, index), None)
+            self._passing.pop((topic.name, index), None)
             self._table[topic.name, index] = Partition(
                 topic.name,
                 topic.topic_id,
@@ -166,6 +185,7 @@ class Partitions:
         removed: list[Partition] = []
         for index in range(len(topic.partitions)):
             self._offline.pop((topic.name, index), None)
+            self._passing.pop((topic.name, index), None)
             partition = self._table.pop((topic.name, index), None)
             if partition is not None:
                 partition.deleted = True
@@ -174,9 +194,16 @@ class Partitions:
         if removed:
             await self.flusher.settled()  # a flush that runs would find the files gone
         for partition in removed:
-            retired = await self._runtime.tasks.run_blocking(
-                self._directory.retire_partition, partition.log, partition.topic_id, lane=CHECKPOINTS_LANE
-            )
+            try:
+                retired = await self._runtime.tasks.run_blocking(
+                    self._directory.retire_partition, partition.log, partition.topic_id, lane=CHECKPOINTS_LANE
+                )
+            except OSError as error:
+                # The next start finds a directory that no topic has, and says so.
+                logger.error(
+                    "deleted partition not put aside partition=%s-%d reason=%s", topic.name, partition.index, error
+                )
+                continue
             self._remove_later(retired, partition.config.file_delete_delay_ms)
 
     def _remove_later(self, retired: str, delay_ms: int) -> None:
@@ -196,8 +223,13 @@ class Partitions:
     # Durability and housekeeping
 
     def _dirty(self) -> list[Partition]:
+        """What the interval flush takes: logs that grew, or with `durability=os` whole segments that nobody synced."""
         return [
-            p for p in self._table.values() if p.log.unflushed and p.log.failure is None and p.config.durability != "os"
+            p
+            for p in self._table.values()
+            if p.log.unflushed
+            and p.log.failure is None
+            and (p.config.durability != "os" or p.log.has_unsynced_segments)
         ]
 
     def checkpoint(self) -> Callable[[], None]:
@@ -216,6 +248,11 @@ class Partitions:
 
         return write
 
+    async def open_again(self) -> None:
+        """Try partitions that a full disk, or another passing error, kept from being opened."""
+        if self._passing:
+            await self._open_all([(topic, index, config) for (_, index), (topic, config) in self._passing.items()])
+
     async def enforce_retention(self) -> None:
         """Drop whole segments that the topics' settings no longer keep."""
         for count, partition in enumerate(self):
@@ -223,19 +260,20 @@ class Partitions:
                 now_ms = self._runtime.clock.now_ms()
                 try:
                     partition.log.apply_retention(now_ms, partition.high_watermark)
-                except StorageError as error:
-                    logger.error("retention failed reason=%s", error)
-                    partition.fail()
-                removal = partition.log.removal(now_ms)
-                if removal is not None:
-                    await self._runtime.tasks.run_blocking(removal.run)
+                    removal = partition.log.removal(now_ms)
+                    if removal is not None:
+                        await self._runtime.tasks.run_blocking(removal.run)
+                except (StorageError, OSError) as error:
+                    logger.error("retention failed partition=%s-%d reason=%s", partition.topic, partition.index, error)
+                    if partition.log.failure is not None:
+                        partition.fail()
             if count % HOUSEKEEPING_BATCH == HOUSEKEEPING_BATCH - 1:
                 await self._runtime.tasks.sleep(0)
 
     def release_waiting(self) -> None:
         """Answer parked fetches with what there is; the broker stops."""
-        for partition in self:
-            partition.release_watchers()
+        for fetch in list(self._parked):
+            fetch.finish()
 
     async def close(self) -> bool:
         """Sync and close every log, write the checkpoints. Whether the directory may be marked clean.
@@ -250,19 +288,20 @@ class Partitions:
         # Side by side, syncs share the file system's commits.
         parts = [closing[i::DISK_THREADS] for i in range(DISK_THREADS)]
         for failures in await asyncio.gather(*(run_blocking(_close_logs, part) for part in parts)):
-            for partition, error in failures:
-                partition.log.fail(f"not closed in order: {error}")
-                clean = False
+            clean = clean and not failures
         await run_blocking(self.checkpoint(), lane=CHECKPOINTS_LANE)
         return clean
 
+    async def abandon(self) -> None:
+        """Close the logs as they are, after a start that failed; the next start recovers them."""
+        self.flusher.stop()
+        await self.flusher.settled()
+        for partition in self._table.values():
+            partition.log.close(clean=False)
 
-def _close_logs(partitions: list[Partition]) -> list[tuple[Partition, OSError]]:
-    """On a thread; one failure does not keep the others from the disk."""
-    failures = []
+
+def _close_logs(partitions: list[Partition]) -> list[Partition]:
+    """Those that could not be closed in order. On a thread; one failure does not keep the others from the disk."""
     for partition in partitions:
-        try:
-            partition.log.close(clean=True)
-        except OSError as error:
-            failures.append((partition, error))
-    return failures
+        partition.log.close(clean=True)
+    return [p for p in partitions if p.log.failure is not None]

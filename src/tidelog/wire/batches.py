@@ -26,14 +26,11 @@ CODEC_MASK = 0x07
 TIMESTAMP_TYPE_BIT = 0x08
 TRANSACTIONAL_BIT = 0x10
 CONTROL_BIT = 0x20
-DELETE_HORIZON_BIT = 0x40
 NOT_FOR_CLIENTS = CONTROL_BIT | TRANSACTIONAL_BIT
 
 _HEADER = Struct(">qiibIhiqqqhii")
 _ASSIGNED = Struct(">qii")
-_CRC = Struct(">I")
 _LENGTH = Struct(">i")
-_TIMESTAMPED = Struct(">hiqq")
 
 
 class Codec(IntEnum):
@@ -144,17 +141,6 @@ class BatchHeader:
         self.base_offset = base_offset
         self.leader_epoch = leader_epoch
         _ASSIGNED.pack_into(self.buffer, self.position, base_offset, self.length, leader_epoch)
-
-    def stamp_append_time(self, now_ms: int) -> None:
-        """Make the batch say LogAppendTime `now_ms` (`message.timestamp.type=LogAppendTime`); computes the CRC anew."""
-        self.attributes |= TIMESTAMP_TYPE_BIT
-        self.max_timestamp = now_ms
-        start = self.position
-        _TIMESTAMPED.pack_into(
-            self.buffer, start + 21, self.attributes, self.last_offset_delta, self.base_timestamp, now_ms
-        )
-        self.crc = crc32c(memoryview(self.buffer)[start + 21 : start + self.size])
-        _CRC.pack_into(self.buffer, start + 17, self.crc)
 
     def crc_ok(self) -> bool:
         """Whether the checksum holds over the whole batch, which must be in the buffer."""

@@ -30,8 +30,8 @@ from tidelog.wire.records import batches_in, decode_records
 
 API_KEYS = {info.name: key for key, info in APIS.items()}
 DEFAULTS = {"group.initial.rebalance.delay.ms": "300", "group.min.session.timeout.ms": "100"}
-QUIET_S = 0.006
-PATIENCE_S = 0.05
+QUIET_S = 0.01
+PATIENCE_S = 2.0
 TIME = re.compile(r"(?<=^    )\d+|(?<= at=)\d+|(?<= since=)\d+|(?<= expires=)\d+")
 MARKED = re.compile(r"<(\d+)>")
 RECORD_LINE = re.compile(r"    (offset|group) ")
@@ -88,7 +88,6 @@ class LiveBroker:
         self._port = port
         self._connections: dict[str, Connection] = {}
         self._selector = selectors.DefaultSelector()
-        self._last: Connection | None = None
         admin = Connection(port, "admin")
         topics = [{"name": n, "num_partitions": p, "replication_factor": 1} for n, p in TOPICS.items()]
         admin.call("CreateTopics", 4, {"topics": topics, "timeout_ms": 5000})
@@ -111,11 +110,10 @@ class LiveBroker:
             connection = self._connections[client] = Connection(self._port, client)
             self._selector.register(connection.socket, selectors.EVENT_READ, connection)
         connection.send(api, version, fields, reply)
-        self._last = connection
 
-    def settle(self) -> None:
+    def settle(self, complete: Callable[[], bool]) -> None:
         end = time.monotonic() + PATIENCE_S
-        while self._last is not None and self._last.waiting and time.monotonic() < end:
+        while not complete() and time.monotonic() < end:
             self._take_until(time.monotonic() + QUIET_S)
         self._take_until(time.monotonic() + QUIET_S)
 

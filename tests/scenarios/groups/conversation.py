@@ -16,6 +16,7 @@ Runs against any `Broker`: Tidelog's handlers on virtual time, or a live Kafka (
 
 import re
 from collections.abc import Callable
+from itertools import takewhile
 from typing import Any, Protocol
 
 from tidelog.coordinator.group.records import OffsetRecord, decode_record
@@ -39,8 +40,8 @@ class Broker(Protocol):
     def send(self, client: str, api: str, version: int, fields: Fields, reply: Callable[[Any], None]) -> None:
         """Send one request on the client's own connection; `reply` is called with the response when it comes."""
 
-    def settle(self) -> None:
-        """Let every reply arrive that needs no time to pass."""
+    def settle(self, complete: Callable[[], bool]) -> None:
+        """Let every reply arrive that needs no time to pass. `complete`: whether all are there that the transcript has."""
 
     def advance_to(self, time_ms: int) -> None:
         """Let time pass until `time_ms` after the conversation's begin."""
@@ -83,10 +84,12 @@ class Conversation:
 
     def run(self, text: str) -> str:
         """Play the requests of `text` (its replies are ignored) and return the whole transcript as it happened."""
-        for line in text.splitlines():
+        given = text.splitlines()
+        for place, line in enumerate(given):
             if line.startswith(" "):
                 continue
             self.lines.append(line)
+            expected = sum(1 for _ in takewhile(lambda reply: reply.startswith(" "), given[place + 1 :]))
             words = line.split()
             if not words or line.startswith("#") or words[0] == "config":
                 continue
@@ -100,7 +103,7 @@ class Conversation:
                 continue
             else:
                 self._request(words[0], words[1], words[2:])
-                self.broker.settle()
+                self.broker.settle(lambda: len(self.lines) >= begin + expected)  # noqa: B023
             # Replies of one moment on several connections have no order among them.
             self.lines[begin:] = sorted(self.lines[begin:], key=lambda line: (int(line.split()[0]), line))
         return "\n".join(self.lines) + "\n"

@@ -38,7 +38,7 @@ class OnVirtualTime:
         else:
             sent.on_answer = reply
 
-    def settle(self) -> None:
+    def settle(self, complete: Callable[[], bool]) -> None:
         self._broker.settle()
 
     def advance_to(self, time_ms: int) -> None:

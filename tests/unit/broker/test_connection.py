@@ -279,6 +279,24 @@ def test_what_is_no_request_closes_the_connection(
     assert bench.listener.connection_count == 0
 
 
+def test_a_response_that_cannot_be_encoded_ends_its_own_connection_only(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    parked: Pending[HeartbeatResponse] = Pending()
+    bench.answers = [parked]
+    bench.feed(frame(1))
+    parked.complete(HeartbeatResponse(throttle_time_ms=1 << 40))  # whoever completes it must not hear of it
+    assert bench.stream.ended == "aborted"
+    assert "cannot be encoded" in caplog.text
+
+
+def test_frames_that_wait_count_against_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = make_bench(monkeypatch, queued_max_request_bytes=100)
+    bench.answers = [Pending()]
+    bench.feed(frame(1) + frame(2) * 10)
+    assert bench.stream.ended == "aborted"
+
+
 def test_acks_zero_with_an_error_hangs_up(bench: Bench) -> None:
     bench.answers = [CloseConnection("produce failed")]
     bench.feed(frame(1, PRODUCE, 7))

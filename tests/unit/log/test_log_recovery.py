@@ -386,3 +386,26 @@ def test_a_swap_of_cleaned_segments_is_finished_or_undone(complete: bool) -> Non
 def test_batches_as_kafka_stores_them_when_nothing_is_wrong() -> None:
     on = filled(3)
     assert [BatchHeader(on.disk.read(on.path(0)), n * BATCH_BYTES).leader_epoch for n in range(3)] == [0, 0, 0]
+
+
+def test_batches_larger_than_what_is_read_at_once() -> None:
+    on = LogOnDisk(max_message_bytes=8 << 20)
+    values = [bytes(100), b"x" * (3 << 20), bytes(100), b"y" * (1 << 20), b"z"]
+    for value in values:
+        on.append(value)
+    on.kill()
+    assert [value for _, value in on.records()] == values
+
+
+def test_a_whole_batch_out_of_place_is_damage() -> None:
+    on = filled(20)
+    extend_file(on, on.path(0), bytes(make_batch(b"again", base_offset=3)))
+    with pytest.raises(CorruptLog, match="expected 20 or more; its checksum holds"):
+        on.kill()
+
+
+def test_a_start_offset_past_the_end_after_a_clean_shutdown_is_damage() -> None:
+    on = filled(5)
+    on.log.close(clean=True)
+    with pytest.raises(CorruptLog, match="ends at offset 5, below its start offset 9"):
+        on.open(clean=True, recovery_point=5, log_start_offset=9)

@@ -428,3 +428,73 @@ def test_errors_carry_the_code_to_answer_with() -> None:
         on.append(b"a")
     assert refused.value.code == ErrorCode.KAFKA_STORAGE_ERROR
     assert "the test says so" in refused.value.message
+
+
+def test_a_read_that_fails_takes_the_log_offline_unless_it_may_work_again() -> None:
+    on = LogOnDisk()
+    on.append(b"a")
+    on.restart()
+    on.disk.fail("read", "*.log", errno.EMFILE)
+    with pytest.raises(StorageError):
+        on.log.read(0, 100, 1)
+    assert on.log.read(0, 100, 1).size
+    on.disk.fail("read", "*.log", errno.EIO)
+    with pytest.raises(StorageError, match="offline"):
+        on.log.offset_for_timestamp(0)
+    assert on.log.failure is not None
+    assert on.log.cold_read(0, 100) is None
+
+
+def test_too_many_open_files_at_an_append_leave_the_log_online() -> None:
+    on = LogOnDisk()
+    on.append(b"a")
+    on.disk.fail("write", "*.log", errno.ENFILE)
+    with pytest.raises(StorageError, match="nothing appended"):
+        on.append(b"b")
+    assert on.log.failure is None
+
+
+def test_an_index_that_cannot_be_written_takes_the_log_offline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tidelog.log.segment.PENDING_MAX", 2)
+    on = LogOnDisk(index_interval_bytes=0)
+    on.append(b"a")
+    on.append(b"b")
+    on.disk.fail("write", "*.index", errno.EIO)
+    with pytest.raises(StorageError, match="offline"):
+        on.append(b"c")
+    on = LogOnDisk(index_interval_bytes=0)
+    on.disk.fail("write", "*.index", errno.ENOSPC, times=100)
+    for number in range(5):
+        on.append(b"%d" % number)
+    assert on.log.failure is None
+    assert on.records() == [(n, b"%d" % n) for n in range(5)]
+
+
+@pytest.mark.parametrize("key", [None, b"\0", b"\0\0\0\0"], ids=["no type", "half a type", "no coordinator epoch"])
+def test_a_follower_takes_no_marker_that_cannot_be_read(key: bytes | None) -> None:
+    follower = LogOnDisk()
+    marker = encode_batch(
+        [Record(key, b"\0", NOW_MS)], producer_id=4, producer_epoch=0, is_transactional=True, is_control=True
+    )
+    with pytest.raises(CorruptMessage, match="control batch"):
+        follower.log.append_as_follower(memoryview(marker))
+    assert follower.log.log_end_offset == 0
+
+
+def test_control_batches_of_other_kinds_end_no_transaction() -> None:
+    on = LogOnDisk()
+    on.append(b"a", producer_id=4, producer_epoch=0, base_sequence=0, is_transactional=True)
+    on.append_batch(encode_batch([Record(b"\0\0\0\2", b"", NOW_MS)], producer_id=4, producer_epoch=0, is_control=True))
+    assert on.log.last_stable_offset == 0
+    on.kill()
+    assert (on.log.last_stable_offset, on.log.log_end_offset) == (0, 2)
+
+
+def test_a_log_that_cannot_be_closed_is_recovered_at_the_next_start() -> None:
+    on = LogOnDisk()
+    on.append(b"a")
+    on.disk.fail("sync", "*.log", errno.EIO)
+    on.log.close(clean=True)
+    assert on.log.failure is not None
+    assert on.open(clean=True).recovery.scanned_bytes
+    assert on.records() == [(0, b"a")]

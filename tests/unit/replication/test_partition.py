@@ -149,23 +149,59 @@ def test_an_append_that_fails_the_log_tells_those_who_wait() -> None:
 def test_watchers_hear_of_every_move_until_they_leave() -> None:
     bench = Bench()
     moves: list[int] = []
-    watcher = SimpleNamespace(moved=lambda partition: moves.append(partition.high_watermark), finish=lambda: None)
 
     class Watcher:
         def moved(self, partition: Partition) -> None:
-            watcher.moved(partition)
-
-        def finish(self) -> None:
-            moves.append(-1)
+            moves.append(partition.high_watermark)
 
     one = Watcher()
     bench.partition.watch(one)
     bench.append()
     bench.append()
-    bench.partition.release_watchers()
     bench.partition.unwatch(one)
     bench.append()
-    assert moves == [1, 2, -1]
+    assert moves == [1, 2]
+
+
+def test_turning_fsync_off_lets_those_who_wait_for_it_go() -> None:
+    bench = Bench(durability="fsync")
+    told: list[ApiError | None] = []
+    bench.append(2)
+    bench.partition.when_committed(2, told.append)
+    bench.partition.configure(LogConfig())
+    assert told == [None]
+    assert bench.partition.high_watermark == 2
+
+
+def test_one_listener_that_fails_keeps_nobody_from_hearing(caplog: pytest.LogCaptureFixture) -> None:
+    bench = Bench(durability="fsync")
+    told: list[ApiError | None] = []
+
+    def broken(error: ApiError | None) -> None:
+        raise RuntimeError("a listener's own fault")
+
+    bench.append(2)
+    bench.partition.when_committed(1, broken)
+    bench.partition.when_committed(2, told.append)
+    bench.synced(2)
+    assert told == [None]
+    assert "listener failed" in caplog.text
+
+
+def test_a_full_disk_is_said_once_and_so_is_its_end(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("WARNING", "tidelog.partition")
+    bench = Bench()
+    bench.log.failing = StorageError("No space left on device")
+    for _ in range(3):
+        with pytest.raises(StorageError):
+            bench.append()
+    bench.log.failing = None
+    bench.append()
+    bench.append()
+    assert [record.getMessage().partition(" partition")[0] for record in caplog.records] == [
+        "appends refused",
+        "appends go on",
+    ]
 
 
 @pytest.mark.parametrize(("epoch", "error"), [(-1, None), (3, None), (2, FencedLeaderEpoch), (4, UnknownLeaderEpoch)])

@@ -1,0 +1,156 @@
+"""Files: Kafka's dump-log reads what Tidelog wrote without complaint, and `tidelog log verify` what Kafka wrote."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Consumer, Producer, TopicPartition
+
+from interop_harness.java_tools import JavaTools, Ran
+from interop_harness.suite import CODECS, LIMIT_S, NewTopicNamed, Unique
+from interop_harness.target import Target
+from tidelog.testing import Broker
+
+CLIENT = "Java kafka-clients and Kafka's tools"
+
+COMPLAINTS = re.compile(r"mismatch|non-consecutive|corrupt|error|exception|isvalid: false|out of order", re.IGNORECASE)
+
+RECORDS = 20_000
+
+
+def fill(bootstrap: str, topic: str) -> None:
+    """RECORDS records of 200 bytes in partition 0: every codec, idempotent and not."""
+    for n, codec in enumerate(CODECS):
+        settings = {"compression.type": codec, "enable.idempotence": n % 2 == 0, "batch.num.messages": 100, "linger.ms": 5}
+        producer = Producer({"bootstrap.servers": bootstrap, **settings})
+        for number in range(RECORDS // len(CODECS)):
+            producer.produce(topic, b"%0200d" % number, b"k%d" % number, 0, headers=[("codec", codec.encode())])
+            producer.poll(0)
+        assert producer.flush(LIMIT_S) == 0
+
+
+def commit(bootstrap: str, group: str, topic: str) -> None:
+    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": group, "auto.offset.reset": "earliest"})
+    try:
+        consumer.subscribe([topic])
+        assert consumer.poll(LIMIT_S) is not None
+        consumer.commit(offsets=[TopicPartition(topic, 0, 42, "metadata")], asynchronous=False)
+    finally:
+        consumer.close()
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A data directory of Tidelog's, stopped in order: topic `log` in three segments, commits of group `readers`."""
+    data = tmp_path_factory.mktemp("data")
+    settings = {"log.segment.bytes": 1 << 20, "log.index.interval.bytes": 4096}
+    with Broker(process=True, data=data, settings=settings) as broker:
+        fill(broker.bootstrap, "log")
+        commit(broker.bootstrap, "readers", "log")
+    assert len(list((data / "log-0").glob("*.log"))) >= 2
+    return data
+
+
+def dump(java: JavaTools, files: list[Path], *options: str) -> Ran:
+    """Raises AssertionError when there is a complaint."""
+    ran = java.run("dump-log", "--files", ",".join(map(str, files)), *options)
+    complaints = [line for line in (ran.out + ran.err).splitlines() if COMPLAINTS.search(line)]
+    assert complaints == []
+    return ran
+
+
+@pytest.mark.tidelog_only
+@pytest.mark.exercises("files")
+def test_dump_log_reads_every_record(java: JavaTools, written: Path) -> None:
+    ran = dump(java, sorted((written / "log-0").glob("*.log")), "--deep-iteration", "--print-data-log")
+    offsets = [int(offset) for offset in re.findall(r"^\| offset: (\d+) ", ran.out, re.MULTILINE)]
+    assert offsets == list(range(RECORDS))
+    assert {*re.findall(r"compresscodec: (\w+)", ran.out)} == {*CODECS}
+
+
+@pytest.mark.tidelog_only
+@pytest.mark.exercises("files")
+@pytest.mark.parametrize("option", ["--index-sanity-check", "--verify-index-only", "--deep-iteration"])
+@pytest.mark.parametrize("suffix", ["index", "timeindex"])
+def test_dump_log_reads_indexes(java: JavaTools, written: Path, suffix: str, option: str) -> None:
+    files = sorted((written / "log-0").glob(f"*.{suffix}"))
+    assert len(files) >= 2
+    ran = dump(java, files, option)
+    if option == "--index-sanity-check":
+        assert ran.out.count("passed sanity check") == len(files)
+    if option == "--deep-iteration":
+        assert len(re.findall(r"^(?:offset|timestamp): \d+", ran.out, re.MULTILINE)) > len(files)
+
+
+@pytest.mark.tidelog_only
+@pytest.mark.exercises("files")
+def test_dump_log_reads_producer_snapshots(java: JavaTools, written: Path) -> None:
+    files = sorted((written / "log-0").glob("*.snapshot"))
+    assert files
+    assert "producerId: " in dump(java, files).out
+
+
+@pytest.mark.tidelog_only
+@pytest.mark.exercises("files")
+def test_dump_log_decodes_the_groups(java: JavaTools, written: Path) -> None:
+    ran = dump(java, sorted(written.glob("__consumer_offsets-*/*.log")), "--offsets-decoder")
+    payloads = re.findall(r"^\| offset: .*? key: (\{.*?\}) payload: (\{.*\})$", ran.out, re.MULTILINE)
+    decoded = [(json.loads(key)["data"], json.loads(payload)["data"]) for key, payload in payloads]
+    commits = [(key, value) for key, value in decoded if "topic" in key]
+    assert [(key["group"], key["topic"], key["partition"]) for key, _ in commits] == [("readers", "log", 0)] * len(commits)
+    assert (42, "metadata") in [(value["offset"], value["metadata"]) for _, value in commits]
+    groups = [value for key, value in decoded if "topic" not in key]
+    assert [value["protocolType"] for value in groups] == ["consumer"] * len(groups)
+    assert groups[-1]["members"] == []
+
+
+def verify(path: Path) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "tidelog", "log", "verify", str(path)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=2 * LIMIT_S, check=False)
+
+
+@pytest.mark.tidelog_only
+@pytest.mark.exercises("files")
+def test_our_own_verify_agrees(written: Path) -> None:
+    ran = verify(written)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
+@pytest.mark.exercises("files")
+def test_verify_reads_what_the_broker_wrote(
+    target: Target, bootstrap: str, new_topic: NewTopicNamed, unique: Unique, tmp_path: Path
+) -> None:
+    """Of a running broker, as a copy of the moment: against Kafka this is Kafka's own directory."""
+    if target.data is None:
+        pytest.skip("the log is not on this machine")
+    topic = new_topic(**{"segment.bytes": str(1 << 20), "index.interval.bytes": "4096"})
+    fill(bootstrap, topic)
+    commit(bootstrap, unique("group"), topic)
+    directories = [f"{topic}-0", *(path.name for path in target.data.glob("__consumer_offsets-*"))]
+    for name in directories:
+        shutil.copytree(target.data / name, tmp_path / name)
+        ran = verify(tmp_path / name)
+        assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert len(list((tmp_path / f"{topic}-0").glob("*.log"))) >= 2
+
+
+@pytest.mark.exercises("files")
+def test_verify_sees_a_flipped_bit(
+    target: Target, bootstrap: str, new_topic: Callable[..., str], tmp_path: Path
+) -> None:
+    """Else the test above could not fail."""
+    if target.data is None:
+        pytest.skip("the log is not on this machine")
+    topic = new_topic()
+    fill(bootstrap, topic)
+    shutil.copytree(target.data / f"{topic}-0", tmp_path / f"{topic}-0")
+    (file,) = (tmp_path / f"{topic}-0").glob("*.log")
+    data = bytearray(file.read_bytes())
+    data[1000] ^= 1
+    file.write_bytes(data)
+    assert verify(tmp_path / f"{topic}-0").returncode == 1
