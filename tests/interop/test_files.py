@@ -26,7 +26,12 @@ RECORDS = 20_000
 def fill(bootstrap: str, topic: str) -> None:
     """RECORDS records of 200 bytes in partition 0: every codec, idempotent and not."""
     for n, codec in enumerate(CODECS):
-        settings = {"compression.type": codec, "enable.idempotence": n % 2 == 0, "batch.num.messages": 100, "linger.ms": 5}
+        settings = {
+            "compression.type": codec,
+            "enable.idempotence": n % 2 == 0,
+            "batch.num.messages": 100,
+            "linger.ms": 5,
+        }
         producer = Producer({"bootstrap.servers": bootstrap, **settings})
         for number in range(RECORDS // len(CODECS)):
             producer.produce(topic, b"%0200d" % number, b"k%d" % number, 0, headers=[("codec", codec.encode())])
@@ -102,7 +107,9 @@ def test_dump_log_decodes_the_groups(java: JavaTools, written: Path) -> None:
     payloads = re.findall(r"^\| offset: .*? key: (\{.*?\}) payload: (\{.*\})$", ran.out, re.MULTILINE)
     decoded = [(json.loads(key)["data"], json.loads(payload)["data"]) for key, payload in payloads]
     commits = [(key, value) for key, value in decoded if "topic" in key]
-    assert [(key["group"], key["topic"], key["partition"]) for key, _ in commits] == [("readers", "log", 0)] * len(commits)
+    assert [(key["group"], key["topic"], key["partition"]) for key, _ in commits] == [("readers", "log", 0)] * len(
+        commits
+    )
     assert (42, "metadata") in [(value["offset"], value["metadata"]) for _, value in commits]
     groups = [value for key, value in decoded if "topic" not in key]
     assert [value["protocolType"] for value in groups] == ["consumer"] * len(groups)

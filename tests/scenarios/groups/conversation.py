@@ -41,7 +41,7 @@ class Broker(Protocol):
         """Send one request on the client's own connection; `reply` is called with the response when it comes."""
 
     def settle(self, complete: Callable[[], bool]) -> None:
-        """Let every reply arrive that needs no time to pass. `complete`: whether all are there that the transcript has."""
+        """Let every reply arrive that needs no time to pass. `complete`: whether all of the transcript are there."""
 
     def advance_to(self, time_ms: int) -> None:
         """Let time pass until `time_ms` after the conversation's begin."""
