@@ -205,6 +205,20 @@ def writes_without_acks(address: Address, seconds: float) -> str:
     return f"{sent} batches with acks=0"
 
 
+def wide_requests(address: Address, seconds: float) -> str:
+    """A few megabytes that name a quarter of a million partitions, again and again."""
+    partitions = [FetchPartition(partition=number) for number in range(250_000)]
+    frame = encode_request(FetchRequest(topics=[FetchTopic(topic=BULK_TOPIC, partitions=partitions)]), 12, 1, "wide")
+    count = 0
+    deadline = time.monotonic() + seconds
+    with RawConnection(address) as client:
+        while time.monotonic() < deadline:
+            client.socket.sendall(frame)
+            client.receive_frame()
+            count += 1
+    return f"{count} requests of {len(partitions)} partitions, {len(frame) >> 20} MB each"
+
+
 ATTACKS = (
     other_protocols,
     random_bytes,

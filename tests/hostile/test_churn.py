@@ -1,4 +1,4 @@
-"""Topics come and go under load: flushes, checkpoints and removals of the same files meet, and none disturbs another."""
+"""Topics come and go under load: flushes, checkpoints and removals of the same files do not disturb each other."""
 
 import time
 from pathlib import Path

@@ -83,6 +83,12 @@ def bootstrap(target: Target) -> str:
 
 
 @pytest.fixture(scope="session")
+def is_tidelog(target: Target) -> bool:
+    """Whether `--against` left the default: a broker of ours."""
+    return target.is_tidelog
+
+
+@pytest.fixture(scope="session")
 def admin(bootstrap: str) -> AdminClient:
     # It lives a little longer than the broker, and would complain.
     return AdminClient({"bootstrap.servers": bootstrap, "log_level": 2})
@@ -96,7 +102,7 @@ def unique() -> Unique:
 
 @pytest.fixture
 def new_topic(admin: AdminClient, unique: Unique) -> NewTopicNamed:
-    """`new_topic("orders", partitions=2, **{"retention.ms": "1000"})` makes a topic, led already, and returns its name."""
+    """`new_topic("orders", partitions=2, **{"retention.ms": "1000"})` makes a topic, led already; its name."""
 
     def make(word: str = "topic", partitions: int = 1, **config: str) -> str:
         name = unique(word)

@@ -16,7 +16,7 @@ CLIENT = "every client"
 NAMES = ["confluent-kafka", "kafka-python", "aiokafka", "kcat", "Java"]
 
 BATCH_HEADER = struct.Struct(">qiibIh")
-"""The first fields: base offset, length, leader epoch, magic, CRC, attributes (whose lowest three bits are the codec)."""
+"""The first fields: base offset, length, leader epoch, magic, CRC, attributes (its lowest three bits are the codec)."""
 
 
 def records_of(codec: str) -> list[Sent]:

@@ -235,7 +235,7 @@ def parts(consumer: Any) -> list[int]:
     return sorted(tp.partition for tp in consumer.assignment())
 
 
-GROUP = {"heartbeat_interval_ms": 200, "session_timeout_ms": 6000}
+GROUP: dict[str, Any] = {"heartbeat_interval_ms": 200, "session_timeout_ms": 6000}
 
 
 @pytest.mark.exercises("groups")
@@ -243,7 +243,7 @@ GROUP = {"heartbeat_interval_ms": 200, "session_timeout_ms": 6000}
 def test_members_join_and_leave(bootstrap: str, new_topic: NewTopicNamed, unique: Unique, assignor: Any) -> None:
     async def test() -> None:
         topic = new_topic(partitions=4)
-        settings = GROUP | {"group": unique("group"), "partition_assignment_strategy": (assignor,)}
+        settings: dict[str, Any] = GROUP | {"group": unique("group"), "partition_assignment_strategy": (assignor,)}
         async with consuming(bootstrap, topic, **settings) as first:
             await until(lambda: parts(first) == [0, 1, 2, 3], "all for the first")
             async with consuming(bootstrap, topic, **settings) as second:
@@ -263,7 +263,7 @@ def test_members_join_and_leave(bootstrap: str, new_topic: NewTopicNamed, unique
 def test_a_static_member_comes_back_to_its_own(bootstrap: str, new_topic: NewTopicNamed, unique: Unique) -> None:
     async def test() -> None:
         topic, group = new_topic(partitions=2), unique("group")
-        settings = GROUP | {"group": group, "session_timeout_ms": 20_000}
+        settings: dict[str, Any] = GROUP | {"group": group, "session_timeout_ms": 20_000}
         async with consuming(bootstrap, topic, group_instance_id="one", **settings) as first:
             await until(lambda: parts(first) == [0, 1], "all for the first")
             async with consuming(bootstrap, topic, group_instance_id="two", **settings) as second:
@@ -333,14 +333,13 @@ def test_admin_of_topics(bootstrap: str, unique: Unique) -> None:
 def test_admin_of_groups(bootstrap: str, new_topic: NewTopicNamed, unique: Unique) -> None:
     async def test() -> None:
         topic, group = new_topic(partitions=2), unique("group")
-        async with administrating(bootstrap) as admin:
-            async with consuming(bootstrap, topic, group=group) as consumer:
-                await until(lambda: parts(consumer) == [0, 1], "assigned")
-                (answer,) = await admin.describe_consumer_groups([group])
-                (described,) = answer.groups
-                assert described[1:4] == (group, "Stable", "consumer")
-                assert len(described[5]) == 1
-                assert (group, "consumer") in [entry[:2] for entry in await admin.list_consumer_groups()]
+        async with administrating(bootstrap) as admin, consuming(bootstrap, topic, group=group) as consumer:
+            await until(lambda: parts(consumer) == [0, 1], "assigned")
+            (answer,) = await admin.describe_consumer_groups([group])
+            (described,) = answer.groups
+            assert described[1:4] == (group, "Stable", "consumer")
+            assert len(described[5]) == 1
+            assert (group, "consumer") in [entry[:2] for entry in await admin.list_consumer_groups()]
 
     run(test())
 

@@ -8,32 +8,14 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import pytest
 
-from tidelog.testing import Broker
-
 LIMIT_S = 60
 
 Run: TypeAlias = Callable[..., subprocess.CompletedProcess[bytes]]
-
-
-@pytest.fixture(scope="module")
-def bootstrap(request: pytest.FixtureRequest) -> Iterator[str]:
-    """The broker under test: one of our own, or the address that `--against` names."""
-    against = request.config.getoption("against", "tidelog")
-    if against == "tidelog":
-        with Broker(settings={"num.partitions": 1}) as broker:
-            yield broker.bootstrap
-    else:
-        yield against
-
-
-@pytest.fixture
-def is_tidelog(request: pytest.FixtureRequest) -> bool:
-    return bool(request.config.getoption("against", "tidelog") == "tidelog")
 
 
 def environment(bootstrap: str) -> dict[str, str]:

@@ -18,7 +18,9 @@ from tidelog.testing import Broker
 
 CLIENT = "Java kafka-clients and Kafka's tools"
 
-COMPLAINTS = re.compile(r"mismatch|non-consecutive|corrupt|error|exception|isvalid: false|out of order", re.IGNORECASE)
+COMPLAINTS = re.compile(
+    r"mismatch|non-consecutive|is followed by|corrupt|error|exception|isvalid: false|out of order", re.IGNORECASE
+)
 
 RECORDS = 20_000
 
@@ -61,11 +63,15 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return data
 
 
+FIRST_OF_A_SEGMENT = re.compile(r"^Non-consecutive offsets in \S+\n(?: +-1 is followed by \d+\n)+", re.MULTILINE)
+"""Said of every segment that does not begin at offset 0, Kafka's own too: it counts from -1 in each file."""
+
+
 def dump(java: JavaTools, files: list[Path], *options: str) -> Ran:
     """Raises AssertionError when there is a complaint."""
     ran = java.run("dump-log", "--files", ",".join(map(str, files)), *options)
-    complaints = [line for line in (ran.out + ran.err).splitlines() if COMPLAINTS.search(line)]
-    assert complaints == []
+    said = FIRST_OF_A_SEGMENT.sub("", ran.err) + ran.out
+    assert [line for line in said.splitlines() if COMPLAINTS.search(line)] == []
     return ran
 
 
@@ -110,9 +116,10 @@ def test_dump_log_decodes_the_groups(java: JavaTools, written: Path) -> None:
     assert [(key["group"], key["topic"], key["partition"]) for key, _ in commits] == [("readers", "log", 0)] * len(
         commits
     )
-    assert (42, "metadata") in [(value["offset"], value["metadata"]) for _, value in commits]
+    # librdkafka sends the NUL at the end of its string along; other clients' metadata is compared to the letter.
+    assert (42, "metadata") in [(value["offset"], value["metadata"].rstrip("\0")) for _, value in commits]
     groups = [value for key, value in decoded if "topic" not in key]
-    assert [value["protocolType"] for value in groups] == ["consumer"] * len(groups)
+    assert [value["protocolType"] for value in groups][1:] == ["consumer"] * (len(groups) - 1)  # it begins empty
     assert groups[-1]["members"] == []
 
 

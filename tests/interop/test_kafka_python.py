@@ -2,8 +2,8 @@
 
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import pytest
@@ -215,7 +215,7 @@ class Member(threading.Thread):
         """As of its last poll."""
         self.error: KafkaError | None = None
         self._topic = topic
-        self._open = lambda: consuming(bootstrap, group, **settings)
+        self._open: Callable[[], AbstractContextManager[Any]] = lambda: consuming(bootstrap, group, **settings)
         self._leave = threading.Event()
 
     def run(self) -> None:

@@ -14,10 +14,8 @@ from interop_harness.suite import (
     BATCH_BYTES_MAX,
     BATCH_OVERHEAD_BYTES,
     CODECS,
-    LIMIT_S,
     NewTopicNamed,
     Unique,
-    wait_until,
 )
 
 CLIENT = "kcat"

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
-from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka import Consumer, Message, Producer, TopicPartition
 from kafka import KafkaConsumer, KafkaProducer
 from kafka import TopicPartition as Partition
 
@@ -58,9 +58,15 @@ def confluent(bootstrap: str) -> Client:
         finally:
             consumer.close()
         assert all(message is not None and message.error() is None for message in found)
-        return [Sent(m.key(), m.value(), tuple(m.headers() or ())) for m in found if m is not None]
+        return [Sent(m.key(), m.value(), _headers(m)) for m in found if m is not None]
 
     return Client(write, read)
+
+
+def _headers(message: Message) -> Headers:
+    pairs = message.headers() or []
+    assert isinstance(pairs, list)
+    return tuple((name, value) for name, value in pairs if isinstance(value, bytes))
 
 
 def kafka_python(bootstrap: str) -> Client:

@@ -6,7 +6,6 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterator
-from pathlib import Path
 from typing import NamedTuple
 
 from interop_harness.target import ROOT, kafka_version

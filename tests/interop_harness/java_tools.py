@@ -50,7 +50,7 @@ class RunningTool:
         self._tools = tools
         self._number = number
         self._changed = threading.Condition()
-        self._printed = {"out": b"", "err": b""}
+        self._printed = {"out": bytearray(), "err": bytearray()}
         self._code: int | None = None
 
     @property
@@ -64,8 +64,8 @@ class RunningTool:
     def wait_for(self, pattern: str, count: int = 1) -> None:
         """Return when `count` matches are in `out`. Raises AssertionError when it ends, or LIMIT_S pass, before."""
         found = self._wait(lambda: len(re.findall(pattern, self.out)) >= count or self._code is not None)
-        assert found, f"no {pattern!r} in {LIMIT_S:.0f} s: {self.out}{self.err}"
-        assert len(re.findall(pattern, self.out)) >= count, f"ended without {pattern!r}: {self.out}{self.err}"
+        assert found, f"no {pattern!r} in {LIMIT_S:.0f} s: {self._tail()}"
+        assert len(re.findall(pattern, self.out)) >= count, f"ended without {pattern!r}: {self._tail()}"
 
     def stop(self) -> Ran:
         """As Ctrl-C does: its shutdown hooks run. Returns when it has ended."""
@@ -74,9 +74,12 @@ class RunningTool:
 
     def wait(self) -> Ran:
         """Raises AssertionError when it has not ended after LIMIT_S."""
-        assert self._wait(lambda: self._code is not None), f"still runs after {LIMIT_S:.0f} s: {self.out}{self.err}"
+        assert self._wait(lambda: self._code is not None), f"still runs after {LIMIT_S:.0f} s: {self._tail()}"
         assert self._code is not None
         return Ran(self._code, self.out, self.err)
+
+    def _tail(self) -> str:
+        return self.out[-2000:] + self.err[-2000:]
 
     def _wait(self, reached: Callable[[], bool]) -> bool:
         with self._changed:
@@ -125,7 +128,7 @@ class JavaTools:
     def run(self, name: str, *arguments: object, input: bytes = b"", code: int | None = 0) -> Ran:
         """Run a tool to its end; `code` is the exit code it must have, None for any."""
         ran = self.start(name, *arguments, input=input).wait()
-        assert code is None or ran.code == code, f"{name} ended with {ran.code}: {ran.out}{ran.err}"
+        assert code is None or ran.code == code, f"{name} ended with {ran.code}: {ran.out[-2000:]}{ran.err[-2000:]}"
         return ran
 
     def send(self, line: str) -> None:

@@ -13,7 +13,7 @@ BATCH_BYTES_MAX = 1_048_588
 """`max.message.bytes` by default: a whole batch with its header."""
 
 BATCH_OVERHEAD_BYTES = 72
-"""Of a batch with one record without key and headers whose value has a million bytes or so: 61 of header, 11 of record."""
+"""Of a batch of one record that has a value of a million bytes or so alone: 61 of header, 11 of record."""
 
 NewTopicNamed: TypeAlias = Callable[..., str]
 """`new_topic("orders", partitions=2, **{"retention.ms": "1000"})`"""

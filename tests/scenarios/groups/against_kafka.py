@@ -30,7 +30,7 @@ from tidelog.wire.records import batches_in, decode_records
 
 API_KEYS = {info.name: key for key, info in APIS.items()}
 DEFAULTS = {"group.initial.rebalance.delay.ms": "300", "group.min.session.timeout.ms": "100"}
-QUIET_S = 0.01
+QUIET_S = 0.025
 PATIENCE_S = 2.0
 TIME = re.compile(r"(?<=^    )\d+|(?<= at=)\d+|(?<= since=)\d+|(?<= expires=)\d+")
 MARKED = re.compile(r"<(\d+)>")

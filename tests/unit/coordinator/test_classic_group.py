@@ -199,6 +199,22 @@ def test_the_first_rebalance_never_waits_longer_than_the_rebalance_timeout() -> 
     assert first.only.generation_id == 1
 
 
+def test_static_members_that_are_all_away_keep_their_group_until_a_session_ends() -> None:
+    world = World()
+    static = world.join(instance="i", version=5, session_ms=9000, rebalance_ms=1000)
+    world.wait(300)
+    member = static.only.member_id
+    world.sync(member, 1, instance="i")
+    world.join(rebalance_ms=1000)
+    (passer_by,) = (one for one in world.group.members.by_id if one != member)
+    world.leave((passer_by, None))
+    world.wait(3000)
+    assert world.group.state is GroupState.PREPARING_REBALANCE, "nobody has joined, so nobody can lead"
+    assert world.heartbeat(member, 1, "i") == ErrorCode.REBALANCE_IN_PROGRESS
+    world.wait(9000)
+    assert world.group.state is GroupState.EMPTY
+
+
 def test_a_member_that_left_is_not_waited_for() -> None:
     world = World()
     a, b = world.stable()

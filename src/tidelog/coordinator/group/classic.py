@@ -267,8 +267,6 @@ class ClassicGroup(RebalancingGroup):
             raise IllegalGeneration
         if _differ(request.protocol_type, self.protocol_type) or _differ(request.protocol_name, self.protocol_name):
             raise InconsistentGroupProtocol
-        if self.state is GroupState.EMPTY:
-            raise UnknownMemberId
         if self.state is GroupState.PREPARING_REBALANCE:
             raise RebalanceInProgress
         return member
