@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka import KafkaException, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec
 
 from interop_harness.java_tools import JavaTools
 from interop_harness.suite import NewTopicNamed, Unique, wait_until
@@ -108,10 +109,15 @@ def new_topic(admin: AdminClient, unique: Unique) -> NewTopicNamed:
         name = unique(word)
         admin.create_topics([NewTopic(name, partitions, 1, config=config)])[name].result(30)
 
+        everything = {TopicPartition(name, partition): OffsetSpec.latest() for partition in range(partitions)}
+
         def led() -> bool:
-            # Kafka answers before the partitions have leaders, now and then before Metadata knows the topic.
-            found = admin.list_topics(name, timeout=10).topics[name]
-            return len(found.partitions) == partitions and all(p.leader >= 0 for p in found.partitions.values())
+            # Kafka answers before the partitions have leaders, and Metadata names leaders that do not know of it yet:
+            # an idempotent producer that comes then can take 40 s to sort out its sequences. So ask the leaders.
+            try:
+                return all(asked.result(10) for asked in admin.list_offsets(everything).values())
+            except KafkaException:
+                return False
 
         wait_until(led, f"leaders of {name}")
         return name

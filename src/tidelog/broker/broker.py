@@ -93,6 +93,8 @@ class Broker:
             raise
 
     async def _start(self) -> None:
+        clock = self.runtime.clock
+        began = clock.monotonic()
         path = self.config.data_directory
         run_blocking = self.runtime.tasks.run_blocking
         directory = self._directory = await run_blocking(DataDirectory.open, self.runtime.disk, path)
@@ -110,8 +112,26 @@ class Broker:
         services.groups.start()
         await self._listen()
         self._housekeeping = self.runtime.tasks.spawn(self._keep_house(), name="housekeeping")
+        self._log_start(directory.clean, clock.monotonic() - began)
         for name in self.config.without_effect():
             logger.warning("setting has no effect yet name=%s", name)
+
+    def _log_start(self, clean: bool, seconds: float) -> None:
+        """What the start found and did, in one line: what an operator asks first after a crash."""
+        partitions = self.services.partitions
+        reports = [partition.log.recovery for partition in partitions]
+        logger.info(
+            "started cluster=%s node=%d clean=%s partitions=%d offline=%d scanned_bytes=%d truncated_bytes=%d "
+            "seconds=%.3f",
+            self.cluster_id,
+            self.config.node_id,
+            clean,
+            len(partitions),
+            partitions.offline_count,
+            sum(report.scanned_bytes for report in reports),
+            sum(report.truncated_bytes for report in reports),
+            seconds,
+        )
 
     def _wire(self, directory: DataDirectory, cache: MetadataCache, controller: MetadataController) -> Services:
         config, runtime = self.config, self.runtime

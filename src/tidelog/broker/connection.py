@@ -31,6 +31,8 @@ _FLEXIBLE_RESPONSE = Struct(">iix")
 
 HEADER_BYTES = 10
 """Of the shortest request: key, version, correlation id, length of the client id."""
+OTHER_REQUEST_BYTES_MAX = 16 << 20
+"""Of all but produce, which carries records: what is that long can only be meant to keep the loop busy."""
 PIPELINED_MAX = 1000
 """Produce requests of one connection that wait for their acknowledgement; then it is read no further."""
 REQUESTS_PER_TURN = 64
@@ -273,6 +275,11 @@ class Connection:
                 found = route(API_VERSIONS_KEY, 0)
                 version = -1  # the handler's sign to say which versions there are
         position = HEADER_BYTES
+        if len(frame) > OTHER_REQUEST_BYTES_MAX and api_key != PRODUCE_KEY:
+            self.close(
+                f"{found.name} request of {len(frame)} bytes: only produce may be beyond {OTHER_REQUEST_BYTES_MAX}"
+            )
+            return
         try:
             if length > 0:
                 position += length

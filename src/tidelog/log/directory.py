@@ -110,7 +110,8 @@ class DataDirectory:
         known_id = read_partition_metadata(self._disk, path)
         if known_id is not None and known_id != topic_id:
             stray = f"{self.path}/{key}.{uuid_text(known_id)}{STRAY_SUFFIX}"
-            logger.warning("partition of another topic put aside path=%s as=%s", path, stray)
+            # Of a deleted topic of that name, mostly; but a damaged id looks the same, so it is said loudly.
+            logger.error("partition of another topic put aside path=%s as=%s", path, stray)
             self._disk.rename(path, stray)
             self._disk.sync_dir(self.path)
             known_id = None

@@ -78,6 +78,11 @@ class Partitions:
     def __len__(self) -> int:
         return len(self._table)
 
+    @property
+    def offline_count(self) -> int:
+        """Partitions that could not be opened, or whose log has failed since."""
+        return len(self._offline) + sum(p.log.failure is not None for p in self._table.values())
+
     def _missing(self, topic: str, index: int) -> Exception:
         reason = self._offline.get((topic, index))
         if reason is not None:
