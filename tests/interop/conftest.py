@@ -114,6 +114,9 @@ def new_topic(admin: AdminClient, unique: Unique) -> NewTopicNamed:
         def led() -> bool:
             # Kafka answers before the partitions have leaders, and Metadata names leaders that do not know of it yet:
             # an idempotent producer that comes then can take 40 s to sort out its sequences. So ask the leaders.
+            found = admin.list_topics(name, timeout=10).topics[name]  # afresh: list_offsets goes by what was heard last
+            if len(found.partitions) != partitions or any(p.leader < 0 for p in found.partitions.values()):
+                return False
             try:
                 return all(asked.result(10) for asked in admin.list_offsets(everything).values())
             except KafkaException:
