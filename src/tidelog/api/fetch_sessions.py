@@ -57,13 +57,17 @@ class FetchItem:
         self.high_watermark = -1
         self.log_start_offset = -1
         self.error_code = 0
-        self.update(asked)
-
-    def update(self, asked: "FetchPartition") -> None:
         self.current_leader_epoch = asked.current_leader_epoch
         self.fetch_offset = asked.fetch_offset
         self.last_fetched_epoch = asked.last_fetched_epoch
         self.bytes_max = asked.partition_max_bytes
+
+    def ask_as(self, newer: "FetchItem") -> None:
+        """Take what a newer request asks of the same partition; what the client was told stays."""
+        self.current_leader_epoch = newer.current_leader_epoch
+        self.fetch_offset = newer.fetch_offset
+        self.last_fetched_epoch = newer.last_fetched_epoch
+        self.bytes_max = newer.bytes_max
 
 
 class FetchSession:
@@ -89,10 +93,7 @@ class FetchSession:
                 named[item] = None
             else:
                 named[known] = None
-                known.current_leader_epoch = item.current_leader_epoch
-                known.fetch_offset = item.fetch_offset
-                known.last_fetched_epoch = item.last_fetched_epoch
-                known.bytes_max = item.bytes_max
+                known.ask_as(item)
         for topic in request.forgotten_topics_data:
             key: TopicKey = topic.topic_id if self.uses_topic_ids else topic.topic
             for index in topic.partitions:
