@@ -44,7 +44,7 @@ LIMIT = 90  # seconds for one row
 # name: (mode, partitions, arguments after PORT TOPIC)
 ROWS = {
     "bulk produce": ("produce", 4, "4 1000000 1000 300 4"),
-    "bulk fetch": ("fetch", 4, "4 1048576 1200000000"),
+    "bulk fetch": ("fetch", 4, "4 1048576 1190000000"),
     "1 KB records produce": ("produce", 4, "4 16384 16 8000 5"),
     "small produce": ("mconn", 100, "161 100 100000"),
     "latency 1k/s": ("lat", 1, "161 1000 5 0"),
@@ -232,7 +232,7 @@ def main() -> None:
     (root / "touch").unlink()
     try:
         for visit, name in enumerate(["reference", *(n for n in commands if n != "reference"), "reference"]):
-            port = 39092 + 100 * visit
+            port = 19092 + 100 * visit  # below the ephemeral ports: a client's own socket must not take it
             folder = root / f"{name}-{visit}"
             server = Server(name, commands[name], port, folder, pin)
             try:

@@ -84,6 +84,7 @@ class Fetch:
     """One request under way: what was found for each item, and how much of it."""
 
     __slots__ = (
+        "_aborted",
         "_bytes_max",
         "_context",
         "_failed",
@@ -94,9 +95,9 @@ class Fetch:
         "_min_bytes",
         "_moved",
         "_pending",
-        "_results",
         "_services",
         "_slices",
+        "_special",
         "_timer",
         "_unknown",
         "found_bytes",
@@ -119,8 +120,9 @@ class Fetch:
         self._max_wait_ms = request.max_wait_ms
         self._min_bytes = request.min_bytes
         self._bytes_max = min(request.max_bytes, services.config.fetch_max_bytes)
-        self._results: dict[FetchItem, PartitionData] = {}
+        self._special: dict[FetchItem, PartitionData] = {}  # what is told of items in error or diverging
         self._slices: dict[FetchItem, Slice] = {}
+        self._aborted: dict[FetchItem, list[AbortedTransaction]] = {}
         self._moved: dict[Partition, None] = {}
         self._unknown: dict[FetchItem, int] = {}
         self._failed = False
@@ -143,7 +145,10 @@ class Fetch:
         left = self._bytes_max
         for item in self._fetching.items:
             try:
-                cold = self._partition(item).log.cold_read(item.fetch_offset, min(item.bytes_max, left))
+                log = self._partition(item).log
+                if item.fetch_offset == log.log_end_offset:
+                    continue
+                cold = log.cold_read(item.fetch_offset, min(item.bytes_max, left))
             except ApiError:
                 continue  # `_read` meets it again and answers
             if cold is not None:
@@ -177,81 +182,68 @@ class Fetch:
 
     def _read(self, item: FetchItem) -> None:
         """Look for data for `item`, within what the request's limits leave."""
-        data = self._results[item] = PartitionData(
-            partition_index=item.index, high_watermark=-1, last_stable_offset=-1, log_start_offset=-1, records=_EMPTY
-        )
-        known = item.partition is not None
+        known = item.partition
         try:
-            partition = item.partition = self._partition(item)
-            if self._isolation == READ_UNCOMMITTED:
-                data.aborted_transactions = None
-            partition.check_leader_epoch(item.current_leader_epoch)
+            partition = self._partition(item)
+            if item.current_leader_epoch >= 0:
+                partition.check_leader_epoch(item.current_leader_epoch)
             if self._from_follower:
                 raise NotLeaderOrFollower("this broker has no followers")
-            if item.last_fetched_epoch >= 0 and self._diverges(partition, item, data):
-                self._failed = True
+            if item.last_fetched_epoch >= 0 and self._diverges(partition, item):
                 return
-            found = partition.read(
-                item.fetch_offset, min(item.bytes_max, self._bytes_max - self.found_bytes), self._isolation
-            )
+            left = min(item.bytes_max, self._bytes_max - self.found_bytes)
+            found = partition.read(item.fetch_offset, left, self._isolation)
             if self._isolation == READ_COMMITTED and found.size:
-                data.aborted_transactions = [
+                self._aborted[item] = [
                     AbortedTransaction(producer_id=t.producer_id, first_offset=t.first_offset)
                     for t in partition.log.aborted_transactions(item.fetch_offset, partition.last_stable_offset)
                 ]
-        except (UnknownTopicOrPartition, UnknownTopicId) as error:
-            data.error_code = error.code  # no reason to keep the others from waiting
-            self._unknown[item] = 1 if isinstance(error, UnknownTopicId) else 2
-            if known and self._isolation == READ_UNCOMMITTED:
-                data.aborted_transactions = None
-            return
         except ApiError as error:
-            data.error_code = error.code
-            self._failed = True
-            if isinstance(error, NotLeaderOrFollower | FencedLeaderEpoch):
-                self._tell_leader(item, data)
-            return
-        self._tell_offsets(partition, data)
-        if found.file is None or not found.size:
+            self._refuse(item, error, item.partition or known)
             return
         # The first batch may be larger than every limit (KIP-74), but only for the first partition that has any.
-        if self.found_bytes and found.size > min(item.bytes_max, self._bytes_max - self.found_bytes):
-            return
-        self._slices[item] = found
-        self.found_bytes += found.size
-        data.records = FileRegion(found.file, found.position, found.size)
-
-    def _tell_leader(self, item: FetchItem, data: PartitionData) -> None:
-        """Where the client may go instead (KIP-951)."""
-        if item.partition is not None and self._context.api_version >= 16:
-            data.current_leader = LeaderIdAndEpoch(self._services.config.node_id, item.partition.leader_epoch)
-
-    def _tell_offsets(self, partition: Partition, data: PartitionData) -> None:
-        data.high_watermark = partition.high_watermark
-        data.last_stable_offset = partition.last_stable_offset
-        data.log_start_offset = partition.log_start_offset
+        size = found.size
+        if size and (size <= left or not self.found_bytes):
+            self._slices[item] = found
+            self.found_bytes += size
 
     def _partition(self, item: FetchItem) -> Partition:
         known = item.partition
-        if known is not None:
-            if not known.deleted:
-                return known
+        if known is None:
+            partitions = self._services.partitions
+            topic = item.topic
+            name = topic if isinstance(topic, str) else partitions.topic_name(topic)
+            known = item.partition = partitions.get(name, item.index)
+        elif known.deleted:
             item.partition = None
             self._failed = True  # whoever waits for it is told at once
             raise UnknownTopicOrPartition("the topic was deleted")
-        partitions = self._services.partitions
-        topic = item.topic
-        return partitions.get(topic if isinstance(topic, str) else partitions.topic_name(topic), item.index)
+        return known
 
-    def _diverges(self, partition: Partition, item: FetchItem, data: PartitionData) -> bool:
+    def _refuse(self, item: FetchItem, error: ApiError, partition: Partition | None) -> None:
+        data = self._special[item] = PartitionData(item.index, error.code, -1, records=_EMPTY)
+        if partition is not None and self._isolation == READ_UNCOMMITTED:
+            data.aborted_transactions = None
+        if isinstance(error, UnknownTopicOrPartition | UnknownTopicId):
+            # No reason to keep the others from waiting.
+            self._unknown[item] = 1 if isinstance(error, UnknownTopicId) else 2
+            return
+        self._failed = True
+        moved = isinstance(error, NotLeaderOrFollower | FencedLeaderEpoch)
+        if moved and partition is not None and self._context.api_version >= 16:
+            # Where the client may go instead (KIP-951).
+            data.current_leader = LeaderIdAndEpoch(self._services.config.node_id, partition.leader_epoch)
+
+    def _diverges(self, partition: Partition, item: FetchItem) -> bool:
         """Whether the client's log parts from ours before its fetch offset; tells it where (KIP-595)."""
         epoch, end_offset = partition.end_offset_for(item.last_fetched_epoch)
         if end_offset < 0:
             raise OffsetOutOfRange(f"leader epoch {item.last_fetched_epoch} is not known in this log")
         if epoch >= item.last_fetched_epoch and end_offset >= item.fetch_offset:
             return False
-        self._tell_offsets(partition, data)
+        data = self._special[item] = self._data(item, partition, None)
         data.diverging_epoch = EpochEndOffset(epoch=epoch, end_offset=end_offset)
+        self._failed = True
         return True
 
     # Parking
@@ -278,18 +270,21 @@ class Fetch:
         if self._pending is None:
             return
         for item in self._fetching.items:
-            if item.partition in moved and item not in self._slices:
+            if item.partition in moved:
+                found = self._slices.pop(item, None)
+                if found is not None:
+                    self.found_bytes -= found.size
                 self._read(item)
-            elif item.partition in moved:
-                self._reread(item)
         if self.satisfied:
             self._complete()
 
     def finish(self) -> None:
         """Answer a parked fetch with what is there now: what was found long ago may be gone."""
         if self._pending is not None:
-            for item in list(self._slices):
-                self._reread(item)
+            found, self._slices = self._slices, {}
+            self.found_bytes = 0
+            for item in found:
+                self._read(item)
             self._complete()
 
     def _complete(self) -> None:
@@ -297,10 +292,6 @@ class Fetch:
         assert pending is not None
         self.abandon()
         pending.complete(self._response())
-
-    def _reread(self, item: FetchItem) -> None:
-        self.found_bytes -= self._slices.pop(item).size
-        self._read(item)
 
     def abandon(self) -> None:
         """Wait no longer."""
@@ -325,32 +316,50 @@ class Fetch:
         if self._unknown:  # told behind the others, as Kafka does
             items = sorted(items, key=lambda item: self._unknown.get(item, 0))
         for item in items:
-            data = self._results[item]
-            if fetching.incremental and not _tells_something(item, data):
+            data = self._special.get(item)
+            if data is None:
+                partition = item.partition
+                assert partition is not None
+                found = self._slices.get(item)
+                if fetching.incremental and found is None and item.knows(partition):
+                    continue
+                data = self._data(item, partition, found)
+            elif fetching.incremental and not _tells_something(item, data):
                 continue
             if item.topic != key:
                 key = item.topic
-                topic = FetchableTopicResponse()
-                if by_id:
-                    topic.topic_id = key  # type: ignore[assignment]  # v13: the key is the id
-                else:
-                    topic.topic = key  # type: ignore[assignment]  # before: the name
+                topic = FetchableTopicResponse("", key) if by_id else FetchableTopicResponse(key)  # type: ignore[arg-type]  # v13: ids
                 topics.append(topic)
             topic.partitions.append(data)
             if session is not None:
                 item.high_watermark = data.high_watermark
                 item.log_start_offset = data.log_start_offset
                 item.error_code = data.error_code
-                if item in self._slices and fetching.incremental:
+                if fetching.incremental and item in self._slices:
                     session.serve_last(item)
         return FetchResponse(session_id=fetching.session_id, responses=topics)
+
+    def _data(self, item: FetchItem, partition: Partition, found: "Slice | None") -> PartitionData:
+        high_watermark = partition.high_watermark
+        return PartitionData(
+            item.index,
+            0,
+            high_watermark,
+            partition.log.last_stable_offset_below(high_watermark),
+            partition.log.log_start_offset,
+            None,
+            None,
+            None,
+            None if self._isolation == READ_UNCOMMITTED else self._aborted.get(item, []),
+            -1,
+            _EMPTY if found is None else FileRegion(found.file, found.position, found.size),  # type: ignore[arg-type]  # it has a size
+        )
 
 
 def _tells_something(item: FetchItem, data: PartitionData) -> bool:
     """Whether an incremental response must list the partition."""
     return (
-        data.records is not _EMPTY
-        or data.error_code != item.error_code
+        data.error_code != item.error_code
         or data.error_code != 0
         or data.high_watermark != item.high_watermark
         or data.log_start_offset != item.log_start_offset

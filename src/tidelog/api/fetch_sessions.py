@@ -62,6 +62,14 @@ class FetchItem:
         self.last_fetched_epoch = asked.last_fetched_epoch
         self.bytes_max = asked.partition_max_bytes
 
+    def knows(self, partition: "Partition") -> bool:
+        """Whether the client was told all there is to tell of `partition` but its records."""
+        return (
+            self.high_watermark == partition.high_watermark
+            and self.log_start_offset == partition.log.log_start_offset
+            and self.error_code == 0
+        )
+
     def ask_as(self, newer: "FetchItem") -> None:
         """Take what a newer request asks of the same partition; what the client was told stays."""
         self.current_leader_epoch = newer.current_leader_epoch
@@ -196,6 +204,9 @@ class FetchSessions:
 
 def items_of(request: "FetchRequest", uses_topic_ids: bool) -> list[FetchItem]:
     """What the request names, each partition once: as it is named last."""
+    if len(request.topics) == 1 and len(request.topics[0].partitions) == 1:
+        topic = request.topics[0]
+        return [FetchItem(topic.topic_id if uses_topic_ids else topic.topic, topic.partitions[0])]
     found = {}
     for topic in request.topics:
         key: TopicKey = topic.topic_id if uses_topic_ids else topic.topic

@@ -49,23 +49,28 @@ def handle(
     waiting: _Waiting = []
     failed: PartitionProduceResponse | None = None
     topics: list[TopicProduceResponse] = []
-    for topic in request.topic_data:
-        answers = []
-        for data in topic.partition_data if len(topic.partition_data) == 1 else _last_of_each(topic.partition_data):
-            partition = None
-            try:
-                if not -1 <= request.acks <= 1:
-                    raise ApiError(f"acks must be -1, 0 or 1, not {request.acks}", ErrorCode.INVALID_REQUIRED_ACKS)
-                partition = partitions.get(partitions.topic_name(topic.topic_id) if by_id else topic.name, data.index)
-                answer = _append(partition, context, data, waiting)
-            except ApiError as error:
-                answer = failed = _refusal(data.index, partition, error)
-            answers.append(answer)
-        if topics and any(topic.name == t.name and topic.topic_id == t.topic_id for t in topics):
-            _merge(topics, topic.name, topic.topic_id, answers)
-        elif answers:
-            topics.append(TopicProduceResponse(topic.name, topic.topic_id, answers))
-    partitions.wake_fetches()
+    partitions.appending = True
+    try:
+        for topic in request.topic_data:
+            answers = []
+            for data in topic.partition_data if len(topic.partition_data) == 1 else _last_of_each(topic.partition_data):
+                partition = None
+                try:
+                    if not -1 <= request.acks <= 1:
+                        raise ApiError(f"acks must be -1, 0 or 1, not {request.acks}", ErrorCode.INVALID_REQUIRED_ACKS)
+                    partition = partitions.get(
+                        partitions.topic_name(topic.topic_id) if by_id else topic.name, data.index
+                    )
+                    answer = _append(partition, context, data, waiting)
+                except ApiError as error:
+                    answer = failed = _refusal(data.index, partition, error)
+                answers.append(answer)
+            if topics and any(topic.name == t.name and topic.topic_id == t.topic_id for t in topics):
+                _merge(topics, topic.name, topic.topic_id, answers)
+            elif answers:
+                topics.append(TopicProduceResponse(topic.name, topic.topic_id, answers))
+    finally:
+        partitions.wake_fetches()
     if request.acks == 0:
         if failed is None:
             return NO_RESPONSE

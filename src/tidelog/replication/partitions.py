@@ -50,6 +50,8 @@ class Partitions:
         self._table: dict[tuple[str, int], Partition] = {}
         self._offline: dict[tuple[str, int], str] = {}
         self._topic_names: dict[bytes, str] = {}
+        self.appending = False
+        """Set by who appends several batches and calls `wake_fetches` after them: a turn of the loop is saved."""
         self._to_wake: list[ParkedFetch] = []
         self._parked: dict[ParkedFetch, None] = {}
         self._passing: dict[tuple[str, int], tuple[TopicImage, LogConfig]] = {}  # not opened for want of something
@@ -92,13 +94,14 @@ class Partitions:
     # Waking parked fetches
 
     def wake_later(self, fetch: ParkedFetch) -> None:
-        """`fetch` has news; it is woken by the next `wake_fetches`, in this turn of the loop or the next."""
-        if not self._to_wake:
+        """`fetch` has news; it is woken when the request that is being appended is, else in the loop's next turn."""
+        if not self._to_wake and not self.appending:
             self._runtime.tasks.call_soon(self.wake_fetches)
         self._to_wake.append(fetch)
 
     def wake_fetches(self) -> None:
         """Let every parked fetch with news look again. Called when all of a request's batches are appended."""
+        self.appending = False
         while self._to_wake:
             waking, self._to_wake = self._to_wake, []
             for fetch in waking:
