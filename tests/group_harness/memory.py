@@ -1,5 +1,6 @@
 """A partition whose log is in memory, and a clock that follows a virtual loop."""
 
+import logging
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -7,6 +8,8 @@ from tidelog.log.reader import Slice
 from tidelog.simulation.loop import SimLoop
 from tidelog.wire.batches import BatchHeader
 from tidelog.wire.errors import ApiError, StorageError
+
+logger = logging.getLogger("tidelog.log")
 
 EPOCH_MS = 1_700_000_000_000
 
@@ -78,6 +81,7 @@ class MemoryLog:
 
     def fail(self, reason: str) -> None:
         self.failure = reason
+        logger.error("log offline reason=%s", reason)
 
 
 class Appended(NamedTuple):
@@ -121,9 +125,17 @@ class MemoryPartition:
         for _, listener in waiting:
             listener(None)
 
-    def go_offline(self, reason: str) -> None:
-        self.log.fail(reason)
-        self.append_error = StorageError(reason)
+    def refuse_all(self, error: ApiError) -> None:
+        """What was appended will not be committed, though the log is not offline."""
         waiting, self._waiting = self._waiting, []
         for _, listener in waiting:
-            listener(StorageError(reason))
+            listener(error)
+
+    def go_offline(self, reason: str) -> None:
+        self.log.fail(reason)
+        self.fail()
+
+    def fail(self) -> None:
+        """Tell everyone who waits that the log is offline."""
+        self.append_error = StorageError(f"{self.log.failure}")
+        self.refuse_all(StorageError(f"{self.log.failure}"))

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Mapping
 from importlib import import_module
-from types import CoroutineType, SimpleNamespace
+from types import CoroutineType, GeneratorType, SimpleNamespace
 from typing import Any, cast
 
 from group_harness.memory import LoopClock, MemoryPartition
@@ -16,6 +16,7 @@ from tidelog.metadata.controller import TopicResult
 from tidelog.metadata.image import CONSUMER_OFFSETS, BrokerRegistration, MetadataImage, TopicImage
 from tidelog.metadata.records import PartitionState
 from tidelog.model.ids import TopicId
+from tidelog.model.steps import at_once
 from tidelog.runtime.tasks import LoopTasks
 from tidelog.simulation.loop import SimLoop
 from tidelog.wire.apis import APIS
@@ -212,13 +213,17 @@ class Sent:
         return self._response
 
     def take(self, handle: Any) -> None:
-        returned = handle()
+        self._settle(handle())
+
+    def _settle(self, returned: Any) -> None:
         if isinstance(returned, Pending):
             self.pending = returned
-            returned.listen(self._answer)
+            returned.listen(self._settle)
         elif isinstance(returned, CoroutineType):
             task = self._loop.create_task(returned)
-            task.add_done_callback(lambda done: self._answer(done.result()))
+            task.add_done_callback(lambda done: self._settle(done.result()))
+        elif isinstance(returned, GeneratorType):
+            self._settle(at_once(returned))
         else:
             self._answer(returned)
 

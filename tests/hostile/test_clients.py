@@ -9,18 +9,22 @@ from pathlib import Path
 
 import pytest
 from attacks import ATTACKS, BULK_TOPIC, Address, silent_connections, wide_requests
+from wide import GROUP, WIDE, wide_request
 
 from process_harness import amount, note
 from process_harness.observed import descriptors, peak_resident_bytes, resident_bytes
 from process_harness.raw import RawConnection
 from tidelog.testing import Broker
 from tidelog.wire.errors import ErrorCode
+from tidelog.wire.messages.find_coordinator import FindCoordinatorRequest
 
 SECONDS = float(amount(2, 10))
 IDLE_CONNECTIONS = amount(2_000, 10_000)
 P99_MS_MAX = 250.0
 """What a client notices, not what the broker can do: the machine has other work, and the attacks take its cores."""
-WAIT_MS_MAX = 1000.0
+ATTEMPTS = 3
+WAIT_MS_MAX = 400.0
+"""The longest of all, beside requests each of which takes the broker's core for half a second to five seconds."""
 GROWTH_BYTES_MAX = 512 << 20
 """Four requests of the largest size may be on their way, and what clients have not read; see the listener."""
 BULK_RECORDS = 40
@@ -31,6 +35,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
     with Broker(process=True, data=tmp_path_factory.mktemp("hostile") / "data") as running:
         with RawConnection((running.host, running.port)) as client:
             client.create_topic(BULK_TOPIC)
+            client.ask(FindCoordinatorRequest(coordinator_keys=[GROUP]), 4)  # makes the topic of all groups
             for number in range(BULK_RECORDS):
                 assert client.produce(BULK_TOPIC, 0, [bytes(200_000)]).base_offset == number
         yield running
@@ -90,16 +95,24 @@ def test_a_well_behaved_client_is_served_meanwhile(broker: Broker, name: str) ->
     attacked(broker, name, (broker.host, broker.port), SECONDS)
 
 
-@pytest.mark.xfail(strict=True, reason="a request is handled in one go: one that names 250,000 partitions holds others")
-def test_wide_requests_do_not_hold_others(broker: Broker) -> None:
+@pytest.mark.parametrize("name", WIDE)
+def test_wide_requests_do_not_hold_others(broker: Broker, name: str) -> None:
     address = (broker.host, broker.port)
-    client = WellBehaved(broker, "victim-wide")
-    try:
-        wide_requests(address, SECONDS)
-        account = client.account()
-    finally:
-        client.kill()
+    frame = wide_request(name, BULK_TOPIC)
+    before = resident_bytes(broker.pid)
+    for attempt in range(ATTEMPTS):  # a request that holds the loop does so every time, a busy machine does not
+        client = WellBehaved(broker, f"victim-wide-{name}-{attempt}")
+        try:
+            did = wide_requests(address, SECONDS, frame)
+            account = client.account()
+        finally:
+            client.kill()
+        note(f"hostile: {name}: {did}; meanwhile p50 {account['p50_ms']:.1f} ms, longest {account['max_ms']:.0f} ms")
+        if account["max_ms"] < WAIT_MS_MAX:
+            break
+    assert account["requests"] > 20
     assert account["max_ms"] < WAIT_MS_MAX
+    assert peak_resident_bytes(broker.pid) - before < GROWTH_BYTES_MAX
 
 
 def test_every_connection_is_given_back(broker: Broker) -> None:

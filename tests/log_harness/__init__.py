@@ -23,23 +23,33 @@ def make_batch(*values: bytes, timestamps: Sequence[int] | None = None, **fields
 class LogOnDisk:
     """One partition's log on a SimDisk: what a broker does with it, in one line each."""
 
-    def __init__(self, config: LogConfig | None = None, disk: SimDisk | None = None, **settings: Any) -> None:
+    def __init__(
+        self,
+        config: LogConfig | None = None,
+        disk: SimDisk | None = None,
+        *,
+        log_start_offset: int = 0,
+        **settings: Any,
+    ) -> None:
         self.config = config or LogConfig(**settings)
         self.disk = disk or SimDisk(rng=random.Random(1))
         self.disk.make_dirs("/data")
         self.disk.sync_dir("/")
         self.now_ms = NOW_MS
         self.persisted_recovery_point = 0
+        self.persisted_log_start_offset = log_start_offset
         self.log = self.open(clean=False)
 
-    def open(self, *, clean: bool, recovery_point: int | None = None, log_start_offset: int = 0) -> PartitionLog:
+    def open(
+        self, *, clean: bool, recovery_point: int | None = None, log_start_offset: int | None = None
+    ) -> PartitionLog:
         self.log = PartitionLog.open(
             self.disk,
             DIRECTORY,
             self.config,
             clean=clean,
             recovery_point=self.persisted_recovery_point if recovery_point is None else recovery_point,
-            log_start_offset=log_start_offset,
+            log_start_offset=self.persisted_log_start_offset if log_start_offset is None else log_start_offset,
             now_ms=self.now_ms,
         )
         return self.log
@@ -57,11 +67,25 @@ class LogOnDisk:
         if checkpoint:
             self.persisted_recovery_point = self.log.recovery_point
 
+    def retain(self, now_ms: int, high_watermark: int | None = None) -> int:
+        """Retention as a broker does it, until the files that are due are gone; how many segments left the log."""
+        look = self.log.times_look(now_ms)
+        if look is not None:
+            look.run()
+            look.take()
+        count = self.log.apply_retention(now_ms, high_watermark)
+        self.persisted_log_start_offset = self.log.log_start_offset
+        removal = self.log.removal(now_ms)
+        if removal is not None:
+            removal.run()
+        return count
+
     def restart(self) -> PartitionLog:
         """A clean shutdown and a start."""
         self.log.close(clean=True)
         self.persisted_recovery_point = self.log.recovery_point
-        return self.open(clean=True, log_start_offset=self.log.log_start_offset)
+        self.persisted_log_start_offset = self.log.log_start_offset
+        return self.open(clean=True)
 
     def kill(self) -> PartitionLog:
         """The process dies and starts again; the page cache is kept."""
@@ -74,6 +98,10 @@ class LogOnDisk:
 
     def files(self) -> list[str]:
         return self.disk.list(DIRECTORY)
+
+    def bases(self) -> list[int]:
+        """Base offsets of the segments."""
+        return [int(name[:20]) for name in self.files() if name.endswith(".log")]
 
     def path(self, base_offset: int, suffix: str = ".log") -> str:
         return f"{DIRECTORY}/{base_offset:020d}{suffix}"

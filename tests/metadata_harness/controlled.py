@@ -1,9 +1,9 @@
 """A controller on virtual time, its store on a simulated disk; and the administrative handlers on it."""
 
-import asyncio
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
+from types import CoroutineType, GeneratorType
 from typing import Any, TypeVar, cast
 
 from tidelog.api.registry import TABLE
@@ -13,6 +13,7 @@ from tidelog.config.endpoints import Endpoint
 from tidelog.metadata.image import MetadataImage
 from tidelog.metadata.service import MetadataCache, MetadataController, ProducerIds
 from tidelog.metadata.store import Store
+from tidelog.model.steps import at_once
 from tidelog.simulation.store import SimStore
 from tidelog.simulation.world import SimHost, World, simulated
 from tidelog.wire.apis import APIS
@@ -70,8 +71,8 @@ class Node:
         request, _ = getattr(messages, f"{api}Request").decode(data, 0, version)
         peer = Peer("127.0.0.1", 50000, "127.0.0.1", PORT)
         answer = handle(self.services, RequestContext(key, version, 1, "test", peer), request)
-        if asyncio.iscoroutine(answer):
-            answer = await answer
+        while isinstance(answer, GeneratorType | CoroutineType):
+            answer = at_once(answer) if isinstance(answer, GeneratorType) else await answer
         encoded = answer.encode(version)
         decoded, end = type(answer).decode(encoded, 0, version)
         assert end == len(encoded)

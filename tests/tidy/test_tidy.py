@@ -61,7 +61,7 @@ PURE = (
 """Decisions and codecs: the same arguments, the same result. Their callers bring the time and do the waiting."""
 
 CALLED_BY_FRAMEWORKS = {
-    "_process_events", "_timer_handle_cancelled", "_write_to_self", "list_commands", "on_broken_pipe",
+    "_process_events", "_run_once", "_timer_handle_cancelled", "_write_to_self", "list_commands", "on_broken_pipe",
 }  # fmt: skip
 """Overrides: asyncio's, click's and rich's code calls them."""
 

@@ -1,9 +1,11 @@
 """AlterConfigs (key 33), v0-2: a resource's own settings become those of the request, the others their defaults."""
 
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
+from typing import Any
 
 from tidelog.api.services import RequestContext, Services
 from tidelog.metadata.alterations import Alteration, AlterationResult, Change, Operation
+from tidelog.model.steps import Steps
 from tidelog.wire.errors import ApiError
 from tidelog.wire.messages.alter_configs import (
     AlterConfigsRequest,
@@ -12,28 +14,39 @@ from tidelog.wire.messages.alter_configs import (
 )
 
 
-async def handle(services: Services, context: RequestContext, request: AlterConfigsRequest) -> AlterConfigsResponse:
-    alterations = [
-        Alteration(
-            resource.resource_type,
-            resource.resource_name,
-            [Change(config.name, Operation.SET, config.value) for config in resource.configs],
-            replace=True,
-        )
-        for resource in request.resources
-    ]
-    results = await altered(services, alterations, validate_only=request.validate_only)
-    return AlterConfigsResponse(
-        responses=[
+def handle(
+    services: Services, context: RequestContext, request: AlterConfigsRequest
+) -> Steps[Coroutine[Any, Any, Steps[AlterConfigsResponse]]]:
+    alterations = []
+    for resource in request.resources:
+        changes = []
+        for config in resource.configs:
+            changes.append(Change(config.name, Operation.SET, config.value))
+            yield
+        alterations.append(Alteration(resource.resource_type, resource.resource_name, changes, replace=True))
+        yield
+    return _alter(services, request, alterations)
+
+
+async def _alter(
+    services: Services, request: AlterConfigsRequest, alterations: list[Alteration]
+) -> Steps[AlterConfigsResponse]:
+    return _response(await altered(services, alterations, validate_only=request.validate_only))
+
+
+def _response(results: list[AlterationResult]) -> Steps[AlterConfigsResponse]:
+    response = AlterConfigsResponse()
+    for result in results:
+        response.responses.append(
             AlterConfigsResourceResponse(
                 error_code=result.error,
                 error_message=result.message,
                 resource_type=result.resource_type,
                 resource_name=result.resource_name,
             )
-            for result in results
-        ]
-    )
+        )
+        yield
+    return response
 
 
 async def altered(

@@ -24,11 +24,9 @@ def handle(services: Services, context: RequestContext, request: ApiVersionsRequ
     if request is None:
         own = [r for r in _RANGES if r.api_key == API_VERSIONS_KEY]
         return ApiVersionsResponse(error_code=ErrorCode.UNSUPPORTED_VERSION, api_keys=own)
-    if context.api_version >= 3:
-        if not (_sound(request.client_software_name) and _sound(request.client_software_version)):
-            return ApiVersionsResponse(error_code=ErrorCode.INVALID_REQUEST)
-        context.peer.software_name = request.client_software_name
-        context.peer.software_version = request.client_software_version
+    names = (request.client_software_name, request.client_software_version)
+    if context.api_version >= 3 and not all(map(_sound, names)):
+        return ApiVersionsResponse(error_code=ErrorCode.INVALID_REQUEST)
     return ApiVersionsResponse(api_keys=_RANGES)
 
 

@@ -1,7 +1,11 @@
 """CreatePartitions (key 37), v0-3 (KIP-195). Answers when every new partition leads."""
 
+from collections.abc import Coroutine
+from typing import Any
+
 from tidelog.api.services import RequestContext, Services
 from tidelog.metadata.controller import MorePartitions, TopicResult
+from tidelog.model.steps import Steps
 from tidelog.wire.errors import ApiError
 from tidelog.wire.messages.create_partitions import (
     CreatePartitionsRequest,
@@ -10,17 +14,22 @@ from tidelog.wire.messages.create_partitions import (
 )
 
 
-async def handle(
+def handle(
     services: Services, context: RequestContext, request: CreatePartitionsRequest
-) -> CreatePartitionsResponse:
-    wanted = [
-        MorePartitions(
-            topic.name,
-            topic.count,
-            None if topic.assignments is None else [assignment.broker_ids for assignment in topic.assignments],
-        )
-        for topic in request.topics
-    ]
+) -> Steps[Coroutine[Any, Any, Steps[CreatePartitionsResponse]]]:
+    wanted = []
+    for topic in request.topics:
+        assignments = None
+        if topic.assignments is not None:
+            assignments = [assignment.broker_ids for assignment in topic.assignments]
+        wanted.append(MorePartitions(topic.name, topic.count, assignments))
+        yield
+    return _create(services, request, wanted)
+
+
+async def _create(
+    services: Services, request: CreatePartitionsRequest, wanted: list[MorePartitions]
+) -> Steps[CreatePartitionsResponse]:
     try:
         results = await services.controller.create_partitions(
             wanted, validate_only=request.validate_only, timeout_ms=request.timeout_ms
@@ -30,9 +39,14 @@ async def handle(
         results = [
             TopicResult(name, error=error.code, message=message) for name in dict.fromkeys(w.topic for w in wanted)
         ]
-    return CreatePartitionsResponse(
-        results=[
+    return _response(results)
+
+
+def _response(results: list[TopicResult]) -> Steps[CreatePartitionsResponse]:
+    response = CreatePartitionsResponse()
+    for result in results:
+        response.results.append(
             CreatePartitionsTopicResult(name=result.name or "", error_code=result.error, error_message=result.message)
-            for result in results
-        ]
-    )
+        )
+        yield
+    return response

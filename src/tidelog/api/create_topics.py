@@ -4,9 +4,13 @@
 Answers when every partition leads.
 """
 
+from collections.abc import Coroutine
+from typing import Any
+
 from tidelog.api.services import RequestContext, Services
 from tidelog.config.describe import created_topic
 from tidelog.metadata.controller import NewTopic, TopicResult
+from tidelog.model.steps import Steps
 from tidelog.wire.errors import ApiError
 from tidelog.wire.messages.create_topics import (
     CreatableTopic,
@@ -19,8 +23,19 @@ from tidelog.wire.messages.create_topics import (
 SETTINGS_FROM = 5
 
 
-async def handle(services: Services, context: RequestContext, request: CreateTopicsRequest) -> CreateTopicsResponse:
-    topics = [_new_topic(topic) for topic in request.topics]
+def handle(
+    services: Services, context: RequestContext, request: CreateTopicsRequest
+) -> Steps[Coroutine[Any, Any, Steps[CreateTopicsResponse]]]:
+    topics = []
+    for topic in request.topics:
+        topics.append(_new_topic(topic))
+        yield
+    return _create(services, context, request, topics)
+
+
+async def _create(
+    services: Services, context: RequestContext, request: CreateTopicsRequest, topics: list[NewTopic]
+) -> Steps[CreateTopicsResponse]:
     try:
         results = await services.controller.create_topics(
             topics, validate_only=request.validate_only, timeout_ms=request.timeout_ms
@@ -30,7 +45,15 @@ async def handle(services: Services, context: RequestContext, request: CreateTop
         results = [
             TopicResult(name, error=error.code, message=message) for name in dict.fromkeys(t.name for t in topics)
         ]
-    return CreateTopicsResponse(topics=[_result(services, result, context.api_version) for result in results])
+    return _response(services, context, results)
+
+
+def _response(services: Services, context: RequestContext, results: list[TopicResult]) -> Steps[CreateTopicsResponse]:
+    response = CreateTopicsResponse()
+    for result in results:
+        response.topics.append(_result(services, result, context.api_version))
+        yield
+    return response
 
 
 def _new_topic(topic: CreatableTopic) -> NewTopic:

@@ -1,8 +1,12 @@
 """DeleteTopics (key 20), v1-6. v5: messages; v6: by id too (KIP-516)."""
 
+from collections.abc import Coroutine
+from typing import Any
+
 from tidelog.api.services import RequestContext, Services
 from tidelog.metadata.controller import TopicChoice, TopicResult
 from tidelog.model.ids import TopicId
+from tidelog.model.steps import Steps
 from tidelog.wire.errors import ApiError, ErrorCode
 from tidelog.wire.messages.delete_topics import DeletableTopicResult, DeleteTopicsRequest, DeleteTopicsResponse
 
@@ -10,11 +14,24 @@ CHOICES_FROM = 6
 DELETION_DISABLED_FROM = 3
 
 
-async def handle(services: Services, context: RequestContext, request: DeleteTopicsRequest) -> DeleteTopicsResponse:
+def handle(
+    services: Services, context: RequestContext, request: DeleteTopicsRequest
+) -> Steps[Coroutine[Any, Any, Steps[DeleteTopicsResponse]]]:
+    choices = []
     if context.api_version >= CHOICES_FROM:
-        choices = [TopicChoice(topic.name, TopicId(topic.topic_id)) for topic in request.topics]
+        for topic in request.topics:
+            choices.append(TopicChoice(topic.name, TopicId(topic.topic_id)))
+            yield
     else:
-        choices = [TopicChoice(name) for name in request.topic_names]
+        for name in request.topic_names:
+            choices.append(TopicChoice(name))
+            yield
+    return _delete(services, context, request, choices)
+
+
+async def _delete(
+    services: Services, context: RequestContext, request: DeleteTopicsRequest, choices: list[TopicChoice]
+) -> Steps[DeleteTopicsResponse]:
     try:
         if not services.config.delete_topic_enable:
             older = context.api_version < DELETION_DISABLED_FROM
@@ -23,11 +40,16 @@ async def handle(services: Services, context: RequestContext, request: DeleteTop
     except ApiError as error:
         message = error.message or None
         results = [TopicResult(*choice, error.code, message) for choice in dict.fromkeys(choices)]
-    return DeleteTopicsResponse(
-        responses=[
+    return _response(results)
+
+
+def _response(results: list[TopicResult]) -> Steps[DeleteTopicsResponse]:
+    response = DeleteTopicsResponse()
+    for result in results:
+        response.responses.append(
             DeletableTopicResult(
                 name=result.name, topic_id=result.topic_id, error_code=result.error, error_message=result.message
             )
-            for result in results
-        ]
-    )
+        )
+        yield
+    return response

@@ -3,10 +3,14 @@
 Of topics and of this broker. The message is empty, not null, where nothing is wrong.
 """
 
+from typing import TYPE_CHECKING
+
 from tidelog.api.services import RequestContext, Services
 from tidelog.config.describe import Described, describe_broker, describe_brokers_default, describe_topic
+from tidelog.config.keys import BROKER_KEYS, TOPIC_KEYS
 from tidelog.metadata.alterations import BROKER_RESOURCE, TOPIC_RESOURCE, broker_name
 from tidelog.metadata.topic_names import name_refusal
+from tidelog.model.steps import Steps
 from tidelog.wire.errors import ApiError, ErrorCode
 from tidelog.wire.messages.describe_configs import (
     DescribeConfigsRequest,
@@ -17,12 +21,19 @@ from tidelog.wire.messages.describe_configs import (
     DescribeConfigsSynonym,
 )
 
+if TYPE_CHECKING:
+    from tidelog.metadata.image import MetadataImage
+
+NAMES_PER_STEP = 200
 NO_EFFECT = "No effect yet."
 SETTINGS_MAX = 100_000
 """In one answer: two thousand topics with all of theirs. One topic named a million times would fill the memory."""
 
 
-def handle(services: Services, context: RequestContext, request: DescribeConfigsRequest) -> DescribeConfigsResponse:
+def handle(
+    services: Services, context: RequestContext, request: DescribeConfigsRequest
+) -> Steps[DescribeConfigsResponse]:
+    image = services.metadata.image
     results: list[DescribeConfigsResult] = []
     left = SETTINGS_MAX
     for resource in request.resources:
@@ -32,7 +43,7 @@ def handle(services: Services, context: RequestContext, request: DescribeConfigs
         try:
             if left <= 0:
                 raise ApiError(f"one answer holds at most {SETTINGS_MAX} settings", ErrorCode.INVALID_REQUEST)
-            described = _describe(services, resource)
+            described = _describe(services, image, resource, (yield from _names(resource)))
         except ApiError as error:
             result.error_code = error.code
             result.error_message = error.message
@@ -40,13 +51,27 @@ def handle(services: Services, context: RequestContext, request: DescribeConfigs
             result.configs = [_config(each, request) for each in described]
             left -= len(described)
         results.append(result)
+        yield
     return DescribeConfigsResponse(results=results)
 
 
-def _describe(services: Services, resource: DescribeConfigsResource) -> list[Described]:
+def _names(resource: DescribeConfigsResource) -> Steps[list[str] | None]:
+    """The settings that are asked for, without those that nobody has; None for all."""
+    asked = resource.configuration_keys
+    if not asked:
+        return None
+    known: dict[str, None] = {}
+    for start in range(0, len(asked), NAMES_PER_STEP):
+        some = asked[start : start + NAMES_PER_STEP]
+        known.update((name, None) for name in some if name in TOPIC_KEYS or name in BROKER_KEYS)
+        yield
+    return list(known)
+
+
+def _describe(
+    services: Services, image: "MetadataImage", resource: DescribeConfigsResource, names: list[str] | None
+) -> list[Described]:
     """Raises ApiError."""
-    names = resource.configuration_keys or None  # none at all are all of them
-    image = services.metadata.image
     if resource.resource_type == TOPIC_RESOURCE:
         refusal = name_refusal(resource.resource_name)
         if refusal is not None:

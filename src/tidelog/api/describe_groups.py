@@ -4,6 +4,7 @@ v6: GROUP_ID_NOT_FOUND for a group that does not exist, which reads Dead before 
 from tidelog.api.pending import Pending
 from tidelog.api.services import RequestContext, Services
 from tidelog.coordinator.group.state import GroupState
+from tidelog.model.steps import Steps
 from tidelog.wire.errors import ApiError, ErrorCode
 from tidelog.wire.messages.describe_groups import DescribedGroup, DescribeGroupsRequest, DescribeGroupsResponse
 
@@ -15,21 +16,29 @@ ALL_OPERATIONS = sum(1 << operation for operation in (READ, DELETE, DESCRIBE, DE
 
 def handle(
     services: Services, context: RequestContext, request: DescribeGroupsRequest
-) -> DescribeGroupsResponse | Pending[DescribeGroupsResponse]:
-    return _Describing(services, context.api_version, request).returned()
+) -> Steps[DescribeGroupsResponse | Pending[DescribeGroupsResponse]]:
+    describing = _Describing(context.api_version, request)
+    yield from describing.ask(services, request.groups)
+    return describing.returned()
+
+
+_NOT_TOLD = DescribedGroup()
 
 
 class _Describing:
     """Collects the groups' answers, which their coordinators may give at different times."""
 
-    def __init__(self, services: Services, version: int, request: DescribeGroupsRequest) -> None:
+    def __init__(self, version: int, request: DescribeGroupsRequest) -> None:
         self._version = version
         self._with_operations = request.include_authorized_operations
-        self._groups: list[DescribedGroup] = [DescribedGroup(group_id=group_id) for group_id in request.groups]
+        self._groups: list[DescribedGroup] = [_NOT_TOLD] * len(request.groups)
         self._left = len(self._groups)
         self._pending: Pending[DescribeGroupsResponse] | None = None
-        for place, group_id in enumerate(request.groups):
+
+    def ask(self, services: Services, group_ids: list[str]) -> Steps[None]:
+        for place, group_id in enumerate(group_ids):
             self._ask(services, place, group_id)
+            yield
 
     def returned(self) -> DescribeGroupsResponse | Pending[DescribeGroupsResponse]:
         if not self._left:

@@ -3,12 +3,15 @@
 Topics come in the order of their names; the cursor says where the next page begins.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator
+from heapq import merge
 
 from tidelog.api.operations import ON_TOPIC
 from tidelog.api.services import RequestContext, Services
-from tidelog.metadata.image import NO_LEADER, MetadataImage, TopicImage
+from tidelog.api.topic_partitions import partitions_of
+from tidelog.metadata.image import MetadataImage, TopicImage
 from tidelog.metadata.topic_names import name_refusal
+from tidelog.model.steps import Steps
 from tidelog.wire.errors import ErrorCode
 from tidelog.wire.messages.describe_topic_partitions import (
     Cursor,
@@ -18,35 +21,58 @@ from tidelog.wire.messages.describe_topic_partitions import (
     DescribeTopicPartitionsResponseTopic,
 )
 
+NAMES_PER_STEP = 500
+
 
 def handle(
     services: Services, context: RequestContext, request: DescribeTopicPartitionsRequest
-) -> DescribeTopicPartitionsResponse:
+) -> Steps[DescribeTopicPartitionsResponse]:
     image = services.metadata.image
-    asked = [topic.name for topic in request.topics]
+    asked: dict[str, None] = {}
+    for wanted in request.topics:
+        asked[wanted.name] = None
+        yield
     cursor = request.cursor
     if cursor is not None and (cursor.partition_index < 0 or (asked and cursor.topic_name not in asked)):
-        error = ErrorCode.INVALID_REQUEST
-        return DescribeTopicPartitionsResponse(
-            topics=[DescribeTopicPartitionsResponseTopic(error_code=error, name=name) for name in dict.fromkeys(asked)]
-        )
-    names = sorted(dict.fromkeys(asked or image.topics))
-    first = 0
-    if cursor is not None:
-        names = [name for name in names if name >= cursor.topic_name]
-        if names and names[0] == cursor.topic_name:
-            first = cursor.partition_index
+        return (yield from _refused(asked))
+    names = yield from _in_order(asked or image.topics, "" if cursor is None else cursor.topic_name)
     limit = min(max(request.response_partition_limit, 1), services.config.max_request_partition_size_limit)
-    return _page(image, names, first, limit)
+    return (yield from _page(image, names, cursor, limit))
 
 
-def _page(image: MetadataImage, names: Sequence[str], first: int, limit: int) -> DescribeTopicPartitionsResponse:
-    """At most `limit` partitions of these topics, from partition `first` of the first one on."""
+def _refused(asked: Iterable[str]) -> Steps[DescribeTopicPartitionsResponse]:
+    response = DescribeTopicPartitionsResponse()
+    for name in asked:
+        response.topics.append(DescribeTopicPartitionsResponseTopic(error_code=ErrorCode.INVALID_REQUEST, name=name))
+        yield
+    return response
+
+
+def _in_order(names: Iterable[str], first: str) -> Steps[Iterator[str]]:
+    """Those from `first` on, sorted: some thousands by some thousands, for a sort cannot be left in the middle."""
+    runs: list[list[str]] = [[]]
+    for count, name in enumerate(names):
+        if name >= first:
+            runs[-1].append(name)
+            if len(runs[-1]) == NAMES_PER_STEP:
+                runs[-1].sort()
+                runs.append([])
+        if count % NAMES_PER_STEP == 0:
+            yield
+    runs[-1].sort()
+    return merge(*runs)
+
+
+def _page(
+    image: MetadataImage, names: Iterator[str], cursor: Cursor | None, limit: int
+) -> Steps[DescribeTopicPartitionsResponse]:
+    """At most `limit` partitions of these topics, from the cursor's on."""
     response = DescribeTopicPartitionsResponse()
     for name in names:
         if limit == 0:
             response.next_cursor = Cursor(topic_name=name, partition_index=0)
             break
+        yield
         topic = image.topics.get(name)
         if topic is None:
             illegal = name_refusal(name) is not None
@@ -54,38 +80,26 @@ def _page(image: MetadataImage, names: Sequence[str], first: int, limit: int) ->
             response.topics.append(
                 DescribeTopicPartitionsResponseTopic(error_code=error, name=name, topic_authorized_operations=ON_TOPIC)
             )
-            first = 0
             continue
+        first = cursor.partition_index if cursor is not None and cursor.topic_name == name else 0
         stop = min(first + limit, len(topic.partitions))
-        response.topics.append(_topic(topic, range(first, stop), image))
+        response.topics.append((yield from _topic(topic, range(first, stop), image)))
         limit -= max(stop - first, 0)
-        first = 0
         if stop < len(topic.partitions):
             response.next_cursor = Cursor(topic_name=name, partition_index=stop)
             break
     return response
 
 
-def _topic(topic: TopicImage, indexes: range, image: MetadataImage) -> DescribeTopicPartitionsResponseTopic:
+def _topic(topic: TopicImage, indexes: range, image: MetadataImage) -> Steps[DescribeTopicPartitionsResponseTopic]:
+    partitions = yield from partitions_of(topic, indexes, image, DescribeTopicPartitionsResponsePartition)
+    for partition in partitions:
+        partition.eligible_leader_replicas = []
+        partition.last_known_elr = []
     return DescribeTopicPartitionsResponseTopic(
         name=topic.name,
         topic_id=topic.topic_id,
         is_internal=topic.internal,
-        partitions=[_partition(topic, index, image) for index in indexes],
+        partitions=partitions,
         topic_authorized_operations=ON_TOPIC,
-    )
-
-
-def _partition(topic: TopicImage, index: int, image: MetadataImage) -> DescribeTopicPartitionsResponsePartition:
-    state = topic.partitions[index]
-    return DescribeTopicPartitionsResponsePartition(
-        error_code=ErrorCode.LEADER_NOT_AVAILABLE if state.leader == NO_LEADER else ErrorCode.NONE,
-        partition_index=index,
-        leader_id=state.leader,
-        leader_epoch=state.leader_epoch,
-        replica_nodes=list(state.replicas),
-        isr_nodes=list(state.isr),
-        eligible_leader_replicas=[],
-        last_known_elr=[],
-        offline_replicas=[broker for broker in state.replicas if broker not in image.brokers],
     )

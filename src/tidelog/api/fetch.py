@@ -6,11 +6,12 @@ within the append that satisfies it. Gaps: followers' fetches, preferred read re
 """
 
 import logging
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from tidelog.api.fetch_sessions import FetchContext, FetchItem
+from tidelog.api.fetch_sessions import FetchContext, FetchItem, items_in_steps
 from tidelog.api.pending import Pending
 from tidelog.api.services import RequestContext, Services
+from tidelog.model.steps import Steps
 from tidelog.replication.partition import READ_COMMITTED, READ_UNCOMMITTED, Partition
 from tidelog.runtime.interfaces import FileRegion
 from tidelog.wire.errors import (
@@ -33,26 +34,35 @@ from tidelog.wire.messages.fetch import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tidelog.api.fetch_sessions import FetchItems
     from tidelog.log.reader import ColdRead, Slice
 
 logger = logging.getLogger("tidelog.fetch")
 
 _EMPTY: Final = b""
+WIDE_ITEMS = 200
+"""More partitions than that, of a request and its session, are looked at in turns."""
 
 
 def handle(
-    services: Services, context: RequestContext, request: FetchRequest
-) -> FetchResponse | Pending[FetchResponse]:
+    services: Services, context: RequestContext, request: FetchRequest, named: "FetchItems | None" = None
+) -> FetchResponse | Pending[FetchResponse] | Steps[Any]:
     """Answer at once when enough is there, nothing may be waited for, or something is wrong; else park."""
     if request.isolation_level not in (READ_UNCOMMITTED, READ_COMMITTED):
         return _unknown_isolation(context, request)
     try:
-        fetching = services.fetch_sessions.context(request, context.api_version)
+        fetching = services.fetch_sessions.context(request, context.api_version, named)
     except ApiError as error:
         return FetchResponse(error_code=error.code)
     replica_id = request.replica_id  # from v15 on it is in a tagged field, absent for consumers
     if request.replica_state is not None:
         replica_id = request.replica_state.replica_id
+    if len(fetching.items) > WIDE_ITEMS:
+        from tidelog.api.wide_fetch import WideFetch
+
+        return WideFetch(services, context, request, fetching, from_follower=replica_id >= 0).steps()
     fetch = Fetch(services, context, request, fetching, from_follower=replica_id >= 0)
     cold = fetch.cold_reads()
     if not cold:
@@ -62,20 +72,22 @@ def handle(
     return pending
 
 
-def _unknown_isolation(context: RequestContext, request: FetchRequest) -> FetchResponse:
+def handle_wide(services: Services, context: RequestContext, request: FetchRequest) -> Steps[Any]:
+    """As `handle`, for a request that may name any number of partitions."""
+    named = yield from items_in_steps(request, uses_topic_ids=context.api_version >= 13)
+    return handle(services, context, request, named)
+
+
+def _unknown_isolation(context: RequestContext, request: FetchRequest) -> Steps[FetchResponse]:
     """Kafka's own answer to an isolation level that is neither 0 nor 1."""
     response = FetchResponse(error_code=ErrorCode.UNKNOWN_SERVER_ERROR)
     if context.api_version < 13:
         for topic in request.topics:
-            refused = [
-                PartitionData(
-                    partition_index=asked.partition,
-                    error_code=ErrorCode.UNKNOWN_SERVER_ERROR,
-                    high_watermark=-1,
-                    records=_EMPTY,
-                )
-                for asked in topic.partitions
-            ]
+            refused = []
+            for asked in topic.partitions:
+                data = PartitionData(asked.partition, ErrorCode.UNKNOWN_SERVER_ERROR, -1, records=_EMPTY)
+                refused.append(data)
+                yield
             response.responses.append(FetchableTopicResponse(topic=topic.topic, partitions=refused))
     return response
 
@@ -139,11 +151,11 @@ class Fetch:
 
     # Reading
 
-    def cold_reads(self) -> list["ColdRead"]:
-        """What must come from the disk before the loop may read it without waiting."""
+    def cold_reads(self, items: "Sequence[FetchItem] | None" = None) -> list["ColdRead"]:
+        """What must come from the disk before the loop may read all items, or these, without waiting."""
         found = []
         left = self._bytes_max
-        for item in self._fetching.items:
+        for item in self._fetching.items if items is None else items:
             try:
                 log = self._partition(item).log
                 if item.fetch_offset == log.log_end_offset:
@@ -160,10 +172,7 @@ class Fetch:
 
     async def warm(self, cold: list["ColdRead"], pending: Pending[FetchResponse]) -> None:
         """Read ahead on a thread, then go on as usual."""
-        try:
-            await self._services.runtime.tasks.run_blocking(_run_all, cold)
-        except OSError as error:
-            logger.error("read ahead failed reason=%s", error)  # the read itself takes the partition offline
+        await read_ahead(self._services, cold)
         if pending.abandoned:
             return
         try:
@@ -306,13 +315,15 @@ class Fetch:
 
     # Answering
 
-    def _response(self) -> FetchResponse:
+    def _response(self, items: "Sequence[FetchItem] | None" = None) -> FetchResponse:
+        """What is told of all items, or of these."""
         fetching = self._fetching
         session = fetching.session
         by_id = self._context.api_version >= 13
         topics: list[FetchableTopicResponse] = []
         key: str | bytes | None = None
-        items = fetching.items
+        if items is None:
+            items = fetching.items
         if self._unknown:  # told behind the others, as Kafka does
             items = sorted(items, key=lambda item: self._unknown.get(item, 0))
         for item in items:
@@ -365,6 +376,14 @@ def _tells_something(item: FetchItem, data: PartitionData) -> bool:
         or data.log_start_offset != item.log_start_offset
         or data.diverging_epoch is not None
     )
+
+
+async def read_ahead(services: Services, cold: list["ColdRead"]) -> None:
+    """Have a thread read what is not in memory."""
+    try:
+        await services.runtime.tasks.run_blocking(_run_all, cold)
+    except OSError as error:
+        logger.error("read ahead failed reason=%s", error)  # the read itself takes the partition offline
 
 
 def _run_all(cold: list["ColdRead"]) -> None:

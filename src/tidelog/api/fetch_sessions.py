@@ -8,6 +8,7 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from tidelog.model.steps import Steps
 from tidelog.wire.errors import (
     FetchSessionIdNotFound,
     FetchSessionTopicIdError,
@@ -26,6 +27,9 @@ EVICTABLE_AFTER_S = 120.0
 PARTITIONS_MAX = 1_000_000
 """In all sessions together: some hundred MB at the most, whatever clients name."""
 INT32_MAX = 2**31 - 1
+
+CHANGES_MAX = 20_000
+"""Of a session by one request, which makes them at once; a client with more is better off with full requests."""
 
 TopicKey = str | bytes
 """The topic's name before v13, its id from v13 on."""
@@ -78,23 +82,26 @@ class FetchItem:
         self.bytes_max = newer.bytes_max
 
 
+FetchItems = dict[tuple[TopicKey, int], FetchItem]
+
+
 class FetchSession:
     """A client's standing set of partitions, in the order in which they are served."""
 
     __slots__ = ("epoch", "items", "session_id", "used_at", "uses_topic_ids")
 
-    def __init__(self, session_id: int, uses_topic_ids: bool, items: Iterable[FetchItem], now_s: float) -> None:
+    def __init__(self, session_id: int, uses_topic_ids: bool, items: "FetchItems", now_s: float) -> None:
         self.session_id = session_id
         self.uses_topic_ids = uses_topic_ids
         self.epoch = 1
-        self.items = {(item.topic, item.index): item for item in items}
+        self.items = items
         self.used_at = now_s
 
-    def update(self, request: "FetchRequest") -> list[FetchItem]:
+    def update(self, request: "FetchRequest", items: Iterable[FetchItem]) -> list[FetchItem]:
         """Add, change and forget what the request names; what it both names and forgets is told once more."""
         last_words = []
         named: dict[FetchItem, None] = {}
-        for item in items_of(request, self.uses_topic_ids):
+        for item in items:
             known = self.items.get((item.topic, item.index))
             if known is None:
                 self.items[item.topic, item.index] = item
@@ -147,16 +154,21 @@ class FetchSessions:
     def __len__(self) -> int:
         return len(self._sessions)
 
-    def context(self, request: "FetchRequest", version: int) -> FetchContext:
-        """What the request asks for. Raises KIP-227's session errors, which clients answer with a full request."""
+    def context(self, request: "FetchRequest", version: int, named: "FetchItems | None" = None) -> FetchContext:
+        """What the request asks for; `named` is what it names, where that was found out in steps before.
+
+        Raises KIP-227's session errors, which clients answer with a full request.
+        """
         uses_topic_ids = version >= 13
+        items = items_of(request, uses_topic_ids) if named is None else list(named.values())
         if version < 7 or request.session_epoch == FINAL_EPOCH:
             self._forget(request.session_id)
-            return FetchContext(items_of(request, uses_topic_ids), None, incremental=False)
+            return FetchContext(items, None, incremental=False)
         if request.session_epoch == INITIAL_EPOCH:
             self._forget(request.session_id)
-            items = items_of(request, uses_topic_ids)
-            return FetchContext(items, self._create(items, uses_topic_ids), incremental=False)
+            if named is None:
+                named = {(item.topic, item.index): item for item in items}
+            return FetchContext(items, self._create(named, uses_topic_ids), incremental=False)
         session = self._sessions.get(request.session_id)
         if session is None:
             raise FetchSessionIdNotFound(f"fetch session {request.session_id} is not known")
@@ -164,8 +176,11 @@ class FetchSessions:
             raise InvalidFetchSessionEpoch(f"fetch session epoch {request.session_epoch} is not {session.epoch}")
         if session.uses_topic_ids != uses_topic_ids:
             raise FetchSessionTopicIdError("the fetch session was begun with topic names, or now is")
+        if named is not None and _are_too_many(named, request):
+            self._forget(session.session_id)
+            raise FetchSessionIdNotFound(f"a request changes at most {CHANGES_MAX} partitions of a fetch session")
         before = len(session.items)
-        last_words = session.update(request)
+        last_words = session.update(request, items)
         self._partitions += len(session.items) - before
         if self._partitions > self._partitions_max:
             self._forget(session.session_id)
@@ -178,7 +193,7 @@ class FetchSessions:
         self._sessions.move_to_end(session.session_id)
         return FetchContext([*session.items.values(), *last_words], session, incremental=True)
 
-    def _create(self, items: list[FetchItem], uses_topic_ids: bool) -> FetchSession | None:
+    def _create(self, items: "FetchItems", uses_topic_ids: bool) -> FetchSession | None:
         now_s = self._clock.monotonic()
         if len(self._sessions) >= self._sessions_max or self._partitions + len(items) > self._partitions_max:
             if not self._sessions:
@@ -213,3 +228,22 @@ def items_of(request: "FetchRequest", uses_topic_ids: bool) -> list[FetchItem]:
         for asked in topic.partitions:
             found[key, asked.partition] = FetchItem(key, asked)
     return list(found.values())
+
+
+def _are_too_many(named: FetchItems, request: "FetchRequest") -> bool:
+    forgotten = request.forgotten_topics_data
+    if len(named) + len(forgotten) > CHANGES_MAX:
+        return True
+    return len(named) + sum(len(topic.partitions) for topic in forgotten) > CHANGES_MAX
+
+
+def items_in_steps(request: "FetchRequest", uses_topic_ids: bool) -> Steps[FetchItems]:
+    """As `items_of`."""
+    found: FetchItems = {}
+    for topic in request.topics:
+        key: TopicKey = topic.topic_id if uses_topic_ids else topic.topic
+        for asked in topic.partitions:
+            found[key, asked.partition] = FetchItem(key, asked)
+            yield
+        yield
+    return found

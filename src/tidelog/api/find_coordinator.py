@@ -9,6 +9,7 @@ from contextlib import suppress
 from typing import Any
 
 from tidelog.api.services import RequestContext, Services
+from tidelog.model.steps import Steps
 from tidelog.wire.errors import ApiError, ErrorCode, InvalidRequest
 from tidelog.wire.messages.find_coordinator import Coordinator, FindCoordinatorRequest, FindCoordinatorResponse
 
@@ -22,7 +23,7 @@ NO_ERROR_MESSAGE = "NONE"
 
 def handle(
     services: Services, context: RequestContext, request: FindCoordinatorRequest
-) -> FindCoordinatorResponse | Coroutine[Any, Any, FindCoordinatorResponse]:
+) -> Steps[FindCoordinatorResponse] | Coroutine[Any, Any, Steps[FindCoordinatorResponse]]:
     if request.key_type == GROUP_TYPE and not services.groups.has_topic:
         return _make_topic_first(services, context, request)
     return _answer(services, context, request)
@@ -30,17 +31,21 @@ def handle(
 
 async def _make_topic_first(
     services: Services, context: RequestContext, request: FindCoordinatorRequest
-) -> FindCoordinatorResponse:
+) -> Steps[FindCoordinatorResponse]:
     with suppress(ApiError):  # each key is answered below, without the topic
         await services.groups.make_topic()
     return _answer(services, context, request)
 
 
-def _answer(services: Services, context: RequestContext, request: FindCoordinatorRequest) -> FindCoordinatorResponse:
+def _answer(
+    services: Services, context: RequestContext, request: FindCoordinatorRequest
+) -> Steps[FindCoordinatorResponse]:
     if context.api_version >= SEVERAL_KEYS_VERSION:
-        return FindCoordinatorResponse(
-            coordinators=[_coordinator(services, request.key_type, key) for key in request.coordinator_keys]
-        )
+        coordinators = []
+        for key in request.coordinator_keys:
+            coordinators.append(_coordinator(services, request.key_type, key))
+            yield
+        return FindCoordinatorResponse(coordinators=coordinators)
     told = _coordinator(services, request.key_type, request.key)
     return FindCoordinatorResponse(
         error_code=told.error_code,

@@ -1,8 +1,12 @@
 """IncrementalAlterConfigs (key 44), v0-1 (KIP-339): settings set, deleted, appended to, subtracted from."""
 
+from collections.abc import Coroutine
+from typing import Any
+
 from tidelog.api.alter_configs import altered
 from tidelog.api.services import RequestContext, Services
-from tidelog.metadata.alterations import Alteration, Change
+from tidelog.metadata.alterations import Alteration, AlterationResult, Change
+from tidelog.model.steps import Steps
 from tidelog.wire.messages.incremental_alter_configs import (
     AlterConfigsResourceResponse,
     IncrementalAlterConfigsRequest,
@@ -10,26 +14,36 @@ from tidelog.wire.messages.incremental_alter_configs import (
 )
 
 
-async def handle(
+def handle(
     services: Services, context: RequestContext, request: IncrementalAlterConfigsRequest
-) -> IncrementalAlterConfigsResponse:
-    alterations = [
-        Alteration(
-            resource.resource_type,
-            resource.resource_name,
-            [Change(config.name, config.config_operation, config.value) for config in resource.configs],
-        )
-        for resource in request.resources
-    ]
-    results = await altered(services, alterations, validate_only=request.validate_only)
-    return IncrementalAlterConfigsResponse(
-        responses=[
+) -> Steps[Coroutine[Any, Any, Steps[IncrementalAlterConfigsResponse]]]:
+    alterations = []
+    for resource in request.resources:
+        changes = []
+        for config in resource.configs:
+            changes.append(Change(config.name, config.config_operation, config.value))
+            yield
+        alterations.append(Alteration(resource.resource_type, resource.resource_name, changes))
+        yield
+    return _alter(services, request, alterations)
+
+
+async def _alter(
+    services: Services, request: IncrementalAlterConfigsRequest, alterations: list[Alteration]
+) -> Steps[IncrementalAlterConfigsResponse]:
+    return _response(await altered(services, alterations, validate_only=request.validate_only))
+
+
+def _response(results: list[AlterationResult]) -> Steps[IncrementalAlterConfigsResponse]:
+    response = IncrementalAlterConfigsResponse()
+    for result in results:
+        response.responses.append(
             AlterConfigsResourceResponse(
                 error_code=result.error,
                 error_message=result.message,
                 resource_type=result.resource_type,
                 resource_name=result.resource_name,
             )
-            for result in results
-        ]
-    )
+        )
+        yield
+    return response

@@ -4,16 +4,22 @@ v7: protocol type in the answer (KIP-559); v8: reason (KIP-800); v9: a static le
 from tidelog.api.group_reply import GroupReply
 from tidelog.api.pending import Pending
 from tidelog.api.services import RequestContext, Services
-from tidelog.wire.errors import ApiError
+from tidelog.wire.errors import ApiError, ErrorCode
 from tidelog.wire.messages.join_group import JoinGroupRequest, JoinGroupResponse
 
 NULLABLE_PROTOCOL_VERSION = 7
+PROTOCOLS_MAX = 1000
+"""Clients have a few. Every member's are looked at in every rebalance."""
 
 
 def handle(
     services: Services, context: RequestContext, request: JoinGroupRequest
 ) -> JoinGroupResponse | Pending[JoinGroupResponse]:
     version = context.api_version
+    if len(request.protocols) > PROTOCOLS_MAX:
+        return JoinGroupResponse(
+            error_code=ErrorCode.INCONSISTENT_GROUP_PROTOCOL, member_id=request.member_id, protocol_name=""
+        )
 
     def build(answer: JoinGroupResponse | ApiError) -> JoinGroupResponse:
         if isinstance(answer, ApiError):

@@ -1,17 +1,21 @@
 """LeaveGroup (key 13), v0-5. v3: several members, by id or group instance id (KIP-345); v5: reason (KIP-800)."""
 
 from tidelog.api.group_reply import GroupReply
-from tidelog.api.pending import Pending
+from tidelog.api.pending import Gathering, Pending
 from tidelog.api.services import RequestContext, Services
+from tidelog.model.steps import Steps
 from tidelog.wire.errors import ApiError
 from tidelog.wire.messages.leave_group import LeaveGroupRequest, LeaveGroupResponse, MemberIdentity
 
 MEMBERS_VERSION = 3
+MEMBERS_PER_STEP = 200
 
 
 def handle(
     services: Services, context: RequestContext, request: LeaveGroupRequest
-) -> LeaveGroupResponse | Pending[LeaveGroupResponse]:
+) -> LeaveGroupResponse | Pending[LeaveGroupResponse] | Steps[Pending[LeaveGroupResponse]]:
+    if len(request.members) > MEMBERS_PER_STEP:
+        return _leave_in_steps(services, request)
     single = context.api_version < MEMBERS_VERSION
     if single:
         request.members = [MemberIdentity(member_id=request.member_id)]
@@ -29,3 +33,32 @@ def handle(
     except ApiError as error:
         return build(error)
     return reply.returned()
+
+
+def _leave_in_steps(services: Services, request: LeaveGroupRequest) -> Steps[Pending[LeaveGroupResponse]]:
+    """Some members at a time: each leaves, or does not, for itself."""
+    leaving: Gathering[LeaveGroupResponse] = Gathering(_joined)
+    for start in range(0, len(request.members), MEMBERS_PER_STEP):
+        some = LeaveGroupRequest(group_id=request.group_id, members=request.members[start : start + MEMBERS_PER_STEP])
+        reply = GroupReply(_told)
+        try:
+            services.groups.leave(some, reply)
+        except ApiError as error:
+            leaving.add(_told(error))
+        else:
+            leaving.add(reply.returned())
+        yield
+    return leaving.returned()
+
+
+def _told(answer: LeaveGroupResponse | ApiError) -> LeaveGroupResponse:
+    return LeaveGroupResponse(error_code=answer.code) if isinstance(answer, ApiError) else answer
+
+
+def _joined(answers: list[LeaveGroupResponse]) -> LeaveGroupResponse:
+    response = LeaveGroupResponse()
+    for answer in answers:
+        if answer.error_code:
+            return answer
+        response.members += answer.members
+    return response

@@ -4,6 +4,7 @@ v8, v9, v11: local and tiered ends (KIP-405, KIP-1005, KIP-1023), which here are
 from typing import TYPE_CHECKING
 
 from tidelog.api.services import RequestContext, Services
+from tidelog.model.steps import Steps
 from tidelog.replication.partition import READ_COMMITTED
 from tidelog.wire.errors import ApiError, ErrorCode
 from tidelog.wire.messages.list_offsets import (
@@ -27,15 +28,21 @@ EARLIEST_PENDING_UPLOAD = -6
 SINCE_VERSION = {MAX_TIMESTAMP: 7, EARLIEST_LOCAL: 8, LATEST_TIERED: 9, EARLIEST_PENDING_UPLOAD: 11}
 
 
-def handle(services: Services, context: RequestContext, request: ListOffsetsRequest) -> ListOffsetsResponse:
+def handle(services: Services, context: RequestContext, request: ListOffsetsRequest) -> Steps[ListOffsetsResponse]:
     topics = []
     for topic in request.topics:
         seen: dict[int, int] = {}
+        each: dict[int, ListOffsetsPartition] = {}
         for partition in topic.partitions:
             seen[partition.partition_index] = seen.get(partition.partition_index, 0) + 1
-        each = {p.partition_index: p for p in topic.partitions}.values()
-        answers = [_answer(services, context, request, topic.name, p, seen) for p in each]
+            each[partition.partition_index] = partition
+            yield
+        answers = []
+        for partition in each.values():
+            answers.append(_answer(services, context, request, topic.name, partition, seen))
+            yield
         topics.append(ListOffsetsTopicResponse(name=topic.name, partitions=answers))
+        yield
     return ListOffsetsResponse(topics=topics)
 
 

@@ -8,6 +8,7 @@ from tidelog.api.pending import Pending
 from tidelog.api.services import RequestContext, Services
 from tidelog.coordinator.group.offsets import OffsetCommit, OffsetToCommit
 from tidelog.model.ids import TopicId
+from tidelog.model.steps import Steps
 from tidelog.wire.errors import ApiError, ErrorCode
 from tidelog.wire.messages.offset_commit import (
     OffsetCommitRequest,
@@ -23,9 +24,12 @@ if TYPE_CHECKING:
 TOPIC_IDS_VERSION = 10
 
 
+_Answer = Steps[OffsetCommitResponse]
+
+
 def handle(
     services: Services, context: RequestContext, request: OffsetCommitRequest
-) -> OffsetCommitResponse | Pending[OffsetCommitResponse]:
+) -> Steps[OffsetCommitResponse | _Answer | Pending[_Answer]]:
     version = context.api_version
     answers = _Answers()
     offsets: list[OffsetToCommit] = []
@@ -50,13 +54,16 @@ def handle(
                         partition.committed_metadata or "",
                     )
                 )
+            yield
+        yield
     if not offsets:
         return answers.response
 
-    def build(answer: list[ErrorCode] | ApiError) -> OffsetCommitResponse:
+    def build(answer: list[ErrorCode] | ApiError) -> _Answer:
         codes = [answer.code] * len(offsets) if isinstance(answer, ApiError) else answer
         for offset, code in zip(offsets, codes, strict=True):
             answers.add(offset.topic, offset.topic_id, offset.partition, code)
+            yield
         return answers.response
 
     commit = OffsetCommit(
@@ -70,7 +77,7 @@ def handle(
     )
     reply = GroupReply(build)
     try:
-        services.groups.commit(commit, reply)
+        yield from services.groups.commit(commit, reply)
     except ApiError as error:
         return build(error)
     return reply.returned()

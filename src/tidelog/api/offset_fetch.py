@@ -2,13 +2,13 @@
 (KIP-447); v8: several groups (KIP-709); v9: member id and epoch (KIP-848), which say nothing of a classic group; v10:
 topic ids in place of names."""
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from tidelog.api.pending import Pending
 from tidelog.api.services import RequestContext, Services
 from tidelog.coordinator.group.durable import DurableGroup
 from tidelog.model.ids import TopicId
+from tidelog.model.steps import Steps
 from tidelog.wire.errors import ApiError, ErrorCode
 from tidelog.wire.messages.group_records import OffsetCommitValue
 from tidelog.wire.messages.offset_fetch import (
@@ -42,80 +42,111 @@ class Asked(NamedTuple):
 
 def handle(
     services: Services, context: RequestContext, request: OffsetFetchRequest
-) -> OffsetFetchResponse | Pending[OffsetFetchResponse]:
+) -> Steps[OffsetFetchResponse | Pending[Steps[OffsetFetchResponse]]]:
     version = context.api_version
     image = services.metadata.image
+    fetch = _Fetch(version, image)
     if version >= SEVERAL_GROUPS_VERSION:
-        wanted = [
-            (
-                group.group_id,
-                None
-                if group.topics is None
-                else [_asked(image, t.name, t.topic_id, t.partition_indexes, version) for t in group.topics],
-            )
-            for group in request.groups
-        ]
+        for group in request.groups:
+            several: list[Asked] | None = None
+            if group.topics is not None:
+                several = []
+                for t in group.topics:
+                    several.append(_asked(image, t.name, t.topic_id, t.partition_indexes, version))
+                    yield
+            fetch.ask(services, group.group_id, several)
+            yield
     else:
-        topics = request.topics
-        wanted = [
-            (
-                request.group_id,
-                None
-                if topics is None
-                else [_asked(image, t.name, NO_UUID, t.partition_indexes, version) for t in topics],
-            )
-        ]
-    return _Fetch(services, version, wanted).returned()
+        asked: list[Asked] | None = None
+        if request.topics is not None:
+            asked = []
+            for topic in request.topics:
+                asked.append(_asked(image, topic.name, NO_UUID, topic.partition_indexes, version))
+                yield
+        fetch.ask(services, request.group_id, asked)
+    if fetch.is_waiting:
+        return fetch.pending()
+    return (yield from fetch.response())
+
+
+_Offsets = dict[str, dict[int, OffsetCommitValue]]
 
 
 class _Fetch:
-    """Collects the groups' answers, which their coordinators may give at different times."""
+    """Collects the groups' offsets, which their coordinators may give at different times; then tells of them."""
 
-    def __init__(self, services: Services, version: int, wanted: list[tuple[str, list[Asked] | None]]) -> None:
+    def __init__(self, version: int, image: "MetadataImage") -> None:
         self._version = version
-        self._left = len(wanted)
-        self._pending: Pending[OffsetFetchResponse] | None = None
-        self._groups: list[OffsetFetchResponseGroup] = [OffsetFetchResponseGroup(group_id=name) for name, _ in wanted]
-        self._image = services.metadata.image
-        for place, (group_id, asked) in enumerate(wanted):
-            self._ask(services, place, group_id, asked)
+        self._image = image
+        self._asked: list[tuple[str, list[Asked] | None]] = []
+        self._found: list[_Offsets | ErrorCode] = []
+        self._left = 0
+        self._pending: Pending[Steps[OffsetFetchResponse]] | None = None
 
-    def returned(self) -> OffsetFetchResponse | Pending[OffsetFetchResponse]:
-        if not self._left:
-            return self._response()
+    @property
+    def is_waiting(self) -> bool:
+        return self._left > 0
+
+    def pending(self) -> Pending[Steps[OffsetFetchResponse]]:
+        """What stands for the response until every coordinator has answered."""
         self._pending = Pending()
         return self._pending
 
-    def _ask(self, services: Services, place: int, group_id: str, asked: list[Asked] | None) -> None:
-        def read(durable: DurableGroup | None) -> list[OffsetFetchResponseTopics]:
-            if asked is None:
-                return _all_topics(self._image, durable)
-            known_first = sorted(asked, key=lambda topic: topic.error != ErrorCode.NONE)  # as Kafka has it
-            return [_topic(topic, durable) for topic in known_first]
+    def ask(self, services: Services, group_id: str, asked: list[Asked] | None) -> None:
+        place = len(self._asked)
+        self._asked.append((group_id, asked))
+        self._found.append({})
+        self._left += 1
 
-        def reply(answer: list[OffsetFetchResponseTopics] | ApiError) -> None:
-            group = self._groups[place]
-            if isinstance(answer, ApiError):
-                group.error_code = answer.code
-                if self._version < GROUP_ERROR_VERSION:
-                    group.topics = [_failed(topic, answer.code) for topic in asked or []]
-            else:
-                group.topics = answer
+        def reply(answer: _Offsets | ApiError) -> None:
+            # Not the error itself: its traceback leads back here, and would keep all of the request.
+            self._found[place] = answer.code if isinstance(answer, ApiError) else answer
             self._left -= 1
             if not self._left and self._pending is not None:
-                self._pending.complete(self._response())
+                self._pending.complete(self.response())
 
         try:
-            services.groups.committed(group_id, read, reply)
+            services.groups.committed(group_id, lambda durable: _copied(durable, asked), reply)
         except ApiError as error:
             reply(error)
 
-    def _response(self) -> OffsetFetchResponse:
+    def response(self) -> Steps[OffsetFetchResponse]:
+        groups = []
+        for (group_id, asked), found in zip(self._asked, self._found, strict=True):
+            group = OffsetFetchResponseGroup(group_id=group_id)
+            if isinstance(found, ErrorCode):
+                group.error_code = found
+                if self._version < GROUP_ERROR_VERSION:
+                    group.topics = yield from _topics(asked or [], {}, found)
+            elif asked is None:
+                group.topics = yield from _all_topics(self._image, found)
+            else:
+                group.topics = yield from _topics(asked, found, ErrorCode.NONE)
+            groups.append(group)
+            yield
         if self._version >= SEVERAL_GROUPS_VERSION:
-            return OffsetFetchResponse(groups=self._groups)
-        (group,) = self._groups
-        topics = [OffsetFetchResponseTopic(topic.name, [_older(p) for p in topic.partitions]) for topic in group.topics]
+            return OffsetFetchResponse(groups=groups)
+        (group,) = groups
+        topics = []
+        for topic in group.topics:
+            partitions = []
+            for partition in topic.partitions:
+                partitions.append(_older(partition))
+                yield
+            topics.append(OffsetFetchResponseTopic(topic.name, partitions))
+            yield
         return OffsetFetchResponse(topics=topics, error_code=group.error_code)
+
+
+def _copied(durable: DurableGroup | None, asked: list[Asked] | None) -> _Offsets:
+    """The group's offsets of one moment; what is told of them is made later, in steps."""
+    if durable is None:
+        return {}
+    offsets = durable.offsets
+    if asked is None or len(asked) > len(offsets):
+        return {name: dict(committed) for name, committed in offsets.items()}
+    names = dict.fromkeys(topic.name for topic in asked)
+    return {name: dict(offsets[name]) for name in names if name in offsets}
 
 
 def _asked(image: "MetadataImage", name: str, topic_id: bytes, partitions: list[int], version: int) -> Asked:
@@ -129,32 +160,40 @@ def _asked(image: "MetadataImage", name: str, topic_id: bytes, partitions: list[
     return Asked(name, NO_UUID if topic is None else topic.topic_id, partitions, ErrorCode.NONE)
 
 
-def _topic(asked: Asked, durable: DurableGroup | None) -> OffsetFetchResponseTopics:
-    if asked.error:
-        return _failed(asked, asked.error)
-    committed = {} if durable is None else durable.offsets.get(asked.name, {})
-    partitions = []
-    for index in asked.partitions:
-        value = committed.get(index, NOT_COMMITTED)
-        if _is_of_another(value, asked.topic_id):
-            value = NOT_COMMITTED
-        partitions.append(_partition(index, value))
-    return OffsetFetchResponseTopics(asked.name, asked.topic_id, partitions)
+def _topics(asked: list[Asked], offsets: _Offsets, error: ErrorCode) -> Steps[list[OffsetFetchResponseTopics]]:
+    """What was committed of these; `error`, or its own, of a topic in error."""
+    topics: list[OffsetFetchResponseTopics] = []
+    wrong: list[OffsetFetchResponseTopics] = []  # behind the others, as Kafka has it
+    for topic in asked:
+        code = error or topic.error
+        committed = offsets.get(topic.name, {})
+        partitions = []
+        for index in topic.partitions:
+            if code:
+                partitions.append(OffsetFetchResponsePartitions(index, -1, -1, "", code))
+            else:
+                value = committed.get(index, NOT_COMMITTED)
+                partitions.append(_partition(index, NOT_COMMITTED if _is_of_another(value, topic.topic_id) else value))
+            yield
+        told = OffsetFetchResponseTopics(topic.name, topic.topic_id, partitions)
+        (wrong if topic.error else topics).append(told)
+        yield
+    return topics + wrong
 
 
-def _all_topics(image: "MetadataImage", durable: DurableGroup | None) -> list[OffsetFetchResponseTopics]:
-    return list(_each_topic(image, durable)) if durable is not None else []
-
-
-def _each_topic(image: "MetadataImage", durable: DurableGroup) -> Iterator[OffsetFetchResponseTopics]:
-    for name, committed in durable.offsets.items():
+def _all_topics(image: "MetadataImage", offsets: _Offsets) -> Steps[list[OffsetFetchResponseTopics]]:
+    topics = []
+    for name, committed in offsets.items():
         topic = image.topics.get(name)
         topic_id = NO_UUID if topic is None else topic.topic_id
-        partitions = [
-            _partition(index, value) for index, value in committed.items() if not _is_of_another(value, topic_id)
-        ]
+        partitions = []
+        for index, value in committed.items():
+            if not _is_of_another(value, topic_id):
+                partitions.append(_partition(index, value))
+            yield
         if partitions:
-            yield OffsetFetchResponseTopics(name, topic_id, partitions)
+            topics.append(OffsetFetchResponseTopics(name, topic_id, partitions))
+    return topics
 
 
 def _is_of_another(value: OffsetCommitValue, topic_id: bytes) -> bool:
@@ -164,11 +203,6 @@ def _is_of_another(value: OffsetCommitValue, topic_id: bytes) -> bool:
 
 def _partition(index: int, value: OffsetCommitValue) -> OffsetFetchResponsePartitions:
     return OffsetFetchResponsePartitions(index, value.offset, value.leader_epoch, value.metadata)
-
-
-def _failed(asked: Asked, error: ErrorCode) -> OffsetFetchResponseTopics:
-    partitions = [OffsetFetchResponsePartitions(index, -1, -1, "", error) for index in asked.partitions]
-    return OffsetFetchResponseTopics(asked.name, asked.topic_id, partitions)
 
 
 def _older(partition: OffsetFetchResponsePartitions) -> OffsetFetchResponsePartition:

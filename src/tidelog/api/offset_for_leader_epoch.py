@@ -1,6 +1,7 @@
 """OffsetForLeaderEpoch (key 23), v2-4: where a leader epoch ends, to find out about truncation (KIP-101, KIP-320)."""
 
 from tidelog.api.services import RequestContext, Services
+from tidelog.model.steps import Steps
 from tidelog.wire.errors import ApiError
 from tidelog.wire.messages.offset_for_leader_epoch import (
     EpochEndOffset,
@@ -13,15 +14,16 @@ from tidelog.wire.messages.offset_for_leader_epoch import (
 
 def handle(
     services: Services, context: RequestContext, request: OffsetForLeaderEpochRequest
-) -> OffsetForLeaderEpochResponse:
-    return OffsetForLeaderEpochResponse(
-        topics=[
-            OffsetForLeaderTopicResult(
-                topic=topic.topic, partitions=[_answer(services, topic.topic, p) for p in topic.partitions]
-            )
-            for topic in request.topics
-        ]
-    )
+) -> Steps[OffsetForLeaderEpochResponse]:
+    topics = []
+    for topic in request.topics:
+        answers = []
+        for partition in topic.partitions:
+            answers.append(_answer(services, topic.topic, partition))
+            yield
+        topics.append(OffsetForLeaderTopicResult(topic=topic.topic, partitions=answers))
+        yield
+    return OffsetForLeaderEpochResponse(topics=topics)
 
 
 def _answer(services: Services, topic: str, asked: OffsetForLeaderPartition) -> EpochEndOffset:

@@ -5,7 +5,7 @@ of the latency.
 """
 
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 R = TypeVar("R")
 
@@ -48,3 +48,43 @@ class Pending(Generic[R]):
             self.abandoned = True
             if self.on_abandon is not None:
                 self.on_abandon()
+
+
+class Gathering(Generic[R]):
+    """Answers that come at different times, and one that is made of them when all are there."""
+
+    __slots__ = ("_answers", "_build", "_left", "pending")
+
+    def __init__(self, build: Callable[[list[R]], Any]) -> None:
+        self._build = build
+        self._answers: list[R] = []
+        self._left = 1  # until nothing is added any more
+        self.pending: Pending[Any] = Pending()
+
+    def add(self, answer: R | Pending[R]) -> None:
+        if isinstance(answer, Pending):
+            answer.listen(self.reply())
+        else:
+            self.reply()(answer)
+
+    def reply(self) -> Callable[[R], None]:
+        """Takes an answer, once."""
+        place = len(self._answers)
+        self._answers.append(None)  # type: ignore[arg-type]  # there before `build` is called
+        self._left += 1
+
+        def take(answer: R) -> None:
+            self._answers[place] = answer
+            self._done()
+
+        return take
+
+    def returned(self) -> Pending[Any]:
+        """What stands for the one answer; nothing is added after that."""
+        self._done()
+        return self.pending
+
+    def _done(self) -> None:
+        self._left -= 1
+        if not self._left and not self.pending.abandoned:
+            self.pending.complete(self._build(self._answers))

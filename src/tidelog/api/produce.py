@@ -5,11 +5,13 @@ Batches are checked by their headers and appended as they came; records are deco
 """
 
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING
 
-from tidelog.api.pending import Pending
+from tidelog.api.pending import Gathering, Pending
 from tidelog.api.services import NO_RESPONSE, CloseConnection, RequestContext, Services
 from tidelog.log.validation import RefusedRecords
+from tidelog.model.steps import Steps
 from tidelog.wire.batches import Codec, check_produced
 from tidelog.wire.errors import (
     ApiError,
@@ -25,6 +27,7 @@ from tidelog.wire.messages.produce import (
     PartitionProduceResponse,
     ProduceRequest,
     ProduceResponse,
+    TopicProduceData,
     TopicProduceResponse,
 )
 
@@ -34,6 +37,7 @@ if TYPE_CHECKING:
 ADMIN_CLIENT_ID = "__admin_client"
 """The one client that Kafka lets write to internal topics."""
 ZSTD_SINCE = 7
+PARTITIONS_PER_STEP = 16
 ERROR_MESSAGE_MAX = 1000
 """Characters. It may name what the client sent, which may be long."""
 
@@ -79,6 +83,53 @@ def handle(
     if not waiting:
         return response
     return _Acknowledgement(services, waiting, request.timeout_ms, response).pending
+
+
+_Handled = ProduceResponse | Pending[ProduceResponse] | CloseConnection | None
+
+
+def handle_wide(
+    services: Services, context: RequestContext, request: ProduceRequest
+) -> _Handled | Steps[CloseConnection | Pending[Steps[ProduceResponse]] | None]:
+    """As `handle`. A request of many partitions is handled as many of few, one after another."""
+    topics = request.topic_data
+    if len(topics) <= PARTITIONS_PER_STEP and sum(len(t.partition_data) for t in topics) <= PARTITIONS_PER_STEP:
+        return handle(services, context, request)
+    return _handle_in_steps(services, context, request)
+
+
+def _handle_in_steps(
+    services: Services, context: RequestContext, request: ProduceRequest
+) -> Steps[CloseConnection | Pending[Steps[ProduceResponse]] | None]:
+    answers: Gathering[ProduceResponse] = Gathering(_joined)
+    failed = NO_RESPONSE
+    for topic in request.topic_data:
+        last_of_each: dict[int, PartitionProduceData] = {}
+        for data in topic.partition_data:
+            last_of_each[data.index] = data
+            yield
+        rest = iter(last_of_each.values())
+        while some := list(islice(rest, PARTITIONS_PER_STEP)):
+            part = TopicProduceData(name=topic.name, topic_id=topic.topic_id, partition_data=some)
+            asked = ProduceRequest(acks=request.acks, timeout_ms=request.timeout_ms, topic_data=[part])
+            answer = handle(services, context, asked)
+            if isinstance(answer, CloseConnection):
+                failed = answer
+            elif answer is not None:
+                answers.add(answer)
+            yield
+    return answers.returned() if request.acks else failed
+
+
+def _joined(answers: list[ProduceResponse]) -> Steps[ProduceResponse]:
+    topics: dict[tuple[str, bytes], TopicProduceResponse] = {}
+    for answer in answers:
+        for topic in answer.responses:
+            known = topics.setdefault((topic.name, topic.topic_id), topic)
+            if known is not topic:
+                known.partition_responses += topic.partition_responses
+        yield
+    return ProduceResponse(list(topics.values()))
 
 
 def _merge(

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any, NamedTuple
 
+from tidelog.model.steps import Steps
 from tidelog.wire.apis import APIS
 from tidelog.wire.errors import ApiError, ErrorCode
 
@@ -64,8 +65,12 @@ class Route:
         "flexible_request",
         "flexible_response",
         "handle",
+        "handle_wide",
         "name",
+        "request",
         "response",
+        "stepwise_decoder",
+        "stepwise_encoder",
         "version",
     )
 
@@ -77,14 +82,31 @@ class Route:
         self.version = version
         self.name = info.name
         self.handle: Callable[..., Any] = module.handle
-        self.decode: Callable[[memoryview, int], tuple[Any, int]] = getattr(messages, f"{info.name}Request").decoder(
-            version
-        )
+        self.handle_wide: Callable[..., Any] = getattr(module, "handle_wide", module.handle)
+        """For requests that are long, where that makes a difference."""
+        self.request: type[Any] = getattr(messages, f"{info.name}Request")
+        self.decode: Callable[[memoryview, int], tuple[Any, int]] = self.request.decoder(version)
         self.response: type[Any] = getattr(messages, f"{info.name}Response")
         self.encode: Callable[[Any], list[Any]] = self.response.pieces_encoder(version)
+        self.stepwise_decoder: Callable[..., Any] | None = None
+        self.stepwise_encoder: Callable[..., Any] | None = None
         self.flexible_request = version >= info.flexible_from
         # The client cannot know yet what the broker speaks, so this one header never has tagged fields (KIP-511).
         self.flexible_response = self.flexible_request and api_key != API_VERSIONS_KEY
+
+    def decode_in_steps(self, frame: memoryview, position: int) -> Steps[Any]:
+        """The request at `position`. Raises MalformedMessage."""
+        if self.stepwise_decoder is None:
+            self.stepwise_decoder = self.request.stepwise_decoder(self.version)
+        request, _ = yield from self.stepwise_decoder(frame, position)
+        return request
+
+    def encode_in_steps(self, response: Any) -> Steps[list[Any]]:
+        """As `encode`."""
+        if self.stepwise_encoder is None:
+            self.stepwise_encoder = self.response.stepwise_encoder(self.version)
+        pieces: list[Any] = yield from self.stepwise_encoder(response)
+        return pieces
 
     def error_response(self, error: ApiError) -> Any:
         """The response that says nothing but `error`; None where the API has no place for it."""

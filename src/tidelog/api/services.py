@@ -2,6 +2,8 @@
 
 from typing import TYPE_CHECKING, Final
 
+from tidelog.runtime.turns import Turns
+
 if TYPE_CHECKING:
     from tidelog.api.fetch_sessions import FetchSessions
     from tidelog.config.broker_config import BrokerConfig
@@ -23,6 +25,7 @@ class Services:
         "partitions",
         "producer_ids",
         "runtime",
+        "turns",
     )
 
     def __init__(
@@ -45,21 +48,19 @@ class Services:
         self.groups = groups
         self.producer_ids = producer_ids
         self.fetch_sessions = fetch_sessions
+        self.turns = Turns(runtime.clock, runtime.tasks)
 
 
 class Peer:
     """The client behind one connection."""
 
-    __slots__ = ("client_host", "local_host", "local_port", "name", "software_name", "software_version")
+    __slots__ = ("client_host", "local_host", "local_port", "name")
 
     def __init__(self, client_host: str, client_port: int, local_host: str, local_port: int) -> None:
         self.client_host = client_host
         self.local_host = local_host
         self.local_port = local_port
         self.name = f"{client_host}:{client_port}"
-        self.software_name = ""
-        """As ApiVersions v3 tells (KIP-511); empty before."""
-        self.software_version = ""
 
 
 class RequestContext:

@@ -7,6 +7,8 @@ from tidelog.wire.errors import ApiError, ErrorCode
 from tidelog.wire.messages.sync_group import SyncGroupRequest, SyncGroupResponse
 
 PROTOCOL_REQUIRED_VERSION = 5
+ASSIGNMENTS_MAX = 50_000
+"""Far beyond the members that one record of a group can name."""
 
 
 def handle(
@@ -16,6 +18,8 @@ def handle(
         request.protocol_type is None or request.protocol_name is None
     ):
         return SyncGroupResponse(error_code=ErrorCode.INCONSISTENT_GROUP_PROTOCOL)
+    if len(request.assignments) > ASSIGNMENTS_MAX:
+        return SyncGroupResponse(error_code=ErrorCode.INVALID_REQUEST)
     reply = GroupReply(_build)
     try:
         services.groups.sync(request, reply)

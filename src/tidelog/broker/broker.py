@@ -13,15 +13,17 @@ from typing import TYPE_CHECKING, Final
 
 from tidelog.api.fetch_sessions import FetchSessions
 from tidelog.api.services import Services
-from tidelog.broker.adoption import adopt, read_identity, read_partitions, take_node_id
+from tidelog.broker.adoption import Identity, adopt, read_identity, read_partitions, take_node_id
 from tidelog.broker.listener import Listener
 from tidelog.config.topic_config import TopicSettings
 from tidelog.coordinator.groups import GroupCoordinators
 from tidelog.log.config import LogConfig
 from tidelog.log.directory import DataDirectory
+from tidelog.log.file_kinds import METADATA_STORE
 from tidelog.metadata.service import MetadataCache, MetadataController, ProducerIds
 from tidelog.metadata.sqlite import SqliteStore
 from tidelog.model.ids import TopicId
+from tidelog.replication.flusher import CHECKPOINTS_LANE
 from tidelog.replication.partitions import Partitions
 
 if TYPE_CHECKING:
@@ -34,7 +36,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("tidelog.broker")
 
-STORE_FILE: Final = "metadata.sqlite"
 DRAIN_S: Final = 5.0
 """How long clients may take at a stop to read their last answers."""
 
@@ -100,7 +101,7 @@ class Broker:
         directory = self._directory = await run_blocking(DataDirectory.open, self.runtime.disk, path)
         identity = await run_blocking(read_identity, self.runtime.disk, path)
         take_node_id(identity, self.config, path)
-        store = self._store_factory(f"{path}/{STORE_FILE}", self.runtime)
+        store = self._store_factory(f"{path}/{METADATA_STORE}", self.runtime)
         cache = MetadataCache()
         controller = MetadataController(store, self.config, self.runtime, cache)
         services = self._services = self._wire(directory, cache, controller)
@@ -112,20 +113,26 @@ class Broker:
         services.groups.start()
         await self._listen()
         self._housekeeping = self.runtime.tasks.spawn(self._keep_house(), name="housekeeping")
-        self._log_start(directory.clean, clock.monotonic() - began)
+        self._log_start(self._directory_found(directory, identity), clock.monotonic() - began)
         for name in self.config.without_effect():
             logger.warning("setting has no effect yet name=%s", name)
 
-    def _log_start(self, clean: bool, seconds: float) -> None:
+    def _directory_found(self, directory: DataDirectory, identity: Identity) -> str:
+        """How the last broker left the directory, in a word: "new" when there was none."""
+        if identity.cluster_id is None and not len(self.services.partitions):
+            return "new"
+        return "clean" if directory.clean else "unclean"
+
+    def _log_start(self, found: str, seconds: float) -> None:
         """What the start found and did, in one line: what an operator asks first after a crash."""
         partitions = self.services.partitions
         reports = [partition.log.recovery for partition in partitions]
         logger.info(
-            "started cluster=%s node=%d clean=%s partitions=%d offline=%d scanned_bytes=%d truncated_bytes=%d "
+            "started cluster=%s node=%d directory=%s partitions=%d offline=%d scanned_bytes=%d truncated_bytes=%d "
             "seconds=%.3f",
             self.cluster_id,
             self.config.node_id,
-            clean,
+            found,
             len(partitions),
             partitions.offline_count,
             sum(report.scanned_bytes for report in reports),
@@ -161,6 +168,9 @@ class Broker:
         path = self.config.data_directory
         found = await self.runtime.tasks.run_blocking(read_partitions, self.runtime.disk, path)
         adoption = adopt(found, self.config, lambda: TopicId(self.runtime.new_uuid()), path)
+        if found.partitions:
+            assert self._directory is not None
+            await self.runtime.tasks.run_blocking(self._directory.adopt_start_offsets, lane=CHECKPOINTS_LANE)
         for notice in adoption.notices:
             logger.warning("adopted %s", notice)
         return adoption.records

@@ -9,13 +9,16 @@ import logging
 from collections import deque
 from collections.abc import Coroutine
 from struct import Struct
-from types import CoroutineType
+from types import CoroutineType, GeneratorType
 from typing import TYPE_CHECKING, Any
 
 from tidelog.api.pending import Pending
 from tidelog.api.registry import API_VERSIONS_KEY, PRODUCE_KEY, Route, route, routes
 from tidelog.api.services import CloseConnection, Peer, RequestContext, Services
+from tidelog.broker.serving import Encoded, answered_in_steps, not_encoded, served_in_steps
+from tidelog.model.steps import Steps
 from tidelog.runtime.interfaces import FileRegion, Piece, Stream
+from tidelog.runtime.turns import Work
 from tidelog.wire.errors import ApiError
 from tidelog.wire.primitives import MalformedMessage, skip_tagged_fields
 
@@ -39,6 +42,10 @@ REQUESTS_PER_TURN = 64
 """Then other connections have their turn."""
 BACKLOG_BYTES_MAX = 1 << 20
 """Of responses that the client has not read; then no more of its requests are handled."""
+WIDE_REQUEST_BYTES = 16 << 10
+"""What is longer may name thousands of things: it is decoded, handled and answered in turns."""
+WIDE_PRODUCE_BYTES = 100 << 10
+"""The same of produce, whose bytes are mostly records: some 1,500 of the smallest batches, 10 ms."""
 COMBINE_REQUESTS = 16
 """With at least so many complete small frames at hand, their responses leave in one send."""
 
@@ -53,6 +60,7 @@ class Connection:
         "_draining",
         "_filled",
         "_frame",
+        "_kept",
         "_listener",
         "_monotonic",
         "_paused",
@@ -74,6 +82,7 @@ class Connection:
         self.last_active = 0.0
         self._frame: bytearray | None = None  # a frame whose end has not come, its four bytes of length included
         self._filled = 0
+        self._kept: bytearray | None = None  # what the request that has turns lies in
         self._stash: bytearray | None = None  # complete and partial frames that wait for earlier requests
         self._paused = False
         self._resuming = False
@@ -186,7 +195,7 @@ class Connection:
         """`part` is the beginning of a frame of `size` bytes (4: its length has not all come)."""
         # Grown step by step: a length that a peer only claims takes no memory.
         size = min(size, max(self._listener.frame_step_bytes, len(part) + 1))
-        if not self._listener.reserve(self, size):
+        if not self._reserve(size):
             return
         frame = self._listener.frame_buffer(size)
         frame[: len(part)] = part
@@ -200,7 +209,7 @@ class Connection:
             return
         if len(frame) < size + 4:
             room = min(size + 4, max(2 * len(frame), self._listener.frame_step_bytes))
-            if not self._listener.reserve(self, room):
+            if not self._reserve(room):
                 return
             larger = bytearray(room)
             larger[: len(frame)] = frame
@@ -208,14 +217,38 @@ class Connection:
             return
         self._frame = None
         self._filled = 0
-        self._listener.release(self)
+        self._release()
         self._take(memoryview(frame), size + 4)
-        self._listener.recycle(frame)
+        if self._kept is not frame:
+            self._listener.recycle(frame)
 
     def _drop_frame(self) -> None:
         if self._frame is not None:
             self._frame = None
+            self._release()
+
+    def _reserve(self, size: int) -> bool:
+        """Count `size` bytes of what is not handled yet; False when the connection had to be closed."""
+        return self._listener.reserve(self, size if self._kept is None else size + len(self._kept))
+
+    def _release(self) -> None:
+        self._listener.release(self)
+        if self._kept is not None:
+            self._listener.reserve(self, len(self._kept))
+
+    def _keep(self, buffer: bytearray) -> None:
+        """A request that has turns lies in `buffer`, which others must not write to meanwhile."""
+        self._kept = buffer
+        self._listener.keep(buffer)
+        self._reserve(0)
+
+    def _unkeep(self) -> None:
+        self._kept = None
+        if self.open:
             self._listener.release(self)
+            unhandled = self._frame if self._stash is None else self._stash
+            if unhandled is not None:
+                self._reserve(len(unhandled))
 
     def _refuse_size(self, size: int, start: memoryview) -> None:
         looks = " (HTTP on the Kafka port?)" if bytes(start).isalpha() or bytes(start) in (b"GET ", b"PUT ") else ""
@@ -229,7 +262,7 @@ class Connection:
         return self._stream.backlog_bytes > BACKLOG_BYTES_MAX or self._draining
 
     def _put_aside(self, rest: memoryview, later: bool) -> None:
-        if not self._listener.reserve(self, len(rest)):
+        if not self._reserve(len(rest)):
             return
         self._stash = bytearray(rest)  # writable, as every frame: batches get their offsets in place
         if not self._paused:
@@ -254,7 +287,7 @@ class Connection:
         stash = self._stash
         if stash is not None:
             self._stash = None
-            self._listener.release(self)
+            self._release()
             self._take(memoryview(stash), len(stash))
         if self.open and self._stash is None and self._paused:
             self._paused = False
@@ -275,11 +308,6 @@ class Connection:
                 found = route(API_VERSIONS_KEY, 0)
                 version = -1  # the handler's sign to say which versions there are
         position = HEADER_BYTES
-        if len(frame) > OTHER_REQUEST_BYTES_MAX and api_key != PRODUCE_KEY:
-            self.close(
-                f"{found.name} request of {len(frame)} bytes: only produce may be beyond {OTHER_REQUEST_BYTES_MAX}"
-            )
-            return
         try:
             if length > 0:
                 position += length
@@ -295,6 +323,9 @@ class Connection:
             context = RequestContext(api_key, version, correlation_id, client_id, self.peer)
             if version < 0:
                 request: Any = None
+            elif len(frame) > WIDE_REQUEST_BYTES and (api_key != PRODUCE_KEY or len(frame) > WIDE_PRODUCE_BYTES):
+                self._begin_wide(found, context, frame, position)
+                return
             else:
                 if found.flexible_request:
                     position = skip_tagged_fields(frame, position + 1, frame[position])
@@ -324,10 +355,25 @@ class Connection:
         if isinstance(response, Pending):
             slot.pending = response
             response.listen(slot.answer)
-        elif isinstance(response, CoroutineType):
-            slot.task = self._services.runtime.tasks.spawn(self._await(slot, response), name=f"request-{found.name}")
         else:
-            slot.answer(response)
+            slot.settle(response)
+
+    def _begin_wide(self, found: Route, context: RequestContext, frame: memoryview, position: int) -> None:
+        """Decode, handle and answer a request in turns: most in the first, here."""
+        if len(frame) > OTHER_REQUEST_BYTES_MAX and found.api_key != PRODUCE_KEY:
+            self.close(
+                f"{found.name} request of {len(frame)} bytes: only produce may be beyond {OTHER_REQUEST_BYTES_MAX}"
+            )
+            return
+        slot = _Slot(self, found, context)
+        slot.pipelined = False  # what follows comes behind all of this
+        self._waiting.append(slot)
+        slot.begin(served_in_steps(self._services, found, context, frame, position), weight=len(frame))
+        if slot.work is not None and self.open:
+            buffer = frame.obj
+            assert isinstance(buffer, bytearray)
+            slot.keeps = True
+            self._keep(buffer)
 
     async def _await(self, slot: "_Slot", answer: Coroutine[Any, Any, Any]) -> None:
         try:
@@ -335,7 +381,7 @@ class Connection:
         except Exception as error:
             response = self._failed(slot.route, slot.context, error)
         slot.task = None
-        slot.answer(response)
+        slot.settle(response)
 
     def _failed(self, found: Route, context: RequestContext, error: Exception) -> Any:
         if not isinstance(error, ApiError):
@@ -355,6 +401,8 @@ class Connection:
             slot = waiting.popleft()
             if isinstance(slot.response, CloseConnection):
                 self.close(slot.response.reason)
+            elif type(slot.response) is Encoded:
+                self._send(slot.route, slot.context.correlation_id, None, slot.response.pieces)
             elif slot.response is not None:
                 self._send(slot.route, slot.context.correlation_id, slot.response)
         if not self.open:
@@ -364,14 +412,14 @@ class Connection:
         elif self._stash is not None and not self._must_wait():
             self._resume_soon()
 
-    def _send(self, found: Route, correlation_id: int, response: Any) -> None:
-        try:
-            pieces = found.encode(response)
-        except Exception:
-            # Whoever completed the answer is not at fault, and must not hear of it.
-            logger.exception("response cannot be encoded api=%s version=%d", found.name, found.version)
-            self.close(f"{found.name}: the response cannot be encoded")
-            return
+    def _send(self, found: Route, correlation_id: int, response: Any, pieces: list[Any] | None = None) -> None:
+        if pieces is None:
+            try:
+                pieces = found.encode(response)
+            except Exception:
+                # Whoever completed the answer is not at fault, and must not hear of it.
+                self.close(not_encoded(found))
+                return
         size = 4 + len(pieces[0])
         if len(pieces) > 1:
             for piece in pieces[1:]:
@@ -390,7 +438,18 @@ class Connection:
 class _Slot:
     """One request's place in the order of the responses."""
 
-    __slots__ = ("answered", "connection", "context", "pending", "pipelined", "response", "route", "task")
+    __slots__ = (
+        "answered",
+        "connection",
+        "context",
+        "keeps",
+        "pending",
+        "pipelined",
+        "response",
+        "route",
+        "task",
+        "work",
+    )
 
     def __init__(self, connection: Connection, found: Route, context: RequestContext) -> None:
         self.connection = connection
@@ -401,6 +460,43 @@ class _Slot:
         self.response: Any = None
         self.pending: Pending[Any] | None = None
         self.task: Any = None
+        self.work: Work[Any] | None = None
+        self.keeps = False
+
+    def settle(self, answer: Any) -> None:
+        """Take what a handler gave, or what came of that: an answer, or something that will give one."""
+        connection = self.connection
+        if isinstance(answer, Pending):
+            self.pending = answer
+            answer.listen(self.settle)
+        elif isinstance(answer, CoroutineType):
+            name = f"request-{self.route.name}"
+            self.task = connection._services.runtime.tasks.spawn(connection._await(self, answer), name=name)
+        elif not connection.open:
+            if isinstance(answer, GeneratorType):
+                answer.close()
+        elif isinstance(answer, GeneratorType) or type(answer) is self.route.response:
+            self.begin(answered_in_steps(self.route, answer))
+        else:
+            self.answer(answer)
+
+    def begin(self, steps: Steps[Any], *, weight: int = 0) -> None:
+        work = self.connection._services.turns.begin(steps, self._computed, weight=weight)
+        if not work.ended:
+            self.work = work
+
+    def _computed(self, answer: Any, error: Exception | None) -> None:
+        connection = self.connection
+        self.work = None
+        if self.keeps:
+            self.keeps = False
+            connection._unkeep()
+        if error is not None:
+            answer = connection._failed(self.route, self.context, error)
+        if isinstance(answer, Pending) and self.route.api_key == PRODUCE_KEY and not self.pipelined:
+            self.pipelined = True
+            connection._resume_soon()
+        self.settle(answer)
 
     def answer(self, response: Any) -> None:
         self.answered = True
@@ -414,3 +510,6 @@ class _Slot:
         """The client is gone. What it asked for goes on where others depend on it; nobody waits for the answer."""
         if self.pending is not None:
             self.pending.abandon()
+        if self.work is not None:
+            self.work.cancel()
+            self.work = None

@@ -133,6 +133,11 @@ class Listener:
                 return self._spare.pop(i)
         return bytearray(size)
 
+    def keep(self, buffer: bytearray) -> None:
+        """A request in `buffer` is not handled yet: if that is the shared one, receive into another from now on."""
+        if self.buffer.obj is buffer:
+            self.buffer = memoryview(bytearray(RECEIVE_BUFFER_BYTES))
+
     def recycle(self, frame: bytearray) -> None:
         """Take back the buffer of a frame that was handled; no view of it may be used any more."""
         if 65536 <= len(frame) <= self.frame_step_bytes:

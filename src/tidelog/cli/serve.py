@@ -20,6 +20,10 @@ log = logging.getLogger("tidelog.cli")
 
 ORPHAN_GRACE_S = 5.0
 """How long a broker whose parent has ended may take to stop in order."""
+SWITCH_INTERVAL_S = 0.0005
+"""How long the loop waits at most for a thread that computes (say, a checkpoint of 10,000 partitions): Python's own
+5 ms would be the tail of the latency.
+"""
 
 
 class RunningBroker(Protocol):
@@ -52,6 +56,7 @@ def serve(options: Options) -> int:
     from tidelog.runtime.descriptors import raise_descriptor_limit
     from tidelog.runtime.real import real_runtime
 
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
     raise_descriptor_limit()  # each connection takes one, and the usual soft limit is 1,024
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         return runner.run(run_broker(config, Broker, real_runtime, options.parent_pipe))

@@ -11,7 +11,6 @@ from typing import Generic, NamedTuple, Self, TypeAlias, TypeVar
 
 from tidelog.client import operations
 from tidelog.client.cluster import Address, Cluster, Topic
-from tidelog.client.connection import VersionRange
 from tidelog.client.errors import BrokerUnreachable, GaveUp, NoBrokerReachable
 from tidelog.client.link import Link
 from tidelog.client.operations import (
@@ -132,16 +131,6 @@ class Client:
         for link in self._links.values():
             link.close()
         self._links.clear()
-
-    def api_versions(self) -> Mapping[int, VersionRange]:
-        """What one broker takes, by API key. One attempt: raises NoBrokerReachable."""
-        tried: list[str] = []
-        for address in self.cluster.contacts():
-            try:
-                return self._link(address, self.deadline()).versions
-            except BrokerUnreachable as error:
-                tried.append(str(error))
-        raise NoBrokerReachable("; ".join(tried))
 
     def topics(self, names: Sequence[str], *, create: bool = False) -> dict[str, Topic]:
         """Fresh from the cluster. Raises UnknownTopicOrPartition for one that does not exist.

@@ -27,11 +27,13 @@ class Moment(NamedTuple):
 class Decision:
     """The outcome of one request, timer or sweep. Durable state changes when `records` are replayed, not before."""
 
-    __slots__ = ("records", "replies", "shows")
+    __slots__ = ("batch", "records", "replies", "shows")
 
     def __init__(self) -> None:
         self.records: list[Record] = []
         """Appended first, as one batch, then replayed."""
+        self.batch: bytearray | None = None
+        """The batch of the records, where they are so many that it was made in steps before."""
         self.replies: list[tuple[Reply, Any]] = []
         """Given only once the records, and everything below `shows`, are committed."""
         self.shows = 0

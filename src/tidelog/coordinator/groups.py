@@ -10,7 +10,6 @@ from tidelog.coordinator.group.settings import GroupSettings
 from tidelog.metadata.image import CONSUMER_OFFSETS
 from tidelog.wire.errors import (
     ApiError,
-    CoordinatorLoadInProgress,
     CoordinatorNotAvailable,
     ErrorCode,
     InvalidGroupId,
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
     from tidelog.metadata.image import BrokerRegistration, MetadataImage
     from tidelog.metadata.records import PartitionState
     from tidelog.metadata.service import MetadataCache, MetadataController
+    from tidelog.model.steps import Steps
     from tidelog.replication.partitions import Partitions
     from tidelog.runtime.interfaces import Runtime
     from tidelog.wire.messages.describe_groups import DescribedGroup
@@ -169,10 +169,15 @@ class GroupCoordinators:
         led = self._of(request.group_id)
         led.apply(led.core.leave(request, reply, led.now()))
 
-    def commit(self, commit: "OffsetCommit", reply: "Reply") -> None:
-        """Answered with one ErrorCode for each offset."""
+    def commit(self, commit: "OffsetCommit", reply: "Reply") -> "Steps[None]":
+        """Answered with one ErrorCode for each offset. What is to be written is made in steps, and written in one."""
+        from tidelog.coordinator.group.offsets import prepare_commit
+
         led = self._of(commit.group_id)
-        led.apply(led.core.commit(commit, reply, led.now()))
+        led.core.check_commit(commit, led.now())
+        prepared = yield from prepare_commit(commit, self._settings, led.now())
+        led = self._of(commit.group_id)  # it may have moved, and the group have a new generation
+        led.apply(led.core.commit(commit, reply, led.now(), prepared))
 
     def committed(self, group_id: str, read: "Callable[[DurableGroup | None], T]", reply: "Reply") -> None:
         """Answered with what `read` makes of the group's offsets, once they are committed for good."""
@@ -187,10 +192,9 @@ class GroupCoordinators:
         led.answer(reply, described, led.core.durable.next_offset(group_id))
 
     def listing(self) -> "Iterator[GroupListing]":
-        """Raises CoordinatorLoadInProgress while a part of the groups is not known yet."""
+        """Raises CoordinatorLoadInProgress, or CoordinatorNotAvailable, while a part of the groups is not known yet."""
         for led in self._led.values():
-            if led.is_loading:
-                raise CoordinatorLoadInProgress(f"{led.name} is being loaded")
+            led.check_known()
         for led in self._loaded():
             yield from led.core.listing()
 

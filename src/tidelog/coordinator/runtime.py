@@ -2,7 +2,14 @@
 
 A core decides and changes nothing durable. Its records are appended as one batch and at once replayed into the core,
 as a load would replay them; its replies leave when the batch is committed. When an append fails, what the core decided
-is void, with everything soft that depended on it: the partition is unloaded and built anew from its log.
+is void, with everything soft that depended on it: the partition is unloaded and built anew from its log. So it is when
+a step fails in a way that nobody expected.
+
+Without a core, clients are told:
+
+    COORDINATOR_LOAD_IN_PROGRESS   the log is being read
+    COORDINATOR_NOT_AVAILABLE      it could not be read, and is tried again
+    NOT_COORDINATOR                the log is offline, led elsewhere, or cannot be understood: a restart reads it anew
 """
 
 import logging
@@ -13,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from tidelog.coordinator.decision import Decision, Moment, Reply
 from tidelog.coordinator.loading import Loader
 from tidelog.log.errors import CorruptLog
-from tidelog.wire.errors import ApiError, CoordinatorLoadInProgress, NotCoordinator
+from tidelog.wire.errors import ApiError, CoordinatorLoadInProgress, CoordinatorNotAvailable, NotCoordinator
 from tidelog.wire.records import Record, encode_batch
 
 if TYPE_CHECKING:
@@ -39,6 +46,7 @@ if TYPE_CHECKING:
         @property
         def log(self) -> PartitionLogView: ...
         def append_batch(self, data: bytearray) -> "Appended": ...
+        def fail(self) -> None: ...
         def is_committed(self, next_offset: int) -> bool: ...
         def when_committed(self, next_offset: int, listener: Callable[[ApiError | None], None]) -> None: ...
 
@@ -75,7 +83,10 @@ class CoordinatorPartition(Generic[C]):
         self._tasks = tasks
         self._core: C | None = None
         self._closed = False
+        self._refusal: ApiError | None = None
+        """Why the last load failed; None when it did not."""
         self._reload_delay_s = RELOAD_DELAY_S
+        self._reload: TimerHandle | None = None
         self._timer: TimerHandle | None = None
         self._timer_ms = 0
         self._load_task: asyncio.Task[None] | None = None
@@ -84,13 +95,16 @@ class CoordinatorPartition(Generic[C]):
 
     @property
     def core(self) -> C:
-        """Raises CoordinatorLoadInProgress, or NotCoordinator when the log is offline or given up."""
+        """Raises CoordinatorLoadInProgress, CoordinatorNotAvailable or NotCoordinator when there is none."""
         core = self._core
         if core is None:
-            if self._closed or self.partition.log.failure is not None:
-                raise NotCoordinator(f"{self.name} is not served here")
-            raise CoordinatorLoadInProgress(f"{self.name} is being loaded")
+            raise self._unserved()
         return core
+
+    def _unserved(self) -> ApiError:
+        if self._closed or self.partition.log.failure is not None:
+            return NotCoordinator(f"{self.name} is not served here")
+        return self._refusal or CoordinatorLoadInProgress(f"{self.name} is being loaded")
 
     @property
     def is_loaded(self) -> bool:
@@ -98,7 +112,12 @@ class CoordinatorPartition(Generic[C]):
 
     @property
     def is_loading(self) -> bool:
-        return self._core is None and not self._closed and self.partition.log.failure is None
+        return self._core is None and isinstance(self._unserved(), CoordinatorLoadInProgress)
+
+    def check_known(self) -> None:
+        """Raise unless its groups are known, or nobody here will ever know them (the log is offline)."""
+        if self._core is None and not isinstance(error := self._unserved(), NotCoordinator):
+            raise error
 
     def now(self) -> Moment:
         return Moment(self._clock.now_ms(), int(self._clock.monotonic() * 1000))
@@ -133,8 +152,12 @@ class CoordinatorPartition(Generic[C]):
                 self._load_later()
                 return
             shows = appended.next_offset
-            for record in decision.records:
-                core.replay(record, shows)
+            try:
+                for record in decision.records:
+                    core.replay(record, shows)
+            except Exception:
+                self._step_failed(decision.replies)
+                return
         self._arm()
         if decision.replies:
             self._answer(decision.replies, shows)
@@ -168,6 +191,8 @@ class CoordinatorPartition(Generic[C]):
                 return
 
     def _batch(self, decision: Decision) -> bytearray:
+        if decision.batch is not None:
+            return decision.batch
         timestamp = self._clock.now_ms()
         records = []
         for delta, record in enumerate(decision.records):
@@ -192,42 +217,64 @@ class CoordinatorPartition(Generic[C]):
     def _expire(self) -> None:
         self._timer = None
         if self._core is not None:
-            self.apply_all(self._core.expire(self.now()))
-            self._arm()
+            try:
+                self.apply_all(self._core.expire(self.now()))
+                self._arm()
+            except Exception:
+                self._step_failed([])
+
+    def _step_failed(self, undelivered: list[tuple[Reply, Any]]) -> None:
+        """The core is not what the log says, or its deadlines have stopped: it is built anew."""
+        logger.exception("step failed, loading anew partition=%s", self.name)
+        self._unload(NotCoordinator(f"{self.name} is loaded anew"), undelivered)
+        self._load_later()
 
     # Load and unload
 
     async def _load(self) -> None:
+        log = self.partition.log
+        try:
+            await self._read_log()
+            if self._core is not None:
+                self._reload_delay_s = RELOAD_DELAY_S
+        except CorruptLog as error:
+            log.fail(str(error))  # and that is said by the log
+        except (ApiError, OSError) as error:
+            if log.failure is None:
+                logger.error("load failed, tried again partition=%s error=%s", self.name, error)
+                self._refusal = CoordinatorNotAvailable(f"{self.name} could not be loaded: {error}")
+                self._load_later()
+        except Exception as error:
+            logger.exception("load failed partition=%s", self.name)
+            self._refusal = NotCoordinator(f"{self.name} could not be loaded: {error!r}")
+            self._unload(self._refusal, [])
+        if log.failure is not None:
+            self.partition.fail()
+
+    async def _read_log(self) -> None:
         core = self._new_core()
         log = self.partition.log
         began = self._clock.monotonic()
-        try:
-            loader = Loader(self.name, log, core, self._tasks)
-            await loader.run(lambda: not self._closed and log.failure is None)
-        except CorruptLog as error:
-            log.fail(str(error))
-            logger.error("damaged, offline partition=%s %s", self.name, error)
-            return
-        except (ApiError, OSError) as error:
-            logger.error("load failed partition=%s error=%s", self.name, error)
-            self._load_later()
-            return
+        loader = Loader(self.name, log, core, self._tasks)
+        await loader.run(lambda: not self._closed and log.failure is None)
         if self._closed or log.failure is not None:
             return
         self._core = core
-        self._reload_delay_s = RELOAD_DELAY_S
+        self._refusal = None
         seconds = self._clock.monotonic() - began
         level = logging.INFO if seconds > SLOW_LOAD_S else logging.DEBUG
         logger.log(level, "loaded partition=%s records=%d seconds=%.3f", self.name, loader.records, seconds)
         self.apply(core.loaded(self.now()))
 
     def _load_later(self) -> None:
-        if not self._closed:
-            self._tasks.call_later(self._reload_delay_s, self._load_again)
+        """Unless that is on its way already: several answers may fail over one append."""
+        if not self._closed and self._reload is None:
+            self._reload = self._tasks.call_later(self._reload_delay_s, self._load_again)
             self._reload_delay_s = min(self._reload_delay_s * 2, RELOAD_DELAY_MAX_S)
 
     def _load_again(self) -> None:
-        if self.is_loading:
+        self._reload = None
+        if self._core is None and not self._closed and self.partition.log.failure is None:
             self.load()
 
     def _unload(self, error: ApiError, undelivered: list[tuple[Reply, Any]]) -> None:

@@ -12,6 +12,7 @@ Parsing raises CorruptLog with the position in bytes; an empty file holds no ent
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from tidelog.config.properties import parse_properties
 from tidelog.log.errors import CorruptLog
 from tidelog.model.ids import TopicPartition, uuid_from_text, uuid_text
 
@@ -72,18 +73,12 @@ def format_properties(properties: Mapping[str, str]) -> bytes:
     return "".join(["#\n", *(f"{name}={value}\n" for name, value in properties.items())]).encode()
 
 
-def parse_properties(data: bytes, path: str) -> dict[str, str]:
-    properties: dict[str, str] = {}
-    position = 0
-    for raw in data.split(b"\n"):
-        line = _text(raw, path, position).strip()
-        if line and line[0] not in "#!":
-            name, found, value = line.partition("=")
-            if not found:
-                raise CorruptLog(path, position, f"expected NAME=VALUE, found {line[:60]!r}")
-            properties[name.strip()] = value.strip().replace("\\:", ":").replace("\\=", "=")
-        position += len(raw) + 1
-    return properties
+def read_properties(data: bytes, path: str) -> dict[str, str]:
+    """The properties of `meta.properties`."""
+    try:
+        return {entry.name: entry.value for entry in parse_properties(data.decode())}
+    except ValueError as error:
+        raise CorruptLog(path, 0, f"these are no properties: {error}") from error
 
 
 def format_partition_metadata(topic_id: bytes) -> bytes:

@@ -1,7 +1,10 @@
 """The data directory of one broker: its lock, whether it was left in order, checkpoints, partitions' directories.
 
 Every method blocks; all but `open` and `close_clean` may run on any thread while the broker works, but those that write
-checkpoints (`write_checkpoints`, `retire_partition`) one at a time.
+checkpoints (`write_checkpoints`, `write_start_offsets`, `retire_partition`) one at a time.
+
+A log's start offset is on the disk before the first file below it goes, so a file that is missing above it is noticed.
+A directory without that checkpoint, or from Kafka, which writes it now and then, begins with what its files say.
 """
 
 import logging
@@ -21,8 +24,10 @@ from tidelog.log.checkpoints import (
     read_partition_metadata,
 )
 from tidelog.log.errors import CorruptLog
+from tidelog.log.file_kinds import Kind, file_kind, partition_of
 from tidelog.log.indexes import IndexCache
 from tidelog.log.partition_log import PartitionLog
+from tidelog.log.segment import PASSING
 from tidelog.model.ids import TopicPartition, uuid_text
 
 if TYPE_CHECKING:
@@ -51,15 +56,17 @@ class DataDirectory:
         self._disk = disk
         self._lock: Lock | None = lock
         self._cache = IndexCache()
-        self._recovery_points_known = True
+        self._checkpoints: dict[str, Mapping[TopicPartition, int]] = {}
+        """As they stand on the disk; those that are not there, or damaged, are missing."""
         self._recovery_points = self._read(RECOVERY_POINTS)
+        self._recovery_points_known = RECOVERY_POINTS in self._checkpoints
         self._start_offsets = self._read(LOG_START_OFFSETS)
-        self._checkpoints: dict[str, Mapping[TopicPartition, int]] = {
-            RECOVERY_POINTS: dict(self._recovery_points),
-            LOG_START_OFFSETS: dict(self._start_offsets),
-        }
-        """As they stand on the disk."""
-        self._unopened: dict[TopicPartition, None] = {}
+        if LOG_START_OFFSETS not in self._checkpoints:
+            self._take_start_offsets_from_files()
+        self._unnamed: dict[TopicPartition, None] = {}
+        """Partitions whose entries are kept until the caller's checkpoints name them: they opened just now, or could
+        not be opened.
+        """
         self._retired: dict[TopicPartition, None] = {}
 
     @classmethod
@@ -70,7 +77,7 @@ class DataDirectory:
             lock = disk.lock(f"{path}/{LOCK}")
         except BlockingIOError:
             raise DirectoryInUse(
-                f"another broker runs in {path}: stop it, or start this one with another --data"
+                f"another broker runs in {path}: stop it, or choose another directory for this one"
             ) from None
         try:
             marker = f"{path}/{CLEAN_MARKER}"
@@ -93,9 +100,25 @@ class DataDirectory:
             logger.warning("checkpoint ignored, logs are scanned whole reason=%s", error)
             self.clean = False
             offsets = None
-        if offsets is None and name == RECOVERY_POINTS:
-            self._recovery_points_known = False
+        if offsets is not None:
+            self._checkpoints[name] = dict(offsets)
         return offsets or {}
+
+    def adopt_start_offsets(self) -> None:
+        """Before Kafka's logs are opened here for the first time: where a log's files begin above its checkpoint, it
+        begins with its files, from now on for good. Raises OSError.
+        """
+        self._take_start_offsets_from_files()
+        self.write_start_offsets(self._start_offsets)
+
+    def _take_start_offsets_from_files(self) -> None:
+        for name in self._disk.list(self.path):
+            key = partition_of(name)
+            if key is None or not self._disk.is_dir(f"{self.path}/{name}"):
+                continue
+            kinds = map(file_kind, self._disk.list(f"{self.path}/{name}"))
+            first = next((base_offset for kind, base_offset in kinds if kind is Kind.SEGMENT), 0)
+            self._start_offsets[key] = max(self._start_offsets.get(key, 0), first)
 
     # Partitions
 
@@ -105,7 +128,7 @@ class DataDirectory:
         Raises CorruptLog, OSError; then the checkpoints keep what they say of it, for the next start.
         """
         key = TopicPartition(topic, index)
-        self._unopened[key] = None
+        self._unnamed[key] = None
         path = f"{self.path}/{key}"
         known_id = read_partition_metadata(self._disk, path)
         if known_id is not None and known_id != topic_id:
@@ -130,7 +153,7 @@ class DataDirectory:
         if known_id is None:
             self._disk.write_atomic(f"{path}/{PARTITION_METADATA}", format_partition_metadata(topic_id))
             self._disk.sync_dir(self.path)
-        del self._unopened[key]
+        self._recovery_points[key], self._start_offsets[key] = log.recovery_point, log.log_start_offset
         self._retired.pop(key, None)
         return log
 
@@ -173,12 +196,35 @@ class DataDirectory:
         high_watermarks: Mapping[TopicPartition, int],
     ) -> None:
         """Persist them; files that would not change are left alone. Partitions that did not open keep their entries."""
-        kept = [key for key in list(self._unopened) if key in self._recovery_points]
-        started = [key for key in list(self._unopened) if key in self._start_offsets]
-        self._write(RECOVERY_POINTS, {**{key: self._recovery_points[key] for key in kept}, **recovery_points})
-        moved = {key: offset for key, offset in start_offsets.items() if offset > 0}
-        self._write(LOG_START_OFFSETS, {**{key: self._start_offsets[key] for key in started}, **moved})
+        for key in [key for key in list(self._unnamed) if key in recovery_points]:
+            del self._unnamed[key]
+        self._write(RECOVERY_POINTS, {**self._kept(self._recovery_points), **recovery_points})
+        self._write(LOG_START_OFFSETS, self._moved({**self._kept(self._start_offsets), **start_offsets}))
         self._write(HIGH_WATERMARKS, high_watermarks)
+
+    def write_start_offsets(self, start_offsets: Mapping[TopicPartition, int]) -> None:
+        """Persist them before files below them go. Raises OSError.
+
+        On a full disk, which retention is to make room on, the checkpoint is removed: without it logs begin with their
+        files.
+        """
+        try:
+            self._write(LOG_START_OFFSETS, self._moved({**self._kept(self._start_offsets), **start_offsets}))
+        except OSError as error:
+            if error.errno not in PASSING:
+                raise
+            path = f"{self.path}/{LOG_START_OFFSETS}"
+            if self._disk.exists(path):
+                logger.warning("checkpoint removed, the disk is full path=%s", path)
+                self._disk.remove(path)
+            self._disk.sync_dir(self.path)
+            self._checkpoints.pop(LOG_START_OFFSETS, None)
+
+    def _kept(self, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+        return {key: offsets[key] for key in list(self._unnamed) if key in offsets}
+
+    def _moved(self, start_offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+        return {key: offset for key, offset in start_offsets.items() if offset > 0}
 
     def _write(self, name: str, offsets: Mapping[TopicPartition, int]) -> None:
         if self._retired:

@@ -4,25 +4,13 @@ Each entry is a dict of plain values (keys and values of records: bytes or None)
 entry of kind `damage` ends its file. Reads only; blocks.
 """
 
-import re
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, TypeAlias
 
 from tidelog.log.batch_scan import ATTRIBUTES, CRC, Fields, batches
-from tidelog.log.checkpoints import (
-    CLEANER_OFFSETS,
-    HIGH_WATERMARKS,
-    LEADER_EPOCHS,
-    LOG_START_OFFSETS,
-    META_PROPERTIES,
-    PARTITION_METADATA,
-    RECOVERY_POINTS,
-    parse_epochs,
-    parse_offsets,
-    parse_partition_metadata,
-    parse_properties,
-)
+from tidelog.log.checkpoints import parse_epochs, parse_offsets, parse_partition_metadata, read_properties
 from tidelog.log.errors import CorruptLog
+from tidelog.log.file_kinds import Kind, file_kind
 from tidelog.log.indexes import CorruptIndex, OffsetIndex, TimeIndex
 from tidelog.log.producer_snapshot import CorruptSnapshot, decode_snapshot
 from tidelog.log.replay import end_marker
@@ -61,21 +49,18 @@ def dump(disk: "Disk", path: str, *, records: bool = False) -> Iterator[Entry]:
 
 
 def _entries(disk: "Disk", path: str, name: str, *, records: bool) -> Iterator[Entry]:
-    segment = re.fullmatch(r"(\d{20})\.(\w+)", name)
-    base_offset = int(segment[1]) if segment else 0
-    if segment and segment[2] == "log":
+    kind, base_offset = file_kind(name)
+    if kind in (Kind.SEGMENT, Kind.METADATA_SNAPSHOT):
         return _batches(disk, path, base_offset, records=records)
-    if segment and segment[2] == "index":
+    if kind is Kind.OFFSET_INDEX:
         return _offset_index(disk, path, base_offset)
-    if segment and segment[2] == "timeindex":
+    if kind is Kind.TIME_INDEX:
         return _time_index(disk, path, base_offset)
-    if segment and segment[2] == "txnindex":
+    if kind is Kind.TRANSACTION_INDEX:
         return _transactions(disk, path)
-    if segment and segment[2] == "snapshot":
+    if kind is Kind.PRODUCERS:
         return _producers(disk, path)
-    if re.fullmatch(r"\d{20}-\d{10}\.checkpoint|bootstrap\.checkpoint", name):
-        return _batches(disk, path, 0, records=records)
-    return _TEXTS.get(name, _other)(disk.read(path), path)
+    return _TEXTS.get(kind, _other)(disk.read(path), path)
 
 
 def _batches(disk: "Disk", path: str, base_offset: int, *, records: bool) -> Iterator[Entry]:
@@ -197,19 +182,16 @@ def _metadata(data: bytes, path: str) -> Iterator[Entry]:
 
 
 def _properties(data: bytes, path: str) -> Iterator[Entry]:
-    yield {"kind": "properties", "position": 0, **parse_properties(data, path)}
+    yield {"kind": "properties", "position": 0, **read_properties(data, path)}
 
 
 def _other(data: bytes, path: str) -> Iterator[Entry]:
     yield {"kind": "file", "position": 0, "size": len(data)}
 
 
-_TEXTS: dict[str, Callable[[bytes, str], Iterator[Entry]]] = {
-    RECOVERY_POINTS: _offsets,
-    LOG_START_OFFSETS: _offsets,
-    HIGH_WATERMARKS: _offsets,
-    CLEANER_OFFSETS: _offsets,
-    LEADER_EPOCHS: _epochs,
-    PARTITION_METADATA: _metadata,
-    META_PROPERTIES: _properties,
+_TEXTS: dict[Kind, Callable[[bytes, str], Iterator[Entry]]] = {
+    Kind.OFFSETS: _offsets,
+    Kind.EPOCHS: _epochs,
+    Kind.PARTITION: _metadata,
+    Kind.PROPERTIES: _properties,
 }

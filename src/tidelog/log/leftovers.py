@@ -5,10 +5,10 @@
 """
 
 import logging
-import re
 from typing import TYPE_CHECKING, NamedTuple
 
 from tidelog.log.batch_scan import BASE_OFFSET, LAST_OFFSET_DELTA, headers
+from tidelog.log.file_kinds import OF_SEGMENT, Kind, file_kind
 from tidelog.log.segment import DELETED_SUFFIX, LOG_SUFFIX, SUFFIXES, file_name
 
 if TYPE_CHECKING:
@@ -19,7 +19,6 @@ logger = logging.getLogger("tidelog.log")
 SWAP_SUFFIX = ".swap"
 CLEANED_SUFFIX = ".cleaned"
 UNWANTED = (DELETED_SUFFIX, CLEANED_SUFFIX, ".tmp")
-_SEGMENT_FILE = re.compile(r"([0-9]{20})(\.log|\.index|\.timeindex|\.txnindex|\.snapshot)")
 
 
 class Found(NamedTuple):
@@ -45,19 +44,19 @@ def settle_files(disk: "Disk", directory: str) -> Found:
                 disk.remove(f"{directory}/{name}")
         disk.sync_dir(directory)
         names = disk.list(directory)
-    by_suffix: dict[str, list[int]] = {suffix: [] for suffix in (*SUFFIXES, ".snapshot")}
+    by_kind: dict[Kind, list[int]] = {kind: [] for kind in Kind}
     for name in names:
-        match = _SEGMENT_FILE.fullmatch(name)
-        if match:
-            by_suffix[match[2]].append(int(match[1]))
-    segments = by_suffix[LOG_SUFFIX]
-    for suffix in SUFFIXES[1:]:
-        for base_offset in [offset for offset in by_suffix[suffix] if offset not in segments]:
-            path = f"{directory}/{file_name(base_offset, suffix)}"
+        kind, base_offset = file_kind(name)
+        by_kind[kind].append(base_offset)
+    segments = by_kind[Kind.SEGMENT]
+    for kind in OF_SEGMENT[1:]:
+        for base_offset in [offset for offset in by_kind[kind] if offset not in segments]:
+            path = f"{directory}/{file_name(base_offset, '.' + kind.value)}"
             logger.warning("index without a segment removed path=%s", path)
             disk.remove(path)
-            by_suffix[suffix].remove(base_offset)
-    return Found(segments, by_suffix[".txnindex"], by_suffix[".snapshot"], "leader-epoch-checkpoint" in names)
+            by_kind[kind].remove(base_offset)
+    has_epochs = bool(by_kind[Kind.EPOCHS])
+    return Found(segments, by_kind[Kind.TRANSACTION_INDEX], by_kind[Kind.PRODUCERS], has_epochs)
 
 
 def _finish_swaps(disk: "Disk", directory: str, names: list[str]) -> None:
@@ -74,8 +73,8 @@ def _finish_swaps(disk: "Disk", directory: str, names: list[str]) -> None:
             continue
         end_offset = _end_offset(disk, path, base_offset)
         for name in names:
-            match = _SEGMENT_FILE.fullmatch(name)
-            if match and match[2] != ".snapshot" and base_offset <= int(match[1]) < max(end_offset, base_offset + 1):
+            kind, offset = file_kind(name)
+            if kind in OF_SEGMENT and base_offset <= offset < max(end_offset, base_offset + 1):
                 disk.remove(f"{directory}/{name}")
         for suffix in SUFFIXES:
             swap = f"{directory}/{file_name(base_offset, suffix)}{SWAP_SUFFIX}"

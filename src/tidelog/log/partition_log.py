@@ -26,7 +26,7 @@ from tidelog.log.leader_epochs import EpochEnd
 from tidelog.log.reader import ColdRead, LogReader, Slice, TimestampOffset
 from tidelog.log.recovery import LogOpener, OpenedLog
 from tidelog.log.replay import end_marker, replay_producer
-from tidelog.log.retention import Removal, count_expired
+from tidelog.log.retention import Removal, Retention, TimesLook
 from tidelog.log.segment import FIRST_TIMESTAMP_PENDING, NOT_OPENED, PASSING, Segment
 from tidelog.log.snapshots import restore_producers
 from tidelog.log.validation import check_client_batch
@@ -60,6 +60,9 @@ class Appended(NamedTuple):
     duplicate: bool
 
 
+_new_tuple = tuple.__new__  # what Appended() calls, without the call of its own
+
+
 class PartitionLog:
     """Segments of one partition's directory. Made by `open`."""
 
@@ -71,7 +74,7 @@ class PartitionLog:
         "_leader_epoch",
         "_look_closer",
         "_reader",
-        "_retired",
+        "_retention",
         "_segments",
         "_size_max",
         "config",
@@ -93,6 +96,7 @@ class PartitionLog:
         self.topic_partition = TopicPartition(topic, int(index))
         self._segments = opened.segments
         self._reader = LogReader(opened.segments)
+        self._retention = Retention(opened.segments)
         self.epochs = opened.epochs
         self.producers = opened.producers
         self.log_start_offset = opened.log_start_offset
@@ -103,8 +107,6 @@ class PartitionLog:
         self.failure: str | None = None
         """Why the log is offline, for good; None while it is not."""
         self._leader_epoch = -1
-        self._retired: list[tuple[int, list[Segment]]] = []
-        """When they may be removed, and segments that retention took out of the log."""
         for segment in opened.segments.items:
             segment.use_cache(cache)
         self.configure(config)
@@ -247,7 +249,7 @@ class PartitionLog:
                     )
         except OSError as error:
             raise self._write_failed(segment, position, base_offset, error) from error
-        return Appended(base_offset, next_offset, append_time_ms, self.log_start_offset, False)
+        return _new_tuple(Appended, (base_offset, next_offset, append_time_ms, self.log_start_offset, False))
 
     def append_as_follower(self, data: memoryview) -> int:
         """Append whole batches with the offsets and epochs that their leader gave them; the log's new end offset.
@@ -478,7 +480,9 @@ class PartitionLog:
         self.producers = restore_producers(self._durability.snapshots, self._segments, self.log_start_offset, end)
 
     def restart_at(self, offset: int) -> None:
-        """Drop everything; the log is empty and starts at `offset`. Blocks. Callers do as for `truncate_to`."""
+        """Drop everything; the log is empty and starts at `offset`. Blocks. Callers do as for `truncate_to`, and have
+        persisted `offset` as the log start offset.
+        """
         try:
             self._durability.before_cut(-1)
             for segment in self._segments.take_from(0):
@@ -508,11 +512,15 @@ class PartitionLog:
             self.epochs.truncate_from_start(offset)
         return self.log_start_offset
 
+    def times_look(self, now_ms: int) -> TimesLook | None:
+        """What to run on a thread before `apply_retention`, and then to `take`; None when all is known."""
+        return self._retention.look(self.config, now_ms) if self.failure is None else None
+
     def apply_retention(self, now_ms: int, high_watermark: int | None = None) -> int:
         """Take whole segments that the settings no longer keep out of the log; how many. Forgets silent producers too.
 
-        Their files are renamed, and stay readable for `file.delete.delay.ms`; `removal` gives what is due. Nothing at
-        or above the high watermark (the log's end when None) goes. Raises StorageError.
+        Nothing at or above the high watermark (the log's end when None) goes. The files are as they were: `removal`
+        is run for them once the new log start offset has been persisted. Raises StorageError.
         """
         self.producers.expire(now_ms, self.config.producer_id_expiration_ms)
         return self._look_up(
@@ -520,29 +528,22 @@ class PartitionLog:
         )
 
     def _retire(self, now_ms: int, limit: int) -> int:
-        segments = self._segments
         # Nor what is not durable yet: a segment that a power cut brings back must not be a torn one.
         limit = min(limit, self.recovery_point)
-        count = count_expired(
-            segments,
-            self.config,
-            log_start_offset=self.log_start_offset,
-            log_end_offset=self.log_end_offset,
-            limit=limit,
-            now_ms=now_ms,
+        start, end = self.log_start_offset, self.log_end_offset
+        count = self._retention.count(
+            self.config, log_start_offset=start, log_end_offset=end, limit=limit, now_ms=now_ms
         )
         if not count:
             return 0
-        if count == len(segments.items):
+        if count == len(self._segments.items):
             self._roll(now_ms)
-        gone = segments.take_first(count)
+        gone = self._retention.take(count, now_ms + self.config.file_delete_delay_ms)
         self._reader.forget_places()
         for segment in gone:
             self._forget(segment)
-            segment.rename_deleted()
-        self._retired.append((now_ms + self.config.file_delete_delay_ms, gone))
         self._durability.directory_unsynced = True
-        self.delete_before(segments.items[0].base_offset)
+        self.delete_before(self._segments.items[0].base_offset)
         logger.info(
             "segments retired partition=%s count=%d bytes=%d log_start_offset=%d",
             self.topic_partition,
@@ -553,12 +554,10 @@ class PartitionLog:
         return count
 
     def removal(self, now_ms: int) -> Removal | None:
-        """The retired files whose delay is over, to be removed on a thread; None when there are none."""
-        due = [segment for due_ms, segments in self._retired if due_ms <= now_ms for segment in segments]
-        if not due:
-            return None
-        self._retired = [(due_ms, segments) for due_ms, segments in self._retired if due_ms > now_ms]
-        return Removal(due)
+        """File work on what retention took out, to be run on a thread, one at a time: renames, for which the log start
+        offset must have been persisted, and removals whose `file.delete.delay.ms` is over. None when there is none.
+        """
+        return self._retention.removal(now_ms)
 
     def _forget(self, segment: Segment) -> None:
         self._cache.forget(segment.index)
@@ -592,7 +591,7 @@ class PartitionLog:
                 self.flushed(plan)
             except OSError as error:
                 self.fail(f"closing failed: {error}")
-        for segment in [*self._segments.items, *(gone for _, segments in self._retired for gone in segments)]:
+        for segment in [*self._segments.items, *self._retention.retired()]:
             segment.deleted = segment.deleted or not clean  # a flush under way has nothing to complain of
             if segment.opened is not None:
                 segment.opened.close()

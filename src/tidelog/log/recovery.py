@@ -19,7 +19,7 @@ from tidelog.log.batch_scan import (
     batches,
     headers,
 )
-from tidelog.log.checkpoints import LEADER_EPOCHS, parse_epochs
+from tidelog.log.checkpoints import LEADER_EPOCHS, LOG_START_OFFSETS, RECOVERY_POINTS, parse_epochs
 from tidelog.log.damage import judge
 from tidelog.log.errors import CorruptLog
 from tidelog.log.indexes import CorruptIndex
@@ -78,12 +78,14 @@ class LogOpener:
     def open(self, *, clean: bool, recovery_point: int, log_start_offset: int) -> OpenedLog:
         """`recovery_point` -1 means that none is known: then closed segments count as flushed.
 
-        Raises CorruptLog when there is damage below the recovery point, or that a crash cannot have caused.
+        Raises CorruptLog when there is damage below the recovery point, or that a crash cannot have caused: records
+        are missing between `log_start_offset`, which was persisted before any file below it went, and the first file.
         """
         found = settle_files(self._disk, self._directory)
         self._snapshots = Snapshots(self._disk, self._directory, found.snapshots)
         self._load_segments(found, log_start_offset)
-        start = max(log_start_offset, self._segments.items[0].base_offset)
+        start = max(log_start_offset, 0)
+        self._check_first(start)
         if recovery_point < 0:
             recovery_point = self._segments.active.base_offset
         self._recovery_point = recovery_point
@@ -95,9 +97,7 @@ class LogOpener:
             active = self._segments.active
             raise CorruptLog(active.path, active.size, f"the log ends at offset {end}, below its start offset {start}")
         if max(end, start) < self._recovery_point:
-            active = self._segments.active
-            reason = f"the log ends at offset {end}, {self._recovery_point} was on the disk"
-            raise CorruptLog(active.path, active.size, reason)
+            raise self._cut_short(max(end, start))
         if start > end:
             self._restart_at(start)
             end = start
@@ -128,6 +128,34 @@ class LogOpener:
             self._segments.add(segment)
         if not found.segments:
             self._add_empty(max(log_start_offset, 0))
+
+    def _check_first(self, log_start_offset: int) -> None:
+        first = self._segments.items[0]
+        if first.base_offset > log_start_offset:
+            line = self._remedy(LOG_START_OFFSETS, first.base_offset)
+            raise CorruptLog(
+                first.path,
+                0,
+                f"the log begins at offset {first.base_offset}, expected {log_start_offset}: segment files before it "
+                f"are missing; put them back, or, to go on without their records, {line}",
+            )
+
+    def _cut_short(self, end: int) -> CorruptLog:
+        """The log ends below its recovery point, at a batch's end: bytes or whole files are missing."""
+        active = self._segments.active
+        line = self._remedy(RECOVERY_POINTS, end)
+        later = [self._snapshots.path(offset) for offset in self._snapshots.offsets if offset > end]
+        return CorruptLog(
+            active.path,
+            active.size,
+            f"the log ends at offset {end}, {self._recovery_point} was on the disk: the end of this file, or files "
+            f"after it, are missing; put them back, or, to go on without their records, "
+            f"{' and remove '.join([line, *later])}",
+        )
+
+    def _remedy(self, checkpoint: str, offset: int) -> str:
+        parent, _, name = self._directory.rpartition("/")
+        return f"state {offset} for {name} in {parent}/{checkpoint}"
 
     def _add_empty(self, base_offset: int) -> None:
         segment = Segment.create(self._disk, self._directory, base_offset, self._now_ms)

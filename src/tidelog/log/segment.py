@@ -262,6 +262,28 @@ class Segment:
             self.max_timestamp_offset = self.base_offset + relative
         return self.max_timestamp
 
+    def read_latest_timestamp(self) -> tuple[int, int]:
+        """(`max_timestamp`, its offset), read anew from the files. Blocks; on any thread: nothing is changed.
+
+        Raises CorruptLog, OSError.
+        """
+        try:
+            last = TimeIndex(self._disk, self.times.path, self.base_offset).last()
+        except (CorruptIndex, FileNotFoundError):
+            return self._scan_latest_timestamp()
+        return (last[0], self.base_offset + last[1]) if last else (NO_TIMESTAMP, self.base_offset)
+
+    def _scan_latest_timestamp(self) -> tuple[int, int]:
+        latest = (NO_TIMESTAMP, self.base_offset)
+        file = self._disk.open(self.path)
+        try:
+            for _, _, fields in headers(file, 0, self.size, self.base_offset):
+                if fields[MAX_TIMESTAMP] > latest[0]:
+                    latest = (fields[MAX_TIMESTAMP], fields[BASE_OFFSET] + fields[LAST_OFFSET_DELTA])
+        finally:
+            file.close()
+        return latest
+
     def _scan_for(self, offset: int, start: int) -> tuple[int, int, Fields] | None:
         for found in headers(self.file, start, self.size, self.base_offset):
             position, _, fields = found
@@ -408,18 +430,21 @@ class Segment:
 
     # Leaving
 
-    def rename_deleted(self) -> None:
-        """First step of a deletion: the files leave the log but stay readable for those who read them."""
+    def retire(self) -> None:
+        """It left the log; its files are there still, for those who read them."""
         self.deleted = True
         for index in (self.index, self.times):
             index.unload()
+
+    def rename_deleted(self) -> None:
+        """First step of a deletion, after `retire`: a restart finishes it. Blocks; on any thread. Raises OSError."""
         for suffix in SUFFIXES:
             path = self.path[: -len(LOG_SUFFIX)] + suffix
             if self._disk.exists(path):
                 self._disk.rename(path, path + DELETED_SUFFIX)
 
     def remove(self) -> None:
-        """Second step, or the only one (`deleted` is not set then): the files go. Blocks."""
+        """Second step, or the only one (`deleted` is not set then): the files go. Blocks. Raises OSError."""
         ending = DELETED_SUFFIX if self.deleted else ""
         self.deleted = True
         if self.opened is not None:

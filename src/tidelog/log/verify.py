@@ -1,33 +1,31 @@
 """Finding every defect in log files, those that Kafka wrote included: the library behind `tidelog log verify`.
 
 Everything is read and decoded: chain and CRC of the batches, their records, indexes against the log, snapshots,
-transaction indexes, checkpoints. Nothing is changed. Blocks; slow by nature.
+transaction indexes, checkpoints; and where a log begins and ends against what the data directory's checkpoints say.
+Nothing is changed. Blocks; slow by nature.
 """
 
-import re
 from collections.abc import Iterator
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 from tidelog.log.batch_scan import BASE_OFFSET, COUNT, CRC, LAST_OFFSET_DELTA, LEADER_EPOCH, Fields, batches
 from tidelog.log.checkpoints import (
-    CLEANER_OFFSETS,
-    HIGH_WATERMARKS,
-    LEADER_EPOCHS,
     LOG_START_OFFSETS,
-    META_PROPERTIES,
-    PARTITION_METADATA,
     RECOVERY_POINTS,
     parse_epochs,
     parse_offsets,
     parse_partition_metadata,
-    parse_properties,
+    read_offsets,
+    read_properties,
 )
 from tidelog.log.damage import next_sound_batch
 from tidelog.log.errors import CorruptLog
+from tidelog.log.file_kinds import METADATA_STORE, OF_SEGMENT, Kind, file_kind, partition_of
 from tidelog.log.indexes import CorruptIndex, OffsetIndex, TimeIndex
 from tidelog.log.producer_snapshot import CorruptSnapshot, decode_snapshot
 from tidelog.log.transaction_index import TransactionIndex
+from tidelog.model.ids import TopicPartition
 from tidelog.wire.checksums import crc32c
 from tidelog.wire.records import decode_records
 
@@ -37,11 +35,6 @@ if TYPE_CHECKING:
 DAMAGE = "damage"
 NOTE = "note"
 """Not wrong by itself: offsets that compaction took away, files of an interrupted deletion."""
-
-_SEGMENT = re.compile(r"(\d{20})\.log")
-_SNAPSHOT_LOG = re.compile(r"(\d{20})-(\d{10})\.checkpoint")
-_OFFSET_CHECKPOINTS = (RECOVERY_POINTS, LOG_START_OFFSETS, HIGH_WATERMARKS, CLEANER_OFFSETS)
-_PARTITION = re.compile(r".+-\d+")
 
 
 class Finding(NamedTuple):
@@ -83,18 +76,22 @@ class _Verifier:
         self._disk = disk
         self._decode = decode
         self._result = Verified()
+        self._offsets: dict[str, dict[TopicPartition, int] | None] = {}
+        """Checkpoints that were read, by path."""
 
     def run(self, path: str) -> Verified:
         if not self._disk.is_dir(path):
             self._file(path)
-        elif _PARTITION.fullmatch(path.rpartition("/")[2]) or any(map(_SEGMENT.fullmatch, self._disk.list(path))):
+        elif partition_of(path.rpartition("/")[2]) or any(
+            file_kind(name).kind is Kind.SEGMENT for name in self._disk.list(path)
+        ):
             self._partition(path)
         else:
             for name in self._disk.list(path):
                 child = f"{path}/{name}"
                 if not self._disk.is_dir(child):
                     self._file(child)
-                elif _PARTITION.fullmatch(name):
+                elif partition_of(name):
                     self._partition(child)
                 else:
                     self._result.found(child, 0, "a directory that holds no live partition", NOTE)
@@ -105,47 +102,76 @@ class _Verifier:
         end_offset = -1
         epochs: list[tuple[int, int]] = []
         names = self._disk.list(directory)
-        for name in names:
-            match = _SEGMENT.fullmatch(name)
-            if match is None:
-                continue
-            path, base_offset = f"{directory}/{name}", int(match[1])
+        segments = [name for name in names if file_kind(name).kind is Kind.SEGMENT]
+        for name in segments:
+            path, base_offset = f"{directory}/{name}", file_kind(name).base_offset
             if end_offset > base_offset:
                 self._result.found(path, 0, f"the segment before it reaches offset {end_offset}")
             elif 0 <= end_offset < base_offset:
                 self._result.found(path, 0, f"offsets {end_offset} to {base_offset - 1} are in no segment", NOTE)
             end_offset = self._segment(path, base_offset, epochs)
+        self._ends(directory, segments, end_offset)
         for name in names:
-            if name == LEADER_EPOCHS:
+            kind = file_kind(name).kind
+            if kind is Kind.EPOCHS:
                 self._epochs(f"{directory}/{name}", epochs)
-            elif not name.endswith((".log", ".index", ".timeindex", ".txnindex")):
+            elif kind not in OF_SEGMENT:
                 self._file(f"{directory}/{name}")
             elif f"{name.partition('.')[0]}.log" not in names:
                 self._result.found(f"{directory}/{name}", 0, "an index without its segment", NOTE)
 
+    def _ends(self, directory: str, segments: list[str], end_offset: int) -> None:
+        """The log begins and ends where the checkpoints beside its directory say, if they are there and know it."""
+        parent, _, name = directory.rpartition("/")
+        key = partition_of(name)
+        if key is None:
+            return
+        start = self._checkpointed(f"{parent}/{LOG_START_OFFSETS}", key)
+        flushed = self._checkpointed(f"{parent}/{RECOVERY_POINTS}", key)
+        first = file_kind(segments[0]).base_offset if segments else 0
+        if start is not None and first > start:
+            # Kafka writes this checkpoint now and then: it may lag behind.
+            own = self._disk.exists(f"{parent}/{METADATA_STORE}")
+            reason = f"the log begins at offset {first}, {LOG_START_OFFSETS} says {start}: earlier segments are missing"
+            self._result.found(f"{directory}/{segments[0]}", 0, reason, DAMAGE if own else NOTE)
+        if flushed is not None and max(end_offset, start or 0) < flushed:
+            path = f"{directory}/{segments[-1]}" if segments else directory
+            end = max(end_offset, 0)
+            reason = f"the log ends at offset {end}, {RECOVERY_POINTS} says that {flushed} was on the disk"
+            self._result.found(path, self._disk.size(path) if segments else 0, reason)
+
+    def _checkpointed(self, path: str, partition: TopicPartition) -> int | None:
+        """What the checkpoint says; 0 when it is there without the partition, None when it is missing or damaged."""
+        if path not in self._offsets:
+            try:
+                self._offsets[path] = read_offsets(self._disk, path)
+            except CorruptLog:
+                self._offsets[path] = None  # found when the file is verified itself
+        offsets = self._offsets[path]
+        return None if offsets is None else offsets.get(partition, 0)
+
     def _file(self, path: str) -> None:
         """One file alone, by its name. An index is checked with the `.log` beside it."""
-        name = path.rpartition("/")[2]
-        segment = re.fullmatch(r"(\d{20})\.(log|index|timeindex|txnindex)", name)
-        if segment:
-            self._segment(f"{path.rpartition('/')[0]}/{segment[1]}.log", int(segment[1]), [])
+        kind, base_offset = file_kind(path.rpartition("/")[2])
+        if kind in OF_SEGMENT:
+            self._segment(f"{path.rpartition('.')[0]}.log", base_offset, [])
             return
-        if _SNAPSHOT_LOG.fullmatch(name) or name == "bootstrap.checkpoint":
+        if kind is Kind.METADATA_SNAPSHOT:
             self._chain(path, 0, [], {}, {})
             return
         data = self._read(path)
         try:
-            if re.fullmatch(r"\d{20}\.snapshot", name):
+            if kind is Kind.PRODUCERS:
                 decode_snapshot(data)
-            elif name in _OFFSET_CHECKPOINTS:
+            elif kind is Kind.OFFSETS:
                 parse_offsets(data, path)
-            elif name == LEADER_EPOCHS:
+            elif kind is Kind.EPOCHS:
                 parse_epochs(data, path)
-            elif name == PARTITION_METADATA:
+            elif kind is Kind.PARTITION:
                 parse_partition_metadata(data, path)
-            elif name == META_PROPERTIES:
-                parse_properties(data, path)
-            elif name.endswith((".deleted", ".cleaned", ".swap", ".tmp")):
+            elif kind is Kind.PROPERTIES:
+                read_properties(data, path)
+            elif kind is Kind.LEFT:
                 self._result.found(path, 0, "left by an interrupted deletion or cleaning", NOTE)
         except CorruptSnapshot as error:
             self._result.found(path, 0, str(error))

@@ -12,6 +12,7 @@ from tidelog.metadata.controller import Decision
 from tidelog.metadata.image import MetadataImage
 from tidelog.metadata.records import BrokerConfigChanged, Record, TopicConfigChanged
 from tidelog.metadata.topic_names import name_refusal
+from tidelog.model.steps import Steps
 from tidelog.wire.errors import ApiError, ErrorCode
 
 TOPIC_RESOURCE = 2
@@ -50,7 +51,7 @@ class AlterationResult(NamedTuple):
 
 def alter_configs(
     image: MetadataImage, alterations: Sequence[Alteration], config: BrokerConfig, *, validate_only: bool = False
-) -> Decision[list[AlterationResult]]:
+) -> Steps[Decision[list[AlterationResult]]]:
     """Each resource is changed as a whole or not at all, and succeeds or fails alone."""
     records: list[Record] = []
     results: list[AlterationResult] = []
@@ -58,7 +59,9 @@ def alter_configs(
     for alteration in alterations:
         resource = (alteration.resource_type, alteration.resource_name)
         counts[resource] = counts.get(resource, 0) + 1
+        yield
     for alteration in alterations:
+        yield
         resource = (alteration.resource_type, alteration.resource_name)
         try:
             if counts[resource] > 1:

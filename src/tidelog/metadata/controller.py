@@ -18,14 +18,16 @@ from tidelog.metadata.records import (
     TopicDeleted,
     new_partitions,
 )
-from tidelog.metadata.topic_names import colliding, name_refusal
+from tidelog.metadata.topic_names import flat_name, name_refusal
 from tidelog.model.ids import NO_TOPIC_ID, TopicId
+from tidelog.model.steps import Steps
 from tidelog.wire.errors import ApiError, ErrorCode
 
 R = TypeVar("R")
 
 PARTITIONS_PER_REQUEST_MAX = 10_000
 PRODUCER_ID_BLOCK = 1000
+MORE_THAN_ONCE = "the request has this topic more than once"
 
 
 class Decision(NamedTuple, Generic[R]):
@@ -79,21 +81,29 @@ def create_topics(
     new_id: Callable[[], TopicId],
     *,
     validate_only: bool = False,
-) -> Decision[list[TopicResult]]:
+) -> Steps[Decision[list[TopicResult]]]:
     """Each topic succeeds or fails alone. Results are in the order of the request, names that came twice at the end."""
-    unique = {topic.name: topic for topic in topics}
-    repeated = _repeated(topic.name for topic in topics)
-    asked = sum(max(topic.partitions, len(topic.assignments), 1) for topic in unique.values())
+    unique: dict[str, NewTopic] = {}
+    asked = 0
+    for topic in topics:
+        unique[topic.name] = topic
+        yield
+    for topic in unique.values():
+        asked += max(topic.partitions, len(topic.assignments), 1)
+        yield
+    repeated = yield from _repeated(topic.name for topic in topics)
     if asked > PARTITIONS_PER_REQUEST_MAX:
         message = f"one request makes at most {PARTITIONS_PER_REQUEST_MAX} partitions, not {asked}"
-        return Decision([], [TopicResult(name, error=ErrorCode.POLICY_VIOLATION, message=message) for name in unique])
+        return Decision([], (yield from _refused(unique, ErrorCode.POLICY_VIOLATION, message)))
     records: list[Record] = []
     results: list[TopicResult] = []
+    flat = yield from _flat_names(image, unique)
     for topic in unique.values():
+        yield
         if topic.name in repeated:
             continue
         try:
-            created = _new_topic(image, topic, config, new_id, len(records))
+            created = _new_topic(image, topic, config, new_id, len(records), flat)
         except ApiError as error:
             results.append(TopicResult(topic.name, error=error.code, message=error.message))
             continue
@@ -108,15 +118,40 @@ def create_topics(
             )
         )
         records.append(created)
-    results += [
-        TopicResult(name, error=ErrorCode.INVALID_REQUEST, message="the request has this topic more than once")
-        for name in repeated
-    ]
+    results += yield from _refused(repeated, ErrorCode.INVALID_REQUEST, MORE_THAN_ONCE)
     return Decision([] if validate_only else records, results)
 
 
+def _refused(names: Iterable[str], error: ErrorCode, message: str | None) -> Steps[list[TopicResult]]:
+    results = []
+    for name in names:
+        results.append(TopicResult(name, error=error, message=message))
+        yield
+    return results
+
+
+def _flat_names(image: MetadataImage, wanted: Iterable[str]) -> Steps[dict[str, str]]:
+    """The topics there are, by `flat_name`; empty where nothing of `wanted` could collide."""
+    found: dict[str, str] = {}
+    for name in wanted:
+        if "." in name or "_" in name:
+            break
+        yield
+    else:
+        return found
+    for name in image.topics:
+        found.setdefault(flat_name(name), name)
+        yield
+    return found
+
+
 def _new_topic(
-    image: MetadataImage, topic: NewTopic, config: BrokerConfig, new_id: Callable[[], TopicId], made_before: int
+    image: MetadataImage,
+    topic: NewTopic,
+    config: BrokerConfig,
+    new_id: Callable[[], TopicId],
+    made_before: int,
+    flat: Mapping[str, str],
 ) -> TopicCreated:
     """Raises ApiError, in the order in which Kafka looks: name, settings, then partitions."""
     if topic.name == CLUSTER_METADATA:
@@ -126,7 +161,7 @@ def _new_topic(
         raise ApiError(refusal, ErrorCode.INVALID_TOPIC_EXCEPTION)
     if topic.name in image.topics:
         raise ApiError(f"Topic '{topic.name}' already exists.", ErrorCode.TOPIC_ALREADY_EXISTS)
-    other = colliding(topic.name, image.topics)
+    other = flat.get(flat_name(topic.name))
     if other is not None:
         raise ApiError(f"{topic.name!r} differs from {other!r} in '.' and '_' only", ErrorCode.INVALID_TOPIC_EXCEPTION)
     settings = _settings(topic, config)
@@ -201,13 +236,16 @@ def _check_brokers(image: MetadataImage, replication_factor: int) -> None:
         )
 
 
-def delete_topics(image: MetadataImage, choices: Sequence[TopicChoice]) -> Decision[list[TopicResult]]:
+def delete_topics(image: MetadataImage, choices: Sequence[TopicChoice]) -> Steps[Decision[list[TopicResult]]]:
     """Each choice succeeds or fails alone; a topic that is chosen more than once is answered once, and stays."""
-    repeated = _repeated(c for c in choices if (c.name is None) != (c.topic_id == NO_TOPIC_ID))
-    message = "the request has this topic more than once"
-    results = [TopicResult(*choice, ErrorCode.INVALID_REQUEST, message) for choice in repeated]
+    repeated = yield from _repeated(c for c in choices if (c.name is None) != (c.topic_id == NO_TOPIC_ID))
+    results: list[TopicResult] = []
+    for choice in repeated:
+        results.append(TopicResult(*choice, ErrorCode.INVALID_REQUEST, MORE_THAN_ONCE))
+        yield
     times: dict[TopicId, int] = {}
     for choice in choices:
+        yield
         if choice in repeated:
             continue
         try:
@@ -218,9 +256,10 @@ def delete_topics(image: MetadataImage, choices: Sequence[TopicChoice]) -> Decis
             times[topic_id] = times.get(topic_id, 0) + 1
     records: list[Record] = []
     for topic_id, count in times.items():
+        yield
         name = image.topics_by_id[topic_id].name
         if count > 1:
-            results.append(TopicResult(name, topic_id, ErrorCode.INVALID_REQUEST, message))
+            results.append(TopicResult(name, topic_id, ErrorCode.INVALID_REQUEST, MORE_THAN_ONCE))
         else:
             results.append(TopicResult(name, topic_id))
             records.append(TopicDeleted(topic_id))
@@ -245,19 +284,23 @@ def _chosen(image: MetadataImage, choice: TopicChoice) -> TopicImage:
 
 def create_partitions(
     image: MetadataImage, requests: Sequence[MorePartitions], *, validate_only: bool = False
-) -> Decision[list[TopicResult]]:
+) -> Steps[Decision[list[TopicResult]]]:
     """Each topic succeeds or fails alone; one that came twice is answered once. Unknown ones are answered first."""
-    repeated = _repeated(request.topic for request in requests)
-    message = "the request has this topic more than once"
-    results = [TopicResult(name, error=ErrorCode.INVALID_REQUEST, message=message) for name in repeated]
-    single = [request for request in requests if request.topic not in repeated]
-    unknown = [request.topic for request in single if request.topic not in image.topics]
-    results += [TopicResult(name, error=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION) for name in unknown]
-    records: list[Record] = []
-    for request in single:
+    repeated = yield from _repeated(request.topic for request in requests)
+    results = yield from _refused(repeated, ErrorCode.INVALID_REQUEST, MORE_THAN_ONCE)
+    known: list[tuple[TopicImage, MorePartitions]] = []
+    for request in requests:
+        yield
+        if request.topic in repeated:
+            continue
         topic = image.topics.get(request.topic)
         if topic is None:
-            continue
+            results.append(TopicResult(request.topic, error=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION))
+        else:
+            known.append((topic, request))
+    records: list[Record] = []
+    for topic, request in known:
+        yield
         try:
             records.append(_more_partitions(image, topic, request, len(records)))
         except ApiError as error:
@@ -313,9 +356,15 @@ def allocate_producer_ids(image: MetadataImage, broker_id: int) -> Decision[rang
 T = TypeVar("T")
 
 
-def _repeated(items: Iterable[T]) -> dict[T, None]:
+def _repeated(items: Iterable[T]) -> Steps[dict[T, None]]:
     """What comes more than once, in the order of the first."""
     counts: dict[T, int] = {}
     for item in items:
         counts[item] = counts.get(item, 0) + 1
-    return {item: None for item, count in counts.items() if count > 1}
+        yield
+    repeated: dict[T, None] = {}
+    for item, count in counts.items():
+        if count > 1:
+            repeated[item] = None
+        yield
+    return repeated

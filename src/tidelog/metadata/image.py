@@ -21,6 +21,7 @@ from tidelog.metadata.records import (
     new_partitions,
 )
 from tidelog.model.ids import TopicId
+from tidelog.model.steps import Steps, at_once
 
 NO_LEADER: Final = -1
 
@@ -139,8 +140,13 @@ class ImageBuilder:
 
     def apply(self, records: Iterable[Record]) -> "ImageBuilder":
         """Take one entry's records, which were decided from the image that this builder holds."""
+        return at_once(self.apply_in_steps(records))
+
+    def apply_in_steps(self, records: Iterable[Record]) -> "Steps[ImageBuilder]":
+        """As `apply`."""
         for record in records:
             _APPLY[type(record)](self, record)
+            yield
         self.position += 1
         return self
 

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from tidelog.config.endpoints import Endpoint
 from tidelog.model.ids import TopicId, uuid_from_text, uuid_text
+from tidelog.model.steps import Steps, at_once
 
 FORMAT_VERSION = 1
 
@@ -199,10 +200,18 @@ def _states(runs: list[list[Any]]) -> tuple[PartitionState, ...]:
     return tuple(states)
 
 
-def encode(epoch: int, records: Sequence[Record]) -> bytes:
+def encode(epoch: int, records: Iterable[Record]) -> bytes:
     """One entry, by the controller of `epoch`."""
-    entry = {"v": FORMAT_VERSION, "epoch": epoch, "records": [_encode_record(r) for r in records]}
-    return json.dumps(entry, separators=(",", ":")).encode()
+    return at_once(encode_in_steps(epoch, records))
+
+
+def encode_in_steps(epoch: int, records: Iterable[Record]) -> Steps[bytes]:
+    """As `encode`."""
+    parts = []
+    for record in records:
+        parts.append(json.dumps(_encode_record(record), separators=(",", ":")))
+        yield
+    return f'{{"v":{FORMAT_VERSION},"epoch":{epoch},"records":[{",".join(parts)}]}}'.encode()
 
 
 def _encode_record(record: Record) -> dict[str, Any]:

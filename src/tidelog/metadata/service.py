@@ -16,7 +16,9 @@ from tidelog.metadata.internal_topics import internal_topic
 from tidelog.metadata.records import ClusterNamed, ControllerElected, JournalError, Record
 from tidelog.metadata.store import Lease, LeaseLost, PositionTaken, Snapshot, Store, StoreFailed, StoreUnavailable
 from tidelog.model.ids import TopicId, uuid_text
+from tidelog.model.steps import Steps
 from tidelog.runtime.interfaces import Runtime
+from tidelog.runtime.turns import Turns
 from tidelog.wire.errors import ApiError, ErrorCode
 
 R = TypeVar("R")
@@ -30,6 +32,10 @@ SNAPSHOT_BYTES_MIN: Final = 256 * 1024
 ImageListener = Callable[[MetadataImage, MetadataImage], Awaitable[None] | None]
 """Told of the image before and the image after, one change at a time, in order. It may not ask the controller for
 anything and wait for it: the next change waits for this one."""
+
+
+Decide = Callable[[MetadataImage], Decision[R] | Steps[Decision[R]]]
+"""One change, from the image before it."""
 
 
 class MetadataCache:
@@ -55,6 +61,7 @@ class MetadataController:
         self._store = store
         self._config = config
         self._runtime = runtime
+        self._turns = Turns(runtime.clock, runtime.tasks)
         self._cache = cache
         self._lease_ms = lease_ms
         self._image = EMPTY_IMAGE
@@ -163,11 +170,17 @@ class MetadataController:
         A topic that exists by now is a success. Leaves it to the caller whether topics are made on demand.
         """
 
-        def decide(image: MetadataImage) -> Decision[list[TopicResult]]:
-            missing = [name for name in dict.fromkeys(names) if name not in image.topics]
-            topics = [internal_topic(name, self._config, len(image.brokers)) or NewTopic(name) for name in missing]
-            decision = controller.create_topics(image, topics, self._config, self._new_topic_id)
-            present = [TopicResult(name, image.topics[name].topic_id) for name in names if name in image.topics]
+        def decide(image: MetadataImage) -> Steps[Decision[list[TopicResult]]]:
+            missing: dict[str, NewTopic] = {}
+            present: list[TopicResult] = []
+            for name in names:
+                yield
+                if name in image.topics:
+                    present.append(TopicResult(name, image.topics[name].topic_id))
+                elif name not in missing:
+                    missing[name] = internal_topic(name, self._config, len(image.brokers)) or NewTopic(name)
+            topics = list(missing.values())
+            decision = yield from controller.create_topics(image, topics, self._config, self._new_topic_id)
             return Decision(decision.records, present + decision.reply)
 
         return await self._commit(decide)
@@ -197,7 +210,7 @@ class MetadataController:
 
     # Deciding, appending, telling
 
-    async def _commit(self, decide: Callable[[MetadataImage], Decision[R]], timeout_ms: int | None = None) -> R:
+    async def _commit(self, decide: Decide[R], timeout_ms: int | None = None) -> R:
         """Raises ApiError. Once begun it goes on to its end, whatever becomes of who asked."""
         if timeout_ms is not None and timeout_ms <= 0:
             raise ApiError("", ErrorCode.REQUEST_TIMED_OUT)
@@ -207,11 +220,12 @@ class MetadataController:
         except TimeoutError:
             raise ApiError("", ErrorCode.REQUEST_TIMED_OUT) from None
 
-    async def _change(self, decide: Callable[[MetadataImage], Decision[R]]) -> R:
+    async def _change(self, decide: Decide[R]) -> R:
         async with self._deciding:
             if self._failed is not None:
                 raise ApiError(f"metadata cannot be changed: {self._failed}", ErrorCode.NOT_CONTROLLER)
-            decision = decide(self._image)
+            decided = decide(self._image)
+            decision = decided if isinstance(decided, Decision) else await self._turns.run(decided)
             if not decision.records:
                 return decision.reply
             old = self._image
@@ -227,10 +241,10 @@ class MetadataController:
         """Append one entry and take it into the image. Raises what `Store.append` raises."""
         lease, image = self._lease, self._image
         assert lease is not None, "only the controller appends"
-        data = records.encode(lease.epoch, new_records)
+        data = await self._turns.run(records.encode_in_steps(lease.epoch, new_records))
         await self._store.append(image.position, data, lease)
         self._bytes_since_snapshot += len(data)
-        self._image = ImageBuilder(image).apply(new_records).build()
+        self._image = (await self._turns.run(ImageBuilder(image).apply_in_steps(new_records))).build()
 
     async def _append_for_client(self, new_records: list[Record]) -> None:
         """Raises ApiError; for good, unless the store says that it is as it was."""

@@ -1,7 +1,5 @@
 """Which names a topic may have."""
 
-from collections.abc import Iterable
-
 LENGTH_MAX = 249
 """A directory is named after topic and partition, and file names end at 255."""
 
@@ -21,12 +19,9 @@ def name_refusal(name: str) -> str | None:
     return None
 
 
-def colliding(name: str, names: Iterable[str]) -> str | None:
-    """The first of `names` that differs from `name` in nothing but dots and underscores.
+def flat_name(name: str) -> str:
+    """Equal for topics that differ in nothing but dots and underscores, of which there may be one at a time.
 
     Metric names have underscores for dots, so the two could not be told apart there.
     """
-    if "." not in name and "_" not in name:
-        return None
-    flat = name.replace(".", "_")
-    return next((other for other in names if other.replace(".", "_") == flat), None)
+    return name.replace(".", "_")

@@ -1,12 +1,14 @@
 """Makes logs durable: at once for `durability=fsync` (group commit), within a bounded interval otherwise.
 
-One flush runs at a time. What is appended while it runs is taken by the next: under load one fdatasync serves every
-request that came since the last, and none waits for more than two.
+What is asked for is synced in groups, one group at a time: what is appended while one runs is taken by the next, so
+that under load one fdatasync serves every request that came since the last. The interval flush goes through its
+partitions one by one, beside that: an acknowledgement waits for the sync of its own partition and of those that others
+wait for, never for the thousands that nobody waits for. No partition is in two syncs at a time.
 """
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -18,28 +20,32 @@ logger = logging.getLogger("tidelog.flusher")
 
 CHECKPOINTS_LANE: Final = "checkpoints"
 """Where whatever writes checkpoints runs, one after the other: two writers of one file would tear it."""
+COMMITS_LANE: Final = "commits"
+"""Where syncs run that somebody waits for: cold reads and deletions may fill the threads without a lane."""
 
 
 class Flusher:
     """Flushes partitions of one data directory and has their recovery points written down afterwards.
 
-    `dirty` lists the partitions with unflushed records; `checkpoint` persists recovery points, and blocks.
+    `checkpoint` is given the partitions whose offsets may have moved; what it returns persists them, and blocks.
     """
 
     def __init__(
         self,
         tasks: "Tasks",
         interval_ms: int,
-        dirty: Callable[[], list["Partition"]],
-        checkpoint: Callable[[], Callable[[], None]],
+        checkpoint: Callable[[Iterable["Partition"]], Callable[[], None]],
     ) -> None:
         self._tasks = tasks
         self._interval_s = interval_ms / 1000
-        self._dirty = dirty
         self._checkpoint = checkpoint
+        self.grown: dict[Partition, None] = {}
+        """What was appended to since it was last seen flushed; they note themselves."""
         self._asked: dict[Partition, None] = {}
+        self._syncing: dict[Partition, asyncio.Future[None]] = {}
+        """What is being synced, and what is done when that has ended and its outcome was taken."""
         self._running = False
-        self._one_at_a_time = asyncio.Lock()
+        self._unwritten = False  # whether the last checkpoint failed
         self._stopped = False
         self._timer: TimerHandle | None = None
 
@@ -47,66 +53,61 @@ class Flusher:
         self._timer = self._tasks.call_later(self._interval_s, self._tick)
 
     def stop(self) -> None:
-        """No further interval flush; one that runs ends by itself: see `settled`."""
+        """No further flush; those that run end by themselves: see `settled`."""
         self._stopped = True
         if self._timer is not None:
             self._timer.cancel()
 
     def request(self, partition: "Partition") -> None:
-        """Flush it now, or right after the flush that runs."""
+        """Flush it now, or right after the flushes that somebody waits for, or that of its own, which run."""
         self._asked[partition] = None
+        self._commit()
+
+    async def settled(self) -> None:
+        """Return once no flush touches files of partitions that were marked deleted before the call, nor, after `stop`,
+        of any.
+        """
+        for ended in dict.fromkeys(self._syncing.values()):
+            await asyncio.wait([ended])
+
+    # What is asked for
+
+    def _commit(self) -> None:
         if not self._running:
             self._running = True
             self._tasks.spawn(self._flush_asked(), name="group-commit")
 
-    async def flush(self, partitions: list["Partition"]) -> None:
-        """Flush them and tell each; a failed sync takes its partition offline and is logged, not raised."""
-        # Two flushes of one log at a time would write its small files side by side.
-        async with self._one_at_a_time:
-            await self._flush([p for p in partitions if not p.deleted and p.log.failure is None])
-
-    async def settled(self) -> None:
-        """Return once no flush touches files of partitions that were marked deleted, or that no new flush is asked
-        for.
-        """
-        async with self._one_at_a_time:
-            pass
-
-    async def _flush(self, partitions: list["Partition"]) -> None:
-        plans: list[tuple[Partition, FlushPlan]] = []
-        for partition in partitions:
-            try:
-                plans.append((partition, partition.log.flush_plan()))
-            except Exception as error:
-                logger.exception("partition offline partition=%s-%d", partition.topic, partition.index)
-                partition.log.fail(f"cannot be flushed: {error}")
-                partition.flushed()
-        failures = await self._tasks.run_blocking(_run_all, [plan for _, plan in plans])
-        for (partition, plan), failure in zip(plans, failures, strict=True):
-            if failure is None:
-                partition.log.flushed(plan)
-            else:
-                partition.log.fail(f"sync failed: {failure}")
-                logger.error("partition offline partition=%s-%d reason=%s", partition.topic, partition.index, failure)
-            partition.flushed()
-
     async def _flush_asked(self) -> None:
         try:
-            while self._asked and not self._stopped:
-                asked, self._asked = self._asked, {}
-                await self.flush(list(asked))
+            while not self._stopped:
+                ready = [partition for partition in self._asked if partition not in self._syncing]
+                if not ready:
+                    return  # the end of the others' syncs begins the next
+                for partition in ready:
+                    del self._asked[partition]
+                await self._sync(ready, COMMITS_LANE)
         finally:
             self._running = False
+
+    # Now and then
 
     def _tick(self) -> None:
         self._tasks.spawn(self._interval(), name="interval-flush")
 
     async def _interval(self) -> None:
         try:
-            dirty = [] if self._stopped else self._dirty()
-            if dirty:
-                await self.flush(dirty)
-                await self._tasks.run_blocking(self._checkpoint(), lane=CHECKPOINTS_LANE)
+            grown = [] if self._stopped else list(self.grown)
+            for partition, end_offset in [(p, p.log.log_end_offset) for p in grown if _is_due(p)]:
+                await self._flush_to(partition, end_offset)
+            if grown or self._unwritten:
+                self._unwritten = True
+                write = self._checkpoint(grown)
+                for partition in grown:
+                    if not partition.log.unflushed or not _may_sync(partition):
+                        partition.noted = False
+                        self.grown.pop(partition, None)
+                await self._tasks.run_blocking(write, lane=CHECKPOINTS_LANE)
+                self._unwritten = False
         except OSError as error:
             # The records are synced; only a longer scan after a crash is at stake. The next interval tries again.
             logger.error("recovery points not written reason=%s", error)
@@ -114,14 +115,71 @@ class Flusher:
             if not self._stopped:
                 self._timer = self._tasks.call_later(self._interval_s, self._tick)
 
+    async def _flush_to(self, partition: "Partition", end_offset: int) -> None:
+        """Sync the partition unless it is durable up to `end_offset` by then."""
+        while not self._stopped and partition.log.recovery_point < end_offset and _may_sync(partition):
+            under_way = self._syncing.get(partition)
+            if under_way is None:
+                await self._sync([partition], "")
+                return
+            await asyncio.wait([under_way])
 
-def _run_all(plans: list["FlushPlan"]) -> list[OSError | None]:
+    # Both
+
+    async def _sync(self, partitions: list["Partition"], lane: str) -> None:
+        """Sync them, none of which is being synced, and tell each; a failed sync takes its partition offline and is
+        logged, not raised.
+        """
+        plans: list[tuple[Partition, FlushPlan]] = []
+        ended = self._tasks.future()
+        for partition in filter(_may_sync, partitions):
+            try:
+                plans.append((partition, partition.log.flush_plan()))
+            except Exception as error:
+                logger.exception("partition offline partition=%s-%d", partition.topic, partition.index)
+                partition.log.fail(f"cannot be flushed: {error}")
+                partition.flushed()
+            else:
+                self._syncing[partition] = ended
+        try:
+            if plans:
+                failures = await self._tasks.run_blocking(_run_all, [plan for _, plan in plans], lane=lane)
+                for (partition, plan), failure in zip(plans, failures, strict=True):
+                    _take_outcome(partition, plan, failure)
+        finally:
+            for partition, _ in plans:
+                del self._syncing[partition]
+            ended.set_result(None)
+            if self._asked and not self._stopped:
+                self._commit()
+
+
+def _is_due(partition: "Partition") -> bool:
+    """Whether the interval flush takes it: with `durability=os`, whole segments that nobody synced alone."""
+    log = partition.log
+    return log.unflushed and (partition.config.durability != "os" or log.has_unsynced_segments)
+
+
+def _may_sync(partition: "Partition") -> bool:
+    return not partition.deleted and partition.log.failure is None
+
+
+def _take_outcome(partition: "Partition", plan: "FlushPlan", failure: Exception | None) -> None:
+    if failure is None:
+        partition.log.flushed(plan)
+    else:
+        partition.log.fail(f"sync failed: {failure}")
+        logger.error("partition offline partition=%s-%d reason=%s", partition.topic, partition.index, failure)
+    partition.flushed()
+
+
+def _run_all(plans: list["FlushPlan"]) -> list[Exception | None]:
     """Sync every plan's files, on a thread; one failure does not keep the others from the disk."""
-    results: list[OSError | None] = []
+    results: list[Exception | None] = []
     for plan in plans:
         try:
             plan.run()
-        except OSError as error:
+        except Exception as error:  # whatever it is, what the disk holds of this log is not known any more
             results.append(error)
         else:
             results.append(None)

@@ -41,6 +41,9 @@ class FlushRequests(Protocol):
     def request(self, partition: "Partition") -> None:
         """Make the partition's log durable soon and then call its `flushed`."""
 
+    grown: "dict[Partition, None]"
+    """Partitions that were appended to since they were last seen flushed: `noted` is set while they are here."""
+
 
 class Partition:
     """Leader of `topic`-`index`. Everything is called on the loop."""
@@ -62,6 +65,7 @@ class Partition:
         "internal",
         "leader_epoch",
         "log",
+        "noted",
         "topic",
         "topic_id",
     )
@@ -89,6 +93,7 @@ class Partition:
         self._now_ms = clock.now_ms
         self._tasks = tasks
         self._flusher = flusher
+        self.noted = False
         self._flush_timer: TimerHandle | None = None
         self._refusing = False  # the disk is full, or descriptors have run out: it may pass
         self._committing: deque[tuple[int, CommitListener]] = deque()
@@ -145,6 +150,9 @@ class Partition:
             self._refusing = False
             logger.warning("appends go on partition=%s-%d", self.topic, self.index)
         if appended.next_offset > self.high_watermark:
+            if not self.noted:
+                self.noted = True
+                self._flusher.grown[self] = None
             if self._durable:
                 self._flusher.request(self)
             else:

@@ -2,19 +2,22 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator
-from itertools import chain
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from itertools import chain, islice
+from typing import TYPE_CHECKING, Any, Protocol
 
 from tidelog.log.errors import CorruptLog
 from tidelog.log.partition_log import PartitionLog
 from tidelog.replication.flusher import CHECKPOINTS_LANE, Flusher
+from tidelog.replication.offsets import Offsets
 from tidelog.replication.partition import Partition
 from tidelog.wire.errors import StorageError, UnknownTopicId, UnknownTopicOrPartition
 
 if TYPE_CHECKING:
     from tidelog.log.config import LogConfig
     from tidelog.log.directory import DataDirectory
+    from tidelog.log.retention import Removal
     from tidelog.metadata.image import MetadataImage, TopicImage
     from tidelog.runtime.interfaces import Runtime
 
@@ -22,7 +25,7 @@ logger = logging.getLogger("tidelog.partitions")
 
 DISK_THREADS = 4
 HOUSEKEEPING_BATCH = 50
-"""Partitions that retention looks at in one turn of the loop."""
+"""Partitions that retention looks at in one turn of the loop, and whose start offsets are persisted at once."""
 
 
 class ParkedFetch(Protocol):
@@ -54,8 +57,11 @@ class Partitions:
         """Set by who appends several batches and calls `wake_fetches` after them: a turn of the loop is saved."""
         self._to_wake: list[ParkedFetch] = []
         self._parked: dict[ParkedFetch, None] = {}
+        self._offsets = Offsets()
+        self._housework: asyncio.Future[Any] | None = None
+        """Retention's blocking call that runs or was the last: it outlives the task that waits for it."""
         self._passing: dict[tuple[str, int], tuple[TopicImage, LogConfig]] = {}  # not opened for want of something
-        self.flusher = Flusher(runtime.tasks, flush_interval_ms, self._dirty, self.checkpoint)
+        self.flusher = Flusher(runtime.tasks, flush_interval_ms, self.checkpoint)
 
     def get(self, topic: str, index: int) -> Partition:
         """Raises UnknownTopicOrPartition, or StorageError for one whose log could not be opened."""
@@ -133,10 +139,14 @@ class Partitions:
             if now is None or now.topic_id != topic.topic_id:
                 await self._remove_topic(topic)
         opening: list[tuple[TopicImage, int, LogConfig]] = []
+        breath = HOUSEKEEPING_BATCH
         for name, topic in new.topics.items():
             before = old.topics.get(name)
             if before is topic and old.broker_configs is new.broker_configs:
                 continue
+            if len(opening) >= breath:
+                breath = len(opening) + HOUSEKEEPING_BATCH
+                await self._runtime.tasks.sleep(0)
             config = self._topic_config(new, name)
             self._topic_names[topic.topic_id] = name
             for index in range(len(topic.partitions)):
@@ -164,7 +174,7 @@ class Partitions:
                 continue
             self._offline.pop((topic.name, index), None)
             self._passing.pop((topic.name, index), None)
-            self._table[topic.name, index] = Partition(
+            partition = self._table[topic.name, index] = Partition(
                 topic.name,
                 topic.topic_id,
                 index,
@@ -175,6 +185,7 @@ class Partitions:
                 tasks=self._runtime.tasks,
                 flusher=self.flusher,
             )
+            self._offsets.note(partition)
 
     def _open_blocking(
         self, opening: list[tuple["TopicImage", int, "LogConfig"]]
@@ -197,10 +208,11 @@ class Partitions:
             partition = self._table.pop((topic.name, index), None)
             if partition is not None:
                 partition.deleted = True
+                self._offsets.forget(partition)
                 partition.fail()
                 removed.append(partition)
         if removed:
-            await self.flusher.settled()  # a flush that runs would find the files gone
+            await self._settled()  # a flush that runs would find the files gone
         for partition in removed:
             try:
                 retired = await self._runtime.tasks.run_blocking(
@@ -230,31 +242,14 @@ class Partitions:
 
     # Durability and housekeeping
 
-    def _dirty(self) -> list[Partition]:
-        """What the interval flush takes: logs that grew, or with `durability=os` whole segments that nobody synced."""
-        return [
-            p
-            for p in self._table.values()
-            if p.log.unflushed
-            and p.log.failure is None
-            and (p.config.durability != "os" or p.log.has_unsynced_segments)
-        ]
-
-    def checkpoint(self) -> Callable[[], None]:
-        """What to run on a thread to persist recovery points and log start offsets as they are now."""
-        recovery_points = {}
-        start_offsets = {}
-        high_watermarks = {}
-        for partition in self._table.values():
-            log = partition.log
-            recovery_points[log.topic_partition] = log.recovery_point
-            start_offsets[log.topic_partition] = log.log_start_offset
-            high_watermarks[log.topic_partition] = partition.high_watermark
-
-        def write() -> None:
-            self._directory.write_checkpoints(recovery_points, start_offsets, high_watermarks)
-
-        return write
+    def checkpoint(self, moved: Iterable[Partition]) -> Callable[[], None]:
+        """What to run on a thread to persist recovery points, log start offsets and high watermarks, once those of the
+        `moved` are looked at. The work on the loop is in proportion to these, not to all that are held.
+        """
+        for partition in moved:
+            if not partition.deleted:
+                self._offsets.note(partition)
+        return partial(self._directory.write_checkpoints, *self._offsets.copies())
 
     async def open_again(self) -> None:
         """Try partitions that a full disk, or another passing error, kept from being opened."""
@@ -262,21 +257,59 @@ class Partitions:
             await self._open_all([(topic, index, config) for (_, index), (topic, config) in self._passing.items()])
 
     async def enforce_retention(self) -> None:
-        """Drop whole segments that the topics' settings no longer keep."""
-        for count, partition in enumerate(self):
-            if not partition.deleted and partition.log.failure is None:
-                now_ms = self._runtime.clock.now_ms()
-                try:
-                    partition.log.apply_retention(now_ms, partition.high_watermark)
-                    removal = partition.log.removal(now_ms)
-                    if removal is not None:
-                        await self._runtime.tasks.run_blocking(removal.run)
-                except (StorageError, OSError) as error:
-                    logger.error("retention failed partition=%s-%d reason=%s", partition.topic, partition.index, error)
-                    if partition.log.failure is not None:
-                        partition.fail()
-            if count % HOUSEKEEPING_BATCH == HOUSEKEEPING_BATCH - 1:
-                await self._runtime.tasks.sleep(0)
+        """Drop whole segments that the topics' settings no longer keep. One call at a time."""
+        every = iter(self)
+        while batch := list(islice(every, HOUSEKEEPING_BATCH)):
+            removals = [(p, removal) for p in batch if (removal := await self._retire(p)) is not None]
+            if any(removal.begins for _, removal in removals):
+                starts = self._offsets.start_offsets()
+                await self._work(self._directory.write_start_offsets, starts, lane=CHECKPOINTS_LANE)
+            for partition, removal in removals:
+                if not partition.deleted:
+                    try:
+                        await self._work(removal.run)
+                    except OSError as error:
+                        self._retention_failed(partition, error)
+            await self._runtime.tasks.sleep(0)
+
+    async def _retire(self, partition: Partition) -> "Removal | None":
+        """Take segments out of the log; what to do about their files."""
+        log = partition.log
+        now_ms = self._runtime.clock.now_ms()
+        try:
+            look = log.times_look(now_ms) if not partition.deleted else None
+            if look is not None:
+                await self._work(look.run)
+                look.take()
+            if partition.deleted or log.failure is not None:
+                return None
+            if log.apply_retention(now_ms, partition.high_watermark):
+                self._offsets.note(partition)
+        except (StorageError, OSError, CorruptLog) as error:
+            if isinstance(error, CorruptLog):
+                log.fail(str(error))
+            self._retention_failed(partition, error)
+            return None
+        return log.removal(now_ms)
+
+    def _retention_failed(self, partition: Partition, error: Exception) -> None:
+        if not partition.deleted:
+            logger.error("retention failed partition=%s-%d reason=%s", partition.topic, partition.index, error)
+            if partition.log.failure is not None:
+                partition.fail()
+
+    async def _work(self, function: Callable[..., object], *args: object, lane: str = "") -> None:
+        self._housework = running = self._runtime.tasks.run_blocking(function, *args, lane=lane)
+        await asyncio.wait([running])
+        running.result()
+
+    async def _settled(self) -> None:
+        """Return once nothing on a thread touches files of partitions that were marked deleted before the call."""
+        await self.flusher.settled()
+        housework = self._housework
+        if housework is not None:
+            await asyncio.wait([housework])
+            housework.exception()  # whoever waited for it has it, unless that task was cancelled
 
     def release_waiting(self) -> None:
         """Answer parked fetches with what there is; the broker stops."""
@@ -289,7 +322,7 @@ class Partitions:
         It may not while a partition is offline: the next start must look at that log again, not trust it.
         """
         self.flusher.stop()
-        await self.flusher.settled()
+        await self._settled()
         closing = [p for p in self._table.values() if p.log.failure is None]
         clean = len(closing) == len(self._table) and not self._offline
         run_blocking = self._runtime.tasks.run_blocking
@@ -297,13 +330,13 @@ class Partitions:
         parts = [closing[i::DISK_THREADS] for i in range(DISK_THREADS)]
         for failures in await asyncio.gather(*(run_blocking(_close_logs, part) for part in parts)):
             clean = clean and not failures
-        await run_blocking(self.checkpoint(), lane=CHECKPOINTS_LANE)
+        await run_blocking(self.checkpoint(self._table.values()), lane=CHECKPOINTS_LANE)
         return clean
 
     async def abandon(self) -> None:
         """Close the logs as they are, after a start that failed; the next start recovers them."""
         self.flusher.stop()
-        await self.flusher.settled()
+        await self._settled()
         for partition in self._table.values():
             partition.log.close(clean=False)
 

@@ -181,9 +181,14 @@ class LocalFile:
             self._pool.give_up(self)
 
     def _open(self) -> int:
-        if self._disk is None:
+        disk = self._disk
+        if disk is None:
             raise OSError(errno.EBADF, "the file is closed", self.path)
-        return self._pool.open(self, 0)
+        try:
+            return self._pool.open(self, 0)
+        except FileNotFoundError:
+            disk.wait_for_renames()
+            return self._pool.open(self, 0)
 
 
 def _has_directories(path: str) -> bool:
@@ -265,6 +270,11 @@ class LocalDisk:
         """The file is closed; its path need not follow renames any more."""
         with self._lock:
             self._drop(file)
+
+    def wait_for_renames(self) -> None:
+        """Return when files that another thread is renaming know their new paths."""
+        with self._lock:
+            pass
 
     def _drop(self, file: LocalFile) -> None:
         directory = os.path.dirname(file.path)

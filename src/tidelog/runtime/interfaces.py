@@ -149,6 +149,13 @@ class Tasks(Protocol):
         own (SQLite); those without a lane share a few threads and keep no order.
         """
 
+    def defer_collection(self, deferred: bool) -> None:
+        """Keep Python's collector of cyclic garbage from running, until it is called with False.
+
+        For a burst of objects that are in no cycle: to look through hundreds of thousands of them holds the loop for
+        as long as the work that makes them.
+        """
+
     async def close(self) -> None:
         """Cancel the tasks that still run and wait for them, let blocking calls end, end the threads."""
 

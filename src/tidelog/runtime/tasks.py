@@ -1,6 +1,7 @@
 """Tasks, timers and blocking calls on a running asyncio or uvloop loop."""
 
 import asyncio
+import gc
 import logging
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
@@ -25,6 +26,7 @@ class LoopTasks:
         self._running: dict[asyncio.Task[Any], None] = {}
         self._lanes: dict[str, _Workers] = {}
         self._closed = False
+        self._collector_off = False
         # The loop's own functions, not methods around them: call_later and call_soon are on hot paths.
         self.call_later: Callable[..., TimerHandle] = loop.call_later
         self.call_soon: Callable[..., object] = loop.call_soon
@@ -47,6 +49,14 @@ class LoopTasks:
             workers = _Workers(self._loop, lane or "io", 1 if lane else self._io_threads_max)
             self._lanes[lane] = workers
         return workers.submit(function, args)
+
+    def defer_collection(self, deferred: bool) -> None:
+        if deferred:
+            self._collector_off = gc.isenabled()  # an application around the broker may do without it
+            gc.disable()
+        elif self._collector_off:
+            self._collector_off = False
+            gc.enable()
 
     async def close(self) -> None:
         """Cancel what still runs, let blocking calls end, join the threads. The caller's own task is left alone."""

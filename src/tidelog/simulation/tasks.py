@@ -63,6 +63,9 @@ class SimTasks:
         finally:
             timer.cancel()
 
+    def defer_collection(self, deferred: bool) -> None:
+        """Nothing: it is the whole simulation's collector, and takes no virtual time."""
+
     def run_blocking(self, function: Callable[..., T], *args: object, lane: str = "") -> "asyncio.Future[T]":
         """After a virtual delay. What the function does takes effect at the beginning of that delay or at its end.
 

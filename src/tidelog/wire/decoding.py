@@ -10,16 +10,38 @@ import sys
 from typing import Any
 
 from tidelog.wire.facts import FIXED_BYTES, FIXED_FORMATS, Field, fields_from_lines
-from tidelog.wire.message import Decoder, Message, Struct
-from tidelog.wire.primitives import NO_UUID, MalformedMessage, VersionNotInMessage, finish_uvarint, skip_tagged_fields
+from tidelog.wire.message import Decoder, Message, StepwiseDecoder, Struct
+from tidelog.wire.primitives import (
+    NO_UUID,
+    MalformedMessage,
+    VersionNotInMessage,
+    finish_uvarint,
+    skip_tagged_fields,
+    skip_tagged_fields_in_steps,
+)
+
+STRING_BYTES_MAX = 32_767
+STEP_ITEMS = 32
+"""Of an array of structs or strings, decoded or encoded between two yields of a stepwise codec."""
+STEP_NUMBERS = 4096
+"""Of an array of numbers, which are read together."""
 
 
 def build_decoder(message: type[Message], version: int) -> Decoder:
     """The function behind `message.decode` for `version`."""
-    source = _Source(message, version)
-    code = source.text()
-    exec(compile(code, f"<{message.__name__} v{version} decoder>", "exec"), source.names)  # noqa: S102  # own source
-    return source.names["decode"]  # type: ignore[no-any-return]
+    return _built(_Source(message, version, stepwise=False))  # type: ignore[no-any-return]
+
+
+def build_stepwise_decoder(message: type[Message], version: int) -> StepwiseDecoder:
+    """As `build_decoder`, but a generator: it yields within long arrays, and returns what the decoder returns."""
+    return _built(_Source(message, version, stepwise=True))  # type: ignore[no-any-return]
+
+
+def _built(source: "_Source") -> Any:
+    kind = "stepwise decoder" if source.stepwise else "decoder"
+    code = compile(source.text(), f"<{source.message.__name__} v{source.version} {kind}>", "exec")
+    exec(code, source.names)  # noqa: S102  # own source
+    return source.names["decode"]
 
 
 def struct_named(owner: type[Struct], name: str) -> type[Struct]:
@@ -47,9 +69,10 @@ def default_source(field: Field) -> str:
 class _Source:
     """The lines of one decoder. `run` holds fixed-size reads that are not yet written: (format, target)."""
 
-    def __init__(self, message: type[Message], version: int) -> None:
+    def __init__(self, message: type[Message], version: int, *, stepwise: bool) -> None:
         self.message = message
         self.version = version
+        self.stepwise = stepwise
         self.flexible = is_flexible(message, version)
         self.lines: list[str] = []
         self.indent = 2
@@ -59,7 +82,7 @@ class _Source:
             "new": object.__new__,
             "Malformed": MalformedMessage,
             "finish": finish_uvarint,
-            "skip": skip_tagged_fields,
+            "skip": skip_tagged_fields_in_steps if stepwise else skip_tagged_fields,
             "unpack_from": struct.unpack_from,
             "StructError": struct.error,
             "NO_UUID": NO_UUID,
@@ -75,6 +98,10 @@ class _Source:
             "    size = len(view)",
             "    try:",
         ]
+        if self.stepwise:
+            head.insert(1, f"    left = {STEP_ITEMS}")
+            head.insert(2, "    if not left:")
+            head.insert(3, "        yield")  # a message without arrays must be a generator too
         tail = [
             "        if p > size:",
             f"            raise Malformed('{name}: cut short')",
@@ -92,6 +119,14 @@ class _Source:
     def temporary(self, prefix: str) -> str:
         self.temporaries += 1
         return f"{prefix}{self.temporaries}"
+
+    def step(self) -> None:
+        """At the end of a loop's body: give others their turn, now and then."""
+        if self.stepwise:
+            self.emit("left -= 1")
+            self.emit("if not left:")
+            self.emit(f"    left = {STEP_ITEMS}")
+            self.emit("    yield")
 
     def fail(self, condition: str, field: str, reason: str) -> None:
         self.emit(f"if {condition}:")
@@ -145,7 +180,7 @@ class _Source:
         self.emit(f"if {count}:")
         self.indent += 1
         if not fields:
-            self.emit(f"p = skip(view, p, {count})")
+            self.emit(f"p = {'yield from ' * self.stepwise}skip(view, p, {count})")
             self.indent -= 1
             return
         self.long_form(count)
@@ -166,6 +201,7 @@ class _Source:
             self.indent -= 1
         self.emit("else:")
         self.emit(f"    p = {end}")
+        self.step()
         self.indent -= 2
 
     def long_form(self, variable: str) -> None:
@@ -209,6 +245,12 @@ class _Source:
         self.flush()
         if compact:
             self.long_form(length)
+            if field.type == "string" and code == "h":
+                # As long as the other form can say, as in Kafka. A short one is not looked at.
+                self.emit(f"    if {length} > {STRING_BYTES_MAX + 1}:")
+                self.emit(
+                    f"        raise Malformed('{self.message.__name__} v{self.version}: {field.name} is too long')"
+                )
         absent = f"not {length}" if compact else f"{length} < 0"
         if nullable:
             self.emit(f"if {absent}:")
@@ -240,6 +282,10 @@ class _Source:
             "has an impossible count",
         )
         if field.type in FIXED_FORMATS and field.type != "uuid":
+            if self.stepwise:
+                self.numbers(FIXED_FORMATS[field.type], target, count, least)
+                self.indent -= nullable
+                return
             self.emit(
                 f"{target} = list(unpack_from(f'>{{{count}}}{FIXED_FORMATS[field.type]}', view, p)) if {count} else []"
             )
@@ -260,8 +306,21 @@ class _Source:
                 self.slice(field, item, False, compact)
             self.flush()
             self.emit(f"{items}.append({item})")
+            self.step()
             self.indent -= 1
         self.indent -= nullable
+
+    def numbers(self, code: str, target: str, count: str, size: int) -> None:
+        """Read `count` numbers, a part of them at a time."""
+        self.emit(f"{target} = []")
+        self.emit(f"while {count} > {STEP_NUMBERS}:")
+        self.emit(f"    {target} += unpack_from('>{STEP_NUMBERS}{code}', view, p)")
+        self.emit(f"    p += {STEP_NUMBERS * size}")
+        self.emit(f"    {count} -= {STEP_NUMBERS}")
+        self.emit("    yield")
+        self.emit(f"if {count}:")
+        self.emit(f"    {target} += unpack_from(f'>{{{count}}}{code}', view, p)")
+        self.emit(f"    p += {count} * {size}")
 
     def least_bytes(self, kind: type[Struct], field: Field) -> int:
         """The fewest bytes that one element of this array can take."""

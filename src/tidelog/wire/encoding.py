@@ -8,24 +8,36 @@ import struct
 from collections.abc import Iterable
 from typing import Any
 
-from tidelog.wire.decoding import default_source, is_flexible, struct_named
+from tidelog.wire.decoding import STEP_ITEMS, default_source, is_flexible, struct_named
 from tidelog.wire.facts import FIXED_FORMATS, NO_VERSIONS, Field, fields_from_lines
-from tidelog.wire.message import Encoder, Message, PiecesEncoder, Struct, records_bytes
+from tidelog.wire.message import Encoder, Message, PiecesEncoder, StepwiseEncoder, Struct, records_bytes
 from tidelog.wire.primitives import NO_UUID, FieldNotInVersion, UnencodableValue, uvarint
 
 ONE_BYTE = tuple(value.to_bytes(1, "big") for value in range(128))
 """The unsigned varints of one byte."""
+PIECE_PARTS = 4096
+"""Parts that a stepwise encoder joins at a time."""
 
 
 def build_encoders(message: type[Message], version: int) -> tuple[Encoder, PiecesEncoder]:
     """The functions behind `message.encode` and `message.encode_pieces` for `version`."""
-    source = _Source(message, version)
-    code = source.text()
-    exec(compile(code, f"<{message.__name__} v{version} encoder>", "exec"), source.names)  # noqa: S102  # own source
-    encode = source.names["encode"]
-    if not source.has_records:
+    source = _Source(message, version, stepwise=False)
+    encode = _built(source)
+    if not source.in_pieces:
         return encode, lambda message: [encode(message)]
     return lambda message: b"".join(encode(message)), encode
+
+
+def build_stepwise_encoder(message: type[Message], version: int) -> StepwiseEncoder:
+    """As the encoder to pieces, but a generator: it yields within long arrays, and returns the pieces."""
+    return _built(_Source(message, version, stepwise=True))  # type: ignore[no-any-return]
+
+
+def _built(source: "_Source") -> Any:
+    kind = "stepwise encoder" if source.stepwise else "encoder"
+    code = compile(source.text(), f"<{source.message.__name__} v{source.version} {kind}>", "exec")
+    exec(code, source.names)  # noqa: S102  # own source
+    return source.names["encode"]
 
 
 def add_records(pieces: list[Any], before: Iterable[bytes], records: Any) -> None:
@@ -44,11 +56,12 @@ class _Source:
     bytes that follow each other. `out` names the list that receives them.
     """
 
-    def __init__(self, message: type[Message], version: int) -> None:
+    def __init__(self, message: type[Message], version: int, *, stepwise: bool) -> None:
         self.message = message
         self.version = version
+        self.stepwise = stepwise
         self.flexible = is_flexible(message, version)
-        self.has_records = _has_records(message, version)
+        self.in_pieces = stepwise or _has_records(message, version)
         self.lines: list[str] = []
         self.indent = 2
         self.run: list[tuple[str, str]] = []
@@ -73,10 +86,14 @@ class _Source:
         self.struct(self.message, "m0")
         self.flush_run()
         head = ["def encode(m0):", "    try:"]
-        if self.has_records:
+        if self.stepwise:
+            # The first condition never holds: a message without arrays must be a generator too.
+            head += [f"        left = {STEP_ITEMS}", "        if not left:", "            yield"]
+        if self.in_pieces:
             self.write_parts()
             head += ["        pieces = []", "        out = []"]
-            tail = ["        if out:", "            pieces.append(join(out))", "        return pieces"]
+            unwritten = "out or not pieces" if self.stepwise else "out"
+            tail = [f"        if {unwritten}:", "            pieces.append(join(out))", "        return pieces"]
         elif not self.in_steps:
             tail = [f"        return {self.joined()}"]
         else:
@@ -276,9 +293,21 @@ class _Source:
         else:
             self.bytes_field(field, item, False, compact)
         self.write_parts()
-        if self.lines[-1].endswith(":"):
+        if self.stepwise:
+            self.step()
+        elif self.lines[-1].endswith(":"):
             self.emit("pass")
         self.indent -= 1
+
+    def step(self) -> None:
+        """At the end of a loop's body: give others their turn now and then, and join what there is by then."""
+        self.emit("left -= 1")
+        self.emit("if not left:")
+        self.emit(f"    left = {STEP_ITEMS}")
+        self.emit(f"    if len(out) > {PIECE_PARTS}:")
+        self.emit("        pieces.append(join(out))")
+        self.emit("        out = []")
+        self.emit("    yield")
 
 
 def _has_records(kind: type[Struct], version: int) -> bool:

@@ -1,6 +1,6 @@
 """What the generated message classes share: codecs built at first use, equality, a readable form."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias
 
 from tidelog.wire.primitives import Buffer
@@ -20,6 +20,8 @@ UNSET: Any = object()
 Decoder: TypeAlias = Callable[[Buffer, int], tuple[Any, int]]
 Encoder: TypeAlias = Callable[[Any], bytes]
 PiecesEncoder: TypeAlias = "Callable[[Any], list[Piece]]"
+StepwiseDecoder: TypeAlias = Callable[[Buffer, int], Generator[None, None, tuple[Any, int]]]
+StepwiseEncoder: TypeAlias = "Callable[[Any], Generator[None, None, list[Piece]]]"
 
 
 def records_bytes(records: Any) -> int:
@@ -128,6 +130,20 @@ class Message(Struct):
 
             cls._decoders[version] = build_decoder(cls, version)
         return cls._decoders[version]
+
+    @classmethod
+    def stepwise_decoder(cls, version: int) -> StepwiseDecoder:
+        """`decode` as a generator, for messages so long that others must have their turn meanwhile."""
+        from tidelog.wire.decoding import build_stepwise_decoder
+
+        return build_stepwise_decoder(cls, version)
+
+    @classmethod
+    def stepwise_encoder(cls, version: int) -> StepwiseEncoder:
+        """`encode_pieces` as a generator; neighbours may be several pieces."""
+        from tidelog.wire.encoding import build_stepwise_encoder
+
+        return build_stepwise_encoder(cls, version)
 
     @classmethod
     def encoder(cls, version: int) -> Encoder:

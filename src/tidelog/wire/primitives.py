@@ -3,12 +3,15 @@
 Unsigned varints are base 128, low group first (KIP-482); signed ones are zigzag coded before (record batches, KIP-98).
 """
 
+from collections.abc import Generator
 from typing import TypeAlias
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
 NO_UUID = bytes(16)
 """The default of uuid fields."""
+SKIPPED_PER_STEP = 64
+"""Unknown tagged fields, between two yields of a stepwise decoder; a count of one byte."""
 
 
 class MalformedMessage(ValueError):
@@ -125,3 +128,14 @@ def skip_tagged_fields(buffer: Buffer, position: int, count: int) -> int:
         size, position = read_uvarint(buffer, position)
         position += size
     return position
+
+
+def skip_tagged_fields_in_steps(buffer: Buffer, position: int, count: int) -> Generator[None, None, int]:
+    """As `skip_tagged_fields`; yields now and then, since a peer may name millions."""
+    if count > 0x7F:
+        count, position = finish_uvarint(buffer, position, count)
+    while count > SKIPPED_PER_STEP:
+        position = skip_tagged_fields(buffer, position, SKIPPED_PER_STEP)
+        count -= SKIPPED_PER_STEP
+        yield
+    return skip_tagged_fields(buffer, position, count)

@@ -147,7 +147,7 @@ class LogModel(RuleBasedStateMachine):
     def retain_by_size(self, keep: int) -> None:
         config = self.on.config
         config.retention_bytes = keep
-        self.on.log.apply_retention(self.time)
+        self.on.retain(self.time)
         config.retention_bytes = -1
         if self.on.log.log_start_offset > self.start:
             assert self.on.log.size_bytes >= keep
@@ -156,7 +156,7 @@ class LogModel(RuleBasedStateMachine):
     @rule(age=st.integers(0, 100))
     def retain_by_time(self, age: int) -> None:
         self.on.config.retention_ms = age
-        self.on.log.apply_retention(self.time)
+        self.on.retain(self.time)
         self.on.config.retention_ms = -1
         kept_from = self.on.log.log_start_offset
         for base, records, _ in self.batches:
@@ -166,9 +166,6 @@ class LogModel(RuleBasedStateMachine):
 
     def after_retention(self) -> None:
         self.start = self.on.log.log_start_offset
-        removal = self.on.log.removal(self.time + 1)
-        if removal:
-            removal.run()
         assert not any(name.endswith(".deleted") for name in self.on.files())
         self.drop_old()
 

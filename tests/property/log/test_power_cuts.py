@@ -12,9 +12,9 @@ from tidelog.log.config import LogConfig
 from tidelog.log.partition_log import PartitionLog
 from tidelog.log.producer_state import ABORT, COMMIT, ProducerState
 from tidelog.log.replay import replay_batch
-from tidelog.log.transaction_index import AbortedTransaction
+from tidelog.log.transaction_index import AbortedTransaction, TransactionIndex
 from tidelog.log.verify import NOTE, verify
-from tidelog.simulation.disk import SimDisk
+from tidelog.simulation.disk import SimDisk, SimFile
 from tidelog.wire.batches import BatchHeader
 from tidelog.wire.records import Record, encode_batch
 
@@ -87,7 +87,7 @@ class History:
             self.on.open(clean=True, recovery_point=self.persisted_recovery_point)
 
 
-def check(log: PartitionLog, history: History, values: list[tuple[int, bytes]], durable: int) -> None:
+def check(disk: SimDisk, log: PartitionLog, history: History, values: list[tuple[int, bytes]], durable: int) -> None:
     """After the cut: a prefix of what was appended, at least what was synced; state that follows from those batches."""
     end = log.log_end_offset
     assert durable <= end <= len(values)
@@ -95,10 +95,14 @@ def check(log: PartitionLog, history: History, values: list[tuple[int, bytes]], 
     replayed = ProducerState()
     epochs: list[tuple[int, int]] = []
     aborted: list[AbortedTransaction] = []
-    for segment in log._segments.items:
-        for position, size, fields in headers(segment.file, 0, segment.size, segment.base_offset):
+    indexed: list[AbortedTransaction] = []
+    for name in [name for name in disk.list(DIRECTORY) if name.endswith(".log")]:
+        file = disk.open(f"{DIRECTORY}/{name}")
+        transactions = file.path.removesuffix(".log") + ".txnindex"
+        indexed += TransactionIndex(disk, transactions, exists=disk.exists(transactions)).read()
+        for position, size, fields in headers(file, 0, file.size(), int(name[:20])):
             if fields[PRODUCER_ID] >= 0:
-                replay_batch(replayed, _Collecting(segment, aborted), position, size, fields)  # type: ignore[arg-type]
+                replay_batch(replayed, _Collecting(file, aborted), position, size, fields)  # type: ignore[arg-type]
             if not epochs or fields[LEADER_EPOCH] > epochs[-1][0]:
                 epochs.append((fields[LEADER_EPOCH], fields[0]))
     assert epochs == [entry for entry in log.epochs.entries() if entry in epochs]
@@ -106,16 +110,16 @@ def check(log: PartitionLog, history: History, values: list[tuple[int, bytes]], 
     assert {i: (e.epoch, e.next_sequence, e.batches[-1:]) for i, e in log.producers.entries.items()} == {
         i: (e.epoch, e.next_sequence, e.batches[-1:]) for i, e in replayed.entries.items()
     }
-    assert [entry for segment in log._segments.items for entry in segment.transactions.read()] == aborted
-    result = verify(log._disk, DIRECTORY)
+    assert indexed == aborted
+    result = verify(disk, DIRECTORY)
     assert [finding for finding in result.findings if finding.severity != NOTE] == []
 
 
 class _Collecting:
     """A segment whose aborted transactions are collected here, not in its index."""
 
-    def __init__(self, segment: Any, aborted: list[Any]) -> None:
-        self.file, self.path, self.transactions = segment.file, segment.path, self
+    def __init__(self, file: SimFile, aborted: list[Any]) -> None:
+        self.file, self.path, self.transactions = file, file.path, self
         self.append = aborted.append
 
 
@@ -159,9 +163,9 @@ def test_what_was_synced_survives_every_power_cut(
     def cut(_operation: str, _path: str) -> None:
         disk = on.disk.power_cut(rng)
         after = LogOnDisk.__new__(LogOnDisk)
-        after.config, after.disk, after.now_ms = config, disk, NOW_MS
+        after.config, after.disk, after.now_ms, after.persisted_log_start_offset = config, disk, NOW_MS, 0
         after.open(clean=False, recovery_point=history.persisted_recovery_point)
-        check(after.log, history, history.values, history.durable)
+        check(disk, after.log, history, history.values, history.durable)
         assert not after.log.unflushed
         # What recovery kept is durable: a second cut, before anything else happened, takes nothing.
         end = after.log.log_end_offset

@@ -14,6 +14,8 @@ from tidelog.api.services import CloseConnection
 from tidelog.broker import connection as connection_module
 from tidelog.broker.connection import Connection
 from tidelog.broker.listener import Listener
+from tidelog.model.steps import Steps
+from tidelog.runtime.turns import Turns
 from tidelog.wire.errors import ErrorCode, InvalidRequest
 from tidelog.wire.messages.heartbeat import HeartbeatRequest, HeartbeatResponse
 from tidelog.wire.messages.produce import ProduceRequest, ProduceResponse
@@ -65,6 +67,9 @@ class FakeTasks:
     def spawn(self, coroutine: Any, *, name: str) -> "asyncio.Task[Any]":
         return asyncio.get_running_loop().create_task(coroutine, name=name)
 
+    def defer_collection(self, deferred: bool) -> None:
+        pass
+
     def run(self) -> None:
         while self.soon:
             callback, args = self.soon.pop(0)
@@ -86,7 +91,9 @@ class Bench:
         self.now_s = 0.0
         clock = SimpleNamespace(monotonic=lambda: self.now_s)
         self.services = SimpleNamespace(
-            config=SimpleNamespace(**config), runtime=SimpleNamespace(clock=clock, tasks=self.tasks)
+            config=SimpleNamespace(**config),
+            runtime=SimpleNamespace(clock=clock, tasks=self.tasks),
+            turns=Turns(clock, self.tasks),  # type: ignore[arg-type]
         )
         self.listener = Listener(self.services)  # type: ignore[arg-type]
         self.requests: list[Any] = []
@@ -147,8 +154,10 @@ def make_bench(monkeypatch: pytest.MonkeyPatch, **settings: int) -> Bench:
     ):
         route = object.__new__(registry.Route)
         route.api_key, route.version, route.name = key, version, response.name
-        route.handle = made.handle
+        route.handle = route.handle_wide = made.handle
         route.decode = request.decoder(version)  # type: ignore[attr-defined]
+        route.request = request
+        route.stepwise_decoder = route.stepwise_encoder = None
         route.response = response
         route.encode = response.pieces_encoder(version)  # type: ignore[attr-defined]
         route.flexible_request = route.flexible_response = False
@@ -355,5 +364,140 @@ def test_draining_answers_what_was_asked_and_takes_no_more(bench: Bench) -> None
     bench.connection.drain()
     bench.feed(frame(2))
     parked.complete(HeartbeatResponse())
+    assert bench.correlation_ids() == [1]
+    assert bench.stream.ended == "finished"
+
+
+# Requests that are long, and handlers that take steps
+
+
+class Clocked:
+    """Steps of a millisecond each, on the bench's clock."""
+
+    def __init__(self, bench: Bench) -> None:
+        self.bench = bench
+        self.taken = 0
+        self.abandoned = False
+
+    def steps(self, count: int, answer: Any) -> Steps[Any]:
+        try:
+            for _ in range(count):
+                self.bench.now_s += 0.001
+                self.taken += 1
+                yield
+        except GeneratorExit:
+            self.abandoned = True
+            raise
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+def wide_frame(correlation_id: int, key: int = HEARTBEAT, version: int = 3) -> bytes:
+    if key == HEARTBEAT:
+        message, long = HeartbeatRequest(group_id="g", member_id="m"), connection_module.WIDE_REQUEST_BYTES
+    else:
+        message, long = ProduceRequest(acks=1), connection_module.WIDE_PRODUCE_BYTES
+    return frame(correlation_id, key, version, message.encode(version) + bytes(long))
+
+
+def test_steps_are_taken_in_turns_and_the_answer_keeps_its_place(bench: Bench) -> None:
+    clocked = Clocked(bench)
+    bench.answers = [clocked.steps(30, HeartbeatResponse())]
+    bench.feed(frame(1) + frame(2))
+    assert bench.correlation_ids() == []
+    assert clocked.taken < 5
+    assert len(bench.requests) == 1
+    bench.tasks.run()
+    assert bench.correlation_ids() == [1, 2]
+    assert clocked.taken == 30
+
+
+def test_what_comes_of_steps_may_be_anything_that_a_handler_gives(bench: Bench) -> None:
+    pending: Pending[Any] = Pending()
+    bench.answers = [Clocked(bench).steps(10, pending), Clocked(bench).steps(10, InvalidRequest("no"))]
+    bench.feed(frame(1) + frame(2))
+    bench.tasks.run()
+    pending.complete(Clocked(bench).steps(10, HeartbeatResponse()))
+    bench.tasks.run()
+    assert bench.correlation_ids() == [1, 2]
+    assert bench.stream.sent[-2:] == struct.pack(">h", ErrorCode.INVALID_REQUEST)
+
+
+@pytest.mark.parametrize("key", [HEARTBEAT, PRODUCE])
+def test_a_long_request_is_answered_as_a_short_one(bench: Bench, key: int) -> None:
+    version = 3 if key == HEARTBEAT else 7
+    bench.feed(frame(1, key, version) + wide_frame(2, key, version) + frame(3, key, version))
+    bench.tasks.run()
+    assert bench.correlation_ids() == [1, 2, 3]
+    assert bench.requests[0] == bench.requests[1]
+
+
+def test_produce_requests_do_not_overtake_one_that_has_turns(bench: Bench) -> None:
+    pending: Pending[ProduceResponse] = Pending()
+    bench.answers = [Clocked(bench).steps(10, pending)]
+    bench.feed(wide_frame(1, PRODUCE, 7) + frame(2, PRODUCE, 7))
+    assert len(bench.requests) == 1
+    bench.tasks.run()
+    assert len(bench.requests) == 2  # appended, and waiting: now the next may be appended
+    assert bench.correlation_ids() == []
+    pending.complete(ProduceResponse())
+    assert bench.correlation_ids() == [1, 2]
+
+
+def test_nobody_writes_to_what_a_request_in_turns_lies_in(bench: Bench) -> None:
+    before = bench.listener.buffer.obj
+    bench.answers = [Clocked(bench).steps(10, HeartbeatResponse())]
+    bench.feed(wide_frame(1))
+    assert bench.listener.buffer.obj is not before
+    assert bench.listener._frame_bytes == len(before)
+    bench.tasks.run()
+    assert bench.listener._frame_bytes == 0
+    assert bench.correlation_ids() == [1]
+
+
+def test_the_work_for_a_client_that_has_gone_is_abandoned(bench: Bench) -> None:
+    clocked = Clocked(bench)
+    bench.answers = [clocked.steps(100, HeartbeatResponse())]
+    bench.feed(wide_frame(1))
+    bench.connection.closed(None)
+    assert clocked.abandoned
+    taken = clocked.taken
+    bench.tasks.run()
+    assert clocked.taken == taken
+    assert bench.stream.sent == b""
+    assert bench.listener._frame_bytes == 0
+
+
+def test_steps_that_come_too_late_are_not_begun(bench: Bench) -> None:
+    pending: Pending[Any] = Pending()
+    clocked = Clocked(bench)
+
+    async def later() -> Any:
+        return clocked.steps(10, HeartbeatResponse())
+
+    async def scenario() -> None:
+        bench.answers = [later()]
+        bench.feed(frame(1))
+        bench.connection.closed(None)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+
+    asyncio.run(scenario())
+    assert clocked.taken == 0
+    assert not pending.done
+
+
+def test_a_long_request_that_is_malformed_closes_the_connection(bench: Bench) -> None:
+    bench.feed(frame(1, body=b"\x7f\xff" + bytes(connection_module.WIDE_REQUEST_BYTES)))
+    assert bench.stream.ended == "aborted"
+
+
+def test_a_draining_connection_answers_what_has_turns(bench: Bench) -> None:
+    bench.answers = [Clocked(bench).steps(50, HeartbeatResponse())]
+    bench.feed(frame(1))
+    bench.connection.drain()
+    assert bench.stream.ended == ""
+    bench.tasks.run()
     assert bench.correlation_ids() == [1]
     assert bench.stream.ended == "finished"

@@ -1,6 +1,6 @@
 import asyncio
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,14 @@ from tidelog.coordinator.runtime import CoordinatorPartition
 from tidelog.runtime.tasks import LoopTasks
 from tidelog.simulation.loop import SimLoop
 from tidelog.wire.batches import BatchHeader
-from tidelog.wire.errors import ApiError, CoordinatorLoadInProgress, ErrorCode, NotCoordinator, StorageError
+from tidelog.wire.errors import (
+    ApiError,
+    CoordinatorLoadInProgress,
+    CoordinatorNotAvailable,
+    ErrorCode,
+    NotCoordinator,
+    StorageError,
+)
 from tidelog.wire.messages.group_records import OffsetCommitValue
 from tidelog.wire.messages.join_group import JoinGroupRequest, JoinGroupRequestProtocol
 from tidelog.wire.records import Record, encode_batch
@@ -29,17 +36,34 @@ GOLDEN = Path(__file__).parents[2] / "golden" / "groups"
 class Stage:
     """One coordinator partition on virtual time."""
 
-    def __init__(self, partition: MemoryPartition | None = None) -> None:
+    def __init__(
+        self, partition: MemoryPartition | None = None, new_core: Callable[[], GroupCore] | None = None
+    ) -> None:
         self.loop = SimLoop()
         self.tasks = LoopTasks(self.loop)
         self.partition = partition or MemoryPartition("__consumer_offsets", 3)
         self.led: CoordinatorPartition[GroupCore] = CoordinatorPartition(
             self.partition,
-            lambda: GroupCore(GroupSettings(initial_rebalance_delay_ms=300)),
+            new_core or (lambda: GroupCore(GroupSettings(initial_rebalance_delay_ms=300))),
             LoopClock(self.loop),
             self.tasks,
         )
         self.answers: list[Any] = []
+        self.timers: list[asyncio.TimerHandle] = []
+        """Every one that was ever set."""
+        call_later = self.tasks.call_later
+
+        def noted(delay_s: float, callback: Callable[..., object], *args: object) -> asyncio.TimerHandle:
+            timer = call_later(delay_s, callback, *args)
+            assert isinstance(timer, asyncio.TimerHandle)
+            self.timers.append(timer)
+            return timer
+
+        self.tasks.call_later = noted
+
+    def armed(self) -> int:
+        """Timers that will still come up."""
+        return sum(not timer.cancelled() and timer.when() > self.loop.time() for timer in self.timers)
 
     def run(self, seconds: float = 0.0) -> None:
         self.loop.run_until_complete(asyncio.sleep(seconds))
@@ -174,7 +198,7 @@ def test_deadlines_of_the_core_come_true(stage: Stage) -> None:
     stage.run(3)
     assert not stage.led.core.groups["g"].members, "its session is over"
     stage.run(300)
-    assert stage.led._timer is None, "nothing is due any more, so nothing wakes the loop"
+    assert stage.armed() == 0, "nothing is due any more, so nothing wakes the loop"
 
 
 def test_one_timer_however_many_deadlines(stage: Stage) -> None:
@@ -183,8 +207,7 @@ def test_one_timer_however_many_deadlines(stage: Stage) -> None:
         deadline = Deadline(lambda subject, out, now: fired.append(subject), number)
         stage.led.core.deadlines.set(deadline, stage.led.now().monotonic_ms + 100 + number)
     stage.commit(1)
-    armed = sum(not timer[2].cancelled() for timer in stage.loop._timers)
-    assert armed == 1
+    assert stage.armed() == 1
     stage.run(1)
     assert fired == list(range(100))
 
@@ -196,18 +219,9 @@ def test_a_timer_that_comes_up_at_a_fraction_of_a_millisecond_does_not_spin(stag
         stage.led.core.deadlines.set(deadline, at_ms)
         stage.run(0.0003)
     stage.commit(1)
-    turns = 0
-    run_once = stage.loop._run_once
-
-    def counted() -> None:
-        nonlocal turns
-        turns += 1
-        run_once()
-
-    stage.loop._run_once = counted  # type: ignore[method-assign]
     stage.run(4)
     assert fired == list(range(1, 3000, 7))
-    assert turns < 3 * len(fired)
+    assert len(stage.timers) < 3 * len(fired)
 
 
 def test_time_is_told_twice(stage: Stage) -> None:
@@ -378,7 +392,149 @@ def test_a_record_that_is_none_is_damage(record: Record, caplog: pytest.LogCaptu
     stage = Stage(partition)
     stage.load()
     assert partition.log.failure is not None
-    assert "damaged, offline" in caplog.text
+    assert len(caplog.records) == 1
+
+
+def test_who_waits_for_a_damaged_partition_is_told_and_one_line_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    before = Stage()
+    before.load()
+    before.commit(1)
+    before.partition.log.file.data[70] ^= 0x40
+    after = Stage(before.partition)
+    told: list[ApiError | None] = []
+    after.partition.when_committed(1 << 40, told.append)
+    after.load()
+    (error,) = told
+    assert isinstance(error, StorageError)
+    assert [record.levelname for record in caplog.records] == ["ERROR"]
+    after.run(30)
+    assert len(caplog.records) == 1, "it is not tried again"
+
+
+def failing_reads(stage: Stage, error: Exception) -> None:
+    stage.partition.log.read_error = error
+    stage.partition.log.log_end_offset += 1
+
+
+def test_a_load_that_may_succeed_later_is_tried_again_and_clients_know(caplog: pytest.LogCaptureFixture) -> None:
+    stage = Stage()
+    failing_reads(stage, OSError(5, "Input/output error"))
+    stage.load()
+    assert [record.levelname for record in caplog.records] == ["ERROR"]
+    with pytest.raises(CoordinatorNotAvailable, match="Input/output error"):
+        _ = stage.led.core
+    with pytest.raises(CoordinatorNotAvailable):
+        stage.led.check_known()
+    assert not stage.led.is_loading
+    stage.partition.log.read_error = None
+    stage.partition.log.log_end_offset -= 1
+    stage.run(1)
+    assert stage.led.is_loaded
+    stage.led.check_known()
+
+
+class Broken(GroupCore):
+    """Fails where `at` says, as a bug would."""
+
+    at = ""
+
+    def decode(self, key: bytes, value: bytes | None) -> Any:
+        if self.at == "decode":
+            raise ZeroDivisionError
+        return super().decode(key, value)
+
+    def replay(self, record: Any, next_offset: int) -> None:
+        if self.at == "replay":
+            raise ZeroDivisionError
+        super().replay(record, next_offset)
+
+    def loaded(self, now: Moment) -> Decision:
+        if self.at == "loaded":
+            raise ZeroDivisionError
+        return super().loaded(now)
+
+    def expire(self, now: Moment) -> Iterator[Decision]:
+        if self.at == "expire":
+            raise ZeroDivisionError
+        return super().expire(now)
+
+
+@pytest.mark.parametrize("at", ["decode", "replay", "loaded", "new"])
+def test_a_load_that_fails_unexpectedly_is_said_once_and_clients_are_sent_away(
+    at: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    before = Stage()
+    before.load()
+    before.commit(1)
+
+    def new_core() -> GroupCore:
+        if at == "new":
+            raise ZeroDivisionError
+        core = Broken(GroupSettings(initial_rebalance_delay_ms=300))
+        core.at = at
+        return core
+
+    after = Stage(before.partition, new_core)
+    after.load()
+    assert [record.levelname for record in caplog.records] == ["ERROR"]
+    assert "load failed" in caplog.text
+    assert "ZeroDivisionError" in caplog.text
+    with pytest.raises(NotCoordinator, match="ZeroDivisionError"):
+        _ = after.led.core
+    assert not after.led.is_loading
+    after.run(60)
+    assert len(caplog.records) == 1, "the same bytes give the same failure: it is not tried again"
+
+
+@pytest.mark.parametrize("at", ["replay", "expire"])
+def test_a_step_that_fails_unexpectedly_has_the_core_built_anew(at: str, caplog: pytest.LogCaptureFixture) -> None:
+    cores: list[Broken] = []
+
+    def new_core() -> GroupCore:
+        cores.append(Broken(GroupSettings(initial_rebalance_delay_ms=300)))
+        return cores[-1]
+
+    stage = Stage(None, new_core)
+    stage.load()
+    stage.commit(1)
+    parked = stage.join()
+    cores[0].at = at
+    if at == "replay":
+        stage.commit(2)
+        assert isinstance(stage.answers[-1], NotCoordinator)
+    else:
+        stage.run(0.31)
+    assert isinstance(parked.only, NotCoordinator)
+    assert [record.message for record in caplog.records] == ["step failed, loading anew partition=__consumer_offsets-3"]
+    stage.run(1)
+    assert stage.committed() == (2 if at == "replay" else 1), "what is in the log counts"
+    assert len(cores) == 2
+
+
+def test_several_answers_that_fail_over_one_append_begin_one_load() -> None:
+    cores: list[GroupCore] = []
+
+    def new_core() -> GroupCore:
+        cores.append(GroupCore(GroupSettings(initial_rebalance_delay_ms=300)))
+        return cores[-1]
+
+    stage = Stage(None, new_core)
+    stage.load()
+    stage.partition.hold_commits = True
+    for offset in range(5):
+        stage.commit(offset)
+    stage.partition.log.file.cold = True
+
+    def slow(function: Any, *arguments: Any, lane: str = "") -> Any:
+        future = stage.loop.create_future()
+        stage.loop.call_later(0.35, future.set_result, function(*arguments))
+        return future
+
+    stage.tasks.run_blocking = slow  # type: ignore[method-assign]
+    stage.partition.refuse_all(StorageError("the disk"))
+    assert [type(answer) for answer in stage.answers] == [NotCoordinator] * 5
+    stage.run(5)
+    assert len(cores) == 2
 
 
 def test_a_file_that_ends_inside_a_batch_is_damage() -> None:

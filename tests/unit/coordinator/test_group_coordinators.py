@@ -98,13 +98,33 @@ def test_a_new_broker_on_the_same_logs_knows_every_commit(broker: VirtualBroker)
 def test_while_loading(broker: VirtualBroker) -> None:
     broker.start_coordinators()
     commit(broker, "g")
-    led = broker.groups._of("g")
-    led._core = None
-    assert broker.groups.heartbeat(HeartbeatRequest("g", 1, "m")) == ErrorCode.NONE
+    again = VirtualBroker(offsets_partitions=4, partitions=broker.partitions)
+    for partition in broker.partitions.table.values():
+        partition.log.file.cold = True
+    again.tasks.run_blocking = lambda *_, lane="": again.tasks.future()  # type: ignore[method-assign]
+    again.start_coordinators()
+    assert again.groups.heartbeat(HeartbeatRequest("g", 1, "m")) == ErrorCode.NONE
     with pytest.raises(CoordinatorLoadInProgress):
-        list(broker.groups.listing())
+        list(again.groups.listing())
     with pytest.raises(CoordinatorLoadInProgress):
-        broker.groups.committed("g", lambda durable: None, print)
+        again.groups.committed("g", lambda durable: None, print)
+
+
+def test_while_a_load_fails_clients_are_told_and_no_list_is_short(broker: VirtualBroker) -> None:
+    broker.start_coordinators()
+    commit(broker, "g")
+    for partition in broker.partitions.table.values():
+        partition.log.read_error = OSError(5, "Input/output error")
+    again = VirtualBroker(offsets_partitions=4, partitions=broker.partitions)
+    again.start_coordinators()
+    with pytest.raises(CoordinatorNotAvailable):
+        again.groups.heartbeat(HeartbeatRequest("g", 1, "m"))
+    with pytest.raises(CoordinatorNotAvailable):
+        list(again.groups.listing())
+    for partition in broker.partitions.table.values():
+        partition.log.read_error = None
+    again.advance(1)
+    assert [group.group_id for group in again.groups.listing()] == ["g"]
 
 
 def test_a_group_that_members_join_needs_a_name(broker: VirtualBroker) -> None:

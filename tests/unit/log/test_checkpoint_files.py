@@ -10,7 +10,7 @@ from tidelog.log.checkpoints import (
     parse_epochs,
     parse_offsets,
     parse_partition_metadata,
-    parse_properties,
+    read_properties,
 )
 from tidelog.log.errors import CorruptLog
 from tidelog.model.ids import TopicPartition
@@ -65,7 +65,9 @@ def test_partition_metadata() -> None:
 def test_properties() -> None:
     kafka = b"#\n#Wed Aug 06 16:01:33 WIB 2025\ncluster.id=PCbusMznQZi20FQlE8ke6g\nnode.id=1\nversion=1\n"
     properties = {"cluster.id": "PCbusMznQZi20FQlE8ke6g", "node.id": "1", "version": "1"}
-    assert parse_properties(kafka, "/p") == properties
-    assert parse_properties(format_properties(properties), "/p") == properties
-    with pytest.raises(CorruptLog, match="at 2: expected NAME=VALUE"):
-        parse_properties(b"#\nwhat\n", "/p")
+    assert read_properties(kafka, "/p") == properties
+    assert read_properties(format_properties(properties), "/p") == properties
+    assert read_properties(b"a\\:b = c\\\n  d\n", "/p") == {"a:b": "cd"}
+    for wrong in (b"#\n\xff\n", b"a=\\u12\n"):
+        with pytest.raises(CorruptLog, match="/p at 0: these are no properties"):
+            read_properties(wrong, "/p")

@@ -186,6 +186,164 @@ def test_a_damaged_checkpoint_costs_a_longer_scan_and_no_record(disk: SimDisk) -
     assert read_records(open_orders(directory)) == [(0, b"a")]
 
 
+STARTS = "/data/log-start-offset-checkpoint"
+
+
+def segmented(directory: DataDirectory) -> PartitionLog:
+    """Segments 0, 2 and 4, the last of one record; flushed."""
+    log = directory.open_partition("orders", 0, TOPIC_ID, LogConfig(segment_bytes=2 * len(make_batch(b"a"))), NOW_MS)
+    append(log, b"a", b"b", b"c", b"d", b"e")
+    flush(log)
+    return log
+
+
+def stop(directory: DataDirectory, log: PartitionLog) -> None:
+    log.close(clean=True)
+    checkpoint(directory, log)
+    directory.close_clean()
+
+
+def segment(base_offset: int) -> str:
+    return f"/data/orders-0/{base_offset:020d}.log"
+
+
+@pytest.mark.parametrize("clean", [True, False])
+def test_a_first_segment_that_is_gone_takes_the_partition_offline_with_a_remedy(disk: SimDisk, clean: bool) -> None:
+    directory = DataDirectory.open(disk, "/data")
+    log = segmented(directory)
+    if clean:
+        stop(directory, log)
+    else:
+        checkpoint(directory, log)
+        disk = disk.kill()
+    disk.rename(segment(0), "/data/backup")
+    for _ in range(2):
+        directory = DataDirectory.open(disk, "/data")
+        with pytest.raises(CorruptLog) as found:
+            open_orders(directory)
+        assert found.value.path == segment(2)
+        assert "the log begins at offset 2, expected 0" in found.value.reason
+        assert f"state 2 for orders-0 in {STARTS}" in found.value.reason
+        checkpoint(directory)
+        directory.release()
+    restored = disk.power_cut(random.Random(1))
+    restored.rename("/data/backup", segment(0))
+    assert len(read_records(open_orders(DataDirectory.open(restored, "/data")))) == 5
+    disk.write_atomic(STARTS, b"0\n1\norders 0 2\n")
+    log = open_orders(DataDirectory.open(disk, "/data"))
+    assert read_records(log) == [(2, b"c"), (3, b"d"), (4, b"e")]
+
+
+def test_a_first_segment_below_a_start_offset_inside_the_log_is_missed_too(disk: SimDisk) -> None:
+    directory = DataDirectory.open(disk, "/data")
+    log = segmented(directory)
+    log.delete_before(3)
+    stop(directory, log)
+    disk.remove(segment(0))  # as retention would: nothing of it is in the log
+    directory = DataDirectory.open(disk, "/data")
+    assert read_records(open_orders(directory)) == [(3, b"d"), (4, b"e")]
+    directory.release()
+    disk.remove(segment(2))
+    with pytest.raises(CorruptLog, match="begins at offset 4, expected 3"):
+        open_orders(DataDirectory.open(disk, "/data"))
+
+
+@pytest.mark.parametrize("snapshots", ["kept", "gone"])
+@pytest.mark.parametrize("lost", [1, 2])
+def test_a_log_cut_between_two_batches_after_a_clean_stop_is_noticed(disk: SimDisk, lost: int, snapshots: str) -> None:
+    directory = DataDirectory.open(disk, "/data")
+    append(log := open_orders(directory), b"a", b"b", b"c")
+    stop(directory, log)
+    disk.open(segment(0)).truncate((3 - lost) * len(make_batch(b"a")))
+    end_snapshot = f"/data/orders-0/{3:020d}.snapshot"
+    if snapshots == "gone":
+        disk.remove(end_snapshot)
+    directory = DataDirectory.open(disk, "/data")
+    with pytest.raises(CorruptLog) as found:
+        open_orders(directory)
+    assert found.value.path == segment(0)
+    assert f"the log ends at offset {3 - lost}, 3 was on the disk" in found.value.reason
+    assert f"state {3 - lost} for orders-0 in /data/recovery-point-offset-checkpoint" in found.value.reason
+    assert (f"and remove {end_snapshot}" in found.value.reason) == (snapshots == "kept")
+    directory.release()
+    disk.write_atomic("/data/recovery-point-offset-checkpoint", b"0\n1\norders 0 %d\n" % (3 - lost))
+    if snapshots == "kept":
+        disk.remove(end_snapshot)
+    assert len(read_records(open_orders(DataDirectory.open(disk, "/data")))) == 3 - lost
+
+
+@pytest.mark.parametrize("gone", ["missing", "damaged"])
+def test_without_the_start_offsets_logs_begin_with_their_files_once(disk: SimDisk, gone: str) -> None:
+    directory = DataDirectory.open(disk, "/data")
+    stop(directory, segmented(directory))
+    disk.remove(segment(0))
+    if gone == "missing":
+        disk.remove(STARTS)
+    else:
+        disk.write_atomic(STARTS, b"0\n7\n")
+    directory = DataDirectory.open(disk, "/data")
+    log = open_orders(directory)
+    assert log.log_start_offset == 2
+    stop(directory, log)
+    assert read_offsets(disk, STARTS) == {KEY: 2}
+    disk.remove(segment(2))
+    with pytest.raises(CorruptLog, match="begins at offset 4, expected 2"):
+        open_orders(DataDirectory.open(disk, "/data"))
+
+
+@pytest.mark.parametrize("checkpointed", [b"0\n0\n", b"0\n1\norders 0 1\n", b"0\n1\norders 0 3\n"])
+def test_kafkas_start_offsets_may_lag_behind_its_files_until_they_are_adopted(
+    disk: SimDisk, checkpointed: bytes
+) -> None:
+    directory = DataDirectory.open(disk, "/data")
+    stop(directory, segmented(directory))
+    disk.remove(segment(0))
+    disk.sync_dir("/data/orders-0")
+    disk.write_atomic(STARTS, checkpointed)
+    directory = DataDirectory.open(disk, "/data")
+    directory.adopt_start_offsets()
+    expected = 3 if b"3" in checkpointed else 2
+    disk = disk.power_cut(random.Random(1))  # what was adopted is durable
+    directory = DataDirectory.open(disk, "/data")
+    assert open_orders(directory).log_start_offset == expected
+    directory.release()
+    disk.remove(segment(2))
+    with pytest.raises(CorruptLog, match=f"begins at offset 4, expected {expected}"):
+        open_orders(DataDirectory.open(disk, "/data"))
+
+
+def test_a_partition_that_opened_just_now_keeps_its_entries_until_it_is_named(disk: SimDisk) -> None:
+    directory = DataDirectory.open(disk, "/data")
+    log = segmented(directory)
+    log.delete_before(2)
+    stop(directory, log)
+    directory = DataDirectory.open(disk, "/data")
+    log = open_orders(directory)
+    checkpoint(directory)  # of a broker that has not heard of it yet
+    directory.write_start_offsets({})
+    assert read_offsets(disk, STARTS) == {KEY: 2}
+    assert read_offsets(disk, "/data/recovery-point-offset-checkpoint") == {KEY: 5}
+    checkpoint(directory, log)
+    checkpoint(directory)
+    assert read_offsets(disk, STARTS) == {}
+
+
+def test_on_a_full_disk_the_start_offsets_give_way_to_what_makes_room(disk: SimDisk) -> None:
+    directory = DataDirectory.open(disk, "/data")
+    log = segmented(directory)
+    checkpoint(directory, log)
+    log.delete_before(2)
+    disk.limit_space(0)
+    directory.write_start_offsets({KEY: 2})
+    assert not disk.exists(STARTS)
+    disk.limit_space(None)
+    after = disk.power_cut(random.Random(1))
+    after.remove(segment(0))
+    assert open_orders(DataDirectory.open(after, "/data")).log_start_offset == 2
+    checkpoint(directory, log)
+    assert read_offsets(disk, STARTS) == {KEY: 2}
+
+
 def test_identity_is_written_once(disk: SimDisk) -> None:
     directory = DataDirectory.open(disk, "/data")
     directory.write_identity("cluster-a", 1)

@@ -86,10 +86,7 @@ def test_a_plan_passes_over_segments_that_retention_took_meanwhile() -> None:
     on.flush()
     on.append(b"4")
     plan = on.log.flush_plan()
-    assert on.log.apply_retention(on.now_ms) > 0
-    removal = on.log.removal(on.now_ms)
-    assert removal is not None
-    removal.run()
+    assert on.retain(on.now_ms) > 0
     plan.run()
     on.log.flushed(plan)
     assert on.log.recovery_point == 5

@@ -166,7 +166,7 @@ def test_an_earlier_segment_whose_unflushed_end_is_lost_takes_the_later_ones_wit
     left: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     on = filled(20, segment_bytes=600)
-    second = on.log._segments.items[1].base_offset
+    second = on.bases()[1]
     on.persisted_recovery_point = second
     cut_file(on, on.path(second), 3 * BATCH_BYTES + left)
     log = on.kill()
@@ -178,7 +178,7 @@ def test_an_earlier_segment_whose_unflushed_end_is_lost_takes_the_later_ones_wit
 
 def test_an_earlier_segment_with_a_flipped_byte_at_its_end_is_damage() -> None:
     on = filled(20, segment_bytes=600)
-    second = on.log._segments.items[1].base_offset
+    second = on.bases()[1]
     on.flip(on.path(0), second * BATCH_BYTES - 2)
     with pytest.raises(CorruptLog, match="sound batches follow at later segments"):
         on.kill()

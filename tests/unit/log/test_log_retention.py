@@ -1,5 +1,7 @@
 """Retention of whole segments, by size, time and log start offset; never under a reader, in two steps."""
 
+import errno
+import random
 from typing import Any
 
 import pytest
@@ -25,7 +27,7 @@ def segmented(**settings: Any) -> LogOnDisk:
 )
 def test_size_keeps_at_least_what_is_asked_for(keep: int, start: int) -> None:
     on = segmented(retention_bytes=keep, retention_ms=-1)
-    on.log.apply_retention(NOW_MS)
+    on.retain(NOW_MS)
     assert on.log.log_start_offset == start
     assert on.log.size_bytes >= keep
     assert on.records() == [(n, b"%02d" % n) for n in range(start, 10)]
@@ -34,15 +36,15 @@ def test_size_keeps_at_least_what_is_asked_for(keep: int, start: int) -> None:
 @pytest.mark.parametrize(("age_ms", "start"), [(9001, 0), (7000, 0), (6999, 3), (4000, 3), (3999, 6), (1, 9)])
 def test_time_drops_segments_whose_latest_record_is_too_old(age_ms: int, start: int) -> None:
     on = segmented(retention_ms=age_ms)
-    on.log.apply_retention(NOW_MS + 9000)
+    on.retain(NOW_MS + 9000)
     assert on.log.log_start_offset == start
 
 
 def test_an_active_segment_that_is_too_old_is_rolled_and_goes_too() -> None:
     on = segmented(retention_ms=100)
-    assert on.log.apply_retention(NOW_MS + 100_000) == 4
+    assert on.retain(NOW_MS + 100_000) == 4
     assert (on.log.log_start_offset, on.log.log_end_offset, on.log.size_bytes) == (10, 10, 0)
-    assert on.log.apply_retention(NOW_MS + 200_000) == 0
+    assert on.retain(NOW_MS + 200_000) == 0
     assert on.append(b"next", leader_epoch=2).base_offset == 10
 
 
@@ -50,14 +52,14 @@ def test_records_without_timestamps_age_from_when_their_segment_was_seen() -> No
     on = LogOnDisk(retention_ms=1000)
     on.append(b"a", timestamps=[-1])
     on.flush()
-    assert on.log.apply_retention(on.now_ms + 1000) == 0
-    assert on.log.apply_retention(on.now_ms + 1001) == 1
+    assert on.retain(on.now_ms + 1000) == 0
+    assert on.retain(on.now_ms + 1001) == 1
 
 
 def test_segments_below_the_log_start_offset_go_whatever_the_policy() -> None:
     on = segmented(cleanup_policy="compact")
     on.log.delete_before(7)
-    assert on.log.apply_retention(NOW_MS) == 2
+    assert on.retain(NOW_MS) == 2
     assert on.records() == [(n, b"%02d" % n) for n in range(7, 10)]
     assert on.log.end_offset_for(0) == EpochEnd(0, 7)
     assert on.log.end_offset_for(1) == EpochEnd(1, 8)
@@ -65,16 +67,16 @@ def test_segments_below_the_log_start_offset_go_whatever_the_policy() -> None:
 
 def test_a_compacted_topic_keeps_what_is_old() -> None:
     on = segmented(cleanup_policy="compact", retention_ms=1, retention_bytes=0)
-    assert on.log.apply_retention(NOW_MS + 1_000_000) == 0
+    assert on.retain(NOW_MS + 1_000_000) == 0
 
 
 def test_nothing_at_or_above_the_high_watermark_or_not_yet_durable_goes() -> None:
     on = segmented(retention_ms=1)
-    assert on.log.apply_retention(NOW_MS + 100_000, high_watermark=6) == 2
+    assert on.retain(NOW_MS + 100_000, high_watermark=6) == 2
     on = LogOnDisk(segment_bytes=100, retention_ms=1)
     on.append(b"a")
     on.append(b"b")
-    assert on.log.apply_retention(NOW_MS + 100_000) == 0
+    assert on.retain(NOW_MS + 100_000) == 0
 
 
 def test_files_stay_readable_until_their_delay_is_over() -> None:
@@ -82,30 +84,87 @@ def test_files_stay_readable_until_their_delay_is_over() -> None:
     part = on.log.read(0, 1 << 20, 10)
     assert part.file is not None
     before = part.file.pread(part.size, part.position)
-    assert on.log.apply_retention(NOW_MS) == 3
+    assert on.retain(NOW_MS) == 3
     assert not on.disk.exists(on.path(0))
     assert on.disk.exists(on.path(0, ".log.deleted"))
     assert part.file.pread(part.size, part.position) == before
     assert on.log.removal(NOW_MS + 499) is None
-    removal = on.log.removal(NOW_MS + 500)
-    assert removal is not None
-    removal.run()
+    on.retain(NOW_MS + 500)
     assert [name for name in on.files() if ".deleted" in name] == []
     assert on.log.removal(NOW_MS + 500) is None
 
 
 def test_a_restart_before_the_delay_is_over_finishes_the_removal() -> None:
     on = segmented(retention_bytes=BATCH_BYTES, retention_ms=-1)
-    on.log.apply_retention(NOW_MS)
+    on.retain(NOW_MS)
     on.restart()
     assert [name for name in on.files() if ".deleted" in name] == []
     assert on.records() == [(9, b"09")]
 
 
+def test_nothing_touches_a_file_before_the_start_offset_was_persisted() -> None:
+    on = segmented(retention_bytes=BATCH_BYTES, retention_ms=-1, file_delete_delay_ms=0)
+    files = on.files()
+    assert on.log.apply_retention(NOW_MS) == 3
+    assert on.files() == files
+    on.kill()
+    assert on.records() == [(n, b"%02d" % n) for n in range(10)]
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_power_cut_at_any_step_of_it_leaves_a_log_that_opens(seed: int) -> None:
+    on = segmented(retention_bytes=BATCH_BYTES, retention_ms=-1, file_delete_delay_ms=0)
+    rng = random.Random(seed)
+    cuts: list[LogOnDisk] = []
+
+    def cut(_operation: str, _path: str) -> None:
+        cuts.append(LogOnDisk(on.config, on.disk.power_cut(rng), log_start_offset=on.persisted_log_start_offset))
+
+    on.disk.on_operation = cut
+    assert on.retain(NOW_MS) == 3
+    assert len(cuts) >= 18, "three files of three segments, renamed and removed"
+    for after in cuts:
+        assert after.records() == [(9, b"09")]
+        after.flush()
+        after.retain(NOW_MS)
+        assert after.restart().size_bytes == BATCH_BYTES
+
+
+def test_what_fails_is_tried_again_by_the_next() -> None:
+    on = segmented(retention_bytes=BATCH_BYTES, retention_ms=-1, file_delete_delay_ms=0)
+    on.disk.fail("rename", on.path(3, ".index"), errno.EIO)
+    with pytest.raises(OSError, match="planted"):
+        on.retain(NOW_MS)
+    on.disk.fail("remove", on.path(3, ".log.deleted"), errno.EIO)
+    with pytest.raises(OSError, match="planted"):
+        on.retain(NOW_MS)
+    assert on.retain(NOW_MS) == 0
+    assert {name[:20] for name in on.files() if name.endswith((".log", ".index", ".deleted"))} == {f"{9:020d}"}
+
+
+@pytest.mark.parametrize("index", ["kept", "missing", "damaged"])
+def test_after_a_restart_the_age_of_segments_is_learned_off_the_loop(index: str) -> None:
+    on = segmented(retention_ms=4000)
+    on.restart()
+    if index == "missing":
+        on.disk.remove(on.path(0, ".timeindex"))
+    elif index == "damaged":
+        on.disk.write_atomic(on.path(0, ".timeindex"), b"12345")
+    assert on.log.apply_retention(NOW_MS + 9000) == 0, "nothing is known yet, and the loop does not ask the disk"
+    look = on.log.times_look(NOW_MS + 9000)
+    assert look is not None
+    look.run()
+    assert on.log.apply_retention(NOW_MS + 9000) == 0
+    look.take()
+    assert on.log.times_look(NOW_MS + 9000) is None
+    assert on.log.apply_retention(NOW_MS + 9000) == 1
+    assert on.log.log_start_offset == 3
+
+
 def test_silent_producers_are_forgotten_with_it() -> None:
     on = LogOnDisk(producer_id_expiration_ms=1000)
     on.append(b"a", producer_id=4, producer_epoch=0, base_sequence=0)
-    on.log.apply_retention(NOW_MS + 999)
+    on.retain(NOW_MS + 999)
     assert list(on.log.producers.entries) == [4]
-    on.log.apply_retention(NOW_MS + 1000)
+    on.retain(NOW_MS + 1000)
     assert list(on.log.producers.entries) == []

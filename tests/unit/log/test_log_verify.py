@@ -80,6 +80,53 @@ def test_a_torn_end_and_a_gap_before_the_next_segment() -> None:
     assert (on.path(0, ".timeindex"), DAMAGE) in {(f.path, f.severity) for f in found}
 
 
+def with_checkpoints(on: LogOnDisk, recovery_point: int, log_start_offset: int) -> None:
+    on.disk.write_atomic("/data/recovery-point-offset-checkpoint", b"0\n1\norders 0 %d\n" % recovery_point)
+    on.disk.write_atomic("/data/log-start-offset-checkpoint", b"0\n1\norders 0 %d\n" % log_start_offset)
+
+
+@pytest.mark.parametrize("path", ["/data", DIRECTORY])
+def test_a_log_that_was_cut_between_two_batches(path: str) -> None:
+    on = written()
+    with_checkpoints(on, 20, 0)
+    assert findings(on, path) == []
+    for suffix in (".log", ".index", ".timeindex"):
+        on.disk.remove(on.path(16, suffix))
+    [found] = findings(on, path)
+    assert (found.path, found.position, found.severity) == (on.path(8), 8 * BATCH_BYTES, DAMAGE)
+    assert "ends at offset 16, recovery-point-offset-checkpoint says that 20 was on the disk" in found.reason
+    with_checkpoints(on, 16, 0)
+    assert findings(on, path) == []
+    on.disk.write_atomic("/data/recovery-point-offset-checkpoint", b"what?")
+    assert findings(on, DIRECTORY) == []
+
+
+def test_a_log_without_any_segment() -> None:
+    on = written()
+    with_checkpoints(on, 20, 0)
+    for name in on.files():
+        on.disk.remove(f"{DIRECTORY}/{name}")
+    assert [f[:3] for f in findings(on)] == [(DIRECTORY, 0, DAMAGE)]
+    with_checkpoints(on, 20, 20)
+    assert findings(on) == []
+
+
+@pytest.mark.parametrize(("store", "severity"), [(True, DAMAGE), (False, NOTE)])
+def test_a_first_segment_that_is_missing(store: bool, severity: str) -> None:
+    """Kafka's checkpoint may lag behind; Tidelog's is written first."""
+    on = written()
+    if store:
+        on.disk.write_atomic("/data/metadata.sqlite", b"")
+    for suffix in (".log", ".index", ".timeindex"):
+        on.disk.remove(on.path(0, suffix))
+    with_checkpoints(on, 20, 8)
+    assert findings(on) == []
+    with_checkpoints(on, 20, 3)
+    [found] = findings(on)
+    assert (found.path, found.position, found.severity) == (on.path(8), 0, severity)
+    assert "begins at offset 8, log-start-offset-checkpoint says 3" in found.reason
+
+
 def test_segments_that_overlap() -> None:
     on = written()
     on.disk.rename(on.path(8), on.path(7))

@@ -1,16 +1,24 @@
 """Decisions about settings. Error codes are Kafka 4.3.1's answers, but for the cases that are marked."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
 from metadata_harness.builders import image, settings, topic, topic_id
-from tidelog.metadata.alterations import Alteration, Change, Operation, alter_configs
+from tidelog.metadata import alterations
+from tidelog.metadata.alterations import Alteration, AlterationResult, Change, Operation
+from tidelog.metadata.controller import Decision
 from tidelog.metadata.image import ImageBuilder, MetadataImage
 from tidelog.metadata.records import BrokerConfigChanged, Record, TopicConfigChanged
+from tidelog.model.steps import at_once
 
 SET, DELETE, APPEND, SUBTRACT = Operation.SET, Operation.DELETE, Operation.APPEND, Operation.SUBTRACT
 TOPIC, BROKER = 2, 4
+
+
+def alter_configs(*arguments: Any, **options: Any) -> Decision[list[AlterationResult]]:
+    return at_once(alterations.alter_configs(*arguments, **options))
 
 
 def cluster() -> MetadataImage:

@@ -1,10 +1,12 @@
 """Decisions about topics and brokers: tables of requests and what becomes of them. Errors are Kafka 4.3.1's answers."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
 from metadata_harness.builders import ids, image, settings, topic, topic_id
+from tidelog.metadata import controller
 from tidelog.metadata.controller import (
     PARTITIONS_PER_REQUEST_MAX,
     MorePartitions,
@@ -12,9 +14,6 @@ from tidelog.metadata.controller import (
     TopicChoice,
     TopicResult,
     allocate_producer_ids,
-    create_partitions,
-    create_topics,
-    delete_topics,
     register_broker,
     renew_leadership,
 )
@@ -29,9 +28,22 @@ from tidelog.metadata.records import (
     TopicDeleted,
     new_partition,
 )
+from tidelog.model.steps import at_once
 from tidelog.wire.errors import ErrorCode
 
 TWO_BROKERS = image(brokers=[1, 2])
+
+
+def create_topics(*arguments: Any, **options: Any) -> controller.Decision[list[TopicResult]]:
+    return at_once(controller.create_topics(*arguments, **options))
+
+
+def delete_topics(*arguments: Any) -> controller.Decision[list[TopicResult]]:
+    return at_once(controller.delete_topics(*arguments))
+
+
+def create_partitions(*arguments: Any, **options: Any) -> controller.Decision[list[TopicResult]]:
+    return at_once(controller.create_partitions(*arguments, **options))
 
 
 def made(name: str, replicas: Sequence[Sequence[int]], number: int = 100, **config: str) -> TopicCreated:

@@ -1,11 +1,22 @@
 """Group commit: one sync for all that came while the last one ran; a failed sync fails its own log alone."""
 
 import asyncio
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Iterable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
+from log_harness import NOW_MS, make_batch
+from tidelog.log.config import LogConfig
+from tidelog.log.partition_log import PartitionLog
 from tidelog.replication.flusher import Flusher
+from tidelog.replication.partition import Partition
+from tidelog.runtime.tasks import LoopTasks
+from tidelog.simulation.disk import SimDisk
+from tidelog.simulation.loop import SimLoop
 
 
 class FakePlan:
@@ -15,25 +26,46 @@ class FakePlan:
 
     def run(self) -> None:
         self.partition.syncs += 1
-        if self.partition.broken:
-            raise OSError(5, "Input/output error")
+        if self.partition.broken is not None:
+            raise self.partition.broken
+
+
+class FakeLog(SimpleNamespace):
+    @property
+    def unflushed(self) -> bool:
+        return bool(self.log_end_offset > self.recovery_point)
 
 
 class FakePartition:
-    topic, index, deleted = "t", 0, False
+    topic, index, deleted, noted = "t", 0, False, True
+    config = LogConfig()
 
-    def __init__(self, *, broken: bool = False) -> None:
-        self.appended = 0
-        self.durable = 0
+    def __init__(self, *, broken: Exception | None = None) -> None:
         self.syncs = 0
         self.broken = broken
         self.told = 0
-        self.log: Any = SimpleNamespace(
+        self.log: Any = FakeLog(
             failure=None,
+            log_end_offset=0,
+            recovery_point=0,
             flush_plan=lambda: FakePlan(self),
-            flushed=lambda plan: setattr(self, "durable", plan.end_offset),
+            flushed=lambda plan: setattr(self.log, "recovery_point", plan.end_offset),
             fail=lambda reason: setattr(self.log, "failure", reason),
         )
+
+    @property
+    def appended(self) -> int:
+        end: int = self.log.log_end_offset
+        return end
+
+    @appended.setter
+    def appended(self, end: int) -> None:
+        self.log.log_end_offset = end
+
+    @property
+    def durable(self) -> int:
+        end: int = self.log.recovery_point
+        return end
 
     def flushed(self) -> None:
         self.told += 1
@@ -53,6 +85,9 @@ class FakeTasks:
         self.timers.append(callback)
         return SimpleNamespace(cancel=lambda: None)
 
+    def future(self) -> "asyncio.Future[Any]":
+        return asyncio.get_running_loop().create_future()
+
     async def run_blocking(self, function: Callable[..., Any], *args: object, lane: str = "") -> Any:
         gate = asyncio.get_running_loop().create_future()
         self.blocked.append(gate)
@@ -66,10 +101,12 @@ class FakeTasks:
 
 
 def flusher(tasks: FakeTasks, dirty: list[FakePartition] = [], wrote: list[int] | None = None) -> Flusher:  # noqa: B006
-    def checkpoint() -> Callable[[], None]:
+    def checkpoint(moved: Iterable[object]) -> Callable[[], None]:
         return lambda: wrote.append(1) if wrote is not None else None
 
-    return Flusher(tasks, 1000, lambda: dirty, checkpoint)  # type: ignore[arg-type]
+    made = Flusher(tasks, 1000, checkpoint)  # type: ignore[arg-type]
+    made.grown.update(dict.fromkeys(dirty))  # type: ignore[arg-type]
+    return made
 
 
 def test_requests_that_come_during_a_sync_share_the_next() -> None:
@@ -91,29 +128,72 @@ def test_requests_that_come_during_a_sync_share_the_next() -> None:
     asyncio.run(scenario())
 
 
-def test_one_flush_at_a_time_and_none_of_what_is_deleted() -> None:
+def test_no_partition_is_in_two_syncs_and_none_of_what_is_deleted_in_any() -> None:
     async def scenario() -> None:
         tasks, partition = FakeTasks(), FakePartition()
         made = flusher(tasks, [partition])
+        made.start()
         partition.appended = 1
         made.request(partition)  # type: ignore[arg-type]
-        made._tick()
+        tasks.timers.pop()()
         await asyncio.sleep(0)
-        assert len(tasks.blocked) == 1
+        assert len(tasks.blocked) == 1, "the interval waits for the sync that was asked for"
         settled = asyncio.ensure_future(made.settled())
+        partition.appended = 2
         partition.deleted = True
-        await tasks.release()
+        await asyncio.sleep(0)
+        assert not settled.done()
         while tasks.blocked:
             await tasks.release()
         await settled
         assert partition.syncs == 1
+        assert partition.told == 1
 
     asyncio.run(scenario())
 
 
-def test_a_failed_sync_fails_its_log_and_no_other() -> None:
+def test_what_is_asked_for_during_its_own_interval_flush_follows_it() -> None:
     async def scenario() -> None:
-        tasks, good, bad = FakeTasks(), FakePartition(), FakePartition(broken=True)
+        tasks, quiet, partition = FakeTasks(), FakePartition(), FakePartition()
+        quiet.appended = partition.appended = 1
+        made = flusher(tasks, [partition, quiet])
+        made.start()
+        tasks.timers.pop()()
+        await asyncio.sleep(0)
+        partition.appended = 2
+        made.request(partition)  # type: ignore[arg-type]
+        await asyncio.sleep(0)
+        assert len(tasks.blocked) == 1
+        await tasks.release()
+        assert (partition.durable, quiet.durable) == (1, 0)
+        assert len(tasks.blocked) == 2, "its own next, and the interval goes on with the others"
+        await tasks.release()
+        await tasks.release()
+        assert (partition.durable, quiet.durable) == (2, 1)
+
+    asyncio.run(scenario())
+
+
+def test_the_interval_leaves_to_the_others_what_they_have_synced() -> None:
+    async def scenario() -> None:
+        tasks, partition, wrote = FakeTasks(), FakePartition(), list[int]()
+        made = flusher(tasks, [partition], wrote)
+        made.start()
+        partition.appended = 1
+        made.request(partition)  # type: ignore[arg-type]
+        await asyncio.sleep(0)
+        tasks.timers.pop()()
+        await tasks.release()
+        await tasks.release()
+        assert (partition.syncs, partition.durable, wrote) == (1, 1, [1])
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("error", [OSError(5, "Input/output error"), ValueError("Input/output error")])
+def test_a_failed_sync_fails_its_log_and_no_other(error: Exception) -> None:
+    async def scenario() -> None:
+        tasks, good, bad = FakeTasks(), FakePartition(), FakePartition(broken=error)
         good.appended = bad.appended = 5
         made = flusher(tasks)
         made.request(bad)  # type: ignore[arg-type]
@@ -126,6 +206,10 @@ def test_a_failed_sync_fails_its_log_and_no_other() -> None:
         made.request(bad)  # type: ignore[arg-type]
         await asyncio.sleep(0)
         assert bad.syncs == 1  # never tried again into silence
+        made.request(good)  # type: ignore[arg-type]
+        await asyncio.sleep(0)
+        await tasks.release()
+        assert good.syncs == 2
 
     asyncio.run(scenario())
 
@@ -149,3 +233,115 @@ def test_the_interval_syncs_what_is_dirty_and_writes_recovery_points() -> None:
         assert tasks.timers == []
 
     asyncio.run(scenario())
+
+
+def test_what_was_synced_for_somebody_is_told_by_the_next_checkpoint() -> None:
+    async def scenario() -> None:
+        tasks, partition = FakeTasks(), FakePartition()
+        told: list[list[object]] = []
+        made = Flusher(tasks, 1000, lambda moved: partial(told.append, list(moved)))  # type: ignore[arg-type]
+        made.start()
+        partition.appended = 7
+        made.grown[partition] = None  # type: ignore[index]
+        made.request(partition)  # type: ignore[arg-type]
+        await asyncio.sleep(0)
+        await tasks.release()
+        assert partition.durable == 7
+        tasks.timers.pop()()
+        await asyncio.sleep(0)
+        await tasks.release()
+        assert (told, partition.syncs) == ([[partition]], 1)
+        assert (made.grown, partition.noted) == ({}, False), "nothing is left to look at"
+        tasks.timers.pop()()
+        await asyncio.sleep(0)
+        assert tasks.blocked == [], "nothing grew: nothing is written"
+
+    asyncio.run(scenario())
+
+
+def test_a_checkpoint_that_failed_is_written_again_though_nothing_grew() -> None:
+    async def scenario() -> None:
+        tasks, partition = FakeTasks(), FakePartition()
+        outcomes = [OSError(28, "No space left on device"), None]
+
+        def write() -> None:
+            outcome = outcomes.pop(0)
+            if outcome is not None:
+                raise outcome
+
+        made = Flusher(tasks, 1000, lambda moved: write)  # type: ignore[arg-type]
+        made.grown[partition] = None  # type: ignore[index]
+        made.start()
+        for _ in range(3):
+            tasks.timers.pop()()
+            await asyncio.sleep(0)
+            if tasks.blocked:
+                await tasks.release()
+        assert outcomes == []
+
+    asyncio.run(scenario())
+
+
+# On a slow disk
+
+SYNC_S = 0.01
+
+
+class SlowDiskTasks(LoopTasks):
+    """Blocking work takes `SYNC_S` of virtual time for each sync that it did."""
+
+    def __init__(self, loop: SimLoop, disk: SimDisk) -> None:
+        super().__init__(loop)
+        self.loop = loop
+        self.syncs = 0
+        disk.on_operation = self._count
+
+    def _count(self, operation: str, _path: str) -> None:
+        self.syncs += operation == "sync"
+
+    def run_blocking(self, function: Callable[..., Any], *args: object, lane: str = "") -> "asyncio.Future[Any]":
+        before = self.syncs
+        future = self.loop.create_future()
+        result = function(*args)
+        self.loop.call_later((self.syncs - before) * SYNC_S, future.set_result, result)
+        return future
+
+
+def test_an_acknowledgement_does_not_wait_for_an_interval_flush_of_a_thousand_partitions() -> None:
+    loop, disk = SimLoop(), SimDisk(rng=random.Random(1))
+    tasks = SlowDiskTasks(loop, disk)
+    partitions: list[Partition] = []
+    made = Flusher(tasks, 1000, lambda moved: lambda: None)
+    clock: Any = SimpleNamespace(now_ms=lambda: NOW_MS, monotonic=loop.time)
+    for index in range(1000):
+        config = LogConfig(durability="fsync" if index == 0 else "interval")
+        log = PartitionLog.open(
+            disk, f"/data/t-{index}", config, clean=False, recovery_point=-1, log_start_offset=0, now_ms=NOW_MS
+        )
+        partitions.append(
+            Partition(
+                "t", bytes(16), index, log, leader_epoch=0, internal=False, clock=clock, tasks=tasks, flusher=made
+            )
+        )
+    waits = []
+
+    async def scenario() -> None:
+        for partition in partitions[1:]:
+            partition.append_batch(make_batch(b"v"))
+        made.start()
+        await asyncio.sleep(1.5)
+        for number in range(50):
+            asked = loop.time()
+            await partitions[0].committed(partitions[0].append_batch(make_batch(b"%d" % number)).next_offset)
+            waits.append(loop.time() - asked)
+        assert partitions[999].log.unflushed, "the interval flush still runs"
+        made.stop()
+        await made.settled()
+
+    try:
+        loop.run_until_complete(scenario())
+    finally:
+        loop.close()
+    alone = 2 * SYNC_S  # records and the leader epoch, before the first; later ones have no epoch to write
+    assert max(waits) <= 2 * alone + 0.001
+    assert sum(waits) / len(waits) < 1.5 * SYNC_S

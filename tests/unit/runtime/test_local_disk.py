@@ -299,6 +299,42 @@ def test_open_files_follow_renames(disk: LocalDisk, tmp_path: Path) -> None:
     assert disk.list(root) == []
 
 
+def test_a_file_that_is_being_renamed_on_another_thread_is_opened_where_it_went(
+    disk: LocalDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = str(tmp_path / "0.log")
+    file = disk.open(path, create=True)
+    file.pwrite(b"log", 0)
+    file.sync()
+    disk.pool.give_up(file)
+    renamed, missed = threading.Event(), threading.Event()
+    replace, pool_open = os.replace, disk.pool.open
+
+    def slow_replace(source: str, target: str) -> None:
+        replace(source, target)
+        renamed.set()
+        assert missed.wait(10)
+
+    def noted_open(file: LocalFile, flags: int) -> int:
+        try:
+            return pool_open(file, flags)
+        except FileNotFoundError:
+            missed.set()
+            raise
+
+    monkeypatch.setattr(os, "replace", slow_replace)
+    monkeypatch.setattr(disk.pool, "open", noted_open)
+    thread = threading.Thread(target=disk.rename, args=(path, f"{path}.deleted"))
+    thread.start()
+    assert renamed.wait(10)
+    assert file.pread(3, 0) == b"log"
+    thread.join()
+    disk.remove(f"{path}.deleted")
+    disk.pool.give_up(file)
+    with pytest.raises(FileNotFoundError):
+        file.pread(3, 0)
+
+
 def test_the_file_system_around_files(disk: LocalDisk, tmp_path: Path) -> None:
     root = str(tmp_path)
     disk.make_dirs(f"{root}/a/b")

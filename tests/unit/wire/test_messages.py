@@ -184,7 +184,7 @@ def test_every_cut_is_malformed(version: int) -> None:
         (9, "00 0001 00000000 00", "TopicData is null or has a negative length"),
         (9, "00 0001 00000000 ffffffff0f", "TopicData has an impossible count"),
         (9, "00 0001 00000000 ffffffffff0f", "varint"),
-        (9, "ffffffff0f 0001 00000000 01 00", "cut short"),
+        (9, "ffffffff0f 0001 00000000 01 00", "too long"),
         (9, "00 0001 00000000 01 ffffffff0f", "cut short"),
     ],
 )

@@ -9,11 +9,12 @@ from tidelog.coordinator.decision import Decision, Moment, Reply
 from tidelog.coordinator.group.classic import ClassicGroup, Joining
 from tidelog.coordinator.group.durable import DurableGroup, DurableGroups
 from tidelog.coordinator.group.members import Member
-from tidelog.coordinator.group.offsets import OffsetCommit, commit_records, expired_offsets
+from tidelog.coordinator.group.offsets import OffsetCommit, PreparedCommit, expired_offsets, prepare_commit
 from tidelog.coordinator.group.rebalance import NO_MEMBER_ID, refuse_join
 from tidelog.coordinator.group.records import GroupRecord, OffsetRecord, decode_record
 from tidelog.coordinator.group.settings import GROUPS_MAX, GroupSettings
 from tidelog.coordinator.group.state import GroupState
+from tidelog.model.steps import at_once
 from tidelog.wire.errors import (
     ApiError,
     CoordinatorNotAvailable,
@@ -124,16 +125,19 @@ class GroupCore:
         out.shows = self.durable.next_offset(request.group_id)
         return out
 
-    def commit(self, commit: OffsetCommit, reply: Reply, now: Moment) -> Decision:
+    def commit(
+        self, commit: OffsetCommit, reply: Reply, now: Moment, prepared: PreparedCommit | None = None
+    ) -> Decision:
         """Answered with one error code for each offset of the commit. Raises ApiError when the committer is refused."""
-        self._check_commit(commit, now)
+        self.check_commit(commit, now)
+        if prepared is None:
+            prepared = at_once(prepare_commit(commit, self.settings, now))
         out = Decision()
-        records, codes = commit_records(commit, self.settings, now)
-        out.records += records
-        out.reply(reply, codes)
+        out.records, out.batch = list(prepared.records), prepared.batch
+        out.reply(reply, prepared.codes)
         return out
 
-    def _check_commit(self, commit: OffsetCommit, now: Moment) -> None:
+    def check_commit(self, commit: OffsetCommit, now: Moment) -> None:
         group = self.groups.get(commit.group_id)
         if group is not None:
             group.check_commit(commit.member_id, commit.instance_id, commit.generation, now)
@@ -153,10 +157,12 @@ class GroupCore:
         return self.durable.by_id.get(group_id), self.durable.next_offset(group_id)
 
     def listing(self) -> Iterator[GroupListing]:
-        for group_id, group in self.groups.items():
+        """Whoever goes through it may take its time: what comes or goes meanwhile may be in it or not."""
+        groups, durable_groups = dict(self.groups), dict(self.durable.by_id)
+        for group_id, group in groups.items():
             yield GroupListing(group_id, group.protocol_type, group.state)
-        for group_id, durable in self.durable.by_id.items():
-            if group_id not in self.groups:
+        for group_id, durable in durable_groups.items():
+            if group_id not in groups:
                 protocol_type = durable.metadata.protocol_type if durable.metadata is not None else ""
                 yield GroupListing(group_id, protocol_type, GroupState.EMPTY)
 

@@ -9,14 +9,17 @@ from tidelog.coordinator.group.durable import DurableGroup
 from tidelog.coordinator.group.records import OffsetRecord
 from tidelog.coordinator.group.settings import GroupSettings
 from tidelog.coordinator.group.state import GroupState
+from tidelog.model.steps import Steps
 from tidelog.wire.errors import ErrorCode
 from tidelog.wire.messages.consumer_protocol import ConsumerProtocolSubscription
 from tidelog.wire.messages.group_records import OffsetCommitValue
 from tidelog.wire.primitives import NO_UUID, MalformedMessage
+from tidelog.wire.records import Record, encode_batch
 
 CONSUMER_PROTOCOL_TYPE = "consumer"
 BATCH_OVERHEAD_BYTES = 128
 RECORD_OVERHEAD_BYTES = 96
+"""With these, no batch is larger than it is reckoned."""
 TIME_MAX = (1 << 63) - 1
 
 
@@ -45,17 +48,28 @@ class OffsetCommit(NamedTuple):
     offsets: list[OffsetToCommit]
 
 
-def commit_records(
-    commit: OffsetCommit, settings: GroupSettings, now: Moment
-) -> tuple[list[OffsetRecord], list[ErrorCode]]:
-    """The records to write, and the code of each offset of the commit in its order."""
-    records = []
-    codes = []
+class PreparedCommit(NamedTuple):
+    """What a commit will write if the committer may, and answer."""
+
+    records: list[OffsetRecord]
+    batch: bytearray | None
+    """Of the records."""
+    codes: list[ErrorCode]
+    """Of each offset of the commit, in its order."""
+
+
+def prepare_commit(commit: OffsetCommit, settings: GroupSettings, now: Moment) -> Steps[PreparedCommit]:
+    """All of it is one batch: readers see the whole commit or nothing of it."""
+    records: list[OffsetRecord] = []
+    encoded: list[Record] = []
+    codes: list[ErrorCode] = []
+    size = BATCH_OVERHEAD_BYTES
     # "For ever" is the largest number there is, and stays that.
     expire_ms = -1 if commit.retention_ms < 0 else min(now.wall_ms + commit.retention_ms, TIME_MAX)
     for offset in commit.offsets:
         if _utf16_units(offset.metadata, settings.offset_metadata_max) > settings.offset_metadata_max:
             codes.append(ErrorCode.OFFSET_METADATA_TOO_LARGE)
+            yield
             continue
         if expire_ms < 0:
             value = OffsetCommitValue(
@@ -63,11 +77,16 @@ def commit_records(
             )
         else:  # the version of the record with an expiry has neither epoch nor topic id
             value = OffsetCommitValue(offset.offset, -1, offset.metadata, now.wall_ms, expire_ms, NO_UUID)
-        records.append(OffsetRecord(commit.group_id, offset.topic, offset.partition, value))
+        record = OffsetRecord(commit.group_id, offset.topic, offset.partition, value)
+        size += RECORD_OVERHEAD_BYTES + len(record.group) + len(record.topic) + len(value.metadata.encode())
+        if records and size > settings.record_bytes_max:
+            return PreparedCommit([], None, [ErrorCode.INVALID_COMMIT_OFFSET_SIZE] * len(commit.offsets))
+        key, data = record.encode()
+        encoded.append(Record(offset=len(records), timestamp=now.wall_ms, key=key, value=data))
+        records.append(record)
         codes.append(ErrorCode.NONE)
-    if len(records) > 1 and _batch_bytes(records) > settings.record_bytes_max:
-        return [], [ErrorCode.INVALID_COMMIT_OFFSET_SIZE] * len(codes)
-    return records, codes
+        yield
+    return PreparedCommit(records, encode_batch(encoded) if encoded else None, codes)
 
 
 def _utf16_units(text: str, enough: int) -> int:
@@ -75,15 +94,6 @@ def _utf16_units(text: str, enough: int) -> int:
     if len(text) > enough or len(text) * 2 <= enough:
         return len(text)
     return len(text.encode("utf-16-le", "surrogatepass")) // 2
-
-
-def _batch_bytes(records: list[OffsetRecord]) -> int:
-    """At least what the batch of these records takes."""
-    size = BATCH_OVERHEAD_BYTES
-    for record in records:
-        assert record.value is not None
-        size += RECORD_OVERHEAD_BYTES + len(record.group) + len(record.topic) + len(record.value.metadata.encode())
-    return size
 
 
 def expired_offsets(

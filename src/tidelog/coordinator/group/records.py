@@ -81,13 +81,6 @@ def decode_record(key: bytes, value: bytes | None) -> OffsetRecord | GroupRecord
     return None
 
 
-def record_kind(key: bytes) -> int:
-    """The type of a key that `decode_record` took."""
-    kind: int
-    (kind,) = _TYPE.unpack_from(key)
-    return kind
-
-
 def _value_version(value: bytes, known: int) -> int:
     if len(value) < 2:
         raise MalformedMessage("a group record's value has no version")

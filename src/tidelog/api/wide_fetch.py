@@ -1,0 +1,162 @@
+"""A fetch of very many partitions: as any other, but looked at, watched and told of a few at a time."""
+
+from collections.abc import Coroutine, Iterable, Iterator
+from itertools import islice
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from tidelog.api.fetch import Fetch, read_ahead
+from tidelog.api.fetch_sessions import FetchItem
+from tidelog.api.pending import Pending
+from tidelog.model.steps import Steps
+from tidelog.replication.partition import Partition
+from tidelog.wire.messages.fetch import FetchableTopicResponse, FetchResponse
+
+if TYPE_CHECKING:
+    from tidelog.log.reader import ColdRead
+
+T = TypeVar("T")
+
+ITEMS_PER_STEP = 16
+COLD_READS_MAX = 1000
+"""Brought into memory for one answer; what is cold beyond that costs the loop a wait, as it would cost memory here."""
+
+
+class WideFetch(Fetch):
+    """Between two steps others append: what moves after it was read is noted from then on, and read again."""
+
+    __slots__ = ("_by_partition", "_reading")
+
+    def steps(self) -> Steps[FetchResponse | Pending[Any] | Coroutine[Any, Any, Any]]:
+        """The answer, or what it will come by."""
+        self._by_partition: dict[Partition, list[FetchItem]] = {}
+        self._reading = True
+        cold: list[ColdRead] = []
+        for items in _parted(self._fetching.items):
+            cold += self.cold_reads(items)
+            if len(cold) >= COLD_READS_MAX:
+                break
+            yield
+        if cold:
+            return self._warmed(cold)
+        return (yield from self._read_all())
+
+    async def _warmed(self, cold: list["ColdRead"]) -> Steps[FetchResponse | Pending[Any]]:
+        await read_ahead(self._services, cold)
+        return self._read_all()
+
+    def _read_all(self) -> Steps[FetchResponse | Pending[Any]]:
+        watched = self._max_wait_ms > 0
+        try:
+            for items in _parted(self._fetching.items):
+                for item in items:
+                    self._read(item)
+                    partition = item.partition
+                    if watched and partition is not None:
+                        self._by_partition.setdefault(partition, []).append(item)
+                        partition.watch(self)
+                yield
+        except BaseException:  # GeneratorExit: the client is gone
+            self._unwatch()
+            raise
+        self._reading = False
+        self._read_moved()
+        if not watched or self.satisfied:
+            return (yield from self._told())
+        return self._wait()
+
+    def _wait(self) -> Pending[Any]:
+        pending: Pending[Any] = Pending(on_abandon=self.abandon)
+        self._pending = pending
+        self._timer = self._services.runtime.tasks.call_later(self._max_wait_ms / 1000, self.finish)
+        self._services.partitions.park(self)
+        return pending
+
+    def wake(self) -> None:
+        """Look again at what moved, unless that is still to come."""
+        if self._pending is not None:
+            self._read_moved()
+            if self.satisfied:
+                self._settle(self._told())
+        elif not self._reading:
+            self._moved = {}
+
+    def _read_moved(self) -> None:
+        moved, self._moved = self._moved, {}
+        for partition in moved:
+            for item in self._by_partition.get(partition, ()):
+                found = self._slices.pop(item, None)
+                if found is not None:
+                    self.found_bytes -= found.size
+                self._read(item)
+
+    def finish(self) -> None:
+        """Answer with what is there now."""
+        if self._pending is not None:
+            self._settle(self._read_again())
+
+    def abandon(self) -> None:
+        """Wait no longer."""
+        if self._pending is not None:
+            self._unpark()
+            self._unwatch()
+
+    def _settle(self, steps: Steps[FetchResponse]) -> None:
+        pending: Any = self._pending
+        self._unpark()
+        pending.complete(steps)
+
+    def _unpark(self) -> None:
+        self._pending = None
+        self._timer.cancel()
+        self._services.partitions.unpark(self)
+
+    def _unwatch(self) -> None:
+        """In turns of its own: nobody waits for that."""
+        self._reading = False
+        watched, self._by_partition = self._by_partition, {}
+
+        def steps() -> Steps[None]:
+            for partitions in _parted(watched):
+                for partition in partitions:
+                    partition.unwatch(self)
+                yield
+
+        self._services.turns.begin(steps(), lambda _, error: None)
+
+    def _read_again(self) -> Steps[FetchResponse]:
+        """What was found long ago may be gone."""
+        found, self._slices = self._slices, {}
+        self.found_bytes = 0
+        for items in _parted(found):
+            for item in items:
+                self._read(item)
+            yield
+        return (yield from self._told())
+
+    def _told(self) -> Steps[FetchResponse]:
+        self._unwatch()
+        topics: list[FetchableTopicResponse] = []
+        for items in _parted((yield from self._in_order())):
+            for topic in self._response(items).responses:
+                last = topics[-1] if topics else None
+                if last is not None and last.topic == topic.topic and last.topic_id == topic.topic_id:
+                    last.partitions += topic.partitions
+                else:
+                    topics.append(topic)
+            yield
+        return FetchResponse(session_id=self._fetching.session_id, responses=topics)
+
+    def _in_order(self) -> Steps[list[FetchItem]]:
+        """Unknown topics and partitions behind the others."""
+        ranks: list[list[FetchItem]] = [[], [], []]
+        for items in _parted(self._fetching.items):
+            for item in items:
+                ranks[self._unknown.get(item, 0)].append(item)
+            yield
+        return [*ranks[0], *ranks[1], *ranks[2]]
+
+
+def _parted(things: Iterable[T]) -> Iterator[list[T]]:
+    rest = iter(things)
+    while part := list(islice(rest, ITEMS_PER_STEP)):
+        yield part

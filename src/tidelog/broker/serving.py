@@ -1,0 +1,59 @@
+"""A request that may be long, from its bytes to those of its answer, in steps that leave others their turns."""
+
+import logging
+from types import GeneratorType
+from typing import TYPE_CHECKING, Any
+
+from tidelog.api.services import CloseConnection
+from tidelog.wire.primitives import MalformedMessage, skip_tagged_fields_in_steps
+
+if TYPE_CHECKING:
+    from tidelog.api.registry import Route
+    from tidelog.api.services import RequestContext, Services
+    from tidelog.model.steps import Steps
+    from tidelog.runtime.interfaces import Piece
+
+logger = logging.getLogger("tidelog.connection")
+
+
+class Encoded:
+    """A response in pieces, its header aside. Once there, the response's objects are gone."""
+
+    __slots__ = ("pieces",)
+
+    def __init__(self, pieces: "list[Piece]") -> None:
+        self.pieces = pieces
+
+
+def served_in_steps(
+    services: "Services", found: "Route", context: "RequestContext", frame: memoryview, position: int
+) -> "Steps[Any]":
+    """What a handler gives for the request that begins, its tagged header fields first, at `position`; a response, or
+    what comes of the handler's own steps, is `Encoded`."""
+    try:
+        if found.flexible_request:
+            position = yield from skip_tagged_fields_in_steps(frame, position + 1, frame[position])
+        request = yield from found.decode_in_steps(frame, position)
+    except (MalformedMessage, IndexError) as error:
+        return CloseConnection(f"{found.name} v{context.api_version}: {error}")
+    answer = found.handle_wide(services, context, request)
+    del request
+    return (yield from answered_in_steps(found, answer))
+
+
+def answered_in_steps(found: "Route", answer: Any) -> "Steps[Any]":
+    """A handler's own steps are taken, a response is `Encoded`; what else may be an answer is left as it is."""
+    while isinstance(answer, GeneratorType):
+        answer = yield from answer
+    if type(answer) is not found.response:
+        return answer
+    try:
+        return Encoded((yield from found.encode_in_steps(answer)))
+    except Exception:
+        return CloseConnection(not_encoded(found))
+
+
+def not_encoded(found: "Route") -> str:
+    """Why the connection is closed, after a failure that this logs."""
+    logger.exception("response cannot be encoded api=%s version=%d", found.name, found.version)
+    return f"{found.name}: the response cannot be encoded"

@@ -1,0 +1,78 @@
+"""The kinds of files in a data directory, by their names: Kafka's, with what a crash leaves of them."""
+
+import re
+from enum import Enum
+from typing import NamedTuple
+
+from tidelog.log.checkpoints import (
+    CLEANER_OFFSETS,
+    HIGH_WATERMARKS,
+    LEADER_EPOCHS,
+    LOG_START_OFFSETS,
+    META_PROPERTIES,
+    PARTITION_METADATA,
+    RECOVERY_POINTS,
+)
+from tidelog.model.ids import TopicPartition
+
+METADATA_STORE = "metadata.sqlite"
+"""Tidelog's own; in a directory that has it, start offsets are persisted before the files below them go."""
+
+_OF_SEGMENT = re.compile(r"([0-9]{20})\.(log|index|timeindex|txnindex|snapshot)")
+_METADATA_SNAPSHOT = re.compile(r"[0-9]{20}-[0-9]{10}\.checkpoint")
+_PARTITION = re.compile(r"(.+)-([0-9]{1,10})")
+_LEFT = (".deleted", ".cleaned", ".swap", ".tmp")
+
+
+class Kind(Enum):
+    SEGMENT = "log"
+    OFFSET_INDEX = "index"
+    TIME_INDEX = "timeindex"
+    TRANSACTION_INDEX = "txnindex"
+    PRODUCERS = "snapshot"
+    METADATA_SNAPSHOT = "metadata snapshot"
+    """Record batches from offset 0 on, of Kafka's controllers."""
+    OFFSETS = "offsets"
+    EPOCHS = "epochs"
+    PARTITION = "partition"
+    PROPERTIES = "properties"
+    LEFT = "left"
+    """By an interrupted deletion, cleaning or write."""
+    OTHER = "other"
+
+
+class FileKind(NamedTuple):
+    kind: Kind
+    base_offset: int
+    """That the name states; 0 when it states none."""
+
+
+OF_SEGMENT = (Kind.SEGMENT, Kind.OFFSET_INDEX, Kind.TIME_INDEX, Kind.TRANSACTION_INDEX)
+
+_BY_NAME = {
+    "bootstrap.checkpoint": Kind.METADATA_SNAPSHOT,
+    RECOVERY_POINTS: Kind.OFFSETS,
+    LOG_START_OFFSETS: Kind.OFFSETS,
+    HIGH_WATERMARKS: Kind.OFFSETS,
+    CLEANER_OFFSETS: Kind.OFFSETS,
+    LEADER_EPOCHS: Kind.EPOCHS,
+    PARTITION_METADATA: Kind.PARTITION,
+    META_PROPERTIES: Kind.PROPERTIES,
+}
+
+
+def file_kind(name: str) -> FileKind:
+    match = _OF_SEGMENT.fullmatch(name)
+    if match:
+        return FileKind(Kind(match[2]), int(match[1]))
+    if name in _BY_NAME:
+        return FileKind(_BY_NAME[name], 0)
+    if _METADATA_SNAPSHOT.fullmatch(name):
+        return FileKind(Kind.METADATA_SNAPSHOT, 0)
+    return FileKind(Kind.LEFT if name.endswith(_LEFT) else Kind.OTHER, 0)
+
+
+def partition_of(name: str) -> TopicPartition | None:
+    """Whose log a directory of this name holds, TOPIC-INDEX; None when it is no live partition's."""
+    match = _PARTITION.fullmatch(name)
+    return TopicPartition(match[1], int(match[2])) if match else None

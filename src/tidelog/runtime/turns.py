@@ -1,0 +1,165 @@
+"""Long computations on the loop, a little in each of its turns, so that whoever else has something to do is not held.
+
+It all happens on the loop's thread: nothing runs beside a step, what others do comes between two of them.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+from tidelog.model.steps import Steps
+from tidelog.runtime.interfaces import Clock, Tasks
+
+R = TypeVar("R")
+
+FIRST_TURN_S = 0.001
+"""Within the call that begins it: most computations are no longer than that, and cost no turn of the loop."""
+TURN_S = 0.004
+STEPS_PER_TURN = 256
+"""However short they are; on a virtual clock, where a turn takes no time, it is this that ends it."""
+AT_ONCE_MAX = 4
+COLLECTION_DEFERRED_S = 10.0
+"""At most, where there is always more to compute; see `Tasks.defer_collection`."""
+WEIGHT_MAX = 16 << 20
+"""Of what has turns at the same time, so that intermediate results do not add up; one alone may weigh more."""
+
+
+class Work(Generic[R]):
+    """One computation, from `Turns.begin` to its end."""
+
+    __slots__ = ("_done", "_steps", "_turns", "ended", "weight")
+
+    def __init__(
+        self, turns: "Turns", steps: Steps[R], done: Callable[[Any, Exception | None], object], weight: int
+    ) -> None:
+        self._turns = turns
+        self._steps = steps
+        self._done = done
+        self.weight = weight
+        self.ended = False
+
+    def cancel(self) -> None:
+        """Do no further step; nobody hears of it."""
+        if not self.ended:
+            self.ended = True
+            self._steps.close()
+            self._turns.cancelled(self)
+
+    def turn(self, monotonic: Callable[[], float], seconds: float) -> None:
+        """Some steps. At the end, what came out of it is told."""
+        until = monotonic() + seconds
+        left = STEPS_PER_TURN
+        value, failure = None, None
+        try:
+            while True:
+                next(self._steps)
+                left -= 1
+                if not left or monotonic() >= until:
+                    return
+        except StopIteration as end:
+            value = end.value
+        except Exception as error:
+            failure = error
+        self.ended = True
+        self._done(value, failure)
+
+
+class Turns:
+    """Runs the long computations of one process: one turn of one of them in each turn of the loop.
+
+    They come in the order in which they were begun, a few side by side, so that a short one does not wait for a long
+    one; the others have had their first turn and hold little.
+    """
+
+    def __init__(self, clock: Clock, tasks: Tasks) -> None:
+        self._monotonic = clock.monotonic
+        self._tasks = tasks
+        self._waiting: deque[Work[Any]] = deque()
+        self._running: deque[Work[Any]] = deque()
+        self._weight = 0
+        self._called = False
+        self._deferred_until_s: float | None = None
+
+    def begin(
+        self, steps: Steps[R], done: Callable[[R | None, Exception | None], object], *, weight: int = 0
+    ) -> Work[R]:
+        """Compute, then call `done` with the result or the failure: now if it is short, else from a later turn.
+
+        `weight` is about the memory that it works on, in bytes of the request.
+        """
+        work = Work(self, steps, done, weight)
+        work.turn(self._monotonic, FIRST_TURN_S)
+        if not work.ended:
+            self._waiting.append(work)
+            self._call()
+        return work
+
+    async def run(self, steps: Steps[R]) -> R:
+        """The result of the computation; with the caller it is cancelled."""
+        future = self._tasks.future()
+
+        def done(value: R | None, failure: Exception | None) -> None:
+            if future.cancelled():
+                return
+            if failure is None:
+                future.set_result(value)
+            else:
+                future.set_exception(failure)
+
+        work = self.begin(steps, done)
+        try:
+            return await future  # type: ignore[no-any-return]  # the steps' own result
+        finally:
+            work.cancel()
+
+    def cancelled(self, work: Work[Any]) -> None:
+        """`work` will take no turn any more."""
+        if work in self._running:
+            self._running.remove(work)
+            self._weight -= work.weight
+        elif work in self._waiting:
+            self._waiting.remove(work)
+        self._collect_when_due()
+
+    def _call(self) -> None:
+        if not self._called:
+            self._called = True
+            self._tasks.call_soon(self._turn)
+
+    def _turn(self) -> None:
+        self._called = False
+        self._admit()
+        try:
+            if self._running:
+                self._take_turn(self._running[0])
+        finally:
+            self._collect_when_due()
+            if self._running or self._waiting:
+                self._call()
+
+    def _take_turn(self, work: Work[Any]) -> None:
+        try:
+            work.turn(self._monotonic, TURN_S)
+        finally:
+            if work.ended:
+                self._running.remove(work)
+                self._weight -= work.weight
+            else:
+                self._running.rotate(-1)
+
+    def _admit(self) -> None:
+        waiting, running = self._waiting, self._running
+        while waiting and len(running) < AT_ONCE_MAX:
+            if running and self._weight + waiting[0].weight > WEIGHT_MAX:
+                break
+            self._weight += waiting[0].weight
+            running.append(waiting.popleft())
+        if running and self._deferred_until_s is None:
+            self._deferred_until_s = self._monotonic() + COLLECTION_DEFERRED_S
+            self._tasks.defer_collection(True)
+
+    def _collect_when_due(self) -> None:
+        until_s = self._deferred_until_s
+        if until_s is not None and (not (self._running or self._waiting) or self._monotonic() >= until_s):
+            self._deferred_until_s = None
+            self._tasks.defer_collection(False)

@@ -1,0 +1,213 @@
+"""Requests of a few megabytes that name as many things as they can, one for every API whose requests carry arrays."""
+
+from collections.abc import Callable
+
+from tidelog.wire.frames import encode_request
+from tidelog.wire.message import Message
+from tidelog.wire.messages import (
+    alter_configs,
+    create_partitions,
+    create_topics,
+    delete_topics,
+    describe_configs,
+    describe_groups,
+    describe_topic_partitions,
+    fetch,
+    find_coordinator,
+    incremental_alter_configs,
+    join_group,
+    leave_group,
+    list_groups,
+    list_offsets,
+    metadata,
+    offset_commit,
+    offset_fetch,
+    offset_for_leader_epoch,
+    produce,
+    sync_group,
+)
+
+COUNT = 100_000
+GROUP = "wide"
+
+
+def _produce(topic: str) -> Message:
+    data = [produce.PartitionProduceData(index=i, records=b"") for i in range(COUNT)]
+    return produce.ProduceRequest(
+        acks=1, timeout_ms=1000, topic_data=[produce.TopicProduceData(name=topic, partition_data=data)]
+    )
+
+
+def _produce_topics(topic: str) -> Message:
+    topics = [
+        produce.TopicProduceData(name=f"{topic}{i}", partition_data=[produce.PartitionProduceData(index=0)])
+        for i in range(COUNT)
+    ]
+    return produce.ProduceRequest(acks=1, timeout_ms=1000, topic_data=topics)
+
+
+def _fetch(topic: str) -> Message:
+    partitions = [fetch.FetchPartition(partition=i, partition_max_bytes=1000) for i in range(COUNT)]
+    return fetch.FetchRequest(
+        max_bytes=1000, min_bytes=1 << 20, max_wait_ms=50, topics=[fetch.FetchTopic(topic=topic, partitions=partitions)]
+    )
+
+
+def _list_offsets(topic: str) -> Message:
+    partitions = [list_offsets.ListOffsetsPartition(partition_index=i, timestamp=-1) for i in range(COUNT)]
+    return list_offsets.ListOffsetsRequest(topics=[list_offsets.ListOffsetsTopic(name=topic, partitions=partitions)])
+
+
+def _metadata(topic: str) -> Message:
+    topics = [metadata.MetadataRequestTopic(name=f"{topic}{i}") for i in range(COUNT)]
+    return metadata.MetadataRequest(topics=topics, allow_auto_topic_creation=False)
+
+
+def _metadata_creating(topic: str) -> Message:
+    topics = [metadata.MetadataRequestTopic(name=f"{topic}{i}") for i in range(COUNT)]
+    return metadata.MetadataRequest(topics=topics, allow_auto_topic_creation=True)
+
+
+def _offset_commit(topic: str) -> Message:
+    partitions = [
+        offset_commit.OffsetCommitRequestPartition(partition_index=0, committed_offset=i) for i in range(COUNT)
+    ]
+    topics = [offset_commit.OffsetCommitRequestTopic(name=topic, partitions=partitions)]
+    return offset_commit.OffsetCommitRequest(group_id=GROUP, generation_id_or_member_epoch=-1, topics=topics)
+
+
+def _largest_offset_commit(topic: str) -> Message:
+    """As much as one batch of `__consumer_offsets` takes."""
+    partitions = [
+        offset_commit.OffsetCommitRequestPartition(partition_index=0, committed_offset=i) for i in range(9_500)
+    ]
+    topics = [offset_commit.OffsetCommitRequestTopic(name=topic, partitions=partitions)]
+    return offset_commit.OffsetCommitRequest(group_id=GROUP, generation_id_or_member_epoch=-1, topics=topics)
+
+
+def _offset_fetch(topic: str) -> Message:
+    topics = [offset_fetch.OffsetFetchRequestTopics(name=topic, partition_indexes=list(range(COUNT)))]
+    return offset_fetch.OffsetFetchRequest(groups=[offset_fetch.OffsetFetchRequestGroup(group_id=GROUP, topics=topics)])
+
+
+def _offset_fetch_groups(topic: str) -> Message:
+    groups = [offset_fetch.OffsetFetchRequestGroup(group_id=f"{GROUP}{i}", topics=None) for i in range(COUNT)]
+    return offset_fetch.OffsetFetchRequest(groups=groups)
+
+
+def _offset_for_leader_epoch(topic: str) -> Message:
+    partitions = [offset_for_leader_epoch.OffsetForLeaderPartition(partition=i) for i in range(COUNT)]
+    topics = [offset_for_leader_epoch.OffsetForLeaderTopic(topic=topic, partitions=partitions)]
+    return offset_for_leader_epoch.OffsetForLeaderEpochRequest(topics=topics)
+
+
+def _describe_configs(topic: str) -> Message:
+    resources = [describe_configs.DescribeConfigsResource(resource_type=2, resource_name=topic) for _ in range(COUNT)]
+    return describe_configs.DescribeConfigsRequest(resources=resources, include_documentation=True)
+
+
+def _describe_topic_partitions(topic: str) -> Message:
+    topics = [describe_topic_partitions.TopicRequest(name=f"{topic}{i}") for i in range(COUNT)]
+    return describe_topic_partitions.DescribeTopicPartitionsRequest(topics=topics)
+
+
+def _create_topics(topic: str) -> Message:
+    topics = [
+        create_topics.CreatableTopic(name=f"{topic}.{i}", num_partitions=1, replication_factor=1) for i in range(COUNT)
+    ]
+    return create_topics.CreateTopicsRequest(topics=topics, timeout_ms=30_000)
+
+
+def _validate_topics(topic: str) -> Message:
+    """As many as one request may make, checked and described; dots in names make each be compared with all others."""
+    topics = [
+        create_topics.CreatableTopic(name=f"{topic}.{i}", num_partitions=1, replication_factor=1) for i in range(10_000)
+    ]
+    return create_topics.CreateTopicsRequest(topics=topics, timeout_ms=30_000, validate_only=True)
+
+
+def _delete_topics(topic: str) -> Message:
+    return delete_topics.DeleteTopicsRequest(topic_names=[f"{topic}{i}" for i in range(COUNT)], timeout_ms=30_000)
+
+
+def _create_partitions(topic: str) -> Message:
+    topics = [create_partitions.CreatePartitionsTopic(name=f"{topic}{i}", count=2) for i in range(COUNT)]
+    return create_partitions.CreatePartitionsRequest(topics=topics, timeout_ms=30_000)
+
+
+def _alter_configs(topic: str) -> Message:
+    resources = [alter_configs.AlterConfigsResource(resource_type=2, resource_name=f"{topic}{i}") for i in range(COUNT)]
+    return alter_configs.AlterConfigsRequest(resources=resources)
+
+
+def _incremental_alter_configs(topic: str) -> Message:
+    resources = [
+        incremental_alter_configs.AlterConfigsResource(resource_type=2, resource_name=f"{topic}{i}")
+        for i in range(COUNT)
+    ]
+    return incremental_alter_configs.IncrementalAlterConfigsRequest(resources=resources)
+
+
+def _find_coordinator(topic: str) -> Message:
+    return find_coordinator.FindCoordinatorRequest(coordinator_keys=[f"{GROUP}{i}" for i in range(COUNT)])
+
+
+def _describe_groups(topic: str) -> Message:
+    return describe_groups.DescribeGroupsRequest(groups=[f"{GROUP}{i}" for i in range(COUNT)])
+
+
+def _list_groups(topic: str) -> Message:
+    return list_groups.ListGroupsRequest(states_filter=[f"s{i}" for i in range(COUNT)])
+
+
+def _leave_group(topic: str) -> Message:
+    members = [leave_group.MemberIdentity(member_id=f"m{i}") for i in range(COUNT)]
+    return leave_group.LeaveGroupRequest(group_id=GROUP, members=members)
+
+
+def _sync_group(topic: str) -> Message:
+    assignments = [sync_group.SyncGroupRequestAssignment(member_id=f"m{i}") for i in range(COUNT)]
+    return sync_group.SyncGroupRequest(group_id=GROUP, member_id="m", assignments=assignments)
+
+
+def _join_group(topic: str) -> Message:
+    protocols = [join_group.JoinGroupRequestProtocol(name=f"p{i}") for i in range(COUNT)]
+    return join_group.JoinGroupRequest(
+        group_id=GROUP, session_timeout_ms=30_000, protocol_type="consumer", protocols=protocols
+    )
+
+
+WIDE: dict[str, tuple[Callable[[str], Message], int]] = {
+    "produce": (_produce, 11),
+    "produce-topics": (_produce_topics, 11),
+    "fetch": (_fetch, 12),
+    "list-offsets": (_list_offsets, 8),
+    "metadata": (_metadata, 12),
+    "metadata-creating": (_metadata_creating, 12),
+    "offset-commit": (_offset_commit, 8),
+    "offset-commit-largest": (_largest_offset_commit, 8),
+    "offset-fetch": (_offset_fetch, 8),
+    "offset-fetch-groups": (_offset_fetch_groups, 8),
+    "offset-for-leader-epoch": (_offset_for_leader_epoch, 4),
+    "describe-configs": (_describe_configs, 4),
+    "describe-topic-partitions": (_describe_topic_partitions, 0),
+    "create-topics": (_create_topics, 7),
+    "create-topics-validated": (_validate_topics, 7),
+    "delete-topics": (_delete_topics, 5),
+    "create-partitions": (_create_partitions, 3),
+    "alter-configs": (_alter_configs, 2),
+    "incremental-alter-configs": (_incremental_alter_configs, 1),
+    "find-coordinator": (_find_coordinator, 4),
+    "describe-groups": (_describe_groups, 5),
+    "list-groups": (_list_groups, 4),
+    "leave-group": (_leave_group, 4),
+    "sync-group": (_sync_group, 5),
+    "join-group": (_join_group, 7),
+}
+"""What builds the request, and its version."""
+
+
+def wide_request(name: str, topic: str) -> bytes:
+    """The frame of one of `WIDE`."""
+    build, version = WIDE[name]
+    return encode_request(build(topic), version, 1, "wide")

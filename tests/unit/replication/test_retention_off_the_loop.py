@@ -1,0 +1,210 @@
+"""Retention of real logs in a simulated world: beside appends and reads, its file work off the loop, ended anywhere."""
+
+import asyncio
+import errno
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from log_harness import make_batch, read_records
+from metadata_harness.builders import image, topic
+from tidelog.log.checkpoints import LOG_START_OFFSETS, read_offsets
+from tidelog.log.config import LogConfig
+from tidelog.log.directory import DataDirectory
+from tidelog.metadata.image import EMPTY_IMAGE
+from tidelog.model.ids import TopicPartition
+from tidelog.replication.partition import Partition
+from tidelog.replication.partitions import Partitions
+from tidelog.simulation.world import SimHost, World, simulated
+from tidelog.wire.errors import OffsetOutOfRange
+
+COUNT = 40
+IMAGE = image(topic("t", 1, [(1,), (1,), (1,)]))
+BATCH_BYTES = len(make_batch(b"00"))
+CONFIG = LogConfig(segment_bytes=4 * BATCH_BYTES, retention_ms=60_000, file_delete_delay_ms=2000)
+
+
+class Node:
+    """The partitions of one process, each with records of now in segments of four."""
+
+    def __init__(self, host: SimHost, directory: DataDirectory) -> None:
+        self.host = host
+        self.directory = directory
+        self.partitions = Partitions(host.runtime, directory, lambda _image, _name: CONFIG, flush_interval_ms=100)
+
+    @classmethod
+    async def start(cls, host: SimHost) -> "Node":
+        runtime = host.start()
+        node = cls(host, await runtime.tasks.run_blocking(DataDirectory.open, runtime.disk, "/data"))
+        await node.partitions.apply(EMPTY_IMAGE, IMAGE)
+        await node.partitions.start()
+        return node
+
+    def __getitem__(self, index: int) -> Partition:
+        return self.partitions.get("t", index)
+
+    def fill(self, count: int = COUNT) -> None:
+        for partition in self.partitions:
+            for _ in range(count):
+                self.append(partition)
+
+    def append(self, partition: Partition) -> None:
+        value = b"%02d" % (partition.log_end_offset % 100)
+        partition.append_batch(make_batch(value, timestamps=[self.host.clock.now_ms()]))
+
+    async def stop(self) -> None:
+        assert await self.partitions.close()
+        await self.host.runtime.tasks.run_blocking(self.directory.close_clean)
+        self.host.kill()
+
+
+def sound(partition: Partition) -> bool:
+    start, end = partition.log_start_offset, partition.log_end_offset
+    return read_records(partition.log) == [(n, b"%02d" % (n % 100)) for n in range(start, end)]
+
+
+async def aged(world: World) -> Node:
+    """A node that was restarted, so that it knows nothing of its closed segments; all but the last are too old."""
+    node = await Node.start(world.host("a"))
+    node.fill()
+    await node.stop()
+    await asyncio.sleep(61)
+    node = await Node.start(world.host("a"))
+    node.fill(1)
+    await asyncio.sleep(1)
+    return node
+
+
+class OnTheLoop:
+    """What is done on the disk outside `run_blocking`."""
+
+    def __init__(self, host: SimHost, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.operations: list[tuple[str, str]] = []
+        tasks, disk = host.runtime.tasks, host.disk
+        run_blocking, begin = tasks.run_blocking, disk.begin
+        blocking = 0
+
+        def inside(function: Callable[..., Any], *args: Any) -> Any:
+            nonlocal blocking
+            blocking += 1
+            try:
+                return function(*args)
+            finally:
+                blocking -= 1
+
+        def noted(operation: str, path: str) -> None:
+            if not blocking:
+                self.operations.append((operation, path))
+            begin(operation, path)
+
+        monkeypatch.setattr(
+            tasks, "run_blocking", lambda function, *args, lane="": run_blocking(inside, function, *args, lane=lane)
+        )
+        monkeypatch.setattr(disk, "begin", noted)
+
+
+def test_no_file_is_touched_on_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        node = await aged(world)
+        on_the_loop = OnTheLoop(node.host, monkeypatch)
+        await node.partitions.enforce_retention()
+        await asyncio.sleep(3)
+        await node.partitions.enforce_retention()
+        monkeypatch.undo()
+        assert on_the_loop.operations == []
+        assert [p.log_start_offset for p in node.partitions] == [COUNT] * 3
+        files = [name for index in range(3) for name in node.host.disk.list(f"/data/t-{index}")]
+        assert {name[:20] for name in files if name.endswith((".log", ".index", ".timeindex", ".deleted"))} == {
+            f"{COUNT:020d}"
+        }
+
+    with simulated(1) as world:
+        world.run(scenario())
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_beside_appends_and_reads(seed: int) -> None:
+    async def append(node: Node) -> None:
+        for _ in range(60):
+            node.append(node[0])
+            await node.host.runtime.tasks.sleep(0.0003)
+
+    async def read(node: Node) -> None:
+        offset = 0
+        while offset < COUNT + 30:
+            try:
+                part = node[0].read(offset, 3 * BATCH_BYTES, 0)
+            except OffsetOutOfRange:
+                offset = node[0].log_start_offset
+                continue
+            await node.host.runtime.tasks.sleep(0.0002)
+            if part.file is None:
+                continue
+            data = await node.host.runtime.tasks.run_blocking(part.file.pread, part.size, part.position)
+            assert len(data) == part.size, "what was handed out stays readable"
+            assert int.from_bytes(data[:8]) == part.first_batch_offset
+            offset = part.first_batch_offset + part.size // BATCH_BYTES
+
+    async def scenario() -> None:
+        node = await aged(world)
+        await asyncio.gather(append(node), read(node), read(node), node.partitions.enforce_retention())
+        assert all(sound(p) for p in node.partitions)
+        assert node[0].log_start_offset >= COUNT - 4
+        await node.stop()
+        node = await Node.start(world.host("a"))
+        assert all(sound(p) for p in node.partitions)
+
+    with simulated(seed) as world:
+        world.run(scenario())
+
+
+@pytest.mark.parametrize("end", ["kill", "power cut"])
+@pytest.mark.parametrize("seed", range(25))
+def test_whenever_it_ends_the_next_start_finds_sound_logs(seed: int, end: str) -> None:
+    async def scenario() -> None:
+        node = await aged(world)
+        retention = asyncio.ensure_future(node.partitions.enforce_retention())
+        await asyncio.sleep(world.rng("end").uniform(0, 0.02))
+        node.host.kill() if end == "kill" else node.host.cut_power()
+        retention.cancel()
+        node = await Node.start(world.host("a"))
+        assert node.partitions.offline_count == 0
+        assert all(sound(p) for p in node.partitions)
+        await node.partitions.enforce_retention()
+        assert all(sound(p) and p.log_start_offset >= COUNT - 4 for p in node.partitions)
+
+    with simulated(seed) as world:
+        world.run(scenario())
+
+
+def test_what_is_deleted_meanwhile_is_left_alone(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        node = await aged(world)
+        retention = asyncio.ensure_future(node.partitions.enforce_retention())
+        await asyncio.sleep(world.rng("deletion").uniform(0, 0.01))
+        await node.partitions.apply(IMAGE, EMPTY_IMAGE)
+        await retention
+
+    for seed in range(20):
+        with simulated(seed) as world:
+            world.run(scenario())
+    assert [record.message for record in caplog.records if record.levelname == "ERROR"] == []
+
+
+def test_a_start_offset_that_cannot_be_persisted_keeps_the_files() -> None:
+    async def scenario() -> None:
+        node = await aged(world)
+        files = [node.host.disk.list(f"/data/t-{index}") for index in range(3)]
+        for _ in range(2):
+            node.host.disk.fail("write", f"*/{LOG_START_OFFSETS}*", errno.EIO)
+            with pytest.raises(OSError, match="planted"):
+                await node.partitions.enforce_retention()
+            assert [node.host.disk.list(f"/data/t-{index}") for index in range(3)] == files
+        await node.partitions.enforce_retention()
+        starts = read_offsets(node.host.disk, f"/data/{LOG_START_OFFSETS}")
+        assert starts == {TopicPartition("t", index): node[index].log_start_offset for index in range(3)}
+        assert all(f"{0:020d}.log.deleted" in node.host.disk.list(f"/data/t-{index}") for index in range(3))
+
+    with simulated(1) as world:
+        world.run(scenario())

@@ -1,0 +1,228 @@
+"""Long computations in turns: whose turn it is, what ends one, and what becomes of those that are abandoned."""
+
+import asyncio
+import gc
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any, cast
+
+import pytest
+
+from tidelog.model.steps import Steps, at_once
+from tidelog.runtime.interfaces import Clock, Tasks
+from tidelog.runtime.tasks import LoopTasks
+from tidelog.runtime.turns import AT_ONCE_MAX, COLLECTION_DEFERRED_S, STEPS_PER_TURN, WEIGHT_MAX, Turns
+
+
+class World:
+    """The clock that the steps move, and the loop's queue."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.queue: deque[Callable[[], object]] = deque()
+        self.deferred: list[bool] = []
+        self.turns = Turns(cast(Clock, self), cast(Tasks, self))
+        self.did: list[str] = []
+        self.outcomes: dict[str, Any] = {}
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def call_soon(self, callback: Callable[[], object]) -> None:
+        self.queue.append(callback)
+
+    def defer_collection(self, deferred: bool) -> None:
+        self.deferred.append(deferred)
+
+    def future(self) -> "asyncio.Future[Any]":
+        return asyncio.get_running_loop().create_future()
+
+    def begin(self, name: str, count: int, *, step_s: float = 0.0005, weight: int = 0) -> Any:
+        def steps() -> Steps[str]:
+            for _ in range(count):
+                self.now_s += step_s
+                self.did.append(name)
+                yield
+            return name.upper()
+
+        return self.turns.begin(
+            steps(), lambda value, error: self.outcomes.update({name: value or error}), weight=weight
+        )
+
+    def turn(self) -> list[str]:
+        """What was done in the loop's next turn."""
+        self.did.clear()
+        for _ in range(len(self.queue)):
+            self.queue.popleft()()
+        return self.did
+
+    def run(self) -> None:
+        while self.queue:
+            self.turn()
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def test_what_is_short_is_done_at_once(world: World) -> None:
+    assert world.begin("a", 1).ended
+    assert world.outcomes == {"a": "A"}
+    assert not world.queue
+    assert world.deferred == []
+
+
+def test_a_turn_ends_by_the_clock_or_by_its_steps(world: World) -> None:
+    world.begin("slow", 20)
+    assert len(world.did) == 2
+    assert len(world.turn()) == 8  # 4 ms
+    world.begin("fast", 10_000, step_s=0.0)
+    assert world.did.count("fast") == STEPS_PER_TURN
+    world.run()
+    assert world.outcomes == {"slow": "SLOW", "fast": "FAST"}
+
+
+def test_one_of_them_has_a_turn_and_they_take_turns(world: World) -> None:
+    for name in "ab":
+        world.begin(name, 100)
+    turns = ["".join(dict.fromkeys(world.turn())) for _ in range(4)]
+    assert turns == ["a", "b", "a", "b"]
+
+
+def test_no_more_than_a_few_at_a_time_in_their_order(world: World) -> None:
+    names = [f"w{i}" for i in range(AT_ONCE_MAX + 1)]
+    for name in names:
+        world.begin(name, 30)
+    for _ in range(2 * AT_ONCE_MAX):
+        assert names[-1] not in world.turn()
+    world.run()
+    assert list(world.outcomes) == names
+
+
+def test_heavy_ones_wait_for_each_other_and_hold_back_what_is_behind(world: World) -> None:
+    world.begin("a", 20, weight=WEIGHT_MAX)
+    world.begin("b", 20, weight=2 * WEIGHT_MAX)  # alone it may
+    world.begin("c", 20, weight=1)
+    world.run()
+    assert list(world.outcomes) == ["a", "b", "c"]
+
+
+def test_a_failure_is_told_and_others_go_on(world: World) -> None:
+    def failing() -> Steps[None]:
+        for _ in range(10):
+            world.now_s += 0.001
+            yield
+        raise ValueError("no")
+
+    world.turns.begin(failing(), lambda value, error: world.outcomes.update({"bad": error}))
+    world.begin("good", 50)
+    world.run()
+    assert isinstance(world.outcomes["bad"], ValueError)
+    assert world.outcomes["good"] == "GOOD"
+
+
+def test_whoever_is_told_may_fail_without_harm_to_others(world: World) -> None:
+    def told(value: object, error: Exception | None) -> None:
+        raise RuntimeError("planted")
+
+    def steps() -> Steps[None]:
+        for _ in range(5):
+            world.now_s += 0.001
+            yield
+
+    world.turns.begin(steps(), told)
+    world.begin("good", 50)
+    with pytest.raises(RuntimeError, match="planted"):
+        world.run()
+    world.run()
+    assert world.outcomes == {"good": "GOOD"}
+
+
+@pytest.mark.parametrize("turns", [0, 1, 3])
+def test_what_is_cancelled_is_cleaned_up_and_makes_room(world: World, turns: int) -> None:
+    ended = []
+
+    def steps() -> Iterator[None]:
+        try:
+            while True:
+                world.now_s += 0.001
+                yield
+        finally:
+            ended.append("cleaned up")
+
+    works = [
+        world.turns.begin(cast(Steps[None], steps()), lambda value, error: ended.append("told"))
+        for _ in range(AT_ONCE_MAX)
+    ]
+    world.begin("next", 50)
+    for _ in range(turns):
+        world.turn()
+    for work in works:
+        work.cancel()
+        work.cancel()
+    assert ended == ["cleaned up"] * AT_ONCE_MAX
+    world.run()
+    assert world.outcomes == {"next": "NEXT"}
+
+
+def test_the_collector_waits_while_there_is_something_to_compute(world: World) -> None:
+    work = world.begin("a", 100)
+    world.turn()
+    assert world.deferred == [True]
+    work.cancel()
+    assert world.deferred == [True, False]
+    world.begin("b", 100, step_s=COLLECTION_DEFERRED_S / 10)
+    world.run()
+    assert world.deferred.count(True) == world.deferred.count(False) > 3  # and not for ever
+
+
+def test_a_coroutine_awaits_the_result_or_the_failure() -> None:
+    async def scenario() -> None:
+        tasks = LoopTasks(asyncio.get_running_loop())
+        turns = Turns(cast(Clock, World()), tasks)
+
+        def steps(fails: bool) -> Steps[int]:
+            for _ in range(5 * STEPS_PER_TURN):
+                yield
+            if fails:
+                raise ValueError("no")
+            return 7
+
+        assert await turns.run(steps(False)) == 7
+        with pytest.raises(ValueError, match="no"):
+            await turns.run(steps(True))
+        waiting = tasks.spawn(turns.run(steps(False)), name="wait")
+        await asyncio.sleep(0)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        assert gc.isenabled()
+        await tasks.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_collector_that_is_off_stays_off() -> None:
+    async def scenario() -> None:
+        tasks = LoopTasks(asyncio.get_running_loop())
+        for enabled in (True, False):
+            (gc.enable if enabled else gc.disable)()
+            try:
+                tasks.defer_collection(True)
+                assert not gc.isenabled()
+                tasks.defer_collection(False)
+                assert gc.isenabled() is enabled
+            finally:
+                gc.enable()
+        await tasks.close()
+
+    asyncio.run(scenario())
+
+
+def test_at_once() -> None:
+    def steps() -> Steps[int]:
+        yield
+        return 3
+
+    assert at_once(steps()) == 3
