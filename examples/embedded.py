@@ -7,6 +7,7 @@ The events are in DIRECTORY, in Kafka's files; another program can read them whi
 
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 
 from confluent_kafka import Consumer, Producer, TopicPartition
@@ -23,6 +24,10 @@ class EventLog:
     def __init__(self, bootstrap: str) -> None:
         self._bootstrap = bootstrap
         self._producer = Producer({"bootstrap.servers": bootstrap, "enable.idempotence": True})
+
+    def close(self) -> None:
+        """Before the broker stops: a producer that outlives it tries to connect again and complains."""
+        self._producer.close()
 
     def record(self, event: str) -> None:
         """Returns once the event is on the disk."""
@@ -47,8 +52,7 @@ class EventLog:
 
 
 def main(directory: Path) -> None:
-    with Broker(data=directory, settings=SETTINGS) as broker:
-        log = EventLog(broker.bootstrap)
+    with Broker(data=directory, settings=SETTINGS) as broker, closing(EventLog(broker.bootstrap)) as log:
         log.record(f"started at {time.strftime('%H:%M:%S')}")
         events = log.replay()
         print(f"this is start number {len(events)}; the last was: {events[-1]}")

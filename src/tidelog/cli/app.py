@@ -24,13 +24,13 @@ class Entry(NamedTuple):
 
 COMMANDS = {
     "start": Entry("tidelog.cli.start_help", "Broker", "Run a broker."),
-    "log": Entry("tidelog.cli.log", "Broker", "Look into log files: dump and verify them."),
+    "log": Entry("tidelog.cli.log", "Broker", "Dump and verify log files."),
     "topic": Entry("tidelog.cli.topic", "Topics and records", "Create, list, describe, change and delete topics."),
     "produce": Entry("tidelog.cli.produce", "Topics and records", "Write the lines of stdin to a topic."),
     "consume": Entry("tidelog.cli.consume", "Topics and records", "Print the records of a topic."),
     "group": Entry("tidelog.cli.group", "Topics and records", "Show consumer groups and their lag."),
     "bench": Entry("tidelog.cli.bench", "Measuring", "Measure throughput and latency."),
-    "demo": Entry("tidelog.demo.command", "Measuring", "See it at work on real data."),
+    "demo": Entry("tidelog.demo.command", "Measuring", "See Tidelog at work on real data."),
 }
 
 
@@ -66,19 +66,19 @@ def print_version(wanted: bool) -> None:
 @app.callback()
 def tidelog(
     version: Annotated[
-        bool, typer.Option("--version", callback=print_version, is_eager=True, help="Print the version and leave.")
+        bool, typer.Option("--version", callback=print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
     """One replicated log that speaks the Kafka protocol.
 
-    Start a broker in one terminal, write and read in another:
+    Start a broker in one terminal; write and read in another:
 
     $ tidelog start
     $ echo hello | tidelog produce greetings
     $ tidelog consume greetings --from-beginning
 
-    All but start and log work against Apache Kafka as well.
-    --bootstrap or TIDELOG_BOOTSTRAP says where the cluster is.
+    All commands but start and log work with Apache Kafka, too.
+    --bootstrap or TIDELOG_BOOTSTRAP names the cluster.
     """
 
 
@@ -118,7 +118,9 @@ def known_failure(error: Exception) -> int | None:
     if format_message := getattr(error, "format_message", None):
         context = getattr(error, "ctx", None)
         if type(error).__name__ == "NoArgsIsHelpError" and context is not None:
-            print(context.get_help())
+            # With rich the help has been printed as the error was made, and is empty here.
+            if message := format_message().strip():
+                print(message)
             return 2
         path = context.command_path if context is not None else "tidelog"
         return fail(f"{' '.join(format_message().split())} (see {path} --help)", 2)

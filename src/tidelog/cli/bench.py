@@ -13,19 +13,19 @@ from tidelog.cli.cluster import describe, offsets
 from tidelog.cli.connection import LOCALHOST, AsJson, Bootstrap, ClientSettings, Connection, connect
 from tidelog.cli.errors import CommandError, UsageError
 from tidelog.cli.produce import ACKS, CODECS
-from tidelog.cli.tables import Column, Table, console, count, print_json, print_table, size
+from tidelog.cli.tables import Column, Table, console, count, counted, print_json, print_table, size
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)
 
 PERCENTS = (50, 90, 95, 99, 99.9)
 
-Records = Annotated[int, typer.Option("--records", "-n", min=1, metavar="N", help="How many.")]
+Records = Annotated[int, typer.Option("--records", "-n", min=1, metavar="N", help="How many records.")]
 RecordSize = Annotated[int, typer.Option("--size", min=1, metavar="BYTES", help="Of each record's value.")]
 Partitions = Annotated[int, typer.Option("--partitions", "-p", min=1, metavar="N", help="Of the temporary topic.")]
 Topic = Annotated[
-    str | None, typer.Option("--topic", "-t", metavar="TOPIC", help="Instead of a temporary one that is deleted after.")
+    str | None, typer.Option("--topic", "-t", metavar="TOPIC", help="Use this topic; default: a temporary one.")
 ]
-Acks = Annotated[str, typer.Option("--acks", "-a", metavar="|".join(ACKS), help="Who must have a record.")]
+Acks = Annotated[str, typer.Option("--acks", "-a", metavar="|".join(ACKS), help="Which replicas must have a record.")]
 Codec = Annotated[str, typer.Option("--compression", "-z", metavar="CODEC", help="none, gzip, snappy, lz4 or zstd.")]
 
 
@@ -55,8 +55,8 @@ def produce(
 ) -> None:
     """Measure how fast records are written.
 
-    The time ends when the last record is acknowledged. Values are random
-    bytes, which do not compress.
+    The clock stops when the last record is acknowledged. Values are random
+    bytes, so they do not compress.
 
     Examples:
 
@@ -83,8 +83,8 @@ def consume(
 ) -> None:
     """Measure how fast records are read.
 
-    A temporary topic is filled first; with --topic, what is in that one
-    is read, at most --records of it.
+    A temporary topic is filled first; with --topic, up to --records of
+    that topic's records are read instead.
 
     Examples:
 
@@ -107,7 +107,7 @@ def consume(
 @app.command()
 def latency(
     rate: Annotated[float, typer.Option("--rate", "-r", min=0.1, metavar="N", help="Records per second.")] = 1000,
-    seconds: Annotated[float, typer.Option("--seconds", "-s", min=0.1, metavar="S", help="For how long.")] = 10,
+    seconds: Annotated[float, typer.Option("--seconds", "-s", min=0.1, metavar="S", help="How long to measure.")] = 10,
     record_size: RecordSize = 100,
     topic: Topic = None,
     acks: Acks = "all",
@@ -117,8 +117,8 @@ def latency(
 ) -> None:
     """Measure how long a record takes from producer to consumer.
 
-    Records are written at a steady rate and timed from the moment at
-    which each was due: a stall counts for every record that it delays.
+    Records are written at a steady rate, each timed from the moment it
+    was due: a stall counts for every record that it delays.
 
     Examples:
 
@@ -172,7 +172,9 @@ def progress(verb: str, records: int) -> Iterator[Callable[[measure.Point], None
 
         def show(point: measure.Point) -> None:
             per_s = point.records / max(point.seconds, 1e-9)
-            bar.update(task, completed=point.records, rate=f"{count(point.records)} records, {count(round(per_s))}/s")
+            bar.update(
+                task, completed=point.records, rate=f"{counted(point.records, 'record')}, {count(round(per_s))}/s"
+            )
 
         yield show
 
@@ -217,7 +219,7 @@ def report_latency(result: measure.Latency, json: bool) -> None:
         return
     rows = [
         ("Records", count(len(result.latencies_ms))),
-        ("Rate", f"{count(round(result.rate_reached))}/s of {count(round(result.rate_wanted))}/s wanted"),
+        ("Rate", f"{count(round(result.rate_reached))}/s of {count(round(result.rate_wanted))}/s requested"),
         *((f"End to end, {name}", text) for name, text in percentile_rows(result.latencies_ms)),
     ]
     print_measures(rows)

@@ -1,6 +1,7 @@
 """How commands reach a cluster: shared options, librdkafka's clients without their chatter, errors in our words."""
 
 import socket
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
@@ -27,7 +28,7 @@ Bootstrap = Annotated[
         "-b",
         envvar="TIDELOG_BOOTSTRAP",
         metavar="HOST:PORT",
-        help="A broker of the cluster; several with commas.",
+        help="A broker of the cluster, or several, separated by commas.",
         rich_help_panel="Connection",
     ),
 ]
@@ -38,11 +39,11 @@ ClientSettings = Annotated[
         "-X",
         metavar="KEY=VALUE",
         show_default=False,
-        help="A librdkafka setting, such as security.protocol=SSL; repeatable.",
+        help="A librdkafka setting, e.g. security.protocol=SSL; repeatable.",
         rich_help_panel="Connection",
     ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 LOCALHOST = "localhost:9092"
 
@@ -81,6 +82,25 @@ class Connection(NamedTuple):
         }
 
 
+class Outage:
+    """librdkafka goes on trying when the brokers have gone, for minutes or for good: this says so, once.
+
+    It is a client's `error_cb`, which only notes; what is printed there could meet a Ctrl-C inside librdkafka's call.
+    """
+
+    def __init__(self) -> None:
+        self.noted = False
+        self.told = False
+
+    def __call__(self, error: "KafkaError") -> None:
+        self.noted = self.noted or error.name() == "_ALL_BROKERS_DOWN"
+
+    def tell(self) -> None:
+        if self.noted and not self.told:
+            self.told = True
+            print("No broker can be reached any more; still trying. Ctrl-C stops.", file=sys.stderr)
+
+
 def connect(bootstrap: str, client: Iterable[str]) -> Connection:
     """The connection that the options name. Raises CommandError at once when nobody listens there."""
     settings = dict(key_value(text, "-X", "security.protocol=SSL") for text in client)
@@ -90,13 +110,16 @@ def connect(bootstrap: str, client: Iterable[str]) -> Connection:
 
 def reach(bootstrap: str) -> None:
     """Connect to one of the addresses and hang up. librdkafka would try again for a long time, and say less."""
+    addresses = [part for part in map(str.strip, bootstrap.split(",")) if part]
+    if not addresses:
+        raise UsageError(f"--bootstrap takes HOST:PORT, for example {LOCALHOST}, not {bootstrap!r}")
     reasons = []
-    for address in filter(None, (part.strip() for part in bootstrap.split(","))):
+    for address in addresses:
         host, port = host_port(address)
         try:
             socket.create_connection((host, port), timeout=CONNECT_S).close()
         except socket.gaierror:
-            reasons.append(f"{host} is not a host that can be found")
+            reasons.append(f"host {host} cannot be found")
         except TimeoutError:
             reasons.append(f"{address} does not answer")
         except OSError as error:
@@ -105,7 +128,7 @@ def reach(bootstrap: str) -> None:
         else:
             return
     remedy = "is a broker running? Start one with: tidelog start"
-    raise CommandError(f"{'; '.join(reasons) or 'no address is given'}: {remedy} (or name another with --bootstrap)")
+    raise CommandError(f"{'; '.join(reasons)}: {remedy} (or name another with --bootstrap)")
 
 
 def host_port(address: str) -> tuple[str, int]:
@@ -152,17 +175,17 @@ def kafka_error(raised: "KafkaException | KafkaError", subject: str = "") -> Com
     match error.code():
         case KafkaError._TRANSPORT | KafkaError._TIMED_OUT | KafkaError._ALL_BROKERS_DOWN | KafkaError._RESOLVE:
             return CommandError(
-                f"{about}no answer from the cluster ({one_line(error.str())}): is it a Kafka broker that listens there,"
+                f"{about}no answer from the cluster ({one_line(error.str())}): is that a Kafka broker,"
                 " and can its advertised address be reached from here?"
             )
         case KafkaError.UNKNOWN_TOPIC_OR_PART | KafkaError._UNKNOWN_TOPIC:
-            return CommandError(f"{about}no such topic (tidelog topic list shows what there is)")
+            return CommandError(f"{about}no such topic (tidelog topic list shows all)")
         case KafkaError._UNKNOWN_PARTITION:
             return CommandError(f"{about}no such partition (tidelog topic describe shows them)")
         case KafkaError.MSG_SIZE_TOO_LARGE:
             return CommandError(f"{about}larger than the topic's max.message.bytes (tidelog topic config can raise it)")
         case KafkaError.TOPIC_ALREADY_EXISTS:
-            return CommandError(f"{about}the topic exists already (--if-not-exists makes that no error)")
+            return CommandError(f"{subject or 'it'} already exists (--if-not-exists accepts that)")
         case KafkaError._AUTHENTICATION | KafkaError.SASL_AUTHENTICATION_FAILED:
             return CommandError(
                 f"{about}authentication failed: {one_line(error.str())} (settings: -X sasl.username=...)"

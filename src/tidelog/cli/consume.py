@@ -1,10 +1,13 @@
 """`tidelog consume`: the records of a topic on stdout."""
 
+import re
+import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import datetime
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -15,6 +18,7 @@ from tidelog.cli.connection import (
     Bootstrap,
     ClientSettings,
     Connection,
+    Outage,
     connect,
     kafka_error,
 )
@@ -29,8 +33,11 @@ app = typer.Typer(add_completion=False)
 
 BATCH_RECORDS = 2000
 WAIT_S = 0.1
-QUIET_S = 3.0
-"""After so long without a record a terminal is told what is being waited for."""
+QUIET_S = 2.0
+JOINING_S = 0.5
+"""After so long a terminal is told what is being waited for: records, or partitions of a group."""
+BEGINNING, END = ("beginning", "earliest"), ("end", "latest")
+"""What --offset takes instead of a number, by the names that Kafka's tools and clients have for it."""
 
 
 class Where(NamedTuple):
@@ -45,34 +52,39 @@ class Where(NamedTuple):
 @app.command()
 def consume(
     topic: Annotated[str, typer.Argument(metavar="TOPIC", show_default=False, help="What to read.")],
-    from_beginning: Annotated[bool, typer.Option("--from-beginning", "-B", help="All that is there, then on.")] = False,
+    from_beginning: Annotated[
+        bool, typer.Option("--from-beginning", "-B", help="Everything that is there, then on.")
+    ] = False,
     offset: Annotated[
-        int | None, typer.Option("--offset", "-o", metavar="N", help="From this offset; -N: the last N of a partition.")
+        str | None,
+        typer.Option("--offset", "-o", metavar="N", help="From here on; -N: the last N; or beginning, end."),
     ] = None,
     since: Annotated[
         str | None, typer.Option("--since", "-s", metavar="TIME", help='"10 minutes ago", 1h, yesterday, an ISO time.')
     ] = None,
     partition: Annotated[
-        list[int], typer.Option("--partition", "-p", min=0, metavar="N", help="Only this; repeatable.")
+        list[int], typer.Option("--partition", "-p", min=0, metavar="N", help="Only this one; repeatable.")
     ] = [],  # noqa: B006 - typer copies it
     group: Annotated[
-        str | None, typer.Option("--group", "-g", metavar="NAME", help="As a member of this group, which commits.")
+        str | None, typer.Option("--group", "-g", metavar="NAME", help="Join this group and commit.")
     ] = None,
-    records: Annotated[int | None, typer.Option("-n", min=1, metavar="N", help="Stop after so many records.")] = None,
-    until_end: Annotated[bool, typer.Option("--until-end", "-e", help="Stop at what is the end now.")] = False,
-    format: Annotated[str, typer.Option("--format", "-f", metavar="TEXT", help="See above.")] = "{value}",
-    null_marker: Annotated[str, typer.Option("--null-marker", metavar="TEXT", help="Stands for a null.")] = "null",
-    json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
+    records: Annotated[int | None, typer.Option("-n", min=1, metavar="N", help="Stop after N records.")] = None,
+    until_end: Annotated[bool, typer.Option("--until-end", "-e", help="Stop at the end as it is now.")] = False,
+    format: Annotated[
+        str, typer.Option("--format", "-f", metavar="TEXT", help="How to print a record, see above.")
+    ] = "{value}",
+    null_marker: Annotated[str, typer.Option("--null-marker", metavar="TEXT", help="Printed for a null.")] = "null",
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")] = False,
     bootstrap: Bootstrap = LOCALHOST,
     client: ClientSettings = [],  # noqa: B006
 ) -> None:
-    r"""Print the records of a topic, one a line, from now on or from where you say.
+    r"""Print the records of a topic, one per line: new ones, or from where you say.
 
     A format has the fields {topic} {partition} {offset} {timestamp}
     {timestamp_ms} {key} {value} {headers}, and \t and \n.
 
-    Without --group nothing is committed and nobody else is disturbed.
-    Ctrl-C ends.
+    Without --group nothing is committed, and no other reader is affected.
+    Ctrl-C stops.
 
     Examples:
 
@@ -84,7 +96,7 @@ def consume(
     """
     where = beginning(from_beginning, offset, since)
     if group is not None and (offset is not None or since is not None or partition):
-        raise UsageError("--group reads on where the group stands: leave out --offset, --since and --partition")
+        raise UsageError("--group continues from the group's commits: leave out --offset, --since and --partition")
     if json and format != "{value}":
         raise UsageError("--json and --format do not go together")
     try:
@@ -103,16 +115,47 @@ def consume(
         reader.close()
 
 
-def beginning(from_beginning: bool, offset: int | None, since: str | None) -> Where:
+def beginning(from_beginning: bool, offset: str | None, since: str | None) -> Where:
+    """Raises UsageError for options that contradict each other or cannot be read."""
     if from_beginning + (offset is not None) + (since is not None) > 1:
         raise UsageError("only one of --from-beginning, --offset and --since can say where to begin")
+    number = None
+    if offset in BEGINNING:
+        from_beginning = True
+    elif offset is not None and offset not in END:
+        if not re.fullmatch(r"-?[0-9]{1,19}", offset):
+            raise UsageError(f"--offset takes a number, {BEGINNING[0]} or {END[0]}, not {offset!r}")
+        number = int(offset)
     since_ms = None
     if since is not None:
         try:
             since_ms = parse_time_ms(since, datetime.now())
         except NotATimeError as error:
             raise UsageError(f"--since: {error}") from None
-    return Where(from_beginning, offset, since_ms)
+    return Where(from_beginning, number, since_ms)
+
+
+@contextmanager
+def interrupts_noted() -> Iterator[Callable[[], bool]]:
+    """Whether Ctrl-C was typed in the block: Python's exception for it gets lost inside librdkafka's callbacks.
+
+    A second one is raised at once: whoever reads our output may have stopped reading.
+    """
+    noted = False
+
+    def note(number: int, frame: object) -> None:
+        nonlocal noted
+        if noted:
+            raise KeyboardInterrupt
+        noted = True
+
+    before = signal.getsignal(signal.SIGINT)
+    if before is not signal.SIG_IGN:  # a shell's background job ignores it
+        signal.signal(signal.SIGINT, note)
+    try:
+        yield lambda: noted
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 class Sink:
@@ -155,6 +198,11 @@ class Reader:
         self.assigned = False
         self.commits = False
         self.consumer: Consumer | None = None
+        self.outage = Outage()
+        self.joining: str | None = None
+        """The group, until it has given us partitions."""
+        self.told_joining = not sys.stderr.isatty()
+        self.hint = f"Waiting for new records in {topic}; Ctrl-C stops."
         self.hinted = not (sys.stderr.isatty() and sys.stdout.isatty())
 
     def assign(self, where: Where, wanted: Sequence[int]) -> None:
@@ -171,6 +219,11 @@ class Reader:
         offsets = cluster.offsets(admin, [topic._replace(partitions=parts)])
         self.consumer = self.connection.consumer(self.settings("tidelog-cli", "latest"))
         starts = self.starts(where, {index: known for (_, index), known in offsets.items()})
+        latest = max((known.latest for known in offsets.values()), default=0)
+        if where.offset is not None and where.offset > latest:
+            print(f"{self.topic} ends at offset {latest}: reading from there.", file=sys.stderr)
+        elif where == Where(False, None, None):
+            self.hint += " (-B shows those that are there.)"
         if self.until_end:
             ends = {index: known.latest for (_, index), known in offsets.items()}
             self.open = {index: end for index, end in ends.items() if starts[index] < end}
@@ -201,12 +254,14 @@ class Reader:
         """Read as a member of `group`; where it has no commit yet, from the beginning or from now on."""
         cluster.describe(self.connection.admin(), [self.topic])
         self.commits = True
+        self.joining = group
         self.consumer = self.connection.consumer(self.settings(group, "earliest" if from_beginning else "latest"))
         self.consumer.subscribe([self.topic], on_assign=self.on_assign, on_revoke=self.on_revoke)
 
-    def settings(self, group: str, reset: str) -> dict[str, str | bool | int]:
+    def settings(self, group: str, reset: str) -> dict[str, Any]:
         return {
             "group.id": group,
+            "error_cb": self.outage,
             "auto.offset.reset": reset,
             "enable.auto.commit": self.commits,
             "enable.auto.offset.store": False,  # what is committed has been printed
@@ -216,6 +271,9 @@ class Reader:
 
     def on_assign(self, consumer: "Consumer", partitions: "list[TopicPartition]") -> None:
         self.assigned = True
+        if self.joining is not None and not partitions:
+            self.hint = f"Group {self.joining} has a member for every partition; waiting for one to leave."
+        self.joining = None
         if self.until_end:
             for part in partitions:
                 _, end = consumer.get_watermark_offsets(part, timeout=ANSWER_S)
@@ -228,22 +286,36 @@ class Reader:
     def run(self) -> None:
         """Print records until there is a reason to stop."""
         assert self.consumer is not None
-        quiet_since = time.monotonic()
-        while not self.finished():
-            batch = self.consumer.consume(min(BATCH_RECORDS, self.left or BATCH_RECORDS), WAIT_S)
-            messages = [message for message in batch if message.error() is None]
-            if messages:
-                self.take(messages)
-                self.hinted = True
-            elif not self.hinted and time.monotonic() - quiet_since > QUIET_S:
-                self.hinted = True
-                print(
-                    f"Waiting for new records of {self.topic}; Ctrl-C ends. (-B shows what is there.)",
-                    file=sys.stderr,
-                )
-            for message in batch:
-                if message.error() is not None:
-                    self.note(message)
+        began = time.monotonic()
+        with interrupts_noted() as interrupted:
+            while not self.finished():
+                if interrupted():
+                    raise KeyboardInterrupt
+                self.step(self.consumer, time.monotonic() - began)
+
+    def step(self, consumer: "Consumer", seconds: float) -> None:
+        """Print what has come, `seconds` after the beginning, or say why nothing has."""
+        batch = consumer.consume(min(BATCH_RECORDS, self.left or BATCH_RECORDS), WAIT_S)
+        self.outage.tell()
+        messages = [message for message in batch if message.error() is None]
+        if messages:
+            self.take(messages)
+            self.hinted = True
+        else:
+            self.say_what_it_waits_for(seconds)
+        for message in batch:
+            if message.error() is not None:
+                self.note(message)
+
+    def say_what_it_waits_for(self, seconds: float) -> None:
+        """Each reason once, and to a terminal only; records that come make it plain that all is well."""
+        if self.joining is not None:
+            if not self.told_joining and seconds > JOINING_S:
+                self.told_joining = True
+                print(f"Joining {self.joining}: a new group waits a few seconds for more members.", file=sys.stderr)
+        elif not self.hinted and seconds > QUIET_S:
+            self.hinted = True
+            print(self.hint, file=sys.stderr)
 
     def finished(self) -> bool:
         return self.left == 0 or (self.until_end and self.assigned and not self.open)

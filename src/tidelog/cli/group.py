@@ -8,7 +8,8 @@ import typer
 
 from tidelog.cli.connection import ANSWER_S, LOCALHOST, AsJson, Bootstrap, ClientSettings, answer, connect, kafka_error
 from tidelog.cli.errors import CommandError
-from tidelog.cli.lag import Lag, all_lags, lag_json, lag_table, total, watch_lag
+from tidelog.cli.lag import NO_LAG, Lag, Total, all_lags, lag_json, lag_table, total
+from tidelog.cli.lag_watch import watch_lag
 from tidelog.cli.tables import Column, Table, cell, heading, print_json, print_table
 
 if TYPE_CHECKING:
@@ -33,12 +34,15 @@ def group() -> None:
 
 @app.command("list")
 def list_groups(
-    names: Annotated[bool, typer.Option("--names", help="Only the names, one a line.")] = False,
+    names: Annotated[bool, typer.Option("--names", help="Print names only, one per line.")] = False,
     json: AsJson = False,
     bootstrap: Bootstrap = LOCALHOST,
     client: ClientSettings = [],  # noqa: B006 - typer copies it
 ) -> None:
     """List the consumer groups.
+
+    Lag is - where nothing has been committed yet; 12+ means that some
+    partitions have records and no commit.
 
     Examples:
 
@@ -55,12 +59,12 @@ def list_groups(
     lags = all_lags(admin, described)
     totals = {name: total([lag for lag in lags if lag.group == name]) for name in known}
     if json:
-        print_json([group_json(group) | {"lag": totals[group.group_id]} for group in described])
+        print_json([group_json(group) | total_json(totals[group.group_id]) for group in described])
     elif not described:
         print("No consumer groups yet. One begins with: tidelog consume TOPIC --group NAME", file=sys.stderr)
     else:
         columns = [Column("Group"), Column("State"), Column("Members", True), Column("Lag", True)]
-        rows = [(g.group_id, state(g), cell(len(g.members)), cell(totals[g.group_id])) for g in described]
+        rows = [(g.group_id, state(g), cell(len(g.members)), totals[g.group_id].text()) for g in described]
         print_table(Table(columns, rows))
 
 
@@ -102,23 +106,24 @@ def describe(
 @app.command()
 def lag(
     groups: Annotated[
-        list[str], typer.Argument(metavar="[GROUP...]", show_default=False, help="Else every group.")
+        list[str], typer.Argument(metavar="[GROUP...]", show_default=False, help="Default: every group.")
     ] = [],  # noqa: B006
     topic: Annotated[str | None, typer.Option("--topic", "-t", metavar="TOPIC", help="Only this topic.")] = None,
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Show it anew until Ctrl-C.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Refresh until Ctrl-C.")] = False,
     interval_s: Annotated[
-        float, typer.Option("--interval", metavar="SECONDS", min=0.1, help="Between two looks of --watch.")
+        float, typer.Option("--interval", metavar="SECONDS", min=0.1, help="How often --watch refreshes.")
     ] = 2.0,
     json: AsJson = False,
     bootstrap: Bootstrap = LOCALHOST,
     client: ClientSettings = [],  # noqa: B006
 ) -> None:
-    """Show how many records a group has not read yet, by partition.
+    """Show how many records a group has yet to read, partition by partition.
 
-    With --watch also how fast it reads and how long it needs to catch up;
-    with --watch --json one JSON object a look, on a line.
+    --watch adds how fast it reads and how long it needs to catch up. With
+    --watch --json every refresh is one JSON object on one line.
 
-    A - stands where nothing was committed yet, or the topic is gone.
+    A - means that the group has not committed there yet, or that the topic
+    is gone. A total of 12+ leaves out partitions like that.
 
     Examples:
 
@@ -135,13 +140,13 @@ def lag(
     if json:
         print_json([lag_json(lag) for lag in lags])
     elif not lags:
-        print("No group has committed an offset yet.", file=sys.stderr)
+        print(f"No group reads topic {topic}." if topic is not None else f"{NO_LAG} yet.", file=sys.stderr)
     else:
         print_table(lag_table(lags))
 
 
 class Look:
-    """One look at the lag of the chosen groups: those named, or whatever groups there are by then."""
+    """Measures the lag of the chosen groups: those named, or whatever groups there are by then."""
 
     def __init__(self, admin: "AdminClient", groups: Sequence[str], topic: str | None) -> None:
         self.admin = admin
@@ -206,6 +211,11 @@ def ranges(numbers: Sequence[int]) -> str:
         else:
             runs.append([number, number])
     return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+
+
+def total_json(total: Total) -> dict[str, Any]:
+    """`lag` is null while nothing is known; partitions that it leaves out are counted."""
+    return {"lag": total.records, "partitions_without_lag": total.unknown}
 
 
 def group_json(group: "ConsumerGroupDescription") -> dict[str, Any]:

@@ -1,15 +1,11 @@
-"""How far consumer groups have come: `tidelog group lag`, once or watched."""
+"""How far consumer groups have come: what `tidelog group lag` and `tidelog group list` show."""
 
-import json as json_text
-import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tidelog.cli import cluster
 from tidelog.cli.connection import ANSWER_S, answer
-from tidelog.cli.tables import Column, Table, cell, console, print_table, rich_table
-from tidelog.cli.when import iso, span
+from tidelog.cli.tables import Column, Table, cell
 
 if TYPE_CHECKING:
     from confluent_kafka.admin import AdminClient, ConsumerGroupDescription
@@ -17,6 +13,9 @@ if TYPE_CHECKING:
 
 Place = tuple[str, str, int]
 """Group, topic, partition."""
+
+
+NO_LAG = "No group reads a topic or has committed an offset"
 
 
 class Lag(NamedTuple):
@@ -65,7 +64,7 @@ def all_lags(admin: "AdminClient", described: Sequence["ConsumerGroupDescription
     of_topic: dict[str, list[int]] = {}
     for topic, partition in sorted(led):
         of_topic.setdefault(topic, []).append(partition)
-    # A partition without a commit is one that nobody has read: it must not be left out of sight.
+    # A partition without a commit is one that nobody has read: it must not be left out.
     places |= dict.fromkeys((g, t, other) for g, t, _ in list(places) for other in of_topic.get(t, ()))
     wanted = dict.fromkeys((topic, partition) for _, topic, partition in places if (topic, partition) in led)
     ends = cluster.list_offsets(admin, list(wanted), OffsetSpec.latest())
@@ -88,27 +87,31 @@ def commits(admin: "AdminClient", groups: Sequence[str]) -> dict[Place, int]:
     }
 
 
-def total(lags: Sequence[Lag]) -> int:
-    """Records that are known to be unread."""
-    return sum(lag.records or 0 for lag in lags)
+class Total(NamedTuple):
+    """The lag of several partitions together."""
+
+    records: int | None
+    """Known to be unread; None where no partition's lag is known."""
+    unknown: int
+    """Partitions that may add to it: without a commit and not empty, or without a leader to ask."""
+
+    def text(self) -> str:
+        """`-` for unknown, and a `+` behind a sum that is not the whole."""
+        if self.records is None:
+            return "-"
+        return cell(self.records) + "+" * bool(self.unknown)
 
 
-class Progress(NamedTuple):
-    """What two looks tell together."""
-
-    read_per_s: float
-    written_per_s: float
-
-    def until_caught_up(self, lag: int) -> str:
-        """How long at this rate."""
-        if lag == 0:
-            return "now"
-        gain = self.read_per_s - self.written_per_s
-        return span(lag / gain) if gain > 0 else "never"
+def total(lags: Sequence[Lag]) -> Total:
+    unknown = sum(lag.records is None and lag.end != 0 for lag in lags)
+    known = [lag.records for lag in lags if lag.records is not None]
+    # A partition that never had a record adds nothing, committed or not.
+    nothing_known = not known and (unknown or not lags)
+    return Total(None if nothing_known else sum(known), unknown)
 
 
-def lag_table(lags: Sequence[Lag], progress: dict[Place, Progress] | None = None) -> Table:
-    """One row a partition, and all of them together; with `progress` also how fast each is read."""
+def lag_table(lags: Sequence[Lag]) -> Table:
+    """One row a partition, and all of them together."""
     columns = [
         Column("Group"),
         Column("Topic"),
@@ -116,87 +119,21 @@ def lag_table(lags: Sequence[Lag], progress: dict[Place, Progress] | None = None
         Column("Committed", True),
         Column("End", True),
         Column("Lag", True, style="bold"),
+        Column("Read by"),
     ]
     rows = [
-        [lag.group, lag.topic, str(lag.partition), known(lag.committed), known(lag.end), known(lag.records)]
+        [
+            *(lag.group, lag.topic, str(lag.partition)),
+            *map(cell_or_dash, (lag.committed, lag.end, lag.records)),
+            lag.member,
+        ]
         for lag in lags
     ]
-    footer = ["all", "", "", "", "", cell(total(lags))]
-    if progress is None:
-        columns.append(Column("Read by"))
-        for lag, row in zip(lags, rows, strict=True):
-            row.append(lag.member)
-        footer.append("")
-    else:
-        columns += [Column("Read/s", True), Column("Written/s", True), Column("Done in", True)]
-        for lag, row in zip(lags, rows, strict=True):
-            row += progress_cells(lag.records, progress.get(lag.place))
-        footer += progress_cells(total(lags), summed([progress[lag.place] for lag in lags if lag.place in progress]))
-    return Table(columns, rows, footer=footer if len(lags) > 1 else ())
+    return Table(columns, rows, footer=["all", "", "", "", "", total(lags).text(), ""] if len(lags) > 1 else ())
 
 
-def known(number: int | None) -> str:
+def cell_or_dash(number: int | None) -> str:
     return "-" if number is None else cell(number)
-
-
-def summed(parts: Sequence[Progress]) -> Progress | None:
-    if not parts:
-        return None
-    return Progress(sum(part.read_per_s for part in parts), sum(part.written_per_s for part in parts))
-
-
-def progress_cells(lag: int | None, progress: Progress | None) -> list[str]:
-    if progress is None or lag is None:
-        return ["", "", ""]
-    return [cell(round(progress.read_per_s)), cell(round(progress.written_per_s)), progress.until_caught_up(lag)]
-
-
-def watch_lag(look: Callable[[], list[Lag]], interval_s: float, json: bool) -> None:
-    """Look again until Ctrl-C: a terminal's table is drawn anew, a pipe gets one table or JSON line after another."""
-    before: list[Lag] = []
-    then = 0.0
-    live = None
-    if sys.stdout.isatty() and not json:
-        from rich.live import Live
-
-        live = Live(console=console(), auto_refresh=False)
-        live.start()
-    try:
-        while True:
-            now, lags = time.monotonic(), look()
-            progress = measured(before, lags, now - then)
-            if json:
-                print(
-                    json_text.dumps({"time": iso(time.time_ns() // 1_000_000), "lag": [*map(lag_json, lags)]}),
-                    flush=True,
-                )
-            elif live is not None:
-                live.update(rich_table(lag_table(lags, progress)), refresh=True)
-            else:
-                print_table(lag_table(lags, progress))
-                print(flush=True)
-            before, then = lags, now
-            time.sleep(interval_s)
-    finally:
-        if live is not None:
-            live.stop()
-
-
-def measured(before: Sequence[Lag], after: Sequence[Lag], seconds: float) -> dict[Place, Progress]:
-    """The rates between two looks, for the partitions that both know."""
-    old = {lag.place: lag for lag in before if lag.records is not None}
-    return {
-        lag.place: Progress(
-            growth(old[lag.place].committed, lag.committed) / seconds, growth(old[lag.place].end, lag.end) / seconds
-        )
-        for lag in after
-        if lag.records is not None and lag.place in old
-    }
-
-
-def growth(before: int | None, after: int | None) -> int:
-    """Never negative: an offset that was set back is no reading."""
-    return max((after or 0) - (before or 0), 0)
 
 
 def lag_json(lag: Lag) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import typer
 from tidelog.cli.connection import AsJson
 from tidelog.cli.errors import CommandError
 from tidelog.cli.records import text_or_base64
-from tidelog.cli.tables import count, print_json, printable, size
+from tidelog.cli.tables import counted, print_json, printable, size
 from tidelog.cli.when import iso
 
 if TYPE_CHECKING:
@@ -52,10 +52,10 @@ APART = ("file", "kind", "position", "crc")
 
 @app.callback()
 def log() -> None:
-    """Look into log files, Tidelog's or Apache Kafka's.
+    """Dump and verify log files, Tidelog's or Apache Kafka's.
 
-    The files are only read. Under a running broker the last batch may be
-    half written: stop it first, or look at a copy.
+    Files are read, never written. While a broker is running, the last batch
+    may be incomplete: stop the broker first, or work on a copy.
 
     Examples:
 
@@ -67,14 +67,14 @@ def log() -> None:
 @app.command()
 def dump(
     path: Path,
-    records: Annotated[bool, typer.Option("--records", "-r", help="The records of each batch, too.")] = False,
+    records: Annotated[bool, typer.Option("--records", "-r", help="Print the records of each batch, too.")] = False,
     json: AsJson = False,
 ) -> None:
-    """Print what stands in log files: batches, index entries, checkpoints.
+    """Print what is in log files: batches, index entries, checkpoints.
 
-    One entry a line, with its position in the file. What is as usual is
-    left out of a line; --json has everything, one object a line. Exit
-    code 1 when damage was met.
+    One entry per line, with its position in the file. Fields with their
+    usual values are left out; --json prints all, one object per line. The
+    exit code is 1 if there is damage.
 
     Examples:
 
@@ -97,7 +97,7 @@ def dump(
                 print(f"{as_typed(str(file), full_path, path)}:")
             print(entry_text(entry))
     if damaged:
-        raise CommandError("damage was found: see above (tidelog log verify finds all of it)")
+        raise CommandError("there is damage, see above (tidelog log verify finds all of it)")
 
 
 @app.command()
@@ -108,8 +108,8 @@ def verify(
 ) -> None:
     """Find every defect in log files.
 
-    Batches and their CRC, every record, indexes, snapshots, checkpoints.
-    Exit code 1 when there is damage; notes are not damage.
+    Checks batches and their CRC, every record, indexes, snapshots and
+    checkpoints. The exit code is 1 if there is damage; notes are no damage.
 
     Examples:
 
@@ -127,28 +127,48 @@ def verify(
     for finding in result.findings:
         file = as_typed(finding.path, full_path, path)
         print(printable(f"{finding.severity}: {file} at {finding.position}: {finding.reason}"))
-    what = [f"{count(result.files)} files", size(result.bytes), f"{count(result.batches)} batches"]
+    what = [counted(result.files, "file"), size(result.bytes), counted(result.batches, "batch", "batches")]
     if records:
-        what.append(f"{count(result.records)} records")
-    damages = sum(finding.severity == "damage" for finding in result.findings)
-    print(f"{', '.join(what)}: {f'{damages} damaged' if damages else 'no damage'}")
+        what.append(counted(result.records, "record"))
+    defects = sum(finding.severity == "damage" for finding in result.findings)
+    print(f"{', '.join(what)}: {counted(defects, 'defect') if defects else 'no damage'}")
     raise typer.Exit(1 if result.damaged else 0)
 
 
 @contextmanager
 def reading(path: str) -> "Iterator[tuple[LocalDisk, str]]":
-    """A disk, and the path as the library takes it. Raises CommandError for what cannot be read."""
+    """A disk, and the path as the library takes it. Raises CommandError for what cannot be read, or is no log."""
     from tidelog.runtime.disk import LocalDisk
 
     disk = LocalDisk()
+    full_path = os.path.abspath(path)  # noqa: PTH100 - not resolved: what is shown is what was typed
     try:
-        yield disk, os.path.abspath(path)  # noqa: PTH100 - not resolved: what is shown is what was typed
+        if not is_log(disk, full_path):
+            raise CommandError(
+                f"{path} is none of Tidelog's or Kafka's log files, nor a partition's directory or a data directory"
+            )
+        yield disk, full_path
     except BrokenPipeError:
         raise
     except OSError as error:
         raise CommandError(f"{error.filename or path}: {error.strerror}") from error
     finally:
         disk.close()
+
+
+def is_log(disk: "LocalDisk", path: str) -> bool:
+    """Whether a broker wrote it, as far as names tell: they say how a file is to be read. Raises OSError."""
+    from tidelog.log.file_kinds import Kind, file_kind, partition_of
+
+    def of_a_log(name: str) -> bool:
+        return file_kind(name).kind not in (Kind.OTHER, Kind.LEFT)
+
+    if not disk.is_dir(path):
+        disk.size(path)  # it must be there
+        return file_kind(os.path.basename(path)).kind is not Kind.OTHER  # noqa: PTH119
+    names = disk.list(path)
+    partitions = [f"{path}/{name}" for name in names if partition_of(name) and disk.is_dir(f"{path}/{name}")]
+    return any(map(of_a_log, names)) or any(of_a_log(name) for child in partitions for name in disk.list(child))
 
 
 def as_typed(file: str, full_path: str, path: str) -> str:

@@ -8,10 +8,19 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from tidelog.cli.connection import LOCALHOST, Bootstrap, ClientSettings, Connection, connect, kafka_error, key_value
+from tidelog.cli.connection import (
+    LOCALHOST,
+    Bootstrap,
+    ClientSettings,
+    Connection,
+    Outage,
+    connect,
+    kafka_error,
+    key_value,
+)
 from tidelog.cli.errors import CommandError, UsageError
 from tidelog.cli.records import Headers, RecordJsonError, record_from_json
-from tidelog.cli.tables import count, size
+from tidelog.cli.tables import count, counted, size
 
 if TYPE_CHECKING:
     from confluent_kafka import KafkaError, Message, Producer
@@ -35,31 +44,32 @@ class Line(NamedTuple):
 def produce(
     topic: Annotated[str, typer.Argument(metavar="TOPIC", show_default=False, help="Where to write.")],
     key_separator: Annotated[
-        str | None, typer.Option("--key-separator", "-K", metavar="TEXT", help="Splits a line into key and value.")
+        str | None, typer.Option("--key-separator", "-K", metavar="TEXT", help="Separates key and value in a line.")
     ] = None,
     key: Annotated[str | None, typer.Option("--key", "-k", metavar="TEXT", help="The key of every record.")] = None,
     header: Annotated[
         list[str], typer.Option("--header", "-H", metavar="KEY=VALUE", show_default=False, help="Repeatable.")
     ] = [],  # noqa: B006 - typer copies it
     partition: Annotated[
-        int | None, typer.Option("--partition", "-p", min=0, metavar="N", help="Only this; else by the key's hash.")
+        int | None, typer.Option("--partition", "-p", min=0, metavar="N", help="Default: by the key's hash.")
     ] = None,
     null_marker: Annotated[
-        str | None, typer.Option("--null-marker", metavar="TEXT", help="A key or value of this text is null.")
+        str | None, typer.Option("--null-marker", metavar="TEXT", help="This text as key or value means null.")
     ] = None,
-    json_lines: Annotated[bool, typer.Option("--json", help="Lines are JSON as consume --json prints it.")] = False,
-    acks: Annotated[str, typer.Option("--acks", "-a", metavar="|".join(ACKS), help="Who must have a record.")] = "all",
+    json_lines: Annotated[bool, typer.Option("--json", help="Lines are JSON, as from consume --json.")] = False,
+    acks: Annotated[
+        str, typer.Option("--acks", "-a", metavar="|".join(ACKS), help="Which replicas must have a record.")
+    ] = "all",
     compression: Annotated[
         str, typer.Option("--compression", "-z", metavar="CODEC", help="none, gzip, snappy, lz4 or zstd.")
     ] = "none",
     bootstrap: Bootstrap = LOCALHOST,
     client: ClientSettings = [],  # noqa: B006
 ) -> None:
-    r"""Write the lines of stdin to a topic, one record a line.
+    r"""Write the lines of stdin to a topic, one record per line.
 
-    Records reach the broker while you type; what was written is summed up
-    on stderr at the end. Keys go to partitions as Kafka's Java client
-    sends them.
+    Records are sent as you type; a summary is printed to stderr at the
+    end. A key goes to the partition that Kafka's Java client would choose.
 
     Examples:
 
@@ -76,7 +86,7 @@ def produce(
     if key is not None and key_separator is not None:
         raise UsageError("--key and --key-separator do not go together: every record has one key")
     if json_lines and (key_separator is not None or null_marker is not None):
-        raise UsageError("--json lines say their own keys and nulls: leave out --key-separator and --null-marker")
+        raise UsageError("--json lines have their own keys and nulls: leave out --key-separator and --null-marker")
     headers: Headers = [*(key_value(text, "--header", "source=import") for text in header)]
     if json_lines:
         parse = json_parser(key, headers)
@@ -91,7 +101,7 @@ def produce(
 def lines() -> Iterator[bytes]:
     """The lines of stdin without their ends."""
     if sys.stdin.isatty():
-        print("Type one record a line; Ctrl-D ends.", file=sys.stderr)
+        print("Type one record per line; Ctrl-D ends.", file=sys.stderr)
     for line in sys.stdin.buffer:
         yield line.removesuffix(b"\n").removesuffix(b"\r")
 
@@ -111,14 +121,14 @@ def text_parser(separator: str | None, key: str | None, headers: Headers, null_m
         if split is not None:
             found, middle, value = line.partition(split)
             if not middle:
-                raise CommandError(f"line {number} has no {separator!r} between key and value")
+                raise CommandError(f"line {number} has no separator {separator!r} between key and value")
         if null is not None:
             found = None if found == null else found
             value = None if value == null else value
         return Line(found, value, headers)
 
     if split == b"":
-        raise UsageError("--key-separator needs a text")
+        raise UsageError("--key-separator must not be empty")
     return parse
 
 
@@ -129,7 +139,7 @@ def json_parser(key: str | None, headers: Headers) -> Parser:
         try:
             found, value, own_headers = record_from_json(json.loads(line))
         except (ValueError, RecordJsonError) as error:
-            raise CommandError(f"line {number} is not a record in JSON: {error}") from None
+            raise CommandError(f"line {number} is not a JSON record: {error}") from None
         return Line(fixed_key if fixed_key is not None else found, value, [*own_headers, *headers])
 
     return parse
@@ -148,8 +158,10 @@ class Writer:
         self.started = time.monotonic()
         self.shown = self.started
         self.live = sys.stderr.isatty() and not sys.stdin.isatty()
+        self.outage = Outage()
         self.producer: Producer = connection.producer(
             {
+                "error_cb": self.outage,
                 "acks": acks,
                 "enable.idempotence": acks == "all",  # no gaps and no repeats where the broker can promise it
                 "compression.type": compression,
@@ -196,6 +208,7 @@ class Writer:
             except KafkaException as error:
                 raise kafka_error(error, f"record {self.read}") from error
             self.producer.poll(0)
+            self.outage.tell()
             return
 
     def delivered(self, error: "KafkaError | None", message: "Message") -> None:
@@ -208,6 +221,7 @@ class Writer:
 
     def finish(self) -> None:
         while self.producer.flush(0.2):
+            self.outage.tell()
             if self.live:
                 self.show_progress()
         if self.live:
@@ -216,8 +230,7 @@ class Writer:
         if self.failed and not self.written:
             return
         rate = f" in {seconds:.1f} s ({count(round(self.written / seconds))}/s)" if self.written >= 1000 else ""
-        noun = "record" if self.written == 1 else "records"
-        print(f"{count(self.written)} {noun}, {size(self.written_bytes)}, to {self.topic}{rate}", file=sys.stderr)
+        print(f"{counted(self.written, 'record')}, {size(self.written_bytes)}, to {self.topic}{rate}", file=sys.stderr)
 
     def show_progress(self) -> None:
         now = time.monotonic()
@@ -225,7 +238,6 @@ class Writer:
             return
         self.shown = now
         rate = self.written / (now - self.started)
-        line = (
-            f"{count(self.written)} records written, {count(self.read - self.written)} waiting, {count(round(rate))}/s"
-        )
+        waiting = self.read - self.written
+        line = f"{counted(self.written, 'record')} written, {count(waiting)} waiting, {count(round(rate))}/s"
         print(f"\r\x1b[K{line}", end="", file=sys.stderr, flush=True)

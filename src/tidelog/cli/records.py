@@ -124,11 +124,11 @@ def record_from_json(document: object) -> tuple[bytes | None, bytes | None, Head
     Raises RecordJsonError.
     """
     if not isinstance(document, dict) or not ({"value", "value_base64"} & set(document)):
-        raise RecordJsonError('an object with "value" is wanted')
+        raise RecordJsonError('it must be an object with "value"')
     headers: Headers = []
     for header in document.get("headers") or []:
         if not isinstance(header, dict) or not isinstance(header.get("key"), str):
-            raise RecordJsonError('"headers" is a list of objects with "key" and "value"')
+            raise RecordJsonError('"headers" must be a list of objects with "key" and "value"')
         headers.append((header["key"], data_from_json(header, "value")))
     return data_from_json(document, "key"), data_from_json(document, "value"), headers
 

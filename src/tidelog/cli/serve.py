@@ -10,10 +10,10 @@ from typing import Protocol
 
 from tidelog import __version__
 from tidelog.cli.event_loop import new_event_loop
-from tidelog.cli.failures import explain
 from tidelog.cli.logs import configure_logging
 from tidelog.cli.start import FAILED, Options
 from tidelog.config.broker_config import BrokerConfig, ConfigError
+from tidelog.runtime.failures import IN_PYTHON, ON_THE_COMMAND_LINE, explain
 from tidelog.runtime.interfaces import Runtime
 
 log = logging.getLogger("tidelog.cli")
@@ -109,6 +109,8 @@ async def run_broker(
         from tidelog.cli.parent import watch_parent
 
         watch_parent(loop, parent_pipe, on_orphaned)
+    # A program that started us as its child gave host, port and data in Python.
+    remedies = ON_THE_COMMAND_LINE if parent_pipe is None else IN_PYTHON
     runtime = make_runtime()
     try:
         broker = make_broker(config, runtime)
@@ -124,8 +126,9 @@ async def run_broker(
         await stopping
         await broker.stop()
     except Exception as error:
-        endpoint = config.endpoints[0]
-        return fail(explain(error, config.data_directory, f"{endpoint.host}:{endpoint.port}"))
+        host, port = config.endpoints[0].host, config.endpoints[0].port
+        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        return fail(explain(error, config.data_directory, address, remedies))
     finally:
         await runtime.close()
     return 0

@@ -11,26 +11,28 @@ app = typer.Typer(add_completion=False)
 @app.command()
 def start(
     config: Annotated[
-        str, typer.Option(metavar="FILE", show_default=False, help="Settings, one KEY=VALUE a line.")
+        str, typer.Option(metavar="FILE", show_default=False, help="Settings, one KEY=VALUE per line.")
     ] = "",
-    data: Annotated[str, typer.Option(metavar="DIR", help="Where the log lives; made if absent.")] = "./tidelog-data",
+    data: Annotated[
+        str, typer.Option(metavar="DIR", help="Where the data lives; created if missing.")
+    ] = "./tidelog-data",
     listen: Annotated[str, typer.Option(metavar="HOST:PORT", help="Port 0 picks a free one.")] = "127.0.0.1:9092",
     set: Annotated[
         list[str],
-        typer.Option(metavar="KEY=VALUE", show_default=False, help="One setting, by Kafka's name; repeatable."),
+        typer.Option(metavar="KEY=VALUE", show_default=False, help="A setting, by Kafka's name; repeatable."),
     ] = [],  # noqa: B006 - typer copies it
     log_level: Annotated[
-        str, typer.Option(metavar="LEVEL", help="Of the log on stderr: debug, info, warning, error.")
+        str, typer.Option(metavar="LEVEL", help="What is logged to stderr: debug, info, warning or error.")
     ] = "info",
 ) -> None:
     r"""Run a broker in the foreground.
 
-    Once it accepts connections it prints one line with its address.
-    SIGTERM or Ctrl-C stops it in order.
+    It prints one line with its address once it accepts connections.
+    SIGTERM or Ctrl-C shuts it down cleanly.
 
     Settings have Kafka's names. They come from the file, then from the
     environment (TIDELOG_NUM_PARTITIONS is num.partitions), then from the
-    flags; the last one counts.
+    command line; later ones override earlier ones.
 
     Examples:
 

@@ -119,6 +119,11 @@ def count(number: int) -> str:
     return f"{number:,}"
 
 
+def counted(number: int, noun: str, plural: str = "") -> str:
+    """1 record, 0 records, 1,204,000 records; 2 batches with a `plural` of its own."""
+    return f"{count(number)} {noun if number == 1 else plural or noun + 's'}"
+
+
 def cell(number: int) -> str:
     """A number in a table: as `count` at a terminal, bare digits for a program that reads the columns."""
     return count(number) if sys.stdout.isatty() else str(number)

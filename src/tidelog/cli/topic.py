@@ -8,7 +8,7 @@ import typer
 from tidelog.cli import cluster
 from tidelog.cli.connection import ANSWER_S, LOCALHOST, AsJson, Bootstrap, ClientSettings, answer, connect, key_value
 from tidelog.cli.errors import CommandError, UsageError
-from tidelog.cli.tables import Column, Table, cell, count, heading, listed, print_json, print_table, size
+from tidelog.cli.tables import Column, Table, cell, counted, heading, listed, print_json, print_table, size
 from tidelog.cli.when import span
 
 if TYPE_CHECKING:
@@ -41,14 +41,14 @@ def topic() -> None:
 def create(
     name: Name,
     partitions: Annotated[
-        int | None, typer.Option("--partitions", "-p", min=1, metavar="N", help="How many; else the broker's default.")
+        int | None, typer.Option("--partitions", "-p", min=1, metavar="N", help="How many; default: the broker's.")
     ] = None,
     replicas: Annotated[
         int | None,
-        typer.Option("--replicas", "-r", min=1, metavar="N", help="Copies of each; else the broker's default."),
+        typer.Option("--replicas", "-r", min=1, metavar="N", help="Copies of each; default: the broker's."),
     ] = None,
     set: Settings = [],  # noqa: B006 - typer copies it
-    if_not_exists: Annotated[bool, typer.Option("--if-not-exists", help="An existing topic is no error.")] = False,
+    if_not_exists: Annotated[bool, typer.Option("--if-not-exists", help="Succeed if the topic exists.")] = False,
     bootstrap: Bootstrap = LOCALHOST,
     client: ClientSettings = [],  # noqa: B006
 ) -> None:
@@ -70,7 +70,7 @@ def create(
     error = future.exception()
     exists = isinstance(error, KafkaException) and error.args[0].code() == KafkaError.TOPIC_ALREADY_EXISTS
     if if_not_exists and exists:
-        print(f"Topic {name} exists already.")
+        print(f"Topic {name} already exists.")
         return
     answer(future, f"topic {name}")
     print(f"Created topic {name}.")
@@ -79,9 +79,9 @@ def create(
 @app.command("list")
 def list_topics(
     internal: Annotated[
-        bool, typer.Option("--internal", help="With the topics that brokers keep for themselves.")
+        bool, typer.Option("--internal", help="Include topics that brokers keep for themselves.")
     ] = False,
-    names: Annotated[bool, typer.Option("--names", help="Only the names, one a line.")] = False,
+    names: Annotated[bool, typer.Option("--names", help="Print names only, one per line.")] = False,
     json: AsJson = False,
     bootstrap: Bootstrap = LOCALHOST,
     client: ClientSettings = [],  # noqa: B006
@@ -138,7 +138,7 @@ def trouble(topic: cluster.TopicState) -> str:
 @app.command()
 def describe(
     topics: Annotated[list[str], typer.Argument(metavar="TOPIC...", show_default=False, help="One topic or several.")],
-    all_settings: Annotated[bool, typer.Option("--all", help="Every setting, not only those of the topic.")] = False,
+    all_settings: Annotated[bool, typer.Option("--all", help="Every setting, defaults included.")] = False,
     json: AsJson = False,
     bootstrap: Bootstrap = LOCALHOST,
     client: ClientSettings = [],  # noqa: B006
@@ -166,7 +166,7 @@ def describe(
         if settings[topic.name]:
             print_table(settings_table(settings[topic.name]))
         else:
-            print("Every setting is at its default (--all shows them).")
+            print("All settings have their defaults (--all shows them).")
 
 
 def shown_settings(admin: "AdminClient", topic: str, every: bool) -> list[cluster.Setting]:
@@ -251,11 +251,11 @@ def delete(
     found = cluster.describe(admin, topics)
     if not yes:
         if not sys.stdin.isatty():
-            raise UsageError("nobody can be asked here: say --yes to delete")
+            raise UsageError("stdin is not a terminal, so nobody can confirm this: add --yes to delete")
         offsets = cluster.offsets(admin, found)
         for topic in found:
             records = sum(known.records for (name, _), known in offsets.items() if name == topic.name)
-            typer.confirm(f"Delete topic {topic.name} with {count(records)} records?", abort=True)
+            typer.confirm(f"Delete topic {topic.name} with {counted(records, 'record')}?", abort=True)
     for name, future in admin.delete_topics([topic.name for topic in found], request_timeout=ANSWER_S).items():
         answer(future, f"topic {name}")
         print(f"Deleted topic {name}.")
@@ -264,16 +264,18 @@ def delete(
 @app.command("add-partitions")
 def add_partitions(
     name: Name,
-    total: Annotated[int, typer.Argument(metavar="TOTAL", min=1, show_default=False, help="How many there shall be.")],
+    total: Annotated[
+        int, typer.Argument(metavar="TOTAL", min=1, show_default=False, help="The new number of partitions.")
+    ],
     bootstrap: Bootstrap = LOCALHOST,
     client: ClientSettings = [],  # noqa: B006
 ) -> None:
     """Give a topic more partitions.
 
-    TOTAL is the new number, not how many come on top.
+    TOTAL is how many it will have, not how many are added.
 
-    Records stay where they are, and a key may move: its new records can go
-    to another partition than its old ones.
+    Existing records stay where they are. A key may move: its new records
+    can go to a different partition than its old ones.
 
     Examples:
 
@@ -285,9 +287,11 @@ def add_partitions(
     (topic,) = cluster.describe(admin, [name])
     have = len(topic.partitions)
     if total <= have:
-        raise CommandError(f"topic {name} has {have} partitions: give a larger number, partitions are never taken away")
+        raise CommandError(
+            f"topic {name} has {counted(have, 'partition')}: give a larger number, partitions cannot be removed"
+        )
     answer(admin.create_partitions([NewPartitions(name, total)], request_timeout=ANSWER_S)[name], f"topic {name}")
-    print(f"Topic {name} has {total} partitions now ({have} before).")
+    print(f"Topic {name} now has {counted(total, 'partition')} (it had {have}).")
 
 
 @app.command("config")
@@ -295,11 +299,9 @@ def configure(
     name: Name,
     set: Settings = [],  # noqa: B006
     unset: Annotated[
-        list[str], typer.Option("--unset", metavar="KEY", show_default=False, help="Back to the default; repeatable.")
+        list[str], typer.Option("--unset", metavar="KEY", show_default=False, help="Reset to the default; repeatable.")
     ] = [],  # noqa: B006
-    all_settings: Annotated[
-        bool, typer.Option("--all", help="Show every setting, not only those of the topic.")
-    ] = False,
+    all_settings: Annotated[bool, typer.Option("--all", help="Show every setting, defaults included.")] = False,
     json: AsJson = False,
     bootstrap: Bootstrap = LOCALHOST,
     client: ClientSettings = [],  # noqa: B006
@@ -323,7 +325,7 @@ def configure(
     elif settings:
         print_table(settings_table(settings))
     else:
-        print(f"Every setting of topic {name} is at its default (--all shows them).", file=sys.stderr)
+        print(f"All settings of topic {name} have their defaults (--all shows them).", file=sys.stderr)
 
 
 def change_settings(admin: "AdminClient", topic: str, changes: list[tuple[str, str]], unset: list[str]) -> None:

@@ -95,10 +95,11 @@ class BrokerConfig:
         flags: Mapping[str, str] = {},
         *,
         read: Callable[[str], bytes] | None = None,
+        flags_origin: str = "the command line",
     ) -> "BrokerConfig":
         """Settings from the file at `file` (through `read`), TIDELOG_* variables and flags (names as in the file).
 
-        Raises ConfigError, and what `read` raises.
+        `flags_origin` is what errors call the place of the flags. Raises ConfigError, and what `read` raises.
         """
         static: dict[str, Setting] = {}
         if file is not None:
@@ -106,8 +107,8 @@ class BrokerConfig:
             static.update(_from_file(file, read(file)))
         static.update(_from_environment(environment))
         for name, text in flags.items():
-            _known(name, "the command line")
-            static[name] = Setting(text, "the command line")
+            _known(name, flags_origin)
+            static[name] = Setting(text, flags_origin)
         return cls(_with_node_id(static))
 
     # What is in force

@@ -13,7 +13,9 @@ app = typer.Typer(add_completion=False, no_args_is_help=True)
 
 @app.callback()
 def demo() -> None:
-    """Demonstrations on real data.
+    """See Tidelog at work on real data.
+
+    Examples:
 
     $ tidelog demo flash-sale
     """
@@ -22,16 +24,26 @@ def demo() -> None:
 @app.command("flash-sale")
 def flash_sale(
     directory: Annotated[
-        Path | None, typer.Option(help="Where its files go; a new temporary directory by default.", file_okay=False)
+        Path | None,
+        typer.Option(
+            "--directory", metavar="DIR", show_default=False, help="Default: a new temporary one.", file_okay=False
+        ),
     ] = None,
-    spark: Annotated[bool, typer.Option(help="Run the pipeline; needs the extra spark.")] = True,
-    orders_per_s: Annotated[int, typer.Option(min=1, help="What one worker may do a second.")] = 700,
-    expiry: Annotated[float, typer.Option(min=0.1, help="Seconds after which an order is dropped.")] = 15.0,
-    bursts: Annotated[int, typer.Option(min=1, help="In how many bursts the orders come.")] = 3,
+    spark: Annotated[bool, typer.Option("--spark/--no-spark", help="Run the Spark pipeline.")] = True,
+    orders_per_s: Annotated[
+        int, typer.Option("--orders-per-s", min=1, metavar="N", help="Limit of each worker.")
+    ] = 700,
+    expiry: Annotated[
+        float, typer.Option("--expiry", min=0.1, metavar="SECONDS", help="An order waits no longer.")
+    ] = 15.0,
+    bursts: Annotated[int, typer.Option("--bursts", min=1, metavar="N", help="Orders arrive in N bursts.")] = 3,
 ) -> None:
-    """Run a flash sale: 24,700 real orders in bursts, two workers, one of them killed.
+    """Run a flash sale: 24,697 real orders in bursts, a worker killed with -9.
 
-    Nothing is oversold or decided twice; a checker that reads topics, ledger and Parquet itself says so.
+    Nothing is oversold or decided twice, which a checker verifies on its
+    own from topics, ledger and Parquet files. The pipeline needs the extra spark.
+
+    Examples:
 
     $ tidelog demo flash-sale
     $ tidelog demo flash-sale --no-spark --expiry 5
@@ -47,11 +59,11 @@ def flash_sale(
             import pyspark  # noqa: F401
         except ImportError as error:
             raise CommandError(
-                f"the pipeline needs {error.name}: pip install 'tidelog[spark]', or leave it out with --no-spark"
+                f"the Spark pipeline needs {error.name}: pip install 'tidelog[spark]', or use --no-spark"
             ) from None
     where = directory or Path(tempfile.mkdtemp(prefix="tidelog-flash-sale-"))
     if where.exists() and any(where.iterdir()):
-        raise CommandError(f"{where} is not empty: name a new directory")
+        raise CommandError(f"{where} is not empty: choose a new directory")
     console = Console()
     plan = Plan(where.absolute(), spark, orders_per_s, round(expiry * 1000), bursts)
     try:

@@ -7,9 +7,12 @@ import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol, Self
+from typing import TYPE_CHECKING, Protocol, Self
 
 from tidelog.testing.failure import BrokerFailedError
+
+if TYPE_CHECKING:
+    from tidelog.config.broker_config import BrokerConfig
 
 __all__ = ["Broker", "BrokerFailedError"]
 
@@ -92,17 +95,39 @@ class Broker:
         """Start it; returns once it accepts connections. Raises BrokerFailedError with what it said."""
         if self._running is not None:
             raise RuntimeError("the broker runs already")
+        made = self.data is None
         if self.data is None:
             self.data = Path(tempfile.mkdtemp(prefix="tidelog-"))
+        try:
+            self._running = self._run(self.data)
+        except BaseException:
+            # What this start made goes again; a temporary directory with records in it waits for `stop`.
+            if made:
+                self._remove_temporary()
+            raise
+        self.host, self.port = self._running.host, self._running.port
+
+    def _run(self, data: Path) -> Running:
+        """A broker that accepts connections. Raises BrokerFailedError."""
+        config = self._config(data)
         if self.process:
             from tidelog.testing.child import BrokerProcess
 
-            self._running = BrokerProcess(self.host, self.port, self.data, self.settings)
-        else:
-            from tidelog.testing.thread import BrokerThread
+            return BrokerProcess(self.host, self.port, data, self.settings)
+        from tidelog.testing.thread import BrokerThread
 
-            self._running = BrokerThread(self.host, self.port, self.data, self.settings)
-        self.host, self.port = self._running.host, self._running.port
+        return BrokerThread(config)
+
+    def _config(self, data: Path) -> "BrokerConfig":
+        """Its settings, checked here for both kinds: they are given in Python. Raises BrokerFailedError."""
+        from tidelog.config.broker_config import BrokerConfig, ConfigError
+
+        address = f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        own = {"listeners": f"PLAINTEXT://{address}", "log.dirs": str(data)}
+        try:
+            return BrokerConfig.load(flags=self.settings | own, flags_origin="settings")
+        except ConfigError as error:
+            raise BrokerFailedError(str(error)) from error
 
     def stop(self) -> None:
         """Stop it in order; a temporary data directory goes too. Does nothing when it does not run.
@@ -114,9 +139,7 @@ class Broker:
             if running is not None:
                 running.stop()
         finally:
-            if self._temporary and self.data is not None:
-                shutil.rmtree(self.data, ignore_errors=True)
-                self.data = None
+            self._remove_temporary()
 
     def kill(self) -> None:
         """kill -9; the data stays for `start`. Raises RuntimeError unless it is a process."""
@@ -129,6 +152,11 @@ class Broker:
         if running is not None:
             running.stop()
         self.start()
+
+    def _remove_temporary(self) -> None:
+        if self._temporary and self.data is not None:
+            shutil.rmtree(self.data, ignore_errors=True)
+            self.data = None
 
     def _now_running(self) -> Running:
         if self._running is None:

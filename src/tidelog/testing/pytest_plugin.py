@@ -24,7 +24,7 @@ def _scope(fixture_name: str, config: pytest.Config) -> Any:
 
 @pytest.fixture(scope="session")
 def tidelog_settings() -> Mapping[str, object]:
-    """Broker settings by Kafka's names. Define it anew in a conftest.py or a test module to change them."""
+    """Broker settings by Kafka's names. Override it in a conftest.py or a test module to change them."""
     return {}
 
 

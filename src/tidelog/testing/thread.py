@@ -4,11 +4,10 @@ import asyncio
 import contextlib
 import os
 import threading
-from collections.abc import Mapping
-from pathlib import Path
 
 from tidelog.broker.broker import Broker
-from tidelog.config.broker_config import BrokerConfig, ConfigError
+from tidelog.config.broker_config import BrokerConfig
+from tidelog.runtime.failures import IN_PYTHON, explain
 from tidelog.runtime.real import real_runtime
 from tidelog.testing.failure import BrokerFailedError
 
@@ -19,16 +18,9 @@ class BrokerThread:
     Raises BrokerFailedError, with the broker's own error as its cause.
     """
 
-    def __init__(self, host: str, port: int, data: Path, settings: Mapping[str, str]) -> None:
-        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        try:
-            self._config = BrokerConfig.load(
-                flags={**settings, "listeners": f"PLAINTEXT://{address}", "log.dirs": str(data)}
-            )
-        except ConfigError as error:
-            raise BrokerFailedError(str(error)) from error
-        self.host = host
-        self.port = port
+    def __init__(self, config: BrokerConfig) -> None:
+        self._config = config
+        self.host, self.port = config.endpoints[0].host, config.endpoints[0].port
         self.pid = os.getpid()
         self._ready = threading.Event()
         self._error: BaseException | None = None
@@ -45,7 +37,7 @@ class BrokerThread:
             raise
         if self._error is not None:
             self._thread.join()
-            raise BrokerFailedError(str(self._error)) from self._error
+            raise BrokerFailedError(self._why(self._error)) from self._error
 
     def stop(self) -> None:
         # Either the thread, still starting, sees the flag, or we see its loop.
@@ -55,13 +47,19 @@ class BrokerThread:
                 self._loop.call_soon_threadsafe(self._asked_to_stop.set)
         self._thread.join()
         if self._error is not None:
-            raise BrokerFailedError(str(self._error)) from self._error
+            raise BrokerFailedError(f"the broker failed: {self._error}") from self._error
 
     def kill(self) -> None:
         raise RuntimeError("only a broker in a process of its own can be killed: Broker(process=True)")
 
     def log(self) -> str:
         return ""
+
+    def _why(self, error: BaseException) -> str:
+        if not isinstance(error, Exception):
+            return f"the start was broken off: {type(error).__name__}"
+        address = f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        return explain(error, self._config.data_directory, address, IN_PYTHON)
 
     def _main(self) -> None:
         try:

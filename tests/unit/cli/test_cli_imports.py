@@ -20,7 +20,7 @@ START_PACKAGES = {"tidelog", "uvloop", "_cython", "cython_runtime"}
 START_TIDELOG = {
     "api", "broker", "cli", "config", "coordinator", "log", "metadata", "model", "replication", "runtime", "wire",
 }  # fmt: skip
-START_CLI = {"main", "start", "serve", "logs", "failures", "event_loop"}
+START_CLI = {"main", "start", "serve", "logs", "event_loop"}
 START_NOT_OF_THE_LIBRARY = {
     "argparse", "ctypes", "decimal", "difflib", "email", "html", "http", "multiprocessing", "pickle", "shutil",
     "tempfile", "unittest", "uuid", "xml",

@@ -57,7 +57,7 @@ def test_a_flipped_byte_is_found_with_path_and_position(data: Path, capsys: pyte
     damage, summary = capsys.readouterr().out.splitlines()
     assert damage.startswith(f"damage: {path} at ")
     assert "CRC" in damage
-    assert summary.endswith(": 1 damaged")
+    assert summary.endswith(": 1 defect")
 
 
 def test_findings_as_json(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -102,7 +102,7 @@ def test_a_dump_meets_damage(data: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert main(["log", "dump", str(path)]) == 1
     printed = capsys.readouterr()
     assert " damage  reason=" in printed.out.splitlines()[-1]
-    assert printed.err == "Error: damage was found: see above (tidelog log verify finds all of it)\n"
+    assert printed.err == "Error: there is damage, see above (tidelog log verify finds all of it)\n"
 
 
 @pytest.mark.parametrize("command", ["dump", "verify"])
@@ -110,6 +110,33 @@ def test_what_is_not_there(command: str, tmp_path: Path, capsys: pytest.CaptureF
     path = tmp_path / "nowhere"
     assert main(["log", command, str(path)]) == 1
     assert capsys.readouterr().err == f"Error: {path}: No such file or directory\n"
+
+
+@pytest.mark.parametrize("command", ["dump", "verify"])
+def test_what_is_no_log(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "polkit-1").mkdir()
+    (tmp_path / "polkit-1" / "rules").touch()
+    (tmp_path / "passwd").touch()
+    (tmp_path / "passwd.tmp").touch()
+    for path in (tmp_path, tmp_path / "polkit-1", tmp_path / "passwd"):
+        assert main(["log", command, str(path)]) == 1
+        assert capsys.readouterr() == (
+            "",
+            f"Error: {path} is none of Tidelog's or Kafka's log files, nor a partition's directory or a data"
+            " directory\n",
+        )
+
+
+@pytest.mark.parametrize("part", ["", "orders-0", f"orders-0/{SEGMENT}", "meta.properties"])
+def test_what_is_a_log(part: str, data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for command in ("dump", "verify"):
+        assert main(["log", command, str(data / part)]) == 0
+        assert capsys.readouterr().err == ""
+
+
+def test_one_is_not_plural(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["log", "verify", str(data / "meta.properties")]) == 0
+    assert capsys.readouterr().out.startswith("1 file, ")
 
 
 def test_lines_say_what_is_unusual() -> None:

@@ -15,7 +15,8 @@ from tidelog.cli.cluster import Offsets, PartitionState, TopicState, no_such_top
 from tidelog.cli.connection import host_port
 from tidelog.cli.errors import UsageError
 from tidelog.cli.group import ranges
-from tidelog.cli.lag import Lag, Progress, lag_table, measured
+from tidelog.cli.lag import Lag, lag_table, total
+from tidelog.cli.lag_watch import Progress, fitting, measured, shortened, watch_table, whole_table
 from tidelog.cli.measure import Point, percentile, rates
 from tidelog.cli.plots import line_plot, short_number
 from tidelog.cli.tables import Column, Table, print_table, printable, size
@@ -202,11 +203,106 @@ def test_the_lag_table() -> None:
         ["9", "7", "0", ""],
         ["-", "50", "-", ""],
     ]
-    assert table.footer[5] == "800"
-    watched = lag_table(lags, {("g", "t", 0): Progress(200, 0)})
-    assert watched.rows[0][6:] == ["200", "0", "4 s"]
-    assert watched.rows[2][6:] == ["", "", ""]
-    assert watched.footer[6:] == ["200", "0", "4 s"]
+    assert table.footer[5] == "800+"
+
+
+@pytest.mark.parametrize(
+    ("lags", "text"),
+    [
+        ([], "-"),
+        ([lag(0, None, 50)], "-"),
+        ([lag(0, None, 0)], "0"),
+        ([lag(0, 3, 5), lag(1, None, 0)], "2"),
+        ([lag(0, 3, 5), lag(1, None, 9)], "2+"),
+        ([lag(0, 5, 5), lag(1, None, 9)], "0+"),
+        ([lag(0, 3, 5), lag(1, 4, None)], "2+"),
+    ],
+)
+def test_a_sum_says_when_it_is_not_the_whole(lags: list[Lag], text: str) -> None:
+    assert total(lags).text() == text
+
+
+def wide(groups: int, partitions: int, name: str = "x") -> list[Lag]:
+    return [
+        Lag(f"group-{name}-{g}", f"topic-{name}", p, 1_000_000_000, 1_000_000_000 + 1000 * p, "client@host")
+        for g in range(groups)
+        for p in range(partitions)
+    ]
+
+
+def all_progress(lags: list[Lag]) -> dict[tuple[str, str, int], Progress]:
+    return {lag.place: Progress(123_456, 100_000) for lag in lags}
+
+
+def test_watched_lag_of_one_group() -> None:
+    lags = [lag(0, 300, 1100), lag(1, 9, None), lag(2, None, 50)]
+    table = watch_table(lags, {("g", "t", 0): Progress(200, 0)}, 80, 24)
+    assert table.title == "group g  topic t"
+    assert [column.title for column in table.columns][:4] == ["Partition", "Committed", "End", "Lag"]
+    assert table.rows == [
+        ["0", "300", "1100", "800", "200", "0", "4 s"],
+        ["1", "9", "-", "-", "", "", ""],
+        ["2", "-", "50", "-", "", "", ""],
+    ]
+    assert table.footer == ["all", "", "", "800+", "200", "0", "4 s"]
+
+
+def test_watched_lag_in_a_pipe_has_every_column_and_row() -> None:
+    lags = wide(1, 30)
+    table = whole_table(lags, all_progress(lags))
+    assert [column.title for column in table.columns][:5] == ["Group", "Topic", "Partition", "Committed", "End"]
+    assert [row[2] for row in table.rows] == [*map(str, range(30))]
+    assert table.rows[1] == [
+        "group-x-0",
+        "topic-x",
+        "1",
+        "1000000000",
+        "1000001000",
+        "1000",
+        "123456",
+        "100000",
+        "0.0 s",
+    ]
+
+
+def test_partitions_that_do_not_fit_are_one_row() -> None:
+    lags = wide(1, 30)
+    table = watch_table(lags, all_progress(lags), 80, 24)
+    assert [row[0] for row in table.rows] == [*map(str, range(13, 30)), "13 more"]
+    assert table.rows[-1][-4] == str(sum(1000 * p for p in range(13)))
+    assert table.footer[-4] == str(sum(1000 * p for p in range(30)))
+    assert fitting(lags, 30) == (lags, [])
+    assert [len(part) for part in fitting(lags, 29)] == [28, 2]
+
+
+@pytest.mark.parametrize(("width", "height"), [(80, 24), (120, 40), (60, 12)])
+@pytest.mark.parametrize(
+    "lags",
+    [wide(1, 12), wide(1, 200), wide(4, 50), wide(2, 20, "a-very-long-name-that-somebody-found-good-" * 2), []],
+    ids=["12", "200", "4 groups", "long names", "none"],
+)
+def test_a_watched_table_fits_a_terminal(lags: list[Lag], width: int, height: int) -> None:
+    code = (
+        "from tidelog.cli.lag import Lag; from tidelog.cli.lag_watch import *\n"
+        "from tidelog.cli.tables import print_table\n"
+        f"lags = [Lag(*one) for one in {[tuple(one) for one in lags]!r}]\n"
+        "progress = {one.place: Progress(123_456, 100_000) for one in lags}\n"
+        f"print_table(watch_table(lags, progress, {width}, {height}))"
+    )
+    lines = on_a_terminal(code, width, NO_COLOR="1").splitlines()
+    plain = [re.sub(r"\x1b\[[0-9;]*m", "", line) for line in lines]
+    assert len(plain) <= height - 1
+    assert max(map(len, plain)) <= width
+    if lags:
+        last = plain[-1].split()
+        assert last[0] == "all"
+        assert f"{sum(one.records or 0 for one in lags):,}" in last
+        assert sum(bool(re.match(r"\s*\S.*\d", line)) for line in plain) >= min(len(lags), height - 6)
+
+
+def test_names_are_shortened_in_the_middle() -> None:
+    assert shortened("orders", 6) == "orders"
+    assert shortened("orders-of-today-7", 9) == "orde…ay-7"
 
 
 # Measurements

@@ -7,7 +7,7 @@ from confluent_kafka import TIMESTAMP_CREATE_TIME, TIMESTAMP_NOT_AVAILABLE, Mess
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidelog.cli.consume import visible
+from tidelog.cli.consume import Where, beginning, visible
 from tidelog.cli.errors import CommandError, UsageError
 from tidelog.cli.produce import Line, json_parser, text_parser
 from tidelog.cli.records import RecordJsonError, TemplateError, record_from_json, template, to_json
@@ -131,9 +131,9 @@ def test_a_separator_splits_key_and_value_once() -> None:
     parse = text_parser("::", None, [], None)
     assert parse(1, b"k::v::w") == Line(b"k", b"v::w", [])
     assert parse(2, b"::v") == Line(b"", b"v", [])
-    with pytest.raises(CommandError, match=r"line 3 has no '::' between key and value"):
+    with pytest.raises(CommandError, match=r"line 3 has no separator '::' between key and value"):
         parse(3, b"k:v")
-    with pytest.raises(UsageError, match="--key-separator needs a text"):
+    with pytest.raises(UsageError, match="--key-separator must not be empty"):
         text_parser("", None, [], None)
 
 
@@ -149,7 +149,7 @@ def test_json_lines() -> None:
         b"k", b"v", [("h", b"x"), ("added", "1")]
     )
     assert json_parser("fixed", [])(1, b'{"key":"k","value":"v"}').key == b"fixed"
-    with pytest.raises(CommandError, match="line 7 is not a record in JSON"):
+    with pytest.raises(CommandError, match="line 7 is not a JSON record"):
         parse(7, b"{")
 
 
@@ -157,3 +157,19 @@ def test_what_would_steer_a_terminal_is_escaped() -> None:
     assert visible(b"a\tb\nc") == b"a\tb\nc"
     assert visible("é漢".encode()) == "é漢".encode()
     assert visible(b"\x1b[31m\r\x07\xff") == b"\\x1b[31m\\r\\x07\\xff"
+
+
+@pytest.mark.parametrize(
+    ("offset", "where"),
+    [
+        (None, Where(False, None, None)),
+        ("latest", Where(False, None, None)),
+        ("end", Where(False, None, None)),
+        ("earliest", Where(True, None, None)),
+        ("beginning", Where(True, None, None)),
+        ("0", Where(False, 0, None)),
+        ("-5", Where(False, -5, None)),
+    ],
+)
+def test_where_reading_begins(offset: str | None, where: Where) -> None:
+    assert beginning(False, offset, None) == where

@@ -17,11 +17,11 @@ from typing import Any, cast
 import pytest
 
 from tidelog.cli import serve, start
-from tidelog.cli.failures import explain
 from tidelog.cli.logs import OneLine
 from tidelog.cli.start import FLAGS, MisusedError, Options, parse
 from tidelog.cli.start_help import start as start_command
 from tidelog.config.broker_config import BrokerConfig, ConfigError
+from tidelog.runtime.failures import IN_PYTHON, ON_THE_COMMAND_LINE, explain
 from tidelog.runtime.interfaces import Runtime
 
 
@@ -151,7 +151,7 @@ def os_error(number: int, path: str | None = None) -> OSError:
         (os_error(errno.ENOSPC), "no space is left for /data (No space left on device): free some"),
         (os_error(errno.EMFILE), "Too many open files: raise the limit of open files"),
         (os_error(errno.ENOTDIR, "/data"), "/data is not a directory: choose another with --data DIR"),
-        (os_error(errno.ENOENT, "/data"), "/data cannot be made (No such file or directory): choose another"),
+        (os_error(errno.ENOENT, "/data"), "/data cannot be created (No such file or directory): choose another"),
         (BlockingIOError(errno.EWOULDBLOCK, "x"), "/data is in use by another broker"),
         (socket.gaierror(socket.EAI_NONAME, "Name not known"), "127.0.0.1:9092: unknown host (Name not known)"),
         (os_error(errno.EIO, "/data/t-0/0.log"), "/data/t-0/0.log: Input/output error"),
@@ -160,13 +160,14 @@ def os_error(number: int, path: str | None = None) -> OSError:
     ],
 )
 def test_reasons_are_one_line_with_what_to_do(error: Exception, line: str) -> None:
-    told = explain(error, "/data", "127.0.0.1:9092")
+    told = explain(error, "/data", "127.0.0.1:9092", ON_THE_COMMAND_LINE)
     assert told.startswith(line)
     assert "\n" not in told
+    assert "--" not in explain(error, "/data", "127.0.0.1:9092", IN_PYTHON)
 
 
 def test_a_defect_of_ours_says_so_and_logs_its_place(caplog: pytest.LogCaptureFixture) -> None:
-    assert explain(KeyError("x"), "/d", "h:1") == "internal error, please report it: KeyError: 'x'"
+    assert explain(KeyError("x"), "/d", "h:1", IN_PYTHON) == "internal error, please report it: KeyError: 'x'"
     assert caplog.records[0].exc_info is not None
 
 

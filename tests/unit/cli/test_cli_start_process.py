@@ -145,3 +145,18 @@ def test_a_second_signal_ends_it_at_once(start: Start, tmp_path: Path) -> None:
     assert broker.returncode in (128 + signal.SIGTERM, 128 + signal.SIGINT)
     again = start("--listen", "127.0.0.1:0", "--data", str(data))
     port_of(again, data)
+
+
+def test_the_log_says_how_the_directory_was_found(start: Start, tmp_path: Path) -> None:
+    data = tmp_path / "data"
+
+    def found(number: signal.Signals) -> str:
+        broker = start("--listen", "127.0.0.1:0", "--data", str(data))
+        port_of(broker, data)
+        broker.send_signal(number)
+        _, log = broker.communicate(timeout=30)
+        (line,) = [line for line in log.splitlines() if " started " in line]
+        return line.partition(" directory=")[2].partition(" ")[0]
+
+    signals = (signal.SIGTERM, signal.SIGKILL, signal.SIGTERM)
+    assert [found(number) for number in signals] == ["new", "clean", "unclean"]

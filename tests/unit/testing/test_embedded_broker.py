@@ -5,6 +5,7 @@ import logging
 import os
 import signal
 import socket
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -247,9 +248,56 @@ def test_why_it_did_not_start(process: bool, tmp_path: Path) -> None:
         Broker(process=process, data=tmp_path / "file"),
     ):
         pytest.fail("it started")
-    with pytest.raises(BrokerFailedError, match=r"did you mean num\.partitions"):
-        Broker(process=process, settings={"num.partition": 3}).__enter__()
-    assert not list(tmp_path.glob("tidelog-*"))
+
+
+@pytest.fixture
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where temporary directories are made."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path
+
+
+@BOTH
+def test_a_wrong_setting_is_that_of_the_settings(process: bool, temporary: Path) -> None:
+    broker = Broker(process=process, settings={"num.partition": 3})
+    with pytest.raises(BrokerFailedError) as raised:
+        broker.start()
+    assert str(raised.value) == "unknown setting num.partition (settings); did you mean num.partitions?"
+    assert broker.data is None
+    assert not list(temporary.iterdir())
+    with pytest.raises(BrokerFailedError, match=r"num\.partitions: .* \(settings\)"):
+        Broker(process=process, settings={"num.partitions": "many"}).start()
+
+
+@BOTH
+def test_a_start_that_fails_leaves_no_directory_and_says_why_in_python(process: bool, temporary: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        broker = Broker(process=process, port=port)
+        with pytest.raises(BrokerFailedError) as raised:
+            broker.start()
+    assert str(raised.value) == (
+        f"127.0.0.1:{port} is in use: stop what listens there, or choose another with host= and port= "
+        "(port 0 takes a free one)"
+    )
+    assert not list(temporary.iterdir())
+    broker.start()  # whoever listened there has gone
+    broker.stop()
+    assert not list(temporary.iterdir())
+
+
+def test_a_start_that_fails_later_keeps_the_records_until_the_end(temporary: Path) -> None:
+    with Broker(process=True) as broker:
+        write(broker, "orders", "a")
+        broker.kill()
+        with (
+            socket.create_server(("127.0.0.1", broker.port)),
+            pytest.raises(BrokerFailedError, match="is in use: stop what listens there"),
+        ):
+            broker.start()
+        broker.start()
+        assert read(broker, "orders", 1) == ["a"]
+    assert not list(temporary.glob("tidelog-*"))
 
 
 @pytest.mark.parametrize("name", ["listeners", "log.dirs", "log.dir"])

@@ -4,17 +4,29 @@ import errno
 import logging
 import socket
 import sys
+from typing import NamedTuple
 
-log = logging.getLogger("tidelog.cli")
+log = logging.getLogger("tidelog.broker")
 
 
-def explain(error: Exception, directory: str, address: str) -> str:
+class Remedies(NamedTuple):
+    """How whoever started the broker says something else."""
+
+    another_address: str
+    another_directory: str
+
+
+ON_THE_COMMAND_LINE = Remedies("choose another with --listen HOST:PORT", "choose another with --data DIR")
+IN_PYTHON = Remedies("choose another with host= and port=", "choose another with data=")
+
+
+def explain(error: Exception, directory: str, address: str, remedies: Remedies) -> str:
     """One line for `error`, met while a broker with this data directory and `HOST:PORT` started.
 
     Errors that Tidelog raises say it themselves, those of the system are told by their number; anything else is a
     defect of ours, and the log gets where it came from.
     """
-    if isinstance(error, OSError) and (told := system_error(error, directory, address)):
+    if isinstance(error, OSError) and (told := system_error(error, directory, address, remedies)):
         return told
     if type(error).__module__.startswith("tidelog."):
         return " ".join(str(error).split())
@@ -25,9 +37,9 @@ def explain(error: Exception, directory: str, address: str) -> str:
     return f"internal error, please report it: {type(error).__name__}: {error}"
 
 
-def system_error(error: OSError, directory: str, address: str) -> str | None:
+def system_error(error: OSError, directory: str, address: str, remedies: Remedies) -> str | None:
     where = error.filename if isinstance(error.filename, str) else None
-    elsewhere = "choose another with --listen HOST:PORT"
+    elsewhere, other_directory = remedies.another_address, remedies.another_directory
     match error.errno:
         case errno.EADDRINUSE:
             return f"{address} is in use: stop what listens there, or {elsewhere} (port 0 takes a free one)"
@@ -36,19 +48,17 @@ def system_error(error: OSError, directory: str, address: str) -> str | None:
         case errno.EACCES | errno.EPERM if where is None:
             return f"no permission to listen on {address} (ports below 1024 are the system's): {elsewhere}"
         case errno.EACCES | errno.EPERM | errno.EROFS:
-            return (
-                f"{where or directory} cannot be written ({error.strerror}): choose another directory with --data DIR"
-            )
+            return f"{where or directory} cannot be written ({error.strerror}): {other_directory}"
         case errno.ENOSPC | errno.EDQUOT:
-            return f"no space is left for {directory} ({error.strerror}): free some, or choose another with --data DIR"
+            return f"no space is left for {directory} ({error.strerror}): free some, or {other_directory}"
         case errno.EMFILE | errno.ENFILE:
             return f"{error.strerror}: raise the limit of open files, for example with ulimit -n 65536"
         case errno.ENOENT if where is not None:
-            return f"{where} cannot be made ({error.strerror}): choose another directory with --data DIR"
+            return f"{where} cannot be created ({error.strerror}): {other_directory}"
         case errno.EEXIST | errno.ENOTDIR if where is not None:
-            return f"{where} is not a directory: choose another with --data DIR"
+            return f"{where} is not a directory: {other_directory}"
         case errno.EWOULDBLOCK:
-            return f"{directory} is in use by another broker: stop it, or choose another directory with --data DIR"
+            return f"{directory} is in use by another broker: stop it, or {other_directory}"
     if isinstance(error, socket.gaierror):
         return f"{address}: unknown host ({error.strerror})"
     return f"{where}: {error.strerror}" if where and error.strerror else None

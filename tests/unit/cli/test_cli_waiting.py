@@ -1,0 +1,69 @@
+"""What a terminal is told while `tidelog consume` waits."""
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+
+import pytest
+from confluent_kafka import Producer
+
+from process_harness.terminal import Terminal, on_a_terminal
+from tidelog.testing import Broker
+
+CONSUME = [sys.executable, "-m", "tidelog", "consume", "orders"]
+
+
+@pytest.fixture(scope="module")
+def environment() -> Iterator[dict[str, str]]:
+    """Of commands that find a broker whose new groups wait for more members; topic orders has one record."""
+    with Broker(settings={"group.initial.rebalance.delay.ms": 1500}) as broker:
+        producer = Producer({"bootstrap.servers": broker.bootstrap})
+        producer.produce("orders", "first")
+        assert producer.flush(20) == 0
+        yield os.environ | {"TIDELOG_BOOTSTRAP": broker.bootstrap}
+
+
+def stop(reader: Terminal) -> None:
+    reader.process.send_signal(signal.SIGINT)
+    assert reader.end() == (130, "")
+
+
+def test_a_new_group_waits_for_members(environment: dict[str, str]) -> None:
+    with on_a_terminal([*CONSUME, "--group", "billing", "-B"], environment) as reader:
+        reader.expect("Joining billing: a new group waits a few seconds for more members.\n")
+        reader.expect("first\n")
+        stop(reader)
+
+
+def test_a_spare_member_is_told_so(environment: dict[str, str]) -> None:
+    command = [*CONSUME, "--group", "full", "-B"]
+    # The range assignor goes by the member ids, which begin with the client's.
+    with on_a_terminal([*command, "-X", "client.id=a"], environment) as reader:
+        reader.expect("first\n")
+        with on_a_terminal([*command, "-X", "client.id=b"], environment) as spare:
+            spare.expect("Group full has a member for every partition; waiting for one to leave.\n")
+            stop(spare)
+
+
+def test_new_records_are_waited_for(environment: dict[str, str]) -> None:
+    with on_a_terminal(CONSUME, environment) as reader:
+        reader.expect("Waiting for new records in orders; Ctrl-C stops. \\(-B shows those that are there.\\)\n")
+        stop(reader)
+    with on_a_terminal([*CONSUME, "-o", "7"], environment) as reader:
+        reader.expect("orders ends at offset 1: reading from there.\n")
+        stop(reader)
+
+
+def test_a_broker_that_goes_away_is_told_of_once() -> None:
+    with Broker() as broker:
+        producer = Producer({"bootstrap.servers": broker.bootstrap})
+        producer.produce("orders", "first")
+        assert producer.flush(20) == 0
+        producer.close()
+        environment = os.environ | {"TIDELOG_BOOTSTRAP": broker.bootstrap}
+        with on_a_terminal([*CONSUME, "-B"], environment) as reader:
+            reader.expect("first\n")
+            broker.stop()
+            reader.expect("No broker can be reached any more; still trying. Ctrl-C stops.\n")
+            stop(reader)
