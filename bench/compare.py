@@ -11,8 +11,8 @@ Apache Kafka started by script/kafka, `tidelog` alone for this checkout's broker
 The server is pinned to core 0 and the load to core 1 unless --together. The default data folder is on /dev/shm: a
 machine's disk is noisy, and what is compared is the broker's work; use --data to compare on a disk. A server runs all
 its rounds in one life, after a round that is not counted (a JVM's compiler needs it); the reference runs before and
-after the others, with a fresh log for each row. The table shows medians, and the ratio to the reference's. `cpu` is the
-server's CPU time for the row's work, the steadiest figure here.
+after the others. Every row has a fresh log: the topic of the row before is deleted. The table shows medians, and the
+ratio to the reference's. `cpu` is the server's CPU time for the row's work, the steadiest figure here.
 Needs gcc; Java and mvn for kafka. Whatever it starts it stops.
 """
 
@@ -35,11 +35,14 @@ import time
 HERE = pathlib.Path(__file__).resolve().parent
 BUILD = pathlib.Path(os.environ.get("XDG_CACHE_HOME", pathlib.Path.home() / ".cache")) / "tidelog-bench"
 OWN = {
-    "kafka": f"{HERE.parent / 'script' / 'kafka'} start --port {{port}} --data {{data}}",
-    "tidelog": f"{HERE.parent / '.venv' / 'bin' / 'tidelog'} start --listen 127.0.0.1:{{port}} --data {{data}}",
+    "kafka": f"{HERE.parent / 'script' / 'kafka'} start --port {{port}} --data {{data}}"
+    " --set log.segment.delete.delay.ms=100",
+    "tidelog": f"{HERE.parent / '.venv' / 'bin' / 'tidelog'} start --listen 127.0.0.1:{{port}} --data {{data}}"
+    " --set log.segment.delete.delay.ms=100",
 }
 TICK = os.sysconf("SC_CLK_TCK")
 LIMIT = 90  # seconds for one row
+TOUCHED_MB = 1536  # more than the log of any row
 
 # name: (mode, partitions, arguments after PORT TOPIC)
 ROWS = {
@@ -85,6 +88,17 @@ def create_topic(port: int, name: str, partitions: int) -> None:
             return
         time.sleep(0.05)
     raise SystemExit(f"topic {name} was created but has no leaders")
+
+
+def delete_topic(port: int, name: str, data: pathlib.Path) -> None:
+    """Returns when its files are gone, for those servers that keep a directory of the topic's name in `data`."""
+    names = struct.pack(">ih", 1, len(name)) + name.encode() + struct.pack(">i", 20000)
+    exchange(port, 20, 3, names)
+    for _ in range(600):
+        if not any(data.glob(f"{name}-*")):
+            return
+        time.sleep(0.05)
+    raise SystemExit(f"topic {name} was deleted and is still in {data}")
 
 
 def tree(pid: int) -> list[int]:
@@ -160,6 +174,8 @@ def measure(server: Server, row: str, topic: str, pin: bool, fetch_from: str) ->
         create_topic(server.port, topic, partitions)
     command = (["taskset", "-c", "1"] if pin else []) + [str(build("load")), mode, str(server.port)]
     command += [fetch_from if mode == "fetch" else topic, *arguments.split()]
+    if mode != "fetch":
+        touch_memory(server.data.parent)
     before = cpu(server.process.pid)
     try:
         out = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT)
@@ -182,6 +198,14 @@ def measure(server: Server, row: str, topic: str, pin: bool, fetch_from: str) ->
             if hit := re.search(rf"\b{q}=(\d+)us", line):
                 found[f"{label} {q} us"] = float(hit[1])
     return found
+
+
+def touch_memory(root: pathlib.Path) -> None:
+    """Right before a row: memory that a virtual machine has not used for seconds is slow to touch the first time."""
+    with open(root / "touch", "wb") as file:
+        for _ in range(TOUCHED_MB):
+            file.write(bytes(1 << 20))
+    (root / "touch").unlink()
 
 
 def rows_of(seen: dict[str, dict[str, dict[str, list[float]]]], names: list[str]) -> list[tuple[str, str, list[str]]]:
@@ -225,11 +249,6 @@ def main() -> None:
         for what, value in figures.items():
             seen.setdefault(row, {}).setdefault(what, {}).setdefault(name, []).append(value)
 
-    # A virtual machine's memory is slow the first time it is touched: touch it now, or the first server pays.
-    with open(root / "touch", "wb") as file:
-        for _ in range((chosen.rounds + 1) * 2 * 1024):
-            file.write(bytes(1 << 20))
-    (root / "touch").unlink()
     try:
         for visit, name in enumerate(["reference", *(n for n in commands if n != "reference"), "reference"]):
             port = 19092 + 100 * visit  # below the ephemeral ports: a client's own socket must not take it
@@ -254,6 +273,9 @@ def main() -> None:
                         figures = measure(server, row, bulk if row == "bulk produce" else f"row{i}-{round_}", pin, bulk)
                         if round_:
                             note(row, name, figures)
+                        if server.speaks and row != "bulk produce":
+                            topic = bulk if row == "bulk fetch" else f"row{i}-{round_}"
+                            delete_topic(port, topic, folder)
                 if server.speaks:
                     note("after the load", name, {"RSS MB": rss(server.process.pid)})
             finally:
