@@ -53,6 +53,8 @@ ADVERTISED: dict[str, tuple[int, int]] = {
     "DescribeGroups": (0, 6),
     "ListGroups": (0, 5),
     "ApiVersions": (0, 4),
+    "ConsumerGroupHeartbeat": (0, 1),
+    "ConsumerGroupDescribe": (0, 1),
     "CreateTopics": (2, 7),
     "DeleteTopics": (1, 6),
     "InitProducerId": (0, 5),

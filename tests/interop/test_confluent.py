@@ -269,6 +269,88 @@ def test_members_join_and_leave(bootstrap: str, new_topic: NewTopicNamed, unique
         wait_until(lambda: assigned(first) == [0, 1, 2, 3], "all for the one that stayed")
 
 
+NEW_PROTOCOL = {"group.protocol": "consumer"}
+
+
+@pytest.mark.exercises("consumer-protocol")
+@pytest.mark.parametrize("assignor", ["uniform", "range"])
+def test_members_of_the_consumer_protocol(
+    bootstrap: str, admin: AdminClient, new_topic: NewTopicNamed, unique: Unique, assignor: str
+) -> None:
+    topic, group = new_topic(partitions=4), unique("group")
+    produce(bootstrap, topic, [b"%d" % n for n in range(10)])
+    settings = {**NEW_PROTOCOL, "group.remote.assignor": assignor}
+    with consuming(bootstrap, group, **settings) as first:
+        first.subscribe([topic])
+        assert len(read(first, 10)) == 10
+        first.commit(asynchronous=False)
+        with consuming(bootstrap, group, **settings) as second:
+            second.subscribe([topic])
+
+            def halved() -> bool:
+                parts = assigned(first), assigned(second)
+                return [len(part) for part in parts] == [2, 2] and sorted(parts[0] + parts[1]) == [0, 1, 2, 3]
+
+            wait_until(halved, "half for each")
+            described = admin.describe_consumer_groups([group])[group].result(LIMIT_S)
+            assert (described.state.name, described.type.name) == ("STABLE", "CONSUMER")
+            assert [len(member.assignment.topic_partitions) for member in described.members] == [2, 2]
+            admin.create_partitions([NewPartitions(topic, 6)])[topic].result(LIMIT_S)
+            wait_until(lambda: [len(assigned(c)) for c in (first, second)] == [3, 3], "three of six for each")
+        wait_until(lambda: len(assigned(first)) == 6, "all for the one that stayed")
+
+
+@pytest.mark.exercises("consumer-protocol")
+def test_a_pattern_finds_topics_that_come_later(bootstrap: str, new_topic: NewTopicNamed, unique: Unique) -> None:
+    word, group = unique("pattern"), unique("group")
+    earlier = new_topic(f"{word}-a")
+    with consuming(bootstrap, group, **NEW_PROTOCOL) as consumer:
+        consumer.subscribe([f"^.*{word}-.*"])
+        wait_until(lambda: assigned(consumer) == [0], "the topic that there is")
+        later = new_topic(f"{word}-b", partitions=2)
+        wait_until(lambda: assigned(consumer) == [0, 0, 1], "the one that came", limit_s=60)
+        assert {tp.topic for tp in consumer.assignment()} == {earlier, later}
+
+
+@pytest.mark.exercises("consumer-protocol", "static")
+def test_a_static_member_of_the_consumer_protocol(bootstrap: str, new_topic: NewTopicNamed, unique: Unique) -> None:
+    topic, group = new_topic(partitions=2), unique("group")
+    with consuming(bootstrap, group, **NEW_PROTOCOL, **{"group.instance.id": "one"}) as first:
+        first.subscribe([topic])
+        wait_until(lambda: assigned(first) == [0, 1], "all for the first")
+        with consuming(bootstrap, group, **NEW_PROTOCOL, **{"group.instance.id": "two"}) as second:
+            second.subscribe([topic])
+            wait_until(lambda: [len(assigned(c)) for c in (first, second)] == [1, 1], "one for each")
+            owns = assigned(first), assigned(second)
+        with consuming(bootstrap, group, **NEW_PROTOCOL, **{"group.instance.id": "two"}) as again:
+            again.subscribe([topic])
+            wait_until(lambda: (assigned(first), assigned(again)) == owns, "the same as before")
+
+
+@pytest.mark.exercises("consumer-protocol")
+@pytest.mark.parametrize("strategy", ["range", "cooperative-sticky"])
+def test_a_group_goes_to_the_consumer_protocol_and_back(
+    bootstrap: str, admin: AdminClient, new_topic: NewTopicNamed, unique: Unique, strategy: str
+) -> None:
+    topic, group = new_topic(partitions=4), unique("group")
+
+    def kind() -> str:
+        listed = admin.list_consumer_groups().result(LIMIT_S).valid
+        return next((str(one.type.name) for one in listed if one.group_id == group), "none")
+
+    old = {"partition.assignment.strategy": strategy, "heartbeat.interval.ms": 200, "session.timeout.ms": 6000}
+    with consuming(bootstrap, group, **old) as classic:
+        classic.subscribe([topic])
+        wait_until(lambda: assigned(classic) == [0, 1, 2, 3], "all for the classic one")
+        with consuming(bootstrap, group, **NEW_PROTOCOL) as new:
+            new.subscribe([topic])
+            wait_until(lambda: [len(assigned(c)) for c in (classic, new)] == [2, 2], "half for each")
+            assert sorted(assigned(classic) + assigned(new)) == [0, 1, 2, 3]
+            assert kind() == "CONSUMER"
+        wait_until(lambda: assigned(classic) == [0, 1, 2, 3], "all for the classic one again")
+        assert kind() == "CLASSIC"
+
+
 @pytest.mark.exercises("static")
 def test_a_static_member_comes_back_to_its_own(bootstrap: str, new_topic: NewTopicNamed, unique: Unique) -> None:
     """No rebalance when it goes and comes; the other member keeps what it has throughout."""

@@ -41,8 +41,15 @@ def fill(bootstrap: str, topic: str) -> None:
         assert producer.flush(LIMIT_S) == 0
 
 
-def commit(bootstrap: str, group: str, topic: str) -> None:
-    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": group, "auto.offset.reset": "earliest"})
+def commit(bootstrap: str, group: str, topic: str, protocol: str = "classic") -> None:
+    consumer = Consumer(
+        {
+            "bootstrap.servers": bootstrap,
+            "group.id": group,
+            "auto.offset.reset": "earliest",
+            "group.protocol": protocol,
+        }
+    )
     try:
         consumer.subscribe([topic])
         assert consumer.poll(LIMIT_S) is not None
@@ -53,12 +60,14 @@ def commit(bootstrap: str, group: str, topic: str) -> None:
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A data directory of Tidelog's, stopped in order: topic `log` in three segments, commits of group `readers`."""
+    """A data directory of Tidelog's, stopped in order: topic `log` in three segments, commits of the group `readers`,
+    and of `new-readers` of the consumer protocol."""
     data = tmp_path_factory.mktemp("data")
     settings = {"log.segment.bytes": 1 << 20, "log.index.interval.bytes": 4096}
     with Broker(process=True, data=data, settings=settings) as broker:
         fill(broker.bootstrap, "log")
         commit(broker.bootstrap, "readers", "log")
+        commit(broker.bootstrap, "new-readers", "log", "consumer")
     assert len(list((data / "log-0").glob("*.log"))) >= 2
     return data
 
@@ -111,7 +120,12 @@ def test_dump_log_reads_producer_snapshots(java: JavaTools, written: Path) -> No
 def test_dump_log_decodes_the_groups(java: JavaTools, written: Path) -> None:
     ran = dump(java, sorted(written.glob("__consumer_offsets-*/*.log")), "--offsets-decoder")
     payloads = re.findall(r"^\| offset: .*? key: (\{.*?\}) payload: (\{.*\})$", ran.out, re.MULTILINE)
-    decoded = [(json.loads(key)["data"], json.loads(payload)["data"]) for key, payload in payloads]
+    read = [(json.loads(key), json.loads(payload)["data"]) for key, payload in payloads]
+    consumer_kinds = {int(key["type"]) for key, _ in read if key["data"].get("groupId") == "new-readers"}
+    assert {3, 5, 6, 7, 8} <= consumer_kinds
+    decoded = [
+        (key["data"], value) for key, value in read if int(key["type"]) <= 2 and key["data"]["group"] == "readers"
+    ]
     commits = [(key, value) for key, value in decoded if "topic" in key]
     assert [(key["group"], key["topic"], key["partition"]) for key, _ in commits] == [("readers", "log", 0)] * len(
         commits

@@ -245,6 +245,41 @@ def test_a_static_member_comes_back_to_its_own(
     assert [again.stop().code, first.stop().code] == [0, 0]
 
 
+@pytest.mark.exercises("consumer-protocol", "admin-groups")
+def test_the_consumer_protocol(
+    tool: Tool, begin: Callable[..., RunningTool], new_topic: NewTopicNamed, unique: Unique
+) -> None:
+    topic, group = new_topic(partitions=4), unique("group")
+    entity = ("--entity-type", "groups", "--entity-name", group)
+    tool("configs", *entity, "--alter", "--add-config", "consumer.session.timeout.ms=50000")
+    wait_until(
+        lambda: "consumer.session.timeout.ms=50000" in tool("configs", *entity, "--describe").out, "the new setting"
+    )
+    read = ("console-consumer", "--topic", topic, "--group", group, "--from-beginning")
+    new = ("--command-property", "group.protocol=consumer")
+    first = begin(*read, *new)
+    second = begin(*read, *new)
+
+    def members() -> list[str]:
+        described = tool("consumer-groups", "--describe", "--group", group, "--members", code=None)
+        return [words[0] for words in lines_of(rf"^{group} .*? (\d+) *$", described)]
+
+    wait_until(lambda: members() == ["2", "2"], "half for each")
+    tool("verifiable-producer", "--topic", topic, "--max-messages", 100, "--throughput", -1)
+    wait_until(lambda: len(first.out.split()) + len(second.out.split()) == 100, "a hundred records")
+    state = tool("consumer-groups", "--describe", "--group", group, "--state").out
+    assert "uniform" in state
+    assert "Stable" in state
+    assert re.search(rf"^{group} +Consumer", tool("groups", "--list").out, re.MULTILINE)
+    old = begin("verifiable-consumer", "--topic", topic, "--group-id", group)
+    wait_until(lambda: sorted(members()) == ["1", "1", "2"], "a classic member beside them")
+    assert second.stop().code == 0
+    assert first.stop().code == 0
+    wait_until(lambda: holds(old, cooperative=False) == [0, 1, 2, 3], "all for the classic one")
+    assert re.search(rf"^{group} +Classic", tool("groups", "--list").out, re.MULTILINE)
+    assert old.stop().code == 0
+
+
 @pytest.mark.exercises("commits", "admin-groups")
 def test_consumer_groups(tool: Tool, new_topic: NewTopicNamed, unique: Unique) -> None:
     topic, group = new_topic(), unique("group")

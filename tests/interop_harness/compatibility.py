@@ -32,6 +32,7 @@ CAPABILITIES = {
     "seek": "seek and replay, into compressed batches too",
     "groups": "groups: members join and leave (eager)",
     "cooperative": "groups: cooperative rebalance",
+    "consumer-protocol": "groups: the consumer protocol (KIP-848), and both protocols at once",
     "static": "groups: static members",
     "commits": "commits and their metadata",
     "admin-topics": "admin: topics, partitions, settings, offsets, cluster",

@@ -22,6 +22,9 @@ KAFKA = [sys.executable, str(ROOT / "script/kafka")]
 SETTINGS = {
     "group.initial.rebalance.delay.ms": "0",  # a lone consumer does not wait for others
     "group.min.session.timeout.ms": "1000",  # a member that dies is missed soon
+    "group.consumer.min.heartbeat.interval.ms": "100",
+    "group.consumer.heartbeat.interval.ms": "200",
+    "group.consumer.assignment.interval.ms": "0",
     "offsets.topic.num.partitions": "4",
     "num.partitions": "1",
 }

@@ -1,14 +1,14 @@
 """DescribeConfigs (key 32), v1-4. v1: sources and synonyms (KIP-226); v3: types and documentation (KIP-569).
 
-Of topics and of this broker. The message is empty, not null, where nothing is wrong.
+Of topics, of this broker and of groups. The message is empty, not null, where nothing is wrong.
 """
 
 from typing import TYPE_CHECKING
 
 from tidelog.api.services import RequestContext, Services
-from tidelog.config.describe import Described, describe_broker, describe_brokers_default, describe_topic
-from tidelog.config.keys import BROKER_KEYS, TOPIC_KEYS
-from tidelog.metadata.alterations import BROKER_RESOURCE, TOPIC_RESOURCE, broker_name
+from tidelog.config.describe import Described, describe_broker, describe_brokers_default, describe_group, describe_topic
+from tidelog.config.keys import BROKER_KEYS, GROUP_KEYS, TOPIC_KEYS
+from tidelog.metadata.alterations import BROKER_RESOURCE, GROUP_RESOURCE, TOPIC_RESOURCE, broker_name
 from tidelog.metadata.topic_names import name_refusal
 from tidelog.model.steps import Steps
 from tidelog.wire.errors import ApiError, ErrorCode
@@ -63,7 +63,7 @@ def _names(resource: DescribeConfigsResource) -> Steps[list[str] | None]:
     known: dict[str, None] = {}
     for start in range(0, len(asked), NAMES_PER_STEP):
         some = asked[start : start + NAMES_PER_STEP]
-        known.update((name, None) for name in some if name in TOPIC_KEYS or name in BROKER_KEYS)
+        known.update((name, None) for name in some if name in TOPIC_KEYS or name in BROKER_KEYS or name in GROUP_KEYS)
         yield
     return list(known)
 
@@ -85,6 +85,10 @@ def _describe(
         if not broker:
             return describe_brokers_default(image.broker_configs.get("", {}), names)
         return describe_broker(services.config, names)
+    if resource.resource_type == GROUP_RESOURCE:
+        if not resource.resource_name:
+            raise ApiError("the group has no name", ErrorCode.INVALID_REQUEST)
+        return describe_group(image.group_configs.get(resource.resource_name, {}), services.config, names)
     raise ApiError(f"resource type {resource.resource_type} is not known here", ErrorCode.INVALID_REQUEST)
 
 

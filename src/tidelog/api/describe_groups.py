@@ -1,11 +1,12 @@
 """DescribeGroups (key 15), v0-6. v3: authorized operations (KIP-430); v4: group instance ids (KIP-345);
-v6: GROUP_ID_NOT_FOUND for a group that does not exist, which reads Dead before (KIP-1043)."""
+v6: GROUP_ID_NOT_FOUND for a group that does not exist, which reads Dead before (KIP-1043). A group of the consumer
+protocol is none of these."""
 
 from tidelog.api.pending import Pending
 from tidelog.api.services import RequestContext, Services
 from tidelog.coordinator.group.state import GroupState
 from tidelog.model.steps import Steps
-from tidelog.wire.errors import ApiError, ErrorCode
+from tidelog.wire.errors import ApiError, ErrorCode, GroupIdNotFound
 from tidelog.wire.messages.describe_groups import DescribedGroup, DescribeGroupsRequest, DescribeGroupsResponse
 
 NOT_FOUND_VERSION = 6
@@ -59,13 +60,17 @@ class _Describing:
             reply(error)
 
     def _told(self, group_id: str, answer: DescribedGroup | ApiError | None) -> DescribedGroup:
+        message = f"Group {group_id} not found."
+        if isinstance(answer, GroupIdNotFound):
+            message = answer.message
+            answer = None
         if isinstance(answer, ApiError):
             return DescribedGroup(group_id=group_id, error_code=answer.code)
         if answer is None:
             answer = DescribedGroup(group_id=group_id, group_state=GroupState.DEAD.value)
             if self._version >= NOT_FOUND_VERSION:
                 answer.error_code = ErrorCode.GROUP_ID_NOT_FOUND
-                answer.error_message = f"Group {group_id} not found."
+                answer.error_message = message
                 return answer
         if self._with_operations:
             answer.authorized_operations = ALL_OPERATIONS

@@ -5,20 +5,16 @@ from tidelog.model.steps import Steps
 from tidelog.wire.errors import ApiError
 from tidelog.wire.messages.list_groups import ListedGroup, ListGroupsRequest, ListGroupsResponse
 
-CLASSIC = "classic"
-
 
 def handle(services: Services, context: RequestContext, request: ListGroupsRequest) -> Steps[ListGroupsResponse]:
     states = yield from _lower(request.states_filter)
     types = yield from _lower(request.types_filter)
-    if types and CLASSIC not in types:
-        return ListGroupsResponse()
     groups = []
     try:
         for group in services.groups.listing():
             state = group.state.value
-            if not states or state.lower() in states:
-                groups.append(ListedGroup(group.group_id, group.protocol_type, state, CLASSIC))
+            if (not states or state.lower() in states) and (not types or group.group_type in types):
+                groups.append(ListedGroup(group.group_id, group.protocol_type, state, group.group_type))
             yield
     except ApiError as error:
         return ListGroupsResponse(error_code=error.code)

@@ -1,6 +1,6 @@
 """OffsetFetch (key 9), v1-10. v2: null for all topics, top-level error; v5: leader epoch (KIP-320); v7: require_stable
-(KIP-447); v8: several groups (KIP-709); v9: member id and epoch (KIP-848), which say nothing of a classic group; v10:
-topic ids in place of names."""
+(KIP-447); v8: several groups (KIP-709); v9: member id and epoch (KIP-848), which groups of the consumer protocol look
+at; v10: topic ids in place of names."""
 
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -31,6 +31,15 @@ TOPIC_IDS_VERSION = 10
 NOT_COMMITTED = OffsetCommitValue(offset=-1, leader_epoch=-1, metadata="")
 
 
+class Wanted(NamedTuple):
+    """One group of a request. Topics are None for all of them."""
+
+    group_id: str
+    topics: "list[Asked] | None"
+    member_id: str | None = None
+    member_epoch: int = -1
+
+
 class Asked(NamedTuple):
     """One topic of a request."""
 
@@ -54,7 +63,7 @@ def handle(
                 for t in group.topics:
                     several.append(_asked(image, t.name, t.topic_id, t.partition_indexes, version))
                     yield
-            fetch.ask(services, group.group_id, several)
+            fetch.ask(services, Wanted(group.group_id, several, group.member_id, group.member_epoch))
             yield
     else:
         asked: list[Asked] | None = None
@@ -63,7 +72,7 @@ def handle(
             for topic in request.topics:
                 asked.append(_asked(image, topic.name, NO_UUID, topic.partition_indexes, version))
                 yield
-        fetch.ask(services, request.group_id, asked)
+        fetch.ask(services, Wanted(request.group_id, asked))
     if fetch.is_waiting:
         return fetch.pending()
     return (yield from fetch.response())
@@ -92,9 +101,10 @@ class _Fetch:
         self._pending = Pending()
         return self._pending
 
-    def ask(self, services: Services, group_id: str, asked: list[Asked] | None) -> None:
+    def ask(self, services: Services, wanted: Wanted) -> None:
+        asked = wanted.topics
         place = len(self._asked)
-        self._asked.append((group_id, asked))
+        self._asked.append((wanted.group_id, asked))
         self._found.append({})
         self._left += 1
 
@@ -106,7 +116,13 @@ class _Fetch:
                 self._pending.complete(self.response())
 
         try:
-            services.groups.committed(group_id, lambda durable: _copied(durable, asked), reply)
+            services.groups.committed(
+                wanted.group_id,
+                lambda durable: _copied(durable, asked),
+                reply,
+                wanted.member_id,
+                wanted.member_epoch,
+            )
         except ApiError as error:
             reply(error)
 

@@ -47,6 +47,8 @@ TABLE: dict[int, Entry] = {
     37: _entry("create_partitions", 0, 3),
     44: _entry("incremental_alter_configs", 0, 1),
     60: _entry("describe_cluster", 0, 2),
+    68: _entry("consumer_group_heartbeat", 0, 1),
+    69: _entry("consumer_group_describe", 0, 1),
     75: _entry("describe_topic_partitions", 0, 0),
 }
 """Every API that works here, in the range that Kafka 4.3.1 serves."""

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from tidelog.config.coordinator_keys import CONSUMER_ASSIGNORS
 from tidelog.config.endpoints import WILDCARDS, Endpoint, parse_endpoints, parse_protocols
 from tidelog.config.key import InvalidValue, Value, default_value, parse
 from tidelog.config.keys import (
@@ -45,6 +46,19 @@ class BrokerConfig:
     delete_topic_enable: bool
     durability_interval_ms: int
     fetch_max_bytes: int
+    group_consumer_assignment_interval_ms: int
+    group_consumer_assignors: list[str]
+    group_consumer_heartbeat_interval_ms: int
+    group_consumer_max_assignment_interval_ms: int
+    group_consumer_max_heartbeat_interval_ms: int
+    group_consumer_max_session_timeout_ms: int
+    group_consumer_max_size: int
+    group_consumer_migration_policy: str
+    group_consumer_min_assignment_interval_ms: int
+    group_consumer_min_heartbeat_interval_ms: int
+    group_consumer_min_session_timeout_ms: int
+    group_consumer_session_timeout_ms: int
+    group_coordinator_rebalance_protocols: list[str]
     group_initial_rebalance_delay_ms: int
     group_max_session_timeout_ms: int
     group_max_size: int
@@ -197,6 +211,9 @@ class BrokerConfig:
                     "it accepts on every interface, and clients must be told one: "
                     f"set advertised.listeners={name}://HOST:{endpoint.port} with a host they can reach",
                 )
+        for assignor in self.get("group.consumer.assignors"):
+            if assignor not in CONSUMER_ASSIGNORS:
+                raise InvalidValue("group.consumer.assignors", assignor, "takes uniform and range")
         for name in ("log.dirs", "log.dir"):
             directories = self.get(name)
             if directories is not None and (len(directories) != 1 or not directories[0]):

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from tidelog.config.broker_config import BrokerConfig
 from tidelog.config.key import InvalidValue, Key, normal_text, parse
-from tidelog.config.keys import BROKER_KEYS, TOPIC_KEYS, broker_synonyms
+from tidelog.config.keys import BROKER_KEYS, GROUP_KEYS, TOPIC_KEYS, broker_synonyms
 from tidelog.config.topic_config import default_text
 
 
@@ -18,6 +18,7 @@ class Source(IntEnum):
     DYNAMIC_CLUSTER = 3
     STATIC = 4
     DEFAULT = 5
+    GROUP = 8
 
 
 class Synonym(NamedTuple):
@@ -48,6 +49,17 @@ def describe_topic(overrides: Mapping[str, str], config: BrokerConfig, names: It
             synonyms += _layers(key.synonyms[0][0], config)
         source = synonyms[0].source if synonyms else Source.DEFAULT
         found.append(Described(key, value, source, False, synonyms))
+    return found
+
+
+def describe_group(own: Mapping[str, str], config: BrokerConfig, names: Iterable[str] | None) -> list[Described]:
+    """A group's settings, as `describe_topic`."""
+    found: list[Described] = []
+    for key in _chosen(GROUP_KEYS, names, [own]):
+        synonyms = _layers(key.synonyms[0][0], config)
+        if key.name in own:
+            synonyms.insert(0, Synonym(key.name, _normal(key, own[key.name]), Source.GROUP))
+        found.append(Described(key, synonyms[0].value, synonyms[0].source, False, synonyms))
     return found
 
 

@@ -144,7 +144,7 @@ class Key(NamedTuple):
     hidden: bool = False
     """Described only where it is set, as Kafka does with its internal ones."""
     synonyms: tuple[tuple[str, int], ...] = ()
-    """Of a topic's setting: the broker's that give its default, and their factors. The first one set counts."""
+    """Of a topic's or a group's setting: the broker's that give its default, and factors. The first set counts."""
 
     @property
     def sensitive(self) -> bool:

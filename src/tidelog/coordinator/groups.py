@@ -5,9 +5,18 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import TYPE_CHECKING, TypeVar
 
+from tidelog.config.coordinator_keys import CONSUMER_ASSIGNORS
+from tidelog.coordinator.consumer.settings import (
+    ASSIGNMENT_INTERVAL,
+    HEARTBEAT_INTERVAL,
+    SESSION_TIMEOUT,
+    ConsumerSettings,
+    MigrationPolicy,
+)
 from tidelog.coordinator.group.hashing import partition_of
 from tidelog.coordinator.group.settings import GroupSettings
 from tidelog.metadata.image import CONSUMER_OFFSETS
+from tidelog.model.ids import uuid_text
 from tidelog.wire.errors import (
     ApiError,
     CoordinatorNotAvailable,
@@ -15,6 +24,7 @@ from tidelog.wire.errors import (
     InvalidGroupId,
     InvalidSessionTimeout,
     NotCoordinator,
+    UnsupportedVersion,
 )
 
 if TYPE_CHECKING:
@@ -32,6 +42,8 @@ if TYPE_CHECKING:
     from tidelog.model.steps import Steps
     from tidelog.replication.partitions import Partitions
     from tidelog.runtime.interfaces import Runtime
+    from tidelog.wire.messages.consumer_group_describe import DescribedGroup as DescribedConsumerGroup
+    from tidelog.wire.messages.consumer_group_heartbeat import ConsumerGroupHeartbeatRequest
     from tidelog.wire.messages.describe_groups import DescribedGroup
     from tidelog.wire.messages.heartbeat import HeartbeatRequest
     from tidelog.wire.messages.join_group import JoinGroupRequest
@@ -77,7 +89,9 @@ class GroupCoordinators:
         self._sweeper = self._runtime.tasks.spawn(self._sweep_often(), name="offsets-sweep")
 
     def on_image(self, old: "MetadataImage", new: "MetadataImage") -> None:
-        """Follow a change that the partitions have followed: serve what is led here, forget topics that are deleted."""
+        """Follow a change that the partitions have followed: serve what is led here, forget topics that are deleted,
+        let consumer groups know what they may read now."""
+        self._settings.consumer.assignment_interval_ms = self._config.group_consumer_assignment_interval_ms
         topic = new.topics.get(CONSUMER_OFFSETS)
         if topic is not old.topics.get(CONSUMER_OFFSETS):
             self._follow({} if topic is None else dict(enumerate(topic.partitions)))
@@ -90,6 +104,9 @@ class GroupCoordinators:
             if gone:
                 for led in self._loaded():
                     led.apply_all(led.core.forget_topics(gone))
+            for led in self._loaded():
+                led.core.topics_changed(old, new, led.now())
+                led.arm()
 
     def close(self) -> None:
         """Answer everyone who waits; take no more requests."""
@@ -148,8 +165,11 @@ class GroupCoordinators:
         from tidelog.coordinator.group.classic import Joining
 
         led = self._of(request.group_id)
-        fresh_uuid = "" if request.member_id else uuid_form(self._runtime.new_uuid())
-        joining = Joining(request, reply, client_id, client_host, version, fresh_uuid)
+        fresh_uuid = fresh_id = ""
+        if not request.member_id:
+            raw = self._new_uuid()
+            fresh_uuid, fresh_id = uuid_form(raw), uuid_text(raw)
+        joining = Joining(request, reply, client_id, client_host, version, fresh_uuid, fresh_id)
         led.apply(led.core.join(joining, led.now()))
 
     def sync(self, request: "SyncGroupRequest", reply: "Reply") -> None:
@@ -169,6 +189,34 @@ class GroupCoordinators:
         led = self._of(request.group_id)
         led.apply(led.core.leave(request, reply, led.now()))
 
+    @property
+    def serves_consumer_groups(self) -> bool:
+        """Whether the consumer protocol (KIP-848) may be used."""
+        return self._settings.consumer.is_served
+
+    def consumer_heartbeat(
+        self, request: "ConsumerGroupHeartbeatRequest", client_id: str, client_host: str, version: int, reply: "Reply"
+    ) -> None:
+        """Answered with a ConsumerGroupHeartbeatResponse."""
+        settings = self._settings.consumer
+        if not settings.is_served:
+            raise UnsupportedVersion("group.coordinator.rebalance.protocols leaves the consumer protocol out")
+        from tidelog.coordinator.consumer.heartbeats import Beat, check_request
+
+        check_request(request, version, settings)
+        led = self._of(request.group_id)
+        fresh_id = "" if request.member_id else uuid_text(self._new_uuid())
+        beat = Beat(request, reply, client_id, client_host, version, fresh_id)
+        led.apply(led.core.consumer_heartbeat(beat, led.now()))
+
+    def describe_consumer(self, group_id: str, reply: "Reply") -> None:
+        """Answered with the DescribedGroup of a group of the consumer protocol."""
+        if not group_id:
+            raise InvalidGroupId
+        led = self._of(group_id)
+        described: DescribedConsumerGroup = led.core.describe_consumer(group_id)
+        led.answer(reply, described, led.core.durable.next_offset(group_id))
+
     def commit(self, commit: "OffsetCommit", reply: "Reply") -> "Steps[None]":
         """Answered with one ErrorCode for each offset. What is to be written is made in steps, and written in one."""
         from tidelog.coordinator.group.offsets import prepare_commit
@@ -179,10 +227,17 @@ class GroupCoordinators:
         led = self._of(commit.group_id)  # it may have moved, and the group have a new generation
         led.apply(led.core.commit(commit, reply, led.now(), prepared))
 
-    def committed(self, group_id: str, read: "Callable[[DurableGroup | None], T]", reply: "Reply") -> None:
+    def committed(
+        self,
+        group_id: str,
+        read: "Callable[[DurableGroup | None], T]",
+        reply: "Reply",
+        member_id: str | None = None,
+        member_epoch: int = -1,
+    ) -> None:
         """Answered with what `read` makes of the group's offsets, once they are committed for good."""
         led = self._of(group_id)
-        durable, shows = led.core.committed(group_id)
+        durable, shows = led.core.committed(group_id, member_id, member_epoch)
         led.answer(reply, read(durable), shows)
 
     def describe(self, group_id: str, reply: "Reply") -> None:
@@ -213,6 +268,13 @@ class GroupCoordinators:
                 self._places.clear()
             place = self._places[group_id] = partition_of(group_id, count)
         return place
+
+    def _new_uuid(self) -> bytes:
+        """Random; its text form does not begin as an option of a command line does."""
+        while True:
+            raw = self._runtime.new_uuid()
+            if not uuid_text(raw).startswith("-"):
+                return raw
 
     def _check_group_id(self, group_id: str) -> None:
         if not group_id:
@@ -247,7 +309,7 @@ class GroupCoordinators:
     def _new_core(self) -> "GroupCore":
         from tidelog.coordinator.group.core import GroupCore
 
-        return GroupCore(self._settings)
+        return GroupCore(self._settings, lambda: self._metadata.image)
 
     async def _sweep_often(self) -> None:
         while True:
@@ -280,4 +342,36 @@ def group_settings(config: "BrokerConfig") -> GroupSettings:
         group_max_size=config.group_max_size,
         offset_metadata_max=config.offset_metadata_max_bytes,
         offsets_retention_ms=config.offsets_retention_minutes * 60_000,
+        consumer=consumer_settings(config),
     )
+
+
+def consumer_settings(config: "BrokerConfig") -> ConsumerSettings:
+    return ConsumerSettings(
+        session_timeout_ms=config.group_consumer_session_timeout_ms,
+        heartbeat_interval_ms=config.group_consumer_heartbeat_interval_ms,
+        assignment_interval_ms=config.group_consumer_assignment_interval_ms,
+        max_size=config.group_consumer_max_size,
+        assignors=_assignors(config.group_consumer_assignors),
+        migration=MigrationPolicy(config.group_consumer_migration_policy.lower()),
+        is_served="consumer" in config.group_coordinator_rebalance_protocols,
+        limits={
+            SESSION_TIMEOUT: (
+                config.group_consumer_min_session_timeout_ms,
+                config.group_consumer_max_session_timeout_ms,
+            ),
+            HEARTBEAT_INTERVAL: (
+                config.group_consumer_min_heartbeat_interval_ms,
+                config.group_consumer_max_heartbeat_interval_ms,
+            ),
+            ASSIGNMENT_INTERVAL: (
+                config.group_consumer_min_assignment_interval_ms,
+                config.group_consumer_max_assignment_interval_ms,
+            ),
+        },
+    )
+
+
+def _assignors(names: list[str]) -> tuple[str, ...]:
+    """By the names that clients use, the default first; an empty list is that of all."""
+    return tuple(dict.fromkeys(CONSUMER_ASSIGNORS[name] for name in names or CONSUMER_ASSIGNORS))

@@ -158,7 +158,7 @@ class CoordinatorPartition(Generic[C]):
             except Exception:
                 self._step_failed(decision.replies)
                 return
-        self._arm()
+        self.arm()
         if decision.replies:
             self._answer(decision.replies, shows)
 
@@ -202,7 +202,8 @@ class CoordinatorPartition(Generic[C]):
 
     # Deadlines
 
-    def _arm(self) -> None:
+    def arm(self) -> None:
+        """To be called when deadlines changed without a decision."""
         core = self._core
         next_ms = core.next_deadline_ms() if core is not None else None
         if next_ms is None or (self._timer is not None and self._timer_ms <= next_ms):
@@ -219,7 +220,7 @@ class CoordinatorPartition(Generic[C]):
         if self._core is not None:
             try:
                 self.apply_all(self._core.expire(self.now()))
-                self._arm()
+                self.arm()
             except Exception:
                 self._step_failed([])
 

@@ -5,18 +5,21 @@ from enum import IntEnum
 from typing import NamedTuple
 
 from tidelog.config.broker_config import BrokerConfig
+from tidelog.config.group_keys import limits_of
 from tidelog.config.key import InvalidValue, Key, Type, parse
-from tidelog.config.keys import BROKER_KEYS, TOPIC_KEYS, check_for_topics, nearest
+from tidelog.config.keys import BROKER_KEYS, GROUP_KEYS, TOPIC_KEYS, check_for_topics, nearest
 from tidelog.config.topic_config import InvalidTopicConfig, check_topic_config, default_text
 from tidelog.metadata.controller import Decision
 from tidelog.metadata.image import MetadataImage
-from tidelog.metadata.records import BrokerConfigChanged, Record, TopicConfigChanged
+from tidelog.metadata.records import BrokerConfigChanged, GroupConfigChanged, Record, TopicConfigChanged
 from tidelog.metadata.topic_names import name_refusal
 from tidelog.model.steps import Steps
 from tidelog.wire.errors import ApiError, ErrorCode
 
 TOPIC_RESOURCE = 2
 BROKER_RESOURCE = 4
+GROUP_RESOURCE = 32
+GROUPS_WITH_SETTINGS_MAX = 10_000
 
 
 class Operation(IntEnum):
@@ -33,7 +36,7 @@ class Change(NamedTuple):
 
 
 class Alteration(NamedTuple):
-    """What is to change of one topic or broker. `changes` None with `replacement`: all its own settings are these."""
+    """What is to change of one topic, broker or group."""
 
     resource_type: int
     resource_name: str
@@ -82,6 +85,8 @@ def _alter(image: MetadataImage, alteration: Alteration, config: BrokerConfig) -
         return _alter_topic(image, alteration, config)
     if alteration.resource_type == BROKER_RESOURCE:
         return _alter_broker(image, alteration, config)
+    if alteration.resource_type == GROUP_RESOURCE:
+        return _alter_group(image, alteration, config)
     raise ApiError(f"resource type {alteration.resource_type} is not known here", ErrorCode.INVALID_REQUEST)
 
 
@@ -113,6 +118,36 @@ def _alter_broker(image: MetadataImage, alteration: Alteration, config: BrokerCo
         if value is not None:
             _check_dynamic(setting, value)
     return [BrokerConfigChanged(broker, setting, value) for setting, value in difference]
+
+
+def _alter_group(image: MetadataImage, alteration: Alteration, config: BrokerConfig) -> list[Record]:
+    group = alteration.resource_name
+    if not group:
+        raise ApiError("settings of all groups together are the broker's, group.*", ErrorCode.INVALID_REQUEST)
+    before = image.group_configs.get(group, {})
+    after = _changed(alteration, before, GROUP_KEYS, lambda key: _static_text(key, config))
+    try:
+        for setting, text in after.items():
+            _check_group_setting(setting, text, config)
+    except InvalidValue as error:
+        raise ApiError(str(error), ErrorCode.INVALID_CONFIG) from None
+    if after and not before and len(image.group_configs) >= GROUPS_WITH_SETTINGS_MAX:
+        raise ApiError(f"{GROUPS_WITH_SETTINGS_MAX} groups have settings of their own", ErrorCode.POLICY_VIOLATION)
+    return [GroupConfigChanged(group, setting, value) for setting, value in _difference(before, after)]
+
+
+def _check_group_setting(setting: str, text: str, config: BrokerConfig) -> None:
+    """Raises ApiError for one that there is not, InvalidValue for a value that the setting or the broker refuses."""
+    key = GROUP_KEYS.get(setting)
+    if key is None:
+        near = nearest(setting, GROUP_KEYS)
+        hint = f"; did you mean {near}?" if near else ""
+        raise ApiError(f"there is no group setting {setting}{hint}", ErrorCode.INVALID_CONFIG)
+    value = parse(key, text)
+    assert isinstance(value, int)
+    least, most = limits_of(setting)
+    if not config.get(least) <= value <= config.get(most):
+        raise InvalidValue(setting, value, f"{least} and {most} allow {config.get(least)} to {config.get(most)}")
 
 
 def broker_name(resource_name: str, node_id: int) -> str:

@@ -9,6 +9,7 @@ from tidelog.metadata.records import (
     BrokerRegistered,
     ClusterNamed,
     ControllerElected,
+    GroupConfigChanged,
     LeadershipRenewed,
     PartitionChanged,
     PartitionsAdded,
@@ -82,6 +83,7 @@ class MetadataImage:
         "cluster_id",
         "controller_epoch",
         "controller_id",
+        "group_configs",
         "partition_count",
         "position",
         "producer_ids_next",
@@ -100,6 +102,7 @@ class MetadataImage:
         topics: Mapping[str, TopicImage] = {},
         topics_by_id: Mapping[TopicId, TopicImage] = {},
         broker_configs: Mapping[str, Mapping[str, str]] = {},
+        group_configs: Mapping[str, Mapping[str, str]] = {},
         producer_ids_next: int = 0,
         partition_count: int = 0,
     ) -> None:
@@ -114,6 +117,8 @@ class MetadataImage:
         self.topics_by_id = topics_by_id
         self.broker_configs = broker_configs
         """Altered settings by broker: a number as text, or "" for all brokers."""
+        self.group_configs = group_configs
+        """Settings of single groups, by group id. A group need not exist to have some."""
         self.producer_ids_next = producer_ids_next
         self.partition_count = partition_count
         """Of all topics together."""
@@ -136,6 +141,7 @@ class ImageBuilder:
         self._topics = image.topics
         self._topics_by_id = image.topics_by_id
         self._broker_configs = image.broker_configs
+        self._group_configs = image.group_configs
         self._own_topics: tuple[dict[str, TopicImage], dict[TopicId, TopicImage]] | None = None
 
     def apply(self, records: Iterable[Record]) -> "ImageBuilder":
@@ -161,6 +167,7 @@ class ImageBuilder:
             topics=self._topics,
             topics_by_id=self._topics_by_id,
             broker_configs=self._broker_configs,
+            group_configs=self._group_configs,
             producer_ids_next=self._producer_ids_next,
             partition_count=self._partition_count,
         )
@@ -223,13 +230,10 @@ class ImageBuilder:
         self._put(TopicImage(topic.name, topic.topic_id, topic.partitions, config))
 
     def _broker_config_changed(self, record: BrokerConfigChanged) -> None:
-        configs = dict(self._broker_configs)
-        config = _changed(configs.get(record.broker, {}), record.setting, record.value)
-        if config:
-            configs[record.broker] = config
-        else:
-            configs.pop(record.broker, None)
-        self._broker_configs = configs
+        self._broker_configs = _changed_one(self._broker_configs, record.broker, record.setting, record.value)
+
+    def _group_config_changed(self, record: GroupConfigChanged) -> None:
+        self._group_configs = _changed_one(self._group_configs, record.group, record.setting, record.value)
 
     def _producer_ids_allocated(self, record: ProducerIdsAllocated) -> None:
         self._producer_ids_next = record.next_id
@@ -259,6 +263,7 @@ _APPLY: dict[type[Any], Callable[[ImageBuilder, Any], None]] = {
     TopicDeleted: ImageBuilder._topic_deleted,
     TopicConfigChanged: ImageBuilder._topic_config_changed,
     BrokerConfigChanged: ImageBuilder._broker_config_changed,
+    GroupConfigChanged: ImageBuilder._group_config_changed,
     ProducerIdsAllocated: ImageBuilder._producer_ids_allocated,
 }
 
@@ -273,6 +278,8 @@ def snapshot(image: MetadataImage) -> list[Record]:
     records += [BrokerRegistered(*broker) for broker in image.brokers.values()]
     for broker, settings in image.broker_configs.items():
         records += [BrokerConfigChanged(broker, setting, value) for setting, value in settings.items()]
+    for group, settings in image.group_configs.items():
+        records += [GroupConfigChanged(group, setting, value) for setting, value in settings.items()]
     records += [TopicCreated(t.name, t.topic_id, t.partitions, t.config) for t in image.topics.values()]
     return records
 
@@ -294,4 +301,15 @@ def _changed(settings: Mapping[str, str], setting: str, value: str | None) -> di
         changed.pop(setting, None)
     else:
         changed[setting] = value
+    return changed
+
+
+def _changed_one(
+    configs: Mapping[str, Mapping[str, str]], owner: str, setting: str, value: str | None
+) -> dict[str, Mapping[str, str]]:
+    """Whose last setting goes is not listed any more."""
+    changed = dict(configs)
+    config = _changed(changed.pop(owner, {}), setting, value)
+    if config:
+        changed[owner] = config
     return changed

@@ -114,6 +114,13 @@ class BrokerConfigChanged(NamedTuple):
     value: str | None
 
 
+class GroupConfigChanged(NamedTuple):
+    group: str
+    setting: str
+    value: str | None
+    """None takes it back to the broker's."""
+
+
 class ProducerIdsAllocated(NamedTuple):
     """A broker got the ids up to `next_id`."""
 
@@ -133,6 +140,7 @@ Record: TypeAlias = (
     | TopicDeleted
     | TopicConfigChanged
     | BrokerConfigChanged
+    | GroupConfigChanged
     | ProducerIdsAllocated
 )
 
@@ -147,6 +155,7 @@ _KINDS: dict[str, type[Any]] = {
     "topic-deleted": TopicDeleted,
     "topic-config": TopicConfigChanged,
     "broker-config": BrokerConfigChanged,
+    "group-config": GroupConfigChanged,
     "producer-ids": ProducerIdsAllocated,
 }
 _NAMES = {kind: name for name, kind in _KINDS.items()}

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from itertools import takewhile
 from typing import Any, Protocol
 
+from tidelog.coordinator.consumer.records import ConsumerRecord
 from tidelog.coordinator.group.records import OffsetRecord, decode_record
 from tidelog.wire.errors import ErrorCode
 from tidelog.wire.messages.group_records import GroupMetadataValue, OffsetCommitValue
@@ -57,6 +58,7 @@ class Broker(Protocol):
 
 LATEST = {
     "join": 9, "sync": 5, "heartbeat": 4, "leave": 5, "commit": 9, "fetch": 9, "list": 5, "describe": 6,
+    "beat": 1, "show": 1,
 }  # fmt: skip
 API = {
     "join": "JoinGroup",
@@ -67,6 +69,8 @@ API = {
     "fetch": "OffsetFetch",
     "list": "ListGroups",
     "describe": "DescribeGroups",
+    "beat": "ConsumerGroupHeartbeat",
+    "show": "ConsumerGroupDescribe",
 }
 
 
@@ -233,7 +237,59 @@ class Conversation:
             fields["include_authorized_operations"] = named.pop("operations", "no") == "yes"
         return fields
 
+    def _beat(self, version: int, words: list[str], named: dict[str, str]) -> Fields:
+        fields: Fields = {
+            "group_id": self._group(words[0]),
+            "member_id": named.pop("member"),
+            "member_epoch": int(named.pop("epoch")),
+            "instance_id": named.pop("instance", None),
+            "rack_id": named.pop("rack", None),
+            "rebalance_timeout_ms": int(named.pop("rebalance", -1)),
+            "server_assignor": named.pop("assignor", None),
+        }
+        topics, owned = named.pop("topics", None), named.pop("owned", None)
+        fields["subscribed_topic_names"] = None if topics is None else _listed(topics)
+        if version >= 1:
+            fields["subscribed_topic_regex"] = named.pop("regex", None)
+        if owned is not None:
+            by_topic: dict[str, list[int]] = {}
+            for part in _listed(owned):
+                topic, _, partition = part.rpartition("-")
+                by_topic.setdefault(topic, []).append(int(partition))
+            fields["topic_partitions"] = [
+                {"topic_id": self.broker.topic_id(topic), "partitions": numbers} for topic, numbers in by_topic.items()
+            ]
+        return fields
+
+    def _show(self, version: int, words: list[str], named: dict[str, str]) -> Fields:
+        return {"group_ids": [self._group(word) for word in words], "include_authorized_operations": False}
+
     # Replies
+
+    def _told_beat(self, version: int, reply: Any) -> str:
+        words = [_error(reply.error_code)]
+        if not reply.error_code:
+            assigned = "null" if reply.assignment is None else self._parts(reply.assignment.topic_partitions)
+            words += [f"member={reply.member_id}", f"epoch={reply.member_epoch}"]
+            words += [f"interval={reply.heartbeat_interval_ms}", f"assigned={assigned}"]
+        return " ".join(words)
+
+    def _told_show(self, version: int, reply: Any) -> str:
+        lines = []
+        for group in reply.groups:
+            words = [self._group_name(group.group_id), _error(group.error_code), f"state={group.group_state}"]
+            words += [f"epoch={group.group_epoch}", f"target={group.assignment_epoch}"]
+            words.append(f"assignor={_text(group.assignor_name)}")
+            for member in sorted(group.members, key=lambda member: str(member.member_id)):
+                told = f"{self._label(member.member_id)}/{_text(member.instance_id)}({member.member_epoch}"
+                told += f" {self._parts(member.assignment.topic_partitions)}"
+                told += f" {self._parts(member.target_assignment.topic_partitions)}"
+                words.append(f"{told} type={member.member_type})" if version >= 1 else f"{told})")
+            lines.append(" ".join(words))
+        return "\n".join(lines)
+
+    def _parts(self, topics: Any) -> str:
+        return ",".join(sorted(f"{self._topic_name(10, t)}-{p}" for t in topics for p in t.partitions)) or "-"
 
     def _told_join(self, version: int, reply: Any) -> str:
         words = [_error(reply.error_code)]
@@ -345,7 +401,9 @@ class Conversation:
             if record.group != group_id:
                 continue
             version = "tombstone" if value is None else f"v{int.from_bytes(value[:2], 'big')}"
-            if isinstance(record, OffsetRecord):
+            if isinstance(record, ConsumerRecord):
+                told.append(f"consumer {record.kind} {record.name or '-'} {version}")
+            elif isinstance(record, OffsetRecord):
                 told.append(f"offset {record.topic}-{record.partition} {version}{self._told_offset(record.value)}")
             else:
                 told.append(f"group {version}{self._told_metadata(record.value)}")
@@ -406,6 +464,10 @@ class Conversation:
 
     def _member_id(self, label: str) -> str:
         return "" if label == "-" else self._ids.get(label, label)
+
+
+def _listed(text: str) -> list[str]:
+    return [] if text in ("", "-") else text.split(",")
 
 
 def settings_of(text: str) -> dict[str, str]:

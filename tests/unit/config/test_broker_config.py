@@ -243,3 +243,11 @@ def test_altered_settings_are_in_force_at_once() -> None:
 def test_an_unknown_setting_cannot_be_asked_for() -> None:
     with pytest.raises(KeyError):
         load().get("retention.ms")
+
+
+def test_assignors_are_those_that_there_are() -> None:
+    kafkas = "org.apache.kafka.coordinator.group.assignor.RangeAssignor,uniform"
+    config = BrokerConfig.load(flags={"group.consumer.assignors": kafkas})
+    assert len(config.group_consumer_assignors) == 2
+    with pytest.raises(ConfigError, match=r"group\.consumer\.assignors"):
+        BrokerConfig.load(flags={"group.consumer.assignors": "uniform,sticky"})

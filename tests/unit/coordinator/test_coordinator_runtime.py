@@ -341,10 +341,25 @@ def test_a_log_of_kafka_with_transactions_and_other_kinds(caplog: pytest.LogCapt
         "kip848-group": {0: 5, 1: 5},
         "txn-group": {0: 5, 1: 4},
     }
-    assert "kinds not known here are left alone partition=__consumer_offsets-0 count=2" in caplog.text
+    consumer = by_id["kip848-group"].consumer
+    assert consumer is not None
+    assert (consumer.epoch, consumer.assignment_epoch, consumer.members) == (3, 2, {})
+    assert caplog.text == ""
     static = stage.led.core.groups["classic-group"].members
     assert list(static.static_ids) == ["instance-1"]
     stage.led.core.validate_state()
+
+
+def test_records_of_kinds_that_are_not_known_are_left_alone(caplog: pytest.LogCaptureFixture) -> None:
+    partition = MemoryPartition("__consumer_offsets", 0)
+    share_group_metadata = b"\0\x0b\0\1s"
+    batch = encode_batch([Record(share_group_metadata, b"\0\0\0\0\0\1\0", 1)])
+    partition.log.append(bytes(batch), BatchHeader(batch))
+    stage = Stage(partition)
+    with caplog.at_level(logging.INFO, "tidelog"):
+        stage.load()
+    assert stage.led.core.durable.by_id == {}
+    assert "kinds not known here are left alone partition=__consumer_offsets-0 count=1" in caplog.text
 
 
 def test_an_open_transaction_is_ignored(caplog: pytest.LogCaptureFixture) -> None:

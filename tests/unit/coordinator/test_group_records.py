@@ -71,10 +71,18 @@ def test_the_state_that_an_old_broker_left() -> None:
 
 
 def test_a_record_of_another_kind_is_left_to_others() -> None:
-    kinds = {
-        kind_of(key) for key, value in records_of("kafka-4.3.1-all-kinds.log") if decode_record(key, value) is None
-    }
-    assert kinds == {3, 5, 6, 7, 8}
+    share_group_metadata = b"\0\x0b\0\1s"
+    assert decode_record(share_group_metadata, b"\0\0\0\0\0\1\0") is None
+
+
+def test_records_of_consumer_groups_are_written_as_kafka_writes_them() -> None:
+    kinds = {}
+    for key, value in records_of("kafka-4.3.1-all-kinds.log"):
+        record = decode_record(key, value)
+        assert record is not None
+        assert record.encode() == (key, value)
+        kinds[kind_of(key)] = None
+    assert sorted(kinds) == [1, 2, 3, 5, 6, 7, 8]
 
 
 def test_old_commit_keys_are_those_of_today() -> None:

@@ -14,6 +14,7 @@ from tidelog.metadata.records import (
     BrokerRegistered,
     ClusterNamed,
     ControllerElected,
+    GroupConfigChanged,
     JournalError,
     LeadershipRenewed,
     PartitionChanged,
@@ -71,6 +72,10 @@ WRITTEN: list[tuple[Record, str]] = [
     (
         BrokerConfigChanged("", "log.retention.ms", "5"),
         '{"kind":"broker-config","broker":"","setting":"log.retention.ms","value":"5"}',
+    ),
+    (
+        GroupConfigChanged("g", "consumer.session.timeout.ms", "50000"),
+        '{"kind":"group-config","group":"g","setting":"consumer.session.timeout.ms","value":"50000"}',
     ),
     (ProducerIdsAllocated(1, 2000), '{"kind":"producer-ids","broker_id":1,"next_id":2000}'),
 ]

@@ -47,6 +47,8 @@ class Joining(NamedTuple):
     """Of JoinGroup."""
     fresh_uuid: str
     """A new random id in text, for a member that has none yet."""
+    fresh_id: str = ""
+    """The same in the form of the consumer protocol, for a group of that."""
 
     @property
     def rebalance_timeout_ms(self) -> int:
@@ -98,7 +100,7 @@ class ClassicGroup(RebalancingGroup):
         """Answered at once, or when the rebalance's join phase ends."""
         out = Decision()
         request = joining.request
-        protocols = _protocols(request)
+        protocols = protocols_of(request)
         member_id = request.member_id
         if not self._has_room_for(member_id):
             self._drop(member_id, out, now)
@@ -363,7 +365,7 @@ class ClassicGroup(RebalancingGroup):
         return member
 
 
-def _protocols(request: JoinGroupRequest) -> Protocols:
+def protocols_of(request: JoinGroupRequest) -> Protocols:
     """A name that comes twice counts once: counted twice, its vote would never match the number of members."""
     protocols: dict[str, bytes] = {}
     for protocol in request.protocols:

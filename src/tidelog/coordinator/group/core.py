@@ -1,9 +1,13 @@
 """All groups of one partition of `__consumer_offsets`: which group a request is for, and what it finds there."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import chain
 from typing import NamedTuple
 
+from tidelog.coordinator.consumer.groups import ConsumerGroups
+from tidelog.coordinator.consumer.heartbeats import Beat
+from tidelog.coordinator.consumer.state import PROTOCOL_TYPE, ConsumerGroupState
+from tidelog.coordinator.consumer.topics import changed_names
 from tidelog.coordinator.deadlines import Deadlines
 from tidelog.coordinator.decision import Decision, Moment, Reply
 from tidelog.coordinator.group.classic import ClassicGroup, Joining
@@ -11,9 +15,10 @@ from tidelog.coordinator.group.durable import DurableGroup, DurableGroups
 from tidelog.coordinator.group.members import Member
 from tidelog.coordinator.group.offsets import OffsetCommit, PreparedCommit, expired_offsets, prepare_commit
 from tidelog.coordinator.group.rebalance import NO_MEMBER_ID, refuse_join
-from tidelog.coordinator.group.records import GroupRecord, OffsetRecord, decode_record
+from tidelog.coordinator.group.records import AnyRecord, GroupRecord, OffsetRecord, decode_record
 from tidelog.coordinator.group.settings import GROUPS_MAX, GroupSettings
 from tidelog.coordinator.group.state import GroupState
+from tidelog.metadata.image import MetadataImage
 from tidelog.model.steps import at_once
 from tidelog.wire.errors import (
     ApiError,
@@ -23,6 +28,7 @@ from tidelog.wire.errors import (
     IllegalGeneration,
     UnknownMemberId,
 )
+from tidelog.wire.messages.consumer_group_describe import DescribedGroup as DescribedConsumerGroup
 from tidelog.wire.messages.describe_groups import DescribedGroup, DescribedGroupMember
 from tidelog.wire.messages.group_records import GroupMetadataValue
 from tidelog.wire.messages.heartbeat import HeartbeatRequest
@@ -35,29 +41,35 @@ SWEEP_RECORDS_MAX = 500
 """Tombstones in one batch."""
 
 
+CLASSIC = "classic"
+CONSUMER = "consumer"
+
+
 class GroupListing(NamedTuple):
     group_id: str
     protocol_type: str
-    state: GroupState
+    state: GroupState | ConsumerGroupState
+    group_type: str = CLASSIC
 
 
 class GroupCore:
     """Durable groups, and on top of them the groups that have, or recently had, members."""
 
-    def __init__(self, settings: GroupSettings) -> None:
+    def __init__(self, settings: GroupSettings, image_now: Callable[[], MetadataImage] = MetadataImage) -> None:
         self.settings = settings
         self.durable = DurableGroups()
         self.groups: dict[str, ClassicGroup] = {}
         """Soft state. A group that is missing here and durable is empty."""
         self.deadlines = Deadlines()
+        self.consumers = ConsumerGroups(settings, self.durable, self.groups, self.deadlines, image_now)
 
     # Durable state
 
-    def decode(self, key: bytes, value: bytes | None) -> OffsetRecord | GroupRecord | None:
+    def decode(self, key: bytes, value: bytes | None) -> AnyRecord | None:
         """None for a kind that is not known. Raises MalformedMessage."""
         return decode_record(key, value)
 
-    def replay(self, record: OffsetRecord | GroupRecord, next_offset: int) -> None:
+    def replay(self, record: AnyRecord, next_offset: int) -> None:
         self.durable.replay(record, next_offset)
 
     def loaded(self, now: Moment) -> Decision:
@@ -68,17 +80,32 @@ class GroupCore:
                 group = self._restored(group_id, durable.metadata, now)
                 self.groups[group_id] = group
                 group.shrink_to_fit(out, now)
+        self.consumers.loaded(now)
         return out
 
+    def topics_changed(self, old: MetadataImage, new: MetadataImage, now: Moment) -> None:
+        """Consumer groups that read these topics are assigned anew as their members' heartbeats come."""
+        changed = changed_names(old, new)
+        if changed:
+            self.consumers.topics_changed(changed, now)
+
     # Requests
+
+    def consumer_heartbeat(self, beat: Beat, now: Moment) -> Decision:
+        """Answered with a ConsumerGroupHeartbeatResponse. Raises ApiError."""
+        return self.consumers.heartbeat(beat, now)
 
     def join(self, joining: Joining, now: Moment) -> Decision:
         request = joining.request
         group_id = request.group_id
         durable = self.durable.by_id.get(group_id)
+        consumer = None if durable is None else durable.consumer
+        if consumer is not None and consumer.members:
+            return self.consumers.join(consumer, joining, now)
+        is_new = durable is None or consumer is not None
         group = self.groups.get(group_id)
         if group is None:
-            if durable is None:
+            if is_new:
                 if request.member_id != NO_MEMBER_ID:
                     return _refused(joining, ErrorCode.UNKNOWN_MEMBER_ID)
                 if self._is_full():
@@ -87,12 +114,18 @@ class GroupCore:
         out = group.join(joining, now)
         if group.members or group.members.pending:
             self.groups[group_id] = group
-            if durable is None:
+            if consumer is not None:  # without members: its name is free for a group of the other protocol
+                out.records += consumer.end_records()
+                self.consumers.forget(group_id)
+            if is_new:
                 out.records.append(_first_record(group_id, now))
         out.shows = self.durable.next_offset(group_id)
         return out
 
     def sync(self, request: SyncGroupRequest, reply: Reply, now: Moment) -> Decision:
+        consumer = self.consumers.find(request.group_id)
+        if consumer is not None:
+            return self.consumers.sync(consumer, request, reply, now)
         group = self.groups.get(request.group_id)
         if group is None:
             out = Decision()
@@ -103,6 +136,9 @@ class GroupCore:
         return out
 
     def heartbeat(self, request: HeartbeatRequest, now: Moment) -> ErrorCode:
+        consumer = self.consumers.find(request.group_id)
+        if consumer is not None:
+            return self.consumers.classic_heartbeat(consumer, request, now)
         group = self.groups.get(request.group_id)
         if group is None:
             return ErrorCode.UNKNOWN_MEMBER_ID
@@ -112,6 +148,9 @@ class GroupCore:
             return error.code
 
     def leave(self, request: LeaveGroupRequest, reply: Reply, now: Moment) -> Decision:
+        consumer = self.consumers.find(request.group_id)
+        if consumer is not None:
+            return self.consumers.leave(consumer, request, reply, now)
         out = Decision()
         group = self.groups.get(request.group_id)
         if group is None:
@@ -138,8 +177,12 @@ class GroupCore:
         return out
 
     def check_commit(self, commit: OffsetCommit, now: Moment) -> None:
+        """Raise ApiError unless this committer may commit now."""
+        consumer = self.consumers.find(commit.group_id)
         group = self.groups.get(commit.group_id)
-        if group is not None:
+        if consumer is not None:
+            self.consumers.check_commit(consumer, commit)
+        elif group is not None:
             group.check_commit(commit.member_id, commit.instance_id, commit.generation, now)
         elif commit.group_id in self.durable.by_id:
             if commit.generation >= 0:
@@ -152,8 +195,16 @@ class GroupCore:
                 raise GroupIdNotFound(f"group {commit.group_id!r} does not exist")
             raise IllegalGeneration
 
-    def committed(self, group_id: str) -> tuple[DurableGroup | None, int]:
-        """The group's offsets, to be read at once, and the end of the log that they tell of."""
+    def committed(
+        self, group_id: str, member_id: str | None = None, member_epoch: int = -1
+    ) -> tuple[DurableGroup | None, int]:
+        """The group's offsets, to be read at once, and the end of the log that they tell of.
+
+        Raises ApiError when a member of the consumer protocol asks with another epoch than its own.
+        """
+        consumer = self.consumers.find(group_id)
+        if consumer is not None:
+            self.consumers.check_fetch(consumer, member_id, member_epoch)
         return self.durable.by_id.get(group_id), self.durable.next_offset(group_id)
 
     def listing(self) -> Iterator[GroupListing]:
@@ -162,12 +213,17 @@ class GroupCore:
         for group_id, group in groups.items():
             yield GroupListing(group_id, group.protocol_type, group.state)
         for group_id, durable in durable_groups.items():
-            if group_id not in groups:
+            if durable.consumer is not None:
+                yield GroupListing(group_id, PROTOCOL_TYPE, durable.consumer.state, CONSUMER)
+            elif group_id not in groups:
                 protocol_type = durable.metadata.protocol_type if durable.metadata is not None else ""
                 yield GroupListing(group_id, protocol_type, GroupState.EMPTY)
 
     def describe(self, group_id: str) -> DescribedGroup | None:
-        """None if there is no such group. Metadata is told of a stable group's members only."""
+        """None if there is no such group. Metadata is told of a stable group's members only. Raises ApiError for a
+        group of the consumer protocol."""
+        if self.consumers.find(group_id) is not None:
+            raise GroupIdNotFound(f"Group {group_id} is not a classic group.")
         group = self.groups.get(group_id)
         if group is None:
             durable = self.durable.by_id.get(group_id)
@@ -183,6 +239,10 @@ class GroupCore:
             protocol_data=protocol or "",
             members=[_described(member, protocol) for member in group.members],
         )
+
+    def describe_consumer(self, group_id: str) -> DescribedConsumerGroup:
+        """Raises GroupIdNotFound unless it is a group of the consumer protocol."""
+        return self.consumers.describe(group_id)
 
     # Time
 
@@ -233,9 +293,15 @@ class GroupCore:
                 return
             group.delete(now)
             del self.groups[group_id]
+        out = Decision()
+        if durable is not None and durable.consumer is not None:
+            if durable.consumer.members:
+                return
+            self.consumers.forget(group_id)
+            out.records += durable.consumer.end_records()
         if durable is not None and durable.metadata is not None:
-            out = Decision()
             out.records.append(GroupRecord(group_id, None))
+        if out.records:
             yield out
 
     def abandon(self) -> list[Reply]:
@@ -246,6 +312,7 @@ class GroupCore:
 
     def validate_state(self) -> None:
         """Assert what must hold between any two steps, once the records of the last one are replayed."""
+        self.consumers.validate()
         for group_id, group in self.groups.items():
             group.check()
             durable = self.durable.by_id.get(group_id)
@@ -257,7 +324,8 @@ class GroupCore:
                 assert {m.member_id: m.assignment for m in group.members} == assigned
             assert metadata is None or metadata.generation <= group.generation
         for group_id, durable in self.durable.by_id.items():
-            assert durable.metadata is not None or durable.offsets
+            assert durable.metadata is not None or durable.offsets or durable.consumer is not None
+            assert durable.metadata is None or durable.consumer is None
             if durable.metadata is not None and durable.metadata.members:
                 assert group_id in self.groups
 

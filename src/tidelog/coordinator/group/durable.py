@@ -1,17 +1,21 @@
 """What `__consumer_offsets` says of each group. Changes through `replay` alone, in live operation as after a load."""
 
-from tidelog.coordinator.group.records import GroupRecord, OffsetRecord
+from tidelog.coordinator.consumer.records import ConsumerRecord
+from tidelog.coordinator.consumer.state import ConsumerGroup
+from tidelog.coordinator.group.records import AnyRecord, OffsetRecord
 from tidelog.wire.messages.group_records import GroupMetadataValue, OffsetCommitValue
 
 
 class DurableGroup:
     """One group's last word on each key."""
 
-    __slots__ = ("metadata", "next_offset", "offsets")
+    __slots__ = ("consumer", "metadata", "next_offset", "offsets")
 
     def __init__(self) -> None:
         self.metadata: GroupMetadataValue | None = None
-        """None for a group that only ever committed offsets (a simple consumer)."""
+        """Of a classic group. None for one that only ever committed offsets (a simple consumer)."""
+        self.consumer: ConsumerGroup | None = None
+        """A group of the consumer protocol. It is not a classic group too, but while one becomes the other."""
         self.offsets: dict[str, dict[int, OffsetCommitValue]] = {}
         """Topic -> partition -> what was committed. No topic is empty."""
         self.next_offset = 0
@@ -31,7 +35,7 @@ class DurableGroups:
         self.by_id: dict[str, DurableGroup] = {}
         self._removed_offset = 0
 
-    def replay(self, record: OffsetRecord | GroupRecord, next_offset: int) -> None:
+    def replay(self, record: AnyRecord, next_offset: int) -> None:
         """Take in one record of the batch that ends before `next_offset`. Each key has one place, so that only the last
         record of a key counts, as compaction has it."""
         group = self.by_id.get(record.group)
@@ -47,9 +51,17 @@ class DurableGroups:
                 partitions.pop(record.partition, None)
                 if not partitions:
                     del group.offsets[record.topic]
+        elif isinstance(record, ConsumerRecord):
+            if group.consumer is None:
+                if record.value is None:
+                    return
+                group.consumer = ConsumerGroup(record.group)
+            group.consumer.replay(record)
+            if group.consumer.is_blank:
+                group.consumer = None
         else:
             group.metadata = record.value
-        if group.metadata is None and not group.offsets:
+        if group.metadata is None and not group.offsets and group.consumer is None:
             del self.by_id[record.group]
             self._removed_offset = next_offset
 

@@ -103,11 +103,14 @@ def expired_offsets(
 
     A group's retention begins when it becomes empty, a simple consumer's with each commit. In a stable group of
     consumers the offsets of topics that nobody subscribes to any more expire too; else members keep their offsets.
+    A group of the consumer protocol is like that always, and its offsets' retention begins with each commit.
     """
     subscribed: frozenset[str] = frozenset()
     empty_since_ms = None
     metadata = durable.metadata
-    if group is not None and group.state is not GroupState.EMPTY:
+    if durable.consumer is not None:
+        subscribed = frozenset(durable.consumer.subscribed())
+    elif group is not None and group.state is not GroupState.EMPTY:
         topics = _subscribed_topics(group)
         if topics is None:
             return

@@ -65,6 +65,24 @@ class RebalancingGroup:
         if len(self.members) > self._settings.group_max_size:
             self._prepare_rebalance(out, now)
 
+    def begin_rebalance(self, out: Decision, now: Moment) -> None:
+        """The members' assignment is out of date from the start."""
+        self._prepare_rebalance(out, now)
+
+    def renew_sessions(self, now: Moment) -> None:
+        for member in self.members:
+            self._renew_session(member, now)
+
+    def dissolve(self, error: ErrorCode, out: Decision) -> None:
+        """This is no classic group any more: whoever waits is answered with `error`, nothing is due."""
+        for member in self.members:
+            self._answer_parked(member, error, member.member_id, out)
+            self._deadlines.clear(member.session)
+        for member_id in list(self.members.pending):
+            self._forget_pending(member_id)
+        self._deadlines.clear(self._join_end)
+        self._deadlines.clear(self._sync_end)
+
     def _rebalance_or_complete(self, out: Decision, now: Moment) -> None:
         if self.state is GroupState.PREPARING_REBALANCE:
             self._maybe_complete_join(out, now)

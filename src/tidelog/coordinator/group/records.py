@@ -1,10 +1,12 @@
-"""The records of classic groups in `__consumer_offsets`, as Kafka 4.3 writes them.
+"""The records of classic groups and of offsets in `__consumer_offsets`, as Kafka 4.3 writes them.
 
 A key is a 2-byte type and the message in version 0; a value is a 2-byte version and the message.
 """
 
 from struct import Struct
+from typing import TypeAlias
 
+from tidelog.coordinator.consumer.records import ConsumerRecord, decode_consumer_record
 from tidelog.wire.messages.group_records import GroupMetadataKey, GroupMetadataValue, OffsetCommitKey, OffsetCommitValue
 from tidelog.wire.primitives import MalformedMessage
 
@@ -58,8 +60,11 @@ class GroupRecord:
         return key, _VALUE_VERSIONS[GROUP_METADATA_VERSION] + self.value.encode(GROUP_METADATA_VERSION)
 
 
-def decode_record(key: bytes, value: bytes | None) -> OffsetRecord | GroupRecord | None:
-    """None for a record of another kind (KIP-848 and share groups): it is left to whoever knows it.
+AnyRecord: TypeAlias = OffsetRecord | GroupRecord | ConsumerRecord
+
+
+def decode_record(key: bytes, value: bytes | None) -> AnyRecord | None:
+    """None for a record of another kind (share and streams groups): it is left to whoever knows it.
 
     Raises MalformedMessage.
     """
@@ -78,7 +83,7 @@ def decode_record(key: bytes, value: bytes | None) -> OffsetRecord | GroupRecord
         if value is not None:
             metadata, _ = GroupMetadataValue.decode(value, 2, _value_version(value, GroupMetadataValue.max_version))
         return GroupRecord(group_key.group, metadata)
-    return None
+    return decode_consumer_record(kind, key, value)
 
 
 def _value_version(value: bytes, known: int) -> int:

@@ -1,5 +1,7 @@
 """What the broker's settings say about groups, and the bounds that have no setting."""
 
+from tidelog.coordinator.consumer.settings import ConsumerSettings
+
 GROUPS_MAX = 100_000
 """Of one partition of `__consumer_offsets`. Beyond, new ones are told to come again later; sweeps make room."""
 PENDING_MEMBERS_MAX = 10_000
@@ -14,6 +16,7 @@ class GroupSettings:
     """Kafka's `group.*` and `offset*` settings that the core obeys."""
 
     __slots__ = (
+        "consumer",
         "group_max_size",
         "initial_rebalance_delay_ms",
         "max_session_timeout_ms",
@@ -33,7 +36,9 @@ class GroupSettings:
         offset_metadata_max: int = 4096,
         offsets_retention_ms: int = 10_080 * 60_000,
         record_bytes_max: int = 1_048_588,
+        consumer: ConsumerSettings | None = None,
     ) -> None:
+        self.consumer = consumer or ConsumerSettings()
         self.initial_rebalance_delay_ms = initial_rebalance_delay_ms
         self.min_session_timeout_ms = min_session_timeout_ms
         self.max_session_timeout_ms = max_session_timeout_ms

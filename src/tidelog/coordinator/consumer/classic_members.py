@@ -1,0 +1,268 @@
+"""Members of the classic protocol in a consumer group: JoinGroup, SyncGroup, Heartbeat and LeaveGroup, answered as the
+protocol that they speak has it, out of the group that the broker assigns (KIP-848).
+
+Nobody leads: every member is told its assignment, which is its target as far as the others have made way.
+"""
+
+from tidelog.coordinator.consumer.embedded import embedded_version, read_subscription, reported, write_assignment
+from tidelog.coordinator.consumer.fencing import remove
+from tidelog.coordinator.consumer.heartbeats import (
+    check_instance,
+    check_memory,
+    check_size,
+    replace_static,
+    static_member,
+    take_in_pattern,
+)
+from tidelog.coordinator.consumer.member import NO_TARGET, ClassicPart, Member, MemberState, without_epochs
+from tidelog.coordinator.consumer.migration import downgrade, may_downgrade_by
+from tidelog.coordinator.consumer.settings import MigrationPolicy
+from tidelog.coordinator.consumer.state import PROTOCOL_TYPE, ConsumerGroup
+from tidelog.coordinator.consumer.step import Step
+from tidelog.coordinator.consumer.timers import Timer
+from tidelog.coordinator.consumer.world import World
+from tidelog.coordinator.decision import Decision, Moment, Reply
+from tidelog.coordinator.group.classic import KNOWN_ID_VERSION, Joining, protocols_of
+from tidelog.coordinator.group.members import Protocols
+from tidelog.coordinator.group.rebalance import NO_MEMBER_ID, refuse_join
+from tidelog.wire.errors import (
+    ApiError,
+    ErrorCode,
+    IllegalGeneration,
+    InconsistentGroupProtocol,
+    RebalanceInProgress,
+    UnknownMemberId,
+)
+from tidelog.wire.messages.consumer_protocol import ConsumerProtocolSubscription
+from tidelog.wire.messages.heartbeat import HeartbeatRequest
+from tidelog.wire.messages.join_group import JoinGroupResponse
+from tidelog.wire.messages.leave_group import LeaveGroupRequest, LeaveGroupResponse, MemberResponse
+from tidelog.wire.messages.sync_group import SyncGroupRequest, SyncGroupResponse
+from tidelog.wire.primitives import MalformedMessage
+
+
+def join(world: World, group: ConsumerGroup, joining: Joining, now: Moment) -> Decision:
+    """Answered at once: the broker needs to wait for nobody. Raises ApiError."""
+    request = joining.request
+    if world.consumer.migration is MigrationPolicy.DISABLED:
+        raise InconsistentGroupProtocol("group.consumer.migration.policy keeps classic members out of consumer groups")
+    check_size(world, group, request.member_id)
+    protocols = protocols_of(request)
+    _check_protocols(group, request.protocol_type, protocols)
+    step = Step(world, group, now)
+    is_new = request.member_id == NO_MEMBER_ID
+    member_id = joining.fresh_id if is_new else request.member_id
+    if is_new and request.group_instance_id is None and joining.version >= KNOWN_ID_VERSION:
+        refuse_join(joining.reply, member_id, ErrorCode.MEMBER_ID_REQUIRED, step.out)
+        return step.finish()
+    subscription = _subscription(protocols)
+    known, predecessor = _known(step, member_id, request.group_instance_id, is_new=is_new)
+    told = _told(known, joining, subscription, protocols)
+    check_memory(group, known, told)
+    after = _move(step, known, told, predecessor, subscription)
+    assert told.classic is not None
+    answer = JoinGroupResponse(
+        generation_id=after.epoch,
+        protocol_type=PROTOCOL_TYPE,
+        protocol_name=told.classic.protocols[0][0],
+        member_id=member_id,
+    )
+    step.out.reply(joining.reply, answer)
+    return step.finish()
+
+
+def _move(
+    step: Step, known: Member, told: Member, predecessor: Member | None, subscription: ConsumerProtocolSubscription
+) -> Member:
+    """The member after its join, in this group or in the classic one that the group becomes by it."""
+    world = step.world
+    group = step.group
+    replaced = None if predecessor is None else predecessor.member_id
+    goes_down = predecessor is not None and may_downgrade_by(world, group, predecessor)
+    pattern_changed, _ = take_in_pattern(step, known, told)
+    changed = step.take_in(known, told, pattern_is_ready=pattern_changed, pattern_changed=pattern_changed)
+    owned = reported(subscription, world.image_now())
+    if goes_down:
+        is_current = group.assignment_epoch >= step.epoch
+        after = told
+        if is_current:
+            target = group.targets.get(replaced or told.member_id, NO_TARGET)
+            after = step.reconcile(told, replaced, group.assignment_epoch, target, owned, subscription_changed=False)
+        downgrade(step, [], after, replaced, rebalance=not is_current)
+        return after
+    target_epoch, target = step.target(told, replaced)
+    after = step.reconcile(told, replaced, target_epoch, target, owned, subscription_changed=changed)
+    step.at_end(lambda: _joined(step, after))
+    return after
+
+
+def _joined(step: Step, member: Member) -> None:
+    """It has the rebalance timeout to ask for its assignment."""
+    assert member.classic is not None
+    timers = step.world.timers
+    group_id = step.group.group_id
+    timers.cancel(Timer.JOIN, group_id, member.member_id)
+    timers.set(Timer.SESSION, group_id, member.member_id, member.classic.session_timeout_ms, step.now)
+    timers.set(Timer.SYNC, group_id, member.member_id, member.rebalance_timeout_ms, step.now)
+
+
+def _check_protocols(group: ConsumerGroup, protocol_type: str, protocols: Protocols) -> None:
+    """One of them must be known to all classic members: a classic group that this one becomes needs it."""
+    supported = protocol_type == PROTOCOL_TYPE and any(
+        group.classic_protocols.get(name, 0) == group.classic_count for name, _ in protocols
+    )
+    if not supported:
+        raise InconsistentGroupProtocol("the member shares no protocol with the group's classic members")
+
+
+def _subscription(protocols: Protocols) -> ConsumerProtocolSubscription:
+    try:
+        return read_subscription(protocols[0][1])
+    except MalformedMessage as error:
+        raise ApiError(f"the member's subscription cannot be read: {error}", ErrorCode.UNKNOWN_SERVER_ERROR) from None
+
+
+def _known(step: Step, member_id: str, instance_id: str | None, *, is_new: bool) -> tuple[Member, Member | None]:
+    """The member as the group knows it, or a new one; and the static member whose place it takes."""
+    group = step.group
+    if instance_id is None:
+        return group.members.get(member_id) or Member(member_id), None
+    member = static_member(group, instance_id)
+    if is_new:
+        if member is None:
+            return Member(member_id), None
+        return replace_static(step, member, member_id), member
+    if member is None:
+        raise UnknownMemberId(f"group {group.group_id!r} has no member of instance {instance_id!r}")
+    check_instance(member, member_id)
+    return member, None
+
+
+def _told(known: Member, joining: Joining, subscription: ConsumerProtocolSubscription, protocols: Protocols) -> Member:
+    request = joining.request
+    return known._replace(
+        instance_id=request.group_instance_id if request.group_instance_id is not None else known.instance_id,
+        rack_id=subscription.rack_id or known.rack_id,
+        client_id=joining.client_id,
+        client_host=joining.client_host,
+        topics=tuple(sorted(dict.fromkeys(subscription.topics))),
+        pattern="",
+        rebalance_timeout_ms=joining.rebalance_timeout_ms,
+        classic=ClassicPart(request.session_timeout_ms, tuple(protocols)),
+    )
+
+
+# After the join
+
+
+def sync(world: World, group: ConsumerGroup, request: SyncGroupRequest, reply: Reply, now: Moment) -> Decision:
+    """Answered with the member's own assignment; those that the request may bring are nobody's business here."""
+    step = Step(world, group, now)
+    try:
+        member = _check_sync(world, group, request, now)
+        assert member.classic is not None
+        version = embedded_version(member.classic.protocols[0][1])
+        assignment = write_assignment(without_epochs(member.owned), version, world.image_now())
+    except ApiError as error:
+        step.out.reply(reply, SyncGroupResponse(error_code=error.code))
+        return step.finish()
+    world.timers.cancel(Timer.SYNC, group.group_id, member.member_id)
+    _renew_session(world, group, member, now)
+    answer = SyncGroupResponse(
+        protocol_type=request.protocol_type, protocol_name=request.protocol_name, assignment=assignment
+    )
+    step.out.reply(reply, answer)
+    return step.finish()
+
+
+def _check_sync(world: World, group: ConsumerGroup, request: SyncGroupRequest, now: Moment) -> Member:
+    member = _classic_member(group, request.member_id, request.group_instance_id)
+    assert member.classic is not None
+    if request.generation_id != member.epoch:
+        raise IllegalGeneration
+    if request.protocol_type not in (None, PROTOCOL_TYPE):
+        raise InconsistentGroupProtocol
+    if request.protocol_name not in (None, member.classic.protocols[0][0]):
+        raise InconsistentGroupProtocol
+    if group.assignment_epoch > member.epoch and member.state is not MemberState.UNREVOKED:
+        _expect_join(world, group, member, now)
+        raise RebalanceInProgress
+    return member
+
+
+def heartbeat(world: World, group: ConsumerGroup, request: HeartbeatRequest, now: Moment) -> ErrorCode:
+    """NONE, or REBALANCE_IN_PROGRESS when the member has to join again to go on. Raises ApiError."""
+    member = _classic_member(group, request.member_id, request.group_instance_id)
+    if request.generation_id != member.epoch:
+        raise IllegalGeneration
+    _renew_session(world, group, member, now)
+    if (
+        member.epoch < group.assignment_epoch
+        or member.state is MemberState.UNREVOKED
+        or (member.state is MemberState.UNRELEASED and not _waits_for_others(group, member))
+    ):
+        _expect_join(world, group, member, now)
+        return ErrorCode.REBALANCE_IN_PROGRESS
+    return ErrorCode.NONE
+
+
+def leave(world: World, group: ConsumerGroup, request: LeaveGroupRequest, reply: Reply, now: Moment) -> Decision:
+    """Members of either protocol may be named, by member id or (with an empty one) by group instance id."""
+    step = Step(world, group, now)
+    gone: dict[str, None] = {}
+    told = []
+    for identity in request.members:
+        error = ErrorCode.NONE
+        try:
+            gone[_leaving(group, identity.member_id, identity.group_instance_id)] = None
+        except ApiError as refused:
+            error = refused.code
+        told.append(MemberResponse(identity.member_id, identity.group_instance_id, error))
+    remove(step, list(gone))
+    step.out.reply(reply, LeaveGroupResponse(members=told))
+    return step.finish()
+
+
+def _leaving(group: ConsumerGroup, member_id: str, instance_id: str | None) -> str:
+    if instance_id is None:
+        if member_id not in group.members:
+            raise UnknownMemberId
+        return member_id
+    member = static_member(group, instance_id)
+    if member is None:
+        raise UnknownMemberId
+    if member_id != NO_MEMBER_ID:
+        check_instance(member, member_id)
+    return member.member_id
+
+
+def _classic_member(group: ConsumerGroup, member_id: str, instance_id: str | None) -> Member:
+    if instance_id is None:
+        member = group.members.get(member_id)
+    else:
+        member = static_member(group, instance_id)
+        if member is not None:
+            check_instance(member, member_id)
+    if member is None or member.classic is None:
+        raise UnknownMemberId
+    return member
+
+
+def _renew_session(world: World, group: ConsumerGroup, member: Member, now: Moment) -> None:
+    assert member.classic is not None
+    world.timers.set(Timer.SESSION, group.group_id, member.member_id, member.classic.session_timeout_ms, now)
+
+
+def _expect_join(world: World, group: ConsumerGroup, member: Member, now: Moment) -> None:
+    if not world.timers.is_set(Timer.JOIN, group.group_id, member.member_id):
+        world.timers.set(Timer.JOIN, group.group_id, member.member_id, member.rebalance_timeout_ms, now)
+
+
+def _waits_for_others(group: ConsumerGroup, member: Member) -> bool:
+    """Whether something of its target is still another member's, so that joining again would gain nothing."""
+    for topic_id, partitions in group.targets.get(member.member_id, NO_TARGET).items():
+        owned = member.owned.get(topic_id, {})
+        for partition in partitions:
+            if partition not in owned and group.owner(topic_id, partition) is not None:
+                return True
+    return False

@@ -1,0 +1,186 @@
+"""The consumer groups of one coordinator partition: what the core asks of them."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from tidelog.coordinator.consumer import classic_members, heartbeats
+from tidelog.coordinator.consumer.describe import describe
+from tidelog.coordinator.consumer.fencing import time_is_up
+from tidelog.coordinator.consumer.heartbeats import Beat
+from tidelog.coordinator.consumer.member import Member, MemberState
+from tidelog.coordinator.consumer.patterns import Resolver
+from tidelog.coordinator.consumer.state import ConsumerGroup
+from tidelog.coordinator.consumer.timers import Subject, Timer, Timers
+from tidelog.coordinator.consumer.world import World
+from tidelog.coordinator.deadlines import Deadlines
+from tidelog.coordinator.decision import Decision, Moment, Reply
+from tidelog.coordinator.group.classic import ClassicGroup, Joining
+from tidelog.coordinator.group.rebalance import refuse_join
+from tidelog.coordinator.group.settings import GroupSettings
+from tidelog.wire.errors import (
+    ApiError,
+    ErrorCode,
+    GroupIdNotFound,
+    IllegalGeneration,
+    UnknownMemberId,
+    UnsupportedVersion,
+)
+
+if TYPE_CHECKING:
+    from tidelog.coordinator.group.durable import DurableGroups
+    from tidelog.coordinator.group.offsets import OffsetCommit
+    from tidelog.metadata.image import MetadataImage
+    from tidelog.wire.messages.consumer_group_describe import DescribedGroup
+    from tidelog.wire.messages.heartbeat import HeartbeatRequest
+    from tidelog.wire.messages.leave_group import LeaveGroupRequest
+    from tidelog.wire.messages.sync_group import SyncGroupRequest
+
+MEMBER_EPOCH_VERSION = 9
+"""From this version of OffsetCommit on, a member of the consumer protocol may commit."""
+
+
+class ConsumerGroups:
+    """Decides about groups whose durable state is `DurableGroup.consumer`; holds what is soft of them."""
+
+    def __init__(
+        self,
+        settings: GroupSettings,
+        durable: "DurableGroups",
+        classics: dict[str, ClassicGroup],
+        deadlines: Deadlines,
+        image_now: "Callable[[], MetadataImage]",
+    ) -> None:
+        self.resolver = Resolver(lambda: self.world)
+        timers = Timers(deadlines, self._time_is_up)
+        self.world = World(settings, durable, classics, deadlines, image_now, timers, self.resolver.wake)
+
+    def find(self, group_id: str) -> ConsumerGroup | None:
+        return self.world.group(group_id)
+
+    # The life of the coordinator
+
+    def loaded(self, now: Moment) -> None:
+        """Every member gets a new session; what was asked to give up partitions has its whole time for that again."""
+        for group_id, durable in self.world.durable.by_id.items():
+            group = durable.consumer
+            if group is None:
+                continue
+            session_ms = self.world.session_timeout_ms(group_id)
+            for member in group.members.values():
+                self.world.timers.set(Timer.SESSION, group_id, member.member_id, session_ms, now)
+                if member.state is MemberState.UNREVOKED and member.classic is None:
+                    self.world.timers.set(
+                        Timer.REBALANCE, group_id, member.member_id, member.rebalance_timeout_ms, now, member.epoch
+                    )
+            if group.patterns:
+                self.resolver.refresh(group_id, now.monotonic_ms)
+
+    def topics_changed(self, changed: dict[str, None], now: Moment) -> None:
+        """Topics are new, gone, made anew or grown: the next heartbeat assigns a group that reads them anew."""
+        for group_id, durable in self.world.durable.by_id.items():
+            group = durable.consumer
+            if group is None:
+                continue
+            self.resolver.topics_changed(group, changed, now.monotonic_ms)
+            if group_id in self.world.checked and not group.subscribed().keys().isdisjoint(changed):
+                del self.world.checked[group_id]
+
+    def _time_is_up(self, subject: Subject, out: Decision, now: Moment) -> None:
+        time_is_up(self.world, subject, out, now)
+
+    # Requests
+
+    def heartbeat(self, beat: Beat, now: Moment) -> Decision:
+        """Answered with a ConsumerGroupHeartbeatResponse. Raises ApiError."""
+        return heartbeats.heartbeat(self.world, beat, now)
+
+    def join(self, group: ConsumerGroup, joining: Joining, now: Moment) -> Decision:
+        try:
+            return classic_members.join(self.world, group, joining, now)
+        except ApiError as error:
+            out = Decision()
+            refuse_join(joining.reply, joining.request.member_id, error.code, out)
+            return out
+
+    def sync(self, group: ConsumerGroup, request: "SyncGroupRequest", reply: Reply, now: Moment) -> Decision:
+        return classic_members.sync(self.world, group, request, reply, now)
+
+    def classic_heartbeat(self, group: ConsumerGroup, request: "HeartbeatRequest", now: Moment) -> ErrorCode:
+        try:
+            return classic_members.heartbeat(self.world, group, request, now)
+        except ApiError as error:
+            return error.code
+
+    def leave(self, group: ConsumerGroup, request: "LeaveGroupRequest", reply: Reply, now: Moment) -> Decision:
+        return classic_members.leave(self.world, group, request, reply, now)
+
+    def forget(self, group_id: str) -> None:
+        """The soft part of a group whose records end."""
+        self.world.timers.forget_group(group_id)
+        self.world.checked.pop(group_id, None)
+
+    def describe(self, group_id: str) -> "DescribedGroup":
+        """Raises GroupIdNotFound unless it is a group of the consumer protocol."""
+        group = self.find(group_id)
+        if group is None:
+            known = group_id in self.world.durable.by_id or group_id in self.world.classics
+            raise GroupIdNotFound(f"Group {group_id} {'is not a consumer group' if known else 'not found'}.")
+        return describe(group, self.world.consumer.assignors[0], self.world.image_now())
+
+    # Offsets
+
+    def check_commit(self, group: ConsumerGroup, commit: "OffsetCommit") -> None:
+        """Raise ApiError unless this committer may commit these offsets now.
+
+        A member may be behind its own epoch, as long as it commits for partitions that it had then (KIP-1251).
+        """
+        if commit.generation < 0 and not group.members:
+            return  # an administrator, or a consumer that assigns its partitions itself
+        member = group.members.get(commit.member_id)
+        if member is None:
+            raise UnknownMemberId
+        if member.classic is None and commit.version < MEMBER_EPOCH_VERSION:
+            raise UnsupportedVersion
+        if commit.generation == member.epoch:
+            return
+        if commit.generation > member.epoch:
+            raise _stale(member)
+        for offset in commit.offsets:
+            epoch = member.assignment_epoch(offset.topic_id, offset.partition)
+            if epoch is None or commit.generation < epoch:
+                raise _stale(member)
+
+    def check_fetch(self, group: ConsumerGroup, member_id: str | None, epoch: int) -> None:
+        """Raise ApiError unless this member may read the offsets; who is no member says neither id nor epoch."""
+        if member_id is None and epoch < 0:
+            return
+        member = group.members.get(member_id or "")
+        if member is None:
+            raise UnknownMemberId
+        if epoch != member.epoch:
+            raise _stale(member)
+
+    # For tests
+
+    def validate(self) -> None:
+        """Assert what must hold between any two steps."""
+        timers = self.world.timers
+        for group_id, durable in self.world.durable.by_id.items():
+            group = durable.consumer
+            if group is None:
+                continue
+            assert group_id not in self.world.classics
+            group.check()
+            assert all(timers.is_set(Timer.SESSION, group_id, member_id) for member_id in group.members)
+            assert timers.members(group_id) == [] or all(m in group.members for m in timers.members(group_id))
+            for member in group.members.values():
+                if member.state is MemberState.UNREVOKED and member.classic is None and member.epoch >= 0:
+                    assert timers.is_set(Timer.REBALANCE, group_id, member.member_id)
+            for pattern in group.patterns:
+                assert pattern in group.resolved or not self.resolver.is_idle(group_id)
+
+
+def _stale(member: Member) -> ApiError:
+    if member.classic is not None:
+        return IllegalGeneration()
+    return ApiError(f"the member's epoch is {member.epoch}", ErrorCode.STALE_MEMBER_EPOCH)

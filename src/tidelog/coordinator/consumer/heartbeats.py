@@ -1,0 +1,287 @@
+"""ConsumerGroupHeartbeat: a member joins, lives on, changes, and leaves, all by the one request (KIP-848)."""
+
+from typing import NamedTuple
+
+from tidelog.coordinator.consumer.fencing import keep_place, remove
+from tidelog.coordinator.consumer.member import (
+    JOINING_EPOCH,
+    LEAVING_EPOCH,
+    STATIC_LEAVING_EPOCH,
+    Member,
+    Owned,
+    end_records,
+    target_record,
+)
+from tidelog.coordinator.consumer.migration import open_group
+from tidelog.coordinator.consumer.patterns import check_pattern
+from tidelog.coordinator.consumer.reconcile import Reported
+from tidelog.coordinator.consumer.settings import ConsumerSettings
+from tidelog.coordinator.consumer.state import ConsumerGroup, subscription_bytes
+from tidelog.coordinator.consumer.step import Step
+from tidelog.coordinator.consumer.timers import Timer
+from tidelog.coordinator.consumer.world import World
+from tidelog.coordinator.decision import Decision, Moment, Reply
+from tidelog.coordinator.group.settings import METADATA_BYTES_MAX
+from tidelog.wire.errors import (
+    ApiError,
+    ErrorCode,
+    FencedInstanceId,
+    GroupMaxSizeReached,
+    InvalidRequest,
+    UnknownMemberId,
+)
+from tidelog.wire.messages.consumer_group_heartbeat import (
+    Assignment,
+    ConsumerGroupHeartbeatRequest,
+    ConsumerGroupHeartbeatResponse,
+    TopicPartitions,
+)
+
+OWN_ID_VERSION = 1
+"""From this version of ConsumerGroupHeartbeat on, a member chooses its id itself (KIP-1082)."""
+
+
+class Beat(NamedTuple):
+    """A heartbeat and who sent it."""
+
+    request: ConsumerGroupHeartbeatRequest
+    reply: Reply
+    client_id: str
+    client_host: str
+    version: int
+    fresh_id: str
+    """A new random id, for a member of the first version that has none yet."""
+
+
+def check_request(request: ConsumerGroupHeartbeatRequest, version: int, settings: ConsumerSettings) -> None:
+    """Raise ApiError when the request contradicts itself or the settings."""
+    epoch = request.member_epoch
+    if not request.member_id and (version >= OWN_ID_VERSION or epoch > 0 or epoch == LEAVING_EPOCH):
+        raise InvalidRequest("the member has no id")
+    if not request.group_id:
+        raise InvalidRequest("the group has no id")
+    if request.instance_id == "":
+        raise InvalidRequest("the group instance id is empty")
+    if request.rack_id == "":
+        raise InvalidRequest("the rack id is empty")
+    if epoch == JOINING_EPOCH:
+        if request.rebalance_timeout_ms == -1:
+            raise InvalidRequest("a member that joins says its rebalance timeout")
+        if request.topic_partitions is None or request.topic_partitions:
+            raise InvalidRequest("a member that joins has no partitions, and says so")
+        if request.subscribed_topic_names is None and request.subscribed_topic_regex is None:
+            raise InvalidRequest("a member that joins says what it subscribes to")
+    elif epoch == STATIC_LEAVING_EPOCH and request.instance_id is None:
+        raise InvalidRequest("only a static member goes for a while")
+    elif epoch < STATIC_LEAVING_EPOCH:
+        raise InvalidRequest(f"there is no member epoch {epoch}")
+    if request.server_assignor is not None and request.server_assignor not in settings.assignors:
+        raise ApiError(
+            f"there is no assignor {request.server_assignor!r} here, only {', '.join(settings.assignors)}",
+            ErrorCode.UNSUPPORTED_ASSIGNOR,
+        )
+
+
+def heartbeat(world: World, beat: Beat, now: Moment) -> Decision:
+    """Answered with a ConsumerGroupHeartbeatResponse. Raises ApiError."""
+    request = beat.request
+    if request.member_epoch in (LEAVING_EPOCH, STATIC_LEAVING_EPOCH):
+        return _leave(world, beat, now)
+    joins = request.member_epoch == JOINING_EPOCH
+    step = open_group(world, request.group_id, now, create=joins)
+    group = step.group
+    check_size(world, group, request.member_id)
+    reported = _reported(request)
+    known, replaced = _known(step, beat, reported)
+    told = _told(known, beat)
+    check_memory(group, known, told)
+    pattern_changed, pattern_is_ready = take_in_pattern(step, known, told)
+    changed = step.take_in(known, told, pattern_is_ready=pattern_is_ready, pattern_changed=pattern_changed)
+    target_epoch, target = step.target(told, replaced)
+    after = step.reconcile(told, replaced, target_epoch, target, reported, subscription_changed=changed)
+    session_ms = world.session_timeout_ms(group.group_id)
+    step.at_end(lambda: world.timers.set(Timer.SESSION, group.group_id, after.member_id, session_ms, now))
+    response = ConsumerGroupHeartbeatResponse(
+        member_id=after.member_id,
+        member_epoch=after.epoch,
+        heartbeat_interval_ms=world.heartbeat_interval_ms(group.group_id),
+    )
+    if joins or _is_full(request) or not same_partitions(known.owned, after.owned):
+        response.assignment = Assignment(
+            [TopicPartitions(topic_id, list(partitions)) for topic_id, partitions in after.owned.items()]
+        )
+    step.out.reply(beat.reply, response)
+    return step.finish()
+
+
+# Who it is
+
+
+def check_size(world: World, group: ConsumerGroup, member_id: str) -> None:
+    most = world.consumer.max_size
+    if len(group.members) >= most and member_id not in group.members:
+        raise GroupMaxSizeReached(f"the group has {most} members already (group.consumer.max.size)")
+
+
+def check_memory(group: ConsumerGroup, known: Member, told: Member) -> None:
+    says_more = (told.topics, told.pattern, told.classic) != (known.topics, known.pattern, known.classic)
+    if says_more and group.metadata_bytes + subscription_bytes(told) > METADATA_BYTES_MAX:
+        raise GroupMaxSizeReached("the members of this group subscribe to more than fits into memory")
+
+
+def _known(step: Step, beat: Beat, reported: Reported | None) -> tuple[Member, str | None]:
+    """The member as the group knows it, or a new one; and the id of a static member whose place it takes."""
+    request = beat.request
+    group = step.group
+    joins = request.member_epoch == JOINING_EPOCH
+    member_id = request.member_id or beat.fresh_id
+    if request.instance_id is None:
+        member = group.members.get(member_id)
+        if member is None:
+            if not joins:
+                raise UnknownMemberId(f"group {group.group_id!r} has no member {member_id!r}")
+            return Member(member_id), None
+        check_epoch(member, request.member_epoch, reported)
+        return member, None
+    member = static_member(group, request.instance_id)
+    if not joins:
+        if member is None:
+            raise UnknownMemberId(f"group {group.group_id!r} has no member of instance {request.instance_id!r}")
+        check_instance(member, member_id)
+        check_epoch(member, request.member_epoch, reported)
+        return member, None
+    if member is None:
+        return group.members.get(member_id) or Member(member_id), None
+    if member.classic is None and member.epoch != STATIC_LEAVING_EPOCH:
+        raise ApiError(
+            f"instance {request.instance_id!r} is member {member.member_id!r}, which has not left",
+            ErrorCode.UNRELEASED_INSTANCE_ID,
+        )
+    return replace_static(step, member, member_id), member.member_id
+
+
+def static_member(group: ConsumerGroup, instance_id: str) -> Member | None:
+    member_id = group.static_ids.get(instance_id)
+    return None if member_id is None else group.members[member_id]
+
+
+def check_instance(member: Member, member_id: str) -> None:
+    if member.member_id != member_id:
+        raise FencedInstanceId(f"instance {member.instance_id!r} is member {member.member_id!r} now")
+
+
+def check_epoch(member: Member, epoch: int, reported: Reported | None) -> None:
+    """A member may be one epoch behind when it missed the last answer: then it has nothing that it should not have."""
+    if epoch == JOINING_EPOCH or epoch == member.epoch:
+        return
+    missed = epoch < member.epoch and epoch == member.previous_epoch
+    if not missed or reported is None or not _is_part(reported, member.owned):
+        raise ApiError(
+            f"member epoch {epoch} is not {member.epoch}: give up all partitions and join again",
+            ErrorCode.FENCED_MEMBER_EPOCH,
+        )
+
+
+def _is_part(reported: Reported, owned: Owned) -> bool:
+    return all(partitions <= owned.get(topic_id, {}).keys() for topic_id, partitions in reported.items())
+
+
+def replace_static(step: Step, member: Member, member_id: str) -> Member:
+    """The static member came back: under a new id it has the old one's place, subscription and partitions."""
+    group = step.group
+    fresh = member._replace(member_id=member_id, epoch=0, previous_epoch=0)
+    step.out.records += end_records(group.group_id, member.member_id)
+    step.out.records.append(fresh.metadata_record(group.group_id))
+    step.out.records.append(target_record(group.group_id, member_id, group.targets.get(member.member_id, {})))
+    step.out.records.append(fresh.assignment_record(group.group_id))
+    step.at_end(lambda: step.world.timers.forget(group.group_id, member.member_id))
+    return fresh
+
+
+# What it says
+
+
+def _told(known: Member, beat: Beat) -> Member:
+    """A field that is null, or a timeout of -1, has not changed."""
+    request = beat.request
+    names = request.subscribed_topic_names
+    return known._replace(
+        instance_id=request.instance_id if request.instance_id is not None else known.instance_id,
+        rack_id=request.rack_id if request.rack_id is not None else known.rack_id,
+        client_id=beat.client_id,
+        client_host=beat.client_host,
+        topics=known.topics if names is None else tuple(sorted(dict.fromkeys(names))),
+        pattern=known.pattern if request.subscribed_topic_regex is None else request.subscribed_topic_regex,
+        rebalance_timeout_ms=request.rebalance_timeout_ms
+        if request.rebalance_timeout_ms != -1
+        else known.rebalance_timeout_ms,
+        assignor=request.server_assignor if request.server_assignor is not None else known.assignor,
+        classic=None,
+    )
+
+
+def take_in_pattern(step: Step, known: Member, told: Member) -> tuple[bool, bool]:
+    """Whether the member's expression is another one, and whether the topics that it stands for are known.
+
+    Raises ApiError for an expression that cannot be taken.
+    """
+    old, new = known.pattern, told.pattern
+    if old == new:
+        return False, False
+    group = step.group
+    if old and group.patterns.get(old) == 1:
+        step.out.records.append(group.expression_record(old, None))
+    if not new:
+        return True, True
+    if new in group.patterns:
+        return True, new in group.resolved
+    check_pattern(group, new)
+    step.at_end(lambda: step.world.wake_resolver(group.group_id, step.now.monotonic_ms))
+    return True, False
+
+
+def _reported(request: ConsumerGroupHeartbeatRequest) -> Reported | None:
+    if request.topic_partitions is None:
+        return None
+    reported: Reported = {}
+    for topic in request.topic_partitions:
+        reported[topic.topic_id] = reported.get(topic.topic_id, frozenset()) | frozenset(topic.partitions)
+    return reported
+
+
+def _is_full(request: ConsumerGroupHeartbeatRequest) -> bool:
+    """Whether the member said all there is: it does so after an error, when it may have missed answers."""
+    subscribes = request.subscribed_topic_names is not None or request.subscribed_topic_regex is not None
+    return request.rebalance_timeout_ms != -1 and subscribes and request.topic_partitions is not None
+
+
+def same_partitions(before: Owned, after: Owned) -> bool:
+    """Whatever the epochs in which they were got."""
+    if before is after:
+        return True
+    return before.keys() == after.keys() and all(before[t].keys() == after[t].keys() for t in before)
+
+
+# Leaving
+
+
+def _leave(world: World, beat: Beat, now: Moment) -> Decision:
+    request = beat.request
+    step = open_group(world, request.group_id, now, create=False)
+    group = step.group
+    if request.instance_id is None:
+        member = group.members.get(request.member_id)
+        if member is None:
+            raise UnknownMemberId(f"group {group.group_id!r} has no member {request.member_id!r}")
+    else:
+        member = static_member(group, request.instance_id)
+        if member is None:
+            raise UnknownMemberId(f"group {group.group_id!r} has no member of instance {request.instance_id!r}")
+        check_instance(member, request.member_id)
+    if request.member_epoch == STATIC_LEAVING_EPOCH:
+        keep_place(step, member)
+    else:
+        remove(step, [member.member_id])
+    response = ConsumerGroupHeartbeatResponse(member_id=request.member_id, member_epoch=request.member_epoch)
+    step.out.reply(beat.reply, response)
+    return step.finish()

@@ -1,0 +1,101 @@
+"""The next step of one member towards its target (KIP-848): it gives up first, then it gets what is free."""
+
+from collections.abc import Callable, Container
+
+from tidelog.coordinator.consumer.member import NOTHING_OWNED, Member, MemberState, Owned, Target
+from tidelog.wire.errors import ApiError, ErrorCode
+
+Reported = dict[bytes, frozenset[int]]
+"""Topic id -> partitions that a member says it has."""
+
+
+class Reconciliation:
+    """All that the next step of a member depends on."""
+
+    __slots__ = ("_is_free", "_reported", "_subscribed", "_target", "_target_epoch")
+
+    def __init__(
+        self,
+        target_epoch: int,
+        target: Target,
+        subscribed: Container[bytes],
+        is_free: Callable[[bytes, int], bool],
+        reported: Reported | None,
+    ) -> None:
+        self._target_epoch = target_epoch
+        self._target = target
+        self._subscribed = subscribed
+        """Ids of the topics that the member reads now; the target may be of before."""
+        self._is_free = is_free
+        """Whether no other member has a partition."""
+        self._reported = reported
+        """None when the member did not say what it has."""
+
+    def step(self, member: Member, *, subscription_changed: bool) -> Member:
+        """The member after the step; the same when it cannot go on. Raises ApiError when it has to join anew."""
+        if member.state is MemberState.UNKNOWN and (self._reported is None or self._reported):
+            raise ApiError("the member's state is of a later version: it joins anew", ErrorCode.FENCED_MEMBER_EPOCH)
+        if member.is_settled(self._target_epoch):
+            return self._drop_unsubscribed(member) if subscription_changed else member
+        if member.state is MemberState.UNREVOKED and self._still_has(member.revoking):
+            return self._drop_unsubscribed(member) if subscription_changed else member
+        return self._advance(member)
+
+    def _still_has(self, revoking: Owned) -> bool:
+        """As long as the member does not say otherwise, it does."""
+        if self._reported is None:
+            return True
+        for topic_id, partitions in self._reported.items():
+            asked_back = revoking.get(topic_id)
+            if asked_back is not None and not partitions.isdisjoint(asked_back):
+                return True
+        return False
+
+    def _drop_unsubscribed(self, member: Member) -> Member:
+        """What the member does not read any more goes at once, before there is a new target."""
+        if all(topic_id in self._subscribed for topic_id in member.owned):
+            return member
+        owned: Owned = {}
+        revoking = dict(member.revoking)
+        for topic_id, partitions in member.owned.items():
+            if topic_id in self._subscribed:
+                owned[topic_id] = partitions
+            else:
+                revoking[topic_id] = {**revoking.get(topic_id, {}), **partitions}
+        if not self._still_has(revoking):
+            return member._replace(previous_epoch=member.epoch, owned=owned)
+        return member._replace(previous_epoch=member.epoch, state=MemberState.UNREVOKED, owned=owned, revoking=revoking)
+
+    def _advance(self, member: Member) -> Member:
+        kept: Owned = {}
+        revoking: Owned = {}
+        gained: dict[bytes, list[int]] = {}
+        is_waiting = False
+        for topic_id in {**member.owned, **self._target}:
+            target = self._target.get(topic_id, ()) if topic_id in self._subscribed else ()
+            wanted = frozenset(target)
+            owned = member.owned.get(topic_id, {})
+            keep = {partition: epoch for partition, epoch in owned.items() if partition in wanted}
+            if len(keep) < len(owned):
+                revoking[topic_id] = {p: epoch for p, epoch in owned.items() if p not in wanted}
+            if keep:
+                kept[topic_id] = keep
+            missing = [partition for partition in target if partition not in keep]
+            free = [partition for partition in missing if self._is_free(topic_id, partition)]
+            is_waiting |= len(free) < len(missing)
+            if free:
+                gained[topic_id] = free
+        if revoking and self._still_has(revoking):
+            return member._replace(
+                previous_epoch=member.epoch, state=MemberState.UNREVOKED, owned=kept, revoking=revoking
+            )
+        for topic_id, partitions in gained.items():
+            epochs = {**kept.get(topic_id, {}), **dict.fromkeys(partitions, self._target_epoch)}
+            kept[topic_id] = dict(sorted(epochs.items()))
+        return member._replace(
+            epoch=self._target_epoch,
+            previous_epoch=member.epoch,
+            state=MemberState.UNRELEASED if is_waiting else MemberState.STABLE,
+            owned=kept,
+            revoking=NOTHING_OWNED,
+        )

@@ -1,0 +1,337 @@
+"""All that the records of one consumer group say, and the counts that requests turn on. Changes through `replay`."""
+
+from collections.abc import Callable
+from enum import Enum
+from typing import NamedTuple
+
+from tidelog.coordinator.consumer.member import Member, Target, end_records, target_of, target_record
+from tidelog.coordinator.consumer.records import (
+    CURRENT_ASSIGNMENT,
+    GROUP_METADATA,
+    MEMBER_METADATA,
+    PARTITION_METADATA,
+    REGULAR_EXPRESSION,
+    TARGET_MEMBER,
+    TARGET_METADATA,
+    ConsumerRecord,
+)
+from tidelog.wire.messages.group_records import (
+    ConsumerGroupMetadataValue,
+    ConsumerGroupRegularExpressionValue,
+    ConsumerGroupTargetAssignmentMetadataValue,
+)
+
+PROTOCOL_TYPE = "consumer"
+FIRST_EPOCH = 1
+"""What stands for a group of which no record says an epoch yet."""
+MEMBER_OVERHEAD_BYTES = 1000
+TOPIC_OVERHEAD_BYTES = 60
+
+
+class ConsumerGroupState(Enum):
+    EMPTY = "Empty"
+    ASSIGNING = "Assigning"
+    RECONCILING = "Reconciling"
+    STABLE = "Stable"
+
+
+class Resolved(NamedTuple):
+    """The topics that a regular expression stands for, as of a time."""
+
+    topics: tuple[str, ...]
+    """In order."""
+    version: int
+    time_ms: int
+
+
+class ConsumerGroup:
+    """No step costs O(members). Records of different keys may come in any order, as a load replays them."""
+
+    __slots__ = (
+        "_kinds",
+        "assignment_epoch",
+        "assignment_time_ms",
+        "assignors",
+        "classic_count",
+        "classic_protocols",
+        "epoch",
+        "group_id",
+        "has_epoch",
+        "has_partition_metadata",
+        "members",
+        "metadata_bytes",
+        "metadata_hash",
+        "owners",
+        "patterns",
+        "resolved",
+        "static_ids",
+        "targets",
+        "topics",
+    )
+
+    def __init__(self, group_id: str) -> None:
+        self.group_id = group_id
+        self.epoch = FIRST_EPOCH
+        self.has_epoch = False
+        """Whether there is a record that says it."""
+        self.metadata_hash = 0
+        """Of the topics that the members subscribe to, as they were when the epoch was begun."""
+        self.assignment_epoch = 0
+        """The epoch that `targets` are of."""
+        self.assignment_time_ms = 0
+        self.members: dict[str, Member] = {}
+        self.targets: dict[str, Target] = {}
+        """By member id. One that is missing is empty."""
+        self.resolved: dict[str, Resolved] = {}
+        """By regular expression."""
+        self.has_partition_metadata = False
+        """Whether an earlier Kafka left a record that is to be ended."""
+        self.static_ids: dict[str, str] = {}
+        """Group instance id -> member id."""
+        self.owners: dict[bytes, dict[int, str]] = {}
+        """Topic id -> partition -> who has it, or is giving it up."""
+        self.topics: dict[str, int] = {}
+        """Names that members subscribe to, and how many do."""
+        self.patterns: dict[str, int] = {}
+        self.assignors: dict[str, int] = {}
+        self.classic_protocols: dict[str, int] = {}
+        self.classic_count = 0
+        """Members of the classic protocol."""
+        self.metadata_bytes = 0
+        """What the members' subscriptions take in memory, roughly."""
+        self._kinds: dict[int, Callable[[ConsumerRecord], None]] = {
+            GROUP_METADATA: self._replay_group,
+            PARTITION_METADATA: self._replay_partition_metadata,
+            MEMBER_METADATA: self._replay_member,
+            TARGET_METADATA: self._replay_target_metadata,
+            TARGET_MEMBER: self._replay_target,
+            CURRENT_ASSIGNMENT: self._replay_assignment,
+            REGULAR_EXPRESSION: self._replay_expression,
+        }
+
+    # What it is
+
+    @property
+    def state(self) -> ConsumerGroupState:
+        """Costs O(members)."""
+        if not self.members:
+            return ConsumerGroupState.EMPTY
+        if self.epoch > self.assignment_epoch:
+            return ConsumerGroupState.ASSIGNING
+        if all(member.is_settled(self.assignment_epoch) for member in self.members.values()):
+            return ConsumerGroupState.STABLE
+        return ConsumerGroupState.RECONCILING
+
+    @property
+    def is_blank(self) -> bool:
+        """Whether no record says anything of it any more."""
+        return not (self.has_epoch or self.members or self.targets or self.resolved or self.assignment_epoch)
+
+    def owner(self, topic_id: bytes, partition: int) -> str | None:
+        partitions = self.owners.get(topic_id)
+        return None if partitions is None else partitions.get(partition)
+
+    def subscribed(self) -> dict[str, None]:
+        """Names of all topics that any member reads, whether they exist or not."""
+        names = dict.fromkeys(self.topics)
+        for pattern in self.patterns:
+            if (resolved := self.resolved.get(pattern)) is not None:
+                names.update(dict.fromkeys(resolved.topics))
+        return names
+
+    def preferred_assignor(self, default: str) -> str:
+        """The one that most members ask for."""
+        return max(self.assignors, key=self.assignors.__getitem__) if self.assignors else default
+
+    # Records
+
+    def epoch_record(self, epoch: int, metadata_hash: int) -> ConsumerRecord:
+        return ConsumerRecord(GROUP_METADATA, self.group_id, "", ConsumerGroupMetadataValue(epoch, metadata_hash))
+
+    def target_metadata_record(self, epoch: int, time_ms: int) -> ConsumerRecord:
+        value = ConsumerGroupTargetAssignmentMetadataValue(epoch, time_ms)
+        return ConsumerRecord(TARGET_METADATA, self.group_id, "", value)
+
+    def expression_record(self, pattern: str, resolved: Resolved | None) -> ConsumerRecord:
+        value = None
+        if resolved is not None:
+            value = ConsumerGroupRegularExpressionValue(list(resolved.topics), resolved.version, resolved.time_ms)
+        return ConsumerRecord(REGULAR_EXPRESSION, self.group_id, pattern, value)
+
+    def records(self) -> list[ConsumerRecord]:
+        """Make the group, in the order in which Kafka writes them."""
+        group_id = self.group_id
+        return [
+            *(member.metadata_record(group_id) for member in self.members.values()),
+            self.epoch_record(self.epoch, self.metadata_hash),
+            *(target_record(group_id, member_id, self.targets.get(member_id, {})) for member_id in self.members),
+            self.target_metadata_record(self.assignment_epoch, self.assignment_time_ms),
+            *(member.assignment_record(group_id) for member in self.members.values()),
+        ]
+
+    def end_records(self) -> list[ConsumerRecord]:
+        """Nothing is left of the group but its offsets."""
+        group_id = self.group_id
+        ends = [end_records(group_id, member_id) for member_id in self.members]
+        kinds = [PARTITION_METADATA, GROUP_METADATA] if self.has_partition_metadata else [GROUP_METADATA]
+        return [
+            *(record for records in ends for record in records[:2]),
+            ConsumerRecord(TARGET_METADATA, group_id, "", None),
+            *(records[2] for records in ends),
+            *(self.expression_record(pattern, None) for pattern in self.resolved),
+            *(ConsumerRecord(kind, group_id, "", None) for kind in kinds),
+        ]
+
+    # Replay
+
+    def replay(self, record: ConsumerRecord) -> None:
+        self._kinds[record.kind](record)
+
+    def _replay_group(self, record: ConsumerRecord) -> None:
+        value: ConsumerGroupMetadataValue | None = record.value
+        self.has_epoch = value is not None
+        self.epoch, self.metadata_hash = (FIRST_EPOCH, 0) if value is None else (value.epoch, value.metadata_hash)
+
+    def _replay_partition_metadata(self, record: ConsumerRecord) -> None:
+        self.has_partition_metadata = record.value is not None
+
+    def _replay_member(self, record: ConsumerRecord) -> None:
+        member = self.members.get(record.name)
+        if record.value is not None:
+            self._put(record.name, (member or Member(record.name)).with_metadata(record.value))
+        elif member is not None:
+            self._put(record.name, None)
+
+    def _replay_assignment(self, record: ConsumerRecord) -> None:
+        member = self.members.get(record.name)
+        if record.value is not None:
+            self._put(record.name, (member or Member(record.name)).with_assignment(record.value))
+        elif member is not None:
+            self._put(record.name, member.without_assignment())
+
+    def _replay_target_metadata(self, record: ConsumerRecord) -> None:
+        value: ConsumerGroupTargetAssignmentMetadataValue | None = record.value
+        if value is None:
+            self.assignment_epoch = self.assignment_time_ms = 0
+        else:
+            self.assignment_epoch, self.assignment_time_ms = value.assignment_epoch, value.assignment_timestamp
+
+    def _replay_target(self, record: ConsumerRecord) -> None:
+        if record.value is None:
+            self.targets.pop(record.name, None)
+        else:
+            self.targets[record.name] = target_of(record.value)
+
+    def _replay_expression(self, record: ConsumerRecord) -> None:
+        value: ConsumerGroupRegularExpressionValue | None = record.value
+        if value is None:
+            self.resolved.pop(record.name, None)
+        else:
+            self.resolved[record.name] = Resolved(tuple(value.topics), value.version, value.timestamp)
+
+    # Counts
+
+    def _put(self, member_id: str, new: Member | None) -> None:
+        old = self.members.get(member_id)
+        if new is None:
+            del self.members[member_id]
+        else:
+            self.members[member_id] = new
+        if old is not None:
+            self._forget(old, new)
+        if new is not None:
+            self._remember(old, new)
+
+    def _forget(self, old: Member, new: Member | None) -> None:
+        instance_id = old.instance_id
+        stays = new is not None and new.instance_id == instance_id
+        if instance_id is not None and not stays and self.static_ids.get(instance_id) == old.member_id:
+            del self.static_ids[instance_id]
+        if new is None or not _same_subscription(old, new):
+            self._count_subscription(old, -1)
+        if new is None or old.owned is not new.owned or old.revoking is not new.revoking:
+            for part in (old.owned, old.revoking):
+                for topic_id, partitions in part.items():
+                    self._release(topic_id, partitions, old.member_id)
+
+    def _remember(self, old: Member | None, new: Member) -> None:
+        if new.instance_id is not None:
+            self.static_ids[new.instance_id] = new.member_id
+        if old is None or not _same_subscription(old, new):
+            self._count_subscription(new, 1)
+        if old is None or old.owned is not new.owned or old.revoking is not new.revoking:
+            for part in (new.owned, new.revoking):
+                for topic_id, partitions in part.items():
+                    owners = self.owners.setdefault(topic_id, {})
+                    for partition in partitions:
+                        owners[partition] = new.member_id
+
+    def _release(self, topic_id: bytes, partitions: dict[int, int], member_id: str) -> None:
+        owners = self.owners.get(topic_id)
+        if owners is None:
+            return
+        for partition in partitions:
+            if owners.get(partition) == member_id:
+                del owners[partition]
+        if not owners:
+            del self.owners[topic_id]
+
+    def _count_subscription(self, member: Member, change: int) -> None:
+        for topic in member.topics:
+            _count(self.topics, topic, change)
+        if member.pattern:
+            _count(self.patterns, member.pattern, change)
+        if member.assignor is not None:
+            _count(self.assignors, member.assignor, change)
+        if member.classic is not None:
+            self.classic_count += change
+            for name, _ in member.classic.protocols:
+                _count(self.classic_protocols, name, change)
+        self.metadata_bytes += change * subscription_bytes(member)
+
+    def check(self) -> None:
+        """Assert that the counts are those of the members. For tests."""
+        members = list(self.members.values())
+        assert all(member_id == member.member_id for member_id, member in self.members.items())
+        assert self.static_ids == {m.instance_id: m.member_id for m in members if m.instance_id is not None}
+        fresh = ConsumerGroup(self.group_id)
+        for member in members:
+            fresh._put(member.member_id, member)
+        for name in ("topics", "patterns", "assignors", "classic_protocols", "classic_count", "metadata_bytes"):
+            assert getattr(self, name) == getattr(fresh, name), name
+        owned = [
+            (topic_id, partition)
+            for member in members
+            for part in (member.owned, member.revoking)
+            for topic_id, partitions in part.items()
+            for partition in partitions
+        ]
+        assert len(set(owned)) == len(owned), "a partition has two owners"
+        assert sum(map(len, self.owners.values())) == len(owned)
+        assert self.owners == fresh.owners
+        assert self.assignment_epoch <= self.epoch
+
+
+def subscription_bytes(member: Member) -> int:
+    size = MEMBER_OVERHEAD_BYTES + len(member.pattern)
+    size += sum(TOPIC_OVERHEAD_BYTES + len(topic) for topic in member.topics)
+    if member.classic is not None:
+        size += sum(len(name) + len(metadata) for name, metadata in member.classic.protocols)
+    return size
+
+
+def _same_subscription(old: Member, new: Member) -> bool:
+    return (
+        old.topics == new.topics
+        and old.pattern == new.pattern
+        and old.assignor == new.assignor
+        and old.classic == new.classic
+    )
+
+
+def _count(counts: dict[str, int], name: str, change: int) -> None:
+    count = counts.get(name, 0) + change
+    if count:
+        counts[name] = count
+    else:
+        del counts[name]

@@ -1,0 +1,72 @@
+"""Soft state of consumer groups: whose time is up. Lost with the coordinator, and begun anew by the next one."""
+
+from collections.abc import Callable
+from enum import Enum
+from typing import NamedTuple
+
+from tidelog.coordinator.deadlines import Deadline, Deadlines
+from tidelog.coordinator.decision import Decision, Moment
+
+
+class Timer(Enum):
+    """Each of them ends a member's membership."""
+
+    SESSION = "no heartbeat came within the session timeout"
+    REBALANCE = "partitions were not given up within the rebalance timeout"
+    JOIN = "a classic member did not join within the rebalance timeout"
+    SYNC = "a classic member did not sync within the rebalance timeout"
+
+
+class Subject(NamedTuple):
+    timer: Timer
+    group_id: str
+    member_id: str
+    epoch: int
+    """The member's when the timer was set; only a rebalance timer looks at it."""
+
+
+class Timers:
+    """Of all members of one coordinator partition."""
+
+    __slots__ = ("_deadlines", "_members", "_over")
+
+    def __init__(self, deadlines: Deadlines, over: Callable[[Subject, Decision, Moment], None]) -> None:
+        self._deadlines = deadlines
+        self._over = over
+        self._members: dict[str, dict[str, dict[Timer, Deadline]]] = {}
+        """Group id -> member id -> what was ever set for the member."""
+
+    def set(self, timer: Timer, group_id: str, member_id: str, after_ms: int, now: Moment, epoch: int = -1) -> None:
+        timers = self._members.setdefault(group_id, {}).setdefault(member_id, {})
+        deadline = timers.get(timer)
+        if deadline is None:
+            deadline = timers[timer] = Deadline(self._over)
+        if timer is not Timer.SESSION or deadline.subject is None:
+            deadline.subject = Subject(timer, group_id, member_id, epoch)
+        self._deadlines.set(deadline, now.monotonic_ms + after_ms)
+
+    def is_set(self, timer: Timer, group_id: str, member_id: str) -> bool:
+        deadline = self._members.get(group_id, {}).get(member_id, {}).get(timer)
+        return deadline is not None and deadline.at_ms is not None
+
+    def cancel(self, timer: Timer, group_id: str, member_id: str) -> None:
+        deadline = self._members.get(group_id, {}).get(member_id, {}).get(timer)
+        if deadline is not None:
+            self._deadlines.clear(deadline)
+
+    def forget(self, group_id: str, member_id: str) -> None:
+        members = self._members.get(group_id)
+        if members is None:
+            return
+        for deadline in members.pop(member_id, {}).values():
+            self._deadlines.clear(deadline)
+        if not members:
+            del self._members[group_id]
+
+    def forget_group(self, group_id: str) -> None:
+        for member_id in list(self._members.get(group_id, {})):
+            self.forget(group_id, member_id)
+
+    def members(self, group_id: str) -> list[str]:
+        """Those for whom anything is set, now or once. For tests."""
+        return list(self._members.get(group_id, {}))

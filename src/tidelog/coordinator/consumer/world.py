@@ -1,0 +1,71 @@
+"""What the requests to consumer groups share: the groups of one coordinator partition, settings, topics, timers."""
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from tidelog.coordinator.consumer.settings import (
+    ASSIGNMENT_INTERVAL,
+    HEARTBEAT_INTERVAL,
+    SESSION_TIMEOUT,
+    ConsumerSettings,
+)
+from tidelog.coordinator.consumer.state import ConsumerGroup
+from tidelog.coordinator.consumer.timers import Timers
+from tidelog.coordinator.deadlines import Deadlines
+from tidelog.coordinator.group.classic import ClassicGroup
+from tidelog.coordinator.group.settings import GroupSettings
+
+if TYPE_CHECKING:
+    from tidelog.coordinator.group.durable import DurableGroups
+    from tidelog.metadata.image import MetadataImage
+
+
+class World:
+    """Nothing here is durable but what `durable` holds."""
+
+    __slots__ = ("checked", "classics", "deadlines", "durable", "image_now", "settings", "timers", "wake_resolver")
+
+    def __init__(
+        self,
+        settings: GroupSettings,
+        durable: "DurableGroups",
+        classics: dict[str, ClassicGroup],
+        deadlines: Deadlines,
+        image_now: "Callable[[], MetadataImage]",
+        timers: Timers,
+        wake_resolver: Callable[[str, int], None],
+    ) -> None:
+        self.settings = settings
+        self.durable = durable
+        self.classics = classics
+        """Classic groups that have, or recently had, members."""
+        self.deadlines = deadlines
+        self.image_now = image_now
+        self.timers = timers
+        self.wake_resolver = wake_resolver
+        """Called with a group that has expressions to resolve, and the monotonic time."""
+        self.checked: dict[str, None] = {}
+        """Groups whose epoch is known to be of the topics as they are now."""
+
+    @property
+    def consumer(self) -> ConsumerSettings:
+        return self.settings.consumer
+
+    def group(self, group_id: str) -> ConsumerGroup | None:
+        durable = self.durable.by_id.get(group_id)
+        return None if durable is None else durable.consumer
+
+    # Settings of one group
+
+    def session_timeout_ms(self, group_id: str) -> int:
+        return self._of(group_id, SESSION_TIMEOUT, self.consumer.session_timeout_ms)
+
+    def heartbeat_interval_ms(self, group_id: str) -> int:
+        return self._of(group_id, HEARTBEAT_INTERVAL, self.consumer.heartbeat_interval_ms)
+
+    def assignment_interval_ms(self, group_id: str) -> int:
+        return self._of(group_id, ASSIGNMENT_INTERVAL, self.consumer.assignment_interval_ms)
+
+    def _of(self, group_id: str, setting: str, default: int) -> int:
+        own: Mapping[str, str] | None = self.image_now().group_configs.get(group_id)
+        return default if own is None else self.consumer.of_group(setting, own, default)

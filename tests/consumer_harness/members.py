@@ -1,0 +1,245 @@
+"""Members as clients run them: they give up before they take, and start over when they are fenced."""
+
+from typing import Any
+
+from consumer_harness.stage import Stage
+from tidelog.coordinator.consumer.embedded import read_assignment
+from tidelog.coordinator.consumer.heartbeats import Beat, check_request
+from tidelog.coordinator.group.classic import Joining
+from tidelog.wire.errors import ApiError, ErrorCode
+from tidelog.wire.messages.consumer_group_heartbeat import ConsumerGroupHeartbeatRequest, TopicPartitions
+from tidelog.wire.messages.consumer_protocol import (
+    ConsumerProtocolSubscription,
+    ConsumerProtocolSubscriptionTopicPartition,
+)
+from tidelog.wire.messages.heartbeat import HeartbeatRequest
+from tidelog.wire.messages.join_group import JoinGroupRequest, JoinGroupRequestProtocol
+from tidelog.wire.messages.leave_group import LeaveGroupRequest, MemberIdentity
+from tidelog.wire.messages.sync_group import SyncGroupRequest, SyncGroupRequestAssignment
+
+Owned = dict[bytes, set[int]]
+REBALANCE_MS = 20_000
+SESSION_MS = 30_000
+
+
+class ConsumerMember:
+    """A member of the consumer protocol. `beat` is one heartbeat and what the client makes of its answer."""
+
+    def __init__(
+        self, stage: Stage, group: str, member_id: str, topics: list[str], instance: str | None = None
+    ) -> None:
+        self.stage = stage
+        self.group = group
+        self.member_id = member_id
+        self.instance = instance
+        self.topics = topics
+        self.pattern: str | None = None
+        self.assignor: str | None = None
+        self.rack: str | None = None
+        self.epoch = 0
+        self.owned: Owned = {}
+        self.assigned: Owned = {}
+        self.says_all = True
+        self.is_gone = False
+        self.error = ErrorCode.NONE
+
+    def beat(self, *, answer_is_lost: bool = False) -> Any:
+        """Returns the response, or the ApiError."""
+        request = ConsumerGroupHeartbeatRequest(self.group, self.member_id, self.epoch, self.instance)
+        if self.says_all or self.epoch == 0:
+            request.rack_id = self.rack
+            request.rebalance_timeout_ms = REBALANCE_MS
+            request.subscribed_topic_names = list(self.topics)
+            request.subscribed_topic_regex = self.pattern
+            request.server_assignor = self.assignor
+        request.topic_partitions = [TopicPartitions(topic, sorted(p)) for topic, p in self.owned.items() if p]
+        answer = self._send(request)
+        if answer_is_lost:
+            self.says_all = True
+        elif isinstance(answer, ApiError):
+            self._refused(answer.code)
+        else:
+            self._take(answer)
+        return answer
+
+    def leave(self, epoch: int = -1) -> Any:
+        answer = self._send(ConsumerGroupHeartbeatRequest(self.group, self.member_id, epoch, self.instance))
+        self.is_gone = True
+        self.owned = {}
+        return answer
+
+    def _send(self, request: ConsumerGroupHeartbeatRequest) -> Any:
+        told: list[Any] = []
+        stage = self.stage
+        try:
+            check_request(request, 1, stage.settings.consumer)
+            stage.apply(stage.core.consumer_heartbeat(Beat(request, told.append, "c", "/h", 1, ""), stage.now))
+        except ApiError as error:
+            return error
+        (answer,) = told
+        return answer
+
+    def _refused(self, code: ErrorCode) -> None:
+        self.error = code
+        if code in (ErrorCode.FENCED_MEMBER_EPOCH, ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.GROUP_ID_NOT_FOUND):
+            self.epoch = 0
+            self.owned = {}
+            self.assigned = {}
+            self.says_all = True
+        elif code == ErrorCode.UNRELEASED_INSTANCE_ID:
+            self.says_all = True
+        else:
+            self.is_gone = True
+            self.owned = {}
+
+    def _take(self, answer: Any) -> None:
+        self.error = ErrorCode.NONE
+        self.says_all = False
+        self.epoch = answer.member_epoch
+        if answer.assignment is not None:
+            self.assigned = {t.topic_id: set(t.partitions) for t in answer.assignment.topic_partitions}
+            # What is new is taken once the rest was given up: at once here, since nothing takes time to revoke.
+            self.owned = {topic: set(partitions) for topic, partitions in self.assigned.items()}
+
+
+class ClassicMember:
+    """A member of the classic protocol that gives up all it has before it joins (eager), or keeps it (cooperative)."""
+
+    def __init__(
+        self, stage: Stage, group: str, topics: list[str], *, eager: bool = True, instance: str | None = None
+    ) -> None:
+        self.stage = stage
+        self.group = group
+        self.topics = topics
+        self.eager = eager
+        self.instance = instance
+        self.member_id = ""
+        self.generation = -1
+        self.owned: Owned = {}
+        self.joining = False
+        self.synced = False
+        self.is_gone = False
+        self._fresh = 0
+        self._members: list[Any] = []
+
+    @property
+    def epoch(self) -> int:
+        return self.generation
+
+    def beat(self) -> None:
+        """The next thing that the client does: join, sync, or a heartbeat."""
+        if self.joining:
+            return
+        if self.generation < 0:
+            self.join()
+        elif not self.synced:
+            self.sync()
+        else:
+            request = HeartbeatRequest(self.group, self.generation, self.member_id, self.instance)
+            self._refused(self.stage.core.heartbeat(request, self.stage.now))
+
+    def join(self) -> None:
+        stage = self.stage
+        if self.eager:
+            self.owned = {}
+        self.joining = True
+        self._fresh += 1
+        request = JoinGroupRequest(
+            group_id=self.group,
+            session_timeout_ms=SESSION_MS,
+            rebalance_timeout_ms=REBALANCE_MS,
+            member_id=self.member_id,
+            group_instance_id=self.instance,
+            protocol_type="consumer",
+            protocols=[JoinGroupRequestProtocol("range", self._metadata())],
+        )
+        fresh = f"{id(self):x}-{self._fresh}"
+        joining = Joining(request, self._joined, "c", "/h", 5, f"classic-{fresh}", f"uuid-{fresh}")
+        stage.apply(stage.core.join(joining, stage.now))
+
+    def sync(self) -> None:
+        request = SyncGroupRequest(
+            group_id=self.group,
+            generation_id=self.generation,
+            member_id=self.member_id,
+            group_instance_id=self.instance,
+            assignments=self._led_assignments(),
+        )
+        self.stage.apply(self.stage.core.sync(request, self._synced, self.stage.now))
+
+    def leave(self) -> None:
+        identity = MemberIdentity(self.member_id, self.instance)
+        request = LeaveGroupRequest(group_id=self.group, members=[identity])
+        self.stage.apply(self.stage.core.leave(request, lambda answer: None, self.stage.now))
+        self.is_gone = True
+        self.owned = {}
+
+    def _metadata(self) -> bytes:
+        names = {topic.topic_id: topic.name for topic in self.stage.image.topics.values()}
+        owned = [
+            ConsumerProtocolSubscriptionTopicPartition(names[topic], sorted(partitions))
+            for topic, partitions in self.owned.items()
+            if topic in names
+        ]
+        return b"\0\1" + ConsumerProtocolSubscription(topics=self.topics, owned_partitions=owned).encode(1)
+
+    def _joined(self, answer: Any) -> None:
+        self.joining = False
+        if isinstance(answer, ApiError):
+            return
+        if answer.error_code == ErrorCode.MEMBER_ID_REQUIRED:
+            self.member_id = answer.member_id
+            self.join()
+        elif answer.error_code:
+            self._refused(answer.error_code)
+        else:
+            self.member_id, self.generation = answer.member_id, answer.generation_id
+            self._members = answer.members
+            self.synced = False
+
+    def _led_assignments(self) -> list[SyncGroupRequestAssignment]:
+        """As a classic leader: everything round-robin, whoever reads it."""
+        from tidelog.coordinator.consumer.embedded import read_subscription, write_assignment
+
+        given: dict[str, dict[bytes, list[int]]] = {member.member_id: {} for member in self._members}
+        readers = {m.member_id: read_subscription(bytes(m.metadata)).topics for m in self._members}
+        for topic in self.stage.image.topics.values():
+            who = [member_id for member_id, topics in readers.items() if topic.name in topics]
+            for partition in range(len(topic.partitions) if who else 0):
+                given[who[partition % len(who)]].setdefault(topic.topic_id, []).append(partition)
+        return [
+            SyncGroupRequestAssignment(
+                member_id, write_assignment({t: tuple(p) for t, p in parts.items()}, 1, self.stage.image)
+            )
+            for member_id, parts in given.items()
+        ]
+
+    def _synced(self, answer: Any) -> None:
+        if isinstance(answer, ApiError):
+            return
+        if answer.error_code:
+            self._refused(answer.error_code)
+            return
+        self.synced = True
+        topics = self.stage.image.topics
+        self.owned = {
+            topics[part.topic].topic_id: set(part.partitions)
+            for part in read_assignment(bytes(answer.assignment)).assigned_partitions
+            if part.topic in topics and part.partitions
+        }
+
+    def _refused(self, code: int) -> None:
+        if code == ErrorCode.NONE:
+            return
+        if code == ErrorCode.REBALANCE_IN_PROGRESS:
+            if self.eager:
+                self.owned = {}
+            self.join()
+        elif code == ErrorCode.FENCED_INSTANCE_ID:
+            self.is_gone = True
+            self.owned = {}
+        else:
+            self.generation = -1
+            self.owned = {}
+            if code == ErrorCode.UNKNOWN_MEMBER_ID:
+                self.member_id = ""

@@ -1,0 +1,136 @@
+"""One core with a log in encoded form, and the cluster's topics; a restart replays the log as a load does."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from tidelog.coordinator.decision import Decision, Moment
+from tidelog.coordinator.group.core import GroupCore
+from tidelog.coordinator.group.durable import DurableGroups
+from tidelog.coordinator.group.records import decode_record
+from tidelog.coordinator.group.settings import GroupSettings
+from tidelog.metadata.image import MetadataImage, TopicImage
+from tidelog.metadata.records import PartitionState
+from tidelog.model.ids import TopicId
+
+EPOCH_MS = 1_700_000_000_000
+
+
+class Stage:
+    """Topics are name -> partitions. Every topic that is made has an id of its own."""
+
+    def __init__(self, settings: GroupSettings, topics: Mapping[str, int]) -> None:
+        self.settings = settings
+        self.image = MetadataImage()
+        self.log: list[tuple[bytes, bytes | None, int]] = []
+        self.time_ms = 1_000_000
+        self._made = 0
+        self.core = self._new_core()
+        self.change_topics(topics)
+
+    def _new_core(self) -> GroupCore:
+        return GroupCore(self.settings, lambda: self.image)
+
+    @property
+    def now(self) -> Moment:
+        return Moment(EPOCH_MS + self.time_ms, self.time_ms)
+
+    # The runtime's part
+
+    def apply(self, decision: Decision) -> None:
+        if decision.records:
+            next_offset = len(self.log) + len(decision.records)
+            self.log += [(*record.encode(), next_offset) for record in decision.records]
+            for record in decision.records:
+                self.core.replay(record, next_offset)  # type: ignore[arg-type]
+        for reply, answer in decision.replies:
+            reply(answer)
+
+    def apply_all(self, decisions: Iterator[Decision]) -> None:
+        for decision in decisions:
+            self.apply(decision)
+
+    def pass_time(self, duration_ms: int) -> None:
+        """From deadline to deadline, as a timer would."""
+        end_ms = self.time_ms + duration_ms
+        while (next_ms := self.core.next_deadline_ms()) is not None and next_ms <= end_ms:
+            self.time_ms = max(next_ms, self.time_ms)
+            self.apply_all(self.core.expire(self.now))
+        self.time_ms = end_ms
+
+    def restart(self) -> None:
+        """The coordinator is lost; the next one has the log."""
+        core = self._new_core()
+        for record, next_offset in self._latest():
+            core.replay(record, next_offset)
+        self.core = core
+        self.apply(core.loaded(self.now))
+
+    # The cluster's part
+
+    def change_topics(self, topics: Mapping[str, int]) -> None:
+        """The cluster has these topics now; one that has fewer partitions than before was made anew."""
+        old = self.image
+        made: dict[str, TopicImage] = {}
+        for name, count in topics.items():
+            known = old.topics.get(name)
+            if known is None or len(known.partitions) > count:
+                self._made += 1
+                made[name] = _topic(name, self._made.to_bytes(16, "big"), count)
+            else:
+                made[name] = known if len(known.partitions) == count else _topic(name, known.topic_id, count)
+        by_id = {topic.topic_id: topic for topic in made.values()}
+        self.image = MetadataImage(position=old.position + 1, topics=made, topics_by_id=by_id)
+        self.core.topics_changed(old, self.image, self.now)
+
+    def topic_id(self, name: str) -> bytes:
+        return self.image.topics[name].topic_id
+
+    # What the log says
+
+    def replayed(self) -> DurableGroups:
+        """Record by record, as it was written."""
+        durable = DurableGroups()
+        for key, value, next_offset in self.log:
+            durable.replay(_decoded(key, value), next_offset)
+        return durable
+
+    def reloaded(self) -> DurableGroups:
+        """The last record of each key, as after compaction."""
+        durable = DurableGroups()
+        for record, next_offset in self._latest():
+            durable.replay(record, next_offset)
+        return durable
+
+    def _latest(self) -> list[tuple[Any, int]]:
+        latest: dict[bytes, bytes] = {}
+        for key, value, _ in self.log:
+            if value is None:
+                latest.pop(key, None)
+            else:
+                latest[key] = value
+        return [(_decoded(key, value), len(self.log)) for key, value in latest.items()]
+
+
+def _decoded(key: bytes, value: bytes | None) -> Any:
+    record = decode_record(key, value)
+    assert record is not None
+    return record
+
+
+def _topic(name: str, topic_id: bytes, count: int) -> TopicImage:
+    state = PartitionState(1, 0, (1,), (1,), 0)
+    return TopicImage(name, TopicId(topic_id), (state,) * count, {})
+
+
+def told(groups: DurableGroups) -> dict[str, Any]:
+    """All that can be seen of the state, in a form that compares."""
+    return {name: (group.metadata, group.offsets, _consumer(group.consumer)) for name, group in groups.by_id.items()}
+
+
+def _consumer(group: Any) -> Any:
+    if group is None:
+        return None
+    names = ("epoch", "metadata_hash", "assignment_epoch", "assignment_time_ms", "members", "resolved", "static_ids")
+    counts = ("owners", "topics", "patterns", "assignors", "classic_protocols", "classic_count", "metadata_bytes")
+    targets = {member_id: target for member_id, target in group.targets.items() if target}
+    return {name: getattr(group, name) for name in (*names, *counts)} | {"targets": targets}
