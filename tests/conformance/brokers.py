@@ -39,15 +39,8 @@ def tidelog() -> Iterator[tuple[str, int]]:
     """A Tidelog broker of this environment, with the settings, in a directory of its own; yields (host, port)."""
     with tempfile.TemporaryDirectory(prefix="conform-") as directory:
         program = Path(sys.executable).with_name("tidelog")
-        command = [
-            str(program),
-            "start",
-            "--listen",
-            "127.0.0.1:0",
-            "--data",
-            directory,
-            *settings_flags(TIDELOG_SETTINGS),
-        ]
+        settings = {**TIDELOG_SETTINGS, "log.dirs": two_directories(directory)}
+        command = [str(program), "start", "--listen", "127.0.0.1:0", *settings_flags(settings)]
         with running(command) as address:
             yield address
 
@@ -55,9 +48,15 @@ def tidelog() -> Iterator[tuple[str, int]]:
 @contextlib.contextmanager
 def from_template(template: str, port: int) -> Iterator[tuple[str, int]]:
     """The broker of a command with {port}, {next_port} and {settings} in it; yields (host, port)."""
-    text = template.format(port=port, next_port=port + 1, settings=shlex.join(settings_flags(SETTINGS)))
-    with running(shlex.split(text)) as address:
-        yield address
+    with tempfile.TemporaryDirectory(prefix="conform-") as directory:
+        settings = shlex.join(settings_flags({**SETTINGS, "log.dirs": two_directories(directory)}))
+        text = template.format(port=port, next_port=port + 1, settings=settings)
+        with running(shlex.split(text)) as address:
+            yield address
+
+
+def two_directories(parent: str) -> str:
+    return f"{parent}/a,{parent}/b"
 
 
 def settings_flags(settings: Mapping[str, str]) -> list[str]:

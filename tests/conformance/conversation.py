@@ -63,6 +63,8 @@ ADVERTISED: dict[str, tuple[int, int]] = {
     "AlterConfigs": (0, 2),
     "CreatePartitions": (0, 3),
     "IncrementalAlterConfigs": (0, 1),
+    "AlterReplicaLogDirs": (1, 2),
+    "DescribeLogDirs": (1, 5),
     "DescribeCluster": (0, 2),
     "DescribeTopicPartitions": (0, 0),
 }

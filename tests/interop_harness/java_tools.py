@@ -25,6 +25,7 @@ CLASSES = {
     "dump-log": "org.apache.kafka.tools.DumpLogSegments",
     "e2e-latency": "org.apache.kafka.tools.EndToEndLatency",
     "get-offsets": "org.apache.kafka.tools.GetOffsetShell",
+    "log-dirs": "org.apache.kafka.tools.LogDirsCommand",
     "groups": "org.apache.kafka.tools.GroupsCommand",
     "producer-perf-test": "org.apache.kafka.tools.ProducerPerformance",
     "topics": "org.apache.kafka.tools.TopicCommand",

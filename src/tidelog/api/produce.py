@@ -1,12 +1,13 @@
 """Produce (key 0), v3-13, advertised from 0. v9: flexible; v10: leader hints; v13: topic ids (KIP-516).
 
 Batches are checked by their headers and appended as they came; records are decoded only where the topic asks for it
-(`record.validation=full`, compacted topics). Gaps: transactional produce is refused.
+(`record.validation=full`, compacted topics), decompressed where `compression.type` wants another codec. Gaps:
+transactional produce is refused.
 """
 
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tidelog.api.pending import Gathering, Pending
 from tidelog.api.services import NO_RESPONSE, CloseConnection, RequestContext, Services
@@ -18,6 +19,8 @@ from tidelog.wire.errors import (
     ErrorCode,
     InvalidRecord,
     InvalidTopic,
+    RecordListTooLarge,
+    RecordTooLarge,
     RequestTimedOut,
     UnsupportedCompressionType,
 )
@@ -32,6 +35,7 @@ from tidelog.wire.messages.produce import (
 )
 
 if TYPE_CHECKING:
+    from tidelog.log.partition_log import Appended
     from tidelog.replication.partition import Partition
 
 ADMIN_CLIENT_ID = "__admin_client"
@@ -51,6 +55,7 @@ def handle(
     by_id = context.api_version >= 13
     partitions = services.partitions
     waiting: _Waiting = []
+    later: list[_Later] = []
     failed: PartitionProduceResponse | None = None
     topics: list[TopicProduceResponse] = []
     partitions.appending = True
@@ -65,9 +70,10 @@ def handle(
                     partition = partitions.get(
                         partitions.topic_name(topic.topic_id) if by_id else topic.name, data.index
                     )
-                    answer = _append(partition, context, data, waiting)
+                    answer = _append(partition, context, data, waiting, later)
                 except ApiError as error:
-                    answer = failed = _refusal(data.index, partition, error)
+                    answer = failed = PartitionProduceResponse(data.index)
+                    refuse(answer, partition, error)
                 answers.append(answer)
             if topics and any(topic.name == t.name and topic.topic_id == t.topic_id for t in topics):
                 _merge(topics, topic.name, topic.topic_id, answers)
@@ -76,13 +82,14 @@ def handle(
     finally:
         partitions.wake_fetches()
     if request.acks == 0:
-        if failed is None:
+        if failed is not None:
+            return CloseConnection(f"produce with acks=0 failed: {failed.error_message}")
+        if not later:
             return NO_RESPONSE
-        return CloseConnection(f"produce with acks=0 failed: {failed.error_message}")
     response = ProduceResponse(topics)
-    if not waiting:
+    if not waiting and not later:
         return response
-    return _Acknowledgement(services, waiting, request.timeout_ms, response).pending
+    return _Acknowledgement(services, waiting, later, request, response).pending
 
 
 _Handled = ProduceResponse | Pending[ProduceResponse] | CloseConnection | None
@@ -146,10 +153,17 @@ def _last_of_each(data: list[PartitionProduceData]) -> list[PartitionProduceData
 
 
 def _append(
-    partition: "Partition", context: RequestContext, data: PartitionProduceData, waiting: _Waiting
+    partition: "Partition",
+    context: RequestContext,
+    data: PartitionProduceData,
+    waiting: _Waiting,
+    later: "list[_Later]",
 ) -> PartitionProduceResponse:
-    """Append one partition's batch; raises ApiError. What is not committed yet goes on `waiting`."""
-    if partition.internal and context.client_id != ADMIN_CLIENT_ID:
+    """Append one partition's batch; raises ApiError. What is not committed yet goes on `waiting`, what has to wait
+    before it is appended on `later`.
+    """
+    plain = partition.plain
+    if not plain and partition.internal and context.client_id != ADMIN_CLIENT_ID:
         raise InvalidTopic(f"{partition.topic} is internal: clients may not write to it")
     records: memoryview | None = data.records  # type: ignore[assignment]  # decoded, it is a view
     if not records:
@@ -159,55 +173,125 @@ def _append(
         raise UnsupportedCompressionType(f"zstd comes with Produce v{ZSTD_SINCE} (KIP-110)")
     if header.size != len(records):
         records = records[: header.size]
-    base_offset, next_offset, append_time_ms, log_start_offset, _ = partition.append(records, header)
+    if plain:
+        appended = partition.append(records, header)
+    else:
+        waits = _Later(partition, PartitionProduceResponse(data.index))
+        found = partition.queue.append(records, header, waits.done)
+        if found is None:
+            later.append(waits)
+            return waits.answer
+        appended = found
+    base_offset, next_offset, append_time_ms, log_start_offset, _ = appended
     answer = PartitionProduceResponse(data.index, 0, base_offset, append_time_ms, log_start_offset)
     if partition.high_watermark < next_offset:
         waiting.append((partition, next_offset, answer))
     return answer
 
 
-def _refusal(index: int, partition: "Partition | None", error: ApiError) -> PartitionProduceResponse:
-    answer = PartitionProduceResponse(index)
-    _refuse(answer, error)
-    if partition is not None and not isinstance(error, InvalidTopic):
-        answer.log_start_offset = partition.log_start_offset
-    if isinstance(error, RefusedRecords):
-        answer.record_errors = [BatchIndexAndErrorMessage(place, text) for place, text in error.record_errors]
-    return answer
+class _Later:
+    """A batch that is appended in a later turn, and its place in the answer."""
+
+    __slots__ = ("acknowledgement", "answer", "appended", "partition")
+
+    def __init__(self, partition: "Partition", answer: PartitionProduceResponse) -> None:
+        self.partition = partition
+        self.answer = answer
+        self.appended = False
+        self.acknowledgement: _Acknowledgement | None = None
+
+    def done(self, outcome: "Appended | ApiError") -> None:
+        if self.acknowledgement is not None:
+            self.acknowledgement.appended(self, outcome)
 
 
 class _Acknowledgement:
-    """The answer to a request whose batches are appended and not all committed yet."""
+    """The answer to a request whose batches are not all committed yet, or not even appended."""
 
-    __slots__ = ("pending", "response", "timer", "waiting")
+    __slots__ = ("_refused", "acks", "pending", "response", "timer", "waiting")
 
-    def __init__(self, services: Services, waiting: _Waiting, timeout_ms: int, response: ProduceResponse) -> None:
+    def __init__(
+        self,
+        services: Services,
+        waiting: _Waiting,
+        later: list[_Later],
+        request: ProduceRequest,
+        response: ProduceResponse,
+    ) -> None:
+        self.acks = request.acks
         self.response = response
-        self.pending: Pending[ProduceResponse] = Pending()
+        self._refused = ""
+        self.pending: Pending[Any] = Pending()
         # Whole before anyone is asked: the first may answer at once.
-        self.waiting = {ticket: answer for ticket, (_, _, answer) in enumerate(waiting)}
-        self.timer = services.runtime.tasks.call_later(max(timeout_ms, 0) / 1000, self._time_out)
+        self.waiting: dict[int | _Later, PartitionProduceResponse] = {
+            ticket: answer for ticket, (_, _, answer) in enumerate(waiting) if self.acks
+        }
+        for item in later:
+            item.acknowledgement = self
+            self.waiting[item] = item.answer
+        self.timer = services.runtime.tasks.call_later(max(request.timeout_ms, 0) / 1000, self._time_out)
         for ticket, (partition, next_offset, _) in enumerate(waiting):
-            partition.when_committed(next_offset, partial(self._settled, ticket))
+            if self.acks:
+                partition.when_committed(next_offset, partial(self._settled, ticket))
 
-    def _settled(self, ticket: int, error: ApiError | None) -> None:
+    def appended(self, item: _Later, outcome: "Appended | ApiError") -> None:
+        """What became of a batch that had to wait."""
+        answer = self.waiting.get(item)
+        if answer is None:
+            return  # timed out before
+        if isinstance(outcome, ApiError):
+            refuse(answer, item.partition, outcome)
+            self._refused = outcome.message
+            self._settled(item, None)
+            return
+        item.appended = True
+        answer.base_offset = outcome.base_offset
+        answer.log_append_time_ms = outcome.log_append_time_ms
+        answer.log_start_offset = outcome.log_start_offset
+        if self.acks:
+            item.partition.when_committed(outcome.next_offset, partial(self._settled, item))
+        else:
+            self._settled(item, None)
+
+    def _settled(self, ticket: int | _Later, error: ApiError | None) -> None:
         answer = self.waiting.pop(ticket, None)
         if answer is None:
             return  # timed out before
         if error is not None:
-            _refuse(answer, error)
+            refuse(answer, None, error)
         if not self.waiting:
             self.timer.cancel()
-            self.pending.complete(self.response)
+            self._complete()
 
     def _time_out(self) -> None:
-        for answer in self.waiting.values():
-            _refuse(answer, RequestTimedOut("appended, but not known to be durable within the request's timeout.ms"))
+        for ticket, answer in self.waiting.items():
+            if isinstance(ticket, _Later) and not ticket.appended:
+                message = "not appended within the request's timeout.ms; it may be yet"
+            else:
+                message = "appended, but not known to be durable within the request's timeout.ms"
+            refuse(answer, None, RequestTimedOut(message))
         self.waiting.clear()
-        self.pending.complete(self.response)
+        self._complete()
+
+    def _complete(self) -> None:
+        if self.acks:
+            self.pending.complete(self.response)
+        elif self._refused:
+            self.pending.complete(CloseConnection(f"produce with acks=0 failed: {self._refused}"))
+        else:
+            self.pending.complete(NO_RESPONSE)
 
 
-def _refuse(answer: PartitionProduceResponse, error: ApiError) -> None:
+def refuse(answer: PartitionProduceResponse, partition: "Partition | None", error: ApiError) -> None:
+    """Make `answer` tell of `error`; with the partition, if it knows of it, come the details that Kafka gives."""
     answer.error_code = error.code
     answer.error_message = error.message[:ERROR_MESSAGE_MAX] or None
     answer.base_offset = answer.log_append_time_ms = answer.log_start_offset = -1
+    if partition is None:
+        return
+    if not isinstance(error, InvalidTopic):
+        answer.log_start_offset = partition.log_start_offset
+    if isinstance(error, RefusedRecords):
+        answer.record_errors = [BatchIndexAndErrorMessage(place, text) for place, text in error.record_errors]
+    elif isinstance(error, RecordTooLarge | RecordListTooLarge):
+        partition.tell_too_large(error)

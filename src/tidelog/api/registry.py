@@ -44,6 +44,8 @@ TABLE: dict[int, Entry] = {
     23: _entry("offset_for_leader_epoch", 2, 4),
     32: _entry("describe_configs", 1, 4),
     33: _entry("alter_configs", 0, 2),
+    34: _entry("alter_replica_log_dirs", 1, 2),
+    35: _entry("describe_log_dirs", 1, 5),
     37: _entry("create_partitions", 0, 3),
     44: _entry("incremental_alter_configs", 0, 1),
     60: _entry("describe_cluster", 0, 2),

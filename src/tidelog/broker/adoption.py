@@ -84,6 +84,24 @@ def read_identity(disk: Disk, directory: str) -> Identity:
         raise AdoptionError(f"{path}: {error}") from None
 
 
+def read_identities(disk: Disk, directories: Sequence[str]) -> Identity:
+    """What several data directories say together. Blocks. Raises AdoptionError, also when they contradict each
+    other.
+    """
+    cluster_id: str | None = None
+    node_id: int | None = None
+    for directory in directories:
+        identity = read_identity(disk, directory)
+        if None not in (cluster_id, identity.cluster_id) and cluster_id != identity.cluster_id:
+            raise AdoptionError(
+                f"{directory} belongs to cluster {identity.cluster_id}, {directories[0]} to {cluster_id}"
+            )
+        if None not in (node_id, identity.node_id) and node_id != identity.node_id:
+            raise AdoptionError(f"{directory} belongs to node {identity.node_id}, {directories[0]} to {node_id}")
+        cluster_id, node_id = cluster_id or identity.cluster_id, identity.node_id if node_id is None else node_id
+    return Identity(cluster_id, node_id)
+
+
 def take_node_id(identity: Identity, config: BrokerConfig, directory: str) -> None:
     """Make `config` the settings of the directory's node. Raises ConfigError when they say that it is another."""
     if identity.node_id is None or identity.node_id == config.node_id:
@@ -102,6 +120,14 @@ def read_partitions(disk: Disk, directory: str) -> Found:
         return _read_partitions(disk, directory)
     except CorruptLog as error:
         raise AdoptionError(str(error)) from None
+
+
+def read_all_partitions(disk: Disk, directories: Sequence[str]) -> Found:
+    """As `read_partitions`, of all data directories of one broker."""
+    found = [read_partitions(disk, directory) for directory in directories]
+    partitions = {key: partition for each in found for key, partition in each.partitions.items()}
+    checkpointed = dict.fromkeys(key for each in found for key in each.checkpointed)
+    return Found(partitions, list(checkpointed), [name for each in found for name in each.left_behind])
 
 
 def _read_partitions(disk: Disk, directory: str) -> Found:

@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, Final
 
 from tidelog.api.fetch_sessions import FetchSessions
 from tidelog.api.services import Services
-from tidelog.broker.adoption import Identity, adopt, read_identity, read_partitions, take_node_id
+from tidelog.broker.adoption import Identity, adopt, read_all_partitions, read_identities, take_node_id
 from tidelog.broker.listener import Listener
 from tidelog.config.topic_config import TopicSettings
 from tidelog.coordinator.groups import GroupCoordinators
 from tidelog.log.config import LogConfig
-from tidelog.log.directory import DataDirectory
+from tidelog.log.directories import DataDirectories
 from tidelog.log.file_kinds import METADATA_STORE
 from tidelog.metadata.service import MetadataCache, MetadataController, ProducerIds
 from tidelog.metadata.sqlite import SqliteStore
-from tidelog.model.ids import TopicId
+from tidelog.model.ids import TopicId, uuid_text
 from tidelog.replication.flusher import CHECKPOINTS_LANE
 from tidelog.replication.partitions import Partitions
 
@@ -56,10 +56,11 @@ class Broker:
         self.config = config
         self.runtime = runtime
         self._store_factory = store_factory
-        self._directory: DataDirectory | None = None
+        self._directories: DataDirectories | None = None
         self._listeners: list[Listener] = []
         self._housekeeping: asyncio.Task[None] | None = None
         self._services: Services | None = None
+        self._failed: asyncio.Future[str] = runtime.tasks.future()
 
     @property
     def services(self) -> Services:
@@ -96,32 +97,35 @@ class Broker:
     async def _start(self) -> None:
         clock = self.runtime.clock
         began = clock.monotonic()
-        path = self.config.data_directory
         run_blocking = self.runtime.tasks.run_blocking
-        directory = self._directory = await run_blocking(DataDirectory.open, self.runtime.disk, path)
-        identity = await run_blocking(read_identity, self.runtime.disk, path)
+        disk = self.runtime.disk
+        directories = await run_blocking(DataDirectories.open, disk, self.config.data_directories)
+        self._directories = directories
+        path = directories.metadata_path
+        identity = await run_blocking(read_identities, disk, [directory.path for directory in directories.online])
         take_node_id(identity, self.config, path)
         store = self._store_factory(f"{path}/{METADATA_STORE}", self.runtime)
         cache = MetadataCache()
         controller = MetadataController(store, self.config, self.runtime, cache)
-        services = self._services = self._wire(directory, cache, controller)
+        services = self._services = self._wire(directories, cache, controller)
         await controller.start(identity.cluster_id, self._first_records)
-        await run_blocking(directory.write_identity, cache.image.cluster_id, self.config.node_id)
+        new_ids = [uuid_text(self.runtime.new_uuid()) for _ in directories.online]
+        await run_blocking(directories.write_identity, cache.image.cluster_id, self.config.node_id, new_ids)
         await controller.subscribe(services.partitions.apply)
         await controller.subscribe(services.groups.on_image)
         await services.partitions.start()
         services.groups.start()
         await self._listen()
         self._housekeeping = self.runtime.tasks.spawn(self._keep_house(), name="housekeeping")
-        self._log_start(self._directory_found(directory, identity), clock.monotonic() - began)
+        self._log_start(self._directories_found(directories, identity), clock.monotonic() - began)
         for name in self.config.without_effect():
             logger.warning("setting has no effect yet name=%s", name)
 
-    def _directory_found(self, directory: DataDirectory, identity: Identity) -> str:
-        """How the last broker left the directory, in a word: "new" when there was none."""
+    def _directories_found(self, directories: DataDirectories, identity: Identity) -> str:
+        """How the last broker left the directories, in a word: "new" when there was none."""
         if identity.cluster_id is None and not len(self.services.partitions):
             return "new"
-        return "clean" if directory.clean else "unclean"
+        return "clean" if directories.clean else "unclean"
 
     def _log_start(self, found: str, seconds: float) -> None:
         """What the start found and did, in one line: what an operator asks first after a crash."""
@@ -140,14 +144,17 @@ class Broker:
             seconds,
         )
 
-    def _wire(self, directory: DataDirectory, cache: MetadataCache, controller: MetadataController) -> Services:
+    def _wire(self, directories: DataDirectories, cache: MetadataCache, controller: MetadataController) -> Services:
         config, runtime = self.config, self.runtime
         topic_settings = TopicSettings(config)
 
         def log_config(image: "MetadataImage", topic: str) -> LogConfig:
             return LogConfig.from_settings(topic_settings.of(image.topics[topic].config))
 
-        partitions = Partitions(runtime, directory, log_config, flush_interval_ms=config.durability_interval_ms)
+        directories.cordoned = lambda: config.cordoned_directories
+        partitions = Partitions(runtime, directories, log_config, flush_interval_ms=config.durability_interval_ms)
+        partitions.none_left = self._none_left
+        partitions.moves.bytes_per_second = lambda: config.get("replica.alter.log.dirs.io.max.bytes.per.second")
         return Services(
             runtime=runtime,
             config=config,
@@ -165,14 +172,16 @@ class Broker:
 
     async def _first_records(self) -> "Sequence[Record]":
         """What a new journal begins with: the topics of a directory that Kafka wrote."""
-        path = self.config.data_directory
-        found = await self.runtime.tasks.run_blocking(read_partitions, self.runtime.disk, path)
-        adoption = adopt(found, self.config, lambda: TopicId(self.runtime.new_uuid()), path)
-        if found.partitions:
-            assert self._directory is not None
-            await self.runtime.tasks.run_blocking(self._directory.adopt_start_offsets, lane=CHECKPOINTS_LANE)
+        directories = self._directories
+        assert directories is not None
+        run_blocking = self.runtime.tasks.run_blocking
+        paths = [directory.path for directory in directories.online]
+        found = await run_blocking(read_all_partitions, self.runtime.disk, paths)
+        adoption = adopt(found, self.config, lambda: TopicId(self.runtime.new_uuid()), ", ".join(paths))
         for notice in adoption.notices:
             logger.warning("adopted %s", notice)
+        if found.partitions:
+            await run_blocking(directories.adopt_start_offsets, lane=CHECKPOINTS_LANE)
         return adoption.records
 
     async def _listen(self) -> None:
@@ -197,6 +206,14 @@ class Broker:
             except Exception:
                 logger.exception("retention failed")  # and is tried again the next time
 
+    def _none_left(self, reason: str) -> None:
+        if not self._failed.done():
+            self._failed.set_result(reason)
+
+    async def failed(self) -> str:
+        """Return, with one line that says why, when the broker cannot go on."""
+        return await asyncio.shield(self._failed)
+
     # Stopping
 
     async def stop(self) -> None:
@@ -209,17 +226,14 @@ class Broker:
         services.groups.close()
         services.partitions.release_waiting()
         await asyncio.gather(*(listener.drain(DRAIN_S) for listener in self._listeners))
-        directory = self._directory
-        assert directory is not None
+        directories = self._directories
+        assert directories is not None
         try:
-            clean = await services.partitions.close()
+            unclean = await services.partitions.close()
             await services.controller.stop()
-            if clean:
-                await self.runtime.tasks.run_blocking(directory.close_clean)
-            else:
-                logger.warning("not marked clean: a partition is offline; the next start scans what is not synced")
+            await self.runtime.tasks.run_blocking(directories.close, unclean)
         finally:
-            directory.release()
+            directories.release()
         logger.info("stopped cluster=%s node=%d", self.cluster_id, self.config.node_id)
 
     async def _abandon(self) -> None:
@@ -233,5 +247,5 @@ class Broker:
             self._services.groups.close()
             await self._services.partitions.abandon()
             await self._services.controller.stop()
-        if self._directory is not None:
-            self._directory.release()
+        if self._directories is not None:
+            self._directories.release()

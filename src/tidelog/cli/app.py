@@ -24,7 +24,7 @@ class Entry(NamedTuple):
 
 COMMANDS = {
     "start": Entry("tidelog.cli.start_help", "Broker", "Run a broker."),
-    "log": Entry("tidelog.cli.log", "Broker", "Dump and verify log files."),
+    "log": Entry("tidelog.cli.log", "Broker", "Log files and data directories."),
     "topic": Entry("tidelog.cli.topic", "Topics and records", "Create, list, describe, change and delete topics."),
     "produce": Entry("tidelog.cli.produce", "Topics and records", "Write the lines of stdin to a topic."),
     "consume": Entry("tidelog.cli.consume", "Topics and records", "Print the records of a topic."),
@@ -77,8 +77,8 @@ def tidelog(
     $ echo hello | tidelog produce greetings
     $ tidelog consume greetings --from-beginning
 
-    All commands but start and log work with Apache Kafka, too.
-    --bootstrap or TIDELOG_BOOTSTRAP names the cluster.
+    All commands but start, log dump and log verify work with Apache
+    Kafka, too. --bootstrap or TIDELOG_BOOTSTRAP names the cluster.
     """
 
 

@@ -1,4 +1,4 @@
-"""`tidelog log`: dump and verify. On files, without a broker."""
+"""`tidelog log`: dump and verify on files, without a broker; dirs, which asks brokers, is in `log_dirs`."""
 
 import json as json_text
 import os
@@ -11,6 +11,7 @@ import typer
 
 from tidelog.cli.connection import AsJson
 from tidelog.cli.errors import CommandError
+from tidelog.cli.log_dirs import dirs
 from tidelog.cli.records import text_or_base64
 from tidelog.cli.tables import counted, print_json, printable, size
 from tidelog.cli.when import iso
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from tidelog.runtime.disk import LocalDisk
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)
+app.command()(dirs)
 
 Path = Annotated[
     str,
@@ -52,10 +54,11 @@ APART = ("file", "kind", "position", "crc")
 
 @app.callback()
 def log() -> None:
-    """Dump and verify log files, Tidelog's or Apache Kafka's.
+    """Dump and verify log files, show data directories: Tidelog's or Kafka's.
 
-    Files are read, never written. While a broker is running, the last batch
-    may be incomplete: stop the broker first, or work on a copy.
+    dump and verify read files, and never write. While a broker is running,
+    the last batch may be incomplete: stop the broker first, or work on a
+    copy.
 
     Examples:
 

@@ -38,6 +38,7 @@ class RunningBroker(Protocol):
 
     async def start(self) -> None: ...
     async def stop(self) -> None: ...
+    async def failed(self) -> str: ...
 
 
 MakeBroker = Callable[[BrokerConfig, Runtime], RunningBroker]
@@ -69,10 +70,10 @@ def load_config(options: Options, environment: Mapping[str, str]) -> BrokerConfi
         return BrokerConfig.load(options.config_file, environment, flags, read=read_file)
 
     config = load(options.settings)
-    directory = config.data_directory
-    if os.path.isabs(directory):  # noqa: PTH117 - pathlib costs start-up time
+    directories = config.data_directories
+    if all(os.path.isabs(directory) for directory in directories):  # noqa: PTH117 - pathlib costs start-up time
         return config
-    return load(options.settings | {"log.dirs": os.path.abspath(directory)})  # noqa: PTH100
+    return load(options.settings | {"log.dirs": ",".join(map(os.path.abspath, directories))})
 
 
 def read_file(path: str) -> bytes:
@@ -122,9 +123,13 @@ async def run_broker(
             starting.cancel()
             return 0
         await starting
-        print(ready_line(broker, config.data_directory), flush=True)
-        await stopping
+        print(ready_line(broker, ", ".join(config.data_directories)), flush=True)
+        failed = loop.create_task(broker.failed())
+        await asyncio.wait((stopping, failed), return_when=asyncio.FIRST_COMPLETED)
         await broker.stop()
+        if failed.done():
+            return fail(failed.result())
+        failed.cancel()
     except Exception as error:
         host, port = config.endpoints[0].host, config.endpoints[0].port
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -167,9 +167,24 @@ class BrokerConfig:
     # What several settings say together
 
     @property
-    def data_directory(self) -> str:
+    def data_directories(self) -> list[str]:
         directories: list[str] = self.get("log.dirs") or self.get("log.dir")
-        return directories[0]
+        return directories
+
+    @property
+    def cordoned_directories(self) -> list[str]:
+        """Data directories that take no new partitions (KIP-1066)."""
+        entries: list[str] = self.get("cordoned.log.dirs")
+        return self.data_directories if entries == ["*"] else entries
+
+    @property
+    def takes_no_partitions(self) -> bool:
+        return set(self.data_directories) <= set(self.cordoned_directories)
+
+    @property
+    def data_directory(self) -> str:
+        """The first of them, for messages."""
+        return self.data_directories[0]
 
     @property
     def endpoints(self) -> tuple[Endpoint, ...]:
@@ -192,6 +207,14 @@ class BrokerConfig:
 
     def _protocols(self) -> dict[str, str]:
         return parse_protocols("listener.security.protocol.map", self.get("listener.security.protocol.map"))
+
+    def check_cordoned(self, entries: Sequence[str]) -> None:
+        """Raise InvalidValue unless all are data directories, or `*` stands alone."""
+        unknown = [entry for entry in entries if entry not in self.data_directories]
+        if unknown and entries != ["*"]:
+            raise InvalidValue(
+                "cordoned.log.dirs", ",".join(unknown), f"the data directories are {', '.join(self.data_directories)}"
+            )
 
     def _check(self) -> None:
         endpoints = {e.listener: e for e in self.endpoints}
@@ -216,8 +239,12 @@ class BrokerConfig:
                 raise InvalidValue("group.consumer.assignors", assignor, "takes uniform and range")
         for name in ("log.dirs", "log.dir"):
             directories = self.get(name)
-            if directories is not None and (len(directories) != 1 or not directories[0]):
-                raise InvalidValue(name, ",".join(directories), "takes one directory; several are not served yet")
+            if directories is not None and not directories:
+                raise InvalidValue(name, "", "a broker needs a data directory")
+            plain = [path.rstrip("/") or "/" for path in directories or ()]
+            if len(set(plain)) < len(plain):
+                raise InvalidValue(name, ",".join(plain), "a directory is named twice")
+        self.check_cordoned(self.get("cordoned.log.dirs"))
         if self.get("authorizer.class.name"):
             # Ignoring it would open to everyone what its owner believes closed.
             raise InvalidValue(

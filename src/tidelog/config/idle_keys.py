@@ -38,7 +38,6 @@ KEYS: tuple[Key, ...] = (
     Key("controller.quota.window.num", INT, "11", AtLeast(1), read_only=True),
     Key("controller.quota.window.size.seconds", INT, "1", AtLeast(1), read_only=True),
     Key("controller.socket.timeout.ms", INT, "30000", read_only=True),
-    Key("cordoned.log.dirs", LIST, ""),
     Key("create.topic.policy.class.name", CLASS, None, read_only=True),
     Key("delegation.token.expiry.check.interval.ms", LONG, "3600000", AtLeast(1), read_only=True),
     Key("delegation.token.expiry.time.ms", LONG, "86400000", AtLeast(1), read_only=True),
@@ -210,5 +209,4 @@ KEYS: tuple[Key, ...] = (
     Key("telemetry.max.bytes", INT, "1048576", AtLeast(1), read_only=True),
     Key("follower.replication.throttled.rate", LONG, None, AtLeast(0), hidden=True),
     Key("leader.replication.throttled.rate", LONG, None, AtLeast(0), hidden=True),
-    Key("replica.alter.log.dirs.io.max.bytes.per.second", LONG, None, AtLeast(0), hidden=True),
 )

@@ -25,6 +25,7 @@ KEYS: tuple[Key, ...] = (
         "-1",
         BetweenOr(1, 9, -1),
         doc="Level for gzip when compression.type asks for it.",
+        effect=True,
         synonyms=(("compression.gzip.level", 1),),
     ),
     Key(
@@ -32,7 +33,8 @@ KEYS: tuple[Key, ...] = (
         INT,
         "9",
         Between(1, 17),
-        doc="Level for lz4 when compression.type asks for it.",
+        doc="Level for lz4 when compression.type asks for it; 9 is the fast kind.",
+        effect=True,
         synonyms=(("compression.lz4.level", 1),),
     ),
     Key(
@@ -41,6 +43,7 @@ KEYS: tuple[Key, ...] = (
         "producer",
         OneOf(("uncompressed", "zstd", "lz4", "snappy", "gzip", "producer")),
         doc="Codec that batches are kept in; producer keeps them as they come.",
+        effect=True,
         synonyms=(("compression.type", 1),),
     ),
     Key(
@@ -49,6 +52,7 @@ KEYS: tuple[Key, ...] = (
         "3",
         Between(-131072, 22),
         doc="Level for zstd when compression.type asks for it.",
+        effect=True,
         synonyms=(("compression.zstd.level", 1),),
     ),
     Key(

@@ -16,6 +16,10 @@ class LogConfig:
 
     __slots__ = (
         "cleanup_policy",
+        "compression_gzip_level",
+        "compression_lz4_level",
+        "compression_type",
+        "compression_zstd_level",
         "durability",
         "file_delete_delay_ms",
         "flush_messages",
@@ -45,6 +49,10 @@ class LogConfig:
         retention_ms: int = 7 * DAY_MS,
         retention_bytes: int = -1,
         cleanup_policy: str = "delete",
+        compression_type: str = "producer",
+        compression_gzip_level: int = -1,
+        compression_lz4_level: int = 9,
+        compression_zstd_level: int = 3,
         file_delete_delay_ms: int = 60_000,
         max_message_bytes: int = (1 << 20) + 12,
         message_timestamp_type: str = "CreateTime",
@@ -64,6 +72,10 @@ class LogConfig:
         self.retention_ms = retention_ms
         self.retention_bytes = retention_bytes
         self.cleanup_policy = cleanup_policy
+        self.compression_type = compression_type
+        self.compression_gzip_level = compression_gzip_level
+        self.compression_lz4_level = compression_lz4_level
+        self.compression_zstd_level = compression_zstd_level
         self.file_delete_delay_ms = file_delete_delay_ms
         self.max_message_bytes = max_message_bytes
         self.message_timestamp_type = message_timestamp_type

@@ -22,6 +22,7 @@ from tidelog.log.checkpoints import (
     format_properties,
     read_offsets,
     read_partition_metadata,
+    read_properties,
 )
 from tidelog.log.errors import CorruptLog
 from tidelog.log.file_kinds import Kind, file_kind, partition_of
@@ -53,6 +54,8 @@ class DataDirectory:
         self.path = path
         self.clean = clean
         """Whether the last broker here stopped in order: its logs need no recovery."""
+        self.blank = not disk.exists(f"{path}/{META_PROPERTIES}")
+        """Whether no broker has worked here before."""
         self._disk = disk
         self._lock: Lock | None = lock
         self._cache = IndexCache()
@@ -159,18 +162,69 @@ class DataDirectory:
 
     def retire_partition(self, log: PartitionLog, topic_id: bytes) -> str:
         """Put a deleted topic's partition out of the way; `remove_retired` takes it off the disk later."""
-        key = log.topic_partition
-        self._recovery_points.pop(key, None)
-        self._start_offsets.pop(key, None)
-        self._retired[key] = None
         # The checkpoints first: they must not tell of this log when a topic of the same name comes.
-        for name, offsets in list(self._checkpoints.items()):
-            self._write(name, offsets)
+        self.give_up(log.topic_partition)
         log.close(clean=False)
         retired = f"{log.directory}.{uuid_text(topic_id)}{DELETE_SUFFIX}"
         self._disk.rename(log.directory, retired)
         self._disk.sync_dir(self.path)
         return retired
+
+    def give_up(self, key: TopicPartition) -> None:
+        """A partition leaves: the checkpoints tell of it no more. Raises OSError."""
+        self._recovery_points.pop(key, None)
+        self._start_offsets.pop(key, None)
+        self._unnamed.pop(key, None)
+        self._retired[key] = None
+        for name, offsets in list(self._checkpoints.items()):
+            self._write(name, offsets)
+
+    def is_elsewhere(self, key: TopicPartition) -> None:
+        """Another directory holds it: what the checkpoints tell of it is old."""
+        self._recovery_points.pop(key, None)
+        self._start_offsets.pop(key, None)
+
+    def expect(self, log: PartitionLog) -> None:
+        """A log that was made elsewhere gets its place here, at once after this: the checkpoints tell of it already.
+
+        Raises OSError.
+        """
+        key = log.topic_partition
+        self._retired.pop(key, None)
+        self._unnamed[key] = None
+        self._recovery_points[key], self._start_offsets[key] = log.recovery_point, log.log_start_offset
+        for name, offset in ((RECOVERY_POINTS, log.recovery_point), (LOG_START_OFFSETS, log.log_start_offset)):
+            self._write(name, {**self._checkpoints.get(name, {}), key: offset})
+
+    def open_future(
+        self, path: str, config: "LogConfig", log_start_offset: int, topic_id: bytes, now_ms: int
+    ) -> PartitionLog:
+        """A new, empty log in the directory `path`, which is made. Raises CorruptLog, OSError."""
+        self._disk.make_dirs(path)
+        self._disk.write_atomic(f"{path}/{PARTITION_METADATA}", format_partition_metadata(topic_id))
+        return PartitionLog.open(
+            self._disk,
+            path,
+            config,
+            clean=True,
+            recovery_point=log_start_offset,
+            log_start_offset=log_start_offset,
+            now_ms=now_ms,
+            cache=self._cache,
+        )
+
+    def reopen(self, log: PartitionLog, now_ms: int) -> PartitionLog:
+        """A log that was closed in order and has got its place here since. Raises CorruptLog, OSError."""
+        return PartitionLog.open(
+            self._disk,
+            f"{self.path}/{log.topic_partition}",
+            log.config,
+            clean=True,
+            recovery_point=log.recovery_point,
+            log_start_offset=log.log_start_offset,
+            now_ms=now_ms,
+            cache=self._cache,
+        )
 
     def retired(self) -> list[str]:
         """Directories of deleted partitions that are still there."""
@@ -182,12 +236,16 @@ class DataDirectory:
 
     # Small files
 
-    def write_identity(self, cluster_id: str, node_id: int) -> None:
-        """meta.properties, in the form of KRaft's version 1, once."""
+    def write_identity(self, cluster_id: str, node_id: int, directory_id: str) -> None:
+        """meta.properties, in the form of KRaft's version 1, once. Raises CorruptLog, OSError.
+
+        `directory_id` is for a directory that has none yet (KIP-858).
+        """
         path = f"{self.path}/{META_PROPERTIES}"
-        if not self._disk.exists(path):
-            properties = {"version": "1", "cluster.id": cluster_id, "node.id": str(node_id)}
-            self._disk.write_atomic(path, format_properties(properties))
+        properties = {"version": "1", "cluster.id": cluster_id, "node.id": str(node_id)}
+        if self._disk.exists(path) and read_properties(self._disk.read(path), path) != properties:
+            return  # it has an id, or is of Kafka's form from before KRaft, which has none
+        self._disk.write_atomic(path, format_properties({**properties, "directory.id": directory_id}))
 
     def write_checkpoints(
         self,

@@ -25,6 +25,7 @@ class Durability:
 
     __slots__ = (
         "_disk",
+        "_durable_offset",
         "_generation",
         "_rolled",
         "_sealed",
@@ -45,6 +46,7 @@ class Durability:
         self.snapshots = snapshots
         self.recovery_point = recovery_point
         """Everything below it is durable."""
+        self._durable_offset = 0
         self.directory_unsynced = False
         self._generation = 0
         self._rolled: dict[int, tuple[str, bytes]] = {}
@@ -53,6 +55,10 @@ class Durability:
         known = snapshots.offsets[-1:] == [recovery_point]
         self._snapshot_at = segments.active.size if known else 0
         """Where in the active segment the newest snapshot was taken."""
+
+    @property
+    def durable_offset(self) -> int:
+        return max(self._durable_offset, self.recovery_point)
 
     def before_roll(self) -> None:
         """A segment's name is durable before the next is made, or a power cut could take it from the middle of the log.
@@ -74,6 +80,7 @@ class Durability:
         """The log is about to end at `end_offset`: whatever claims more was on the disk goes first. Blocks."""
         self._generation += 1
         self.recovery_point = min(self.recovery_point, end_offset)
+        self._durable_offset = 0
         self._rolled = {offset: snapshot for offset, snapshot in self._rolled.items() if offset <= end_offset}
         self._snapshot_at = 0
         self.snapshots.remove_after(end_offset)
@@ -114,6 +121,7 @@ class Durability:
         if epochs.dirty:
             epochs.dirty = False
             plan.epochs = (f"{self.directory}/{LEADER_EPOCHS}", format_epochs(epochs.entries()))
+            plan.leader_epochs = epochs
         if self.directory_unsynced:
             self.directory_unsynced = False
             plan.directories = plan.directories or [self.directory]
@@ -133,4 +141,11 @@ class Durability:
             for segment, size in plan.segments:
                 segment.synced_size = max(segment.synced_size, size)
                 segment.entry_unsynced = False
-            self.recovery_point = max(self.recovery_point, plan.end_offset)
+            if plan.put_off is None:
+                self.recovery_point = max(self.recovery_point, plan.end_offset)
+                return
+            # What recovery needs beside the records is written by a later plan, when there is space again.
+            self._durable_offset = max(self._durable_offset, plan.end_offset)
+            self._rolled = {**plan.snapshots, **self._rolled}
+            if plan.leader_epochs is not None:
+                plan.leader_epochs.dirty = True

@@ -76,3 +76,9 @@ def partition_of(name: str) -> TopicPartition | None:
     """Whose log a directory of this name holds, TOPIC-INDEX; None when it is no live partition's."""
     match = _PARTITION.fullmatch(name)
     return TopicPartition(match[1], int(match[2])) if match else None
+
+
+def log_name(path: str) -> str:
+    """TOPIC-INDEX of a log's directory, also of a copy that is on its way to another data directory."""
+    name = path.rpartition("/")[2]
+    return name.rpartition(".")[0] if name.endswith("-future") else name

@@ -2,7 +2,10 @@
 
 from typing import TYPE_CHECKING, Protocol
 
+from tidelog.log.segment import PASSING
+
 if TYPE_CHECKING:
+    from tidelog.log.leader_epochs import LeaderEpochs
     from tidelog.log.segment import Segment
     from tidelog.runtime.interfaces import Disk
 
@@ -15,8 +18,8 @@ class FlushPlan:
     """Everything below `end_offset` is durable once `run` returns.
 
     Order matters: records, indexes, epochs, directory entries, and last the producer snapshot: recovery takes its
-    presence as the word that everything below it is on the disk. The loop goes on appending meanwhile; the plan
-    touches only what it holds.
+    presence as the word that everything below it is on the disk. On a full disk epochs and snapshot are put off. The
+    loop goes on appending meanwhile; the plan touches only what it holds.
     """
 
     __slots__ = (
@@ -27,7 +30,9 @@ class FlushPlan:
         "error",
         "generation",
         "indexes",
+        "leader_epochs",
         "obsolete",
+        "put_off",
         "segments",
         "snapshots",
     )
@@ -44,6 +49,10 @@ class FlushPlan:
         self.indexes: list[tuple[Segment, Syncable]] = []
         self.snapshots: dict[int, tuple[str, bytes]] = {}
         self.epochs: tuple[str, bytes] | None = None
+        self.leader_epochs: LeaderEpochs | None = None
+        """Those that `epochs` is made of."""
+        self.put_off: OSError | None = None
+        """Why the small files could not be written, for now: the disk is full. The records are durable all the same."""
         self.directories: list[str] = []
         self.obsolete: list[str] = []
         """Snapshots that this plan's make superfluous."""
@@ -64,12 +73,20 @@ class FlushPlan:
             except OSError:
                 if not segment.deleted:
                     raise
-        if self.epochs is not None:
-            self._disk.write_atomic(*self.epochs)
+        self._write([] if self.epochs is None else [self.epochs])
         for directory in self.directories:
             self._disk.sync_dir(directory)
-        for path, data in self.snapshots.values():
-            self._disk.write_atomic(path, data)
-        for path in self.obsolete:
+        self._write(list(self.snapshots.values()))
+        for path in self.obsolete if self.put_off is None else ():
             if self._disk.exists(path):
                 self._disk.remove(path)
+
+    def _write(self, files: list[tuple[str, bytes]]) -> None:
+        """Small files, as long as the disk has room for them."""
+        try:
+            for path, data in files if self.put_off is None else ():
+                self._disk.write_atomic(path, data)
+        except OSError as error:
+            if error.errno not in PASSING:
+                raise
+            self.put_off = error

@@ -6,8 +6,9 @@ blocks. Derived state (indexes, producers, epochs) follows from the batches: rec
 
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
+from tidelog.log.appended import Appended
 from tidelog.log.batch_scan import (
     BASE_OFFSET,
     HEADER,
@@ -19,6 +20,7 @@ from tidelog.log.batch_scan import (
 )
 from tidelog.log.durability import Durability
 from tidelog.log.errors import CorruptLog
+from tidelog.log.file_kinds import log_name
 from tidelog.log.flush import FlushPlan
 from tidelog.log.following import checked_batches
 from tidelog.log.indexes import IndexCache
@@ -48,16 +50,7 @@ logger = logging.getLogger("tidelog.log")
 ANY_SIZE = 1 << 62
 
 
-class Appended(NamedTuple):
-    """`next_offset` follows the batch's last. `log_append_time_ms` is -1 where records keep the time of their
-    creation.
-    """
-
-    base_offset: int
-    next_offset: int
-    log_append_time_ms: int
-    log_start_offset: int
-    duplicate: bool
+_new_tuple = tuple.__new__  # what Appended() calls, without the call of its own
 
 
 _new_tuple = tuple.__new__  # what Appended() calls, without the call of its own
@@ -83,13 +76,14 @@ class PartitionLog:
         "failure",
         "log_end_offset",
         "log_start_offset",
+        "on_io_failure",
         "producers",
         "recovery",
         "topic_partition",
     )
 
     def __init__(self, disk: "Disk", directory: str, config: "LogConfig", cache: IndexCache, opened: OpenedLog) -> None:
-        topic, _, index = directory.rpartition("/")[2].rpartition("-")
+        topic, _, index = log_name(directory).rpartition("-")
         self._disk = disk
         self._cache = cache
         self.directory = directory
@@ -106,6 +100,8 @@ class PartitionLog:
         self._durability = Durability(disk, directory, opened.segments, opened.snapshots, opened.log_end_offset)
         self.failure: str | None = None
         """Why the log is offline, for good; None while it is not."""
+        self.on_io_failure: Callable[[PartitionLog, OSError], None] | None = None
+        """Told, on the loop, of an error that is the disk's and will not pass."""
         self._leader_epoch = -1
         for segment in opened.segments.items:
             segment.use_cache(cache)
@@ -149,8 +145,13 @@ class PartitionLog:
 
     @property
     def recovery_point(self) -> int:
-        """Everything below it is durable."""
+        """Everything below it is durable, with all that recovery needs beside it."""
         return self._durability.recovery_point
+
+    @property
+    def durable_offset(self) -> int:
+        """Every record below it is durable; beyond the recovery point while a full disk refuses small files."""
+        return self._durability.durable_offset
 
     @property
     def size_bytes(self) -> int:
@@ -349,27 +350,30 @@ class PartitionLog:
                 return StorageError(f"{self.topic_partition}: nothing appended, {error.strerror}")
             except OSError as second:
                 error = second
-        self.fail(f"append to {segment.path} at {position} failed: {error}")
+        self.fail(f"append to {segment.path} at {position} failed: {error}", error)
         return StorageError(f"{self.topic_partition} is offline: {self.failure}")
 
     def _io_failed(self, what: str, error: OSError) -> StorageError:
         if error.errno in PASSING:
             return StorageError(f"{self.topic_partition}: {what} failed, {error.strerror}")
-        self.fail(f"{what} failed: {error}")
+        self.fail(f"{what} failed: {error}", error)
         return StorageError(f"{self.topic_partition} is offline: {self.failure}")
 
     def _damaged(self, error: CorruptLog) -> StorageError:
         self.fail(str(error))
         return StorageError(f"{self.topic_partition} is offline: {error}")
 
-    def fail(self, reason: str) -> None:
-        """Take the log offline for good: damage, or a disk that failed. Appends and reads raise StorageError from now
-        on.
+    def fail(self, reason: str, error: Exception | None = None, *, say: bool = True) -> None:
+        """Take the log offline for good: damage, or with `error` a disk that failed. Appends and reads raise
+        StorageError from now on.
         """
         if self.failure is None:
             self.failure = reason
-            logger.error("log offline partition=%s reason=%s", self.topic_partition, reason)
+            if say:
+                logger.error("log offline partition=%s reason=%s", self.topic_partition, reason)
         self._segments.active.size_limit = -1
+        if self.on_io_failure is not None and isinstance(error, OSError) and error.errno not in PASSING:
+            self.on_io_failure(self, error)
 
     # Reading
 
@@ -400,12 +404,7 @@ class PartitionLog:
         """What to run on a thread before `read`, when that would wait for the disk; None when it would not."""
         if self.failure is not None or not self.log_start_offset <= start < self.log_end_offset:
             return None
-        try:
-            return self._reader.cold(start, bytes_max)
-        except CorruptLog as error:
-            raise self._damaged(error) from error
-        except OSError as error:
-            raise self._io_failed("read", error) from error
+        return self._look_up(lambda: self._reader.cold(start, bytes_max))
 
     def offset_for_timestamp(self, timestamp_ms: int) -> TimestampOffset | None:
         """The first record that is not earlier than `timestamp_ms`; None when there is none. Raises StorageError."""
@@ -451,7 +450,7 @@ class PartitionLog:
         except CorruptLog as error:
             raise self._damaged(error) from error
         except OSError as error:
-            self.fail(f"truncation to {offset} failed: {error}")
+            self.fail(f"truncation to {offset} failed: {error}", error)
             raise StorageError(f"{self.topic_partition} is offline: {self.failure}") from error
 
     def _cut(self, offset: int) -> None:
@@ -496,7 +495,7 @@ class PartitionLog:
             self._durability.recovery_point = offset
             self._restore_state()
         except OSError as error:
-            self.fail(f"restart at {offset} failed: {error}")
+            self.fail(f"restart at {offset} failed: {error}", error)
             raise StorageError(f"{self.topic_partition} is offline: {self.failure}") from error
 
     def delete_before(self, offset: int) -> int:
@@ -589,6 +588,8 @@ class PartitionLog:
                 plan = self._durability.plan(self.log_end_offset, self.producers, self.epochs, with_snapshot=True)
                 plan.run()
                 self.flushed(plan)
+                if plan.put_off is not None:
+                    raise plan.put_off
             except OSError as error:
                 self.fail(f"closing failed: {error}")
         for segment in [*self._segments.items, *self._retention.retired()]:

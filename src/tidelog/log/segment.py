@@ -107,13 +107,26 @@ class Segment:
     def create(cls, disk: "Disk", directory: str, base_offset: int, now_ms: int) -> "Segment":
         """A new, empty one. Raises OSError."""
         segment = cls(disk, directory, base_offset, 0)
-        segment.opened = disk.open(segment.path, create=True)
-        segment.index.create()
-        segment.times.create()
+        try:
+            segment.opened = disk.open(segment.path, create=True)
+            segment.index.create()
+            segment.times.create()
+        except OSError:
+            segment._undo_creation()
+            raise
         segment.max_timestamp = NO_TIMESTAMP
         segment.created_ms = now_ms
         segment.entry_unsynced = True
         return segment
+
+    def _undo_creation(self) -> None:
+        """A roll failed, and appends may go on in the segment before: no empty one may stand in their way."""
+        for suffix in SUFFIXES:
+            path = self.path[: -len(LOG_SUFFIX)] + suffix
+            if self._disk.exists(path):
+                self._disk.remove(path)
+        if self.opened is not None:
+            self.opened.close()
 
     @property
     def file(self) -> "File":

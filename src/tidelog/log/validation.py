@@ -44,11 +44,12 @@ def check_client_batch(batch: memoryview, header: "BatchHeader", config: "LogCon
     answer with.
     """
     if header.size > config.max_message_bytes:
-        raise RecordTooLarge(
-            f"the record batch has {header.size} bytes, max.message.bytes is {config.max_message_bytes}"
-        )
+        raise too_large(f"{header.size} bytes", config.max_message_bytes)
     if header.size > config.segment_bytes:
-        raise RecordListTooLarge(f"the record batch has {header.size} bytes, segment.bytes is {config.segment_bytes}")
+        raise RecordListTooLarge(
+            f"the record batch has {header.size} bytes and the topic's segment.bytes is {config.segment_bytes}: "
+            "a batch lies in one segment; raise it, or send smaller batches (producer: batch.size)"
+        )
     full = config.record_validation == "full"
     records = None
     if full or config.compacts:
@@ -75,6 +76,15 @@ def check_client_batch(batch: memoryview, header: "BatchHeader", config: "LogCon
         _check_timestamps(_decode(batch, header), header, earliest, latest)
     _stamp(batch, header, header.attributes & ~TIMESTAMP_TYPE_BIT, max_timestamp)
     return -1
+
+
+def too_large(what: str, limit: int) -> RecordTooLarge:
+    """What to answer when a batch of `what` is beyond max.message.bytes."""
+    return RecordTooLarge(
+        f"the record batch has {what} and the topic's max.message.bytes is {limit}: raise it "
+        "(tidelog topic config TOPIC --set max.message.bytes=N; for all topics the broker's message.max.bytes), "
+        "or send less at once (producer: batch.size, compression.type)"
+    )
 
 
 def _in_range(header: "BatchHeader", earliest: int, latest: int) -> bool:

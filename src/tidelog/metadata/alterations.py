@@ -116,7 +116,7 @@ def _alter_broker(image: MetadataImage, alteration: Alteration, config: BrokerCo
     difference = _difference(before, after)
     for setting, value in difference:
         if value is not None:
-            _check_dynamic(setting, value)
+            _check_dynamic(setting, value, config)
     return [BrokerConfigChanged(broker, setting, value) for setting, value in difference]
 
 
@@ -162,7 +162,7 @@ def broker_name(resource_name: str, node_id: int) -> str:
     return str(node_id)
 
 
-def _check_dynamic(setting: str, value: str) -> None:
+def _check_dynamic(setting: str, value: str, config: BrokerConfig) -> None:
     """Raise ApiError unless a running broker takes this."""
     key = BROKER_KEYS.get(setting)
     if key is None:
@@ -176,6 +176,9 @@ def _check_dynamic(setting: str, value: str) -> None:
     try:
         parsed = parse(key, value)
         check_for_topics(setting, parsed)
+        if setting == "cordoned.log.dirs":
+            assert isinstance(parsed, list)
+            config.check_cordoned(parsed)
     except InvalidValue as error:
         raise ApiError(str(error), ErrorCode.INVALID_REQUEST) from None
     if setting in _NOT_ZERO and parsed == 0:

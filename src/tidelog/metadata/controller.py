@@ -225,6 +225,7 @@ def _placed(image: MetadataImage, topic: NewTopic, config: BrokerConfig, made_be
     partitions = config.num_partitions if partitions == -1 else partitions
     factor = config.default_replication_factor if factor == -1 else factor
     _check_brokers(image, factor)
+    _check_directories(config.takes_no_partitions)
     return place(image, partitions, factor, made_before)
 
 
@@ -282,10 +283,21 @@ def _chosen(image: MetadataImage, choice: TopicChoice) -> TopicImage:
     return found
 
 
+def _check_directories(cordoned: bool) -> None:
+    if cordoned:
+        raise ApiError(
+            "every data directory is cordoned (cordoned.log.dirs) and takes no new partitions",
+            ErrorCode.INVALID_REPLICATION_FACTOR,
+        )
+
+
 def create_partitions(
-    image: MetadataImage, requests: Sequence[MorePartitions], *, validate_only: bool = False
+    image: MetadataImage, requests: Sequence[MorePartitions], *, validate_only: bool = False, cordoned: bool = False
 ) -> Steps[Decision[list[TopicResult]]]:
-    """Each topic succeeds or fails alone; one that came twice is answered once. Unknown ones are answered first."""
+    """Each topic succeeds or fails alone; one that came twice is answered once. Unknown ones are answered first.
+
+    `cordoned`: no data directory takes new partitions.
+    """
     repeated = yield from _repeated(request.topic for request in requests)
     results = yield from _refused(repeated, ErrorCode.INVALID_REQUEST, MORE_THAN_ONCE)
     known: list[tuple[TopicImage, MorePartitions]] = []
@@ -302,7 +314,9 @@ def create_partitions(
     for topic, request in known:
         yield
         try:
-            records.append(_more_partitions(image, topic, request, len(records)))
+            added = _more_partitions(image, topic, request, len(records))
+            _check_directories(cordoned)
+            records.append(added)
         except ApiError as error:
             results.append(TopicResult(topic.name, error=error.code, message=error.message))
         else:

@@ -194,7 +194,10 @@ class MetadataController:
         self, requests: Sequence[MorePartitions], *, validate_only: bool = False, timeout_ms: int | None = None
     ) -> list[TopicResult]:
         return await self._commit(
-            lambda image: controller.create_partitions(image, requests, validate_only=validate_only), timeout_ms
+            lambda image: controller.create_partitions(
+                image, requests, validate_only=validate_only, cordoned=self._config.takes_no_partitions
+            ),
+            timeout_ms,
         )
 
     async def alter_configs(

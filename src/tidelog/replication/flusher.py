@@ -35,10 +35,12 @@ class Flusher:
         tasks: "Tasks",
         interval_ms: int,
         checkpoint: Callable[[Iterable["Partition"]], Callable[[], None]],
+        each_interval: Callable[[], None] | None = None,
     ) -> None:
         self._tasks = tasks
         self._interval_s = interval_ms / 1000
         self._checkpoint = checkpoint
+        self._each_interval = each_interval
         self.grown: dict[Partition, None] = {}
         """What was appended to since it was last seen flushed; they note themselves."""
         self._asked: dict[Partition, None] = {}
@@ -47,6 +49,7 @@ class Flusher:
         self._running = False
         self._unwritten = False  # whether the last checkpoint failed
         self._stopped = False
+        self._told_unwritten = False
         self._timer: TimerHandle | None = None
 
     def start(self) -> None:
@@ -96,6 +99,8 @@ class Flusher:
 
     async def _interval(self) -> None:
         try:
+            if self._each_interval is not None and not self._stopped:
+                self._each_interval()
             grown = [] if self._stopped else list(self.grown)
             for partition, end_offset in [(p, p.log.log_end_offset) for p in grown if _is_due(p)]:
                 await self._flush_to(partition, end_offset)
@@ -107,10 +112,12 @@ class Flusher:
                         partition.noted = False
                         self.grown.pop(partition, None)
                 await self._tasks.run_blocking(write, lane=CHECKPOINTS_LANE)
-                self._unwritten = False
+                self._unwritten = self._told_unwritten = False
         except OSError as error:
             # The records are synced; only a longer scan after a crash is at stake. The next interval tries again.
-            logger.error("recovery points not written reason=%s", error)
+            if not self._told_unwritten:
+                logger.error("recovery points not written reason=%s", error)
+            self._told_unwritten = True
         finally:
             if not self._stopped:
                 self._timer = self._tasks.call_later(self._interval_s, self._tick)
@@ -161,14 +168,14 @@ def _is_due(partition: "Partition") -> bool:
 
 
 def _may_sync(partition: "Partition") -> bool:
-    return not partition.deleted and partition.log.failure is None
+    return not (partition.deleted or partition.frozen) and partition.log.failure is None
 
 
 def _take_outcome(partition: "Partition", plan: "FlushPlan", failure: Exception | None) -> None:
     if failure is None:
         partition.log.flushed(plan)
     else:
-        partition.log.fail(f"sync failed: {failure}")
+        partition.log.fail(f"sync failed: {failure}", failure)
         logger.error("partition offline partition=%s-%d reason=%s", partition.topic, partition.index, failure)
     partition.flushed()
 

@@ -10,6 +10,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
+from tidelog.log.recompression import Recompression, recompression
+from tidelog.replication.append_queue import AppendQueue, QueuedBytes
+from tidelog.replication.full_directories import FullDirectories
 from tidelog.wire.batches import BatchHeader
 from tidelog.wire.errors import ApiError, FencedLeaderEpoch, OffsetOutOfRange, StorageError, UnknownLeaderEpoch
 
@@ -45,6 +48,18 @@ class FlushRequests(Protocol):
     """Partitions that were appended to since they were last seen flushed: `noted` is set while they are here."""
 
 
+class SharedByPartitions:
+    """What all partitions of a broker have in common."""
+
+    __slots__ = ("full", "queued_bytes", "told_too_large")
+
+    def __init__(self) -> None:
+        self.full = FullDirectories()
+        self.queued_bytes = QueuedBytes()
+        self.told_too_large: dict[str, None] = {}
+        """Topics of which the log has said that a batch was too large; until their settings change."""
+
+
 class Partition:
     """Leader of `topic`-`index`. Everything is called on the loop."""
 
@@ -55,17 +70,22 @@ class Partition:
         "_flusher",
         "_flushes_early",
         "_now_ms",
+        "_queue",
         "_refusing",
+        "_shared",
         "_tasks",
         "_watchers",
         "config",
         "deleted",
+        "frozen",
         "high_watermark",
         "index",
         "internal",
         "leader_epoch",
         "log",
         "noted",
+        "plain",
+        "recompression",
         "topic",
         "topic_id",
     )
@@ -82,6 +102,7 @@ class Partition:
         clock: "Clock",
         tasks: "Tasks",
         flusher: FlushRequests,
+        shared: SharedByPartitions | None = None,
     ) -> None:
         self.topic = topic
         self.topic_id = topic_id
@@ -90,6 +111,8 @@ class Partition:
         self.leader_epoch = leader_epoch
         self.internal = internal
         self.deleted = False
+        self.frozen = False
+        """Whether nothing is acknowledged, nor synced, for the moment: see `freeze`."""
         self._now_ms = clock.now_ms
         self._tasks = tasks
         self._flusher = flusher
@@ -98,6 +121,8 @@ class Partition:
         self._refusing = False  # the disk is full, or descriptors have run out: it may pass
         self._committing: deque[tuple[int, CommitListener]] = deque()
         self._watchers: dict[HighWatermarkWatcher, None] = {}
+        self._shared = shared or SharedByPartitions()
+        self._queue: AppendQueue | None = None
         self.high_watermark: int = log.log_end_offset
         """Exclusive end of what consumers may see. What recovery kept is durable: it was synced before this."""
         self.configure(log.config)
@@ -105,10 +130,30 @@ class Partition:
     def configure(self, config: "LogConfig") -> None:
         """Take new topic settings. The log must have them too."""
         self.config = config
-        self._durable = config.durability == "fsync"
+        self._durable = config.durability == "fsync" or self.frozen
         self._flushes_early = min(config.flush_messages, config.flush_ms) < NEVER
+        self.recompression: Recompression | None = recompression(config)
+        self._shared.told_too_large.pop(self.topic, None)
+        self.settle_plain()
         if not self._durable and self.log.failure is None and self.log.log_end_offset > self.high_watermark:
             self._advance(self.log.log_end_offset)  # who waited for a sync need not any more
+
+    def settle_plain(self) -> None:
+        """Work out `plain`: whether anyone's batch can be appended as it came, at once."""
+        waits = self._queue is not None and not self._queue.idle
+        self.plain = not (self.internal or waits or self.recompression is not None)
+
+    @property
+    def queue(self) -> AppendQueue:
+        """Where clients' batches go while the partition is not `plain`."""
+        if self._queue is None:
+            self._queue = AppendQueue(self, self._tasks, self._shared.queued_bytes)
+        return self._queue
+
+    def close_queue(self) -> None:
+        """The broker stops: what waits is not appended any more."""
+        if self._queue is not None:
+            self._queue.close()
 
     @property
     def log_start_offset(self) -> int:
@@ -124,6 +169,12 @@ class Partition:
         return self.log.last_stable_offset_below(self.high_watermark)
 
     # Writing
+
+    def tell_too_large(self, error: ApiError) -> None:
+        """Say once for a topic that a batch was beyond its limits: its producer may not look."""
+        if self.topic not in self._shared.told_too_large:
+            self._shared.told_too_large[self.topic] = None
+            logger.warning("batch too large, said once for the topic topic=%s reason=%s", self.topic, error.message)
 
     def append_batch(self, data: bytearray) -> "Appended":
         """Append a batch that the broker itself built: no client's limits apply. Raises StorageError."""
@@ -142,13 +193,13 @@ class Partition:
         except StorageError as error:
             if self.log.failure is not None:
                 self.fail()
-            elif not self._refusing:
+            else:
                 self._refusing = True
-                logger.error("appends refused partition=%s-%d reason=%s", self.topic, self.index, error)
+                self._shared.full.refused(self.log.directory.rpartition("/")[0], header.size, error)
             raise
         if self._refusing:
             self._refusing = False
-            logger.warning("appends go on partition=%s-%d", self.topic, self.index)
+            self._shared.full.taken(self.log.directory.rpartition("/")[0], header.size)
         if appended.next_offset > self.high_watermark:
             if not self.noted:
                 self.noted = True
@@ -203,11 +254,24 @@ class Partition:
             self._committing.append((next_offset, listener))
 
     def flushed(self) -> None:
-        """The log's recovery point has moved, or its sync failed."""
+        """More of the log is durable, or its sync failed."""
         if self.log.failure is not None:
             self.fail()
-        elif self._durable and self.log.recovery_point > self.high_watermark:
-            self._advance(self.log.recovery_point)
+        elif self._durable and not self.frozen and self.log.durable_offset > self.high_watermark:
+            self._advance(self.log.durable_offset)
+
+    def freeze(self) -> None:
+        """Appends go on; none is acknowledged or shown until `thaw`, as if the next sync took that long."""
+        self.frozen = self._durable = True
+
+    def thaw(self) -> None:
+        self.frozen = False
+        self.configure(self.config)
+        if self.log.unflushed and not self.noted:
+            self.noted = True
+            self._flusher.grown[self] = None
+        if self._durable and self.log.failure is None and self.log.log_end_offset > self.high_watermark:
+            self._flusher.request(self)
 
     def fail(self) -> None:
         """Answer everyone who waits; the log says why it is offline."""

@@ -5,17 +5,21 @@ import logging
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import chain, islice
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from tidelog.log.errors import CorruptLog
 from tidelog.log.partition_log import PartitionLog
+from tidelog.log.segment import PASSING
+from tidelog.model.ids import TopicPartition
 from tidelog.replication.flusher import CHECKPOINTS_LANE, Flusher
+from tidelog.replication.moves import Moves
 from tidelog.replication.offsets import Offsets
-from tidelog.replication.partition import Partition
+from tidelog.replication.partition import Partition, SharedByPartitions
 from tidelog.wire.errors import StorageError, UnknownTopicId, UnknownTopicOrPartition
 
 if TYPE_CHECKING:
     from tidelog.log.config import LogConfig
+    from tidelog.log.directories import DataDirectories
     from tidelog.log.directory import DataDirectory
     from tidelog.log.retention import Removal
     from tidelog.metadata.image import MetadataImage, TopicImage
@@ -26,6 +30,13 @@ logger = logging.getLogger("tidelog.partitions")
 DISK_THREADS = 4
 HOUSEKEEPING_BATCH = 50
 """Partitions that retention looks at in one turn of the loop, and whose start offsets are persisted at once."""
+
+
+class Opening(NamedTuple):
+    topic: "TopicImage"
+    number: int
+    config: "LogConfig"
+    directory: "DataDirectory"
 
 
 class ParkedFetch(Protocol):
@@ -42,14 +53,15 @@ class Partitions:
     def __init__(
         self,
         runtime: "Runtime",
-        directory: "DataDirectory",
+        directories: "DataDirectories",
         topic_config: Callable[["MetadataImage", str], "LogConfig"],
         *,
         flush_interval_ms: int,
     ) -> None:
         self._runtime = runtime
-        self._directory = directory
+        self.directories = directories
         self._topic_config = topic_config
+        self._shared = SharedByPartitions()
         self._table: dict[tuple[str, int], Partition] = {}
         self._offline: dict[tuple[str, int], str] = {}
         self._topic_names: dict[bytes, str] = {}
@@ -61,7 +73,12 @@ class Partitions:
         self._housework: asyncio.Future[Any] | None = None
         """Retention's blocking call that runs or was the last: it outlives the task that waits for it."""
         self._passing: dict[tuple[str, int], tuple[TopicImage, LogConfig]] = {}  # not opened for want of something
-        self.flusher = Flusher(runtime.tasks, flush_interval_ms, self.checkpoint)
+        self._opening_again = False
+        self._failing: dict[str, str] = {}
+        self.none_left: Callable[[str], None] | None = None
+        """Told when the last data directory has failed."""
+        self.moves = Moves(runtime, self)
+        self.flusher = Flusher(runtime.tasks, flush_interval_ms, self.checkpoint, self._look_at_directories)
 
     def get(self, topic: str, index: int) -> Partition:
         """Raises UnknownTopicOrPartition, or StorageError for one whose log could not be opened."""
@@ -127,8 +144,9 @@ class Partitions:
     async def start(self) -> None:
         """Begin to flush now and then; finish removals that the last broker here did not come to."""
         self.flusher.start()
-        for retired in await self._runtime.tasks.run_blocking(self._directory.retired):
-            self._remove_later(retired, 0)
+        for retired in await self._runtime.tasks.run_blocking(self.directories.retired):
+            self.remove_later(retired, 0)
+        await self.moves.resume(self.directories.interrupted)
 
     # Following the metadata
 
@@ -158,20 +176,32 @@ class Partitions:
                     known.log.configure(config)
                     known.configure(config)
         if opening:
-            await self._open_all(opening)
+            await self._open_all(opening, new=old.position > 0)
 
-    async def _open_all(self, opening: list[tuple["TopicImage", int, "LogConfig"]]) -> None:
+    async def _open_all(
+        self, opening: list[tuple["TopicImage", int, "LogConfig"]], *, new: bool = False, again: bool = False
+    ) -> None:
+        placed: list[Opening] = []
+        for topic, index, config in opening:
+            try:
+                key = TopicPartition(topic.name, index)
+                placed.append(Opening(topic, index, config, self.directories.place(key, topic.topic_id, new=new)))
+            except StorageError as error:
+                self._not_opened(topic, index, config, error)
         # Side by side, syncs of new directories share the file system's commits.
-        shares = [opening[i::DISK_THREADS] for i in range(min(DISK_THREADS, len(opening)))]
+        shares = [placed[i::DISK_THREADS] for i in range(min(DISK_THREADS, len(placed)))]
         run_blocking = self._runtime.tasks.run_blocking
         results = await asyncio.gather(*(run_blocking(self._open_blocking, share) for share in shares))
-        for (topic, index, config), result in zip(chain(*shares), chain(*results), strict=True):
+        for (topic, index, config, directory), result in zip(chain(*shares), chain(*results), strict=True):
             if isinstance(result, Exception):
-                self._offline[topic.name, index] = str(result)
-                if isinstance(result, OSError):
-                    self._passing[topic.name, index] = topic, config
-                logger.error("partition offline partition=%s-%d reason=%s", topic.name, index, result)
+                self._not_opened(topic, index, config, result)
+                if isinstance(result, OSError) and result.errno not in PASSING:
+                    self.fail_soon(directory.path, str(result))
                 continue
+            if again and (topic.name, index) not in self._passing:
+                result.close(clean=False)  # its topic was deleted meanwhile
+                continue
+            result.on_io_failure = self._io_failed
             self._offline.pop((topic.name, index), None)
             self._passing.pop((topic.name, index), None)
             partition = self._table[topic.name, index] = Partition(
@@ -184,39 +214,50 @@ class Partitions:
                 clock=self._runtime.clock,
                 tasks=self._runtime.tasks,
                 flusher=self.flusher,
+                shared=self._shared,
             )
             self._offsets.note(partition)
 
-    def _open_blocking(
-        self, opening: list[tuple["TopicImage", int, "LogConfig"]]
-    ) -> list["PartitionLog | CorruptLog | OSError"]:
+    def _not_opened(self, topic: "TopicImage", index: int, config: "LogConfig", error: Exception) -> None:
+        if (topic.name, index) not in self._passing:
+            logger.error("partition offline partition=%s-%d reason=%s", topic.name, index, error)
+        self._offline[topic.name, index] = str(error)
+        if isinstance(error, OSError) and error.errno in PASSING:
+            self._passing[topic.name, index] = topic, config
+
+    def _open_blocking(self, opening: list["Opening"]) -> list["PartitionLog | CorruptLog | OSError"]:
         results: list[PartitionLog | CorruptLog | OSError] = []
         now_ms = self._runtime.clock.now_ms()
-        for topic, index, config in opening:
+        for topic, index, config, directory in opening:
             try:
-                results.append(self._directory.open_partition(topic.name, index, topic.topic_id, config, now_ms))
+                results.append(directory.open_partition(topic.name, index, topic.topic_id, config, now_ms))
             except (CorruptLog, OSError) as error:
                 results.append(error)
         return results
 
     async def _remove_topic(self, topic: "TopicImage") -> None:
         self._topic_names.pop(topic.topic_id, None)
+        self._shared.told_too_large.pop(topic.name, None)
         removed: list[Partition] = []
         for index in range(len(topic.partitions)):
             self._offline.pop((topic.name, index), None)
             self._passing.pop((topic.name, index), None)
             partition = self._table.pop((topic.name, index), None)
-            if partition is not None:
+            if partition is None:
+                self.directories.forget(TopicPartition(topic.name, index))
+            else:
                 partition.deleted = True
                 self._offsets.forget(partition)
                 partition.fail()
                 removed.append(partition)
         if removed:
-            await self._settled()  # a flush that runs would find the files gone
+            await self.settled()  # a flush that runs would find the files gone
         for partition in removed:
+            if self.directories.of(partition.log.topic_partition) is None:
+                continue  # its directory is out of use; the next start there puts it aside
             try:
                 retired = await self._runtime.tasks.run_blocking(
-                    self._directory.retire_partition, partition.log, partition.topic_id, lane=CHECKPOINTS_LANE
+                    self.directories.retire_partition, partition.log, partition.topic_id, lane=CHECKPOINTS_LANE
                 )
             except OSError as error:
                 # The next start finds a directory that no topic has, and says so.
@@ -224,23 +265,71 @@ class Partitions:
                     "deleted partition not put aside partition=%s-%d reason=%s", topic.name, partition.index, error
                 )
                 continue
-            self._remove_later(retired, partition.config.file_delete_delay_ms)
+            self.directories.forget(partition.log.topic_partition)
+            self.remove_later(retired, partition.config.file_delete_delay_ms)
 
-    def _remove_later(self, retired: str, delay_ms: int) -> None:
-        """Take a deleted partition off the disk when no reader can be in it any more."""
+    def remove_later(self, retired: str, delay_ms: int, log: PartitionLog | None = None) -> None:
+        """Take a partition that was put aside off the disk when no reader can be in it any more.
+
+        `log` is its log, if that is open still.
+        """
 
         def remove() -> None:
+            if log is not None:
+                log.close(clean=False)
             self._runtime.tasks.spawn(self._remove(retired), name="remove-deleted")
 
         self._runtime.tasks.call_later(delay_ms / 1000, remove)
 
     async def _remove(self, retired: str) -> None:
         try:
-            await self._runtime.tasks.run_blocking(self._directory.remove_retired, retired)
+            await self._runtime.tasks.run_blocking(self.directories.remove_retired, retired)
         except OSError as error:
             logger.error("deleted partition not removed path=%s reason=%s", retired, error)
 
+    # Directories that fail
+
+    def _io_failed(self, log: PartitionLog, error: OSError) -> None:
+        """A log met an error that is its disk's. In the next turn, as it may come from within an append."""
+        self.fail_soon(log.directory.rpartition("/")[0], str(error))
+
+    def fail_soon(self, path: str, reason: str) -> None:
+        """Take a data directory out of use in the next turn of the loop."""
+        if not self._failing:
+            self._runtime.tasks.call_soon(self._fail_directories)
+        self._failing.setdefault(path, reason)
+
+    def _fail_directories(self) -> None:
+        """Take directories out of use, with all their partitions; said once for each."""
+        failing, self._failing = self._failing, {}
+        for path, reason in failing.items():
+            if not self.directories.fail(path, reason):
+                continue
+            lost = [p for p in self._table.values() if p.log.directory.rpartition("/")[0] == path]
+            logger.error("directory offline path=%s partitions=%d reason=%s", path, len(lost), reason)
+            for partition in lost:
+                partition.log.fail(f"its data directory {path} is out of use: {reason}", say=False)
+                partition.fail()
+            if self.directories.none_left and self.none_left is not None:
+                self.none_left(f"no data directory is left: {path}: {reason}")
+
     # Durability and housekeeping
+
+    def _look_at_directories(self) -> None:
+        """Now and then: what failed on a thread, and whether a full disk has room again."""
+        for path, reason in self.directories.take_failures().items():
+            self.fail_soon(path, reason)
+        if self._shared.full or self._passing:
+            self._runtime.tasks.spawn(self._look_for_room(), name="look-for-room")
+
+    async def _look_for_room(self) -> None:
+        full = self._shared.full
+        full.room(await self._runtime.tasks.run_blocking(full.look, self._runtime.disk))
+        await self.open_again()
+
+    def note_offsets(self, partition: Partition) -> None:
+        """Its log is another one."""
+        self._offsets.note(partition)
 
     def checkpoint(self, moved: Iterable[Partition]) -> Callable[[], None]:
         """What to run on a thread to persist recovery points, log start offsets and high watermarks, once those of the
@@ -249,12 +338,17 @@ class Partitions:
         for partition in moved:
             if not partition.deleted:
                 self._offsets.note(partition)
-        return partial(self._directory.write_checkpoints, *self._offsets.copies())
+        return partial(self.directories.write_checkpoints, *self._offsets.copies())
 
     async def open_again(self) -> None:
         """Try partitions that a full disk, or another passing error, kept from being opened."""
-        if self._passing:
-            await self._open_all([(topic, index, config) for (_, index), (topic, config) in self._passing.items()])
+        if self._passing and not self._opening_again:
+            self._opening_again = True
+            try:
+                wanted = [(topic, index, config) for (_, index), (topic, config) in self._passing.items()]
+                await self._open_all(wanted, again=True)
+            finally:
+                self._opening_again = False
 
     async def enforce_retention(self) -> None:
         """Drop whole segments that the topics' settings no longer keep. One call at a time."""
@@ -263,9 +357,9 @@ class Partitions:
             removals = [(p, removal) for p in batch if (removal := await self._retire(p)) is not None]
             if any(removal.begins for _, removal in removals):
                 starts = self._offsets.start_offsets()
-                await self._work(self._directory.write_start_offsets, starts, lane=CHECKPOINTS_LANE)
+                await self._work(self.directories.write_start_offsets, starts, lane=CHECKPOINTS_LANE)
             for partition, removal in removals:
-                if not partition.deleted:
+                if not (partition.deleted or partition.frozen):
                     try:
                         await self._work(removal.run)
                     except OSError as error:
@@ -281,7 +375,7 @@ class Partitions:
             if look is not None:
                 await self._work(look.run)
                 look.take()
-            if partition.deleted or log.failure is not None:
+            if partition.deleted or partition.frozen or log is not partition.log or log.failure is not None:
                 return None
             if log.apply_retention(now_ms, partition.high_watermark):
                 self._offsets.note(partition)
@@ -303,7 +397,7 @@ class Partitions:
         await asyncio.wait([running])
         running.result()
 
-    async def _settled(self) -> None:
+    async def settled(self) -> None:
         """Return once nothing on a thread touches files of partitions that were marked deleted before the call."""
         await self.flusher.settled()
         housework = self._housework
@@ -316,33 +410,43 @@ class Partitions:
         for fetch in list(self._parked):
             fetch.finish()
 
-    async def close(self) -> bool:
-        """Sync and close every log, write the checkpoints. Whether the directory may be marked clean.
+    async def close(self) -> dict[str, str]:
+        """Sync and close every log, write the checkpoints. The directories that may not be marked clean, and why.
 
-        It may not while a partition is offline: the next start must look at that log again, not trust it.
+        They may not while a partition is offline: the next start must look at that log again, not trust it.
         """
+        await self.moves.close()
         self.flusher.stop()
-        await self._settled()
+        await self.settled()
+        for partition in self._table.values():
+            partition.close_queue()
+            partition.log.on_io_failure = None  # it belongs to the loop, and a directory's failure changes nothing now
         closing = [p for p in self._table.values() if p.log.failure is None]
-        clean = len(closing) == len(self._table) and not self._offline
         run_blocking = self._runtime.tasks.run_blocking
         # Side by side, syncs share the file system's commits.
         parts = [closing[i::DISK_THREADS] for i in range(DISK_THREADS)]
-        for failures in await asyncio.gather(*(run_blocking(_close_logs, part) for part in parts)):
-            clean = clean and not failures
+        await asyncio.gather(*(run_blocking(_close_logs, part) for part in parts))
+        unclean = {}
+        for partition in self._table.values():
+            if partition.log.failure is not None:
+                unclean[partition.log.directory.rpartition("/")[0]] = f"{partition.log.topic_partition} is offline"
+        for topic, index in self._offline:
+            directory = self.directories.of(TopicPartition(topic, index))
+            if directory is not None:
+                unclean[directory.path] = f"{topic}-{index} is offline"
         await run_blocking(self.checkpoint(self._table.values()), lane=CHECKPOINTS_LANE)
-        return clean
+        return unclean
 
     async def abandon(self) -> None:
         """Close the logs as they are, after a start that failed; the next start recovers them."""
+        await self.moves.close()
         self.flusher.stop()
-        await self._settled()
+        await self.settled()
         for partition in self._table.values():
             partition.log.close(clean=False)
 
 
-def _close_logs(partitions: list[Partition]) -> list[Partition]:
-    """Those that could not be closed in order. On a thread; one failure does not keep the others from the disk."""
+def _close_logs(partitions: list[Partition]) -> None:
+    """On a thread; one failure does not keep the others from the disk."""
     for partition in partitions:
         partition.log.close(clean=True)
-    return [p for p in partitions if p.log.failure is not None]

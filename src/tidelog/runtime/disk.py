@@ -375,6 +375,10 @@ class LocalDisk:
         state = os.statvfs(path)
         return state.f_bavail * state.f_frsize
 
+    def total_bytes(self, path: str) -> int:
+        state = os.statvfs(path)
+        return state.f_blocks * state.f_frsize
+
     def close(self) -> None:
         for files in list(self._files.values()):
             for file in list(files):

@@ -121,7 +121,11 @@ class Disk(Protocol):
     def lock(self, path: str) -> Lock:
         """An exclusive advisory lock on a file, made if absent. BlockingIOError when another process holds it."""
 
-    def free_bytes(self, path: str) -> int: ...
+    def free_bytes(self, path: str) -> int:
+        """Of the file system that holds `path`, for those without privileges."""
+
+    def total_bytes(self, path: str) -> int:
+        """The size of the file system that holds `path`."""
 
     def close(self) -> None:
         """Close the descriptors of every file. Syncs nothing."""

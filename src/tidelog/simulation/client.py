@@ -139,7 +139,9 @@ class SimClient:
 
     async def init_producer(self) -> InitProducerIdResponse:
         """An id and epoch for an idempotent producer."""
-        return await self.ask(InitProducerIdRequest(transaction_timeout_ms=60_000), InitProducerIdResponse)
+        return await self.ask(
+            InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=60_000), InitProducerIdResponse
+        )
 
     async def fetch(
         self, topic: str, partition: int, offset: int, *, wait_ms: int = 0, read_committed: bool = False

@@ -147,6 +147,10 @@ class SimDisk:
         """
         self._faults.append(Fault(operation, pattern, error, skip, times))
 
+    def repair(self) -> None:
+        """No planted error comes any more."""
+        self._faults.clear()
+
     def limit_space(self, capacity_bytes: int | None) -> None:
         """Writes that would need more raise ENOSPC."""
         self.medium.capacity_bytes = capacity_bytes
@@ -263,8 +267,11 @@ class SimDisk:
     def free_bytes(self, path: str) -> int:
         self._check_alive()
         self.medium.node(path)
-        capacity = BIG_DISK_BYTES if self.medium.capacity_bytes is None else self.medium.capacity_bytes
-        return max(capacity - self.medium.used_bytes(), 0)
+        return max(self.total_bytes(path) - self.medium.used_bytes(), 0)
+
+    def total_bytes(self, path: str) -> int:
+        self.begin("statfs", path)
+        return BIG_DISK_BYTES if self.medium.capacity_bytes is None else self.medium.capacity_bytes
 
     def close(self) -> None:
         for file in list(self._files):

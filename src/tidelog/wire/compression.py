@@ -28,6 +28,7 @@ _LZ4_END = bytes(4)
 _LZ4_BLOCK_BYTES = 64 * 1024
 _LZ4_STORED = 0x80000000
 _LZ4_SIZE = Struct("<I")
+_LZ4_FRAME_HEADER_BYTES = 7
 
 _XERIAL_MAGIC = b"\x82SNAPPY\x00"
 _XERIAL_HEADER = _XERIAL_MAGIC + Struct(">ii").pack(1, 1)  # version, and the oldest that can read it
@@ -39,18 +40,21 @@ class TooLargeDecompressed(MalformedMessage):
     """The compressed data would be larger than the limit."""
 
 
-def compress(codec: int, data: Buffer) -> Buffer:
-    """`data` in the codec's framing; `data` itself for Codec.NONE. Levels are the libraries' defaults."""
+def compress(codec: int, data: Buffer, level: int | None = None) -> Buffer:
+    """`data` in the codec's framing; `data` itself for Codec.NONE.
+
+    `level`: None for the library's default; gzip 1 to 9, lz4 1 to 17 (the slow kind of lz4), zstd -131072 to 22.
+    """
     if codec == Codec.NONE:
         return data
     if codec == Codec.GZIP:
-        return bytes(cramjam.gzip.compress(data))
+        return bytes(cramjam.gzip.compress(data, level=level))
     if codec == Codec.SNAPPY:
         return _compress_snappy(memoryview(data))
     if codec == Codec.LZ4:
-        return _compress_lz4(memoryview(data))
+        return _compress_lz4(memoryview(data)) if level is None else _compress_lz4_slowly(memoryview(data), level)
     if codec == Codec.ZSTD:
-        return bytes(cramjam.zstd.compress(data))
+        return bytes(cramjam.zstd.compress(data, level=level))
     raise ValueError(f"compression codec {codec} is not known")
 
 
@@ -91,6 +95,21 @@ def _decompress_growing(into: "Callable[[Any, Any], int]", data: Buffer, limit_b
                     raise TooLargeDecompressed(f"decompressed, the data exceeds {limit_bytes} bytes") from None
                 raise
         size = min(size * _GROWTH, limit_bytes)
+
+
+def _compress_lz4_slowly(data: memoryview, level: int) -> bytes:
+    """The slow kind, which the library has for whole frames only: of each block one, and its content is taken out.
+
+    Other threads run between the blocks.
+    """
+    parts: list[Buffer] = [_LZ4_HEADER]
+    for start in range(0, len(data), _LZ4_BLOCK_BYTES):
+        frame = memoryview(bytes(cramjam.lz4.compress(data[start : start + _LZ4_BLOCK_BYTES], level=level)))
+        (size,) = _LZ4_SIZE.unpack_from(frame, _LZ4_FRAME_HEADER_BYTES)
+        end = _LZ4_FRAME_HEADER_BYTES + _LZ4_SIZE.size + (size & ~_LZ4_STORED)
+        parts.append(frame[_LZ4_FRAME_HEADER_BYTES:end])
+    parts.append(_LZ4_END)
+    return b"".join(parts)
 
 
 def _compress_lz4(data: memoryview) -> bytes:

@@ -6,7 +6,7 @@ from typing import Any
 
 from tidelog.api.produce import _Acknowledgement
 from tidelog.wire.errors import ApiError, ErrorCode, StorageError
-from tidelog.wire.messages.produce import PartitionProduceResponse, ProduceResponse
+from tidelog.wire.messages.produce import PartitionProduceResponse, ProduceRequest, ProduceResponse
 
 CommitListener = Callable[[ApiError | None], None]
 
@@ -36,7 +36,7 @@ def acknowledge(*partitions: Partition) -> tuple[Any, list[PartitionProduceRespo
     services = SimpleNamespace(runtime=SimpleNamespace(tasks=SimpleNamespace(call_later=call_later)))
     answers = [PartitionProduceResponse(index=i, base_offset=10) for i in range(len(partitions))]
     waiting = [(p, 11, a) for p, a in zip(partitions, answers, strict=True)]
-    made = _Acknowledgement(services, waiting, 1000, ProduceResponse())  # type: ignore[arg-type]
+    made = _Acknowledgement(services, waiting, [], ProduceRequest(acks=-1, timeout_ms=1000), ProduceResponse())  # type: ignore[arg-type]
     sent: list[Any] = []
     made.pending.listen(sent.append)
     return made, answers, sent, timers

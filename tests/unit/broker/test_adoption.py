@@ -12,6 +12,8 @@ from tidelog.broker.adoption import (
     Found,
     Identity,
     adopt,
+    read_all_partitions,
+    read_identities,
     read_identity,
     read_partitions,
     take_node_id,
@@ -86,6 +88,37 @@ def test_a_directory_of_a_zookeeper_broker(disk: LocalDisk, tmp_path: Path) -> N
     assert [p.replicas for p in made["cities"].partitions] == [(0,)]
     image = ImageBuilder(EMPTY_IMAGE).apply(list(made.values())).build()
     assert image.partition_count == 51
+
+
+def test_several_directories_are_taken_over_together(disk: LocalDisk, tmp_path: Path) -> None:
+    """Of one node; each has some of the partitions."""
+    first = copied("broker-A", tmp_path)
+    second = tmp_path / "second"
+    second.mkdir()
+    for name in ("__consumer_offsets-40", "belajarkafka-0"):
+        (first / name).rename(second / name)
+    shutil.copy(first / "meta.properties", second)
+    paths = [str(first), str(second)]
+    assert read_identities(disk, paths) == Identity("PCbusMznQZi20FQlE8ke6g", 1)
+    found = read_all_partitions(disk, paths)
+    assert sorted(found.partitions)[-2:] == [("__consumer_offsets", 43), ("belajarkafka", 0)]
+    assert list(topics(adopt(found, settings(node_id="1"), ids(), "both"))) == ["__consumer_offsets", "belajarkafka"]
+
+
+@pytest.mark.parametrize(
+    ("other", "line"),
+    [
+        ("version=1\ncluster.id=another\nnode.id=1\n", "belongs to cluster another, .* to PCbus"),
+        ("version=1\ncluster.id=PCbusMznQZi20FQlE8ke6g\nnode.id=2\n", "belongs to node 2, .* to 1"),
+    ],
+)
+def test_directories_that_do_not_belong_together(disk: LocalDisk, tmp_path: Path, other: str, line: str) -> None:
+    first = copied("broker-A", tmp_path)
+    second = tmp_path / "second"
+    second.mkdir()
+    (second / "meta.properties").write_text(other)
+    with pytest.raises(AdoptionError, match=line):
+        read_identities(disk, [str(first), str(second)])
 
 
 def test_new_producers_are_not_taken_for_those_that_the_logs_remember(disk: LocalDisk, tmp_path: Path) -> None:

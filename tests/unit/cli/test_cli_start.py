@@ -193,10 +193,17 @@ class FakeBroker:
     async def stop(self) -> None:
         self.events.append("stop")
 
+    async def failed(self) -> str:
+        if self.runtime.failure is None:
+            await asyncio.Event().wait()
+        return str(self.runtime.failure)
+
 
 class FakeRuntime(SimpleNamespace):
     def __init__(self, **what: Any) -> None:
-        super().__init__(**({"events": [], "start_error": None, "start_hangs": False, "once_started": None} | what))
+        super().__init__(
+            **({"events": [], "start_error": None, "start_hangs": False, "once_started": None, "failure": None} | what)
+        )
 
     def after(self, action: Callable[[], None]) -> None:
         asyncio.get_running_loop().call_soon(action)
@@ -228,6 +235,14 @@ def test_it_says_where_it_listens_and_stops_in_order(number: int, capsys: pytest
     assert run(runtime) == 0
     assert runtime.events == ["start", "stop", "close"]
     assert capsys.readouterr().out == "Tidelog 0.1.0 listening on [::1]:4711 (data /data, cluster ID id)\n"
+
+
+@pytest.mark.usefixtures("handlers")
+def test_a_broker_that_cannot_go_on_stops_and_says_why(capsys: pytest.CaptureFixture[str]) -> None:
+    runtime = FakeRuntime(failure="no data directory is left: /data: Input/output error")
+    assert run(runtime) == 1
+    assert runtime.events == ["start", "stop", "close"]
+    assert capsys.readouterr().err == "Error: no data directory is left: /data: Input/output error\n"
 
 
 @pytest.mark.usefixtures("handlers")

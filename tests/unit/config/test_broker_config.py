@@ -139,8 +139,14 @@ def test_attributes_have_the_tables_types() -> None:
         (
             None,
             {},
-            {"log.dirs": "a,b"},
-            "Invalid value a,b for configuration log.dirs: takes one directory; several are not served yet",
+            {"log.dirs": "/a,/b,/a/"},
+            "Invalid value /a,/b,/a for configuration log.dirs: a directory is named twice",
+        ),
+        (
+            None,
+            {},
+            {"log.dirs": "/a,/b", "cordoned.log.dirs": "/c"},
+            "Invalid value /c for configuration cordoned.log.dirs: the data directories are /a, /b",
         ),
         (
             None,
@@ -205,7 +211,15 @@ def test_listeners_of_kafkas_controllers_are_left_out() -> None:
     assert config.without_effect() == ["controller.quorum.voters", "process.roles"]
 
 
+def test_cordoned_directories() -> None:
+    config = load("log.dirs=/a,/b\ncordoned.log.dirs=/b")
+    assert (config.cordoned_directories, config.takes_no_partitions) == (["/b"], False)
+    config.apply_dynamic({"cordoned.log.dirs": "*"}, {})
+    assert (config.cordoned_directories, config.takes_no_partitions) == (["/a", "/b"], True)
+
+
 def test_the_data_directory() -> None:
+    assert load("log.dirs=/one,/two").data_directories == ["/one", "/two"]
     assert load().data_directory == "tidelog-data"
     assert load("log.dir=/one").data_directory == "/one"
     assert load("log.dir=/one\nlog.dirs=/two").data_directory == "/two"

@@ -346,9 +346,25 @@ def test_on_a_full_disk_the_start_offsets_give_way_to_what_makes_room(disk: SimD
 
 def test_identity_is_written_once(disk: SimDisk) -> None:
     directory = DataDirectory.open(disk, "/data")
-    directory.write_identity("cluster-a", 1)
-    directory.write_identity("cluster-b", 2)
-    assert disk.read("/data/meta.properties") == b"#\nversion=1\ncluster.id=cluster-a\nnode.id=1\n"
+    directory.write_identity("cluster-a", 1, "id-a")
+    directory.write_identity("cluster-b", 2, "id-b")
+    written = b"#\nversion=1\ncluster.id=cluster-a\nnode.id=1\ndirectory.id=id-a\n"
+    assert disk.read("/data/meta.properties") == written
+
+
+def test_a_directory_from_before_it_had_an_id_gets_one(disk: SimDisk) -> None:
+    directory = DataDirectory.open(disk, "/data")
+    disk.write_atomic("/data/meta.properties", b"#\nversion=1\ncluster.id=cluster-a\nnode.id=1\n")
+    directory.write_identity("cluster-a", 1, "id-a")
+    assert b"directory.id=id-a" in disk.read("/data/meta.properties")
+
+
+def test_an_identity_of_kafka_is_left_as_it_is(disk: SimDisk) -> None:
+    directory = DataDirectory.open(disk, "/data")
+    of_zookeeper = b"version=0\nbroker.id=1\ncluster.id=abc\n"
+    disk.write_atomic("/data/meta.properties", of_zookeeper)
+    directory.write_identity("abc", 1, "id-a")
+    assert disk.read("/data/meta.properties") == of_zookeeper
 
 
 def test_a_disk_that_cannot_be_written_is_said_and_the_lock_given_back(disk: SimDisk) -> None:

@@ -37,7 +37,7 @@ class FakeLog(SimpleNamespace):
 
 
 class FakePartition:
-    topic, index, deleted, noted = "t", 0, False, True
+    topic, index, deleted, noted, frozen = "t", 0, False, True, False
     config = LogConfig()
 
     def __init__(self, *, broken: Exception | None = None) -> None:
@@ -50,7 +50,7 @@ class FakePartition:
             recovery_point=0,
             flush_plan=lambda: FakePlan(self),
             flushed=lambda plan: setattr(self.log, "recovery_point", plan.end_offset),
-            fail=lambda reason: setattr(self.log, "failure", reason),
+            fail=lambda reason, error=None: setattr(self.log, "failure", reason),
         )
 
     @property
@@ -124,6 +124,19 @@ def test_requests_that_come_during_a_sync_share_the_next() -> None:
         await tasks.release()
         assert (partition.durable, partition.syncs) == (4, 2)
         assert tasks.blocked == []
+
+    asyncio.run(scenario())
+
+
+def test_a_frozen_partition_is_not_synced() -> None:
+    async def scenario() -> None:
+        tasks, partition = FakeTasks(), FakePartition()
+        made = flusher(tasks, [partition])
+        partition.frozen, partition.appended = True, 5
+        made.request(partition)  # type: ignore[arg-type]
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert (tasks.blocked, partition.syncs) == ([], 0)
 
     asyncio.run(scenario())
 

@@ -19,7 +19,8 @@ class FakeLog:
         self.failure: str | None = None
         self.log_start_offset = 0
         self.log_end_offset = 0
-        self.recovery_point = 0
+        self.recovery_point = self.durable_offset = 0
+        self.directory = "/data/t-0"
         self.failing: Exception | None = None
 
     @property
@@ -60,10 +61,10 @@ class Bench:
         )  # fmt: skip
 
     def append(self, count: int = 1) -> Any:
-        return self.partition.append(memoryview(b""), SimpleNamespace(count=count))  # type: ignore[arg-type]
+        return self.partition.append(memoryview(b""), SimpleNamespace(count=count, size=100))  # type: ignore[arg-type]
 
     def synced(self, offset: int) -> None:
-        self.log.recovery_point = offset
+        self.log.recovery_point = self.log.durable_offset = offset
         self.partition.flushed()
 
 
@@ -189,7 +190,7 @@ def test_one_listener_that_fails_keeps_nobody_from_hearing(caplog: pytest.LogCap
 
 
 def test_a_full_disk_is_said_once_and_so_is_its_end(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("WARNING", "tidelog.partition")
+    caplog.set_level("WARNING", "tidelog.directory")
     bench = Bench()
     bench.log.failing = StorageError("No space left on device")
     for _ in range(3):
@@ -198,7 +199,7 @@ def test_a_full_disk_is_said_once_and_so_is_its_end(caplog: pytest.LogCaptureFix
     bench.log.failing = None
     bench.append()
     bench.append()
-    assert [record.getMessage().partition(" partition")[0] for record in caplog.records] == [
+    assert [record.getMessage().partition(" path")[0] for record in caplog.records] == [
         "appends refused",
         "appends go on",
     ]

@@ -11,7 +11,7 @@ from log_harness import make_batch, read_records
 from metadata_harness.builders import image, topic
 from tidelog.log.checkpoints import LOG_START_OFFSETS, read_offsets
 from tidelog.log.config import LogConfig
-from tidelog.log.directory import DataDirectory
+from tidelog.log.directories import DataDirectories
 from tidelog.metadata.image import EMPTY_IMAGE
 from tidelog.model.ids import TopicPartition
 from tidelog.replication.partition import Partition
@@ -28,15 +28,15 @@ CONFIG = LogConfig(segment_bytes=4 * BATCH_BYTES, retention_ms=60_000, file_dele
 class Node:
     """The partitions of one process, each with records of now in segments of four."""
 
-    def __init__(self, host: SimHost, directory: DataDirectory) -> None:
+    def __init__(self, host: SimHost, directories: DataDirectories) -> None:
         self.host = host
-        self.directory = directory
-        self.partitions = Partitions(host.runtime, directory, lambda _image, _name: CONFIG, flush_interval_ms=100)
+        self.directories = directories
+        self.partitions = Partitions(host.runtime, directories, lambda _image, _name: CONFIG, flush_interval_ms=100)
 
     @classmethod
     async def start(cls, host: SimHost) -> "Node":
         runtime = host.start()
-        node = cls(host, await runtime.tasks.run_blocking(DataDirectory.open, runtime.disk, "/data"))
+        node = cls(host, await runtime.tasks.run_blocking(DataDirectories.open, runtime.disk, ["/data"]))
         await node.partitions.apply(EMPTY_IMAGE, IMAGE)
         await node.partitions.start()
         return node
@@ -54,8 +54,9 @@ class Node:
         partition.append_batch(make_batch(value, timestamps=[self.host.clock.now_ms()]))
 
     async def stop(self) -> None:
-        assert await self.partitions.close()
-        await self.host.runtime.tasks.run_blocking(self.directory.close_clean)
+        unclean = await self.partitions.close()
+        assert not unclean
+        await self.host.runtime.tasks.run_blocking(self.directories.close, unclean)
         self.host.kill()
 
 

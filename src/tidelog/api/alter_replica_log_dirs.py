@@ -1,0 +1,60 @@
+"""AlterReplicaLogDirs (key 34), v1-2: move partitions between the data directories of this broker (KIP-113).
+
+The answer says that a move has begun; DescribeLogDirs shows how far it is. To move a partition to where it lies gives
+up a move that is under way.
+"""
+
+from tidelog.api.services import RequestContext, Services
+from tidelog.wire.errors import (
+    ApiError,
+    ErrorCode,
+    StorageError,
+    UnknownTopicOrPartition,
+)
+from tidelog.wire.messages.alter_replica_log_dirs import (
+    AlterReplicaLogDirPartitionResult,
+    AlterReplicaLogDirsRequest,
+    AlterReplicaLogDirsResponse,
+    AlterReplicaLogDirTopicResult,
+)
+
+
+def handle(
+    services: Services, context: RequestContext, request: AlterReplicaLogDirsRequest
+) -> AlterReplicaLogDirsResponse:
+    """Each partition succeeds or fails alone; of one that is named twice the last counts."""
+    del context
+    wanted: dict[tuple[str, int], str] = {}
+    for directory in request.dirs:
+        for topic in directory.topics:
+            for index in topic.partitions:
+                wanted[topic.name, index] = directory.path
+    results: dict[str, AlterReplicaLogDirTopicResult] = {}
+    for (name, index), path in wanted.items():
+        result = results.setdefault(name, AlterReplicaLogDirTopicResult(name))
+        code = ErrorCode.NONE
+        try:
+            _begin(services, name, index, path)
+        except ApiError as error:
+            code = error.code
+        result.partitions.append(AlterReplicaLogDirPartitionResult(index, code))
+    return AlterReplicaLogDirsResponse(results=list(results.values()))
+
+
+def _begin(services: Services, topic: str, index: int, path: str) -> None:
+    partitions = services.partitions
+    directories = partitions.directories
+    path = path.rstrip("/") if len(path) > 1 else path
+    if path not in directories.paths:
+        raise ApiError(f"{path} is no data directory of this broker", ErrorCode.LOG_DIR_NOT_FOUND)
+    target = directories.by_path(path)
+    if target is None or path in directories.failed:
+        raise StorageError(f"{path} is out of use")
+    if path in services.config.cordoned_directories:
+        raise ApiError(f"{path} is cordoned", ErrorCode.INVALID_REPLICA_ASSIGNMENT)
+    partition = partitions.find(topic, index)
+    if partition is None:
+        raise UnknownTopicOrPartition(f"there is no partition {index} of topic {topic!r} here")
+    if partition.log.failure is not None:
+        raise StorageError(f"{topic}-{index} is offline")
+    partitions.moves.begin(partition, target)

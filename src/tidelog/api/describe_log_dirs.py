@@ -1,0 +1,85 @@
+"""DescribeLogDirs (key 35), v1-5. v3: an error for the whole answer; v4: sizes of the file systems (KIP-827); v5:
+cordoned directories (KIP-1066).
+"""
+
+from collections.abc import Coroutine
+from typing import TYPE_CHECKING, Any
+
+from tidelog.api.services import RequestContext, Services
+from tidelog.wire.errors import ErrorCode
+from tidelog.wire.messages.describe_log_dirs import (
+    DescribeLogDirsPartition,
+    DescribeLogDirsRequest,
+    DescribeLogDirsResponse,
+    DescribeLogDirsResult,
+    DescribeLogDirsTopic,
+)
+
+if TYPE_CHECKING:
+    from tidelog.log.directories import DataDirectories
+    from tidelog.runtime.interfaces import Disk
+
+
+def handle(
+    services: Services, context: RequestContext, request: DescribeLogDirsRequest
+) -> Coroutine[Any, Any, DescribeLogDirsResponse]:
+    """Every directory, also one that is out of use; of its partitions those that the request names."""
+    del context
+    wanted = None
+    if request.topics is not None:
+        wanted = {(topic.topic, index) for topic in request.topics for index in topic.partitions}
+    return _describe(services, wanted)
+
+
+async def _describe(services: Services, wanted: set[tuple[str, int]] | None) -> DescribeLogDirsResponse:
+    directories = services.partitions.directories
+    run_blocking = services.runtime.tasks.run_blocking
+    space = await run_blocking(
+        _space, services.runtime.disk, [path for path in directories.paths if path not in directories.failed]
+    )
+    found = _partitions(services, directories, wanted)
+    cordoned = services.config.cordoned_directories
+    results = []
+    for path in directories.paths:
+        if path in directories.failed or path not in space:
+            results.append(DescribeLogDirsResult(ErrorCode.KAFKA_STORAGE_ERROR, path))
+            continue
+        total, usable = space[path]
+        topics = [DescribeLogDirsTopic(name, partitions) for name, partitions in found[path].items()]
+        results.append(DescribeLogDirsResult(0, path, topics, total, usable, path in cordoned))
+    return DescribeLogDirsResponse(results=results)
+
+
+def _partitions(
+    services: Services, directories: "DataDirectories", wanted: set[tuple[str, int]] | None
+) -> dict[str, dict[str, list[DescribeLogDirsPartition]]]:
+    """By directory and topic. A partition that moves is in both directories."""
+    found: dict[str, dict[str, list[DescribeLogDirsPartition]]] = {path: {} for path in directories.paths}
+
+    def add(path: str, topic: str, entry: DescribeLogDirsPartition) -> None:
+        found.setdefault(path, {}).setdefault(topic, []).append(entry)
+
+    for partition in services.partitions:
+        if wanted is None or (partition.topic, partition.index) in wanted:
+            lag = max(partition.high_watermark - partition.log_end_offset, 0)
+            entry = DescribeLogDirsPartition(partition.index, partition.log.size_bytes, lag, False)
+            add(partition.log.directory.rpartition("/")[0], partition.topic, entry)
+    for move in services.partitions.moves:
+        partition = move.partition
+        if partition.log.directory.rpartition("/")[0] == move.target.path:
+            continue  # the copy has taken over
+        if wanted is None or (partition.topic, partition.index) in wanted:
+            entry = DescribeLogDirsPartition(partition.index, move.size_bytes, move.offset_lag, True)
+            add(move.target.path, partition.topic, entry)
+    return found
+
+
+def _space(disk: "Disk", paths: list[str]) -> dict[str, tuple[int, int]]:
+    """(total, usable) bytes; a directory that cannot be asked is left out. Blocks."""
+    found = {}
+    for path in paths:
+        try:
+            found[path] = disk.total_bytes(path), disk.free_bytes(path)
+        except OSError:
+            continue
+    return found

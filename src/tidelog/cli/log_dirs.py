@@ -1,0 +1,330 @@
+"""`tidelog log dirs`: the data directories of brokers, what lies in them, and moves between them."""
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, NamedTuple, TypeVar
+
+import typer
+
+from tidelog.cli.connection import LOCALHOST, AsJson, Bootstrap, key_value, reach
+from tidelog.cli.errors import CommandError, UsageError
+from tidelog.cli.tables import Column, Table, cell, print_json, print_table, size
+
+if TYPE_CHECKING:
+    from tidelog.client.blocking import Client
+    from tidelog.client.cluster import Address
+    from tidelog.wire.message import Message
+    from tidelog.wire.messages.alter_replica_log_dirs import AlterReplicaLogDirsResponse
+    from tidelog.wire.messages.describe_log_dirs import DescribeLogDirsResponse
+
+M = TypeVar("M", bound="Message")
+
+POLL_S = 0.2
+UNKNOWN_BYTES = -1
+EXAMPLE = "orders-0=/disk2/tidelog"
+
+Moves = Annotated[
+    list[str],
+    typer.Option(
+        "--move", metavar="PARTITION=DIR", show_default=False, help=f"Move a partition, as {EXAMPLE}; repeatable."
+    ),
+]
+
+
+class Replica(NamedTuple):
+    """A partition's log in one directory."""
+
+    topic: str
+    partition: int
+    bytes: int
+    offset_lag: int
+    future: bool
+    """A copy that is being made: the partition moves here."""
+
+
+class Directory(NamedTuple):
+    broker: int
+    path: str
+    error: str
+    """Empty when it can be used."""
+    total_bytes: int
+    """Of the file system, as `usable_bytes`; -1 when the broker does not tell."""
+    usable_bytes: int
+    cordoned: bool
+    replicas: list[Replica]
+
+
+def dirs(
+    topics: Annotated[
+        list[str], typer.Option("--topic", metavar="TOPIC", show_default=False, help="Only this topic; repeatable.")
+    ] = [],  # noqa: B006 - typer copies it
+    partitions: Annotated[bool, typer.Option("--partitions", "-p", help="Each partition, not only sums.")] = False,
+    move: Moves = [],  # noqa: B006
+    broker: Annotated[
+        int | None, typer.Option("--broker", metavar="ID", show_default=False, help="Only this broker.")
+    ] = None,
+    wait: Annotated[bool, typer.Option("--wait", help="Return when the moves are done.")] = False,
+    json: AsJson = False,
+    bootstrap: Bootstrap = LOCALHOST,
+) -> None:
+    """Show the data directories of brokers; move partitions between them.
+
+    A broker with several directories (log.dirs) puts a new partition where
+    the fewest are. A move copies the partition's log while it is written
+    and read; --partitions shows how far it is, and a move to where the
+    partition lies gives it up.
+
+    Examples:
+
+    $ tidelog log dirs
+    $ tidelog log dirs --topic orders --partitions
+    $ tidelog log dirs --move orders-0=/disk2/tidelog --wait
+    """
+    with connected(bootstrap) as client:
+        if move:
+            begin(client, [parsed(text) for text in move], broker, wait=wait)
+            return
+        found = [d for d in directories(client, topics) if broker in (None, d.broker)]
+    if json:
+        print_json([directory_json(directory) for directory in found])
+    elif partitions:
+        print_table(partition_table(found))
+    else:
+        print_table(directory_table(found))
+
+
+@contextmanager
+def connected(bootstrap: str) -> "Iterator[Client]":
+    """A client, and its errors in one line. Raises CommandError."""
+    from tidelog.client.blocking import Client, ClientConfig
+    from tidelog.client.errors import ClientError
+    from tidelog.wire.errors import ApiError
+
+    reach(bootstrap)
+    try:
+        with Client(bootstrap, ClientConfig(client_id="tidelog-cli")) as client:
+            yield client
+    except (ClientError, ApiError) as error:
+        raise CommandError(str(error)) from error
+
+
+def brokers(client: "Client") -> "dict[int, Address]":
+    from tidelog.client.cluster import Address
+    from tidelog.wire.messages.metadata import MetadataRequest, MetadataResponse
+
+    answer = client.ask_any(MetadataRequest(topics=[]), client.deadline())
+    assert isinstance(answer, MetadataResponse)
+    return {
+        broker.node_id: Address(broker.host, broker.port) for broker in sorted(answer.brokers, key=lambda b: b.node_id)
+    }
+
+
+def ask(client: "Client", requests: "Sequence[tuple[Address, Message]]", kind: type[M]) -> list[M]:
+    """One answer for each request. Raises CommandError when a broker cannot be reached."""
+    from tidelog.client.operations import Ask, Request
+
+    deadline = client.deadline()
+    tickets = client.send_all(Ask([Request(address, message) for address, message in requests]), deadline)
+    answers = []
+    for answer in client.collect(tickets, deadline):
+        if not isinstance(answer, kind):
+            raise CommandError(str(answer))
+        answers.append(answer)
+    return answers
+
+
+def directories(client: "Client", topics: Sequence[str]) -> list[Directory]:
+    """Every directory of every broker, with the replicas of `topics`, or of all when there are none."""
+    from tidelog.wire.messages.describe_log_dirs import DescribeLogDirsRequest, DescribeLogDirsResponse
+
+    addresses = brokers(client)
+    requests = [(address, DescribeLogDirsRequest(topics=None)) for address in addresses.values()]
+    answers = ask(client, requests, DescribeLogDirsResponse)
+    wanted = set(topics)
+    found = [
+        directory
+        for broker, answer in zip(addresses, answers, strict=True)
+        for directory in of_answer(broker, answer, wanted)
+    ]
+    known = {replica.topic for directory in found for replica in directory.replicas}
+    missing = [topic for topic in topics if topic not in known]
+    if missing:
+        raise CommandError(f"no directory holds a partition of {missing[0]} (tidelog topic list shows the topics)")
+    return found
+
+
+def of_answer(broker: int, answer: "DescribeLogDirsResponse", topics: set[str]) -> Iterator[Directory]:
+    from tidelog.wire.errors import ErrorCode
+
+    if answer.error_code:
+        raise CommandError(f"broker {broker}: {ErrorCode(answer.error_code).name}")
+    for result in sorted(answer.results, key=lambda r: r.log_dir):
+        replicas = [
+            Replica(topic.name, p.partition_index, p.partition_size, p.offset_lag, p.is_future_key)
+            for topic in result.topics
+            if not topics or topic.name in topics
+            for p in topic.partitions
+        ]
+        error = "" if not result.error_code else ErrorCode(result.error_code).name
+        yield Directory(
+            broker, result.log_dir, error, result.total_bytes, result.usable_bytes, result.is_cordoned, sorted(replicas)
+        )
+
+
+# Moving
+
+
+class Move(NamedTuple):
+    topic: str
+    partition: int
+    path: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.topic}-{self.partition}"
+
+
+def parsed(text: str) -> Move:
+    name, path = key_value(text, "--move", EXAMPLE)
+    topic, dash, number = name.rpartition("-")
+    if not path or not dash or not topic or not number.isascii() or not number.isdigit():
+        raise UsageError(f"--move takes PARTITION=DIR, for example --move {EXAMPLE}, not {text!r}")
+    return Move(topic, int(number), path.rstrip("/") or "/")
+
+
+def begin(client: "Client", moves: list[Move], broker: int | None, *, wait: bool) -> None:
+    """Ask each broker that holds one of the partitions. Raises CommandError for the first that is refused."""
+    from tidelog.wire.messages.alter_replica_log_dirs import (
+        AlterReplicaLogDir,
+        AlterReplicaLogDirsRequest,
+        AlterReplicaLogDirsResponse,
+        AlterReplicaLogDirTopic,
+    )
+
+    addresses = brokers(client)
+    before = directories(client, [])
+    holders = {}
+    for move in moves:
+        holders[move] = [d.broker for d in holding(before, move) if broker in (None, d.broker)]
+        if not holders[move]:
+            where = "on any broker" if broker is None else f"on broker {broker}"
+            raise CommandError(f"{move.name} is in no data directory {where} that can be used")
+    for number, address in addresses.items():
+        own = [move for move in moves if number in holders[move]]
+        if own:
+            dirs = [AlterReplicaLogDir(m.path, [AlterReplicaLogDirTopic(m.topic, [m.partition])]) for m in own]
+            [answer] = ask(client, [(address, AlterReplicaLogDirsRequest(dirs))], AlterReplicaLogDirsResponse)
+            check(answer, number, own, before)
+    for move in moves:
+        if not wait:
+            print(f"Moving {move.name} to {move.path}.")
+    if wait:
+        done(client, holders)
+
+
+def holding(found: Iterable[Directory], move: Move) -> list[Directory]:
+    return [
+        directory
+        for directory in found
+        if any((r.topic, r.partition, r.future) == (move.topic, move.partition, False) for r in directory.replicas)
+    ]
+
+
+def check(answer: "AlterReplicaLogDirsResponse", broker: int, moves: list[Move], before: list[Directory]) -> None:
+    from tidelog.wire.errors import ErrorCode
+
+    codes = {(t.topic_name, p.partition_index): p.error_code for t in answer.results for p in t.partitions}
+    for move in moves:
+        code = codes.get((move.topic, move.partition), 0)
+        if code == ErrorCode.LOG_DIR_NOT_FOUND:
+            there = ", ".join(d.path for d in before if d.broker == broker)
+            raise CommandError(f"{move.path} is no data directory of broker {broker}: it has {there}")
+        if code == ErrorCode.INVALID_REPLICA_ASSIGNMENT:
+            raise CommandError(f"{move.path} on broker {broker} is cordoned (cordoned.log.dirs): it takes nothing new")
+        if code == ErrorCode.KAFKA_STORAGE_ERROR:
+            raise CommandError(f"{move.path} on broker {broker}, or where {move.name} lies, is out of use")
+        if code:
+            raise CommandError(f"{move.name}: {ErrorCode(code).name}")
+
+
+def done(client: "Client", holders: dict[Move, list[int]]) -> None:
+    """Wait until each is where it was to go."""
+    left = [(move, broker) for move, numbers in holders.items() for broker in numbers]
+    while left:
+        found = directories(client, [])
+        for move, broker in list(left):
+            here = [d.path for d in holding(found, move) if d.broker == broker]
+            copies = [d for d in found if d.broker == broker and any(_is_copy(r, move) for r in d.replicas)]
+            if not copies and here:
+                if here != [move.path]:
+                    raise CommandError(f"{move.name} is still in {here[0]}: the broker's log says why")
+                print(f"Moved {move.name} to {move.path}.")
+                left.remove((move, broker))
+        if left:
+            time.sleep(POLL_S)
+
+
+def _is_copy(replica: Replica, move: Move) -> bool:
+    return (replica.topic, replica.partition, replica.future) == (move.topic, move.partition, True)
+
+
+# Showing
+
+
+def directory_table(found: Sequence[Directory]) -> Table:
+    columns = [
+        Column("broker", right=True),
+        Column("directory"),
+        Column("state"),
+        *(Column(title, right=True) for title in ("partitions", "size", "free", "of")),
+    ]
+    return Table(
+        columns,
+        [
+            [
+                str(d.broker),
+                d.path,
+                state(d),
+                cell(len(d.replicas)),
+                size(sum(r.bytes for r in d.replicas)),
+                "-" if d.usable_bytes == UNKNOWN_BYTES else size(d.usable_bytes),
+                "-" if d.total_bytes == UNKNOWN_BYTES else size(d.total_bytes),
+            ]
+            for d in found
+        ],
+    )
+
+
+def partition_table(found: Sequence[Directory]) -> Table:
+    columns = [
+        Column("broker", right=True),
+        Column("directory"),
+        Column("partition"),
+        Column("size", right=True),
+        Column("state"),
+    ]
+    rows = [
+        [str(d.broker), d.path, f"{r.topic}-{r.partition}", size(r.bytes), replica_state(r)]
+        for d in found
+        for r in d.replicas
+    ]
+    return Table(columns, rows)
+
+
+def state(directory: Directory) -> str:
+    if directory.error:
+        return f"out of use ({directory.error})"
+    return "cordoned" if directory.cordoned else "in use"
+
+
+def replica_state(replica: Replica) -> str:
+    if replica.future:
+        return f"moving here, {cell(replica.offset_lag)} offsets behind"
+    return "in use"
+
+
+def directory_json(directory: Directory) -> dict[str, object]:
+    document = directory._asdict()
+    document["replicas"] = [replica._asdict() for replica in directory.replicas]
+    return document

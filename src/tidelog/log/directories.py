@@ -1,0 +1,343 @@
+"""The data directories of one broker (`log.dirs`): which of them can be used, and which holds which partition.
+
+A directory that fails, at the start or later, is out of use until the next start; its partitions are offline. A
+partition that no usable directory holds is made only if it is new, or if every directory can be looked at.
+"""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from tidelog.log.checkpoints import META_PROPERTIES, read_partition_metadata, read_properties
+from tidelog.log.directory import DataDirectory
+from tidelog.log.errors import CorruptLog
+from tidelog.log.file_kinds import METADATA_STORE, partition_of
+from tidelog.log.future_logs import FoundFuture, found_future, has_mark, is_final, put_aside, settled, take_back
+from tidelog.log.segment import PASSING
+from tidelog.model.ids import TopicPartition
+from tidelog.wire.errors import StorageError
+
+if TYPE_CHECKING:
+    from tidelog.log.partition_log import PartitionLog
+    from tidelog.runtime.interfaces import Disk
+
+logger = logging.getLogger("tidelog.directory")
+
+
+class UnusableDirectories(Exception):
+    """The broker cannot start with its data directories as they are. One line that says why, and what to do."""
+
+
+class DataDirectories:
+    """The open data directories. `place` and what it remembers belong to the loop; the rest blocks, on any thread, and
+    what writes checkpoints (`write_...`, `retire_partition`) one at a time.
+    """
+
+    def __init__(self, disk: "Disk", paths: Sequence[str], online: list[DataDirectory], failed: dict[str, str]) -> None:
+        self._disk = disk
+        self.paths = tuple(paths)
+        """As configured, usable or not."""
+        self.online = online
+        self.failed = failed
+        """Why a directory is out of use, by its path."""
+        self.cordoned: Callable[[], Sequence[str]] = tuple
+        """Those that take no new partitions (KIP-1066)."""
+        self.interrupted: list[FoundFuture] = []
+        """Moves between directories that the last broker here did not finish."""
+        self._holders: dict[TopicPartition, list[DataDirectory]] = {}
+        self._counts: dict[str, int] = {directory.path: 0 for directory in online}
+        self._newly_failed: dict[str, str] = {}
+
+    @classmethod
+    def open(cls, disk: "Disk", paths: Sequence[str]) -> "DataDirectories":
+        """Make those that are missing, lock each. One that cannot be used is left out, with a line in the log.
+
+        Raises UnusableDirectories, DirectoryInUse; OSError when there is but one, or all fail the same way.
+        """
+        online: list[DataDirectory] = []
+        failed: dict[str, str] = {}
+        directories = cls(disk, paths, online, failed)
+        try:
+            for path in paths:
+                try:
+                    online.append(DataDirectory.open(disk, path))
+                    directories._look_into(online[-1])
+                except OSError as error:
+                    if len(paths) == 1 or error.errno in PASSING:
+                        raise
+                    directories._leave_out(path, error)
+            directories._check()
+            directories._settle_moves()
+            directories._refuse_duplicates()
+            directories._forget_those_elsewhere()
+        except BaseException:
+            directories.release()
+            raise
+        return directories
+
+    def _leave_out(self, path: str, error: OSError) -> None:
+        for directory in [d for d in self.online if d.path == path]:
+            directory.release()
+            self.online.remove(directory)
+            for holders in self._holders.values():
+                if directory in holders:
+                    holders.remove(directory)
+        self._counts.pop(path, None)
+        self.failed[path] = str(error)
+        logger.error("directory offline path=%s reason=%s", path, error)
+
+    def _look_into(self, directory: DataDirectory) -> None:
+        self._counts[directory.path] = 0
+        for name in self._disk.list(directory.path):
+            path = f"{directory.path}/{name}"
+            if not self._disk.is_dir(path):
+                continue
+            partition = partition_of(name)
+            if partition is not None:
+                self._holders.setdefault(partition, []).append(directory)
+                self._counts[directory.path] += 1
+            else:
+                future = found_future(directory, name)
+                if future is not None:
+                    self.interrupted.append(future)
+
+    def _check(self) -> None:
+        """Raise UnusableDirectories unless the metadata is there, and the directories belong together."""
+        if not self.online:
+            reasons = "; ".join(f"{path}: {reason}" for path, reason in self.failed.items())
+            raise UnusableDirectories(f"none of the data directories (log.dirs) can be used: {reasons}")
+        stores = [d.path for d in self.online if self._disk.exists(f"{d.path}/{METADATA_STORE}")]
+        if len(stores) > 1:
+            raise UnusableDirectories(
+                f"{METADATA_STORE} lies in {' and in '.join(stores)}: directories of two brokers, or an old copy; "
+                "leave one of them out of log.dirs"
+            )
+        used = [d.path for d in self.online if self._disk.exists(f"{d.path}/{META_PROPERTIES}")]
+        if not stores and (self.paths[0] in self.failed or (self.failed and used)):
+            reasons = "; ".join(f"{path}: {reason}" for path, reason in self.failed.items())
+            raise UnusableDirectories(f"{METADATA_STORE} is in no data directory that can be used ({reasons})")
+        ids: dict[str, str] = {}
+        for path in used:
+            properties = _properties(self._disk, f"{path}/{META_PROPERTIES}")
+            other = ids.setdefault(properties.get("directory.id") or path, path)
+            if other != path:
+                raise UnusableDirectories(f"{path} is a copy of {other}: both have the same directory.id")
+
+    def _settle_moves(self) -> None:
+        """Of a log and its copy beside it, as an interrupted move leaves them, keep the one that counts."""
+        for partition, holders in self._holders.items():
+            marked = [d for d in holders if has_mark(self._disk, f"{d.path}/{partition}")] if len(holders) == 2 else ()
+            if len(marked) != 1:
+                continue
+            [copy], [old] = marked, [d for d in holders if d is not marked[0]]
+            if is_final(self._disk, f"{copy.path}/{partition}"):
+                old.give_up(partition)
+                put_aside(self._disk, old.path, partition, bytes(16))
+                settled(self._disk, copy.path, partition)
+                gone = old
+            else:
+                copy.give_up(partition)
+                path = take_back(self._disk, copy.path, partition)
+                self.interrupted.append(FoundFuture(partition, copy, path))
+                gone = copy
+            self._counts[gone.path] -= 1
+            holders.remove(gone)
+
+    def _refuse_duplicates(self) -> None:
+        for partition, holders in self._holders.items():
+            ids = [read_partition_metadata(self._disk, f"{d.path}/{partition}") for d in holders]
+            if len(set(ids)) < len(ids):
+                where = " and in ".join(d.path for d in holders)
+                raise UnusableDirectories(
+                    f"partition {partition} lies in {where}: keep the one that is to be used, and move the other "
+                    "directory out of log.dirs"
+                )
+
+    def _forget_those_elsewhere(self) -> None:
+        """A move from a full disk leaves what its checkpoints told of the partition."""
+        for partition, holders in self._holders.items():
+            for directory in self.online:
+                if holders and directory not in holders:
+                    directory.is_elsewhere(partition)
+
+    # Which directory
+
+    @property
+    def metadata_path(self) -> str:
+        """Where the metadata store is, or is to be."""
+        for directory in self.online:
+            if self._disk.exists(f"{directory.path}/{METADATA_STORE}"):
+                return directory.path
+        return self.online[0].path
+
+    @property
+    def clean(self) -> bool:
+        """Whether the last broker here stopped in order, as far as can be seen."""
+        return all(directory.clean for directory in self.online)
+
+    def of(self, partition: TopicPartition) -> DataDirectory | None:
+        """That which holds it; None when that is not known, or out of use."""
+        holders = self._holders.get(partition)
+        return holders[0] if holders and holders[0].path not in self.failed else None
+
+    def by_path(self, path: str) -> DataDirectory | None:
+        return next((directory for directory in self.online if directory.path == path), None)
+
+    def place(self, partition: TopicPartition, topic_id: bytes, *, new: bool) -> DataDirectory:
+        """The directory that holds the partition, or is to: of those that are not cordoned, the one with the fewest.
+
+        Raises StorageError when it may be in a directory that is out of use.
+        """
+        holders = self._holders.get(partition)
+        if holders:
+            if len(holders) > 1:
+                holders.sort(key=lambda d: self._topic_id(d, partition) != topic_id)
+            if holders[0].path in self.failed:
+                raise StorageError(f"its directory {holders[0].path} is out of use: {self.failed[holders[0].path]}")
+            return holders[0]
+        if not new:
+            if self.failed:
+                raise StorageError(f"it is in no directory that can be used; out of use: {', '.join(self.failed)}")
+            blank = [d.path for d in self.online if d.blank]
+            if blank and len(blank) < len(self.online):
+                raise StorageError(
+                    f"it is in no directory, and {', '.join(blank)} has nothing in it: a disk not mounted?"
+                )
+        chosen = min(self._open_to_new(), key=lambda d: self._counts[d.path])
+        self._holders[partition] = [chosen]
+        self._counts[chosen.path] += 1
+        return chosen
+
+    def _open_to_new(self) -> list[DataDirectory]:
+        usable = [d for d in self.online if d.path not in self.failed]
+        if not usable:
+            raise StorageError("no data directory can be used")
+        # What is made all the same (an internal topic) needs a place, though the controller refuses clients.
+        cordoned = self.cordoned()
+        return [d for d in usable if d.path not in cordoned] or usable
+
+    def _topic_id(self, directory: DataDirectory, partition: TopicPartition) -> bytes | None:
+        try:
+            return read_partition_metadata(self._disk, f"{directory.path}/{partition}")
+        except (OSError, CorruptLog):
+            return None
+
+    def moved(self, partition: TopicPartition, target: DataDirectory) -> None:
+        """It lies in `target` from now on."""
+        for holder in self._holders.get(partition, ()):
+            self._counts[holder.path] -= 1
+        self._holders[partition] = [target]
+        self._counts[target.path] += 1
+
+    # Failing
+
+    def fail(self, path: str, reason: str) -> bool:
+        """Take a directory out of use; False when it was already. Its lock and its place are kept."""
+        if path in self.failed:
+            return False
+        self.failed[path] = reason
+        return True
+
+    @property
+    def none_left(self) -> bool:
+        return all(directory.path in self.failed for directory in self.online)
+
+    def take_failures(self) -> dict[str, str]:
+        """Directories whose small files could not be written or read since the last call, with the reasons."""
+        found, self._newly_failed = self._newly_failed, {}
+        return found
+
+    # What every directory does
+
+    def retire_partition(self, log: "PartitionLog", topic_id: bytes) -> str:
+        """See `DataDirectory.retire_partition`."""
+        path = log.directory.rpartition("/")[0]
+        directory = self.by_path(path)
+        assert directory is not None
+        return directory.retire_partition(log, topic_id)
+
+    def forget(self, partition: TopicPartition) -> None:
+        """Its topic was deleted."""
+        for holder in self._holders.pop(partition, ()):
+            self._counts[holder.path] -= 1
+
+    def retired(self) -> list[str]:
+        return [path for directory in self._usable() for path in directory.retired()]
+
+    def remove_retired(self, path: str) -> None:
+        directory = self.by_path(path.rpartition("/")[0])
+        assert directory is not None
+        directory.remove_retired(path)
+
+    def write_identity(self, cluster_id: str, node_id: int, new_ids: Sequence[str]) -> None:
+        """meta.properties of each; `new_ids` has one for every directory, in case it has none."""
+        for directory, directory_id in zip(self.online, new_ids, strict=True):
+            directory.write_identity(cluster_id, node_id, directory_id)
+
+    def adopt_start_offsets(self) -> None:
+        for directory in self._usable():
+            directory.adopt_start_offsets()
+
+    def write_checkpoints(
+        self,
+        recovery_points: Mapping[TopicPartition, int],
+        start_offsets: Mapping[TopicPartition, int],
+        high_watermarks: Mapping[TopicPartition, int],
+    ) -> None:
+        """Each directory its own partitions'. Raises OSError for a full disk, after all have been tried.
+
+        Any other error is a failure of that directory.
+        """
+        full: OSError | None = None
+        for directory in self._usable():
+            try:
+                directory.write_checkpoints(
+                    *(self._part(directory, offsets) for offsets in (recovery_points, start_offsets, high_watermarks))
+                )
+            except OSError as error:
+                if error.errno in PASSING:
+                    full = error
+                else:
+                    self._newly_failed[directory.path] = str(error)
+        if full is not None:
+            raise full
+
+    def write_start_offsets(self, start_offsets: Mapping[TopicPartition, int]) -> None:
+        """As `write_checkpoints`, before files below them go. Raises OSError: then no file may go."""
+        for directory in self._usable():
+            directory.write_start_offsets(self._part(directory, start_offsets))
+
+    def _part(self, directory: DataDirectory, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+        if len(self.online) == 1:
+            return dict(offsets)
+        holders = self._holders
+        return {key: offset for key, offset in offsets.items() if directory in holders.get(key, ())[:1]}
+
+    def _usable(self) -> list[DataDirectory]:
+        return [directory for directory in self.online if directory.path not in self.failed]
+
+    # The end
+
+    def close(self, unclean: Mapping[str, str]) -> None:
+        """Mark each as left in order and unlock it, but those that failed or that `unclean` names, with the reasons."""
+        for directory in self.online:
+            reason = self.failed.get(directory.path) or unclean.get(directory.path)
+            if reason is None:
+                try:
+                    directory.close_clean()
+                except OSError as error:
+                    reason = str(error)
+            if reason is not None:
+                logger.warning("not marked clean path=%s reason=%s", directory.path, reason)
+        self.release()
+
+    def release(self) -> None:
+        for directory in self.online:
+            directory.release()
+
+
+def _properties(disk: "Disk", path: str) -> dict[str, str]:
+    try:
+        return read_properties(disk.read(path), path)
+    except CorruptLog as error:
+        raise UnusableDirectories(str(error)) from None

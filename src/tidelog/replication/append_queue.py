@@ -1,0 +1,144 @@
+"""Batches that cannot be appended in the turn in which they came, and all that come to their partition behind them.
+
+A batch waits while it is recompressed on a thread. Batches of one partition are appended in the order in which they
+came, whoever sent them.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
+
+from tidelog.log.recompression import NotInline, recompress
+from tidelog.log.validation import too_large
+from tidelog.wire.batches import BatchHeader
+from tidelog.wire.errors import ApiError, NotLeaderOrFollower, RequestTimedOut
+
+if TYPE_CHECKING:
+    from tidelog.log.partition_log import Appended
+    from tidelog.replication.partition import Partition
+    from tidelog.runtime.interfaces import Tasks
+
+INLINE_BYTES_MAX = 16 << 10
+"""A batch up to this size is recompressed at once: a thread would take longer."""
+INLINE_DECOMPRESSED_BYTES_MAX = 32 << 10
+QUEUED_BYTES_MAX = 64 << 20
+"""Of all batches that wait; what comes beyond them is refused, to be sent again."""
+
+Outcome = Callable[["Appended | ApiError"], None]
+"""Told once, in a later turn, what became of a batch."""
+
+
+class QueuedBytes:
+    """What all queues of a broker hold together."""
+
+    __slots__ = ("held", "limit")
+
+    def __init__(self, limit: int = QUEUED_BYTES_MAX) -> None:
+        self.held = 0
+        self.limit = limit
+
+    def take(self, size: int) -> None:
+        """Raises RequestTimedOut, on which clients try again."""
+        if self.held and self.held + size > self.limit:
+            raise RequestTimedOut(f"{self.held} bytes of record batches wait to be recompressed; try again")
+        self.held += size
+
+
+class _Entry:
+    __slots__ = ("batch", "done", "failure", "ready", "size")
+
+    def __init__(self, batch: bytes | bytearray, done: Outcome, *, ready: bool) -> None:
+        self.batch = batch
+        self.size = len(batch)
+        self.done = done
+        self.ready = ready
+        self.failure: ApiError | None = None
+
+
+class AppendQueue:
+    """Of one partition; empty most of the time. Everything is called on the loop."""
+
+    __slots__ = ("_bytes", "_closed", "_entries", "_partition", "_tasks")
+
+    def __init__(self, partition: "Partition", tasks: "Tasks", queued_bytes: QueuedBytes) -> None:
+        self._partition = partition
+        self._tasks = tasks
+        self._bytes = queued_bytes
+        self._entries: deque[_Entry] = deque()
+        self._closed = False
+
+    @property
+    def idle(self) -> bool:
+        return not self._entries
+
+    def close(self) -> None:
+        """Append nothing any more; who waits is told so."""
+        self._closed = True
+        for entry in self._entries:
+            entry.ready = True
+        self._drain()
+
+    def append(self, batch: memoryview, header: "BatchHeader", done: Outcome) -> "Appended | None":
+        """Append a client's checked batch in its turn. None: that is not now, and `done` is told later.
+
+        `batch` is not used after the call. Raises what `Partition.append` does, and RequestTimedOut when too much
+        waits.
+        """
+        wanted = self._partition.recompression
+        if wanted is None or header.codec == wanted.codec:
+            if self.idle:
+                return self._partition.append(batch, header)
+            self._add(batch, done, ready=True)
+            return None
+        if header.size > wanted.batch_bytes_max:
+            raise too_large(f"{header.size} bytes", wanted.batch_bytes_max)
+        if self.idle and header.size <= INLINE_BYTES_MAX:
+            try:
+                smaller = recompress(batch, header, wanted, INLINE_DECOMPRESSED_BYTES_MAX)
+                return self._partition.append(memoryview(smaller), BatchHeader(smaller))
+            except NotInline:
+                pass
+        entry = self._add(batch, done, ready=False)
+        work = self._tasks.run_blocking(recompress, entry.batch, header, wanted)
+        work.add_done_callback(partial(self._recompressed, entry))
+        return None
+
+    def _add(self, batch: memoryview, done: Outcome, *, ready: bool) -> _Entry:
+        if self._closed:
+            raise NotLeaderOrFollower("the broker stops")
+        self._bytes.take(len(batch))
+        entry = _Entry(bytearray(batch), done, ready=ready)
+        self._entries.append(entry)
+        return entry
+
+    def _recompressed(self, entry: _Entry, work: "asyncio.Future[bytearray]") -> None:
+        entry.ready = True
+        error = None if work.cancelled() else work.exception()
+        if work.cancelled():
+            entry.failure = NotLeaderOrFollower("the broker stops")
+        elif error is None:
+            entry.batch = work.result()
+        else:
+            entry.failure = error if isinstance(error, ApiError) else ApiError(f"recompression failed: {error!r}")
+        self._drain()
+
+    def _drain(self) -> None:
+        entries = self._entries
+        while entries and entries[0].ready:
+            entry = entries.popleft()
+            self._bytes.held -= entry.size
+            outcome: Appended | ApiError
+            if self._closed:
+                outcome = NotLeaderOrFollower("the broker stops")
+            elif entry.failure is not None:
+                outcome = entry.failure
+            else:
+                try:
+                    outcome = self._partition.append(memoryview(entry.batch), BatchHeader(entry.batch))
+                except ApiError as error:
+                    outcome = error
+            entry.done(outcome)
+        if self.idle:
+            self._partition.settle_plain()

@@ -1,0 +1,358 @@
+"""Partitions on their way from one data directory of this broker to another, while they are written and read (KIP-113).
+
+    copy       a future log in the target follows the partition's log until little is missing
+    freeze     what is appended from now on is neither acknowledged nor shown
+    beside     the copy is durable, and gets the log's name in the target directory
+    switch     the rest is copied, within one turn of the loop; from now on the copy is the partition's log
+    aside      the old log loses its name, durably; then what waited is acknowledged
+
+Until the end of `aside` a crash leaves the old log as the one that counts: it holds everything that was acknowledged.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from tidelog.log.errors import CorruptLog
+from tidelog.log.future_logs import (
+    FUTURE_SUFFIX,
+    FoundFuture,
+    future_path,
+    has_mark,
+    make_final,
+    put_aside,
+    put_beside,
+    settled,
+)
+from tidelog.log.leader_epochs import LeaderEpochs
+from tidelog.log.segment import PASSING
+from tidelog.replication.flusher import CHECKPOINTS_LANE
+from tidelog.wire.errors import ApiError, OffsetOutOfRange, StorageError
+
+if TYPE_CHECKING:
+    from tidelog.log.directory import DataDirectory
+    from tidelog.log.partition_log import PartitionLog
+    from tidelog.log.reader import ColdRead, Slice
+    from tidelog.replication.partition import Partition
+    from tidelog.replication.partitions import Partitions
+    from tidelog.runtime.interfaces import Disk, Runtime
+
+logger = logging.getLogger("tidelog.moves")
+
+PIECE_BYTES = 1 << 20
+FLUSH_BYTES = 16 << 20
+"""Copied between two syncs of the copy."""
+CLOSE_BYTES = 256 << 10
+"""When less than this is missing, the switch may begin."""
+PAUSE_MAX_S = 0.5
+"""Then a throttled move looks whether it is wanted still."""
+
+
+class Move:
+    """One partition's. `future` is None until there is a copy."""
+
+    __slots__ = ("cancelled", "future", "partition", "path", "target", "task")
+
+    def __init__(self, partition: "Partition", target: "DataDirectory") -> None:
+        self.partition = partition
+        self.target = target
+        self.cancelled = False
+        self.future: PartitionLog | None = None
+        self.path = ""
+        self.task: asyncio.Task[None] | None = None
+
+    @property
+    def offset_lag(self) -> int:
+        """Offsets that the copy has not got yet."""
+        copied = self.future.log_end_offset if self.future is not None else self.partition.log_start_offset
+        return max(self.partition.log_end_offset - copied, 0)
+
+    @property
+    def size_bytes(self) -> int:
+        return self.future.size_bytes if self.future is not None else 0
+
+
+class Abandoned(Exception):
+    """The move is not wanted any more, or its partition is gone."""
+
+
+class SourceFailed(Exception):
+    """The partition's own files cannot be read."""
+
+
+class Moves:
+    """All moves of one broker, one for a partition at most. Everything is called on the loop."""
+
+    def __init__(self, runtime: "Runtime", partitions: "Partitions") -> None:
+        self._runtime = runtime
+        self._partitions = partitions
+        self._moves: dict[Partition, Move] = {}
+        self.bytes_per_second: Callable[[], int | None] = lambda: None
+        """Of each move; None for as fast as it goes."""
+        self._stopped = False
+
+    def __iter__(self) -> Iterator[Move]:
+        return iter(list(self._moves.values()))
+
+    def begin(self, partition: "Partition", target: "DataDirectory") -> None:
+        """Move it to `target`; a move to elsewhere is given up, and one to where it lies is none."""
+        before = self._moves.get(partition)
+        if before is not None:
+            if before.target is target and not before.cancelled:
+                return
+            before.cancelled = True
+        if partition.log.directory.rpartition("/")[0] == target.path or self._stopped:
+            return
+        move = self._moves[partition] = Move(partition, target)
+        after = before.task if before is not None else None
+        move.task = self._runtime.tasks.spawn(self._run(move, after), name="move-partition")
+
+    async def resume(self, interrupted: list[FoundFuture]) -> None:
+        """Begin moves anew that the last broker here did not finish; what it had copied is not looked at."""
+        for found in interrupted:
+            try:
+                await self._runtime.tasks.run_blocking(self._runtime.disk.remove_tree, found.path)
+            except OSError as error:
+                logger.error("copy not removed path=%s reason=%s", found.path, error)
+                continue
+            partition = self._partitions.find(*found.partition)
+            if partition is not None and partition.log.failure is None:
+                logger.info("move begins anew partition=%s to=%s", found.partition, found.target.path)
+                self.begin(partition, found.target)
+
+    async def close(self) -> None:
+        """The broker stops: a copy that is not finished is left for the next start."""
+        self._stopped = True
+        for move in self:
+            move.cancelled = True
+            if move.task is not None:
+                await asyncio.wait([move.task])
+
+    async def _run(self, move: Move, after: "asyncio.Task[None] | None") -> None:
+        if after is not None:
+            await asyncio.wait([after])
+        partition = move.partition
+        name = f"{partition.topic}-{partition.index}"
+        try:
+            while not await self._copy(move):
+                await self._discard(move)
+            await self._take_over(move, name)
+        except Abandoned:
+            await self._discard(move)
+        except SourceFailed as error:
+            logger.error("move failed partition=%s to=%s reason=%s", name, move.target.path, error)
+            self._blame(partition.log.directory.rpartition("/")[0], error)
+            await self._discard(move)
+        except (ApiError, OSError, CorruptLog) as error:
+            logger.error("move failed partition=%s to=%s reason=%s", name, move.target.path, error)
+            if partition.log.failure is None:  # else it was the source
+                self._blame(move.target.path, error)
+            await self._discard(move)
+        finally:
+            if self._moves.get(partition) is move:
+                del self._moves[partition]
+
+    def _blame(self, path: str, error: Exception) -> None:
+        cause = error if isinstance(error, OSError) else error.__cause__
+        if isinstance(cause, OSError) and cause.errno not in PASSING:
+            self._partitions.fail_soon(path, str(cause))
+
+    async def _discard(self, move: Move) -> None:
+        """Remove the copy, unless the next start is to begin again."""
+        future, move.future = move.future, None
+        if future is None or (self._stopped and not move.partition.deleted):
+            return
+        args = (self._runtime.disk, move.target, future, move.path)
+        await self._runtime.tasks.run_blocking(_remove, *args, lane=CHECKPOINTS_LANE)
+
+    # Copying
+
+    async def _copy(self, move: Move) -> bool:
+        """Make the copy, until little is missing. False when it has to be made anew: the log's start overtook it."""
+        partition, tasks = move.partition, self._runtime.tasks
+        log = partition.log
+        first = log.read(log.log_start_offset, 1, log.log_end_offset)
+        start = first.first_batch_offset if first.size else log.log_start_offset
+        random = self._runtime.random.randbytes(16)
+        move.path = future_path(move.target.path, log.topic_partition, random)
+        future = move.future = await tasks.run_blocking(
+            move.target.open_future,
+            move.path,
+            partition.config,
+            start,
+            partition.topic_id,
+            self._runtime.clock.now_ms(),
+        )
+        unflushed = 0
+        while True:
+            self._check(move)
+            try:
+                cold = log.cold_read(future.log_end_offset, PIECE_BYTES)
+                if cold is not None:
+                    await tasks.run_blocking(_warm, cold)
+                piece = log.read(future.log_end_offset, PIECE_BYTES, log.log_end_offset)
+            except OffsetOutOfRange:
+                return False
+            if piece.size:
+                await tasks.run_blocking(_copy_piece, piece, future)
+                unflushed += piece.size
+                await self._pause(move, piece.size)
+            near = piece.size < CLOSE_BYTES
+            if unflushed and (near or unflushed >= FLUSH_BYTES):
+                unflushed = 0
+                await self._flush(future)
+            if near:
+                return True
+
+    def _check(self, move: Move) -> None:
+        partition = move.partition
+        path = move.target.path
+        if move.cancelled or partition.deleted or partition.log.failure is not None:
+            raise Abandoned
+        if path in self._partitions.directories.failed:
+            raise Abandoned
+
+    async def _pause(self, move: Move, size: int) -> None:
+        limit = self.bytes_per_second()
+        left_s = size / limit if limit else 0.0
+        while True:
+            await self._runtime.tasks.sleep(min(left_s, PAUSE_MAX_S))
+            left_s -= PAUSE_MAX_S
+            if left_s <= 0 or move.cancelled:
+                return
+
+    async def _flush(self, future: "PartitionLog") -> None:
+        plan = future.flush_plan()
+        await self._runtime.tasks.run_blocking(plan.run)
+        future.flushed(plan)
+
+    # Taking over
+
+    async def _take_over(self, move: Move, name: str) -> None:
+        partition, runtime, future = move.partition, self._runtime, move.future
+        assert future is not None
+        old = partition.log
+        source = self._partitions.directories.of(old.topic_partition)
+        assert source is not None
+        partition.freeze()
+        try:
+            await self._partitions.settled()  # nothing on a thread is at the old log's files
+            self._check(move)
+            _copy_rest(old, future)
+            args = (runtime.disk, source, move.target, future, runtime.clock.now_ms())
+            new = await runtime.tasks.run_blocking(_put_beside, *args, lane=CHECKPOINTS_LANE)
+            move.path = new.directory
+            move.future = new
+            self._check(move)
+            _copy_rest(old, new)
+            self._switch(move, old, new)
+            move.future = None
+            random = runtime.random.randbytes(16)
+            try:
+                aside = await runtime.tasks.run_blocking(
+                    _put_aside, runtime.disk, source, old, random, lane=CHECKPOINTS_LANE
+                )
+                self._partitions.remove_later(aside, partition.config.file_delete_delay_ms, old)
+            except OSError as error:
+                await self._go_on_beside(move, old, error)
+                self._blame(source.path, error)
+            else:
+                await self._settle(move)
+        finally:
+            partition.thaw()
+        logger.info("partition moved partition=%s from=%s to=%s", name, source.path, move.target.path)
+
+    async def _settle(self, move: Move) -> None:
+        try:
+            await self._runtime.tasks.run_blocking(
+                settled, self._runtime.disk, move.target.path, move.partition.log.topic_partition
+            )
+        except OSError as error:  # a mark that is left says nothing without a second log
+            self._blame(move.target.path, error)
+
+    async def _go_on_beside(self, move: Move, old: "PartitionLog", error: OSError) -> None:
+        """The old log could not be put aside. What is appended from now on must be found by the next start."""
+        logger.error("moved log not put aside path=%s reason=%s", old.directory, error)
+        args = (self._runtime.disk, move.target.path, old.topic_partition)
+        try:
+            await self._runtime.tasks.run_blocking(make_final, *args)
+        except OSError as second:
+            move.partition.log.fail(f"neither the old log nor the copy of a move can be marked: {second}")
+            move.partition.fail()
+            self._blame(move.target.path, second)
+
+    def _switch(self, move: Move, old: "PartitionLog", new: "PartitionLog") -> None:
+        """The copy is the partition's log from now on. All in one turn of the loop."""
+        # More than the batches tell: producers whose batches have been deleted, epochs without any.
+        new.producers = old.producers
+        new.epochs = LeaderEpochs(old.epochs.entries())
+        new.epochs.dirty = True
+        new.delete_before(old.log_start_offset)
+        new.on_io_failure, old.on_io_failure = old.on_io_failure, None
+        new.configure(move.partition.config)
+        move.partition.log = new
+        self._partitions.directories.moved(new.topic_partition, move.target)
+        self._partitions.note_offsets(move.partition)
+
+
+def _warm(cold: "ColdRead") -> None:
+    try:
+        cold.run()
+    except OSError as error:
+        raise SourceFailed(str(error)) from error
+
+
+def _copy_piece(piece: "Slice", future: "PartitionLog") -> None:
+    assert piece.file is not None
+    try:
+        data = piece.file.pread(piece.size, piece.position)
+    except OSError as error:
+        raise SourceFailed(str(error)) from error
+    if len(data) < piece.size:
+        raise CorruptLog(piece.file.path, piece.position + len(data), "the file ends inside a batch")
+    future.append_as_follower(memoryview(data))
+
+
+def _copy_rest(old: "PartitionLog", copy: "PartitionLog") -> None:
+    """What came since; a little, and in the page cache."""
+    while (piece := old.read(max(copy.log_end_offset, old.log_start_offset), PIECE_BYTES, old.log_end_offset)).size:
+        _copy_piece(piece, copy)
+
+
+def _put_beside(
+    disk: "Disk", source: "DataDirectory", target: "DataDirectory", copy: "PartitionLog", now_ms: int
+) -> "PartitionLog":
+    """Make the copy durable and give it its name; the log that it is then."""
+    plan = copy.flush_plan()
+    plan.run()
+    copy.flushed(plan)
+    copy.close(clean=True)
+    if copy.failure is not None:
+        raise StorageError(copy.failure)
+    target.expect(copy)
+    put_beside(disk, copy.directory, source.path, copy.topic_partition)
+    return target.reopen(copy, now_ms)
+
+
+def _put_aside(disk: "Disk", source: "DataDirectory", old: "PartitionLog", random: bytes) -> str:
+    try:
+        source.give_up(old.topic_partition)
+    except OSError as error:
+        if error.errno not in PASSING:  # on a full disk the next checkpoint does it, or the next start
+            raise
+    return put_aside(disk, source.path, old.topic_partition, random)
+
+
+def _remove(disk: "Disk", target: "DataDirectory", copy: "PartitionLog", path: str) -> None:
+    copy.close(clean=False)
+    try:
+        beside = f"{target.path}/{copy.topic_partition}"
+        if not disk.exists(path) and has_mark(disk, beside):
+            path = beside  # it failed just after it had got its name
+        if not path.endswith(FUTURE_SUFFIX):
+            target.give_up(copy.topic_partition)
+        if disk.exists(path):
+            disk.remove_tree(path)
+    except OSError as error:
+        logger.error("copy not removed path=%s reason=%s", path, error)

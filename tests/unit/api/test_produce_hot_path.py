@@ -1,0 +1,90 @@
+"""What a batch passes through into a topic that keeps batches as they come: nothing that compression needs."""
+
+import sys
+from types import FrameType, SimpleNamespace
+from typing import Any
+
+from log_harness import LogOnDisk, make_batch
+from tidelog.api.produce import handle
+from tidelog.api.services import RequestContext
+from tidelog.replication.partition import Partition
+from tidelog.wire.batches import Codec
+from tidelog.wire.messages.produce import PartitionProduceData, ProduceRequest, ProduceResponse, TopicProduceData
+
+ON_THE_WAY = [
+    "handle",
+    "Partitions.get",
+    "_append",
+    "check_produced",
+    "BatchHeader.__init__",
+    "Partition.append",
+    "PartitionLog.append",
+    "SegmentList.active",
+    "BatchHeader.assign",
+    "Partition._advance",
+    "Partitions.wake_fetches",
+]
+"""Each function of the product that runs, in order, but for the making of answers."""
+
+
+class Partitions:
+    """The part of `replication.partitions.Partitions` that produce needs."""
+
+    def __init__(self, partition: Partition) -> None:
+        self.appending = False
+        self.partition = partition
+
+    def get(self, topic: str, index: int) -> Partition:
+        del topic, index
+        return self.partition
+
+    def wake_fetches(self) -> None:
+        self.appending = False
+
+
+def made(disk: LogOnDisk) -> Partition:
+    nothing: Any = None
+    clock: Any = SimpleNamespace(now_ms=int(disk.now_ms).__int__)
+    flusher: Any = SimpleNamespace(grown={})
+    return Partition(
+        "t", bytes(16), 0, disk.log, leader_epoch=0, internal=False, clock=clock, tasks=nothing, flusher=flusher
+    )
+
+
+def produce(partition: Partition, batch: bytearray) -> ProduceResponse:
+    services: Any = SimpleNamespace(partitions=Partitions(partition))
+    context: Any = RequestContext(0, 9, 1, "client", SimpleNamespace())  # type: ignore[arg-type]
+    data = PartitionProduceData(index=0, records=memoryview(batch))
+    request = ProduceRequest(acks=1, timeout_ms=1000, topic_data=[TopicProduceData(name="t", partition_data=[data])])
+    answer = handle(services, context, request)
+    assert isinstance(answer, ProduceResponse)
+    assert answer.responses[0].partition_responses[0].error_code == 0
+    return answer
+
+
+def test_the_path_of_a_topic_that_keeps_batches_as_they_come() -> None:
+    disk = LogOnDisk()
+    partition = made(disk)
+    assert partition.plain
+    produce(partition, make_batch(b"first"))
+    batch = make_batch(*(b"v" * 100 for _ in range(50)), codec=Codec.LZ4)
+    sent = bytes(batch)
+    passed: list[str] = []
+
+    def note(frame: FrameType, event: str, argument: object) -> None:
+        del argument
+        if event == "call":
+            name = frame.f_code.co_qualname
+            if "Response" not in name and "simulation" not in frame.f_code.co_filename:
+                passed.append(name)
+
+    sys.setprofile(note)
+    try:
+        produce(partition, batch)
+    finally:
+        sys.setprofile(None)
+    assert passed[passed.index("handle") :] == ON_THE_WAY
+    part = disk.log.read(1, 1 << 20, disk.log.log_end_offset)
+    assert part.file is not None
+    stored = part.file.pread(part.size, part.position)
+    assert stored[16:] == sent[16:], "but for offset and leader epoch it is what was sent"

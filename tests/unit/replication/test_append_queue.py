@@ -1,0 +1,259 @@
+"""Batches that wait for their recompression: appended in the order in which they came."""
+
+import asyncio
+import random
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from log_harness import LogOnDisk, make_batch
+from tidelog.log.appended import Appended
+from tidelog.log.config import LogConfig
+from tidelog.replication.append_queue import INLINE_BYTES_MAX, AppendQueue, QueuedBytes
+from tidelog.replication.partition import Partition, SharedByPartitions
+from tidelog.wire.batches import BatchHeader, Codec
+from tidelog.wire.errors import ApiError, ErrorCode, NotLeaderOrFollower, RequestTimedOut
+from tidelog.wire.records import decode_records
+
+LARGE = b"v" * 2 * INLINE_BYTES_MAX
+
+
+class Threads:
+    """`run_blocking` whose calls end when and in the order that the test says."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[asyncio.Future[Any], Callable[[], Any]]] = []
+
+    def run_blocking(self, function: Callable[..., Any], *args: object, lane: str = "") -> "asyncio.Future[Any]":
+        del lane
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self.calls.append((future, lambda: function(*args)))
+        return future
+
+    async def end(self, number: int) -> None:
+        future, call = self.calls[number]
+        try:
+            future.set_result(call())
+        except Exception as error:
+            future.set_exception(error)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+
+
+class Bench:
+    def __init__(self, compression_type: str = "gzip", limit: int = 1 << 20) -> None:
+        self.threads = Threads()
+        self.config = LogConfig(compression_type=compression_type)
+        self.disk = LogOnDisk(self.config)
+        shared = SharedByPartitions()
+        shared.queued_bytes = QueuedBytes(limit)
+        clock: Any = type("Clock", (), {"now_ms": staticmethod(lambda: self.disk.now_ms)})
+        flusher: Any = SimpleNamespace(grown={})
+        tasks: Any = self.threads
+        self.partition = Partition(
+            "orders", bytes(16), 0, self.disk.log, leader_epoch=0, internal=False,
+            clock=clock, tasks=tasks, flusher=flusher, shared=shared,
+        )  # fmt: skip
+        self.outcomes: dict[str, Appended | ApiError] = {}
+
+    @property
+    def queue(self) -> AppendQueue:
+        return self.partition.queue
+
+    def append(self, name: str, value: bytes = b"small", **fields: Any) -> Appended | None:
+        batch = make_batch(name.encode() + value, **fields)
+        return self.queue.append(
+            memoryview(batch), BatchHeader(batch), lambda outcome: self.outcomes.__setitem__(name, outcome)
+        )
+
+    def stored(self) -> list[str]:
+        return [value[:1].decode() for _, value in self.disk.records()]
+
+    def codecs(self) -> list[int]:
+        part = self.disk.log.read(0, 1 << 20, self.disk.log.log_end_offset)
+        assert part.file is not None
+        data, position, found = part.file.pread(part.size, part.position), 0, []
+        while position < len(data):
+            header = BatchHeader(data, position)
+            assert decode_records(data, position)
+            found.append(header.codec)
+            position += header.size
+        return found
+
+
+def run(scenario: Callable[[], Any]) -> None:
+    asyncio.run(scenario())
+
+
+def test_a_small_batch_is_recompressed_at_once() -> None:
+    async def scenario() -> None:
+        bench = Bench()
+        appended = bench.append("a")
+        assert appended is not None
+        assert (appended.base_offset, bench.codecs(), bench.threads.calls) == (0, [Codec.GZIP], [])
+        assert not bench.partition.plain
+
+    run(scenario)
+
+
+def test_large_ones_on_threads_and_in_order() -> None:
+    """Whichever thread is done first; small ones and those in the right codec stand behind them."""
+
+    async def scenario() -> None:
+        bench = Bench()
+        assert bench.append("a", LARGE) is None
+        assert bench.append("b", LARGE) is None
+        assert bench.append("c") is None
+        assert bench.append("d", codec=Codec.GZIP) is None
+        await bench.threads.end(2)
+        await bench.threads.end(1)
+        assert (bench.stored(), bench.outcomes) == ([], {})
+        await bench.threads.end(0)
+        assert bench.stored() == ["a", "b", "c", "d"]
+        assert [outcome.base_offset for outcome in bench.outcomes.values() if isinstance(outcome, Appended)] == [
+            0,
+            1,
+            2,
+            3,
+        ]
+        assert bench.codecs() == [Codec.GZIP] * 4
+        assert bench.append("e") is not None, "and now at once again"
+
+    run(scenario)
+
+
+@given(
+    st.lists(st.tuples(st.booleans(), st.sampled_from([Codec.NONE, Codec.GZIP, Codec.LZ4])), min_size=1, max_size=12),
+    st.randoms(use_true_random=False),
+)
+def test_any_batches_in_any_order_of_the_threads(batches: list[tuple[bool, Codec]], order: random.Random) -> None:
+    """Some threads end while others are still asked: the log has the batches as they came, each answered once."""
+
+    async def scenario() -> None:
+        bench = Bench()
+        answered: list[str] = []
+        running: list[int] = []
+        for number, (large, codec) in enumerate(batches):
+            name = chr(ord("a") + number)
+            before = len(bench.threads.calls)
+            if bench.append(name, LARGE if large else b"small", codec=codec) is not None:
+                answered.append(name)
+            running += range(before, len(bench.threads.calls))
+            if running and order.random() < 0.4:
+                await bench.threads.end(running.pop(order.randrange(len(running))))
+        while running:
+            await bench.threads.end(running.pop(order.randrange(len(running))))
+        names = [chr(ord("a") + number) for number in range(len(batches))]
+        assert bench.stored() == names
+        assert sorted([*answered, *bench.outcomes]) == names
+        assert set(bench.codecs()) == {Codec.GZIP}
+
+    run(scenario)
+
+
+def test_one_that_a_bomb_claims_to_be_small_goes_to_a_thread() -> None:
+    async def scenario() -> None:
+        bench = Bench()
+        assert bench.append("a", bytes(1 << 20), codec=Codec.ZSTD) is None
+        await bench.threads.end(0)
+        assert bench.codecs() == [Codec.GZIP]
+
+    run(scenario)
+
+
+def test_one_that_fails_does_not_stop_the_others() -> None:
+    async def scenario() -> None:
+        bench = Bench()
+        broken = make_batch(b"a" + LARGE)
+        broken[22] |= Codec.LZ4
+        bench.queue.append(
+            memoryview(broken), BatchHeader(broken), lambda outcome: bench.outcomes.__setitem__("a", outcome)
+        )
+        bench.append("b", LARGE)
+        await bench.threads.end(1)
+        await bench.threads.end(0)
+        refused = bench.outcomes["a"]
+        assert isinstance(refused, ApiError)
+        assert refused.code == ErrorCode.UNKNOWN_SERVER_ERROR
+        assert bench.stored() == ["b"]
+
+    run(scenario)
+
+
+def test_an_idempotent_producer_is_judged_when_its_turn_comes() -> None:
+    async def scenario() -> None:
+        bench = Bench()
+        fields = {"producer_id": 5, "producer_epoch": 0}
+        bench.append("a", LARGE, base_sequence=0, **fields)
+        bench.append("b", LARGE, base_sequence=1, **fields)
+        bench.append("c", LARGE, base_sequence=7, **fields)
+        bench.append("d", LARGE, base_sequence=1, **fields)
+        for number in (3, 1, 2, 0):
+            await bench.threads.end(number)
+        assert bench.stored() == ["a", "b"]
+        gap, repeat = bench.outcomes["c"], bench.outcomes["d"]
+        assert isinstance(gap, ApiError)
+        assert gap.code == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+        assert isinstance(repeat, Appended)
+        assert (repeat.base_offset, repeat.duplicate) == (1, True)
+
+    run(scenario)
+
+
+def test_the_topic_changes_its_mind_while_batches_wait() -> None:
+    async def scenario() -> None:
+        bench = Bench()
+        bench.append("a", LARGE)
+        bench.partition.configure(LogConfig(compression_type="producer"))
+        assert not bench.partition.plain, "what comes now stands behind"
+        assert bench.append("b") is None
+        await bench.threads.end(0)
+        assert bench.stored() == ["a", "b"]
+        assert bench.codecs() == [Codec.GZIP, Codec.NONE]
+        assert bench.partition.plain
+
+    run(scenario)
+
+
+def test_too_much_that_waits_is_refused() -> None:
+    async def scenario() -> None:
+        bench = Bench(limit=3 * len(LARGE))
+        for name in "ab":
+            bench.append(name, LARGE)
+        with pytest.raises(RequestTimedOut, match="wait to be recompressed"):
+            bench.append("c", LARGE * 2)
+        await bench.threads.end(0)
+        await bench.threads.end(1)
+        bench.append("d", LARGE)
+        await bench.threads.end(2)
+        assert bench.stored() == ["a", "b", "d"]
+
+    run(scenario)
+
+
+def test_at_the_end_nothing_is_appended_any_more() -> None:
+    async def scenario() -> None:
+        bench = Bench()
+        bench.append("a", LARGE)
+        bench.partition.close_queue()
+        assert isinstance(bench.outcomes["a"], NotLeaderOrFollower)
+        await bench.threads.end(0)
+        assert bench.stored() == []
+        with pytest.raises(NotLeaderOrFollower):
+            bench.append("b", LARGE)
+
+    run(scenario)
+
+
+def test_too_large_before_it_is_recompressed() -> None:
+    async def scenario() -> None:
+        bench = Bench()
+        with pytest.raises(ApiError, match=r"max\.message\.bytes") as caught:
+            bench.append("a", bytes(2 << 20))
+        assert caught.value.code == ErrorCode.MESSAGE_TOO_LARGE
+
+    run(scenario)
