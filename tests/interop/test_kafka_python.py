@@ -222,7 +222,7 @@ class Member(threading.Thread):
         with self._open() as consumer:
             consumer.subscribe([self._topic])
             while not self._leave.is_set():
-                consumer.poll(100)
+                consumer.poll(POLL_MS)
                 self.assigned = sorted(tp.partition for tp in consumer.assignment())
             try:
                 consumer.commit({TopicPartition(self._topic, 0): OffsetAndMetadata(0, "", -1)})
@@ -239,6 +239,10 @@ class Member(threading.Thread):
         assert not self.is_alive()
 
 
+POLL_MS = 1000
+"""kafka-python 3.0.12 loses a join whose SyncGroup answer comes when the poll that sent it has timed out: the member has
+nothing then, sends no heartbeats, and is expelled. A poll ends as soon as there are records.
+"""
 GROUP = {"heartbeat_interval_ms": 200, "session_timeout_ms": 6000, "metadata_max_age_ms": 1000}
 """A leader that joins before its own metadata of a new topic has come assigns nothing, and looks again only at the next
 refresh (5 minutes by default): a race of kafka-python's that a group without an initial delay wins now and then."""
