@@ -240,8 +240,8 @@ class Member(threading.Thread):
 
 
 POLL_MS = 1000
-"""kafka-python 3.0.12 loses a join whose SyncGroup answer comes when the poll that sent it has timed out: the member has
-nothing then, sends no heartbeats, and is expelled. A poll ends as soon as there are records.
+"""kafka-python 3.0.12 loses a join whose SyncGroup answer comes after the poll that sent it: the member then has
+nothing, sends no heartbeats, and is expelled. A poll ends as soon as there are records.
 """
 GROUP = {"heartbeat_interval_ms": 200, "session_timeout_ms": 6000, "metadata_max_age_ms": 1000}
 """A leader that joins before its own metadata of a new topic has come assigns nothing, and looks again only at the next
