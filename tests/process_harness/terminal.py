@@ -37,7 +37,10 @@ class Terminal:
 
     def end(self) -> tuple[int, str]:
         """Wait until it has ended; its exit code, and what it printed besides ^C since the last `expect`."""
+        deadline = time.monotonic() + LIMIT_S
         while True:
+            ready, _, _ = select.select([self._leader], [], [], max(deadline - time.monotonic(), 0))
+            assert ready, f"it has not ended, but\n{ESCAPES.sub(b'', self._printed).decode()}"
             try:
                 part = os.read(self._leader, 65536)
             except OSError:  # no process has the terminal any more

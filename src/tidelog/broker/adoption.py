@@ -21,6 +21,7 @@ from tidelog.log.checkpoints import (
     read_partition_metadata,
 )
 from tidelog.log.errors import CorruptLog
+from tidelog.log.file_kinds import METADATA_STORE, OF_SEGMENT, Kind, file_kind
 from tidelog.metadata.image import CLUSTER_METADATA
 from tidelog.metadata.internal_topics import internal_settings
 from tidelog.metadata.records import PartitionState, ProducerIdsAllocated, Record, TopicCreated, new_partition
@@ -31,6 +32,9 @@ from tidelog.runtime.interfaces import Disk
 CHECKPOINTS = (RECOVERY_POINTS, HIGH_WATERMARKS, LOG_START_OFFSETS, CLEANER_OFFSETS)
 PARTITIONS_MAX = 100_000
 """Of one topic. A higher number in a name is a mistake, and would be that many new directories."""
+OF_A_LOG = (*OF_SEGMENT, Kind.PRODUCERS, Kind.EPOCHS, Kind.PARTITION, Kind.METADATA_SNAPSHOT)
+SHOWN_MAX = 3
+"""Names of what is found, in an error."""
 LEFT_BEHIND = ("-delete", "-stray", "-future")
 """Ends of the names of directories that are no partitions any more, or not yet."""
 KEEP_ALL = {"retention.ms": "-1"}
@@ -69,6 +73,30 @@ class Adoption(NamedTuple):
     records: list[Record]
     notices: list[str]
     """Lines for the log and the operator."""
+
+
+def refuse_foreign(disk: Disk, directories: Sequence[str]) -> None:
+    """Raise AdoptionError for a directory with things in it of which none is a broker's. Blocks; writes nothing.
+
+    Hidden files and `lost+found` do not count: they are what mount points and repositories have.
+    """
+    for directory in directories:
+        try:
+            names = [n for n in disk.list(directory) if not n.startswith(".") and n != "lost+found"]
+        except OSError:
+            continue  # not there yet; or whoever opens it says what is wrong
+        ours = (META_PROPERTIES, METADATA_STORE, *CHECKPOINTS)
+        if names and not any(n in ours or _holds_log(disk, f"{directory}/{n}") for n in names):
+            shown = ", ".join(sorted(names)[:SHOWN_MAX]) + (", ..." if len(names) > SHOWN_MAX else "")
+            raise AdoptionError(
+                f"{directory} is not empty, and neither Tidelog's nor Kafka's: it has {shown}; "
+                "choose an empty or a new directory (--data)"
+            )
+
+
+def _holds_log(disk: Disk, path: str) -> bool:
+    """Whether it is a directory with a file of a partition in it; its name alone says nothing."""
+    return disk.is_dir(path) and any(file_kind(name).kind in OF_A_LOG for name in disk.list(path))
 
 
 def read_identity(disk: Disk, directory: str) -> Identity:
@@ -131,6 +159,11 @@ def read_all_partitions(disk: Disk, directories: Sequence[str]) -> Found:
 
 
 def _read_partitions(disk: Disk, directory: str) -> Found:
+    checkpointed: dict[TopicPartition, None] = {}
+    for name in CHECKPOINTS:
+        for named in read_offsets(disk, f"{directory}/{name}") or ():
+            if named.topic != CLUSTER_METADATA:
+                checkpointed[named] = None
     partitions: dict[TopicPartition, FoundPartition] = {}
     left_behind: list[str] = []
     for name in disk.list(directory):
@@ -141,13 +174,8 @@ def _read_partitions(disk: Disk, directory: str) -> Found:
             left_behind.append(name)
             continue
         topic_partition = _directory_partition(name)
-        if topic_partition is not None:
+        if topic_partition is not None and (topic_partition in checkpointed or _holds_log(disk, path)):
             partitions[topic_partition] = _read_partition(disk, path)
-    checkpointed: dict[TopicPartition, None] = {}
-    for name in CHECKPOINTS:
-        for topic_partition in read_offsets(disk, f"{directory}/{name}") or ():
-            if topic_partition.topic != CLUSTER_METADATA:
-                checkpointed[topic_partition] = None
     return Found(partitions, list(checkpointed), left_behind)
 
 

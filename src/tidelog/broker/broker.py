@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from tidelog.api.fetch_sessions import FetchSessions
 from tidelog.api.services import Services
-from tidelog.broker.adoption import Identity, adopt, read_all_partitions, read_identities, take_node_id
+from tidelog.broker.adoption import Identity, adopt, read_all_partitions, read_identities, refuse_foreign, take_node_id
 from tidelog.broker.listener import Listener
 from tidelog.config.topic_config import TopicSettings
 from tidelog.coordinator.groups import GroupCoordinators
@@ -99,6 +99,7 @@ class Broker:
         began = clock.monotonic()
         run_blocking = self.runtime.tasks.run_blocking
         disk = self.runtime.disk
+        await run_blocking(refuse_foreign, disk, self.config.data_directories)
         directories = await run_blocking(DataDirectories.open, disk, self.config.data_directories)
         self._directories = directories
         path = directories.metadata_path

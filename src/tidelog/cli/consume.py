@@ -105,14 +105,15 @@ def consume(
     except TemplateError as error:
         raise UsageError(f"--format: {error}") from None
     reader = Reader(connect(bootstrap, client), topic, Sink(render), records, until_end)
-    try:
-        if group is None:
-            reader.assign(where, partition)
-        else:
-            reader.join(group, from_beginning)
-        reader.run()
-    finally:
-        reader.close()
+    with interrupts_noted() as interrupted:
+        try:
+            if group is None:
+                reader.assign(where, partition)
+            else:
+                reader.join(group, from_beginning)
+            reader.run(interrupted)
+        finally:
+            reader.close()
 
 
 def beginning(from_beginning: bool, offset: str | None, since: str | None) -> Where:
@@ -283,15 +284,14 @@ class Reader:
         for part in partitions:
             self.open.pop(part.partition, None)
 
-    def run(self) -> None:
-        """Print records until there is a reason to stop."""
+    def run(self, interrupted: Callable[[], bool]) -> None:
+        """Print records until there is a reason to stop. Raises KeyboardInterrupt."""
         assert self.consumer is not None
         began = time.monotonic()
-        with interrupts_noted() as interrupted:
-            while not self.finished():
-                if interrupted():
-                    raise KeyboardInterrupt
-                self.step(self.consumer, time.monotonic() - began)
+        while not self.finished():
+            if interrupted():
+                raise KeyboardInterrupt
+            self.step(self.consumer, time.monotonic() - began)
 
     def step(self, consumer: "Consumer", seconds: float) -> None:
         """Print what has come, `seconds` after the beginning, or say why nothing has."""

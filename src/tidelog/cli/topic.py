@@ -102,7 +102,11 @@ def list_topics(
             print(topic.name)
         return
     offsets = cluster.offsets(admin, topics)
-    records = {t.name: sum(offsets[t.name, p.partition].records for p in t.partitions if p.leader >= 0) for t in topics}
+    # A partition that cannot be asked (its leader has it offline) adds nothing.
+    records = {
+        t.name: sum(found.records for p in t.partitions if (found := offsets.get((t.name, p.partition))) is not None)
+        for t in topics
+    }
     if json:
         print_json([topic_json(topic) | {"records": records[topic.name]} for topic in topics])
     elif not topics:

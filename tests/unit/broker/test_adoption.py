@@ -16,6 +16,7 @@ from tidelog.broker.adoption import (
     read_identities,
     read_identity,
     read_partitions,
+    refuse_foreign,
     take_node_id,
 )
 from tidelog.config.broker_config import ConfigError
@@ -159,6 +160,7 @@ def test_a_new_directory(disk: LocalDisk, tmp_path: Path) -> None:
 def make_partition(directory: Path, name: str, topic: int | None = 1, epochs: str | None = None) -> Path:
     partition = directory / name
     partition.mkdir()
+    (partition / f"{0:020d}.log").touch()
     if topic is not None:
         (partition / "partition.metadata").write_text(f"version: 0\ntopic_id: {uuid_text(topic_id(topic))}")
     if epochs is not None:
@@ -252,3 +254,36 @@ def test_a_damaged_identity_is_named(disk: LocalDisk, tmp_path: Path, content: b
     (tmp_path / "meta.properties").write_bytes(content)
     with pytest.raises(AdoptionError, match=r"meta\.properties"):
         read_identity(disk, str(tmp_path))
+
+
+def test_a_name_alone_makes_no_partition(disk: LocalDisk, tmp_path: Path) -> None:
+    (tmp_path / "dbus-1").mkdir()
+    (tmp_path / "dbus-1" / "system.conf").write_text("<busconfig/>")
+    make_partition(tmp_path, "t-0")
+    assert set(read_partitions(disk, str(tmp_path)).partitions) == {TopicPartition("t", 0)}
+
+
+@pytest.mark.parametrize("name", ["dbus-1/system.conf", "readme.txt", "kafka-logs-1/meta.properties", "lib-1"])
+def test_a_directory_of_somebody_else_is_refused(disk: LocalDisk, tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    if path.suffix:
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("x")
+    else:
+        path.mkdir()
+    with pytest.raises(AdoptionError, match=rf"{tmp_path} is not empty.*{name.split('/')[0]}.*--data"):
+        refuse_foreign(disk, [str(tmp_path)])
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+@pytest.mark.parametrize("name", [".gitkeep", "lost+found/", "meta.properties", "metadata.sqlite", "t-0/", ""])
+def test_a_new_directory_and_one_of_a_broker_are_taken(disk: LocalDisk, tmp_path: Path, name: str) -> None:
+    if name == "t-0/":
+        make_partition(tmp_path, "t-0")
+    elif name.endswith("/"):
+        (tmp_path / name).mkdir()
+    elif name:
+        (tmp_path / name).write_text("")
+    before = sorted(tmp_path.iterdir())
+    refuse_foreign(disk, [str(tmp_path), str(tmp_path / "not-there")])
+    assert sorted(tmp_path.iterdir()) == before
