@@ -57,6 +57,7 @@ ADVERTISED: dict[str, tuple[int, int]] = {
     "ConsumerGroupDescribe": (0, 1),
     "CreateTopics": (2, 7),
     "DeleteTopics": (1, 6),
+    "DeleteRecords": (0, 2),
     "InitProducerId": (0, 5),
     "OffsetForLeaderEpoch": (2, 4),
     "DescribeConfigs": (1, 4),

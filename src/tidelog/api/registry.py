@@ -40,6 +40,7 @@ TABLE: dict[int, Entry] = {
     18: _entry("api_versions", 0, 4),
     19: _entry("create_topics", 2, 7),
     20: _entry("delete_topics", 1, 6),
+    21: _entry("delete_records", 0, 2),
     22: _entry("init_producer_id", 0, 5),
     23: _entry("offset_for_leader_epoch", 2, 4),
     32: _entry("describe_configs", 1, 4),

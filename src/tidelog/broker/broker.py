@@ -23,6 +23,7 @@ from tidelog.log.file_kinds import METADATA_STORE
 from tidelog.metadata.service import MetadataCache, MetadataController, ProducerIds
 from tidelog.metadata.sqlite import SqliteStore
 from tidelog.model.ids import TopicId, uuid_text
+from tidelog.replication.compaction import Compaction
 from tidelog.replication.flusher import CHECKPOINTS_LANE
 from tidelog.replication.partitions import Partitions
 
@@ -59,6 +60,7 @@ class Broker:
         self._directories: DataDirectories | None = None
         self._listeners: list[Listener] = []
         self._housekeeping: asyncio.Task[None] | None = None
+        self._compaction: Compaction | None = None
         self._services: Services | None = None
         self._failed: asyncio.Future[str] = runtime.tasks.future()
 
@@ -118,6 +120,9 @@ class Broker:
         services.groups.start()
         await self._listen()
         self._housekeeping = self.runtime.tasks.spawn(self._keep_house(), name="housekeeping")
+        if self.config.log_cleaner_enable:
+            self._compaction = Compaction(self.runtime, self.config, services.partitions)
+            self._compaction.start()
         self._log_start(self._directories_found(directories, identity), clock.monotonic() - began)
         for name in self.config.without_effect():
             logger.warning("setting has no effect yet name=%s", name)
@@ -222,6 +227,8 @@ class Broker:
         services = self.services
         if self._housekeeping is not None:
             self._housekeeping.cancel()
+        if self._compaction is not None:
+            await self._compaction.stop()
         for listener in self._listeners:
             listener.stop_accepting()
         services.groups.close()
@@ -241,6 +248,8 @@ class Broker:
         """Give back what a failed start holds; the directory stays as after a crash."""
         if self._housekeeping is not None:
             self._housekeeping.cancel()
+        if self._compaction is not None:
+            await self._compaction.stop()
         for listener in self._listeners:
             listener.stop_accepting()
             await listener.drain(0)

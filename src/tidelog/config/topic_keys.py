@@ -15,7 +15,7 @@ KEYS: tuple[Key, ...] = (
         LIST,
         "delete",
         ListOf(("compact", "delete")),
-        doc="What happens to old data: delete by age and size. compact asks for keys; nothing is compacted yet.",
+        doc="What happens to old data: delete by age and size, compact to the last record of each key, or both.",
         effect=True,
         synonyms=(("log.cleanup.policy", 1),),
     ),
@@ -62,6 +62,7 @@ KEYS: tuple[Key, ...] = (
         AtLeast(0),
         doc="How long a compacted log keeps tombstones.",
         synonyms=(("log.cleaner.delete.retention.ms", 1),),
+        effect=True,
     ),
     Key(
         "file.delete.delay.ms",
@@ -139,6 +140,7 @@ KEYS: tuple[Key, ...] = (
         AtLeast(1),
         doc="Longest time that a record may stay uncompacted.",
         synonyms=(("log.cleaner.max.compaction.lag.ms", 1),),
+        effect=True,
     ),
     Key(
         "max.message.bytes",
@@ -183,6 +185,7 @@ KEYS: tuple[Key, ...] = (
         Between(0, 1),
         doc="Share of uncompacted log from which compaction is worthwhile.",
         synonyms=(("log.cleaner.min.cleanable.ratio", 1),),
+        effect=True,
     ),
     Key(
         "min.compaction.lag.ms",
@@ -191,6 +194,7 @@ KEYS: tuple[Key, ...] = (
         AtLeast(0),
         doc="Shortest time that a record stays uncompacted.",
         synonyms=(("log.cleaner.min.compaction.lag.ms", 1),),
+        effect=True,
     ),
     Key(
         "min.insync.replicas",
@@ -264,6 +268,7 @@ KEYS: tuple[Key, ...] = (
             ("log.roll.jitter.ms", 1),
             ("log.roll.jitter.hours", 3600000),
         ),
+        effect=True,
     ),
     Key(
         "segment.ms",

@@ -1,4 +1,4 @@
-"""What an append did."""
+"""What an append answers."""
 
 from typing import NamedTuple
 

@@ -20,15 +20,19 @@ class LogConfig:
         "compression_lz4_level",
         "compression_type",
         "compression_zstd_level",
+        "delete_retention_ms",
         "durability",
         "file_delete_delay_ms",
         "flush_messages",
         "flush_ms",
         "index_interval_bytes",
+        "max_compaction_lag_ms",
         "max_message_bytes",
         "message_timestamp_after_max_ms",
         "message_timestamp_before_max_ms",
         "message_timestamp_type",
+        "min_cleanable_dirty_ratio",
+        "min_compaction_lag_ms",
         "min_insync_replicas",
         "producer_id_expiration_ms",
         "record_validation",
@@ -36,6 +40,7 @@ class LogConfig:
         "retention_ms",
         "segment_bytes",
         "segment_index_bytes",
+        "segment_jitter_ms",
         "segment_ms",
     )
 
@@ -64,6 +69,11 @@ class LogConfig:
         flush_ms: int = INT64_MAX,
         durability: str = "interval",
         min_insync_replicas: int = 1,
+        segment_jitter_ms: int = 0,
+        delete_retention_ms: int = DAY_MS,
+        min_cleanable_dirty_ratio: float = 0.5,
+        min_compaction_lag_ms: int = 0,
+        max_compaction_lag_ms: int = INT64_MAX,
     ) -> None:
         self.segment_bytes = segment_bytes
         self.segment_ms = segment_ms
@@ -87,6 +97,11 @@ class LogConfig:
         self.flush_ms = flush_ms
         self.durability = durability
         self.min_insync_replicas = min_insync_replicas
+        self.segment_jitter_ms = segment_jitter_ms
+        self.delete_retention_ms = delete_retention_ms
+        self.min_cleanable_dirty_ratio = min_cleanable_dirty_ratio
+        self.min_compaction_lag_ms = min_compaction_lag_ms
+        self.max_compaction_lag_ms = max_compaction_lag_ms
 
     @classmethod
     def from_settings(cls, settings: Mapping[str, Any]) -> "LogConfig":
@@ -99,6 +114,11 @@ class LogConfig:
     @property
     def compacts(self) -> bool:
         return "compact" in self.cleanup_policy
+
+    @property
+    def roll_after_ms(self) -> int:
+        """How long a segment may be appended to: no longer than a record may stay uncompacted."""
+        return min(self.segment_ms, self.max_compaction_lag_ms) if self.compacts else self.segment_ms
 
     @property
     def deletes(self) -> bool:

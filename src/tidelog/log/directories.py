@@ -291,24 +291,48 @@ class DataDirectories:
 
         Any other error is a failure of that directory.
         """
-        full: OSError | None = None
+        _raise_passing(self.try_checkpoints(recovery_points, start_offsets, high_watermarks))
+
+    def try_checkpoints(
+        self,
+        recovery_points: Mapping[TopicPartition, int],
+        start_offsets: Mapping[TopicPartition, int],
+        high_watermarks: Mapping[TopicPartition, int],
+    ) -> dict[str, OSError]:
+        """As `write_checkpoints`; the directories in which that failed, for whatever reason."""
+        return self._in_each(
+            lambda directory: directory.write_checkpoints(
+                *(self._part(directory, offsets) for offsets in (recovery_points, start_offsets, high_watermarks))
+            )
+        )
+
+    def _in_each(self, write: Callable[[DataDirectory], None]) -> dict[str, OSError]:
+        failed: dict[str, OSError] = {}
         for directory in self._usable():
             try:
-                directory.write_checkpoints(
-                    *(self._part(directory, offsets) for offsets in (recovery_points, start_offsets, high_watermarks))
-                )
+                write(directory)
             except OSError as error:
-                if error.errno in PASSING:
-                    full = error
-                else:
+                failed[directory.path] = error
+                if error.errno not in PASSING:
                     self._newly_failed[directory.path] = str(error)
-        if full is not None:
-            raise full
+        return failed
 
     def write_start_offsets(self, start_offsets: Mapping[TopicPartition, int]) -> None:
         """As `write_checkpoints`, before files below them go. Raises OSError: then no file may go."""
         for directory in self._usable():
             directory.write_start_offsets(self._part(directory, start_offsets))
+
+    def cleaner_offsets(self) -> dict[TopicPartition, int]:
+        """Up to where each compacted log was clean when the last broker here wrote it down."""
+        return {
+            key: offset
+            for directory in self.online
+            for key, offset in self._part(directory, directory.cleaner_offsets()).items()
+        }
+
+    def write_cleaner_offsets(self, offsets: Mapping[TopicPartition, int]) -> None:
+        """Each directory its own partitions'. Raises OSError as `write_checkpoints`."""
+        _raise_passing(self._in_each(lambda directory: directory.write_cleaner_offsets(self._part(directory, offsets))))
 
     def _part(self, directory: DataDirectory, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
         if len(self.online) == 1:
@@ -337,6 +361,12 @@ class DataDirectories:
     def release(self) -> None:
         for directory in self.online:
             directory.release()
+
+
+def _raise_passing(failed: dict[str, OSError]) -> None:
+    for error in failed.values():
+        if error.errno in PASSING:
+            raise error
 
 
 def _properties(disk: "Disk", path: str) -> dict[str, str]:

@@ -1,7 +1,7 @@
 """The data directory of one broker: its lock, whether it was left in order, checkpoints, partitions' directories.
 
 Every method blocks; all but `open` and `close_clean` may run on any thread while the broker works, but those that write
-checkpoints (`write_checkpoints`, `write_start_offsets`, `retire_partition`) one at a time.
+checkpoints (`write_...`, `retire_partition`, `give_up`, `expect`) one at a time.
 
 A log's start offset is on the disk before the first file below it goes, so a file that is missing above it is noticed.
 A directory without that checkpoint, or from Kafka, which writes it now and then, begins with what its files say.
@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
 from tidelog.log.checkpoints import (
+    CLEANER_OFFSETS,
     HIGH_WATERMARKS,
     LOG_START_OFFSETS,
     META_PROPERTIES,
@@ -66,6 +67,8 @@ class DataDirectory:
         self._start_offsets = self._read(LOG_START_OFFSETS)
         if LOG_START_OFFSETS not in self._checkpoints:
             self._take_start_offsets_from_files()
+        self._clean_offsets = self._read_cleaner_offsets()
+        self._checkpoints[CLEANER_OFFSETS] = dict(self._clean_offsets)
         self._unnamed: dict[TopicPartition, None] = {}
         """Partitions whose entries are kept until the caller's checkpoints name them: they opened just now, or could
         not be opened.
@@ -107,6 +110,13 @@ class DataDirectory:
             self._checkpoints[name] = dict(offsets)
         return offsets or {}
 
+    def _read_cleaner_offsets(self) -> dict[TopicPartition, int]:
+        try:
+            return read_offsets(self._disk, f"{self.path}/{CLEANER_OFFSETS}") or {}
+        except CorruptLog as error:
+            logger.warning("checkpoint ignored, logs are compacted from their start reason=%s", error)
+            return {}
+
     def adopt_start_offsets(self) -> None:
         """Before Kafka's logs are opened here for the first time: where a log's files begin above its checkpoint, it
         begins with its files, from now on for good. Raises OSError.
@@ -141,8 +151,7 @@ class DataDirectory:
             self._disk.rename(path, stray)
             self._disk.sync_dir(self.path)
             known_id = None
-            self._recovery_points.pop(key, None)
-            self._start_offsets.pop(key, None)
+            self.is_elsewhere(key)
         log = PartitionLog.open(
             self._disk,
             path,
@@ -172,8 +181,7 @@ class DataDirectory:
 
     def give_up(self, key: TopicPartition) -> None:
         """A partition leaves: the checkpoints tell of it no more. Raises OSError."""
-        self._recovery_points.pop(key, None)
-        self._start_offsets.pop(key, None)
+        self.is_elsewhere(key)
         self._unnamed.pop(key, None)
         self._retired[key] = None
         for name, offsets in list(self._checkpoints.items()):
@@ -183,11 +191,12 @@ class DataDirectory:
         """Another directory holds it: what the checkpoints tell of it is old."""
         self._recovery_points.pop(key, None)
         self._start_offsets.pop(key, None)
+        self._clean_offsets.pop(key, None)
 
-    def expect(self, log: PartitionLog) -> None:
+    def expect(self, log: PartitionLog, clean_offset: int | None) -> None:
         """A log that was made elsewhere gets its place here, at once after this: the checkpoints tell of it already.
 
-        Raises OSError.
+        `clean_offset`: up to where it is compacted, None for not at all. Raises OSError.
         """
         key = log.topic_partition
         self._retired.pop(key, None)
@@ -195,6 +204,10 @@ class DataDirectory:
         self._recovery_points[key], self._start_offsets[key] = log.recovery_point, log.log_start_offset
         for name, offset in ((RECOVERY_POINTS, log.recovery_point), (LOG_START_OFFSETS, log.log_start_offset)):
             self._write(name, {**self._checkpoints.get(name, {}), key: offset})
+        clean_offsets = {known: offset for known, offset in self._checkpoints[CLEANER_OFFSETS].items() if known != key}
+        if clean_offset is not None:
+            clean_offsets[key] = clean_offset
+        self._write(CLEANER_OFFSETS, clean_offsets)
 
     def open_future(
         self, path: str, config: "LogConfig", log_start_offset: int, topic_id: bytes, now_ms: int
@@ -259,6 +272,19 @@ class DataDirectory:
         self._write(RECOVERY_POINTS, {**self._kept(self._recovery_points), **recovery_points})
         self._write(LOG_START_OFFSETS, self._moved({**self._kept(self._start_offsets), **start_offsets}))
         self._write(HIGH_WATERMARKS, high_watermarks)
+
+    def cleaner_offsets(self) -> dict[TopicPartition, int]:
+        """Up to where each compacted log was clean when the last broker here wrote it down."""
+        return dict(self._clean_offsets)
+
+    def clean_offset(self, key: TopicPartition) -> int | None:
+        """Up to where it is compacted, by the checkpoint as it stands on the disk."""
+        return self._checkpoints[CLEANER_OFFSETS].get(key)
+
+    def write_cleaner_offsets(self, offsets: Mapping[TopicPartition, int]) -> None:
+        """Raises OSError."""
+        self._write(CLEANER_OFFSETS, {**self._kept(self._checkpoints[CLEANER_OFFSETS]), **offsets})
+        self._clean_offsets = dict(offsets)
 
     def write_start_offsets(self, start_offsets: Mapping[TopicPartition, int]) -> None:
         """Persist them before files below them go. Raises OSError.

@@ -7,6 +7,8 @@
 What is appended between the second step and the end of the third is not acknowledged. Of two logs with the name, as a
 crash may leave them, the old one counts: it holds everything that was acknowledged. Unless the mark says `final`: the
 old one could not be renamed, and appends went on in the copy.
+
+Nothing is compacted while it moves: `.cleaned` and `.swap` files are never those of a copy.
 """
 
 import re

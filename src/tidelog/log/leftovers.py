@@ -39,7 +39,7 @@ def settle_files(disk: "Disk", directory: str) -> Found:
         return Found([], [], [], has_epochs=False)
     if any(name.endswith((SWAP_SUFFIX, *UNWANTED)) for name in names):
         _finish_swaps(disk, directory, names)
-        for name in names:
+        for name in disk.list(directory):
             if name.endswith(UNWANTED):
                 disk.remove(f"{directory}/{name}")
         disk.sync_dir(directory)
@@ -62,28 +62,61 @@ def settle_files(disk: "Disk", directory: str) -> Found:
 def _finish_swaps(disk: "Disk", directory: str, names: list[str]) -> None:
     """Put each `.swap` segment in the place of those whose offsets it covers.
 
-    A swap set is complete only if no `.cleaned` file is left at or before it: then its files were all renamed.
+    A swap set is complete only if no `.cleaned` log is left at or before it: then its files were all renamed.
     """
-    cleaned = [int(name[:20]) for name in names if name.endswith(LOG_SUFFIX + CLEANED_SUFFIX) and name[:20].isdecimal()]
-    incomplete_from = min(cleaned, default=1 << 63)
-    swaps = [int(name[:20]) for name in names if name.endswith(LOG_SUFFIX + SWAP_SUFFIX) and name[:20].isdecimal()]
-    for base_offset in swaps:
-        path = f"{directory}/{file_name(base_offset, LOG_SUFFIX)}{SWAP_SUFFIX}"
+    incomplete_from = min(_bases(names, LOG_SUFFIX + CLEANED_SUFFIX), default=1 << 63)
+    for base_offset in sorted(dict.fromkeys(b for suffix in SUFFIXES for b in _bases(names, suffix + SWAP_SUFFIX))):
         if base_offset >= incomplete_from:
             continue
-        end_offset = _end_offset(disk, path, base_offset)
-        for name in names:
-            kind, offset = file_kind(name)
-            if kind in OF_SEGMENT and base_offset <= offset < max(end_offset, base_offset + 1):
-                disk.remove(f"{directory}/{name}")
-        for suffix in SUFFIXES:
-            swap = f"{directory}/{file_name(base_offset, suffix)}{SWAP_SUFFIX}"
-            if disk.exists(swap):
-                disk.rename(swap, swap[: -len(SWAP_SUFFIX)])
+        path = f"{directory}/{file_name(base_offset, LOG_SUFFIX)}"
+        # Where the log has its own name already, the swap had come to that, and what it replaced was gone before.
+        if disk.exists(path + SWAP_SUFFIX):
+            end_offset = max(_end_offset(disk, path + SWAP_SUFFIX, base_offset), base_offset + 1)
+            for name in names:
+                kind, offset = file_kind(name)
+                if kind in OF_SEGMENT and base_offset <= offset < end_offset:
+                    disk.remove(f"{directory}/{name}")
+            for suffix in SUFFIXES[1:]:  # not all had been renamed when the power failed
+                cleaned = f"{directory}/{file_name(base_offset, suffix)}{CLEANED_SUFFIX}"
+                if disk.exists(cleaned):
+                    disk.rename(cleaned, cleaned[: -len(CLEANED_SUFFIX)] + SWAP_SUFFIX)
+            disk.sync_dir(directory)
+        put_in_place(disk, directory, base_offset)
         logger.warning("cleaned segment swapped in path=%s", path)
-    for name in names:
-        if name.endswith(SWAP_SUFFIX) and disk.exists(f"{directory}/{name}"):
-            disk.remove(f"{directory}/{name}")
+    left = [name for name in names if name.endswith(SWAP_SUFFIX) and disk.exists(f"{directory}/{name}")]
+    for name in left:
+        disk.remove(f"{directory}/{name}")
+    if left:
+        # Before the `.cleaned` log that tells what they are: an index alone counts as that of a log in its place.
+        disk.sync_dir(directory)
+
+
+def remove_cleaned(disk: "Disk", directory: str) -> None:
+    """What a pass of compaction wrote that was broken off: with a `.cleaned` log beside it, a start takes a later swap
+    for incomplete. Not while there are `.swap` files. Blocks; a directory that is gone is no error. Raises OSError.
+    """
+    if disk.exists(directory):
+        for name in disk.list(directory):
+            if name.endswith(CLEANED_SUFFIX):
+                disk.remove(f"{directory}/{name}")
+
+
+def put_in_place(disk: "Disk", directory: str, base_offset: int) -> None:
+    """Give the `.swap` files of a segment their own names. What they replace must be gone, durably. Raises OSError.
+
+    The log comes first, and durably: while it is a `.swap`, files with their own names count as those of the segment
+    that it replaces.
+    """
+    for suffixes in (SUFFIXES[:1], SUFFIXES[1:]):
+        for suffix in suffixes:
+            path = f"{directory}/{file_name(base_offset, suffix)}"
+            if disk.exists(path + SWAP_SUFFIX):
+                disk.rename(path + SWAP_SUFFIX, path)
+        disk.sync_dir(directory)
+
+
+def _bases(names: list[str], ending: str) -> list[int]:
+    return [int(name[:20]) for name in names if name[20:] == ending and name[:20].isdecimal()]
 
 
 def _end_offset(disk: "Disk", path: str, base_offset: int) -> int:

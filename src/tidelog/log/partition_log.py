@@ -27,7 +27,7 @@ from tidelog.log.indexes import IndexCache
 from tidelog.log.leader_epochs import EpochEnd
 from tidelog.log.reader import ColdRead, LogReader, Slice, TimestampOffset
 from tidelog.log.recovery import LogOpener, OpenedLog
-from tidelog.log.replay import end_marker, replay_producer
+from tidelog.log.replay import check_producer, replay_producer
 from tidelog.log.retention import Removal, Retention, TimesLook
 from tidelog.log.segment import FIRST_TIMESTAMP_PENDING, NOT_OPENED, PASSING, Segment
 from tidelog.log.snapshots import restore_producers
@@ -38,6 +38,7 @@ from tidelog.wire.errors import OffsetOutOfRange, StorageError
 
 if TYPE_CHECKING:
     from tidelog.log.config import LogConfig
+    from tidelog.log.segment_list import SegmentList
     from tidelog.log.transaction_index import AbortedTransaction
     from tidelog.runtime.interfaces import Disk
 
@@ -48,10 +49,6 @@ __all__ = ["Appended", "CorruptLog", "FlushPlan", "PartitionLog", "Slice", "Time
 logger = logging.getLogger("tidelog.log")
 
 ANY_SIZE = 1 << 62
-
-
-_new_tuple = tuple.__new__  # what Appended() calls, without the call of its own
-
 
 _new_tuple = tuple.__new__  # what Appended() calls, without the call of its own
 
@@ -158,6 +155,11 @@ class PartitionLog:
         return self._segments.size_bytes
 
     @property
+    def segments(self) -> "SegmentList":
+        """For who looks at files as such: compaction."""
+        return self._segments
+
+    @property
     def has_unsynced_segments(self) -> bool:
         """Whether a whole segment is not known to be durable: neither retention nor recovery goes beyond it."""
         return self._durability.recovery_point < self._segments.active.base_offset
@@ -178,9 +180,7 @@ class PartitionLog:
         return next(iter(self.producers.open_transactions), self.log_end_offset)
 
     def last_stable_offset_below(self, high_watermark: int) -> int:
-        """Exclusive end for read_committed: a transaction also holds it back until its marker is below the high
-        watermark.
-        """
+        """Exclusive end for read_committed: a transaction holds it until its marker is below the high watermark."""
         unstable = self.producers.first_unstable_offset(high_watermark)
         return high_watermark if unstable is None else min(unstable, high_watermark)
 
@@ -211,7 +211,7 @@ class PartitionLog:
         max_timestamp = header.max_timestamp
         producer_id = header.producer_id
         if producer_id >= 0:
-            repeated = self._check_producer(batch, header)
+            repeated = check_producer(self.producers, batch, header, self.log_start_offset)
             if repeated is not None:
                 return repeated
         if (
@@ -279,18 +279,6 @@ class PartitionLog:
         except OSError as error:
             raise self._write_failed(segment, position, end_offset, error) from error
 
-    def _check_producer(self, batch: memoryview, header: BatchHeader) -> Appended | None:
-        """What to answer instead of appending a repeated batch. Raises the ApiError of one that is out of order."""
-        if header.attributes & CONTROL_BIT:
-            marker = end_marker(batch)
-            if marker is not None:
-                self.producers.check_marker(header.producer_id, header.producer_epoch, marker[1])
-            return None
-        repeated = self.producers.check(header)
-        if repeated is None:
-            return None
-        return Appended(repeated.base_offset, repeated.last_offset + 1, repeated.timestamp, self.log_start_offset, True)
-
     def _begin_epoch(self, leader_epoch: int) -> None:
         latest = self.epochs.latest
         if leader_epoch < latest:
@@ -306,7 +294,7 @@ class PartitionLog:
         segment = self._segments.active
         try:
             if segment.size and segment.roll_timestamp == FIRST_TIMESTAMP_PENDING:
-                segment.start_clock(segment.first_timestamp(), self.config.segment_ms)
+                segment.start_clock(segment.first_timestamp(), self.config)
             if segment.size and (
                 segment.size + size > segment.size_limit
                 or max_timestamp > segment.roll_timestamp
@@ -319,7 +307,7 @@ class PartitionLog:
         except OSError as error:
             raise self._io_failed("roll", error) from error
         if not segment.size:
-            segment.start_clock(max_timestamp, self.config.segment_ms)
+            segment.start_clock(max_timestamp, self.config)
         return segment
 
     def roll(self, now_ms: int) -> None:
@@ -472,7 +460,7 @@ class PartitionLog:
         """Make derived state agree with a log that now ends earlier."""
         end = self.log_end_offset
         self._durability.recovery_point = min(self.recovery_point, end)
-        self._durability.directory_unsynced = True
+        self._disk.sync_dir(self.directory)  # what was removed must not come back behind later appends
         self._reader.forget_places()
         self.epochs.truncate_from_end(end)
         self._leader_epoch = -1
@@ -522,9 +510,8 @@ class PartitionLog:
         is run for them once the new log start offset has been persisted. Raises StorageError.
         """
         self.producers.expire(now_ms, self.config.producer_id_expiration_ms)
-        return self._look_up(
-            lambda: self._retire(now_ms, self.log_end_offset if high_watermark is None else high_watermark)
-        )
+        limit = self.log_end_offset if high_watermark is None else high_watermark
+        return self._look_up(lambda: self._retire(now_ms, limit))
 
     def _retire(self, now_ms: int, limit: int) -> int:
         # Nor what is not durable yet: a segment that a power cut brings back must not be a torn one.
@@ -552,6 +539,19 @@ class PartitionLog:
         )
         return count
 
+    def replace_segments(self, old: list[Segment], new: Segment) -> None:
+        """From now on `new` is read, which has what compaction kept of `old`; `segments_replaced` follows."""
+        self._segments.replace(old, new)
+        self._reader.forget_places()
+        for segment in old:
+            self._forget(segment)
+            segment.retire()
+
+    def segments_replaced(self, old: list[Segment], new: Segment, now_ms: int) -> None:
+        """The files of `new` have their names; those of `old`, renamed, stay readable as after `apply_retention`."""
+        new.use_cache(self._cache)
+        self._retention.keep(old, now_ms + self.config.file_delete_delay_ms)
+
     def removal(self, now_ms: int) -> Removal | None:
         """File work on what retention took out, to be run on a thread, one at a time: renames, for which the log start
         offset must have been persisted, and removals whose `file.delete.delay.ms` is over. None when there is none.
@@ -570,9 +570,8 @@ class PartitionLog:
 
         A plan that was taken must be run; if that fails, call `fail`. Two may overlap.
         """
-        durability = self._durability
-        snapshot = durability.snapshot_due()
-        return durability.plan(self.log_end_offset, self.producers, self.epochs, with_snapshot=snapshot)
+        due = self._durability.snapshot_due()
+        return self._durability.plan(self.log_end_offset, self.producers, self.epochs, with_snapshot=due)
 
     def flushed(self, plan: FlushPlan) -> None:
         """A plan has run: move the recovery point."""

@@ -6,7 +6,7 @@ begins its next read there without an index.
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from tidelog.log.batch_scan import BASE_OFFSET, LAST_OFFSET_DELTA, LEADER_EPOCH, MAX_TIMESTAMP, headers
+from tidelog.log.batch_scan import BASE_OFFSET, COUNT, LAST_OFFSET_DELTA, LEADER_EPOCH, MAX_TIMESTAMP, headers
 from tidelog.log.errors import CorruptLog
 from tidelog.log.segment import NO_TIMESTAMP, Segment
 from tidelog.log.transaction_index import AbortedTransaction
@@ -208,8 +208,11 @@ class LogReader:
         if found is not None:
             for at, size, fields in headers(segment.file, found[0], segment.size, segment.base_offset):
                 last_offset = fields[BASE_OFFSET] + fields[LAST_OFFSET_DELTA]
+                if not fields[COUNT]:
+                    continue
                 if fields[BASE_OFFSET] < start_offset:  # a part of this batch is below the start
-                    timestamp = max(t for o, t in _records(segment, at, size) if o >= start_offset)
+                    times = [t for o, t in _records(segment, at, size) if o >= start_offset]
+                    timestamp = max(times, default=NO_TIMESTAMP)
                 else:
                     timestamp = fields[MAX_TIMESTAMP]
                 if timestamp > latest:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from tidelog.log.batch_scan import (
     BASE_OFFSET,
+    COUNT,
     CRC,
     LAST_OFFSET_DELTA,
     LEADER_EPOCH,
@@ -235,7 +236,7 @@ class LogOpener:
             last_offset = fields[BASE_OFFSET] + fields[LAST_OFFSET_DELTA]
             if last and position == start and last_offset != segment.base_offset + last[0]:
                 raise CorruptIndex(f"{segment.index.path}: the batch at {start} ends with offset {last_offset}")
-            if fields[MAX_TIMESTAMP] > segment.max_timestamp:
+            if fields[MAX_TIMESTAMP] > segment.max_timestamp and fields[COUNT]:
                 segment.max_timestamp = fields[MAX_TIMESTAMP]
                 segment.max_timestamp_offset = last_offset
             end_offset = last_offset + 1
@@ -269,7 +270,7 @@ class LogOpener:
                 break
             end = self._recover_segment(segment, place, replay_from)
             place += 1
-        if end > self._recovery_point:
+        if end > self._recovery_point or self._removed:  # nor may what was dropped come back
             self._disk.sync_dir(self._directory)
             self._disk.sync_dir(self._directory.rpartition("/")[0])
         else:
@@ -352,7 +353,8 @@ class LogOpener:
         """Take one batch into epochs and producers."""
         if fields[LEADER_EPOCH] > self._epochs.latest:
             self._epochs.assign(fields[LEADER_EPOCH], fields[BASE_OFFSET])
-        if fields[PRODUCER_ID] >= 0 and fields[BASE_OFFSET] >= replay_from:
+        # A log may start in the middle of a batch.
+        if fields[PRODUCER_ID] >= 0 and fields[BASE_OFFSET] + fields[LAST_OFFSET_DELTA] >= replay_from:
             replay_batch(self._producers, segment, position, size, fields)
 
     def _cut(self, segment: Segment, place: int, problem: CorruptLog) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from struct import Struct
 from typing import TYPE_CHECKING
 
+from tidelog.log.appended import Appended
 from tidelog.log.batch_scan import (
     ATTRIBUTES,
     BASE_OFFSET,
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from tidelog.log.segment import Segment
     from tidelog.log.transaction_index import TransactionIndex
     from tidelog.runtime.interfaces import Buffer
+    from tidelog.wire.batches import BatchHeader
 
 _KEY = Struct(">hh")
 _END_MARKER = Struct(">hi")
@@ -34,9 +36,12 @@ def end_marker(batch: "Buffer") -> tuple[int, int] | None:
     batches.
 
     The key is a version and a type, the value a version and the coordinator's epoch (int16, int16; int16, int32).
-    Raises ValueError when the batch cannot be decoded.
+    A batch that compaction left without records ends nothing. Raises ValueError when the batch cannot be decoded.
     """
-    record = decode_records(batch, 0)[0]
+    records = decode_records(batch, 0)
+    if not records:
+        return None
+    record = records[0]
     if record.key is None or len(record.key) < _KEY.size:
         raise ValueError("a control record has no type")
     kind = _KEY.unpack_from(record.key)[1]
@@ -79,3 +84,18 @@ def replay_batch(producers: "ProducerState", segment: "Segment", position: int, 
         replay_producer(producers, segment.transactions, fields, lambda: segment.file.pread(size, position))
     except ValueError as error:
         raise CorruptLog(segment.path, position, f"the control batch cannot be decoded: {error}") from error
+
+
+def check_producer(
+    producers: "ProducerState", batch: memoryview, header: "BatchHeader", log_start_offset: int
+) -> Appended | None:
+    """What to answer instead of appending a repeated batch. Raises the ApiError of one that is out of order."""
+    if header.attributes & CONTROL_BIT:
+        marker = end_marker(batch)
+        if marker is not None:
+            producers.check_marker(header.producer_id, header.producer_epoch, marker[1])
+        return None
+    repeated = producers.check(header)
+    if repeated is None:
+        return None
+    return Appended(repeated.base_offset, repeated.last_offset + 1, repeated.timestamp, log_start_offset, True)

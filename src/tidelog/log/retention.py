@@ -108,6 +108,8 @@ class Retention:
         of whose age nothing is known. May be all of them: then the caller rolls first.
         """
         items = self._segments.items
+        if self._segments.swapping:
+            return 0
         excess = -1
         if config.deletes and config.retention_bytes >= 0:
             excess = self._segments.size_bytes - config.retention_bytes
@@ -130,6 +132,12 @@ class Retention:
             segment.retire()
         self._retired.append(Retired(gone, due_ms))
         return gone
+
+    def keep(self, renamed: list["Segment"], due_ms: int) -> None:
+        """Segments that compaction has replaced; their files, which are renamed already, may go at `due_ms`."""
+        retired = Retired(renamed, due_ms)
+        retired.renamed = True
+        self._retired.append(retired)
 
     def removal(self, now_ms: int) -> Removal | None:
         """Run one at a time; see `Removal.begins`."""

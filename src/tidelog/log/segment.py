@@ -2,9 +2,10 @@
 
 import errno
 import logging
+import zlib
 from typing import TYPE_CHECKING
 
-from tidelog.log.batch_scan import BASE_OFFSET, LAST_OFFSET_DELTA, MAX_TIMESTAMP, Fields, headers
+from tidelog.log.batch_scan import BASE_OFFSET, COUNT, LAST_OFFSET_DELTA, MAX_TIMESTAMP, Fields, headers
 from tidelog.log.errors import CorruptLog
 from tidelog.log.indexes import INT32_MAX, PENDING_MAX, CorruptIndex, IndexCache, OffsetIndex, TimeIndex
 from tidelog.log.transaction_index import TransactionIndex
@@ -139,6 +140,25 @@ class Segment:
         self.index.use_cache(cache)
         self.times.use_cache(cache)
 
+    def use_ending(self, ending: str) -> None:
+        """Its files are found under their names with `ending` behind, as those of a rewritten segment are for a time.
+
+        Those that are open follow a rename by themselves.
+        """
+        stem = f"{self.path[: self.path.rindex('/')]}/{self.base_offset:020d}"
+        self.path = stem + LOG_SUFFIX + ending
+        self.index.path = stem + ".index" + ending
+        self.times.path = stem + ".timeindex" + ending
+        self.transactions.path = stem + ".txnindex" + ending
+
+    def begin_rewrite(self, index_interval_bytes: int) -> None:
+        """Make its files, empty, under the names that `use_ending` gave. Raises OSError."""
+        self.opened = self._disk.open(self.path, create=True)
+        self.index.create()
+        self.times.create()
+        self.max_timestamp = NO_TIMESTAMP
+        self._interval = self.index_after = index_interval_bytes
+
     # As the active segment
 
     def take_interval(self, config: "LogConfig") -> None:
@@ -156,8 +176,13 @@ class Segment:
         self.index_after = (last[1] if last else 0) + self._interval
         self._check_full()
 
-    def start_clock(self, first_timestamp: int, segment_ms: int) -> None:
+    def start_clock(self, first_timestamp: int, config: "LogConfig") -> None:
         """Set when its time is over: by record timestamps where the first batch has one, by the clock otherwise."""
+        segment_ms = config.roll_after_ms
+        if config.segment_jitter_ms:
+            # Chance is not asked: segments of a topic's partitions roll apart if each takes its own share.
+            share = zlib.crc32(self.path.rpartition("/")[0].rpartition("/")[2].encode(), self.base_offset & 0xFFFFFFFF)
+            segment_ms -= share % max(min(config.segment_jitter_ms, segment_ms), 1)
         if first_timestamp >= 0:
             self.roll_timestamp = first_timestamp + segment_ms
             self.roll_now_ms = NEVER
@@ -183,7 +208,7 @@ class Segment:
     def note_batch(self, position: int, fields: Fields) -> None:
         """Account for a batch found at `position` by a scan: timestamps and indexes."""
         last_offset = fields[BASE_OFFSET] + fields[LAST_OFFSET_DELTA]
-        if fields[MAX_TIMESTAMP] > self.max_timestamp:
+        if fields[MAX_TIMESTAMP] > self.max_timestamp and fields[COUNT]:  # compaction leaves batches without records
             self.max_timestamp = fields[MAX_TIMESTAMP]
             self.max_timestamp_offset = last_offset
         if position > self.index_after:
@@ -418,7 +443,7 @@ class Segment:
                 break
             position = at + size
             end_offset = last_offset + 1
-            if fields[MAX_TIMESTAMP] > latest[0]:
+            if fields[MAX_TIMESTAMP] > latest[0] and fields[COUNT]:
                 latest = (fields[MAX_TIMESTAMP], last_offset)
         self.cut(position)
         try:

@@ -8,10 +8,12 @@ from tidelog.log.segment import Segment
 class SegmentList:
     """Never empty once the log is open."""
 
-    __slots__ = ("_bases", "items")
+    __slots__ = ("_bases", "items", "swapping")
 
     def __init__(self, items: list[Segment]) -> None:
         self.items = items
+        self.swapping = False
+        """Files are being renamed: retention and compaction come another time."""
         self._bases = [segment.base_offset for segment in items]
 
     @property
@@ -41,3 +43,10 @@ class SegmentList:
         taken = self.items[place:]
         del self.items[place:], self._bases[place:]
         return taken
+
+    def replace(self, old: list[Segment], new: Segment) -> None:
+        """Put `new` in the place of `old`, which are neighbours and here."""
+        place = self.items.index(old[0])
+        assert self.items[place : place + len(old)] == old, "the segments are neighbours"
+        self.items[place : place + len(old)] = [new]
+        self._bases[place : place + len(old)] = [new.base_offset]

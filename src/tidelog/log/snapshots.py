@@ -3,7 +3,7 @@
 import logging
 from typing import TYPE_CHECKING
 
-from tidelog.log.batch_scan import BASE_OFFSET, PRODUCER_ID, headers
+from tidelog.log.batch_scan import BASE_OFFSET, LAST_OFFSET_DELTA, PRODUCER_ID, headers
 from tidelog.log.producer_snapshot import CorruptSnapshot, decode_snapshot
 from tidelog.log.producer_state import ProducerState
 from tidelog.log.replay import replay_batch
@@ -89,6 +89,6 @@ def restore_producers(snapshots: Snapshots, segments: "SegmentList", start: int,
         if found is None:
             continue
         for position, size, fields in headers(segment.file, found[0], segment.size, segment.base_offset):
-            if fields[PRODUCER_ID] >= 0 and fields[BASE_OFFSET] >= start:
+            if fields[PRODUCER_ID] >= 0 and fields[BASE_OFFSET] + fields[LAST_OFFSET_DELTA] >= start:
                 replay_batch(producers, segment, position, size, fields)
     return producers

@@ -30,13 +30,21 @@ class AbortedTransaction(NamedTuple):
 class TransactionIndex:
     """One segment's aborted transactions, in the order of their markers."""
 
-    __slots__ = ("_disk", "exists", "path", "unsynced")
+    __slots__ = ("_disk", "_held", "exists", "path", "unsynced")
 
     def __init__(self, disk: "Disk", path: str, *, exists: bool) -> None:
         self._disk = disk
         self.path = path
         self.exists = exists
         self.unsynced = False
+        self._held: list[AbortedTransaction] | None = None
+
+    def hold(self) -> None:
+        """Have the entries in memory until `let_go`: meanwhile the file may be renamed. Raises as `read`."""
+        self._held = self.read()
+
+    def let_go(self) -> None:
+        self._held = None
 
     def append(self, aborted: AbortedTransaction) -> None:
         file = self._disk.open(self.path, create=True)
@@ -53,6 +61,9 @@ class TransactionIndex:
 
     def entries(self) -> Iterator[AbortedTransaction]:
         """As `read`, one by one: those before the first bad one are yielded."""
+        if self._held is not None:
+            yield from self._held
+            return
         if not self.exists:
             return
         data = self._disk.read(self.path)

@@ -9,7 +9,16 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
-from tidelog.log.batch_scan import BASE_OFFSET, COUNT, CRC, LAST_OFFSET_DELTA, LEADER_EPOCH, Fields, batches
+from tidelog.log.batch_scan import (
+    BASE_OFFSET,
+    COUNT,
+    CRC,
+    LAST_OFFSET_DELTA,
+    LEADER_EPOCH,
+    MAX_TIMESTAMP,
+    Fields,
+    batches,
+)
 from tidelog.log.checkpoints import (
     LOG_START_OFFSETS,
     RECOVERY_POINTS,
@@ -192,6 +201,8 @@ class _Verifier:
         for epoch, offset in seen:
             if not entries or epoch > entries[-1][0]:
                 self._result.found(path, 0, f"epoch {epoch} from {offset} is not written down yet", NOTE)
+            elif epoch <= entries[0][0] and offset < entries[0][1]:
+                self._result.found(path, 0, f"offset {offset} lies before the epochs that are known: deleted", NOTE)
             elif starts.get(epoch, offset + 1) > offset:
                 self._result.found(path, 0, f"a batch at offset {offset} is of epoch {epoch}, the checkpoint disagrees")
 
@@ -253,7 +264,8 @@ class _Verifier:
             elif epoch >= 0 and (not epochs or epoch > epochs[-1][0]):
                 epochs.append((epoch, offset))
             last_offset = offset + fields[LAST_OFFSET_DELTA]
-            latest = max(latest, fields[8])
+            if fields[COUNT]:  # compaction leaves batches without records, whose time says nothing
+                latest = max(latest, fields[MAX_TIMESTAMP])
             if position in positions and positions[position][1] == last_offset:
                 del positions[position]
             if last_offset in times and times[last_offset][1] == latest:

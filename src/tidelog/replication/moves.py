@@ -6,6 +6,9 @@
     switch     the rest is copied, within one turn of the loop; from now on the copy is the partition's log
     aside      the old log loses its name, durably; then what waited is acknowledged
 
+Compaction leaves a partition alone while it moves: with a copy that is compacted in part, what was deleted would come
+back. Up to where the log is compacted is written down in the target before `beside`.
+
 Until the end of `aside` a crash leaves the old log as the one that counts: it holds everything that was acknowledged.
 """
 
@@ -95,6 +98,9 @@ class Moves:
     def __iter__(self) -> Iterator[Move]:
         return iter(list(self._moves.values()))
 
+    def __contains__(self, partition: "Partition") -> bool:
+        return partition in self._moves
+
     def begin(self, partition: "Partition", target: "DataDirectory") -> None:
         """Move it to `target`; a move to elsewhere is given up, and one to where it lies is none."""
         before = self._moves.get(partition)
@@ -135,6 +141,7 @@ class Moves:
         partition = move.partition
         name = f"{partition.topic}-{partition.index}"
         try:
+            await self._partitions.settled()  # a swap of segments that had begun before
             while not await self._copy(move):
                 await self._discard(move)
             await self._take_over(move, name)
@@ -173,7 +180,8 @@ class Moves:
         partition, tasks = move.partition, self._runtime.tasks
         log = partition.log
         first = log.read(log.log_start_offset, 1, log.log_end_offset)
-        start = first.first_batch_offset if first.size else log.log_start_offset
+        # The batch that holds the start; in a gap, which compaction leaves, there is none.
+        start = min(first.first_batch_offset, log.log_start_offset) if first.size else log.log_start_offset
         random = self._runtime.random.randbytes(16)
         move.path = future_path(move.target.path, log.topic_partition, random)
         future = move.future = await tasks.run_blocking(
@@ -191,6 +199,8 @@ class Moves:
                 cold = log.cold_read(future.log_end_offset, PIECE_BYTES)
                 if cold is not None:
                     await tasks.run_blocking(_warm, cold)
+                # A segment that compaction has left a little of is not the end.
+                last = log.segments.items[log.segments.floor(future.log_end_offset)] is log.segments.active
                 piece = log.read(future.log_end_offset, PIECE_BYTES, log.log_end_offset)
             except OffsetOutOfRange:
                 return False
@@ -198,7 +208,7 @@ class Moves:
                 await tasks.run_blocking(_copy_piece, piece, future)
                 unflushed += piece.size
                 await self._pause(move, piece.size)
-            near = piece.size < CLOSE_BYTES
+            near = not piece.size or (last and piece.size < CLOSE_BYTES)
             if unflushed and (near or unflushed >= FLUSH_BYTES):
                 unflushed = 0
                 await self._flush(future)
@@ -239,13 +249,14 @@ class Moves:
         try:
             await self._partitions.settled()  # nothing on a thread is at the old log's files
             self._check(move)
-            _copy_rest(old, future)
+            _copy_rest(old, future, runtime.clock.now_ms())
+            future.delete_before(old.log_start_offset)
             args = (runtime.disk, source, move.target, future, runtime.clock.now_ms())
             new = await runtime.tasks.run_blocking(_put_beside, *args, lane=CHECKPOINTS_LANE)
             move.path = new.directory
             move.future = new
             self._check(move)
-            _copy_rest(old, new)
+            _copy_rest(old, new, runtime.clock.now_ms())
             self._switch(move, old, new)
             move.future = None
             random = runtime.random.randbytes(16)
@@ -314,10 +325,16 @@ def _copy_piece(piece: "Slice", future: "PartitionLog") -> None:
     future.append_as_follower(memoryview(data))
 
 
-def _copy_rest(old: "PartitionLog", copy: "PartitionLog") -> None:
+def _copy_rest(old: "PartitionLog", copy: "PartitionLog", now_ms: int) -> None:
     """What came since; a little, and in the page cache."""
     while (piece := old.read(max(copy.log_end_offset, old.log_start_offset), PIECE_BYTES, old.log_end_offset)).size:
         _copy_piece(piece, copy)
+    if copy.log_end_offset < old.log_end_offset:  # the last records were deleted; their offsets are not used again
+        if copy.segments.active.size:
+            copy.log_end_offset = old.log_end_offset
+            copy.roll(now_ms)
+        else:
+            copy.restart_at(old.log_end_offset)
 
 
 def _put_beside(
@@ -330,7 +347,7 @@ def _put_beside(
     copy.close(clean=True)
     if copy.failure is not None:
         raise StorageError(copy.failure)
-    target.expect(copy)
+    target.expect(copy, source.clean_offset(copy.topic_partition))
     put_beside(disk, copy.directory, source.path, copy.topic_partition)
     return target.reopen(copy, now_ms)
 

@@ -74,6 +74,7 @@ class Partition:
         "_refusing",
         "_shared",
         "_tasks",
+        "_thawing",
         "_watchers",
         "config",
         "deleted",
@@ -113,6 +114,7 @@ class Partition:
         self.deleted = False
         self.frozen = False
         """Whether nothing is acknowledged, nor synced, for the moment: see `freeze`."""
+        self._thawing: asyncio.Future[None] | None = None
         self._now_ms = clock.now_ms
         self._tasks = tasks
         self._flusher = flusher
@@ -263,9 +265,18 @@ class Partition:
     def freeze(self) -> None:
         """Appends go on; none is acknowledged or shown until `thaw`, as if the next sync took that long."""
         self.frozen = self._durable = True
+        self._thawing = self._tasks.future()
+
+    async def thawed(self) -> None:
+        """Return once it is not `frozen`."""
+        while self._thawing is not None:
+            await asyncio.wait([self._thawing])
 
     def thaw(self) -> None:
         self.frozen = False
+        if self._thawing is not None:
+            self._thawing.set_result(None)
+            self._thawing = None
         self.configure(self.config)
         if self.log.unflushed and not self.noted:
             self.noted = True

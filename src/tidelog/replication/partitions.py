@@ -77,6 +77,8 @@ class Partitions:
         self._failing: dict[str, str] = {}
         self.none_left: Callable[[str], None] | None = None
         """Told when the last data directory has failed."""
+        self.swapping: asyncio.Task[None] | None = None
+        """Compaction's work on files that runs or was the last: it outlives the pass."""
         self.moves = Moves(runtime, self)
         self.flusher = Flusher(runtime.tasks, flush_interval_ms, self.checkpoint, self._look_at_directories)
 
@@ -340,6 +342,28 @@ class Partitions:
                 self._offsets.note(partition)
         return partial(self.directories.write_checkpoints, *self._offsets.copies())
 
+    async def persist_starts(self, moved: Iterable[Partition]) -> list[Partition]:
+        """Write down now where the logs of the `moved` begin, each in its own directory; those where that failed."""
+        lost: list[Partition] = []
+        waiting = list(moved)
+        while waiting:
+            for partition in waiting:
+                await partition.thawed()  # what is written while a log changes its directory may be in the wrong one
+            logs = [(partition, partition.log) for partition in waiting]
+            for partition in waiting:
+                if not partition.deleted:
+                    self._offsets.note(partition)
+            failed = await self._runtime.tasks.run_blocking(
+                self.directories.try_checkpoints, *self._offsets.copies(), lane=CHECKPOINTS_LANE
+            )
+            waiting = [partition for partition, log in logs if partition.frozen or partition.log is not log]
+            for partition, log in logs:
+                if partition not in waiting and (
+                    partition.deleted or log.failure is not None or log.directory.rpartition("/")[0] in failed
+                ):
+                    lost.append(partition)
+        return lost
+
     async def open_again(self) -> None:
         """Try partitions that a full disk, or another passing error, kept from being opened."""
         if self._passing and not self._opening_again:
@@ -404,6 +428,8 @@ class Partitions:
         if housework is not None:
             await asyncio.wait([housework])
             housework.exception()  # whoever waited for it has it, unless that task was cancelled
+        if self.swapping is not None:
+            await asyncio.wait([self.swapping])
 
     def release_waiting(self) -> None:
         """Answer parked fetches with what there is; the broker stops."""

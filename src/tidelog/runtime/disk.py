@@ -36,7 +36,19 @@ _sync_descriptor = _platform_sync()
 class LocalFile:
     """A file by path. Any thread may call; the descriptor belongs to the pool."""
 
-    __slots__ = ("_disk", "_failure", "_pool", "_synced", "_writes", "descriptor", "path", "pins", "used")
+    __slots__ = (
+        "_closing",
+        "_disk",
+        "_failure",
+        "_holds",
+        "_pool",
+        "_synced",
+        "_writes",
+        "descriptor",
+        "path",
+        "pins",
+        "used",
+    )
 
     def __init__(self, disk: "LocalDisk", pool: DescriptorPool, path: str) -> None:
         self.path = path
@@ -48,6 +60,8 @@ class LocalFile:
         self._writes = 0
         self._synced = 0
         self._failure: OSError | None = None
+        self._holds = 0
+        self._closing = False
 
     @property
     def dirty(self) -> bool:
@@ -174,7 +188,26 @@ class LocalFile:
         finally:
             self.pins.pop()
 
+    def hold(self) -> None:
+        self.pins.append(None)
+        try:
+            if self.descriptor < 0:
+                self._open()
+        except OSError:
+            self.pins.pop()
+            raise
+        self._holds += 1
+
+    def release(self) -> None:
+        self._holds -= 1
+        self.pins.pop()
+        if self._closing and not self._holds:
+            self.close()
+
     def close(self) -> None:
+        if self._holds:
+            self._closing = True
+            return
         disk, self._disk = self._disk, None
         if disk is not None:
             disk.forget(self)

@@ -59,6 +59,14 @@ class File(Protocol):
     def resident(self, position: int, size: int) -> bool:
         """Whether a read of these bytes would not wait for the disk, as far as can be told without waiting."""
 
+    def hold(self) -> None:
+        """Until as many calls of `release`, neither `close` nor the file's removal take its bytes from who reads them.
+
+        For what reads on later: a descriptor is kept for it. Raises OSError.
+        """
+
+    def release(self) -> None: ...
+
     def close(self) -> None:
         """Nothing is synced by it. A later use of the file raises OSError (EBADF)."""
 
@@ -131,6 +139,22 @@ class Disk(Protocol):
         """Close the descriptors of every file. Syncs nothing."""
 
 
+class Apart(NamedTuple):
+    """What work in a process of its own is given of the world."""
+
+    disk: Disk
+    monotonic: Callable[[], float]
+    sleep: Callable[[float], None]
+
+
+ApartWork: TypeAlias = Callable[[Apart, bytes, Callable[[bytes], None]], None]
+"""A function of a module: takes a request, and gives its results to the last argument, one by one."""
+
+
+class WorkEnded(Exception):
+    """The process that worked is gone before it was done."""
+
+
 class TimerHandle(Protocol):
     def cancel(self) -> None: ...
 
@@ -151,6 +175,16 @@ class Tasks(Protocol):
 
         It starts at once, awaited or not. Calls of one named `lane` run one at a time in order on one thread of their
         own (SQLite); those without a lane share a few threads and keep no order.
+        """
+
+    def run_apart(
+        self, work: ApartWork, disk: Disk, request: bytes, report: Callable[[bytes], None]
+    ) -> "asyncio.Future[None]":
+        """Run what computes for long in a process of low priority, which the loop does not feel: one call at a time.
+
+        Results come to `report`, on the loop, in order, all before the future is done. Cancelling the future ends the
+        process. WorkEnded: it ended by itself, or `work` raised. In simulation `work` runs on `disk` after a virtual
+        delay; otherwise on a disk of its own.
         """
 
     def defer_collection(self, deferred: bool) -> None:

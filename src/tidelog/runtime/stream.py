@@ -12,6 +12,7 @@ import socket
 import struct
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, TypeAlias
 
 from tidelog.runtime.disk import LocalFile
@@ -63,7 +64,8 @@ _CONNECTION_ERRORS = (
 _CANNOT_SENDFILE = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
 """What some file systems say; the region is read and copied then."""
 
-_Waiting: TypeAlias = bytes | bytearray | memoryview | tuple[File, int, int]
+_Waiting: TypeAlias = bytes | bytearray | memoryview | tuple[File, int, int, bool]
+"""A region of a file: position, size, and whether it is held."""
 
 
 class _State(enum.Enum):
@@ -178,7 +180,7 @@ class SocketStream:
             if isinstance(piece, FileRegion):
                 size = piece.size
                 if size:
-                    waiting.append((piece.file, piece.position, size))
+                    waiting.append((piece.file, piece.position, size, False))
             else:
                 size = len(piece)
                 if size:
@@ -191,6 +193,10 @@ class SocketStream:
             kept = waiting[index]
             if isinstance(kept, bytearray) or (isinstance(kept, memoryview) and not isinstance(kept.obj, bytes)):
                 waiting[index] = bytes(kept)
+            elif isinstance(kept, tuple) and not kept[3]:
+                with suppress(OSError):  # met again, and told, where it is sent
+                    kept[0].hold()  # the segment may be removed before its reader has it all
+                    waiting[index] = (*kept[:3], True)
         if waiting:
             self._held = True
             if not self._writing:
@@ -219,7 +225,7 @@ class SocketStream:
         try:
             while self._waiting and budget > 0:
                 head = self._waiting[0]
-                wanted, sent = self._send_region(*head, budget) if isinstance(head, tuple) else self._send_buffers()
+                wanted, sent = self._send_region(*head[:3], budget) if isinstance(head, tuple) else self._send_buffers()
                 self._sent(sent)
                 if sent < wanted:
                     return
@@ -281,10 +287,12 @@ class SocketStream:
         while count:
             head = waiting[0]
             if isinstance(head, tuple):
-                file, position, size = head
+                file, position, size, held = head
                 if count < size:
-                    waiting[0] = (file, position + count, size - count)
+                    waiting[0] = (file, position + count, size - count, held)
                     return
+                if held:
+                    file.release()
             else:
                 size = len(head)
                 if count < size:
@@ -418,6 +426,9 @@ class SocketStream:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        for item in self._waiting:
+            if isinstance(item, tuple) and item[3]:
+                item[0].release()
         self._waiting.clear()
         self.backlog_bytes = 0
         self._socket.close()

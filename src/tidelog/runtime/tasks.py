@@ -5,14 +5,19 @@ import gc
 import logging
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from tidelog.runtime.interfaces import TimerHandle
+from tidelog.runtime.interfaces import ApartWork, Disk, TimerHandle
+
+if TYPE_CHECKING:
+    from tidelog.runtime.apart import ApartProcess
 
 T = TypeVar("T")
 
 log = logging.getLogger("tidelog.tasks")
 
+IDLE_S = 30.0
+"""How long the process for work apart is kept with nothing to do."""
 IO_THREADS_MAX = 4
 """Threads that share the calls without a lane. They wait for disks, they do not compute."""
 
@@ -26,6 +31,7 @@ class LoopTasks:
         self._running: dict[asyncio.Task[Any], None] = {}
         self._lanes: dict[str, _Workers] = {}
         self._closed = False
+        self._apart: ApartProcess | None = None
         self._collector_off = False
         # The loop's own functions, not methods around them: call_later and call_soon are on hot paths.
         self.call_later: Callable[..., TimerHandle] = loop.call_later
@@ -50,6 +56,38 @@ class LoopTasks:
             self._lanes[lane] = workers
         return workers.submit(function, args)
 
+    def run_apart(
+        self, work: ApartWork, disk: Disk, request: bytes, report: Callable[[bytes], None]
+    ) -> "asyncio.Future[None]":
+        from tidelog.runtime.apart import LANE, ApartProcess
+
+        process = self._apart = self._apart or ApartProcess()
+        token = object()
+
+        def deliver(content: bytes) -> None:
+            if not future.done():
+                report(content)
+
+        def result(content: bytes) -> None:
+            self._loop.call_soon_threadsafe(deliver, content)
+
+        def ended(future: "asyncio.Future[None]") -> None:
+            if future.cancelled():
+                process.kill(token)
+            elif not self._closed:
+                self._loop.call_later(IDLE_S, self._rest, process, process.calls)
+
+        future = self.run_blocking(process.call, token, work, request, result, lane=LANE)
+        future.add_done_callback(ended)
+        return future
+
+    def _rest(self, process: "ApartProcess", calls: int) -> None:
+        """The process has had nothing to do since its call number `calls`, or it has."""
+        from tidelog.runtime.apart import LANE
+
+        if not self._closed and process.calls == calls:
+            self.run_blocking(process.end, lane=LANE)
+
     def defer_collection(self, deferred: bool) -> None:
         if deferred:
             self._collector_off = gc.isenabled()  # an application around the broker may do without it
@@ -71,6 +109,8 @@ class LoopTasks:
         self._lanes.clear()
         for workers in lanes:
             await workers.close()
+        if self._apart is not None:
+            self._apart.end()
 
     def _ended(self, task: "asyncio.Task[Any]") -> None:
         del self._running[task]

@@ -35,6 +35,8 @@ class SimFile:
         self._inode = inode
         self._closed = False
         self._failure: OSError | None = None
+        self._holds = 0
+        self._closing = False
 
     def pread(self, size: int, position: int) -> bytes:
         self._begin("read")
@@ -86,8 +88,18 @@ class SimFile:
         self._begin("resident")
         return self._disk.rng.random() >= self._disk.cold
 
+    def hold(self) -> None:
+        self._holds += 1
+
+    def release(self) -> None:
+        self._holds -= 1
+        if self._closing and not self._holds:
+            self.close()
+
     def close(self) -> None:
-        if not self._closed:
+        if self._holds:
+            self._closing = True
+        elif not self._closed:
             self._closed = True
             self._disk.forget(self)
 

@@ -81,6 +81,7 @@ class SimStream:
         for piece in pieces:
             if isinstance(piece, FileRegion):
                 if piece.size:
+                    piece.file.hold()
                     self._backlog.append((piece.file, piece.position, piece.size))
                     self.backlog_bytes += piece.size
             elif len(piece):
@@ -115,7 +116,7 @@ class SimStream:
         self._gone = True
         self._state = State.CLOSED
         self._receiver = None
-        self._backlog.clear()
+        self._drop_backlog()
         if not heard:
             self._on_wire.clear()
         else:
@@ -155,6 +156,12 @@ class SimStream:
         if had_backlog and not self._backlog and self._state is State.FINISHING:
             self._linger()
 
+    def _drop_backlog(self) -> None:
+        for waiting in self._backlog:
+            if not isinstance(waiting, bytes):
+                waiting[0].release()
+        self._backlog.clear()
+
     def _take(self, bytes_max: int) -> bytes:
         """The next bytes of the backlog, at most so many."""
         head = self._backlog[0]
@@ -173,6 +180,8 @@ class SimStream:
             self._backlog[0] = rest
         else:
             self._backlog.popleft()
+            if not isinstance(head, bytes):
+                head[0].release()
         return data
 
     def _send(self, item: bytes | Signal) -> None:
@@ -317,7 +326,7 @@ class SimStream:
         if self._state is State.CLOSED:
             return
         self._state = State.CLOSED
-        self._backlog.clear()
+        self._drop_backlog()
         self.backlog_bytes = 0
         self._arrived.clear()
         self._process.streams.pop(self, None)

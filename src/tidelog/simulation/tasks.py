@@ -5,7 +5,7 @@ import random
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
-from tidelog.runtime.interfaces import TimerHandle
+from tidelog.runtime.interfaces import Apart, ApartWork, Disk, TimerHandle, WorkEnded
 from tidelog.runtime.tasks import report_failure
 from tidelog.simulation.loop import SimLoop
 from tidelog.simulation.trace import Trace, callback_name
@@ -87,6 +87,24 @@ class SimTasks:
         else:
             self._loop.call_at(ready_at, self._run_and_resolve, future, function, args)
         return future
+
+    def run_apart(
+        self, work: ApartWork, disk: Disk, request: bytes, report: Callable[[bytes], None]
+    ) -> "asyncio.Future[None]":
+        """As `run_blocking`; its clock stands still. Reports come to the loop one by one, the future after them."""
+
+        async def told() -> None:
+            results: list[bytes] = []
+            apart = Apart(disk, lambda: 0.0, lambda _seconds: None)
+            try:
+                await self.run_blocking(work, apart, request, results.append)
+            except Exception as error:
+                raise WorkEnded(repr(error)) from error
+            finally:
+                for content in results:
+                    report(content)
+
+        return self.spawn(told(), name="apart")
 
     async def close(self) -> None:
         await asyncio.sleep(0)

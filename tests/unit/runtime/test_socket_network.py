@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import pytest
 
 from network_harness import Peer, Server, pair, raw_connection
-from tidelog.runtime.disk import LocalFile
+from tidelog.runtime.disk import LocalDisk, LocalFile
 from tidelog.runtime.interfaces import File, FileRegion, Runtime, Stream
 from tidelog.runtime.stream import RECEIVE_BYTES_MAX, TURN_BYTES_MAX
 
@@ -141,6 +141,12 @@ class MemoryFile:
     def pread(self, size: int, position: int) -> bytes:
         return self.content[position : position + size]
 
+    def hold(self) -> None:
+        """Nothing takes it away."""
+
+    def release(self) -> None:
+        """As `hold`."""
+
 
 def test_files_without_a_descriptor_are_read_and_copied(run: Run) -> None:
     async def test(runtime: Runtime) -> None:
@@ -150,6 +156,53 @@ def test_files_without_a_descriptor_are_read_and_copied(run: Run) -> None:
         server.stream.write([b"head", FileRegion(file, 5, len(content) - 5)])
         await client.until(lambda: len(client.data) == len(content) - 1)
         assert bytes(client.data) == b"head" + content[5:]
+
+    run(test)
+
+
+def test_a_file_that_is_removed_half_sent_is_sent_whole(run: Run, tmp_path: Path) -> None:
+    """What retention and compaction do to a segment, while a slow reader is in it and descriptors are short."""
+
+    async def test(runtime: Runtime) -> None:
+        content = os.urandom(20 << 20)
+        path = str(tmp_path / "0.log")
+        Path(path).write_bytes(content)
+        file = runtime.disk.open(path)
+        server, client = await pair(runtime)
+        client.stream.pause_reading()
+        server.stream.write([b"head", FileRegion(file, 0, len(content))])
+        assert 0 < server.stream.backlog_bytes < len(content)
+        runtime.disk.rename(path, path + ".deleted")
+        file.close()
+        runtime.disk.remove(path + ".deleted")
+        assert isinstance(runtime.disk, LocalDisk)
+        runtime.disk.pool.descriptors_max = 1
+        for name in "abc":
+            other = runtime.disk.open(str(tmp_path / name), create=True)
+            assert other.pread(1, 0) == b""
+        client.stream.resume_reading()
+        await client.until(lambda: len(client.data) == len(content) + 4)
+        assert bytes(client.data) == b"head" + content
+        with pytest.raises(OSError, match="closed"):
+            file.pread(1, 0)
+
+    run(test)
+
+
+def test_a_removed_file_is_let_go_when_its_reader_goes(run: Run, tmp_path: Path) -> None:
+    async def test(runtime: Runtime) -> None:
+        path = tmp_path / "0.log"
+        path.write_bytes(bytes(20 << 20))
+        file = runtime.disk.open(str(path))
+        assert isinstance(file, LocalFile)
+        server, client = await pair(runtime)
+        client.stream.pause_reading()
+        server.stream.write([FileRegion(file, 0, 20 << 20)])
+        file.close()
+        path.unlink()
+        assert file.descriptor >= 0
+        server.stream.abort()
+        assert file.descriptor < 0
 
     run(test)
 

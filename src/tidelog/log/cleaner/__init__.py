@@ -1,0 +1,1 @@
+"""Compaction: which log is worth a pass, the rewriting of its segments beside the broker, their swap by file names."""

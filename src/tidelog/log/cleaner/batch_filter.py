@@ -1,0 +1,129 @@
+"""What of one batch a pass keeps, by Kafka's rules. Pure.
+
+A record stays while no later record of its key is known. A tombstone that is the last of its key gets a date at the
+first pass that meets it and goes at the first one after that date (KIP-534); transaction markers likewise, once nothing
+else is left of their transaction. A batch that loses everything goes whole, unless it is the last of its producer,
+whose sequence a restart must find, or the last of what the pass covers, which says where the log was.
+"""
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from tidelog.log.batch_scan import (
+    ATTRIBUTES,
+    BASE_OFFSET,
+    COUNT,
+    LAST_OFFSET_DELTA,
+    PRODUCER_EPOCH,
+    PRODUCER_ID,
+    Fields,
+)
+from tidelog.log.cleaner.records import RawRecord, delete_horizon, emptied, plain_records, raw_records, rebuilt
+from tidelog.wire.batches import CONTROL_BIT
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from tidelog.log.cleaner.offset_map import OffsetMap
+    from tidelog.log.cleaner.transactions import Transactions
+    from tidelog.runtime.interfaces import Buffer
+
+
+class Filtered(NamedTuple):
+    """`batch`: what to write, None for nothing; with how many records were in it, and are."""
+
+    batch: "Buffer | None"
+    records_before: int
+    records_after: int
+
+
+class BatchFilter:
+    """Takes the batches of a log in order. Raises ValueError for one that cannot be read."""
+
+    __slots__ = ("_end_offset", "_map", "_new_horizon_ms", "_now_ms", "_producers", "_transactions")
+
+    def __init__(
+        self,
+        offset_map: "OffsetMap",
+        transactions: "Transactions",
+        *,
+        producers: "Mapping[int, tuple[int, int]]",
+        end_offset: int,
+        now_ms: int,
+        delete_retention_ms: int,
+    ) -> None:
+        self._map = offset_map
+        self._transactions = transactions
+        self._producers = producers
+        self._end_offset = end_offset
+        self._now_ms = now_ms
+        self._new_horizon_ms = now_ms + delete_retention_ms
+
+    def apply(self, batch: "Buffer", fields: Fields) -> Filtered:
+        """`batch` is whole and its checksum holds."""
+        before = fields[COUNT]
+        if fields[ATTRIBUTES] & CONTROL_BIT:
+            return self._apply_control(batch, fields)
+        if self._transactions.data_is_aborted(fields):
+            return self._without_records(fields)
+        if not before:
+            return self._without_records(fields)
+        kept, tombstones, data = self._kept_records(batch, fields)
+        if not kept:
+            return self._without_records(fields)
+        horizon_ms = delete_horizon(fields)
+        dated = tombstones and horizon_ms is None
+        if dated:
+            horizon_ms = self._new_horizon_ms
+        elif len(kept) == before:
+            return Filtered(batch, before, before)
+        return Filtered(rebuilt(fields, data, kept, horizon_ms), before, len(kept))
+
+    def _apply_control(self, batch: "Buffer", fields: Fields) -> Filtered:
+        count = fields[COUNT]
+        may_go = self._transactions.marker_may_go(fields, batch)
+        horizon_ms = delete_horizon(fields)
+        if not count or (may_go and horizon_ms is not None and horizon_ms <= self._now_ms):
+            return self._without_records(fields)
+        if may_go and horizon_ms is None:
+            data = plain_records(batch, fields)
+            records = list(raw_records(data, count))
+            return Filtered(rebuilt(fields, data, records, self._new_horizon_ms), count, count)
+        return Filtered(batch, count, count)
+
+    def _kept_records(self, batch: "Buffer", fields: Fields) -> tuple[list[RawRecord], bool, bytes]:
+        """(records that stay, whether tombstones are among them, the plain records)."""
+        base_offset = fields[BASE_OFFSET]
+        data = plain_records(batch, fields)
+        latest = self._map.latest_offset
+        if base_offset > latest:
+            records = list(raw_records(data, fields[COUNT]))
+            return records, not all(record[5] for record in records), data
+        horizon_ms = delete_horizon(fields)
+        tombstones_go = horizon_ms is not None and horizon_ms <= self._now_ms
+        last_offset_of = self._map.last_offset_of
+        kept = []
+        tombstones = False
+        for record in raw_records(data, fields[COUNT]):
+            offset = base_offset + record[3]
+            if offset <= latest:
+                key = record[4]
+                if key is None or offset < last_offset_of(key) or (tombstones_go and not record[5]):
+                    continue
+            kept.append(record)
+            tombstones = tombstones or not record[5]
+        return kept, tombstones, data
+
+    def _without_records(self, fields: Fields) -> Filtered:
+        """Nothing of it stays, or only its header."""
+        known = self._producers.get(fields[PRODUCER_ID]) if fields[PRODUCER_ID] >= 0 else None
+        last_offset = fields[BASE_OFFSET] + fields[LAST_OFFSET_DELTA]
+        last_of_producer = False
+        if known is not None:
+            last_data_offset, epoch = known
+            if last_data_offset >= 0:
+                last_of_producer = last_offset == last_data_offset
+            else:
+                last_of_producer = bool(fields[ATTRIBUTES] & CONTROL_BIT) and fields[PRODUCER_EPOCH] == epoch
+        if last_of_producer or last_offset + 1 == self._end_offset:
+            return Filtered(emptied(fields), fields[COUNT], 0)
+        return Filtered(None, fields[COUNT], 0)

@@ -1,0 +1,39 @@
+"""Which closed segments become one when they are rewritten. Pure.
+
+Neighbours are taken together while their sizes, as they are before, fit one segment and its indexes.
+"""
+
+from typing import NamedTuple
+
+from tidelog.log.indexes import INT32_MAX
+
+
+class Sized(NamedTuple):
+    base_offset: int
+    size: int
+    index_bytes: int
+    time_index_bytes: int
+
+
+def grouped(segments: list[Sized], *, end_offset: int, segment_bytes: int, index_bytes: int) -> list[list[Sized]]:
+    """`segments` in order; the last ends at `end_offset`. A group has one at least, whatever its size."""
+    groups: list[list[Sized]] = []
+    room = index_room = time_index_room = 0
+    for place, segment in enumerate(segments):
+        last_offset = (segments[place + 1].base_offset if place + 1 < len(segments) else end_offset) - 1
+        if (
+            groups
+            and segment.size <= room
+            and segment.index_bytes <= index_room
+            and segment.time_index_bytes <= time_index_room
+            # Offsets are stored relative to the base in 31 bits; an empty segment has none.
+            and (not segment.size or last_offset - groups[-1][0].base_offset <= INT32_MAX)
+        ):
+            groups[-1].append(segment)
+        else:
+            groups.append([segment])
+            room, index_room, time_index_room = segment_bytes, index_bytes, index_bytes
+        room -= segment.size
+        index_room -= segment.index_bytes
+        time_index_room -= segment.time_index_bytes
+    return groups

@@ -1,0 +1,102 @@
+"""Puts a rewritten segment in the place of those that it was made from, so that a crash finds the old or the new.
+
+.cleaned -> .swap, durable      from here on the next start would finish the swap
+(the log serves the new segment; nobody finds the old ones any more)
+old files -> .deleted, durable  those who read them go on
+.swap -> own names, durable     first the log
+"""
+
+from typing import TYPE_CHECKING
+
+from tidelog.log.leftovers import CLEANED_SUFFIX, SWAP_SUFFIX, put_in_place
+from tidelog.log.segment import SUFFIXES, Segment, file_name
+
+if TYPE_CHECKING:
+    from tidelog.log.cleaner.job import GroupCleaned
+    from tidelog.log.partition_log import PartitionLog
+    from tidelog.runtime.interfaces import Disk
+
+
+class Swap:
+    """Of one group. Steps in order: `begin` (loop), `announce` (blocks), `install` (loop), `finish` (blocks), `end`
+    (loop). The blocking ones raise OSError.
+    """
+
+    __slots__ = ("_directory", "_disk", "_group", "_log", "_new", "_old")
+
+    def __init__(self, disk: "Disk", log: "PartitionLog", group: "GroupCleaned") -> None:
+        self._disk = disk
+        self._log = log
+        self._group = group
+        self._directory = log.directory
+        self._old: list[Segment] = []
+        self._new = Segment(
+            disk, log.directory, group.base_offsets[0], group.size, has_transactions=group.has_transactions
+        )
+
+    def begin(self) -> bool:
+        """False when the segments are not all there any more; then `discard`. Otherwise retention waits until `end`."""
+        wanted = self._group.base_offsets
+        segments = self._log.segments
+        place = segments.floor(wanted[0])
+        self._old = segments.items[place : place + len(wanted)]
+        found = [segment.base_offset for segment in self._old]
+        if found != wanted or self._old[-1] is segments.active or segments.swapping or self._log.failure is not None:
+            return False
+        segments.swapping = True
+        return True
+
+    def announce(self) -> None:
+        for suffix in SUFFIXES:
+            cleaned = self._path(suffix, CLEANED_SUFFIX)
+            if self._disk.exists(cleaned):
+                self._disk.rename(cleaned, self._path(suffix, SWAP_SUFFIX))
+        self._disk.sync_dir(self._directory)
+        new = self._new
+        new.use_ending(SWAP_SUFFIX)
+        new.max_timestamp = self._group.max_timestamp
+        new.max_timestamp_offset = self._group.max_timestamp_offset
+        new.created_ms = max(segment.created_ms for segment in self._old)
+        # While names change nothing is looked up by them: the file is open, its indexes are in memory.
+        new.file.size()
+        new.index.load_all()
+        new.times.load_all()
+        new.transactions.hold()
+
+    def install(self) -> None:
+        self._new.take_interval(self._log.config)
+        self._log.replace_segments(self._old, self._new)
+
+    def finish(self) -> None:
+        for segment in self._old:
+            segment.rename_deleted()
+        self._disk.sync_dir(self._directory)
+        put_in_place(self._disk, self._directory, self._new.base_offset)
+
+    def end(self, now_ms: int) -> None:
+        self._new.use_ending("")
+        self._new.transactions.let_go()
+        self._log.segments_replaced(self._old, self._new, now_ms)
+        self._log.segments.swapping = False
+
+    def give_up(self) -> None:
+        """`announce` failed and its files are discarded."""
+        self._log.segments.swapping = False
+
+    def discard(self) -> None:
+        """Remove the files, after `begin` said no or `announce` failed. Blocks. Raises OSError."""
+        if self._new.opened is not None:
+            self._new.opened.close()
+        # First goes what says that the set is whole, last what says that it is not: a start in between looks at that.
+        if self._disk.exists(self._path(SUFFIXES[0], SWAP_SUFFIX)):
+            self._disk.rename(self._path(SUFFIXES[0], SWAP_SUFFIX), self._path(SUFFIXES[0], CLEANED_SUFFIX))
+            self._disk.sync_dir(self._directory)
+        for suffixes in (SUFFIXES[1:], SUFFIXES[:1]):
+            for suffix in suffixes:
+                for ending in (SWAP_SUFFIX, CLEANED_SUFFIX):
+                    if self._disk.exists(self._path(suffix, ending)):
+                        self._disk.remove(self._path(suffix, ending))
+            self._disk.sync_dir(self._directory)
+
+    def _path(self, suffix: str, ending: str) -> str:
+        return f"{self._directory}/{file_name(self._new.base_offset, suffix)}{ending}"

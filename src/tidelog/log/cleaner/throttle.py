@@ -1,0 +1,32 @@
+"""Keeps what a pass reads and writes under a rate."""
+
+from collections.abc import Callable
+
+INTERVAL_S = 0.1
+"""Looked at so often: a short burst is allowed."""
+
+
+class Throttle:
+    """`took` sleeps as long as the bytes since the last look were too many for their time."""
+
+    __slots__ = ("_began", "_bytes", "_bytes_per_s", "_monotonic", "_sleep")
+
+    def __init__(self, bytes_per_s: float, monotonic: Callable[[], float], sleep: Callable[[float], None]) -> None:
+        self._bytes_per_s = max(bytes_per_s, 1.0)
+        self._monotonic = monotonic
+        self._sleep = sleep
+        self._began = monotonic()
+        self._bytes = 0
+
+    def took(self, count: int) -> None:
+        self._bytes += count
+        needed_s = self._bytes / self._bytes_per_s
+        if needed_s < INTERVAL_S and self._bytes < self._bytes_per_s:
+            return
+        now = self._monotonic()
+        passed_s = now - self._began
+        if needed_s > passed_s:
+            self._sleep(needed_s - passed_s)
+            now = self._monotonic()
+        self._began = now
+        self._bytes = 0

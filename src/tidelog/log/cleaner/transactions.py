@@ -1,0 +1,72 @@
+"""Which batches of a log belong to aborted transactions, and which markers nothing needs any more. Pure.
+
+Batches are shown in the order of their offsets. A transaction's marker goes only when none of its records were met:
+then a pass before this one has removed them all.
+"""
+
+from collections.abc import Callable, Sequence
+from heapq import heapify, heappop
+from typing import TYPE_CHECKING
+
+from tidelog.log.batch_scan import ATTRIBUTES, BASE_OFFSET, COUNT, LAST_OFFSET_DELTA, PRODUCER_ID, Fields
+from tidelog.log.producer_state import ABORT, COMMIT
+from tidelog.log.replay import end_marker
+from tidelog.wire.batches import TRANSACTIONAL_BIT
+
+if TYPE_CHECKING:
+    from tidelog.log.transaction_index import AbortedTransaction
+    from tidelog.runtime.interfaces import Buffer
+
+
+class Transactions:
+    """`aborted`: every aborted transaction of the log, in any order. `kept` is told of those whose marker stays."""
+
+    def __init__(
+        self, aborted: "Sequence[AbortedTransaction]", kept: "Callable[[AbortedTransaction], object] | None" = None
+    ) -> None:
+        self._coming = [(entry.first_offset, entry.last_offset, entry) for entry in aborted]
+        heapify(self._coming)
+        self._kept = kept
+        self._aborting: dict[int, AbortedTransaction] = {}
+        self._met: dict[int, None] = {}
+        """Producers whose aborted transaction still has records."""
+        self._committing: dict[int, None] = {}
+
+    def data_is_aborted(self, fields: Fields) -> bool:
+        """Whether a batch of records belongs to an aborted transaction."""
+        self._begin(fields[BASE_OFFSET] + fields[LAST_OFFSET_DELTA])
+        if not fields[ATTRIBUTES] & TRANSACTIONAL_BIT:
+            return False
+        producer_id = fields[PRODUCER_ID]
+        if producer_id in self._aborting:
+            self._met[producer_id] = None
+            return True
+        self._committing[producer_id] = None
+        return False
+
+    def marker_may_go(self, fields: Fields, batch: "Buffer") -> bool:
+        """Whether nothing is left of the transaction that a control batch ends. Raises ValueError."""
+        self._begin(fields[BASE_OFFSET] + fields[LAST_OFFSET_DELTA])
+        if not fields[COUNT]:
+            return True
+        marker = end_marker(batch)
+        producer_id = fields[PRODUCER_ID]
+        if marker is not None and marker[0] == ABORT:
+            aborted = self._aborting.pop(producer_id, None)
+            if aborted is None or producer_id not in self._met:
+                return True
+            del self._met[producer_id]
+            if self._kept is not None:
+                self._kept(aborted)
+            return False
+        if marker is not None and marker[0] == COMMIT:
+            if producer_id not in self._committing:
+                return True
+            del self._committing[producer_id]
+        return False
+
+    def _begin(self, last_offset: int) -> None:
+        coming = self._coming
+        while coming and coming[0][0] <= last_offset:
+            aborted = heappop(coming)[2]
+            self._aborting.setdefault(aborted.producer_id, aborted)

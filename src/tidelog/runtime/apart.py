@@ -1,0 +1,118 @@
+"""A process of low priority for what computes for long: the broker's side of the pipe.
+
+Started by the first call, ended when it has had nothing to do for a while. It dies with the broker, whichever way that
+ends: the pipe's end is its end. Frames, both ways: kind (1 byte), length (uint32), content.
+
+    broker -> process   C  MODULE:FUNCTION \\n request
+    process -> broker   R  one result       D  done       F  a line that says why it failed
+"""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from struct import Struct
+from typing import IO
+
+from tidelog.runtime.interfaces import ApartWork, WorkEnded
+
+FRAME = Struct(">cI")
+CALL, RESULT, DONE, FAILED = b"C", b"R", b"D", b"F"
+REQUEST_BYTES_MAX = 64 << 20
+RESULT_BYTES_MAX = 1 << 20
+LANE = "apart"
+"""Of blocking calls: whatever waits for the process does so there, one at a time."""
+END_S = 5.0
+
+
+class ApartProcess:
+    """Its methods block, in one lane, but for `kill`, which any thread may call."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._serving: object | None = None
+        self.calls = 0
+
+    def call(self, token: object, work: ApartWork, request: bytes, result: Callable[[bytes], None]) -> None:
+        """Raises WorkEnded."""
+        self.calls += 1
+        self._serving = token
+        try:
+            self._exchange(work, request, result)
+        except OSError as error:
+            raise WorkEnded(f"{self._how_it_ended()} ({error})") from error
+        finally:
+            self._serving = None
+
+    def _exchange(self, work: ApartWork, request: bytes, result: Callable[[bytes], None]) -> None:
+        if len(request) > REQUEST_BYTES_MAX:
+            raise WorkEnded(f"a request of {len(request)} bytes is too large")
+        requests, results = self._pipes()
+        content = f"{work.__module__}:{work.__qualname__}\n".encode() + request
+        requests.write(FRAME.pack(CALL, len(content)) + content)
+        requests.flush()
+        while True:
+            head = results.read(FRAME.size)
+            if len(head) < FRAME.size:
+                raise WorkEnded(self._how_it_ended())
+            kind, length = FRAME.unpack(head)
+            content = results.read(length) if length <= RESULT_BYTES_MAX else b""
+            if len(content) < length or kind not in (RESULT, DONE, FAILED):
+                self.end()
+                raise WorkEnded("it sent what is no result")
+            if kind == DONE:
+                return
+            if kind == FAILED:
+                raise WorkEnded(content.decode(errors="replace"))
+            result(content)
+
+    def _pipes(self) -> tuple[IO[bytes], IO[bytes]]:
+        if self._process is None or self._process.poll() is not None:
+            self._process = self._started()
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        return self._process.stdin, self._process.stdout
+
+    def _started(self) -> "subprocess.Popen[bytes]":
+        self.end()
+        # What this process imports from, wherever that is: a checkout, an environment, an application's own path.
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+        return subprocess.Popen(
+            [sys.executable, "-P", "-m", "tidelog.runtime.apart_child"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=environment,
+            start_new_session=True,  # a Ctrl-C is for the broker, which ends it when it is done
+        )
+
+    def kill(self, token: object) -> None:
+        """End the process if it works on the call with this token."""
+        process = self._process
+        if process is not None and self._serving is token:
+            process.kill()
+
+    def end(self) -> None:
+        """End the process, whatever it does, and wait until it is gone."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        assert process.stdin is not None
+        assert process.stdout is not None
+        with suppress(OSError):  # it was gone before it took everything
+            process.stdin.close()
+        try:
+            process.wait(END_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        process.stdout.close()
+
+    def _how_it_ended(self) -> str:
+        process = self._process
+        if process is None:
+            return "the process could not be started"
+        try:
+            return f"the process ended with status {process.wait(END_S)}"
+        except subprocess.TimeoutExpired:
+            return "the process does not answer"

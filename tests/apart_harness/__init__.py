@@ -1,0 +1,38 @@
+"""Work for a process apart: each function is found there by its name."""
+
+import os
+import time
+from collections.abc import Callable
+
+from tidelog.runtime.interfaces import Apart
+
+
+def say(apart: Apart, request: bytes, report: Callable[[bytes], None]) -> None:
+    """Its process id, its niceness and how often it was asked, then the request, byte by byte."""
+    print("what is printed does not get between the results")
+    report(b"%d %d" % (os.getpid(), os.getpriority(os.PRIO_PROCESS, 0)))
+    for byte in request:
+        report(bytes([byte]))
+
+
+def write_file(apart: Apart, request: bytes, report: Callable[[bytes], None]) -> None:
+    apart.disk.write_atomic(request.decode(), b"written")
+
+
+def raise_error(apart: Apart, request: bytes, report: Callable[[bytes], None]) -> None:
+    report(b"begun")
+    raise RuntimeError("planted")
+
+
+def die(apart: Apart, request: bytes, report: Callable[[bytes], None]) -> None:
+    os.kill(os.getpid(), 9)
+
+
+def never_end(apart: Apart, request: bytes, report: Callable[[bytes], None]) -> None:
+    report(b"%d" % os.getpid())
+    while True:
+        time.sleep(1)
+
+
+def send_nonsense(apart: Apart, request: bytes, report: Callable[[bytes], None]) -> None:
+    report(bytes(2 << 20))

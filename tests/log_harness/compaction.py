@@ -1,0 +1,84 @@
+"""Compaction of a log on a simulated disk, without a broker around it."""
+
+from collections.abc import Iterator
+
+from log_harness import LogOnDisk
+from tidelog.log.cleaner.choice import cleanable
+from tidelog.log.cleaner.job import Cleaned, CleanerLimits, CleanJob, GroupCleaned, Report, SegmentFacts, decode_report
+from tidelog.log.cleaner.swap import Swap
+from tidelog.log.cleaner.work import clean
+from tidelog.log.partition_log import PartitionLog
+from tidelog.runtime.interfaces import Apart, Disk
+from tidelog.wire.records import Record, batches_in, decode_records
+
+PLENTY = CleanerLimits(map_bytes=1 << 24, load_factor=0.9, bytes_per_s=1e308, write_bytes=1 << 16)
+
+
+def job_of(
+    log: PartitionLog, now_ms: int, *, clean_offset: int | None = None, limits: CleanerLimits = PLENTY
+) -> CleanJob:
+    """What a broker would ask for now."""
+    found = cleanable(log, clean_offset, log.log_end_offset, now_ms)
+    items = log.segments.items
+    return CleanJob(
+        log.directory,
+        [SegmentFacts(s.base_offset, s.size) for s in items if s.base_offset < found.end_offset],
+        found.first_dirty_offset,
+        found.end_offset,
+        [s.base_offset for s in items if s.transactions.exists],
+        {
+            producer_id: (entry.batches[-1].last_offset if entry.batches else -1, entry.epoch)
+            for producer_id, entry in log.producers.entries.items()
+        },
+        now_ms,
+        log.config.delete_retention_ms,
+        log.config.segment_bytes,
+        log.config.segment_index_bytes,
+        log.config.index_interval_bytes,
+        limits,
+    )
+
+
+def reports_of(disk: Disk, job: CleanJob) -> list[Report]:
+    reports: list[bytes] = []
+    clean(Apart(disk, lambda: 0.0, lambda _seconds: None), job.encode(), reports.append)
+    return [decode_report(report) for report in reports]
+
+
+def swap_in(on: LogOnDisk, group: GroupCleaned) -> None:
+    swap = Swap(on.disk, on.log, group)
+    assert swap.begin()
+    swap.announce()
+    swap.install()
+    swap.finish()
+    swap.end(on.now_ms)
+
+
+def compact(
+    on: LogOnDisk, *, clean_offset: int | None = None, limits: CleanerLimits = PLENTY
+) -> tuple[Cleaned, list[GroupCleaned]]:
+    """One pass, put in place."""
+    *groups, end = reports_of(on.disk, job_of(on.log, on.now_ms, clean_offset=clean_offset, limits=limits))
+    assert isinstance(end, Cleaned), end
+    written = [group for group in groups if isinstance(group, GroupCleaned)]
+    for group in written:
+        swap_in(on, group)
+    return end, written
+
+
+def stored(log: PartitionLog) -> Iterator[Record]:
+    """Every record of producers from the log's start offset on, as a consumer reads them."""
+    offset = log.log_start_offset
+    while offset < log.log_end_offset:
+        part = log.read(offset, 1 << 20, log.log_end_offset)
+        if not part.size:
+            return
+        assert part.file is not None
+        data = part.file.pread(part.size, part.position)
+        for header in batches_in(data):
+            assert header.crc_ok()
+            assert header.next_offset > offset
+            for record in decode_records(data, header.position):
+                if record.offset >= offset and not header.is_control:
+                    yield record
+            offset = header.next_offset

@@ -1,0 +1,129 @@
+"""A swap under readers: whoever holds a file of the old segments reads on, and nobody finds a file gone."""
+
+from log_harness import NOW_MS, LogOnDisk
+from log_harness.compaction import compact, job_of, reports_of, stored
+from tidelog.log.cleaner.job import GroupCleaned
+from tidelog.log.cleaner.swap import Swap
+from tidelog.log.producer_state import ABORT
+from tidelog.wire.records import Record, encode_batch
+
+
+def filled(**settings: int) -> LogOnDisk:
+    """Three sealed segments: plain, with an aborted transaction, plain; and an active one."""
+    on = LogOnDisk(cleanup_policy="compact", index_interval_bytes=0, segment_bytes=1 << 20, **settings)
+    for number in range(10):
+        on.append_batch(encode_batch([Record(b"k%d" % (number % 5), b"%d" % number, NOW_MS + number)]))
+    on.log.roll(NOW_MS)
+    transaction = {"producer_id": 7, "producer_epoch": 0, "is_transactional": True}
+    on.append_batch(encode_batch([Record(b"k0", b"never", NOW_MS)], base_sequence=0, **transaction))  # type: ignore[arg-type]
+    marker = Record(b"\0\0" + ABORT.to_bytes(2), b"\0\0\0\0\0\1", NOW_MS)
+    on.append_batch(encode_batch([marker], is_control=True, **transaction))  # type: ignore[arg-type]
+    on.log.roll(NOW_MS)
+    for number in range(10):
+        on.append_batch(encode_batch([Record(b"k%d" % (number % 4), b"later %d" % number, NOW_MS + 100 + number)]))
+    on.log.roll(NOW_MS)
+    on.append(b"the active segment")
+    on.flush()
+    return on
+
+
+def first_group(on: LogOnDisk) -> GroupCleaned:
+    group = reports_of(on.disk, job_of(on.log, on.now_ms))[0]
+    assert isinstance(group, GroupCleaned)
+    return group
+
+
+def look_everywhere(on: LogOnDisk) -> None:
+    """Everything that a client can ask of a log."""
+    records = list(stored(on.log))
+    end = on.log.log_end_offset
+    for offset in range(end):
+        following = [r.offset for r in records if r.offset >= offset]
+        part = on.log.read(offset, 1, end)
+        assert bool(part.size) == bool(following)
+    for record in records:
+        found = on.log.offset_for_timestamp(record.timestamp)
+        assert found is not None
+        assert found.timestamp >= record.timestamp
+    on.log.aborted_transactions(0, end)
+    assert on.log.max_timestamp_offset() is not None
+
+
+def test_every_look_up_works_between_every_two_steps() -> None:
+    on = filled(file_delete_delay_ms=0)
+    before = list(stored(on.log))
+    swap = Swap(on.disk, on.log, first_group(on))
+    assert swap.begin()
+    looks = 0
+
+    def look(_operation: str, _path: str) -> None:
+        nonlocal looks
+        looks += 1
+        on.disk.on_operation = None
+        look_everywhere(on)
+        on.disk.on_operation = look
+
+    on.disk.on_operation = look
+    swap.announce()
+    assert list(stored(on.log)) == before
+    swap.install()
+    after = list(stored(on.log))
+    assert len(after) < len(before)
+    swap.finish()
+    swap.end(NOW_MS)
+    on.disk.on_operation = None
+    assert list(stored(on.log)) == after
+    assert looks > 12
+
+
+def test_who_holds_a_part_of_an_old_segment_reads_it_to_its_end() -> None:
+    on = filled(file_delete_delay_ms=1000)
+    part = on.log.read(0, 1 << 20, on.log.log_end_offset)
+    assert part.file is not None
+    before = part.file.pread(part.size, part.position)
+    compact(on)
+    assert part.file.pread(part.size, part.position) == before
+    part.file.hold()
+    removal = on.log.removal(on.now_ms + 1000)
+    assert removal is not None
+    removal.run()
+    assert not any(name.endswith(".deleted") for name in on.files())
+    assert part.file.pread(part.size, part.position) == before
+    part.file.release()
+
+
+def test_retention_waits_while_names_change() -> None:
+    on = filled()
+    group = first_group(on)
+    swap = Swap(on.disk, on.log, group)
+    assert swap.begin()
+    on.log.delete_before(on.log.log_end_offset)
+    assert on.log.apply_retention(NOW_MS) == 0
+    assert not Swap(on.disk, on.log, group).begin(), "one at a time"
+    swap.announce()
+    swap.install()
+    swap.finish()
+    swap.end(NOW_MS)
+    assert on.log.apply_retention(NOW_MS) == 1
+
+
+def test_a_group_whose_segments_are_gone_is_refused() -> None:
+    on = filled()
+    group = first_group(on)
+    on.log.delete_before(on.log.segments.items[1].base_offset)
+    assert on.log.apply_retention(NOW_MS) == 1
+    swap = Swap(on.disk, on.log, group)
+    assert not swap.begin()
+    swap.discard()
+    assert not any(name.endswith(".cleaned") for name in on.files())
+
+
+def test_flushes_and_a_clean_end_go_on_after_it() -> None:
+    on = filled()
+    compact(on)
+    records = list(stored(on.log))
+    on.append(b"more")
+    on.flush()
+    on.restart()
+    assert list(stored(on.log))[: len(records)] == records
+    assert on.log.recovery.indexes_rebuilt == 0
