@@ -4,6 +4,7 @@ import os
 import pty
 import re
 import select
+import signal
 import subprocess
 import termios
 import time
@@ -51,6 +52,11 @@ class Terminal:
         return self.process.wait(LIMIT_S), ESCAPES.sub(b"", self._printed).decode()
 
 
+def _heed_interrupts() -> None:
+    """Whoever runs the tests in the background may have them ignore Ctrl-C, and so their children."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 @contextmanager
 def on_a_terminal(
     command: Sequence[str], environment: Mapping[str, str], *, columns: int = 120, lines: int = 40
@@ -61,7 +67,12 @@ def on_a_terminal(
     size = {"COLUMNS": str(columns), "LINES": str(lines), "TERM": "xterm-256color"}
     try:
         process = subprocess.Popen(
-            command, stdin=follower, stdout=follower, stderr=follower, env={**environment, **size}
+            command,
+            stdin=follower,
+            stdout=follower,
+            stderr=follower,
+            env={**environment, **size},
+            preexec_fn=_heed_interrupts,
         )
     finally:
         os.close(follower)
