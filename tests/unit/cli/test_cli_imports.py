@@ -68,7 +68,7 @@ def test_start_imports_the_broker_and_no_command_line_library(tmp_path: Path) ->
     assert foreign(modules) <= START_PACKAGES
     assert inside(modules, "tidelog") <= START_TIDELOG
     assert inside(modules, "tidelog.cli") == START_CLI
-    assert not modules & START_NOT_OF_THE_LIBRARY
+    assert modules & START_NOT_OF_THE_LIBRARY == set()
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["--version"], []])
