@@ -1,7 +1,7 @@
 """The group coordinators of this broker: one for each partition of `__consumer_offsets` that it leads."""
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, TypeVar
 
@@ -55,7 +55,7 @@ T = TypeVar("T")
 
 PLACES_MAX = 20_000
 """Group ids of which the partition is remembered."""
-SWEEP_GROUPS = 200
+SWEEP_GROUPS = 20
 """Groups that a sweep looks at in one turn of the loop."""
 
 
@@ -103,7 +103,7 @@ class GroupCoordinators:
             }
             if gone:
                 for led in self._loaded():
-                    led.apply_all(led.core.forget_topics(gone))
+                    led.apply_all(led.core.forget_topics(gone, led.now()))
             for led in self._loaded():
                 led.core.topics_changed(old, new, led.now())
                 led.arm()
@@ -226,6 +226,23 @@ class GroupCoordinators:
         prepared = yield from prepare_commit(commit, self._settings, led.now())
         led = self._of(commit.group_id)  # it may have moved, and the group have a new generation
         led.apply(led.core.commit(commit, reply, led.now(), prepared))
+
+    def delete(self, group_id: str, reply: "Reply") -> "Steps[None]":
+        """Answered with None when nothing is left of the group."""
+        is_last = False
+        while not is_last:
+            led = self._of(group_id)
+            decision, is_last = led.core.delete_some(group_id, led.now())
+            if is_last:
+                decision.reply(reply, None)
+            led.apply(decision)
+            yield
+
+    def delete_offsets(self, group_id: str, offsets: "Sequence[tuple[str, int]]", reply: "Reply") -> None:
+        """Answered with one ErrorCode for each (topic, partition)."""
+        self._check_group_id(group_id)
+        led = self._of(group_id)
+        led.apply(led.core.delete_offsets(group_id, offsets, reply, led.now()))
 
     def committed(
         self,
