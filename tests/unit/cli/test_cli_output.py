@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tidelog.cli.cluster import Offsets, PartitionState, TopicState, no_such_topic
 from tidelog.cli.connection import host_port
 from tidelog.cli.errors import UsageError
-from tidelog.cli.group import ranges
+from tidelog.cli.groups import ranges
 from tidelog.cli.lag import Lag, lag_table, total
 from tidelog.cli.lag_watch import Progress, fitting, measured, shortened, watch_table, whole_table
 from tidelog.cli.measure import Point, percentile, rates
