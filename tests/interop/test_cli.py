@@ -405,6 +405,8 @@ def test_lag_is_watched_until_ctrl_c(bootstrap: str, tidelog: Run, topic: str) -
     _, errors = watch.communicate(timeout=LIMIT_S)
     assert (errors, watch.returncode) == (b"", 130)
     assert [look["lag"][0]["lag"] for look in looks] == [1, 1, 1]
+    ages_ms = [look["lag"][0]["behind_ms"] for look in looks]
+    assert 0 < ages_ms[0] < ages_ms[1] < ages_ms[2] < 60_000
     assert sorted(look["time"] for look in looks) == [look["time"] for look in looks]
 
 

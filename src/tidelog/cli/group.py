@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tidelog.cli.connection import LOCALHOST, AsJson, Bootstrap, ClientSettings, connect
+from tidelog.cli.connection import LOCALHOST, AsJson, Bootstrap, ClientSettings, Connection, connect
 from tidelog.cli.group_offsets import copy_offsets, delete, delete_offsets, reset_offsets
 from tidelog.cli.groups import describe_groups, existing, group_names, reads, state
-from tidelog.cli.lag import NO_LAG, Lag, Total, all_lags, lag_json, lag_table, total
+from tidelog.cli.lag import NO_LAG, Ages, Lag, Total, all_lags, lag_json, lag_table, total
 from tidelog.cli.lag_watch import watch_lag
 from tidelog.cli.tables import Column, Table, cell, heading, print_json, print_table
 
 if TYPE_CHECKING:
-    from confluent_kafka.admin import AdminClient, ConsumerGroupDescription
+    from confluent_kafka.admin import ConsumerGroupDescription
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)
 
@@ -119,7 +119,11 @@ def lag(
     bootstrap: Bootstrap = LOCALHOST,
     client: ClientSettings = [],  # noqa: B006
 ) -> None:
-    """Show how many records a group has yet to read, partition by partition.
+    """Show how far a group is behind, partition by partition.
+
+    Lag is how many records it has yet to read; Behind is the age of the
+    oldest of them (in a pipe: seconds), by the first time of its batch. A
+    group need not have members.
 
     --watch adds how fast it reads and how long it needs to catch up. With
     --watch --json every refresh is one JSON object on one line.
@@ -133,8 +137,8 @@ def lag(
     $ tidelog group lag --watch
     $ tidelog group lag --json | jq '[.[].lag] | add'
     """
-    admin = connect(bootstrap, client).admin()
-    look = Look(admin, groups, topic)
+    connection = connect(bootstrap, client)
+    look = Look(connection, groups, topic)
     if watch:
         watch_lag(look, interval_s, json)
         return
@@ -154,14 +158,15 @@ for command in (reset_offsets, copy_offsets, delete, delete_offsets):
 class Look:
     """Measures the lag of the chosen groups: those named, or whatever groups there are by then."""
 
-    def __init__(self, admin: "AdminClient", groups: Sequence[str], topic: str | None) -> None:
-        self.admin = admin
+    def __init__(self, connection: Connection, groups: Sequence[str], topic: str | None) -> None:
+        self.admin = connection.admin()
+        self.ages = Ages(connection)
         self.topic = topic
-        self.groups = existing(admin, groups) if groups else None
+        self.groups = existing(self.admin, groups) if groups else None
 
     def __call__(self) -> list[Lag]:
         names = self.groups if self.groups is not None else group_names(self.admin)
-        lags = all_lags(self.admin, describe_groups(self.admin, names))
+        lags = all_lags(self.admin, describe_groups(self.admin, names), self.ages)
         return [lag for lag in lags if self.topic is None or lag.topic == self.topic]
 
 
