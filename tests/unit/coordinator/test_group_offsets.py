@@ -240,6 +240,18 @@ def test_offsets_of_a_deleted_topic_are_forgotten() -> None:
     assert "h" not in world.core.durable.by_id
 
 
+def test_a_deleted_topic_costs_few_batches_however_many_groups_read_it() -> None:
+    world = World()
+    for number in range(1100):
+        world.commit((0, 1, ""), group=f"group-{number}")
+    sizes = []
+    for decision in world.core.forget_topics({"t": None}, world.now):
+        world.apply(decision)
+        sizes.append(len(decision.records))
+    assert sizes == [500, 500, 100]
+    assert world.core.durable.by_id == {}
+
+
 def test_a_soft_group_without_a_record_is_dropped_when_it_is_empty() -> None:
     world = World()
     world.commit((0, 1, ""))

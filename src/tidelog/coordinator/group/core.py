@@ -312,19 +312,19 @@ class GroupCore:
                 yield decision
 
     def forget_topics(self, topics: dict[str, None], now: Moment) -> Iterator[Decision]:
-        """Tombstones of all offsets in topics that were deleted."""
-        for group_id in list(self.durable.by_id):
-            durable = self.durable.by_id.get(group_id)
-            if durable is None or topics.keys().isdisjoint(durable.offsets):
+        """Tombstones of all offsets in topics that were deleted, those of several groups in one batch."""
+        gone: list[OffsetRecord] = []
+        for group_id, durable in list(self.durable.by_id.items()):
+            if topics.keys().isdisjoint(durable.offsets):
                 continue
             self._keep_simple(group_id, durable, now)
-            gone = [
+            gone += (
                 OffsetRecord(group_id, topic, partition, None)
                 for topic, partitions in durable.offsets.items()
                 if topic in topics
                 for partition in partitions
-            ]
-            yield from _in_batches(gone)
+            )
+        yield from _in_batches(gone)
 
     def _keep_simple(self, group_id: str, durable: DurableGroup | None, now: Moment) -> None:
         """Of a group that only committed no record may be left; it is there all the same, until the next sweep."""
