@@ -52,6 +52,8 @@ ADVERTISED: dict[str, tuple[int, int]] = {
     "SyncGroup": (0, 5),
     "DescribeGroups": (0, 6),
     "ListGroups": (0, 5),
+    "DeleteGroups": (0, 2),
+    "OffsetDelete": (0, 0),
     "ApiVersions": (0, 4),
     "ConsumerGroupHeartbeat": (0, 1),
     "ConsumerGroupDescribe": (0, 1),

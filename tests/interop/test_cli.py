@@ -9,6 +9,7 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import pytest
@@ -308,8 +309,88 @@ def test_lag_is_watched_on_a_small_terminal(bootstrap: str, tidelog: Run, topic:
 
 
 def test_an_unknown_group(tidelog: Run) -> None:
-    for command in ("describe", "lag"):
-        assert "Error: no such group: nobody" in tidelog("group", command, "nobody", code=1).stderr.decode()
+    for command in (("describe",), ("lag",), ("reset-offsets", "--to-latest"), ("delete", "--yes")):
+        words = ("group", command[0], "nobody", *command[1:])
+        assert "Error: no such group: nobody" in tidelog(*words, code=1).stderr.decode()
+
+
+def offsets_of(tidelog: Run, group: str) -> list[int | None]:
+    return [lag["committed"] for lag in document(tidelog("group", "lag", group, "--json"))]
+
+
+def test_a_groups_offsets_are_reset(tidelog: Run, topic: str, tmp_path: Path) -> None:
+    group = f"group-{topic}"
+    for value in range(10):
+        tidelog("produce", topic, "-p", value % 2, input=b"%d\n" % value)
+    tidelog("consume", topic, "-g", group, "-B", "-e")
+    reset = ("group", "reset-offsets", group)
+    planned = tidelog(*reset, "--to-earliest")
+    assert rows(planned) == [[topic, "0", "5", "0", "-5"], [topic, "1", "5", "0", "-5"]]
+    assert b"Nothing was changed: --execute does it." in planned.stderr
+    assert offsets_of(tidelog, group) == [5, 5]
+    tidelog(*reset, "--to-earliest", "--topic", f"{topic}:1", "--execute")
+    assert offsets_of(tidelog, group) == [5, 0]
+    tidelog(*reset, "--shift-by", 2, "--execute")
+    assert offsets_of(tidelog, group) == [5, 2]  # the first one's log has no more
+    tidelog(*reset, "--to-datetime", "1 hour ago", "--execute")
+    assert offsets_of(tidelog, group) == [0, 0]
+    file = tmp_path / "offsets.json"
+    file.write_bytes(tidelog(*reset, "--to-offset", 3, "--json").stdout)
+    assert document(tidelog(*reset, "--from-file", file, "--execute", "--json"))["executed"] is True
+    assert offsets_of(tidelog, group) == [3, 3]
+    file.write_text(f"{topic},0,1\n{topic},7,1\n")
+    assert (
+        f"topic {topic} has 2 partitions: there is no 7" in tidelog(*reset, "--from-file", file, code=1).stderr.decode()
+    )
+    assert "in one way" in tidelog(*reset, "--to-latest", "--to-earliest", code=2).stderr.decode()
+    new = f"new-{topic}"
+    tidelog("group", "reset-offsets", new, "--to-latest", "--topic", topic, "--execute")
+    assert offsets_of(tidelog, new) == [5, 5]
+
+
+def test_groups_are_copied_and_deleted(tidelog: Run, topic: str) -> None:
+    group, copy = f"group-{topic}", f"copy-{topic}"
+    tidelog("produce", topic, "-p", 0, input=b"a\nb\n")
+    tidelog("consume", topic, "-g", group, "-B", "-e")
+    tidelog("group", "copy-offsets", group, copy)
+    assert copy not in tidelog("group", "list", "--names").stdout.decode().split()
+    tidelog("group", "copy-offsets", group, copy, "--execute")
+    assert offsets_of(tidelog, copy) == offsets_of(tidelog, group)
+    assert b"add --yes" in tidelog("group", "delete-offsets", copy, "--topic", topic, code=2).stderr
+    deleted = tidelog("group", "delete-offsets", copy, "--topic", f"{topic}:0", "--yes")
+    assert deleted.stdout.decode() == f"Deleted 1 committed offset of group {copy}.\n"
+    assert (
+        b"committed nothing there"
+        in tidelog("group", "delete-offsets", copy, "--topic", f"{topic}:0", "--yes", code=1).stderr
+    )
+    assert b"add --yes" in tidelog("group", "delete", group, code=2).stderr
+    assert tidelog("group", "delete", group, copy, "--yes").stdout.decode().splitlines() == [
+        f"Deleted group {group}.",
+        f"Deleted group {copy}.",
+    ]
+    known = tidelog("group", "list", "--names").stdout.decode().split()
+    assert group not in known
+    assert copy not in known
+
+
+def test_members_are_named_where_they_stand_in_the_way(bootstrap: str, tidelog: Run, topic: str) -> None:
+    group = f"group-{topic}"
+    tidelog("produce", topic, "-p", 0, input=b"a\n")
+    command = [sys.executable, "-m", "tidelog", "consume", topic, "-g", group, "-B"]
+    with on_a_terminal(command, environment(bootstrap)) as member:
+        member.expect("a\n")
+        for words in (
+            ("reset-offsets", group, "--to-latest", "--topic", topic, "--execute"),
+            ("copy-offsets", group, group + "-2", "--execute"),
+            ("delete", group, "--yes"),
+        ):
+            if words[0] == "copy-offsets":
+                tidelog("group", "reset-offsets", words[2], "--to-latest", "--topic", topic, "--execute")
+                words = ("copy-offsets", words[2], group, "--execute")
+            refused = tidelog("group", *words, code=1).stderr.decode()
+            assert f"group {group} has 1 member: tidelog-cli@127.0.0.1 ({topic} 0-1); stop them first" in refused
+        member.process.send_signal(signal.SIGINT)
+        assert member.process.wait(LIMIT_S) == 130
 
 
 def test_lag_is_watched_until_ctrl_c(bootstrap: str, tidelog: Run, topic: str) -> None:
@@ -324,6 +405,8 @@ def test_lag_is_watched_until_ctrl_c(bootstrap: str, tidelog: Run, topic: str) -
     _, errors = watch.communicate(timeout=LIMIT_S)
     assert (errors, watch.returncode) == (b"", 130)
     assert [look["lag"][0]["lag"] for look in looks] == [1, 1, 1]
+    ages_ms = [look["lag"][0]["behind_ms"] for look in looks]
+    assert 0 < ages_ms[0] < ages_ms[1] < ages_ms[2] < 60_000
     assert sorted(look["time"] for look in looks) == [look["time"] for look in looks]
 
 

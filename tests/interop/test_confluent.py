@@ -495,6 +495,35 @@ def test_admin_of_groups(bootstrap: str, admin: AdminClient, new_topic: NewTopic
     assert [tp.error for tp in changed.topic_partitions] == [None]
 
 
+@pytest.mark.exercises("admin-groups")
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+def test_a_group_is_deleted(
+    bootstrap: str, admin: AdminClient, new_topic: NewTopicNamed, unique: Unique, protocol: str
+) -> None:
+    topic, group = new_topic(), unique("group")
+
+    def refusal() -> int:
+        with pytest.raises(KafkaException) as refused:
+            admin.delete_consumer_groups([group])[group].result(LIMIT_S)
+        return int(refused.value.args[0].code())
+
+    with consuming(bootstrap, group, **{"group.protocol": protocol}) as consumer:
+        consumer.subscribe([topic])
+        wait_until(lambda: assigned(consumer) == [0], "assigned")
+        consumer.commit(offsets=[TopicPartition(topic, 0, 3)], asynchronous=False)
+        assert refusal() == KafkaError.NON_EMPTY_GROUP
+    wait_until(
+        lambda: admin.describe_consumer_groups([group])[group].result(LIMIT_S).state.name == "EMPTY", "nobody in it"
+    )
+    assert admin.delete_consumer_groups([group])[group].result(LIMIT_S) is None
+    assert group not in [one.group_id for one in admin.list_consumer_groups().result(LIMIT_S).valid]
+    (offsets,) = (
+        f.result(LIMIT_S) for f in admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions(group)]).values()
+    )
+    assert offsets.topic_partitions == []
+    assert refusal() == KafkaError.GROUP_ID_NOT_FOUND
+
+
 @pytest.mark.tidelog_only
 @pytest.mark.exercises("transactions-refused")
 def test_a_transactional_id_is_refused_at_once(bootstrap: str) -> None:

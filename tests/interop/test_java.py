@@ -5,6 +5,7 @@ import re
 import time
 from collections.abc import Callable
 from itertools import chain
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import pytest
@@ -293,6 +294,44 @@ def test_consumer_groups(tool: Tool, new_topic: NewTopicNamed, unique: Unique) -
     back = tool("consumer-groups", "--group", group, "--topic", topic, "--reset-offsets", "--to-offset", 1, "--execute")
     assert lines_of(rf"^{group} +{topic} +0 +(\d+)", back) == [("1",)]
     assert tool(*read, 2).lines == ["b", "c"]
+
+
+@pytest.mark.exercises("commits", "admin-groups")
+def test_groups_and_offsets_are_deleted_and_reset(
+    tool: Tool, begin: Callable[..., RunningTool], new_topic: NewTopicNamed, unique: Unique, tmp_path: Path
+) -> None:
+    topic, group = new_topic(partitions=2), unique("group")
+    tool("console-producer", "--topic", topic, input=b"a\nb\nc\nd\n")
+
+    def reset(*how: object) -> list[tuple[str, ...]]:
+        """The offsets that the tool says it set, by partition."""
+        done = tool("consumer-groups", "--group", group, "--reset-offsets", *how, "--execute")
+        return sorted(lines_of(rf"^{group} +{topic} +(\d) +(\d+)", done))
+
+    of_topic = ("--topic", topic)
+    ends = [(p, str(offset)) for p, offset in sorted(end_offsets(tool, topic).items())]
+    assert [(int(p), offset) for p, offset in reset(*of_topic, "--to-latest")] == ends
+    assert reset(*of_topic, "--to-earliest") == [("0", "0"), ("1", "0")]
+    assert reset("--topic", f"{topic}:1", "--to-datetime", "2020-01-01T00:00:00.000") == [("1", "0")]
+    offsets = tmp_path / "offsets.csv"
+    offsets.write_text(f"{topic},0,0\n")
+    assert reset("--from-file", offsets) == [("0", "0")]
+    member = begin("console-consumer", "--topic", topic, "--group", group)
+    member.wait_for("b")
+    active = tool(
+        "consumer-groups", "--group", group, *of_topic, "--reset-offsets", "--to-latest", "--execute", code=None
+    )
+    assert "inactive" in active.out + active.err
+    held = tool("consumer-groups", "--group", group, *of_topic, "--delete-offsets", code=None)
+    assert re.search(rf"{topic} +\d .*(GroupSubscribedToTopic|actively subscribed)", held.out + held.err)
+    kept = tool("consumer-groups", "--group", group, "--delete", code=None)
+    assert "GroupNotEmptyException" in kept.out + kept.err
+    member.stop()
+    gone = tool("consumer-groups", "--group", group, "--topic", f"{topic}:0", "--delete-offsets")
+    assert lines_of(rf"^{topic} +(\d) .*(Successful)", gone) == [("0", "Successful")]
+    assert lines_of(rf"^{group} +{topic} +(\d) ", tool("consumer-groups", "--describe", "--group", group)) == [("1",)]
+    assert "was successful" in tool("consumer-groups", "--group", group, "--delete").out
+    assert group not in tool("consumer-groups", "--list").lines
 
 
 @pytest.mark.exercises("admin-topics")

@@ -363,6 +363,26 @@ def test_admin_of_groups(bootstrap: str, new_topic: NewTopicNamed, unique: Uniqu
         assert member.error is None
         assert admin.list_group_offsets(group)[group][TopicPartition(topic, 0)].offset == 0
         wait_until(lambda: admin.describe_groups([group])[group]["group_state"] == "Empty", "nobody in it")
+        there, other = TopicPartition(topic, 0), TopicPartition(topic, 1)
+        reset = admin.reset_group_offsets(group, {there: OffsetSpec.LATEST, other: OffsetSpec.EARLIEST})
+        assert {part: (told["error"].errno, told["offset"]) for part, told in reset.items()} == {
+            there: (0, 0),
+            other: (0, 0),
+        }
+        assert admin.delete_group_offsets(group, [there])[there].errno == 0
+        assert list(admin.list_group_offsets(group)[group]) == [other]
+        assert admin.delete_groups([group]) == {group: "OK"}
+        assert admin.delete_groups([group]) == {group: "GroupIdNotFoundError"}
+
+
+@pytest.mark.exercises("admin-groups")
+def test_what_members_read_is_not_deleted(bootstrap: str, new_topic: NewTopicNamed, unique: Unique) -> None:
+    topic, group = new_topic(partitions=1), unique("group")
+    with administrating(bootstrap) as admin, Member(bootstrap, group, topic, **GROUP) as member:
+        wait_until(lambda: member.assigned == [0], "assigned")
+        part = TopicPartition(topic, 0)
+        assert admin.delete_group_offsets(group, [part])[part].errno == 86
+        assert admin.delete_groups([group]) == {group: "NonEmptyGroupError"}
 
 
 @pytest.mark.tidelog_only

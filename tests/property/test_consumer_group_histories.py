@@ -14,13 +14,16 @@ from consumer_harness.members import ClassicMember, ConsumerMember
 from consumer_harness.stage import Stage, told
 from tidelog.coordinator.consumer.settings import ConsumerSettings
 from tidelog.coordinator.consumer.state import ConsumerGroupState
+from tidelog.coordinator.group.offsets import OffsetCommit, OffsetToCommit
 from tidelog.coordinator.group.settings import GroupSettings
 from tidelog.coordinator.group.state import GroupState
+from tidelog.wire.errors import ApiError, ErrorCode
 
 GROUP = "g"
 TOPICS = {"t": 4, "u": 3}
 ROUNDS = 60
 ROUND_MS = 1100
+RETENTION_MS = 30_000
 
 subscriptions = st.sampled_from((["t"], ["u"], ["t", "u"], ["t", "no"], []))
 instances = st.sampled_from((None, None, None, "i", "j"))
@@ -34,7 +37,8 @@ class ConsumerHistory(RuleBasedStateMachine):
         consumer = ConsumerSettings(
             assignment_interval_ms=interval_ms, assignors=(assignor,), session_timeout_ms=45_000
         )
-        self.stage = Stage(GroupSettings(initial_rebalance_delay_ms=0, consumer=consumer), TOPICS)
+        settings = GroupSettings(initial_rebalance_delay_ms=0, offsets_retention_ms=RETENTION_MS, consumer=consumer)
+        self.stage = Stage(settings, TOPICS)
         self.clients: list[Any] = []
         self.count = 0
 
@@ -104,6 +108,99 @@ class ConsumerHistory(RuleBasedStateMachine):
             client.leave(-2)
         else:
             client.leave()
+
+    # Offsets, and the end of the group
+
+    def offsets(self) -> dict[tuple[str, int], int]:
+        durable = self.stage.core.durable.by_id.get(GROUP)
+        found = {} if durable is None else durable.offsets
+        return {(topic, p): value.offset for topic, parts in found.items() for p, value in parts.items()}
+
+    def has_members(self) -> bool:
+        core = self.stage.core
+        consumer, classic = core.consumers.find(GROUP), core.groups.get(GROUP)
+        if consumer is not None:
+            return bool(consumer.members)
+        return classic is not None and classic.state is not GroupState.EMPTY
+
+    @rule(data=st.data(), topic=st.sampled_from(("t", "u")), partition=st.integers(0, 1))
+    def commits(self, data: Any, topic: str, partition: int) -> None:
+        """A member, or an outsider, who may commit when there are no members only."""
+        if topic not in self.stage.image.topics:
+            return
+        client = data.draw(st.sampled_from([None, *self.live()]))
+        who = ("", None, -1) if client is None else (client.member_id, client.instance, client.epoch)
+        offset = OffsetToCommit(topic, self.stage.topic_id(topic), partition, self.stage.time_ms, 0, "m")
+        commit = OffsetCommit(GROUP, *who, -1, 9, [offset])
+        is_known = GROUP in self.stage.core.group_ids()
+        may = not self.has_members()
+        answers: list[Any] = []
+        try:
+            self.stage.apply(self.stage.core.commit(commit, answers.append, self.stage.now))
+        except ApiError:
+            assert client is not None or not may
+        else:
+            assert answers == [[ErrorCode.NONE]]
+            assert self.offsets()[topic, partition] == self.stage.time_ms
+            assert client is not None or may or not is_known
+
+    @rule(topic=st.sampled_from(("t", "u")))
+    def offsets_are_deleted(self, topic: str) -> None:
+        """What nobody reads goes, what members read stays, and so does all the rest."""
+        core = self.stage.core
+        before = self.offsets()
+        consumer = core.consumers.find(GROUP)
+        answers: list[Any] = []
+        refusal = None
+        try:
+            asked = [(topic, partition) for partition in range(4)]
+            self.stage.apply(core.delete_offsets(GROUP, asked, answers.append, self.stage.now))
+        except ApiError as error:
+            refusal = error.code
+        if refusal is not None:
+            assert refusal is ErrorCode.GROUP_ID_NOT_FOUND
+            assert not before
+            return
+        (codes,) = answers
+        if codes[0]:
+            assert self.has_members()
+            assert self.offsets() == before
+        else:
+            assert consumer is None or topic not in consumer.subscribed()
+            assert self.offsets() == {place: offset for place, offset in before.items() if place[0] != topic}
+
+    @rule()
+    def group_is_deleted(self) -> None:
+        core = self.stage.core
+        had_members, before = self.has_members(), told(core.durable)
+        refusal = None
+        try:
+            decision, is_last = core.delete_some(GROUP, self.stage.now)
+        except ApiError as error:
+            refusal = error.code
+        if refusal is not None:
+            assert refusal is (ErrorCode.NON_EMPTY_GROUP if had_members else ErrorCode.GROUP_ID_NOT_FOUND)
+            assert told(core.durable) == before
+            return
+        self.stage.apply(decision)
+        assert is_last
+        assert not had_members
+        assert GROUP not in core.group_ids()
+
+    @rule()
+    def offsets_expire(self) -> None:
+        """Those of topics that are read never do."""
+        core = self.stage.core
+        consumer = core.consumers.find(GROUP)
+        read = consumer.subscribed() if consumer is not None else {}
+        before, had_members = self.offsets(), self.has_members()
+        self.stage.apply_all(core.sweep(core.group_ids(), self.stage.now))
+        after = self.offsets()
+        assert all(before.get(place) == offset for place, offset in after.items())
+        assert {p for p in before if p[0] in read} <= after.keys()
+        young_ms = self.stage.time_ms - RETENTION_MS
+        assert {place for place, offset in before.items() if offset > young_ms} <= after.keys()
+        assert had_members or after or GROUP not in core.group_ids()
 
     # What the world does
 

@@ -264,10 +264,59 @@ class GroupHistory(RuleBasedStateMachine):
                 self.generations.pop(group, None)
                 self.leaders = {key: leader for key, leader in self.leaders.items() if key[0] != group}
 
+    @rule(group=groups)
+    def delete_group(self, group: str) -> None:
+        """Without members it goes, with all that it had; with members nothing happens."""
+        before = told(self.core.durable)
+        known = self.core.groups.get(group)
+        has_members = known is not None and known.state is not GroupState.EMPTY
+        refusal = None
+        try:
+            decision, is_last = self.core.delete_some(group, self.now)
+        except ApiError as error:
+            refusal = error.code
+        if refusal is not None:
+            assert refusal is (ErrorCode.NON_EMPTY_GROUP if has_members else ErrorCode.GROUP_ID_NOT_FOUND)
+            assert told(self.core.durable) == before
+            return
+        self.apply(decision)
+        assert is_last
+        assert not has_members
+        assert group not in self.core.group_ids()
+        self.generations.pop(group, None)  # they begin anew
+        self.leaders = {key: leader for key, leader in self.leaders.items() if key[0] != group}
+
+    @rule(group=groups, partitions=st.lists(st.integers(0, 2), min_size=1, max_size=4))
+    def delete_offsets(self, group: str, partitions: list[int]) -> None:
+        """Members here say nothing that can be read: while there are some, they are taken to read everything."""
+        known = self.core.groups.get(group)
+        has_members = known is not None and known.state is not GroupState.EMPTY
+        answers: list[list[ErrorCode]] = []
+        reply = self.once(answers.append)
+        refusal = None
+        try:
+            asked = [("t", partition) for partition in partitions]
+            self.apply(self.core.delete_offsets(group, asked, reply, self.now))
+        except ApiError as error:
+            refusal = error.code
+            reply(error)
+        if refusal is not None:
+            assert refusal is ErrorCode.GROUP_ID_NOT_FOUND
+            assert group not in self.core.group_ids()
+            return
+        durable = self.core.durable.by_id.get(group)
+        (codes,) = answers
+        for partition, code in zip(partitions, codes, strict=True):
+            if code is ErrorCode.NONE:
+                assert durable is None or durable.committed("t", partition) is None
+            else:
+                assert code is ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC
+                assert has_members
+
     @precondition(lambda self: len(self.clients) % 3 == 1)
     @rule()
     def topic_deleted(self) -> None:
-        self.apply_all(self.core.forget_topics({"t": None}))
+        self.apply_all(self.core.forget_topics({"t": None}, self.now))
         assert all("t" not in durable.offsets for durable in self.core.durable.by_id.values())
 
     @precondition(lambda self: len(self.clients) % 3 == 2)

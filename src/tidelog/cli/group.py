@@ -1,4 +1,4 @@
-"""`tidelog group`: list, describe, lag."""
+"""`tidelog group`: list, describe, lag; what changes groups is in `group_offsets`."""
 
 import sys
 from collections.abc import Sequence
@@ -6,14 +6,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tidelog.cli.connection import ANSWER_S, LOCALHOST, AsJson, Bootstrap, ClientSettings, answer, connect, kafka_error
-from tidelog.cli.errors import CommandError
-from tidelog.cli.lag import NO_LAG, Lag, Total, all_lags, lag_json, lag_table, total
+from tidelog.cli.connection import LOCALHOST, AsJson, Bootstrap, ClientSettings, Connection, connect
+from tidelog.cli.group_offsets import copy_offsets, delete, delete_offsets, reset_offsets
+from tidelog.cli.groups import describe_groups, existing, group_names, reads, state
+from tidelog.cli.lag import NO_LAG, Ages, Lag, Total, all_lags, lag_json, lag_table, total
 from tidelog.cli.lag_watch import watch_lag
 from tidelog.cli.tables import Column, Table, cell, heading, print_json, print_table
 
 if TYPE_CHECKING:
-    from confluent_kafka.admin import AdminClient, ConsumerGroupDescription
+    from confluent_kafka.admin import ConsumerGroupDescription
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)
 
@@ -22,13 +23,14 @@ Groups = Annotated[list[str], typer.Argument(metavar="GROUP...", show_default=Fa
 
 @app.callback()
 def group() -> None:
-    """Show consumer groups and their lag.
+    """Show consumer groups and their lag; set their offsets; delete them.
 
     Examples:
 
     $ tidelog group list
     $ tidelog group describe billing
     $ tidelog group lag --watch
+    $ tidelog group reset-offsets billing --to-datetime "1 hour ago"
     """
 
 
@@ -117,7 +119,11 @@ def lag(
     bootstrap: Bootstrap = LOCALHOST,
     client: ClientSettings = [],  # noqa: B006
 ) -> None:
-    """Show how many records a group has yet to read, partition by partition.
+    """Show how far a group is behind, partition by partition.
+
+    Lag is how many records it has yet to read; Behind is the age of the
+    oldest of them (in a pipe: seconds), by the first time of its batch. A
+    group need not have members.
 
     --watch adds how fast it reads and how long it needs to catch up. With
     --watch --json every refresh is one JSON object on one line.
@@ -131,8 +137,8 @@ def lag(
     $ tidelog group lag --watch
     $ tidelog group lag --json | jq '[.[].lag] | add'
     """
-    admin = connect(bootstrap, client).admin()
-    look = Look(admin, groups, topic)
+    connection = connect(bootstrap, client)
+    look = Look(connection, groups, topic)
     if watch:
         watch_lag(look, interval_s, json)
         return
@@ -145,72 +151,23 @@ def lag(
         print_table(lag_table(lags))
 
 
+for command in (reset_offsets, copy_offsets, delete, delete_offsets):
+    app.command(command.__name__.replace("_", "-"))(command)
+
+
 class Look:
     """Measures the lag of the chosen groups: those named, or whatever groups there are by then."""
 
-    def __init__(self, admin: "AdminClient", groups: Sequence[str], topic: str | None) -> None:
-        self.admin = admin
+    def __init__(self, connection: Connection, groups: Sequence[str], topic: str | None) -> None:
+        self.admin = connection.admin()
+        self.ages = Ages(connection)
         self.topic = topic
-        self.groups = existing(admin, groups) if groups else None
+        self.groups = existing(self.admin, groups) if groups else None
 
     def __call__(self) -> list[Lag]:
         names = self.groups if self.groups is not None else group_names(self.admin)
-        lags = all_lags(self.admin, describe_groups(self.admin, names))
+        lags = all_lags(self.admin, describe_groups(self.admin, names), self.ages)
         return [lag for lag in lags if self.topic is None or lag.topic == self.topic]
-
-
-def group_names(admin: "AdminClient") -> list[str]:
-    result = answer(admin.list_consumer_groups(request_timeout=ANSWER_S))
-    if result.errors:
-        raise kafka_error(result.errors[0])
-    return sorted(listing.group_id for listing in result.valid)
-
-
-def existing(admin: "AdminClient", wanted: Sequence[str]) -> list[str]:
-    """The wanted groups, in their order. Raises CommandError for one that is not there, with the nearest name.
-
-    Asked before anything else about a group: a broker that has no groups at all yet may have no coordinator to answer.
-    """
-    known = group_names(admin)
-    for name in wanted:
-        if name not in known:
-            import difflib
-
-            near = difflib.get_close_matches(name, known, n=1)
-            raise CommandError(
-                f"no such group: {name}; " + (f"did you mean {near[0]}?" if near else "tidelog group list shows all")
-            )
-    return list(dict.fromkeys(wanted))
-
-
-def describe_groups(admin: "AdminClient", names: Sequence[str]) -> list["ConsumerGroupDescription"]:
-    if not names:
-        return []
-    futures = admin.describe_consumer_groups(list(names), request_timeout=ANSWER_S)
-    return [answer(futures[name], f"group {name}") for name in names]
-
-
-def state(group: "ConsumerGroupDescription") -> str:
-    return str(group.state.name).lower().replace("_", " ")
-
-
-def reads(member: Any) -> str:
-    """The member's partitions by topic: orders 0-3,7; payments 1."""
-    by_topic: dict[str, list[int]] = {}
-    for part in member.assignment.topic_partitions if member.assignment else ():
-        by_topic.setdefault(part.topic, []).append(part.partition)
-    return "; ".join(f"{topic} {ranges(parts)}" for topic, parts in sorted(by_topic.items()))
-
-
-def ranges(numbers: Sequence[int]) -> str:
-    """0,1,2,3,7 -> 0-3,7."""
-    runs: list[list[int]] = []
-    for number in sorted(numbers):
-        if runs and number == runs[-1][1] + 1:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
-    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
 
 
 def total_json(total: Total) -> dict[str, Any]:

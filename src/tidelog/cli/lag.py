@@ -1,14 +1,18 @@
 """How far consumer groups have come: what `tidelog group lag` and `tidelog group list` show."""
 
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tidelog.cli import cluster
-from tidelog.cli.connection import ANSWER_S, answer
-from tidelog.cli.tables import Column, Table, cell
+from tidelog.cli.connection import ANSWER_S, Connection, answer
+from tidelog.cli.tables import Column, Table, cell, is_terminal
+from tidelog.cli.when import span
 
 if TYPE_CHECKING:
     from confluent_kafka.admin import AdminClient, ConsumerGroupDescription
+
+    from tidelog.client.blocking import Client
 
 
 Place = tuple[str, str, int]
@@ -30,6 +34,10 @@ class Lag(NamedTuple):
     """Exclusive. None: the topic is gone, or the partition has no leader to ask."""
     member: str
     """Client and host that read the partition; empty for nobody."""
+    start: int = 0
+    """The first offset that is there: what was deleted before it was read is no lag."""
+    behind_ms: int | None = None
+    """Age of the oldest record that is not committed; 0 when nothing is left, None when that cannot be known."""
 
     @property
     def place(self) -> Place:
@@ -40,11 +48,16 @@ class Lag(NamedTuple):
         """Not read yet; None where that cannot be known."""
         if self.committed is None or self.end is None:
             return None
-        return max(self.end - self.committed, 0)
+        return max(self.end - max(self.committed, self.start), 0)
 
 
-def all_lags(admin: "AdminClient", described: Sequence["ConsumerGroupDescription"]) -> list[Lag]:
-    """Every partition of every topic that a group reads or has committed in, with the end as it is now."""
+def all_lags(
+    admin: "AdminClient", described: Sequence["ConsumerGroupDescription"], ages: "Ages | None" = None
+) -> list[Lag]:
+    """Every partition of every topic that a group reads or has committed in, with the end as it is now.
+
+    `behind_ms` is known with `ages` only.
+    """
     from confluent_kafka.admin import OffsetSpec
 
     committed = commits(admin, [group.group_id for group in described])
@@ -67,8 +80,65 @@ def all_lags(admin: "AdminClient", described: Sequence["ConsumerGroupDescription
     # A partition without a commit is one that nobody has read: it must not be left out.
     places |= dict.fromkeys((g, t, other) for g, t, _ in list(places) for other in of_topic.get(t, ()))
     wanted = dict.fromkeys((topic, partition) for _, topic, partition in places if (topic, partition) in led)
+    starts = cluster.list_offsets(admin, list(wanted), OffsetSpec.earliest())
     ends = cluster.list_offsets(admin, list(wanted), OffsetSpec.latest())
-    return [Lag(*place, committed.get(place), ends.get(place[1:]), readers.get(place, "")) for place in sorted(places)]
+    lags = [
+        Lag(*place, committed.get(place), ends.get(place[1:]), readers.get(place, ""), starts.get(place[1:], 0))
+        for place in sorted(places)
+    ]
+    return lags if ages is None else ages.of(lags)
+
+
+class Ages:
+    """Looks up when the oldest record that is not committed was written: the first time of its batch, fetched once.
+
+    Our own client gives headers of batches; it speaks PLAINTEXT only, and elsewhere no age is known.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        self._client = connection.wire_client() if connection.is_plaintext else None
+        self._times: dict[tuple[str, int, int], int | None] = {}
+
+    def of(self, lags: Sequence[Lag]) -> list[Lag]:
+        now_ms = time.time_ns() // 1_000_000
+        times: dict[tuple[str, int, int], int | None] = {}
+        told = []
+        fetches = 0
+        for lag in lags:
+            behind_ms = 0 if lag.records == 0 else None
+            if lag.records and lag.committed is not None and self._client is not None:
+                first = (lag.topic, lag.partition, max(lag.committed, lag.start))
+                if first not in times:
+                    if first in self._times:
+                        times[first] = self._times[first]
+                    elif fetches < FETCHES_MAX:
+                        fetches += 1
+                        times[first] = first_time_ms(self._client, *first)
+                time_ms = times.get(first)
+                behind_ms = None if time_ms is None else max(now_ms - time_ms, 0)
+            told.append(lag._replace(behind_ms=behind_ms))
+        self._times = times
+        return told
+
+
+FETCHES_MAX = 500
+"""Of one look; partitions beyond it have their turn at the next one."""
+
+
+def first_time_ms(client: "Client", topic: str, partition: int, offset: int) -> int | None:
+    """The first timestamp of the batch that holds the offset; None where it cannot be known."""
+    from tidelog.client.errors import ClientError
+    from tidelog.client.operations import FetchLimits
+    from tidelog.model.ids import TopicPartition
+    from tidelog.wire.batches import BatchHeader
+    from tidelog.wire.errors import ApiError
+
+    # As few bytes as there may be: a broker gives one whole batch all the same (KIP-74).
+    limits = FetchLimits(max_wait_ms=0, max_bytes=1, partition_max_bytes=1)
+    try:
+        return BatchHeader(client.fetch(TopicPartition(topic, partition), offset, limits).records).first_timestamp_ms
+    except (ApiError, ClientError):
+        return None
 
 
 def commits(admin: "AdminClient", groups: Sequence[str]) -> dict[Place, int]:
@@ -94,6 +164,8 @@ class Total(NamedTuple):
     """Known to be unread; None where no partition's lag is known."""
     unknown: int
     """Partitions that may add to it: without a commit and not empty, or without a leader to ask."""
+    behind_ms: int | None = None
+    """The oldest record of all that are not committed; None where no age is known."""
 
     def text(self) -> str:
         """`-` for unknown, and a `+` behind a sum that is not the whole."""
@@ -107,7 +179,8 @@ def total(lags: Sequence[Lag]) -> Total:
     known = [lag.records for lag in lags if lag.records is not None]
     # A partition that never had a record adds nothing, committed or not.
     nothing_known = not known and (unknown or not lags)
-    return Total(None if nothing_known else sum(known), unknown)
+    ages = [lag.behind_ms for lag in lags if lag.behind_ms is not None]
+    return Total(None if nothing_known else sum(known), unknown, max(ages, default=None))
 
 
 def lag_table(lags: Sequence[Lag]) -> Table:
@@ -119,17 +192,43 @@ def lag_table(lags: Sequence[Lag]) -> Table:
         Column("Committed", True),
         Column("End", True),
         Column("Lag", True, style="bold"),
+        Column("Behind", True),
         Column("Read by"),
     ]
     rows = [
         [
             *(lag.group, lag.topic, str(lag.partition)),
             *map(cell_or_dash, (lag.committed, lag.end, lag.records)),
+            behind_text(lag.behind_ms),
             lag.member,
         ]
         for lag in lags
     ]
-    return Table(columns, rows, footer=["all", "", "", "", "", total(lags).text(), ""] if len(lags) > 1 else ())
+    sum_of_all = total(lags)
+    footer = ["all", "", "", "", "", sum_of_all.text(), behind_text(sum_of_all.behind_ms), ""]
+    return Table(columns, rows, footer=footer if len(lags) > 1 else (), row_styles=[urgency(lag) for lag in lags])
+
+
+def behind_text(behind_ms: int | None) -> str:
+    """At a terminal in words, for programs in whole seconds."""
+    if behind_ms is None:
+        return "-"
+    return (
+        span(behind_ms / 1000 if behind_ms < 10_000 else behind_ms // 1000) if is_terminal() else str(behind_ms // 1000)
+    )
+
+
+LATE_MS = 60_000
+VERY_LATE_MS = 600_000
+
+
+def urgency(lag: Lag) -> str:
+    """The colour of a partition: green when it is at the end, yellow from a minute on, red from ten."""
+    if lag.records == 0:
+        return "green"
+    if lag.behind_ms is None or lag.behind_ms < LATE_MS:
+        return ""
+    return "red" if lag.behind_ms >= VERY_LATE_MS else "yellow"
 
 
 def cell_or_dash(number: int | None) -> str:
@@ -144,5 +243,6 @@ def lag_json(lag: Lag) -> dict[str, Any]:
         "committed": lag.committed,
         "end": lag.end,
         "lag": lag.records,
+        "behind_ms": lag.behind_ms,
         "read_by": lag.member or None,
     }

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from tidelog.cli.lag import NO_LAG, Lag, Place, cell_or_dash, lag_json, total
+from tidelog.cli.lag import NO_LAG, Lag, Place, behind_text, cell_or_dash, lag_json, total, urgency
 from tidelog.cli.tables import Column, Table, cell, console, print_table, rich_table
 from tidelog.cli.when import iso, span
 
@@ -20,7 +20,7 @@ FIXED_LINES = 6
 NUMBERS = (
     *(Column(title, True) for title in ("Partition", "Committed", "End")),
     Column("Lag", True, style="bold"),
-    *(Column(title, True) for title in ("Read/s", "Written/s", "Done in")),
+    *(Column(title, True) for title in ("Behind", "Read/s", "Written/s", "Done in")),
 )
 
 
@@ -48,8 +48,9 @@ class Row(NamedTuple):
     """Group, topic, partition."""
     offsets: tuple[str, str]
     """Committed and end; empty for several partitions."""
-    numbers: tuple[str, str, str, str]
-    """Lag, read and written a second, time until it has caught up."""
+    numbers: tuple[str, str, str, str, str]
+    """Lag, age of its oldest record, read and written a second, time until it has caught up."""
+    style: str = ""
 
 
 def watch_lag(look: Callable[[], list[Lag]], interval_s: float, json: bool) -> None:
@@ -129,7 +130,8 @@ def watch_table(lags: Sequence[Lag], progress: dict[Place, Progress], width: int
             line[0] = made.names[0]
     columns, cells = within(columns, cells, len(names), width)
     title = "  ".join(f"{kind} {lags[0].place[index]}" for index, kind in enumerate(common) if kind)
-    return Table(columns, cells[:-1], title=shortened(title, width), footer=cells[-1])
+    styles = [made.style for made in rows[:-1]]
+    return Table(columns, cells[:-1], title=shortened(title, width), footer=cells[-1], row_styles=styles)
 
 
 def fitting(lags: Sequence[Lag], room: int) -> tuple[list[Lag], list[Lag]]:
@@ -148,7 +150,12 @@ def row(lag: Lag, progress: dict[Place, Progress]) -> Row:
     return Row(
         (lag.group, lag.topic, str(lag.partition)),
         (cell_or_dash(lag.committed), cell_or_dash(lag.end)),
-        (cell_or_dash(lag.records), *progress_cells(lag.records, progress.get(lag.place))),
+        (
+            cell_or_dash(lag.records),
+            behind_text(lag.behind_ms),
+            *progress_cells(lag.records, progress.get(lag.place)),
+        ),
+        urgency(lag),
     )
 
 
@@ -156,7 +163,12 @@ def together(name: str, lags: Sequence[Lag], progress: dict[Place, Progress]) ->
     parts = [progress[lag.place] for lag in lags if lag.place in progress]
     rates = Progress(sum(p.read_per_s for p in parts), sum(p.written_per_s for p in parts)) if parts else None
     sum_of_all = total(lags)
-    return Row((name, "", ""), NO_OFFSETS, (sum_of_all.text(), *progress_cells(sum_of_all.records, rates)))
+    numbers = (
+        sum_of_all.text(),
+        behind_text(sum_of_all.behind_ms),
+        *progress_cells(sum_of_all.records, rates),
+    )
+    return Row((name, "", ""), NO_OFFSETS, numbers)
 
 
 def progress_cells(lag: int | None, progress: Progress | None) -> tuple[str, str, str]:
@@ -168,11 +180,14 @@ def progress_cells(lag: int | None, progress: Progress | None) -> tuple[str, str
 def within(
     columns: list[Column], cells: list[list[str]], names: int, width: int
 ) -> tuple[list[Column], list[list[str]]]:
-    """Make the table fit: the two columns of offsets go first, then the `names` in front are shortened."""
+    """Make the table fit: the two columns of offsets go first, then the `names` in front are shortened; where that is
+    not enough, rates go."""
     if total_width(columns, cells) > width:
-        offsets = range(names + 1, names + 3)
-        columns = [column for index, column in enumerate(columns) if index not in offsets]
-        cells = [[text for index, text in enumerate(line) if index not in offsets] for line in cells]
+        columns, cells = without(columns, cells, ("Committed", "End"))
+    for rate in ("Written/s", "Read/s"):
+        least = sum(max(column_width(columns, cells, index) - NAME_WIDTH_MIN, 0) for index in range(names))
+        if total_width(columns, cells) - least > width:
+            columns, cells = without(columns, cells, (rate,))
     while (over := total_width(columns, cells) - width) > 0:
         widths = [column_width(columns, cells, index) for index in range(names)]
         widest = max(range(names), key=widths.__getitem__, default=None)
@@ -184,6 +199,13 @@ def within(
         for line in cells:
             line[widest] = shortened(line[widest], target)
     return columns, cells
+
+
+def without(
+    columns: list[Column], cells: list[list[str]], titles: tuple[str, ...]
+) -> tuple[list[Column], list[list[str]]]:
+    kept = [index for index, column in enumerate(columns) if column.title not in titles]
+    return [columns[index] for index in kept], [[line[index] for index in kept] for line in cells]
 
 
 def total_width(columns: list[Column], cells: list[list[str]]) -> int:

@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Iterable, Sequence
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
@@ -29,6 +30,8 @@ class Table(NamedTuple):
     title: str = ""
     footer: Sequence[str] = ()
     """A last row, set apart; empty for none."""
+    row_styles: Sequence[str] = ()
+    """Colours of the rows at a terminal; empty for none."""
 
 
 def print_json(document: Any) -> None:
@@ -89,9 +92,9 @@ def rich_table(table: Table) -> "RichTable":
             min_width=min(NAME_WIDTH_MIN, max((len(row[index]) for row in table.rows), default=0)),
             footer=table.footer[index] if table.footer else "",
         )
-    for row in table.rows:
+    for row, style in zip_longest(table.rows, table.row_styles, fillvalue=""):
         # As Text, a name such as [red] is itself and no markup.
-        drawn.add_row(*(Text(printable(cell)) for cell in row))
+        drawn.add_row(*(Text(printable(cell)) for cell in row), style=str(style) or None)
     return drawn
 
 
@@ -122,6 +125,10 @@ def count(number: int) -> str:
 def counted(number: int, noun: str, plural: str = "") -> str:
     """1 record, 0 records, 1,204,000 records; 2 batches with a `plural` of its own."""
     return f"{count(number)} {noun if number == 1 else plural or noun + 's'}"
+
+
+def is_terminal() -> bool:
+    return sys.stdout.isatty()
 
 
 def cell(number: int) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Generic, NamedTuple, Self, TypeAlias, TypeVar
 
-from tidelog.client import operations
+from tidelog.client import groups, operations
 from tidelog.client.cluster import Address, Cluster, Topic
 from tidelog.client.errors import BrokerUnreachable, GaveUp, NoBrokerReachable
 from tidelog.client.link import Link
@@ -28,6 +28,7 @@ from tidelog.client.operations import (
     Produced,
 )
 from tidelog.model.ids import TopicPartition
+from tidelog.wire.errors import ErrorCode
 from tidelog.wire.message import Message
 from tidelog.wire.primitives import Buffer
 
@@ -166,6 +167,10 @@ class Client:
         """The buffers must stay as they are until `result` has returned."""
         timeout_ms = self.config.request_timeout_ms
         return self._start(operations.produce(self.cluster, self.config.backoff, batches, acks, timeout_ms))
+
+    def delete_offsets(self, group_id: str, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, ErrorCode]:
+        """Remove what a group has committed; what became of each. Raises ApiError when the group is refused."""
+        return self._run(groups.delete_offsets(self.cluster, self.config.backoff, group_id, partitions))
 
     def _run(self, operation: Operation[T]) -> T:
         return self._start(operation).result()

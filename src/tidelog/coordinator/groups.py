@@ -1,7 +1,7 @@
 """The group coordinators of this broker: one for each partition of `__consumer_offsets` that it leads."""
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, TypeVar
 
@@ -15,6 +15,7 @@ from tidelog.coordinator.consumer.settings import (
 )
 from tidelog.coordinator.group.hashing import partition_of
 from tidelog.coordinator.group.settings import GroupSettings
+from tidelog.coordinator.lag import GroupLags
 from tidelog.metadata.image import CONSUMER_OFFSETS
 from tidelog.model.ids import uuid_text
 from tidelog.wire.errors import (
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from tidelog.coordinator.group.core import GroupCore, GroupListing
     from tidelog.coordinator.group.durable import DurableGroup
     from tidelog.coordinator.group.offsets import OffsetCommit
+    from tidelog.coordinator.lag import PartitionLag, Place
     from tidelog.coordinator.runtime import CoordinatorPartition
     from tidelog.metadata.image import BrokerRegistration, MetadataImage
     from tidelog.metadata.records import PartitionState
@@ -55,7 +57,7 @@ T = TypeVar("T")
 
 PLACES_MAX = 20_000
 """Group ids of which the partition is remembered."""
-SWEEP_GROUPS = 200
+SWEEP_GROUPS = 20
 """Groups that a sweep looks at in one turn of the loop."""
 
 
@@ -80,13 +82,19 @@ class GroupCoordinators:
         self._led: dict[int, CoordinatorPartition[GroupCore]] = {}
         self._count = 0
         self._places: dict[str, int] = {}
-        self._sweeper: asyncio.Task[None] | None = None
+        self.lags = GroupLags(partitions, runtime.clock, runtime.tasks, self._committing)
+        self._tasks: list[asyncio.Task[None]] = []
 
     # With the broker's life
 
     def start(self) -> None:
-        """Begin to forget old offsets now and then. Coordinators are loaded as `on_image` tells of partitions."""
-        self._sweeper = self._runtime.tasks.spawn(self._sweep_often(), name="offsets-sweep")
+        """Begin to forget old offsets, and to look how far groups are behind, now and then. Coordinators are loaded as
+        `on_image` tells of partitions."""
+        spawn = self._runtime.tasks.spawn
+        self._tasks = [
+            spawn(self._sweep_often(), name="offsets-sweep"),
+            spawn(self.lags.keep(), name="group-lags"),
+        ]
 
     def on_image(self, old: "MetadataImage", new: "MetadataImage") -> None:
         """Follow a change that the partitions have followed: serve what is led here, forget topics that are deleted,
@@ -103,15 +111,15 @@ class GroupCoordinators:
             }
             if gone:
                 for led in self._loaded():
-                    led.apply_all(led.core.forget_topics(gone))
+                    led.apply_all(led.core.forget_topics(gone, led.now()))
             for led in self._loaded():
                 led.core.topics_changed(old, new, led.now())
                 led.arm()
 
     def close(self) -> None:
         """Answer everyone who waits; take no more requests."""
-        if self._sweeper is not None:
-            self._sweeper.cancel()
+        for task in self._tasks:
+            task.cancel()
         for led in self._led.values():
             led.close()
         self._led.clear()
@@ -227,6 +235,23 @@ class GroupCoordinators:
         led = self._of(commit.group_id)  # it may have moved, and the group have a new generation
         led.apply(led.core.commit(commit, reply, led.now(), prepared))
 
+    def delete(self, group_id: str, reply: "Reply") -> "Steps[None]":
+        """Answered with None when nothing is left of the group."""
+        is_last = False
+        while not is_last:
+            led = self._of(group_id)
+            decision, is_last = led.core.delete_some(group_id, led.now())
+            if is_last:
+                decision.reply(reply, None)
+            led.apply(decision)
+            yield
+
+    def delete_offsets(self, group_id: str, offsets: "Sequence[tuple[str, int]]", reply: "Reply") -> None:
+        """Answered with one ErrorCode for each (topic, partition)."""
+        self._check_group_id(group_id)
+        led = self._of(group_id)
+        led.apply(led.core.delete_offsets(group_id, offsets, reply, led.now()))
+
     def committed(
         self,
         group_id: str,
@@ -253,7 +278,16 @@ class GroupCoordinators:
         for led in self._loaded():
             yield from led.core.listing()
 
+    def lag(self, group_id: str) -> "dict[Place, PartitionLag]":
+        """How far the group is behind, partition by partition; of a group that has committed nothing, nothing."""
+        durable = self._of(group_id).core.durable.by_id.get(group_id)
+        return {} if durable is None else self.lags.of(durable)
+
     # Inside
+
+    def _committing(self) -> "Iterator[tuple[str, DurableGroup]]":
+        for led in self._loaded():
+            yield from list(led.core.durable.by_id.items())
 
     def _of(self, group_id: str) -> "CoordinatorPartition[GroupCore]":
         led = self._led.get(self._place(group_id, self._count)) if self._count else None

@@ -121,6 +121,12 @@ class BatchHeader:
         return TimestampType.LOG_APPEND_TIME if self.attributes & TIMESTAMP_TYPE_BIT else TimestampType.CREATE_TIME
 
     @property
+    def first_timestamp_ms(self) -> int | None:
+        """That of the first record, which is the oldest as a rule. None where the producer gave no time."""
+        time_ms = self.max_timestamp if self.attributes & TIMESTAMP_TYPE_BIT else self.base_timestamp
+        return time_ms if time_ms >= 0 else None
+
+    @property
     def is_transactional(self) -> bool:
         return bool(self.attributes & TRANSACTIONAL_BIT)
 

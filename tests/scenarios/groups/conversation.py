@@ -58,7 +58,7 @@ class Broker(Protocol):
 
 LATEST = {
     "join": 9, "sync": 5, "heartbeat": 4, "leave": 5, "commit": 9, "fetch": 9, "list": 5, "describe": 6,
-    "beat": 1, "show": 1,
+    "beat": 1, "show": 1, "delete": 2, "forget": 0,
 }  # fmt: skip
 API = {
     "join": "JoinGroup",
@@ -71,6 +71,8 @@ API = {
     "describe": "DescribeGroups",
     "beat": "ConsumerGroupHeartbeat",
     "show": "ConsumerGroupDescribe",
+    "delete": "DeleteGroups",
+    "forget": "OffsetDelete",
 }
 
 
@@ -264,7 +266,27 @@ class Conversation:
     def _show(self, version: int, words: list[str], named: dict[str, str]) -> Fields:
         return {"group_ids": [self._group(word) for word in words], "include_authorized_operations": False}
 
+    def _delete(self, version: int, words: list[str], named: dict[str, str]) -> Fields:
+        return {"groups_names": [self._group(word) for word in words]}
+
+    def _forget(self, version: int, words: list[str], named: dict[str, str]) -> Fields:
+        topics = []
+        for word in words[1:]:
+            topic, _, partition = word.rpartition("-")
+            topics.append({"name": topic, "partitions": [{"partition_index": int(partition)}]})
+        return {"group_id": self._group(words[0]), "topics": topics}
+
     # Replies
+
+    def _told_delete(self, version: int, reply: Any) -> str:
+        told = [f"{self._group_name(result.group_id)}={_error(result.error_code)}" for result in reply.results]
+        return " ".join(sorted(told)) or "nothing"  # Kafka's order is that of a hash map
+
+    def _told_forget(self, version: int, reply: Any) -> str:
+        words = [_error(reply.error_code)]
+        for topic in reply.topics:
+            words += [f"{topic.name}-{part.partition_index}={_error(part.error_code)}" for part in topic.partitions]
+        return " ".join(words)
 
     def _told_beat(self, version: int, reply: Any) -> str:
         words = [_error(reply.error_code)]

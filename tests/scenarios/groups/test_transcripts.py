@@ -26,6 +26,8 @@ class OnVirtualTime:
     def __init__(self, settings: dict[str, str]) -> None:
         self._broker = VirtualBroker(settings, topics=TOPICS)
         self._broker.start_coordinators()
+        self._broker.loop.call_soon(self._broker.groups.start)
+        self._broker.settle()
         self._began = self._broker.loop.time()
 
     def topic_id(self, name: str) -> bytes:
@@ -59,6 +61,8 @@ class OnVirtualTime:
     def check(self) -> None:
         for led in self._broker.groups._led.values():
             led.core.validate_state()
+        self._broker.groups.close()
+        self._broker.settle()
 
 
 @pytest.mark.parametrize("path", TRANSCRIPTS, ids=lambda path: path.stem)

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from tidelog.cli.cluster import Offsets, PartitionState, TopicState, no_such_topic
 from tidelog.cli.connection import host_port
 from tidelog.cli.errors import UsageError
-from tidelog.cli.group import ranges
-from tidelog.cli.lag import Lag, lag_table, total
+from tidelog.cli.groups import ranges
+from tidelog.cli.lag import Lag, behind_text, lag_table, total, urgency
 from tidelog.cli.lag_watch import Progress, fitting, measured, shortened, watch_table, whole_table
 from tidelog.cli.measure import Point, percentile, rates
 from tidelog.cli.plots import line_plot, short_number
@@ -198,12 +198,58 @@ def test_the_lag_table() -> None:
     assert [one.records for one in lags] == [800, None, 0, None]
     table = lag_table(lags)
     assert [row[3:] for row in table.rows] == [
-        ["300", "1100", "800", ""],
-        ["9", "-", "-", ""],
-        ["9", "7", "0", ""],
-        ["-", "50", "-", ""],
+        ["300", "1100", "800", "-", ""],
+        ["9", "-", "-", "-", ""],
+        ["9", "7", "0", "-", ""],
+        ["-", "50", "-", "-", ""],
     ]
     assert table.footer[5] == "800+"
+
+
+def test_what_was_deleted_before_it_was_read_is_no_lag() -> None:
+    assert Lag("g", "t", 0, 5, 20, "", start=12).records == 8
+    assert Lag("g", "t", 0, 5, 20, "", start=20).records == 0
+    assert Lag("g", "t", 0, 15, 20, "", start=12).records == 5
+
+
+@pytest.mark.parametrize(
+    ("behind_ms", "text", "colour"),
+    [
+        (None, "-", ""),
+        (0, "0 s", ""),
+        (1500, "1.5 s", ""),
+        (60_000, "1 min", "yellow"),
+        (599_999, "9 min 59 s", "yellow"),
+        (7_500_000, "2 h 5 min", "red"),
+    ],
+)
+def test_time_behind(monkeypatch: pytest.MonkeyPatch, behind_ms: int | None, text: str, colour: str) -> None:
+    one = Lag("g", "t", 0, 5, 20, "", 0, behind_ms)
+    assert urgency(one) == colour
+    assert urgency(one._replace(committed=20, behind_ms=0)) == "green"
+    assert behind_text(behind_ms) == ("-" if behind_ms is None else str(behind_ms // 1000))
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert behind_text(behind_ms) == text
+
+
+def test_the_oldest_of_all_counts() -> None:
+    lags = [Lag("g", "t", p, 5, 20, "", 0, behind_ms) for p, behind_ms in enumerate((None, 3000, 9000, 0))]
+    assert total(lags).behind_ms == 9000
+    assert lag_table(lags).footer[6] == "9"
+    assert total(lags[:1]).behind_ms is None
+
+
+def test_rows_have_their_colour_at_a_terminal() -> None:
+    code = (
+        "from tidelog.cli.lag import *; from tidelog.cli.tables import *\n"
+        "print_table(lag_table([Lag('g', 't', p, 1, 2, '', 0, ms) for p, ms in enumerate((0, 60_000, 600_000))]))"
+    )
+    lines = on_a_terminal(code, 80, NO_COLOR="").splitlines()
+    colours = {
+        text: [c for c in (31, 33) for line in lines if re.search(f"[m ]{text}\x1b", line) and f"\x1b[{c}m" in line]
+        for text in ("0 s", "1 min", "10 min")
+    }
+    assert colours == {"0 s": [], "1 min": [33], "10 min": [31]}, lines
 
 
 @pytest.mark.parametrize(
@@ -224,7 +270,16 @@ def test_a_sum_says_when_it_is_not_the_whole(lags: list[Lag], text: str) -> None
 
 def wide(groups: int, partitions: int, name: str = "x") -> list[Lag]:
     return [
-        Lag(f"group-{name}-{g}", f"topic-{name}", p, 1_000_000_000, 1_000_000_000 + 1000 * p, "client@host")
+        Lag(
+            f"group-{name}-{g}",
+            f"topic-{name}",
+            p,
+            1_000_000_000,
+            1_000_000_000 + 1000 * p,
+            "client@host",
+            0,
+            p * 3_600_000,
+        )
         for g in range(groups)
         for p in range(partitions)
     ]
@@ -240,11 +295,11 @@ def test_watched_lag_of_one_group() -> None:
     assert table.title == "group g  topic t"
     assert [column.title for column in table.columns][:4] == ["Partition", "Committed", "End", "Lag"]
     assert table.rows == [
-        ["0", "300", "1100", "800", "200", "0", "4 s"],
-        ["1", "9", "-", "-", "", "", ""],
-        ["2", "-", "50", "-", "", "", ""],
+        ["0", "300", "1100", "800", "-", "200", "0", "4 s"],
+        ["1", "9", "-", "-", "-", "", "", ""],
+        ["2", "-", "50", "-", "-", "", "", ""],
     ]
-    assert table.footer == ["all", "", "", "800+", "200", "0", "4 s"]
+    assert table.footer == ["all", "", "", "800+", "-", "200", "0", "4 s"]
 
 
 def test_watched_lag_in_a_pipe_has_every_column_and_row() -> None:
@@ -259,6 +314,7 @@ def test_watched_lag_in_a_pipe_has_every_column_and_row() -> None:
         "1000000000",
         "1000001000",
         "1000",
+        "3600",
         "123456",
         "100000",
         "0.0 s",
@@ -269,8 +325,8 @@ def test_partitions_that_do_not_fit_are_one_row() -> None:
     lags = wide(1, 30)
     table = watch_table(lags, all_progress(lags), 80, 24)
     assert [row[0] for row in table.rows] == [*map(str, range(13, 30)), "13 more"]
-    assert table.rows[-1][-4] == str(sum(1000 * p for p in range(13)))
-    assert table.footer[-4] == str(sum(1000 * p for p in range(30)))
+    assert table.rows[-1][-5] == str(sum(1000 * p for p in range(13)))
+    assert table.footer[-5] == str(sum(1000 * p for p in range(30)))
     assert fitting(lags, 30) == (lags, [])
     assert [len(part) for part in fitting(lags, 29)] == [28, 2]
 

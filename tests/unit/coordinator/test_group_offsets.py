@@ -224,7 +224,7 @@ def test_tombstones_come_in_batches() -> None:
     for decision in world.core.sweep(world.core.group_ids(), world.now):
         world.apply(decision)
         sizes.append(len(decision.records))
-    assert sizes == [500, 500, 200]
+    assert sizes == [500, 500, 201], "the last with the group's own end"
     assert world.core.durable.by_id == {}
 
 
@@ -233,11 +233,23 @@ def test_offsets_of_a_deleted_topic_are_forgotten() -> None:
     world.commit((0, 1, ""), (1, 1, ""))
     world.commit((0, 1, ""), topic="kept")
     world.commit((0, 1, ""), group="h")
-    for decision in world.core.forget_topics({"t": None, "never": None}):
+    for decision in world.core.forget_topics({"t": None, "never": None}, world.now):
         world.apply(decision)
     assert committed(world) == {}
     assert committed(world, topic="kept") == {0: 1}
     assert "h" not in world.core.durable.by_id
+
+
+def test_a_deleted_topic_costs_few_batches_however_many_groups_read_it() -> None:
+    world = World()
+    for number in range(1100):
+        world.commit((0, 1, ""), group=f"group-{number}")
+    sizes = []
+    for decision in world.core.forget_topics({"t": None}, world.now):
+        world.apply(decision)
+        sizes.append(len(decision.records))
+    assert sizes == [500, 500, 100]
+    assert world.core.durable.by_id == {}
 
 
 def test_a_soft_group_without_a_record_is_dropped_when_it_is_empty() -> None:
@@ -245,7 +257,7 @@ def test_a_soft_group_without_a_record_is_dropped_when_it_is_empty() -> None:
     world.commit((0, 1, ""))
     pending = world.join(version=4)
     assert pending.error == ErrorCode.MEMBER_ID_REQUIRED
-    for decision in world.core.forget_topics({"t": None}):
+    for decision in world.core.forget_topics({"t": None}, world.now):
         world.apply(decision)
     assert world.core.durable.by_id == {}
     world.sweep()

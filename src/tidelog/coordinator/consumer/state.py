@@ -173,7 +173,9 @@ class ConsumerGroup:
         """Nothing is left of the group but its offsets."""
         group_id = self.group_id
         ends = [end_records(group_id, member_id) for member_id in self.members]
-        kinds = [PARTITION_METADATA, GROUP_METADATA] if self.has_partition_metadata else [GROUP_METADATA]
+        # Kafka ends partition metadata of a group that goes whether it had any or not; of one that changes, if it had.
+        ends_all = self.has_partition_metadata or not self.members
+        kinds = [PARTITION_METADATA, GROUP_METADATA] if ends_all else [GROUP_METADATA]
         return [
             *(record for records in ends for record in records[:2]),
             ConsumerRecord(TARGET_METADATA, group_id, "", None),

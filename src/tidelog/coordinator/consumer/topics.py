@@ -34,12 +34,17 @@ def metadata_hash(image: "MetadataImage", names: Iterable[str]) -> int:
     topics = image.topics
     digest = blake2b(digest_size=8)
     found = False
+    # Every member that joins asks for this: where nobody has a rack, partitions need not be looked at one by one.
+    has_racks = any(broker.rack is not None for broker in image.brokers.values())
     for name in sorted(names):
         topic = topics.get(name)
         if topic is None:
             continue
         found = True
         digest.update(pack(">16sI", topic.topic_id, len(topic.partitions)))
+        if not has_racks:
+            digest.update(bytes(len(topic.partitions)))
+            continue
         for state in topic.partitions:
             racks = [broker.rack for replica in state.replicas if (broker := image.brokers.get(replica)) is not None]
             digest.update("\0".join(sorted(rack for rack in racks if rack is not None)).encode() + b"\0")

@@ -71,6 +71,8 @@ class ClassicGroup(RebalancingGroup):
         group.protocol_type = value.protocol_type
         group.state_since_ms = value.current_state_timestamp if value.current_state_timestamp >= 0 else now.wall_ms
         if not value.members:
+            if value.protocol_type:
+                group._note_subscriptions()
             return group
         group.state = GroupState.STABLE
         group.protocol_name = value.protocol
@@ -90,6 +92,7 @@ class ClassicGroup(RebalancingGroup):
             )
             group.members.add(member)
             group._renew_session(member, now)
+        group._note_subscriptions()
         if value.leader is not None and value.leader in group.members:
             group.members.leader_id = value.leader
         return group

@@ -1,7 +1,7 @@
 """All groups of one partition of `__consumer_offsets`: which group a request is for, and what it finds there."""
 
-from collections.abc import Callable, Iterator
-from itertools import chain
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain, islice
 from typing import NamedTuple
 
 from tidelog.coordinator.consumer.groups import ConsumerGroups
@@ -11,6 +11,7 @@ from tidelog.coordinator.consumer.topics import changed_names
 from tidelog.coordinator.deadlines import Deadlines
 from tidelog.coordinator.decision import Decision, Moment, Reply
 from tidelog.coordinator.group.classic import ClassicGroup, Joining
+from tidelog.coordinator.group.deletion import check_deletable, check_offsets_deletable, is_empty, is_subscribed
 from tidelog.coordinator.group.durable import DurableGroup, DurableGroups
 from tidelog.coordinator.group.members import Member
 from tidelog.coordinator.group.offsets import OffsetCommit, PreparedCommit, expired_offsets, prepare_commit
@@ -39,6 +40,8 @@ GROUP_MUST_EXIST_VERSION = 9
 """From this version of OffsetCommit on, a generation of a group that is not known has an error of its own."""
 SWEEP_RECORDS_MAX = 500
 """Tombstones in one batch."""
+DELETE_RECORDS_MAX = 200
+"""The same for a request, between two of which other requests have their turn."""
 
 
 CLASSIC = "classic"
@@ -195,6 +198,38 @@ class GroupCore:
                 raise GroupIdNotFound(f"group {commit.group_id!r} does not exist")
             raise IllegalGeneration
 
+    def delete_some(self, group_id: str, now: Moment) -> tuple[Decision, bool]:
+        """Delete a group: as much as fits into one decision, and whether that was all. Raises ApiError.
+
+        What is left between two of them is a group with fewer offsets, of which others may ask meanwhile.
+        """
+        durable, group = self.durable.by_id.get(group_id), self.groups.get(group_id)
+        check_deletable(group_id, durable, group)
+        out = Decision()
+        left = _all_tombstones(group_id, durable)
+        out.records += islice(left, DELETE_RECORDS_MAX)
+        is_last = next(left, None) is None
+        if is_last:
+            self._end_group(group_id, durable, group, out, now)
+        out.shows = self.durable.next_offset(group_id)
+        return out, is_last
+
+    def delete_offsets(self, group_id: str, offsets: Sequence[tuple[str, int]], reply: Reply, now: Moment) -> Decision:
+        """Answered with one error code for each (topic, partition). Raises ApiError when all of it is refused."""
+        durable, group = self.durable.by_id.get(group_id), self.groups.get(group_id)
+        check_offsets_deletable(group_id, durable, group)
+        out = Decision()
+        codes = []
+        read = {topic: is_subscribed(topic, durable, group) for topic in dict.fromkeys(topic for topic, _ in offsets)}
+        self._keep_simple(group_id, durable, now)
+        for topic, partition in offsets:
+            codes.append(ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC if read[topic] else ErrorCode.NONE)
+            if not read[topic] and durable is not None and durable.committed(topic, partition) is not None:
+                out.records.append(OffsetRecord(group_id, topic, partition, None))
+        out.reply(reply, codes)
+        out.shows = self.durable.next_offset(group_id)
+        return out
+
     def committed(
         self, group_id: str, member_id: str | None = None, member_epoch: int = -1
     ) -> tuple[DurableGroup | None, int]:
@@ -263,46 +298,51 @@ class GroupCore:
     def sweep(self, group_ids: list[str], now: Moment) -> Iterator[Decision]:
         """Tombstones of expired offsets, and of groups that have neither members nor offsets, a batch at a time."""
         for group_id in group_ids:
-            durable = self.durable.by_id.get(group_id)
-            group = self.groups.get(group_id)
+            durable, group = self.durable.by_id.get(group_id), self.groups.get(group_id)
+            expired = []
             if durable is not None:
-                expired = expired_offsets(group_id, durable, group, self.settings.offsets_retention_ms, now)
-                yield from _in_batches(list(expired))
-            if durable is None or not durable.offsets:
-                yield from self._delete_if_empty(group_id, durable, group, now)
+                expired = list(expired_offsets(group_id, durable, group, self.settings.offsets_retention_ms, now))
+            ends = len(expired) == (0 if durable is None else durable.count) and is_empty(durable, group)
+            decisions = list(_in_batches(expired))
+            if ends and not decisions:
+                decisions.append(Decision())
+            for decision in decisions:
+                if ends and decision is decisions[-1]:
+                    self._end_group(group_id, durable, group, decision, now)
+                yield decision
 
-    def forget_topics(self, topics: dict[str, None]) -> Iterator[Decision]:
-        """Tombstones of all offsets in topics that were deleted."""
-        for group_id in list(self.durable.by_id):
-            durable = self.durable.by_id.get(group_id)
-            if durable is None or topics.keys().isdisjoint(durable.offsets):
+    def forget_topics(self, topics: dict[str, None], now: Moment) -> Iterator[Decision]:
+        """Tombstones of all offsets in topics that were deleted, those of several groups in one batch."""
+        gone: list[OffsetRecord] = []
+        for group_id, durable in list(self.durable.by_id.items()):
+            if topics.keys().isdisjoint(durable.offsets):
                 continue
-            gone = [
+            self._keep_simple(group_id, durable, now)
+            gone += (
                 OffsetRecord(group_id, topic, partition, None)
                 for topic, partitions in durable.offsets.items()
                 if topic in topics
                 for partition in partitions
-            ]
-            yield from _in_batches(gone)
+            )
+        yield from _in_batches(gone)
 
-    def _delete_if_empty(
-        self, group_id: str, durable: DurableGroup | None, group: ClassicGroup | None, now: Moment
-    ) -> Iterator[Decision]:
+    def _keep_simple(self, group_id: str, durable: DurableGroup | None, now: Moment) -> None:
+        """Of a group that only committed no record may be left; it is there all the same, until the next sweep."""
+        if durable is not None and durable.metadata is None and durable.consumer is None:
+            self.groups.setdefault(group_id, ClassicGroup(group_id, self.settings, self.deadlines, now))
+
+    def _end_group(
+        self, group_id: str, durable: DurableGroup | None, group: ClassicGroup | None, out: Decision, now: Moment
+    ) -> None:
+        """Nothing but offsets is left of a group without members; add its end to `out`."""
         if group is not None:
-            if group.state is not GroupState.EMPTY:
-                return
             group.delete(now)
             del self.groups[group_id]
-        out = Decision()
         if durable is not None and durable.consumer is not None:
-            if durable.consumer.members:
-                return
             self.consumers.forget(group_id)
             out.records += durable.consumer.end_records()
-        if durable is not None and durable.metadata is not None:
+        else:
             out.records.append(GroupRecord(group_id, None))
-        if out.records:
-            yield out
 
     def abandon(self) -> list[Reply]:
         """Whoever waits for an answer that this core will not give any more."""
@@ -330,7 +370,7 @@ class GroupCore:
                 assert group_id in self.groups
 
     def _is_full(self) -> bool:
-        return len(self.durable.by_id) >= GROUPS_MAX
+        return max(len(self.durable.by_id), len(self.groups)) >= GROUPS_MAX
 
     def _restored(self, group_id: str, metadata: GroupMetadataValue | None, now: Moment) -> ClassicGroup:
         if metadata is None:
@@ -359,6 +399,12 @@ def _described(member: Member, protocol: str | None) -> DescribedGroupMember:
         member_metadata=b"" if protocol is None else member.metadata_for(protocol),
         member_assignment=member.assignment,
     )
+
+
+def _all_tombstones(group_id: str, durable: DurableGroup | None) -> Iterator[OffsetRecord]:
+    for topic, partitions in durable.offsets.items() if durable is not None else ():
+        for partition in partitions:
+            yield OffsetRecord(group_id, topic, partition, None)
 
 
 def _in_batches(records: list[OffsetRecord]) -> Iterator[Decision]:

@@ -21,6 +21,11 @@ class DurableGroup:
         self.next_offset = 0
         """Exclusive end of the log that this state tells of."""
 
+    @property
+    def count(self) -> int:
+        """Of offsets."""
+        return sum(map(len, self.offsets.values()))
+
     def committed(self, topic: str, partition: int) -> OffsetCommitValue | None:
         partitions = self.offsets.get(topic)
         return None if partitions is None else partitions.get(partition)

@@ -5,6 +5,8 @@ from collections.abc import Iterator
 from tidelog.coordinator.deadlines import Deadline
 from tidelog.coordinator.decision import Reply
 from tidelog.coordinator.group.hashing import hash_map_place
+from tidelog.wire.messages.consumer_protocol import ConsumerProtocolSubscription
+from tidelog.wire.primitives import MalformedMessage
 
 PROTOCOL_OVERHEAD_BYTES = 200
 """Of objects and votes, for each protocol that a member names."""
@@ -222,3 +224,18 @@ class Members:
             else:
                 del votes[name]
         self.metadata_bytes += change * metadata_bytes(protocols)
+
+
+def topics_of(subscriptions: list[bytes]) -> frozenset[str] | None:
+    """The topics of these consumers' metadata; None if one of them cannot be read."""
+    topics: list[str] = []
+    for metadata in subscriptions:
+        try:
+            version = int.from_bytes(metadata[:2], "big", signed=True)
+            if len(metadata) < 2 or version < 0:
+                return None
+            known = min(version, ConsumerProtocolSubscription.max_version)
+            topics += ConsumerProtocolSubscription.decode(metadata, 2, known)[0].topics
+        except MalformedMessage:
+            return None
+    return frozenset(topics)

@@ -11,9 +11,8 @@ from tidelog.coordinator.group.settings import GroupSettings
 from tidelog.coordinator.group.state import GroupState
 from tidelog.model.steps import Steps
 from tidelog.wire.errors import ErrorCode
-from tidelog.wire.messages.consumer_protocol import ConsumerProtocolSubscription
 from tidelog.wire.messages.group_records import OffsetCommitValue
-from tidelog.wire.primitives import NO_UUID, MalformedMessage
+from tidelog.wire.primitives import NO_UUID
 from tidelog.wire.records import Record, encode_batch
 
 CONSUMER_PROTOCOL_TYPE = "consumer"
@@ -111,7 +110,8 @@ def expired_offsets(
     if durable.consumer is not None:
         subscribed = frozenset(durable.consumer.subscribed())
     elif group is not None and group.state is not GroupState.EMPTY:
-        topics = _subscribed_topics(group)
+        known = group.state is GroupState.STABLE and group.protocol_type == CONSUMER_PROTOCOL_TYPE
+        topics = group.subscribed_topics() if known else None
         if topics is None:
             return
         subscribed = topics
@@ -129,21 +129,3 @@ def expired_offsets(
                 expires_ms = retention_ms + (value.commit_timestamp if empty_since_ms is None else empty_since_ms)
             if now.wall_ms >= expires_ms:
                 yield OffsetRecord(group_id, topic, partition, None)
-
-
-def _subscribed_topics(group: ClassicGroup) -> frozenset[str] | None:
-    """None unless it is known exactly what the members read."""
-    if group.state is not GroupState.STABLE or group.protocol_type != CONSUMER_PROTOCOL_TYPE:
-        return None
-    topics: list[str] = []
-    for member in group.members:
-        metadata = member.metadata_for(group.protocol_name)
-        try:
-            version = int.from_bytes(metadata[:2], "big", signed=True)
-            if len(metadata) < 2 or version < 0:
-                return None
-            known = min(version, ConsumerProtocolSubscription.max_version)
-            topics += ConsumerProtocolSubscription.decode(metadata, 2, known)[0].topics
-        except MalformedMessage:
-            return None
-    return frozenset(topics)

@@ -7,7 +7,7 @@ Sources: KIP-62 (rebalance timeout), KIP-134 (initial delay), KIP-345 (static me
 
 from tidelog.coordinator.deadlines import Deadline, Deadlines
 from tidelog.coordinator.decision import Decision, Moment, Reply
-from tidelog.coordinator.group.members import Member, Members
+from tidelog.coordinator.group.members import Member, Members, topics_of
 from tidelog.coordinator.group.records import GroupRecord
 from tidelog.coordinator.group.settings import GroupSettings
 from tidelog.coordinator.group.state import NEXT, GroupEvent, GroupState
@@ -32,7 +32,9 @@ class RebalancingGroup:
         "_newcomer",
         "_settings",
         "_starting",
+        "_subscriptions",
         "_sync_end",
+        "_topics",
         "generation",
         "group_id",
         "members",
@@ -59,6 +61,21 @@ class RebalancingGroup:
         self._newcomer = False  # somebody joined during the present delay of that rebalance
         self._delay_ms = 0
         self._delay_left_ms = 0
+        self._subscriptions: list[bytes] | None = None  # metadata of which `_topics` are not read yet
+        self._topics: frozenset[str] | None = None
+
+    def subscribed_topics(self) -> frozenset[str] | None:
+        """What the members of the present generation read, as they said when it began.
+
+        None unless that is known exactly; nothing is known before the first generation.
+        """
+        if self._subscriptions is not None:
+            self._topics = topics_of(self._subscriptions)
+            self._subscriptions = None
+        return self._topics
+
+    def _note_subscriptions(self) -> None:
+        self._subscriptions = [member.metadata_for(self.protocol_name) for member in self.members]
 
     def shrink_to_fit(self, out: Decision, now: Moment) -> None:
         """After a load: rebalance a group that is larger than `group.max.size` allows now."""
@@ -141,10 +158,12 @@ class RebalancingGroup:
         self.members.unsynced.clear()
         if not self.members:
             self.protocol_name = None
+            self._note_subscriptions()
             self._enter(GroupEvent.NOBODY_JOINED, now)
             out.records.append(self.record())
             return
         self.protocol_name = self.members.select_protocol()
+        self._note_subscriptions()
         self._enter(GroupEvent.MEMBERS_JOINED, now)
         for member in self.members:
             reply = self.members.take_join(member)

@@ -1,0 +1,79 @@
+"""OffsetDelete (key 47), v0 (KIP-496): removes committed offsets of topics that no member of the group reads."""
+
+from tidelog.api.pending import Gathering, Pending
+from tidelog.api.services import RequestContext, Services
+from tidelog.model.steps import Steps
+from tidelog.wire.errors import ApiError, ErrorCode
+from tidelog.wire.messages.offset_delete import (
+    OffsetDeleteRequest,
+    OffsetDeleteResponse,
+    OffsetDeleteResponsePartition,
+    OffsetDeleteResponseTopic,
+)
+
+OFFSETS_PER_STEP = 200
+
+
+def handle(
+    services: Services, context: RequestContext, request: OffsetDeleteRequest
+) -> Steps[Pending[OffsetDeleteResponse]]:
+    """What there is not comes first in the answer, then what the coordinator says, in the order of the request.
+
+    A refusal of the whole says nothing of topics, though they were looked up before.
+    """
+    unknown: dict[str, OffsetDeleteResponseTopic] = {}
+    known: list[OffsetDeleteResponseTopic] = []
+    wanted: list[tuple[str, int]] = []
+    image = services.metadata.image
+    for asked in request.topics:
+        topic = image.topics.get(asked.name)
+        if topic is None:
+            unknown.setdefault(asked.name, OffsetDeleteResponseTopic(asked.name))
+        there = OffsetDeleteResponseTopic(asked.name)
+        for partition in asked.partitions:
+            told = OffsetDeleteResponsePartition(partition.partition_index)
+            if topic is None or not 0 <= told.partition_index < len(topic.partitions):
+                told.error_code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+                unknown.setdefault(asked.name, OffsetDeleteResponseTopic(asked.name)).partitions.append(told)
+            else:
+                there.partitions.append(told)
+                wanted.append((asked.name, told.partition_index))
+            yield
+        if there.partitions:
+            known.append(there)
+        yield
+
+    def build(answers: list[list[ErrorCode] | ApiError]) -> OffsetDeleteResponse:
+        codes: list[ErrorCode] = []
+        for answer in answers:
+            if isinstance(answer, ApiError):
+                return OffsetDeleteResponse(error_code=answer.code)
+            codes += answer
+        for told, code in zip((p for topic in known for p in topic.partitions), codes, strict=True):
+            told.error_code = code
+        return OffsetDeleteResponse(topics=_merged(unknown, known))
+
+    deleting: Gathering[list[ErrorCode] | ApiError] = Gathering(build)
+    for start in range(0, max(len(wanted), 1), OFFSETS_PER_STEP):
+        reply = deleting.reply()
+        try:
+            services.groups.delete_offsets(request.group_id, wanted[start : start + OFFSETS_PER_STEP], reply)
+        except ApiError as error:
+            reply(error)
+        yield
+    return deleting.returned()
+
+
+def _merged(
+    unknown: dict[str, OffsetDeleteResponseTopic], known: list[OffsetDeleteResponseTopic]
+) -> list[OffsetDeleteResponseTopic]:
+    """A topic that comes twice in the request does so in the answer, unless something of the request is not there."""
+    if not unknown:
+        return known
+    merged = dict(unknown)
+    for topic in known:
+        if topic.name in merged:
+            merged[topic.name].partitions += topic.partitions
+        else:
+            merged[topic.name] = topic
+    return list(merged.values())

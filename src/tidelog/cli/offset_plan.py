@@ -1,0 +1,181 @@
+"""Where the committed offsets of a group shall go: plans, shown before they are carried out, and files of them."""
+
+import csv
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tidelog.cli.cluster import Offsets
+from tidelog.cli.errors import CommandError, UsageError
+from tidelog.cli.tables import Column, Table, cell
+
+Place = tuple[str, int]
+"""Topic, partition."""
+
+
+class Move(NamedTuple):
+    """One partition's committed offset before and after."""
+
+    topic: str
+    partition: int
+    before: int | None
+    """None: nothing was committed."""
+    after: int
+    note: str = ""
+    """Why it is another offset than the one that was asked for."""
+
+    @property
+    def difference(self) -> int | None:
+        return None if self.before is None else self.after - self.before
+
+
+def topics_and_partitions(texts: Iterable[str]) -> dict[str, list[int] | None]:
+    """`T` or `T:0,3-5`: topic -> partitions, None for all. Raises UsageError."""
+    wanted: dict[str, list[int] | None] = {}
+    for text in texts:
+        topic, colon, numbers = text.partition(":")
+        if not topic or (colon and not numbers):
+            raise UsageError(f"--topic takes TOPIC or TOPIC:PARTITIONS, for example orders:0,3-5, not {text!r}")
+        if not colon:
+            wanted[topic] = None
+            continue
+        known = wanted.setdefault(topic, [])
+        if known is not None:
+            known += _numbers(numbers, text)
+    return {topic: None if parts is None else sorted(dict.fromkeys(parts)) for topic, parts in wanted.items()}
+
+
+PARTITIONS_MAX = 100_000
+
+
+def _numbers(text: str, whole: str) -> list[int]:
+    found: list[int] = []
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        ends = [first, last] if dash else [first, first]
+        if not all(end.isascii() and end.isdigit() and len(end) < 10 for end in ends) or int(ends[0]) > int(ends[1]):
+            raise UsageError(f"--topic {whole}: {part!r} is no partition: write orders:0,3-5")
+        if int(ends[1]) - int(ends[0]) >= PARTITIONS_MAX:
+            raise UsageError(f"--topic {whole}: more than {PARTITIONS_MAX} partitions")
+        found += range(int(ends[0]), int(ends[1]) + 1)
+    return found
+
+
+def plan(
+    places: Sequence[Place], wanted: Mapping[Place, int], committed: Mapping[Place, int], logs: Mapping[Place, Offsets]
+) -> list[Move]:
+    """Each place's move to the offset that is wanted, or to the nearest one that its log has."""
+    moves = []
+    for place in places:
+        log = logs[place]
+        after = min(max(wanted[place], log.earliest), log.latest)
+        note = ""
+        if wanted[place] < log.earliest:
+            note = f"{wanted[place]} is below the log's start"
+        elif wanted[place] > log.latest:
+            note = f"{wanted[place]} is beyond the log's end"
+        moves.append(Move(*place, committed.get(place), after, note))
+    return moves
+
+
+def moves_table(moves: Sequence[Move]) -> Table:
+    columns = [
+        Column("Topic"),
+        Column("Partition", True),
+        Column("Committed", True),
+        Column("New", True, style="bold"),
+        Column("Change", True),
+    ]
+    rows = [
+        [
+            move.topic,
+            str(move.partition),
+            "-" if move.before is None else cell(move.before),
+            cell(move.after),
+            "" if not move.difference else ("+" if move.difference > 0 else "-") + cell(abs(move.difference)),
+        ]
+        for move in moves
+    ]
+    if any(move.note for move in moves):
+        columns.append(Column("Note", style="yellow"))
+        for row, move in zip(rows, moves, strict=True):
+            row.append(move.note)
+    return Table(columns, rows)
+
+
+def moves_json(moves: Sequence[Move]) -> list[dict[str, Any]]:
+    """What `--from-file` reads, too."""
+    return [
+        {
+            "topic": move.topic,
+            "partition": move.partition,
+            "committed": move.before,
+            "offset": move.after,
+            "note": move.note or None,
+        }
+        for move in moves
+    ]
+
+
+# Files
+
+FORMS = 'CSV lines "topic,partition,offset" (or with the group in front), or JSON as --json prints it'
+
+
+def read_offsets(path: str, group: str) -> dict[Place, int]:
+    """The offsets that a file gives for a group. Raises CommandError that names file, place and what is expected."""
+    try:
+        text = Path(path).read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is no text in UTF-8"
+        raise CommandError(f"{path} cannot be read: {reason}") from error
+    rows = _json_rows(path, text, group) if text.lstrip().startswith(("{", "[")) else _csv_rows(path, text, group)
+    offsets: dict[Place, int] = {}
+    for where, topic, partition, offset in rows:
+        number, target = _whole(partition), _whole(offset)
+        if not topic or number is None or target is None:
+            raise CommandError(f"{path}, {where}: {topic!r}, {partition!r}, {offset!r}; expected {FORMS}")
+        if (topic, number) in offsets:
+            raise CommandError(f"{path}, {where}: {topic}-{number} comes twice")
+        offsets[topic, number] = target
+    if not offsets:
+        raise CommandError(f"{path} has no offsets for group {group}; expected {FORMS}")
+    return offsets
+
+
+def _whole(value: Any) -> int | None:
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        return None
+    text = str(value).strip()
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 20 else None
+
+
+def _csv_rows(path: str, text: str, group: str) -> list[tuple[str, str, Any, Any]]:
+    rows = []
+    for number, fields in enumerate(csv.reader(text.splitlines(), skipinitialspace=True), start=1):
+        fields = [field.strip() for field in fields]
+        if not any(fields) or (number == 1 and fields[-1].lower() in ("offset", "new-offset")):
+            continue
+        if len(fields) not in (3, 4):
+            raise CommandError(f"{path}, line {number}: {len(fields)} fields; expected {FORMS}")
+        if len(fields) == 4 and fields.pop(0) != group:
+            continue
+        rows.append((f"line {number}", fields[0], fields[1], fields[2]))
+    return rows
+
+
+def _json_rows(path: str, text: str, group: str) -> list[tuple[str, str, Any, Any]]:
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise CommandError(f"{path} is no JSON: {error}") from error
+    if isinstance(document, dict):
+        document = document.get("offsets")
+    if not isinstance(document, list) or not all(isinstance(item, dict) for item in document):
+        raise CommandError(f"{path}: expected {FORMS}")
+    return [
+        (f"item {number}", str(item.get("topic") or ""), item.get("partition"), item.get("offset"))
+        for number, item in enumerate(document, start=1)
+        if item.get("group", group) == group
+    ]

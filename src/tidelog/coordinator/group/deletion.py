@@ -1,0 +1,45 @@
+"""Whether a group, or offsets of it, may be deleted now (KIP-229, KIP-496)."""
+
+from tidelog.coordinator.group.classic import ClassicGroup
+from tidelog.coordinator.group.durable import DurableGroup
+from tidelog.coordinator.group.offsets import CONSUMER_PROTOCOL_TYPE
+from tidelog.coordinator.group.state import GroupState
+from tidelog.wire.errors import GroupIdNotFound, NonEmptyGroup
+
+
+def check_deletable(group_id: str, durable: DurableGroup | None, group: ClassicGroup | None) -> None:
+    """Raise GroupIdNotFound, or NonEmptyGroup: only a group without members goes."""
+    _check_exists(group_id, durable, group)
+    if not is_empty(durable, group):
+        raise NonEmptyGroup(f"group {group_id!r} has members")
+
+
+def is_empty(durable: DurableGroup | None, group: ClassicGroup | None) -> bool:
+    """Whether there are no members; ids that were handed out to some that may come are none."""
+    if durable is not None and durable.consumer is not None and durable.consumer.members:
+        return False
+    return group is None or group.state is GroupState.EMPTY
+
+
+def check_offsets_deletable(group_id: str, durable: DurableGroup | None, group: ClassicGroup | None) -> None:
+    """Raise GroupIdNotFound, or NonEmptyGroup for members that do not say which topics they read."""
+    _check_exists(group_id, durable, group)
+    if group is None or group.state is GroupState.EMPTY:
+        return
+    if group.protocol_type != CONSUMER_PROTOCOL_TYPE:
+        raise NonEmptyGroup(f"group {group_id!r} has members of protocol type {group.protocol_type!r}")
+
+
+def is_subscribed(topic: str, durable: DurableGroup | None, group: ClassicGroup | None) -> bool:
+    """Whether members read the topic; of consumers that cannot be understood it is assumed that they do."""
+    if durable is not None and durable.consumer is not None:
+        return topic in durable.consumer.subscribed()
+    if group is None:
+        return False
+    topics = group.subscribed_topics()
+    return group.protocol_type == CONSUMER_PROTOCOL_TYPE if topics is None else topic in topics
+
+
+def _check_exists(group_id: str, durable: DurableGroup | None, group: ClassicGroup | None) -> None:
+    if durable is None and group is None:
+        raise GroupIdNotFound(f"group {group_id!r} does not exist")
