@@ -291,7 +291,7 @@ def test_a_start_is_answered_for_each_directory(error: int) -> None:
 async def one_life(
     world: World, number: int, last: dict[bytes, tuple[int, bytes | None]], cleaned: Callable[[], bool] | None
 ) -> None:
-    """Written, compacted and moved all at once, until the power fails; not before it is `cleaned`, where that is given."""
+    """Written, compacted and moved all at once, until the power fails, or until it is `cleaned` where that is given."""
     rng = world.rng(f"life {number}")
     host, _, client = await started(world, log_retention_check_interval_ms=300, log_segment_delete_delay_ms=100)
     if not number:
