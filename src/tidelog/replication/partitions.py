@@ -4,8 +4,8 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from itertools import chain, islice
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Protocol
 
 from tidelog.log.errors import CorruptLog
 from tidelog.log.partition_log import PartitionLog
@@ -14,29 +14,23 @@ from tidelog.model.ids import TopicPartition
 from tidelog.replication.flusher import CHECKPOINTS_LANE, Flusher
 from tidelog.replication.moves import Moves
 from tidelog.replication.offsets import Offsets
+from tidelog.replication.opening import DISK_THREADS, Opening, open_logs
 from tidelog.replication.partition import Partition, SharedByPartitions
 from tidelog.wire.errors import StorageError, UnknownTopicId, UnknownTopicOrPartition
 
 if TYPE_CHECKING:
     from tidelog.log.config import LogConfig
     from tidelog.log.directories import DataDirectories
-    from tidelog.log.directory import DataDirectory
     from tidelog.log.retention import Removal
     from tidelog.metadata.image import MetadataImage, TopicImage
     from tidelog.runtime.interfaces import Runtime
 
 logger = logging.getLogger("tidelog.partitions")
 
-DISK_THREADS = 4
+REMOVE_AGAIN_MS = 10_000
+"""When a deleted partition could not be taken off the disk."""
 HOUSEKEEPING_BATCH = 50
 """Partitions that retention looks at in one turn of the loop, and whose start offsets are persisted at once."""
-
-
-class Opening(NamedTuple):
-    topic: "TopicImage"
-    number: int
-    config: "LogConfig"
-    directory: "DataDirectory"
 
 
 class ParkedFetch(Protocol):
@@ -73,7 +67,8 @@ class Partitions:
         self._housework: asyncio.Future[Any] | None = None
         """Retention's blocking call that runs or was the last: it outlives the task that waits for it."""
         self._passing: dict[tuple[str, int], tuple[TopicImage, LogConfig]] = {}  # not opened for want of something
-        self._opening_again = False
+        self._following = asyncio.Lock()
+        """Held by whoever opens and removes logs."""
         self._failing: dict[str, str] = {}
         self.none_left: Callable[[str], None] | None = None
         """Told when the last data directory has failed."""
@@ -154,10 +149,18 @@ class Partitions:
 
     async def apply(self, old: "MetadataImage", new: "MetadataImage") -> None:
         """Open what is new, remove what is gone, take changed settings. Returns when every new partition leads."""
+        async with self._following:
+            await self._apply(old, new)
+
+    async def _apply(self, old: "MetadataImage", new: "MetadataImage") -> None:
+        if old.position == 0:
+            await self._runtime.tasks.run_blocking(
+                self.directories.forget_others, partial(_has_partition, new), lane=CHECKPOINTS_LANE
+            )
         for name, topic in old.topics.items():
             now = new.topics.get(name)
             if now is None or now.topic_id != topic.topic_id:
-                await self._remove_topic(topic)
+                await self._remove_topic(topic, self._topic_config(old, name).file_delete_delay_ms)
         opening: list[tuple[TopicImage, int, LogConfig]] = []
         breath = HOUSEKEEPING_BATCH
         for name, topic in new.topics.items():
@@ -180,28 +183,19 @@ class Partitions:
         if opening:
             await self._open_all(opening, new=old.position > 0)
 
-    async def _open_all(
-        self, opening: list[tuple["TopicImage", int, "LogConfig"]], *, new: bool = False, again: bool = False
-    ) -> None:
+    async def _open_all(self, opening: list[tuple["TopicImage", int, "LogConfig"]], *, new: bool = False) -> None:
         placed: list[Opening] = []
         for topic, index, config in opening:
             try:
-                key = TopicPartition(topic.name, index)
-                placed.append(Opening(topic, index, config, self.directories.place(key, topic.topic_id, new=new)))
+                directory = self.directories.place(TopicPartition(topic.name, index), topic.topic_id, new=new)
+                placed.append(Opening(topic, index, config, directory, new))
             except StorageError as error:
                 self._not_opened(topic, index, config, error)
-        # Side by side, syncs of new directories share the file system's commits.
-        shares = [placed[i::DISK_THREADS] for i in range(min(DISK_THREADS, len(placed)))]
-        run_blocking = self._runtime.tasks.run_blocking
-        results = await asyncio.gather(*(run_blocking(self._open_blocking, share) for share in shares))
-        for (topic, index, config, directory), result in zip(chain(*shares), chain(*results), strict=True):
+        for (topic, index, config, directory, _), result in await open_logs(self._runtime, placed):
             if isinstance(result, Exception):
                 self._not_opened(topic, index, config, result)
                 if isinstance(result, OSError) and result.errno not in PASSING:
                     self.fail_soon(directory.path, str(result))
-                continue
-            if again and (topic.name, index) not in self._passing:
-                result.close(clean=False)  # its topic was deleted meanwhile
                 continue
             result.on_io_failure = self._io_failed
             self._offline.pop((topic.name, index), None)
@@ -227,26 +221,17 @@ class Partitions:
         if isinstance(error, OSError) and error.errno in PASSING:
             self._passing[topic.name, index] = topic, config
 
-    def _open_blocking(self, opening: list["Opening"]) -> list["PartitionLog | CorruptLog | OSError"]:
-        results: list[PartitionLog | CorruptLog | OSError] = []
-        now_ms = self._runtime.clock.now_ms()
-        for topic, index, config, directory in opening:
-            try:
-                results.append(directory.open_partition(topic.name, index, topic.topic_id, config, now_ms))
-            except (CorruptLog, OSError) as error:
-                results.append(error)
-        return results
-
-    async def _remove_topic(self, topic: "TopicImage") -> None:
+    async def _remove_topic(self, topic: "TopicImage", delay_ms: int) -> None:
         self._topic_names.pop(topic.topic_id, None)
         self._shared.told_too_large.pop(topic.name, None)
         removed: list[Partition] = []
+        unopened: list[TopicPartition] = []
         for index in range(len(topic.partitions)):
             self._offline.pop((topic.name, index), None)
             self._passing.pop((topic.name, index), None)
             partition = self._table.pop((topic.name, index), None)
             if partition is None:
-                self.directories.forget(TopicPartition(topic.name, index))
+                unopened.append(TopicPartition(topic.name, index))
             else:
                 partition.deleted = True
                 self._offsets.forget(partition)
@@ -254,21 +239,21 @@ class Partitions:
                 removed.append(partition)
         if removed:
             await self.settled()  # a flush that runs would find the files gone
+        # By directory. What lies in one that is out of use is put aside when the next topic of that name comes there.
+        logs: dict[str, dict[TopicPartition, PartitionLog | None]] = {}
+        for key in unopened:
+            for directory in self.directories.holders(key):
+                logs.setdefault(directory.path, {})[key] = None
         for partition in removed:
-            if self.directories.of(partition.log.topic_partition) is None:
-                continue  # its directory is out of use; the next start there puts it aside
-            try:
-                retired = await self._runtime.tasks.run_blocking(
-                    self.directories.retire_partition, partition.log, partition.topic_id, lane=CHECKPOINTS_LANE
-                )
-            except OSError as error:
-                # The next start finds a directory that no topic has, and says so.
-                logger.error(
-                    "deleted partition not put aside partition=%s-%d reason=%s", topic.name, partition.index, error
-                )
-                continue
-            self.directories.forget(partition.log.topic_partition)
-            self.remove_later(retired, partition.config.file_delete_delay_ms)
+            if self.directories.of(partition.log.topic_partition) is not None:
+                path = partition.log.directory.rpartition("/")[0]
+                logs.setdefault(path, {})[partition.log.topic_partition] = partition.log
+        run_blocking = self._runtime.tasks.run_blocking
+        for retired in await run_blocking(self.directories.retire, topic.topic_id, logs, lane=CHECKPOINTS_LANE):
+            self.remove_later(retired, delay_ms)
+        for key in [*unopened, *(partition.log.topic_partition for partition in removed)]:
+            self.directories.forget(key)
+        self._look_at_failures()
 
     def remove_later(self, retired: str, delay_ms: int, log: PartitionLog | None = None) -> None:
         """Take a partition that was put aside off the disk when no reader can be in it any more.
@@ -284,10 +269,14 @@ class Partitions:
         self._runtime.tasks.call_later(delay_ms / 1000, remove)
 
     async def _remove(self, retired: str) -> None:
+        run_blocking = self._runtime.tasks.run_blocking
         try:
-            await self._runtime.tasks.run_blocking(self.directories.remove_retired, retired)
+            await run_blocking(self.directories.empty_retired, retired)
+            await run_blocking(self.directories.remove_retired, retired, lane=CHECKPOINTS_LANE)
         except OSError as error:
             logger.error("deleted partition not removed path=%s reason=%s", retired, error)
+            if error.errno in PASSING:
+                self.remove_later(retired, REMOVE_AGAIN_MS)
 
     # Directories that fail
 
@@ -319,10 +308,13 @@ class Partitions:
 
     def _look_at_directories(self) -> None:
         """Now and then: what failed on a thread, and whether a full disk has room again."""
-        for path, reason in self.directories.take_failures().items():
-            self.fail_soon(path, reason)
+        self._look_at_failures()
         if self._shared.full or self._passing:
             self._runtime.tasks.spawn(self._look_for_room(), name="look-for-room")
+
+    def _look_at_failures(self) -> None:
+        for path, reason in self.directories.take_failures().items():
+            self.fail_soon(path, reason)
 
     async def _look_for_room(self) -> None:
         full = self._shared.full
@@ -366,13 +358,10 @@ class Partitions:
 
     async def open_again(self) -> None:
         """Try partitions that a full disk, or another passing error, kept from being opened."""
-        if self._passing and not self._opening_again:
-            self._opening_again = True
-            try:
+        if self._passing and not self._following.locked():  # else it is tried another time
+            async with self._following:
                 wanted = [(topic, index, config) for (_, index), (topic, config) in self._passing.items()]
-                await self._open_all(wanted, again=True)
-            finally:
-                self._opening_again = False
+                await self._open_all(wanted)
 
     async def enforce_retention(self) -> None:
         """Drop whole segments that the topics' settings no longer keep. One call at a time."""
@@ -470,6 +459,11 @@ class Partitions:
         await self.settled()
         for partition in self._table.values():
             partition.log.close(clean=False)
+
+
+def _has_partition(image: "MetadataImage", key: TopicPartition) -> bool:
+    topic = image.topics.get(key.topic)
+    return topic is not None and key.partition < len(topic.partitions)
 
 
 def _close_logs(partitions: list[Partition]) -> None:

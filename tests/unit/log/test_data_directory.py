@@ -8,7 +8,7 @@ import pytest
 from log_harness import NOW_MS, make_batch, read_records
 from tidelog.log.checkpoints import read_offsets, read_partition_metadata
 from tidelog.log.config import LogConfig
-from tidelog.log.directory import CLEAN_MARKER, DataDirectory, DirectoryInUse
+from tidelog.log.directory import CLEAN_MARKER, DataDirectory, DirectoryInUse, InTheWay
 from tidelog.log.errors import CorruptLog
 from tidelog.log.partition_log import PartitionLog
 from tidelog.model.ids import TopicPartition
@@ -26,7 +26,17 @@ def disk() -> SimDisk:
 
 
 def open_orders(directory: DataDirectory, topic_id: bytes = TOPIC_ID) -> PartitionLog:
-    return directory.open_partition("orders", 0, topic_id, LogConfig(), NOW_MS)
+    try:
+        return directory.open_partition("orders", 0, topic_id, LogConfig(), NOW_MS)
+    except InTheWay:
+        directory.make_way(KEY, topic_id)
+        return directory.open_partition("orders", 0, topic_id, LogConfig(), NOW_MS)
+
+
+def retire(directory: DataDirectory, log: PartitionLog) -> str:
+    [retired], error = directory.retire(TOPIC_ID, {KEY: log})
+    assert error is None
+    return retired
 
 
 def append(log: PartitionLog, *values: bytes) -> None:
@@ -138,7 +148,7 @@ def test_a_deleted_partition_leaves_no_trace_that_could_harm_its_successor(disk:
     flush(log)
     checkpoint(directory, log)
     plan = log.flush_plan()
-    retired = directory.retire_partition(log, TOPIC_ID)
+    retired = retire(directory, log)
     plan.run()  # a flush that was under way does not fail over it
     assert directory.retired() == [retired]
     assert read_offsets(disk, "/data/recovery-point-offset-checkpoint") == {}
@@ -158,7 +168,7 @@ def test_a_deletion_survives_a_power_cut_at_any_step(disk: SimDisk, order: int) 
     checkpoint(directory, log)
     cuts: list[SimDisk] = []
     disk.on_operation = lambda _operation, _path: cuts.append(disk.power_cut(random.Random(order)))
-    directory.retire_partition(log, TOPIC_ID)
+    retire(directory, log)
     for after in cuts:
         opened = open_orders(DataDirectory.open(after, "/data"))
         assert read_records(opened) in ([], [(0, b"a"), (1, b"b")])
