@@ -103,7 +103,7 @@ class Flusher:
                 self._each_interval()
             grown = [] if self._stopped else list(self.grown)
             for partition, end_offset in [(p, p.log.log_end_offset) for p in grown if _is_due(p)]:
-                await self._flush_to(partition, end_offset)
+                await self.flush_to(partition, end_offset)
             if grown or self._unwritten:
                 self._unwritten = True
                 write = self._checkpoint(grown)
@@ -122,8 +122,8 @@ class Flusher:
             if not self._stopped:
                 self._timer = self._tasks.call_later(self._interval_s, self._tick)
 
-    async def _flush_to(self, partition: "Partition", end_offset: int) -> None:
-        """Sync the partition unless it is durable up to `end_offset` by then."""
+    async def flush_to(self, partition: "Partition", end_offset: int) -> None:
+        """Sync the partition unless it is durable up to `end_offset` by then. A failure takes it offline."""
         while not self._stopped and partition.log.recovery_point < end_offset and _may_sync(partition):
             under_way = self._syncing.get(partition)
             if under_way is None:

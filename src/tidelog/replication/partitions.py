@@ -335,13 +335,18 @@ class Partitions:
         return partial(self.directories.write_checkpoints, *self._offsets.copies())
 
     async def persist_starts(self, moved: Iterable[Partition]) -> list[Partition]:
-        """Write down now where the logs of the `moved` begin, each in its own directory; those where that failed."""
+        """Write down now where the logs of the `moved` begin, each in its own directory; those where that failed.
+
+        What lies below is made durable first: see `Offsets.note`.
+        """
         lost: list[Partition] = []
         waiting = list(moved)
         while waiting:
             for partition in waiting:
                 await partition.thawed()  # what is written while a log changes its directory may be in the wrong one
+                await self.flusher.flush_to(partition, partition.log.log_start_offset)
             logs = [(partition, partition.log) for partition in waiting]
+            undurable = {p for p in waiting if p.log.durable_offset < p.log.log_start_offset}
             for partition in waiting:
                 if not partition.deleted:
                     self._offsets.note(partition)
@@ -351,7 +356,10 @@ class Partitions:
             waiting = [partition for partition, log in logs if partition.frozen or partition.log is not log]
             for partition, log in logs:
                 if partition not in waiting and (
-                    partition.deleted or log.failure is not None or log.directory.rpartition("/")[0] in failed
+                    partition.deleted
+                    or partition in undurable
+                    or log.failure is not None
+                    or log.directory.rpartition("/")[0] in failed
                 ):
                     lost.append(partition)
         return lost
