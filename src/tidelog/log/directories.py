@@ -342,10 +342,16 @@ class DataDirectories:
                     self._newly_failed[directory.path] = str(error)
         return failed
 
-    def write_start_offsets(self, start_offsets: Mapping[TopicPartition, int]) -> None:
-        """As `write_checkpoints`, before files below them go. Raises OSError: then no file may go."""
-        for directory in self._usable():
-            directory.write_start_offsets(self._part(directory, start_offsets))
+    def write_start_offsets(self, start_offsets: Mapping[TopicPartition, int]) -> dict[str, OSError]:
+        """As `try_checkpoints`, before files below them go: none may go in the directories in which that failed."""
+        return self._in_each(
+            lambda directory: directory.write_start_offsets(self._part(directory, start_offsets)),
+        )
+
+    @property
+    def are_behind(self) -> bool:
+        """Whether a full disk has kept a checkpoint of one of them from being written, or has cost one."""
+        return any(directory.is_behind for directory in self._usable())
 
     def clean_offset(self, partition: TopicPartition) -> int | None:
         """Up to where it is compacted, by the checkpoint of the directory that holds it."""

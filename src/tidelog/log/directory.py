@@ -423,6 +423,11 @@ class DataDirectory:
             self._disk.sync_dir(self.path)
             self._checkpoints.pop(LOG_START_OFFSETS, None)
 
+    @property
+    def is_behind(self) -> bool:
+        """Whether a full disk has kept a checkpoint from being written, or has cost one."""
+        return any(self._checkpoints.get(name) != offsets for name, offsets in list(self._latest.items()))
+
     def _kept(self, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
         return {key: offsets[key] for key in list(self._unnamed) if key in offsets}
 

@@ -66,6 +66,10 @@ class Flusher:
         self._asked[partition] = None
         self._commit()
 
+    def write_again(self) -> None:
+        """Have the checkpoints written at the next interval, and every one after it until that succeeds."""
+        self._unwritten = True
+
     async def settled(self) -> None:
         """Return once no flush touches files of partitions that were marked deleted before the call, nor, after `stop`,
         of any.

@@ -5,7 +5,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from tidelog.log.errors import CorruptLog
 from tidelog.log.partition_log import PartitionLog
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from tidelog.log.retention import Removal
     from tidelog.metadata.image import MetadataImage, TopicImage
     from tidelog.runtime.interfaces import Runtime
+
+T = TypeVar("T")
 
 logger = logging.getLogger("tidelog.partitions")
 
@@ -254,6 +256,7 @@ class Partitions:
         for key in [*unopened, *(partition.log.topic_partition for partition in removed)]:
             self.directories.forget(key)
         self._look_at_failures()
+        self._write_checkpoints_again()
 
     def remove_later(self, retired: str, delay_ms: int, log: PartitionLog | None = None) -> None:
         """Take a partition that was put aside off the disk when no reader can be in it any more.
@@ -372,19 +375,35 @@ class Partitions:
                 await self._open_all(wanted)
 
     async def enforce_retention(self) -> None:
-        """Drop whole segments that the topics' settings no longer keep. One call at a time."""
+        """Drop whole segments that the topics' settings no longer keep. One call at a time.
+
+        What fails for one log or directory does not keep the others from it.
+        """
         every = iter(self)
         while batch := list(islice(every, HOUSEKEEPING_BATCH)):
-            removals = [(p, removal) for p in batch if (removal := await self._retire(p)) is not None]
-            if any(removal.begins for _, removal in removals):
-                starts = self._offsets.start_offsets()
-                await self._work(self.directories.write_start_offsets, starts, lane=CHECKPOINTS_LANE)
-            for partition, removal in removals:
-                if not (partition.deleted or partition.frozen):
+            removals: list[tuple[Partition, PartitionLog, Removal]] = []
+            for partition in batch:
+                log = partition.log
+                removal = await self._retire(partition)
+                if removal is not None:
+                    removals.append((partition, log, removal))
+            failed: dict[str, OSError] = {}
+            if any(removal.begins for _, _, removal in removals):
+                failed = await self._work(
+                    self.directories.write_start_offsets, self._offsets.start_offsets(), lane=CHECKPOINTS_LANE
+                )
+                self._look_at_failures()
+                self._write_checkpoints_again()
+            for partition, log, removal in removals:
+                error = failed.get(log.directory.rpartition("/")[0]) if removal.begins else None
+                if error is not None:
+                    self._retention_failed(partition, error)
+                # A log that has moved meanwhile is not this partition's any more: its files go all together.
+                elif partition.log is log and not (partition.deleted or partition.frozen):
                     try:
                         await self._work(removal.run)
-                    except OSError as error:
-                        self._retention_failed(partition, error)
+                    except Exception as failure:
+                        self._retention_failed(partition, failure)
             await self._runtime.tasks.sleep(0)
 
     async def _retire(self, partition: Partition) -> "Removal | None":
@@ -400,23 +419,35 @@ class Partitions:
                 return None
             if log.apply_retention(now_ms, partition.high_watermark):
                 self._offsets.note(partition)
-        except (StorageError, OSError, CorruptLog) as error:
+            return log.removal(now_ms)
+        except Exception as error:
             if isinstance(error, CorruptLog):
                 log.fail(str(error))
             self._retention_failed(partition, error)
             return None
-        return log.removal(now_ms)
 
     def _retention_failed(self, partition: Partition, error: Exception) -> None:
         if not partition.deleted:
-            logger.error("retention failed partition=%s-%d reason=%s", partition.topic, partition.index, error)
+            expected = isinstance(error, StorageError | OSError | CorruptLog)
+            logger.error(
+                "retention failed partition=%s-%d reason=%s",
+                partition.topic,
+                partition.index,
+                error,
+                exc_info=None if expected else error,
+            )
             if partition.log.failure is not None:
                 partition.fail()
 
-    async def _work(self, function: Callable[..., object], *args: object, lane: str = "") -> None:
+    def _write_checkpoints_again(self) -> None:
+        """What a full disk kept from them is written as soon as there is room, though nothing is appended."""
+        if self.directories.are_behind:
+            self.flusher.write_again()
+
+    async def _work(self, function: Callable[..., T], *args: object, lane: str = "") -> T:
         self._housework = running = self._runtime.tasks.run_blocking(function, *args, lane=lane)
         await asyncio.wait([running])
-        running.result()
+        return running.result()
 
     async def settled(self) -> None:
         """Return once nothing on a thread touches files of partitions that were marked deleted before the call."""

@@ -354,6 +354,53 @@ def test_on_a_full_disk_the_start_offsets_give_way_to_what_makes_room(disk: SimD
     assert read_offsets(disk, STARTS) == {KEY: 2}
 
 
+def test_a_log_from_another_directory_is_told_of_beside_all_others_though_the_disk_was_full(disk: SimDisk) -> None:
+    directory = DataDirectory.open(disk, "/data")
+    log = segmented(directory)
+    checkpoint(directory, log)
+    log.delete_before(2)
+    disk.limit_space(0)
+    directory.write_start_offsets({KEY: 2})
+    assert not disk.exists(STARTS)
+    assert directory.is_behind
+    disk.remove(segment(0))
+    disk.limit_space(None)
+    copy = directory.open_future(f"/data/payments-0.{'0' * 32}-future", LogConfig(), 7, OTHER_ID, NOW_MS)
+    directory.expect(copy, None)
+    assert read_offsets(disk, STARTS) == {KEY: 2, TopicPartition("payments", 0): 7}
+    assert not directory.is_behind
+    log = open_orders(DataDirectory.open(disk.kill(), "/data"))
+    assert (log.log_start_offset, log.log_end_offset) == (2, 5)
+
+
+def test_on_a_full_disk_a_deletion_goes_on_and_its_last_trace_waits_for_the_checkpoints(disk: SimDisk) -> None:
+    directory = DataDirectory.open(disk, "/data")
+    log = segmented(directory)
+    log.delete_before(2)
+    checkpoint(directory, log)
+    disk.fail("create", "*.tmp", errno.ENOSPC, times=1 << 30)
+    retired = retire(directory, log)
+    used = disk.medium.used_bytes()
+    directory.empty_retired(retired)
+    assert disk.medium.used_bytes() <= used - 5 * len(make_batch(b"a"))
+    with pytest.raises(OSError, match="No space left"):
+        directory.remove_retired(retired)
+    with pytest.raises(InTheWay):
+        directory.open_partition("orders", 0, OTHER_ID, LogConfig(), NOW_MS, new=True)
+    with pytest.raises(OSError, match="No space left"):
+        directory.make_way(KEY, OTHER_ID)
+    assert disk.list(retired) == []
+    assert read_offsets(disk, STARTS) == {KEY: 2}
+    after = disk.kill()
+    with pytest.raises(InTheWay):  # as the next start finds it: the topic was made anew, and its log was not
+        DataDirectory.open(after, "/data").open_partition("orders", 0, OTHER_ID, LogConfig(), NOW_MS)
+    disk = after.kill()
+    directory = DataDirectory.open(disk, "/data")
+    directory.remove_retired(retired)
+    assert directory.retired() == []
+    assert read_offsets(disk, STARTS) == {}
+
+
 def test_identity_is_written_once(disk: SimDisk) -> None:
     directory = DataDirectory.open(disk, "/data")
     directory.write_identity("cluster-a", 1, "id-a")
