@@ -190,8 +190,10 @@ class Fetch:
         return self.found_bytes >= self._min_bytes or self._failed or not self._fetching.items
 
     def _read(self, item: FetchItem) -> None:
-        """Look for data for `item`, within what the request's limits leave."""
+        """Look for data for `item`, within what the request's limits leave. What an earlier look found is void."""
         known = item.partition
+        for found_before in (self._special, self._aborted, self._unknown):
+            found_before.pop(item, None)
         try:
             partition = self._partition(item)
             if item.current_leader_epoch >= 0:
@@ -202,7 +204,10 @@ class Fetch:
                 return
             left = min(item.bytes_max, self._bytes_max - self.found_bytes)
             found = partition.read(item.fetch_offset, left, self._isolation)
-            if self._isolation == READ_COMMITTED and found.size:
+            # The first batch may be larger than every limit (KIP-74), but only for the first partition that has any.
+            size = found.size
+            fits = size > 0 and (size <= left or not self.found_bytes)
+            if self._isolation == READ_COMMITTED and fits:
                 self._aborted[item] = [
                     AbortedTransaction(producer_id=t.producer_id, first_offset=t.first_offset)
                     for t in partition.log.aborted_transactions(item.fetch_offset, partition.last_stable_offset)
@@ -210,9 +215,7 @@ class Fetch:
         except ApiError as error:
             self._refuse(item, error, item.partition or known)
             return
-        # The first batch may be larger than every limit (KIP-74), but only for the first partition that has any.
-        size = found.size
-        if size and (size <= left or not self.found_bytes):
+        if fits:
             self._slices[item] = found
             self.found_bytes += size
 

@@ -1,7 +1,7 @@
 """The group coordinators of this broker: one for each partition of `__consumer_offsets` that it leads."""
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, TypeVar
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from tidelog.coordinator.group.offsets import OffsetCommit
     from tidelog.coordinator.lag import PartitionLag, Place
     from tidelog.coordinator.runtime import CoordinatorPartition
-    from tidelog.metadata.image import BrokerRegistration, MetadataImage
+    from tidelog.metadata.image import BrokerRegistration, MetadataImage, TopicImage
     from tidelog.metadata.records import PartitionState
     from tidelog.metadata.service import MetadataCache, MetadataController
     from tidelog.model.steps import Steps
@@ -231,7 +231,12 @@ class GroupCoordinators:
 
         led = self._of(commit.group_id)
         led.core.check_commit(commit, led.now())
-        prepared = yield from prepare_commit(commit, self._settings, led.now())
+        while True:
+            topics = self._metadata.image.topics
+            prepared = yield from prepare_commit(commit, self._settings, led.now(), topics)
+            # Offsets in a topic that was deleted meanwhile have been forgotten: they must not come again.
+            if not _gone(topics, self._metadata.image.topics, commit):
+                break
         led = self._of(commit.group_id)  # it may have moved, and the group have a new generation
         led.apply(led.core.commit(commit, reply, led.now(), prepared))
 
@@ -360,6 +365,17 @@ class GroupCoordinators:
             while led.is_loaded and (some := list(islice(group_ids, SWEEP_GROUPS))):
                 led.apply_all(led.core.sweep(some, led.now()))
                 await self._runtime.tasks.sleep(0)
+
+
+def _gone(before: "Mapping[str, TopicImage]", now: "Mapping[str, TopicImage]", commit: "OffsetCommit") -> bool:
+    """Whether a topic of the commit has been deleted since; it may have been made anew."""
+    if now is before:
+        return False
+    names = dict.fromkeys(offset.topic for offset in commit.offsets)
+    return any(
+        (topic := before.get(name)) is not None and ((new := now.get(name)) is None or new.topic_id != topic.topic_id)
+        for name in names
+    )
 
 
 def uuid_form(raw: bytes) -> str:

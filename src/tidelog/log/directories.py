@@ -30,7 +30,7 @@ class UnusableDirectories(Exception):
 
 class DataDirectories:
     """The open data directories. `place` and what it remembers belong to the loop; the rest blocks, on any thread, and
-    what writes checkpoints (`write_...`, `retire_partition`) one at a time.
+    what writes checkpoints (`write_...`, `retire`, `remove_retired`, `forget_others`) one at a time.
     """
 
     def __init__(self, disk: "Disk", paths: Sequence[str], online: list[DataDirectory], failed: dict[str, str]) -> None:
@@ -69,7 +69,6 @@ class DataDirectories:
             directories._check()
             directories._settle_moves()
             directories._refuse_duplicates()
-            directories._forget_those_elsewhere()
         except BaseException:
             directories.release()
             raise
@@ -155,13 +154,6 @@ class DataDirectories:
                     f"partition {partition} lies in {where}: keep the one that is to be used, and move the other "
                     "directory out of log.dirs"
                 )
-
-    def _forget_those_elsewhere(self) -> None:
-        """A move from a full disk leaves what its checkpoints told of the partition."""
-        for partition, holders in self._holders.items():
-            for directory in self.online:
-                if holders and directory not in holders:
-                    directory.is_elsewhere(partition)
 
     # Which directory
 
@@ -252,12 +244,39 @@ class DataDirectories:
 
     # What every directory does
 
-    def retire_partition(self, log: "PartitionLog", topic_id: bytes) -> str:
-        """See `DataDirectory.retire_partition`."""
-        path = log.directory.rpartition("/")[0]
-        directory = self.by_path(path)
-        assert directory is not None
-        return directory.retire_partition(log, topic_id)
+    def forget_others(self, exists: Callable[[TopicPartition], bool]) -> None:
+        """At a start: the checkpoints tell no more of partitions that there are not, or that are in another directory.
+
+        A broker that was killed after a deletion leaves such entries, and so does a move from a full disk.
+        """
+
+        def forget(directory: DataDirectory) -> None:
+            others = [key for key in directory.entries() if not exists(key) or self._is_elsewhere(directory, key)]
+            if others:
+                directory.give_up(*others)
+
+        for path, error in self._in_each(forget).items():
+            logger.warning("old entries stay in the checkpoints for now path=%s reason=%s", path, error)
+
+    def _is_elsewhere(self, directory: DataDirectory, partition: TopicPartition) -> bool:
+        holders = self._holders.get(partition, ())
+        return len(holders) > 0 and directory not in holders
+
+    def holders(self, partition: TopicPartition) -> list[DataDirectory]:
+        """Usable directories with a directory of its name in them."""
+        return [d for d in self._holders.get(partition, ()) if d.path not in self.failed]
+
+    def retire(self, topic_id: bytes, logs: Mapping[str, Mapping[TopicPartition, "PartitionLog | None"]]) -> list[str]:
+        """See `DataDirectory.retire`; `logs` by the paths of their directories. Where they are now."""
+        retired: list[str] = []
+        for path, of_directory in logs.items():
+            directory = self.by_path(path)
+            assert directory is not None
+            aside, error = directory.retire(topic_id, of_directory)
+            retired += aside
+            if error is not None and error.errno not in PASSING:
+                self._newly_failed[path] = str(error)
+        return retired
 
     def forget(self, partition: TopicPartition) -> None:
         """Its topic was deleted."""
@@ -267,10 +286,16 @@ class DataDirectories:
     def retired(self) -> list[str]:
         return [path for directory in self._usable() for path in directory.retired()]
 
+    def empty_retired(self, path: str) -> None:
+        self._holder_of(path).empty_retired(path)
+
     def remove_retired(self, path: str) -> None:
+        self._holder_of(path).remove_retired(path)
+
+    def _holder_of(self, path: str) -> DataDirectory:
         directory = self.by_path(path.rpartition("/")[0])
         assert directory is not None
-        directory.remove_retired(path)
+        return directory
 
     def write_identity(self, cluster_id: str, node_id: int, new_ids: Sequence[str]) -> None:
         """meta.properties of each; `new_ids` has one for every directory, in case it has none."""
@@ -317,13 +342,24 @@ class DataDirectories:
                     self._newly_failed[directory.path] = str(error)
         return failed
 
-    def write_start_offsets(self, start_offsets: Mapping[TopicPartition, int]) -> None:
-        """As `write_checkpoints`, before files below them go. Raises OSError: then no file may go."""
-        for directory in self._usable():
-            directory.write_start_offsets(self._part(directory, start_offsets))
+    def write_start_offsets(self, start_offsets: Mapping[TopicPartition, int]) -> dict[str, OSError]:
+        """As `try_checkpoints`, before files below them go: none may go in the directories in which that failed."""
+        return self._in_each(
+            lambda directory: directory.write_start_offsets(self._part(directory, start_offsets)),
+        )
+
+    @property
+    def are_behind(self) -> bool:
+        """Whether a full disk has kept a checkpoint of one of them from being written, or has cost one."""
+        return any(directory.is_behind for directory in self._usable())
+
+    def clean_offset(self, partition: TopicPartition) -> int | None:
+        """Up to where it is compacted, by the checkpoint of the directory that holds it."""
+        holder = self.of(partition)
+        return None if holder is None else holder.clean_offset(partition)
 
     def cleaner_offsets(self) -> dict[TopicPartition, int]:
-        """Up to where each compacted log was clean when the last broker here wrote it down."""
+        """Up to where each compacted log is clean, by the checkpoints."""
         return {
             key: offset
             for directory in self.online

@@ -1,7 +1,10 @@
 """The data directory of one broker: its lock, whether it was left in order, checkpoints, partitions' directories.
 
 Every method blocks; all but `open` and `close_clean` may run on any thread while the broker works, but those that write
-checkpoints (`write_...`, `retire_partition`, `give_up`, `expect`) one at a time.
+checkpoints (`write_...`, `retire`, `remove_retired`, `give_up`, `make_way`, `expect`) one at a time.
+
+What the checkpoints tell of a partition goes from them, durably, before a log is made under its name again: a log that
+was younger than what they tell would be taken for one that has lost its end, or its start.
 
 A log's start offset is on the disk before the first file below it goes, so a file that is missing above it is noticed.
 A directory without that checkpoint, or from Kafka, which writes it now and then, begins with what its files say.
@@ -26,7 +29,7 @@ from tidelog.log.checkpoints import (
     read_properties,
 )
 from tidelog.log.errors import CorruptLog
-from tidelog.log.file_kinds import Kind, file_kind, partition_of
+from tidelog.log.file_kinds import DELETE_SUFFIX, Kind, file_kind, partition_of, retired_partition
 from tidelog.log.indexes import IndexCache
 from tidelog.log.partition_log import PartitionLog
 from tidelog.log.segment import PASSING
@@ -40,12 +43,17 @@ logger = logging.getLogger("tidelog.directory")
 
 LOCK: Final = ".lock"
 CLEAN_MARKER: Final = ".kafka_cleanshutdown"
-DELETE_SUFFIX: Final = "-delete"
 STRAY_SUFFIX: Final = "-stray"
+UNREADABLE: Final = b""
+"""For a topic id."""
 
 
 class DirectoryInUse(Exception):
     """Another broker runs in the directory. One line that says so."""
+
+
+class InTheWay(Exception):
+    """Something of an earlier topic of that name is there yet: `make_way`, then open the partition."""
 
 
 class DataDirectory:
@@ -62,18 +70,24 @@ class DataDirectory:
         self._cache = IndexCache()
         self._checkpoints: dict[str, Mapping[TopicPartition, int]] = {}
         """As they stand on the disk; those that are not there, or damaged, are missing."""
+        self._latest: dict[str, Mapping[TopicPartition, int]] = {}
+        """As they were last to be written, which a full disk may have kept from the disk."""
         self._recovery_points = self._read(RECOVERY_POINTS)
         self._recovery_points_known = RECOVERY_POINTS in self._checkpoints
         self._start_offsets = self._read(LOG_START_OFFSETS)
         if LOG_START_OFFSETS not in self._checkpoints:
             self._take_start_offsets_from_files()
-        self._clean_offsets = self._read_cleaner_offsets()
-        self._checkpoints[CLEANER_OFFSETS] = dict(self._clean_offsets)
+        self._checkpoints[CLEANER_OFFSETS] = self._read_cleaner_offsets()
+        self._latest.update(self._checkpoints)
+        self._latest[LOG_START_OFFSETS] = dict(self._start_offsets)
         self._unnamed: dict[TopicPartition, None] = {}
         """Partitions whose entries are kept until the caller's checkpoints name them: they opened just now, or could
         not be opened.
         """
         self._retired: dict[TopicPartition, None] = {}
+        """Of which nothing may be written any more, until a log of that name is made. What the disk tells of them goes
+        with the next write of each checkpoint.
+        """
 
     @classmethod
     def open(cls, disk: "Disk", path: str) -> "DataDirectory":
@@ -135,23 +149,20 @@ class DataDirectory:
 
     # Partitions
 
-    def open_partition(self, topic: str, index: int, topic_id: bytes, config: "LogConfig", now_ms: int) -> PartitionLog:
-        """Open or make the partition's log. A directory of another topic of that name is put aside as `-stray`.
+    def open_partition(
+        self, topic: str, index: int, topic_id: bytes, config: "LogConfig", now_ms: int, *, new: bool = False
+    ) -> PartitionLog:
+        """Open or make the partition's log. `new`: nobody can have opened it before, its topic is made just now.
 
-        Raises CorruptLog, OSError; then the checkpoints keep what they say of it, for the next start.
+        Raises InTheWay; CorruptLog, OSError: then the checkpoints keep what they say of it, for the next start.
         """
         key = TopicPartition(topic, index)
         self._unnamed[key] = None
         path = f"{self.path}/{key}"
-        known_id = read_partition_metadata(self._disk, path)
-        if known_id is not None and known_id != topic_id:
-            stray = f"{self.path}/{key}.{uuid_text(known_id)}{STRAY_SUFFIX}"
-            # Of a deleted topic of that name, mostly; but a damaged id looks the same, so it is said loudly.
-            logger.error("partition of another topic put aside path=%s as=%s", path, stray)
-            self._disk.rename(path, stray)
-            self._disk.sync_dir(self.path)
-            known_id = None
-            self.is_elsewhere(key)
+        known_id = self._read_id(path, new=new)
+        if known_id != topic_id and (known_id is not None or self._of_another(key, path, new=new)):
+            raise InTheWay(f"{path} is of an earlier topic of that name, or the checkpoints beside it tell of one")
+        self._retired.pop(key, None)
         log = PartitionLog.open(
             self._disk,
             path,
@@ -166,32 +177,125 @@ class DataDirectory:
             self._disk.write_atomic(f"{path}/{PARTITION_METADATA}", format_partition_metadata(topic_id))
             self._disk.sync_dir(self.path)
         self._recovery_points[key], self._start_offsets[key] = log.recovery_point, log.log_start_offset
-        self._retired.pop(key, None)
         return log
 
-    def retire_partition(self, log: PartitionLog, topic_id: bytes) -> str:
-        """Put a deleted topic's partition out of the way; `remove_retired` takes it off the disk later."""
-        # The checkpoints first: they must not tell of this log when a topic of the same name comes.
-        self.give_up(log.topic_partition)
-        log.close(clean=False)
-        retired = f"{log.directory}.{uuid_text(topic_id)}{DELETE_SUFFIX}"
-        self._disk.rename(log.directory, retired)
-        self._disk.sync_dir(self.path)
-        return retired
+    def _read_id(self, path: str, *, new: bool) -> bytes | None:
+        """None when there is none. Where a topic is made or deleted, one that cannot be read is UNREADABLE."""
+        try:
+            return read_partition_metadata(self._disk, path)
+        except CorruptLog:
+            if new:
+                return UNREADABLE
+            raise
 
-    def give_up(self, key: TopicPartition) -> None:
-        """A partition leaves: the checkpoints tell of it no more. Raises OSError."""
-        self.is_elsewhere(key)
-        self._unnamed.pop(key, None)
-        self._retired[key] = None
-        for name, offsets in list(self._checkpoints.items()):
-            self._write(name, offsets)
+    def _of_another(self, key: TopicPartition, path: str, *, new: bool) -> bool:
+        """Whether a directory without an id, or what the checkpoints tell where there is none, is of an earlier topic.
 
-    def is_elsewhere(self, key: TopicPartition) -> None:
-        """Another directory holds it: what the checkpoints tell of it is old."""
-        self._recovery_points.pop(key, None)
-        self._start_offsets.pop(key, None)
-        self._clean_offsets.pop(key, None)
+        If not, the directory may have been lost, which must be said.
+        """
+        there = self._disk.exists(path)
+        if new or key in self._retired:
+            return there or self.tells_of(key)
+        return not there and self.tells_of(key) and key in map(_retired, self.retired())
+
+    def tells_of(self, key: TopicPartition) -> bool:
+        """Whether there is an entry of the partition, on the disk or for the next write."""
+        return any(key in offsets for offsets in self._told())
+
+    def entries(self) -> list[TopicPartition]:
+        """Partitions of which there is an entry, on the disk or for the next write."""
+        return list(dict.fromkeys(key for offsets in self._told() for key in list(offsets)))
+
+    def _told(self) -> list[Mapping[TopicPartition, int]]:
+        return [self._recovery_points, self._start_offsets, *list(self._checkpoints.values())]
+
+    def make_way(self, key: TopicPartition, topic_id: bytes) -> None:
+        """After InTheWay: put a directory of another topic than `topic_id` aside as `-stray`, once the checkpoints tell
+        of it no more. Raises OSError.
+        """
+        if self.tells_of(key):
+            self.give_up(key)
+        path = f"{self.path}/{key}"
+        known_id = self._read_id(path, new=True)
+        if known_id != topic_id and self._disk.exists(path):
+            stray = self._free_name(key, known_id or topic_id, STRAY_SUFFIX)
+            # Of a deleted topic of that name, mostly; but a damaged id looks the same, so it is said loudly.
+            logger.error("partition of another topic put aside path=%s as=%s", path, stray)
+            self._disk.rename(path, stray)
+            self._disk.sync_dir(self.path)
+
+    def _free_name(self, key: TopicPartition, topic_id: bytes, ending: str) -> str:
+        name = f"{self.path}/{key}.{uuid_text(topic_id)}"
+        number = 0
+        while self._disk.exists(path := f"{name}{f'_{number}' if number else ''}{ending}"):
+            number += 1
+        return path
+
+    def retire(
+        self, topic_id: bytes, logs: Mapping[TopicPartition, PartitionLog | None]
+    ) -> tuple[list[str], OSError | None]:
+        """Put partitions of a deleted topic out of the way; None for one that is not open. Where they are now, for
+        `empty_retired` and `remove_retired`, and the first error, after all have been tried.
+
+        A full disk is no hindrance: what its checkpoints tell goes before the directories that were put aside do.
+        """
+        failed: OSError | None = None
+        try:
+            # The checkpoints first: they must not tell of these logs when a topic of the same name comes.
+            self.give_up(*logs)
+        except OSError as error:
+            logger.warning("old entries stay in the checkpoints for now path=%s reason=%s", self.path, error)
+            failed = None if error.errno in PASSING else error
+        retired = []
+        for key, log in logs.items():
+            if log is not None:
+                log.close(clean=False)
+            try:
+                path = self._put_aside(key, topic_id, is_open=log is not None)
+            except OSError as error:
+                # The next start finds a directory that no topic has; the next topic of that name puts it aside.
+                logger.error("deleted partition not put aside partition=%s reason=%s", key, error)
+                failed = failed or error
+            else:
+                retired += [path] if path is not None else []
+        try:
+            self._disk.sync_dir(self.path)
+        except OSError as error:
+            failed = failed or error
+        return retired, failed
+
+    def _put_aside(self, key: TopicPartition, topic_id: bytes, *, is_open: bool) -> str | None:
+        """Rename the directory of a deleted partition; where it is, if it is to be removed. Raises OSError."""
+        path = f"{self.path}/{key}"
+        ending = DELETE_SUFFIX
+        if not is_open:
+            known_id = self._read_id(path, new=True)
+            if known_id not in (None, UNREADABLE, topic_id) or not self._disk.exists(path):
+                return None  # never made; or of a topic before that one, for `make_way`
+            if known_id == UNREADABLE:
+                ending = STRAY_SUFFIX  # whose it is cannot be told: not for us to remove
+                logger.error("partition with an unreadable id put aside path=%s", path)
+        target = self._free_name(key, topic_id, ending)
+        self._disk.rename(path, target)
+        return target if ending == DELETE_SUFFIX else None
+
+    def give_up(self, *keys: TopicPartition) -> None:
+        """Partitions leave: the checkpoints tell of them no more. Raises OSError, when all have been tried: then the
+        next write of each does it.
+        """
+        for key in keys:
+            self._recovery_points.pop(key, None)
+            self._start_offsets.pop(key, None)
+            self._unnamed.pop(key, None)
+            self._retired[key] = None
+        failed: OSError | None = None
+        for name in list(self._checkpoints):
+            try:
+                self._write(name, self._latest[name])
+            except OSError as error:
+                failed = failed or error
+        if failed is not None:
+            raise failed
 
     def expect(self, log: PartitionLog, clean_offset: int | None) -> None:
         """A log that was made elsewhere gets its place here, at once after this: the checkpoints tell of it already.
@@ -202,9 +306,10 @@ class DataDirectory:
         self._retired.pop(key, None)
         self._unnamed[key] = None
         self._recovery_points[key], self._start_offsets[key] = log.recovery_point, log.log_start_offset
+        # Beside all others, also where a full disk has cost the checkpoint: one that is there must be whole.
         for name, offset in ((RECOVERY_POINTS, log.recovery_point), (LOG_START_OFFSETS, log.log_start_offset)):
-            self._write(name, {**self._checkpoints.get(name, {}), key: offset})
-        clean_offsets = {known: offset for known, offset in self._checkpoints[CLEANER_OFFSETS].items() if known != key}
+            self._write(name, {**self._latest.get(name, {}), key: offset})
+        clean_offsets = {known: offset for known, offset in self._latest[CLEANER_OFFSETS].items() if known != key}
         if clean_offset is not None:
             clean_offsets[key] = clean_offset
         self._write(CLEANER_OFFSETS, clean_offsets)
@@ -243,8 +348,23 @@ class DataDirectory:
         """Directories of deleted partitions that are still there."""
         return [f"{self.path}/{name}" for name in self._disk.list(self.path) if name.endswith(DELETE_SUFFIX)]
 
-    def remove_retired(self, path: str) -> None:
+    def empty_retired(self, path: str) -> None:
+        """Take what is in it off the disk, which may take long. Raises OSError."""
         assert path.endswith(DELETE_SUFFIX)
+        for name in self._disk.list(path):
+            child = f"{path}/{name}"
+            if self._disk.is_dir(child):
+                self._disk.remove_tree(child)
+            else:
+                self._disk.remove(child)
+
+    def remove_retired(self, path: str) -> None:
+        """The last of it, once the checkpoints do not tell of it: while it is there, a start knows that what they tell
+        is of no log that is missing. Raises OSError.
+        """
+        key = _retired(path)
+        if key is not None and self.tells_of(key) and not self._disk.exists(f"{self.path}/{key}"):
+            self.give_up(key)
         self._disk.remove_tree(path)
 
     # Small files
@@ -274,17 +394,16 @@ class DataDirectory:
         self._write(HIGH_WATERMARKS, high_watermarks)
 
     def cleaner_offsets(self) -> dict[TopicPartition, int]:
-        """Up to where each compacted log was clean when the last broker here wrote it down."""
-        return dict(self._clean_offsets)
+        """Up to where each compacted log is clean, by the checkpoint as it stands on the disk."""
+        return dict(self._checkpoints[CLEANER_OFFSETS])
 
     def clean_offset(self, key: TopicPartition) -> int | None:
         """Up to where it is compacted, by the checkpoint as it stands on the disk."""
         return self._checkpoints[CLEANER_OFFSETS].get(key)
 
     def write_cleaner_offsets(self, offsets: Mapping[TopicPartition, int]) -> None:
-        """Raises OSError."""
-        self._write(CLEANER_OFFSETS, {**self._kept(self._checkpoints[CLEANER_OFFSETS]), **offsets})
-        self._clean_offsets = dict(offsets)
+        """Those of other partitions stay as they are. Raises OSError."""
+        self._write(CLEANER_OFFSETS, {**self._latest[CLEANER_OFFSETS], **offsets})
 
     def write_start_offsets(self, start_offsets: Mapping[TopicPartition, int]) -> None:
         """Persist them before files below them go. Raises OSError.
@@ -304,6 +423,11 @@ class DataDirectory:
             self._disk.sync_dir(self.path)
             self._checkpoints.pop(LOG_START_OFFSETS, None)
 
+    @property
+    def is_behind(self) -> bool:
+        """Whether a full disk has kept a checkpoint from being written, or has cost one."""
+        return any(self._checkpoints.get(name) != offsets for name, offsets in list(self._latest.items()))
+
     def _kept(self, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
         return {key: offsets[key] for key in list(self._unnamed) if key in offsets}
 
@@ -313,6 +437,7 @@ class DataDirectory:
     def _write(self, name: str, offsets: Mapping[TopicPartition, int]) -> None:
         if self._retired:
             offsets = {key: offset for key, offset in offsets.items() if key not in self._retired}
+        self._latest[name] = offsets
         if self._checkpoints.get(name) != offsets:
             self._disk.write_atomic(f"{self.path}/{name}", format_offsets(offsets))
             self._checkpoints[name] = offsets
@@ -329,3 +454,7 @@ class DataDirectory:
         if self._lock is not None:
             self._lock.release()
             self._lock = None
+
+
+def _retired(path: str) -> TopicPartition | None:
+    return retired_partition(path.rpartition("/")[2])

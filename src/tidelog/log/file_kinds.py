@@ -18,6 +18,9 @@ from tidelog.model.ids import TopicPartition
 METADATA_STORE = "metadata.sqlite"
 """Tidelog's own; in a directory that has it, start offsets are persisted before the files below them go."""
 
+DELETE_SUFFIX = "-delete"
+"""Of a partition's directory that is to be removed: TOPIC-INDEX.ANYTHING-delete."""
+
 _OF_SEGMENT = re.compile(r"([0-9]{20})\.(log|index|timeindex|txnindex|snapshot)")
 _METADATA_SNAPSHOT = re.compile(r"[0-9]{20}-[0-9]{10}\.checkpoint")
 _PARTITION = re.compile(r"(.+)-([0-9]{1,10})")
@@ -76,6 +79,11 @@ def partition_of(name: str) -> TopicPartition | None:
     """Whose log a directory of this name holds, TOPIC-INDEX; None when it is no live partition's."""
     match = _PARTITION.fullmatch(name)
     return TopicPartition(match[1], int(match[2])) if match else None
+
+
+def retired_partition(name: str) -> TopicPartition | None:
+    """Whose log a directory of this name held before it was put aside to be removed."""
+    return partition_of(name.rpartition(".")[0]) if name.endswith(DELETE_SUFFIX) else None
 
 
 def log_name(path: str) -> str:

@@ -14,7 +14,7 @@ Nothing is compacted while it moves: `.cleaned` and `.swap` files are never thos
 import re
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from tidelog.log.directory import DELETE_SUFFIX
+from tidelog.log.file_kinds import DELETE_SUFFIX
 from tidelog.model.ids import TopicPartition
 
 if TYPE_CHECKING:

@@ -100,6 +100,8 @@ class LogOpener:
         if max(end, start) < self._recovery_point:
             raise self._cut_short(max(end, start))
         if start > end:
+            if end > self._recovery_point:
+                raise self._below_start(start, end)
             self._restart_at(start)
             end = start
         if not epochs_known and self._replayed_from > start:
@@ -154,6 +156,19 @@ class LogOpener:
             f"{' and remove '.join([line, *later])}",
         )
 
+    def _below_start(self, start: int, end: int) -> CorruptLog:
+        """Records that came after the last checkpoint, all below the start offset: a start offset is persisted only up
+        to what is durable, so it is none of this log.
+        """
+        active = self._segments.active
+        line = self._remedy(LOG_START_OFFSETS, self._segments.items[0].base_offset)
+        return CorruptLog(
+            active.path,
+            active.size,
+            f"the log ends at offset {end}, below its start offset {start}, with records that are newer than the "
+            f"recovery point {self._recovery_point}: put back what is missing, or, to go on with what is there, {line}",
+        )
+
     def _remedy(self, checkpoint: str, offset: int) -> str:
         parent, _, name = self._directory.rpartition("/")
         return f"state {offset} for {name} in {parent}/{checkpoint}"
@@ -184,7 +199,9 @@ class LogOpener:
                     self._epochs.assign(fields[LEADER_EPOCH], fields[BASE_OFFSET])
 
     def _restart_at(self, start: int) -> None:
-        """Everything in the log is below its start offset: what remained of it goes, an empty log begins there."""
+        """Everything in the log is below its start offset, and was on the disk when that was persisted: what remained
+        of it goes, an empty log begins there.
+        """
         for segment in self._segments.take_from(0):
             self._truncated += segment.size
             self._removed += 1

@@ -54,8 +54,6 @@ class Compaction:
         self._runtime = runtime
         self._config = config
         self._partitions = partitions
-        self._found = partitions.directories.cleaner_offsets()
-        """As the last broker here left them, of partitions that have not been looked at yet."""
         self._clean_offsets: dict[Partition, int | None] = {}
         self._uncleanable: dict[Partition, str] = {}
         self._resting: dict[Partition, float] = {}
@@ -119,7 +117,7 @@ class Compaction:
     def _look_at(self, partition: "Partition") -> Cleanable | None:
         """What a pass over it would clean, if that is worthwhile."""
         if partition not in self._clean_offsets:
-            self._clean_offsets[partition] = self._found.pop(partition.log.topic_partition, None)
+            self._clean_offsets[partition] = self._partitions.directories.clean_offset(partition.log.topic_partition)
         if not self._may_be_cleaned(partition):
             return None
         try:
@@ -313,7 +311,7 @@ class Compaction:
         self._resting[partition] = self._runtime.clock.monotonic() + REST_S
 
     async def _checkpoint(self) -> None:
-        offsets = dict(self._found)
+        offsets = {}
         for partition, offset in self._clean_offsets.items():
             if offset is not None and not partition.deleted:
                 offsets[partition.log.topic_partition] = offset

@@ -66,6 +66,10 @@ class Flusher:
         self._asked[partition] = None
         self._commit()
 
+    def write_again(self) -> None:
+        """Have the checkpoints written at the next interval, and every one after it until that succeeds."""
+        self._unwritten = True
+
     async def settled(self) -> None:
         """Return once no flush touches files of partitions that were marked deleted before the call, nor, after `stop`,
         of any.
@@ -103,7 +107,7 @@ class Flusher:
                 self._each_interval()
             grown = [] if self._stopped else list(self.grown)
             for partition, end_offset in [(p, p.log.log_end_offset) for p in grown if _is_due(p)]:
-                await self._flush_to(partition, end_offset)
+                await self.flush_to(partition, end_offset)
             if grown or self._unwritten:
                 self._unwritten = True
                 write = self._checkpoint(grown)
@@ -122,8 +126,8 @@ class Flusher:
             if not self._stopped:
                 self._timer = self._tasks.call_later(self._interval_s, self._tick)
 
-    async def _flush_to(self, partition: "Partition", end_offset: int) -> None:
-        """Sync the partition unless it is durable up to `end_offset` by then."""
+    async def flush_to(self, partition: "Partition", end_offset: int) -> None:
+        """Sync the partition unless it is durable up to `end_offset` by then. A failure takes it offline."""
         while not self._stopped and partition.log.recovery_point < end_offset and _may_sync(partition):
             under_way = self._syncing.get(partition)
             if under_way is None:

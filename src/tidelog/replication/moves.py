@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING
 
 from tidelog.log.errors import CorruptLog
 from tidelog.log.future_logs import (
-    FUTURE_SUFFIX,
     FoundFuture,
     future_path,
     has_mark,
@@ -170,7 +169,7 @@ class Moves:
         future, move.future = move.future, None
         if future is None or (self._stopped and not move.partition.deleted):
             return
-        args = (self._runtime.disk, move.target, future, move.path)
+        args = (self._runtime.disk, move.target, future, move.path, self._runtime.random.randbytes(16))
         await self._runtime.tasks.run_blocking(_remove, *args, lane=CHECKPOINTS_LANE)
 
     # Copying
@@ -280,7 +279,8 @@ class Moves:
                 settled, self._runtime.disk, move.target.path, move.partition.log.topic_partition
             )
         except OSError as error:  # a mark that is left says nothing without a second log
-            self._blame(move.target.path, error)
+            if not move.partition.deleted:
+                self._blame(move.target.path, error)
 
     async def _go_on_beside(self, move: Move, old: "PartitionLog", error: OSError) -> None:
         """The old log could not be put aside. What is appended from now on must be found by the next start."""
@@ -289,6 +289,8 @@ class Moves:
         try:
             await self._runtime.tasks.run_blocking(make_final, *args)
         except OSError as second:
+            if move.partition.deleted:
+                return
             move.partition.log.fail(f"neither the old log nor the copy of a move can be marked: {second}")
             move.partition.fail()
             self._blame(move.target.path, second)
@@ -353,23 +355,28 @@ def _put_beside(
 
 
 def _put_aside(disk: "Disk", source: "DataDirectory", old: "PartitionLog", random: bytes) -> str:
+    aside = put_aside(disk, source.path, old.topic_partition, random)
+    # Not before: a crash in between would leave the old log as the one that counts, and nothing to tell its start.
     try:
         source.give_up(old.topic_partition)
     except OSError as error:
-        if error.errno not in PASSING:  # on a full disk the next checkpoint does it, or the next start
-            raise
-    return put_aside(disk, source.path, old.topic_partition, random)
+        # The next checkpoint does it, the next start, or who makes a log of that name there.
+        logger.warning("old entries stay in the checkpoints for now path=%s reason=%s", source.path, error)
+    return aside
 
 
-def _remove(disk: "Disk", target: "DataDirectory", copy: "PartitionLog", path: str) -> None:
+def _remove(disk: "Disk", target: "DataDirectory", copy: "PartitionLog", path: str, random: bytes) -> None:
     copy.close(clean=False)
+    key = copy.topic_partition
+    beside = f"{target.path}/{key}"
     try:
-        beside = f"{target.path}/{copy.topic_partition}"
-        if not disk.exists(path) and has_mark(disk, beside):
+        if not disk.exists(path):
             path = beside  # it failed just after it had got its name
-        if not path.endswith(FUTURE_SUFFIX):
-            target.give_up(copy.topic_partition)
-        if disk.exists(path):
+        if path == beside and has_mark(disk, beside):
+            path = put_aside(disk, target.path, key, random)  # at once: a topic that is made anew may want the name
+        if path != beside and disk.exists(path):
             disk.remove_tree(path)
+        if target.tells_of(key) and not disk.exists(beside):
+            target.give_up(key)
     except OSError as error:
         logger.error("copy not removed path=%s reason=%s", path, error)

@@ -19,11 +19,13 @@ class Offsets:
         self._high_watermarks: dict[TopicPartition, int] = {}
 
     def note(self, partition: "Partition") -> None:
-        """Take its offsets as they are now."""
+        """Take its offsets as they are now. A start offset beyond what is durable is told another time: after a power
+        cut the log would end below it.
+        """
         log = partition.log
         key = log.topic_partition
         self._recovery_points[key] = log.recovery_point
-        self._start_offsets[key] = log.log_start_offset
+        self._start_offsets[key] = min(log.log_start_offset, log.durable_offset)
         self._high_watermarks[key] = partition.high_watermark
 
     def forget(self, partition: "Partition") -> None:

@@ -4,8 +4,8 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from itertools import chain, islice
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from tidelog.log.errors import CorruptLog
 from tidelog.log.partition_log import PartitionLog
@@ -14,29 +14,25 @@ from tidelog.model.ids import TopicPartition
 from tidelog.replication.flusher import CHECKPOINTS_LANE, Flusher
 from tidelog.replication.moves import Moves
 from tidelog.replication.offsets import Offsets
+from tidelog.replication.opening import DISK_THREADS, Opening, open_logs
 from tidelog.replication.partition import Partition, SharedByPartitions
 from tidelog.wire.errors import StorageError, UnknownTopicId, UnknownTopicOrPartition
 
 if TYPE_CHECKING:
     from tidelog.log.config import LogConfig
     from tidelog.log.directories import DataDirectories
-    from tidelog.log.directory import DataDirectory
     from tidelog.log.retention import Removal
     from tidelog.metadata.image import MetadataImage, TopicImage
     from tidelog.runtime.interfaces import Runtime
 
+T = TypeVar("T")
+
 logger = logging.getLogger("tidelog.partitions")
 
-DISK_THREADS = 4
+REMOVE_AGAIN_MS = 10_000
+"""When a deleted partition could not be taken off the disk."""
 HOUSEKEEPING_BATCH = 50
 """Partitions that retention looks at in one turn of the loop, and whose start offsets are persisted at once."""
-
-
-class Opening(NamedTuple):
-    topic: "TopicImage"
-    number: int
-    config: "LogConfig"
-    directory: "DataDirectory"
 
 
 class ParkedFetch(Protocol):
@@ -73,7 +69,8 @@ class Partitions:
         self._housework: asyncio.Future[Any] | None = None
         """Retention's blocking call that runs or was the last: it outlives the task that waits for it."""
         self._passing: dict[tuple[str, int], tuple[TopicImage, LogConfig]] = {}  # not opened for want of something
-        self._opening_again = False
+        self._following = asyncio.Lock()
+        """Held by whoever opens and removes logs."""
         self._failing: dict[str, str] = {}
         self.none_left: Callable[[str], None] | None = None
         """Told when the last data directory has failed."""
@@ -154,10 +151,18 @@ class Partitions:
 
     async def apply(self, old: "MetadataImage", new: "MetadataImage") -> None:
         """Open what is new, remove what is gone, take changed settings. Returns when every new partition leads."""
+        async with self._following:
+            await self._apply(old, new)
+
+    async def _apply(self, old: "MetadataImage", new: "MetadataImage") -> None:
+        if old.position == 0:
+            await self._runtime.tasks.run_blocking(
+                self.directories.forget_others, partial(_has_partition, new), lane=CHECKPOINTS_LANE
+            )
         for name, topic in old.topics.items():
             now = new.topics.get(name)
             if now is None or now.topic_id != topic.topic_id:
-                await self._remove_topic(topic)
+                await self._remove_topic(topic, self._topic_config(old, name).file_delete_delay_ms)
         opening: list[tuple[TopicImage, int, LogConfig]] = []
         breath = HOUSEKEEPING_BATCH
         for name, topic in new.topics.items():
@@ -180,28 +185,19 @@ class Partitions:
         if opening:
             await self._open_all(opening, new=old.position > 0)
 
-    async def _open_all(
-        self, opening: list[tuple["TopicImage", int, "LogConfig"]], *, new: bool = False, again: bool = False
-    ) -> None:
+    async def _open_all(self, opening: list[tuple["TopicImage", int, "LogConfig"]], *, new: bool = False) -> None:
         placed: list[Opening] = []
         for topic, index, config in opening:
             try:
-                key = TopicPartition(topic.name, index)
-                placed.append(Opening(topic, index, config, self.directories.place(key, topic.topic_id, new=new)))
+                directory = self.directories.place(TopicPartition(topic.name, index), topic.topic_id, new=new)
+                placed.append(Opening(topic, index, config, directory, new))
             except StorageError as error:
                 self._not_opened(topic, index, config, error)
-        # Side by side, syncs of new directories share the file system's commits.
-        shares = [placed[i::DISK_THREADS] for i in range(min(DISK_THREADS, len(placed)))]
-        run_blocking = self._runtime.tasks.run_blocking
-        results = await asyncio.gather(*(run_blocking(self._open_blocking, share) for share in shares))
-        for (topic, index, config, directory), result in zip(chain(*shares), chain(*results), strict=True):
+        for (topic, index, config, directory, _), result in await open_logs(self._runtime, placed):
             if isinstance(result, Exception):
                 self._not_opened(topic, index, config, result)
                 if isinstance(result, OSError) and result.errno not in PASSING:
                     self.fail_soon(directory.path, str(result))
-                continue
-            if again and (topic.name, index) not in self._passing:
-                result.close(clean=False)  # its topic was deleted meanwhile
                 continue
             result.on_io_failure = self._io_failed
             self._offline.pop((topic.name, index), None)
@@ -227,26 +223,17 @@ class Partitions:
         if isinstance(error, OSError) and error.errno in PASSING:
             self._passing[topic.name, index] = topic, config
 
-    def _open_blocking(self, opening: list["Opening"]) -> list["PartitionLog | CorruptLog | OSError"]:
-        results: list[PartitionLog | CorruptLog | OSError] = []
-        now_ms = self._runtime.clock.now_ms()
-        for topic, index, config, directory in opening:
-            try:
-                results.append(directory.open_partition(topic.name, index, topic.topic_id, config, now_ms))
-            except (CorruptLog, OSError) as error:
-                results.append(error)
-        return results
-
-    async def _remove_topic(self, topic: "TopicImage") -> None:
+    async def _remove_topic(self, topic: "TopicImage", delay_ms: int) -> None:
         self._topic_names.pop(topic.topic_id, None)
         self._shared.told_too_large.pop(topic.name, None)
         removed: list[Partition] = []
+        unopened: list[TopicPartition] = []
         for index in range(len(topic.partitions)):
             self._offline.pop((topic.name, index), None)
             self._passing.pop((topic.name, index), None)
             partition = self._table.pop((topic.name, index), None)
             if partition is None:
-                self.directories.forget(TopicPartition(topic.name, index))
+                unopened.append(TopicPartition(topic.name, index))
             else:
                 partition.deleted = True
                 self._offsets.forget(partition)
@@ -254,21 +241,22 @@ class Partitions:
                 removed.append(partition)
         if removed:
             await self.settled()  # a flush that runs would find the files gone
+        # By directory. What lies in one that is out of use is put aside when the next topic of that name comes there.
+        logs: dict[str, dict[TopicPartition, PartitionLog | None]] = {}
+        for key in unopened:
+            for directory in self.directories.holders(key):
+                logs.setdefault(directory.path, {})[key] = None
         for partition in removed:
-            if self.directories.of(partition.log.topic_partition) is None:
-                continue  # its directory is out of use; the next start there puts it aside
-            try:
-                retired = await self._runtime.tasks.run_blocking(
-                    self.directories.retire_partition, partition.log, partition.topic_id, lane=CHECKPOINTS_LANE
-                )
-            except OSError as error:
-                # The next start finds a directory that no topic has, and says so.
-                logger.error(
-                    "deleted partition not put aside partition=%s-%d reason=%s", topic.name, partition.index, error
-                )
-                continue
-            self.directories.forget(partition.log.topic_partition)
-            self.remove_later(retired, partition.config.file_delete_delay_ms)
+            if self.directories.of(partition.log.topic_partition) is not None:
+                path = partition.log.directory.rpartition("/")[0]
+                logs.setdefault(path, {})[partition.log.topic_partition] = partition.log
+        run_blocking = self._runtime.tasks.run_blocking
+        for retired in await run_blocking(self.directories.retire, topic.topic_id, logs, lane=CHECKPOINTS_LANE):
+            self.remove_later(retired, delay_ms)
+        for key in [*unopened, *(partition.log.topic_partition for partition in removed)]:
+            self.directories.forget(key)
+        self._look_at_failures()
+        self._write_checkpoints_again()
 
     def remove_later(self, retired: str, delay_ms: int, log: PartitionLog | None = None) -> None:
         """Take a partition that was put aside off the disk when no reader can be in it any more.
@@ -284,10 +272,14 @@ class Partitions:
         self._runtime.tasks.call_later(delay_ms / 1000, remove)
 
     async def _remove(self, retired: str) -> None:
+        run_blocking = self._runtime.tasks.run_blocking
         try:
-            await self._runtime.tasks.run_blocking(self.directories.remove_retired, retired)
+            await run_blocking(self.directories.empty_retired, retired)
+            await run_blocking(self.directories.remove_retired, retired, lane=CHECKPOINTS_LANE)
         except OSError as error:
             logger.error("deleted partition not removed path=%s reason=%s", retired, error)
+            if error.errno in PASSING:
+                self.remove_later(retired, REMOVE_AGAIN_MS)
 
     # Directories that fail
 
@@ -319,10 +311,13 @@ class Partitions:
 
     def _look_at_directories(self) -> None:
         """Now and then: what failed on a thread, and whether a full disk has room again."""
-        for path, reason in self.directories.take_failures().items():
-            self.fail_soon(path, reason)
+        self._look_at_failures()
         if self._shared.full or self._passing:
             self._runtime.tasks.spawn(self._look_for_room(), name="look-for-room")
+
+    def _look_at_failures(self) -> None:
+        for path, reason in self.directories.take_failures().items():
+            self.fail_soon(path, reason)
 
     async def _look_for_room(self) -> None:
         full = self._shared.full
@@ -343,13 +338,18 @@ class Partitions:
         return partial(self.directories.write_checkpoints, *self._offsets.copies())
 
     async def persist_starts(self, moved: Iterable[Partition]) -> list[Partition]:
-        """Write down now where the logs of the `moved` begin, each in its own directory; those where that failed."""
+        """Write down now where the logs of the `moved` begin, each in its own directory; those where that failed.
+
+        What lies below is made durable first: see `Offsets.note`.
+        """
         lost: list[Partition] = []
         waiting = list(moved)
         while waiting:
             for partition in waiting:
                 await partition.thawed()  # what is written while a log changes its directory may be in the wrong one
+                await self.flusher.flush_to(partition, partition.log.log_start_offset)
             logs = [(partition, partition.log) for partition in waiting]
+            undurable = {p for p in waiting if p.log.durable_offset < p.log.log_start_offset}
             for partition in waiting:
                 if not partition.deleted:
                     self._offsets.note(partition)
@@ -359,35 +359,51 @@ class Partitions:
             waiting = [partition for partition, log in logs if partition.frozen or partition.log is not log]
             for partition, log in logs:
                 if partition not in waiting and (
-                    partition.deleted or log.failure is not None or log.directory.rpartition("/")[0] in failed
+                    partition.deleted
+                    or partition in undurable
+                    or log.failure is not None
+                    or log.directory.rpartition("/")[0] in failed
                 ):
                     lost.append(partition)
         return lost
 
     async def open_again(self) -> None:
         """Try partitions that a full disk, or another passing error, kept from being opened."""
-        if self._passing and not self._opening_again:
-            self._opening_again = True
-            try:
+        if self._passing and not self._following.locked():  # else it is tried another time
+            async with self._following:
                 wanted = [(topic, index, config) for (_, index), (topic, config) in self._passing.items()]
-                await self._open_all(wanted, again=True)
-            finally:
-                self._opening_again = False
+                await self._open_all(wanted)
 
     async def enforce_retention(self) -> None:
-        """Drop whole segments that the topics' settings no longer keep. One call at a time."""
+        """Drop whole segments that the topics' settings no longer keep. One call at a time.
+
+        What fails for one log or directory does not keep the others from it.
+        """
         every = iter(self)
         while batch := list(islice(every, HOUSEKEEPING_BATCH)):
-            removals = [(p, removal) for p in batch if (removal := await self._retire(p)) is not None]
-            if any(removal.begins for _, removal in removals):
-                starts = self._offsets.start_offsets()
-                await self._work(self.directories.write_start_offsets, starts, lane=CHECKPOINTS_LANE)
-            for partition, removal in removals:
-                if not (partition.deleted or partition.frozen):
+            removals: list[tuple[Partition, PartitionLog, Removal]] = []
+            for partition in batch:
+                log = partition.log
+                removal = await self._retire(partition)
+                if removal is not None:
+                    removals.append((partition, log, removal))
+            failed: dict[str, OSError] = {}
+            if any(removal.begins for _, _, removal in removals):
+                failed = await self._work(
+                    self.directories.write_start_offsets, self._offsets.start_offsets(), lane=CHECKPOINTS_LANE
+                )
+                self._look_at_failures()
+                self._write_checkpoints_again()
+            for partition, log, removal in removals:
+                error = failed.get(log.directory.rpartition("/")[0]) if removal.begins else None
+                if error is not None:
+                    self._retention_failed(partition, error)
+                # A log that has moved meanwhile is not this partition's any more: its files go all together.
+                elif partition.log is log and not (partition.deleted or partition.frozen):
                     try:
                         await self._work(removal.run)
-                    except OSError as error:
-                        self._retention_failed(partition, error)
+                    except Exception as failure:
+                        self._retention_failed(partition, failure)
             await self._runtime.tasks.sleep(0)
 
     async def _retire(self, partition: Partition) -> "Removal | None":
@@ -403,23 +419,35 @@ class Partitions:
                 return None
             if log.apply_retention(now_ms, partition.high_watermark):
                 self._offsets.note(partition)
-        except (StorageError, OSError, CorruptLog) as error:
+            return log.removal(now_ms)
+        except Exception as error:
             if isinstance(error, CorruptLog):
                 log.fail(str(error))
             self._retention_failed(partition, error)
             return None
-        return log.removal(now_ms)
 
     def _retention_failed(self, partition: Partition, error: Exception) -> None:
         if not partition.deleted:
-            logger.error("retention failed partition=%s-%d reason=%s", partition.topic, partition.index, error)
+            expected = isinstance(error, StorageError | OSError | CorruptLog)
+            logger.error(
+                "retention failed partition=%s-%d reason=%s",
+                partition.topic,
+                partition.index,
+                error,
+                exc_info=None if expected else error,
+            )
             if partition.log.failure is not None:
                 partition.fail()
 
-    async def _work(self, function: Callable[..., object], *args: object, lane: str = "") -> None:
+    def _write_checkpoints_again(self) -> None:
+        """What a full disk kept from them is written as soon as there is room, though nothing is appended."""
+        if self.directories.are_behind:
+            self.flusher.write_again()
+
+    async def _work(self, function: Callable[..., T], *args: object, lane: str = "") -> T:
         self._housework = running = self._runtime.tasks.run_blocking(function, *args, lane=lane)
         await asyncio.wait([running])
-        running.result()
+        return running.result()
 
     async def settled(self) -> None:
         """Return once nothing on a thread touches files of partitions that were marked deleted before the call."""
@@ -470,6 +498,11 @@ class Partitions:
         await self.settled()
         for partition in self._table.values():
             partition.log.close(clean=False)
+
+
+def _has_partition(image: "MetadataImage", key: TopicPartition) -> bool:
+    topic = image.topics.get(key.topic)
+    return topic is not None and key.partition < len(topic.partitions)
 
 
 def _close_logs(partitions: list[Partition]) -> None:

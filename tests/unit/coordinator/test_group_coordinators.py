@@ -5,8 +5,10 @@ from typing import Any
 import pytest
 
 from group_harness.virtual_broker import VirtualBroker, topic_id
+from tidelog.coordinator.group.offsets import OffsetCommit, OffsetToCommit
 from tidelog.coordinator.groups import uuid_form
 from tidelog.metadata.image import CONSUMER_OFFSETS
+from tidelog.model.steps import at_once
 from tidelog.wire.errors import (
     CoordinatorLoadInProgress,
     CoordinatorNotAvailable,
@@ -150,6 +152,29 @@ def test_offsets_of_a_topic_that_was_made_anew_are_forgotten(broker: VirtualBrok
     commit(broker, "g", 5, "t")
     broker.change_topics({"t": 3, "u": 1, CONSUMER_OFFSETS: 4}, ids={"t": topic_id("another")})
     assert committed(broker, "g", "t") is None
+
+
+@pytest.mark.parametrize("anew", [False, True])
+@pytest.mark.parametrize("version", [8, 10])
+def test_a_commit_that_a_deletion_overtakes_brings_no_offset_back(
+    broker: VirtualBroker, anew: bool, version: int
+) -> None:
+    broker.start_coordinators()
+    assert commit(broker, "g") == ErrorCode.NONE
+    offsets = [OffsetToCommit(name, topic_id(name), 0, 7, -1, "") for name in ("u", "t", "u", "t")]
+    told: list[Any] = []
+    steps = broker.groups.commit(OffsetCommit("g", "", None, -1, -1, version, offsets), told.append)
+    for _ in range(3):
+        next(steps)
+    there = {"u": 1, CONSUMER_OFFSETS: 4}
+    broker.change_topics({"t": 3, **there} if anew else there, ids={"t": topic_id("another")} if anew else {})
+    assert committed(broker, "g") is None
+    at_once(steps)
+    broker.settle()
+    unknown = ErrorCode.UNKNOWN_TOPIC_ID if version >= 10 else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    assert told == [[ErrorCode.NONE, unknown, ErrorCode.NONE, unknown]]
+    assert committed(broker, "g") is None
+    assert committed(broker, "g", "u") == 7
 
 
 def test_a_topic_that_grows_keeps_its_offsets(broker: VirtualBroker) -> None:

@@ -8,7 +8,7 @@ import pytest
 from log_harness import NOW_MS, make_batch, read_records
 from tidelog.log.checkpoints import read_offsets, read_partition_metadata
 from tidelog.log.config import LogConfig
-from tidelog.log.directory import CLEAN_MARKER, DataDirectory, DirectoryInUse
+from tidelog.log.directory import CLEAN_MARKER, DataDirectory, DirectoryInUse, InTheWay
 from tidelog.log.errors import CorruptLog
 from tidelog.log.partition_log import PartitionLog
 from tidelog.model.ids import TopicPartition
@@ -26,7 +26,17 @@ def disk() -> SimDisk:
 
 
 def open_orders(directory: DataDirectory, topic_id: bytes = TOPIC_ID) -> PartitionLog:
-    return directory.open_partition("orders", 0, topic_id, LogConfig(), NOW_MS)
+    try:
+        return directory.open_partition("orders", 0, topic_id, LogConfig(), NOW_MS)
+    except InTheWay:
+        directory.make_way(KEY, topic_id)
+        return directory.open_partition("orders", 0, topic_id, LogConfig(), NOW_MS)
+
+
+def retire(directory: DataDirectory, log: PartitionLog) -> str:
+    [retired], error = directory.retire(TOPIC_ID, {KEY: log})
+    assert error is None
+    return retired
 
 
 def append(log: PartitionLog, *values: bytes) -> None:
@@ -138,7 +148,7 @@ def test_a_deleted_partition_leaves_no_trace_that_could_harm_its_successor(disk:
     flush(log)
     checkpoint(directory, log)
     plan = log.flush_plan()
-    retired = directory.retire_partition(log, TOPIC_ID)
+    retired = retire(directory, log)
     plan.run()  # a flush that was under way does not fail over it
     assert directory.retired() == [retired]
     assert read_offsets(disk, "/data/recovery-point-offset-checkpoint") == {}
@@ -158,7 +168,7 @@ def test_a_deletion_survives_a_power_cut_at_any_step(disk: SimDisk, order: int) 
     checkpoint(directory, log)
     cuts: list[SimDisk] = []
     disk.on_operation = lambda _operation, _path: cuts.append(disk.power_cut(random.Random(order)))
-    directory.retire_partition(log, TOPIC_ID)
+    retire(directory, log)
     for after in cuts:
         opened = open_orders(DataDirectory.open(after, "/data"))
         assert read_records(opened) in ([], [(0, b"a"), (1, b"b")])
@@ -342,6 +352,53 @@ def test_on_a_full_disk_the_start_offsets_give_way_to_what_makes_room(disk: SimD
     assert open_orders(DataDirectory.open(after, "/data")).log_start_offset == 2
     checkpoint(directory, log)
     assert read_offsets(disk, STARTS) == {KEY: 2}
+
+
+def test_a_log_from_another_directory_is_told_of_beside_all_others_though_the_disk_was_full(disk: SimDisk) -> None:
+    directory = DataDirectory.open(disk, "/data")
+    log = segmented(directory)
+    checkpoint(directory, log)
+    log.delete_before(2)
+    disk.limit_space(0)
+    directory.write_start_offsets({KEY: 2})
+    assert not disk.exists(STARTS)
+    assert directory.is_behind
+    disk.remove(segment(0))
+    disk.limit_space(None)
+    copy = directory.open_future(f"/data/payments-0.{'0' * 32}-future", LogConfig(), 7, OTHER_ID, NOW_MS)
+    directory.expect(copy, None)
+    assert read_offsets(disk, STARTS) == {KEY: 2, TopicPartition("payments", 0): 7}
+    assert not directory.is_behind
+    log = open_orders(DataDirectory.open(disk.kill(), "/data"))
+    assert (log.log_start_offset, log.log_end_offset) == (2, 5)
+
+
+def test_on_a_full_disk_a_deletion_goes_on_and_its_last_trace_waits_for_the_checkpoints(disk: SimDisk) -> None:
+    directory = DataDirectory.open(disk, "/data")
+    log = segmented(directory)
+    log.delete_before(2)
+    checkpoint(directory, log)
+    disk.fail("create", "*.tmp", errno.ENOSPC, times=1 << 30)
+    retired = retire(directory, log)
+    used = disk.medium.used_bytes()
+    directory.empty_retired(retired)
+    assert disk.medium.used_bytes() <= used - 5 * len(make_batch(b"a"))
+    with pytest.raises(OSError, match="No space left"):
+        directory.remove_retired(retired)
+    with pytest.raises(InTheWay):
+        directory.open_partition("orders", 0, OTHER_ID, LogConfig(), NOW_MS, new=True)
+    with pytest.raises(OSError, match="No space left"):
+        directory.make_way(KEY, OTHER_ID)
+    assert disk.list(retired) == []
+    assert read_offsets(disk, STARTS) == {KEY: 2}
+    after = disk.kill()
+    with pytest.raises(InTheWay):  # as the next start finds it: the topic was made anew, and its log was not
+        DataDirectory.open(after, "/data").open_partition("orders", 0, OTHER_ID, LogConfig(), NOW_MS)
+    disk = after.kill()
+    directory = DataDirectory.open(disk, "/data")
+    directory.remove_retired(retired)
+    assert directory.retired() == []
+    assert read_offsets(disk, STARTS) == {}
 
 
 def test_identity_is_written_once(disk: SimDisk) -> None:

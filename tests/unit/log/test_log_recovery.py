@@ -333,9 +333,21 @@ def test_a_clean_start_from_an_index_that_misleads() -> None:
 def test_a_log_that_ends_below_its_start_offset_begins_there_anew() -> None:
     on = filled(5)
     on.log.close(clean=False)
-    log = on.open(clean=False, log_start_offset=9)
+    log = on.open(clean=False, recovery_point=9, log_start_offset=9)
     assert (log.log_start_offset, log.log_end_offset, log.size_bytes) == (9, 9, 0)
     assert on.append(b"x", leader_epoch=3).base_offset == 9
+
+
+@pytest.mark.parametrize("recovery_point", [-1, 0, 4])
+def test_records_above_the_recovery_point_are_not_dropped_for_a_start_offset_past_them(recovery_point: int) -> None:
+    """Start offsets are persisted up to what is durable only: this one is another log's."""
+    on = filled(5)
+    on.log.close(clean=False)
+    with pytest.raises(CorruptLog, match="ends at offset 5, below its start offset 9") as found:
+        on.open(clean=False, recovery_point=recovery_point, log_start_offset=9)
+    assert "state 0 for orders-0 in /data/log-start-offset-checkpoint" in found.value.reason
+    on.open(clean=False, recovery_point=recovery_point, log_start_offset=0)
+    assert on.records() == expected(5)
 
 
 def test_with_no_recovery_point_known_closed_segments_count_as_flushed() -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 import errno
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -12,6 +12,8 @@ from metadata_harness.builders import image, topic
 from tidelog.log.checkpoints import LOG_START_OFFSETS, read_offsets
 from tidelog.log.config import LogConfig
 from tidelog.log.directories import DataDirectories
+from tidelog.log.partition_log import PartitionLog
+from tidelog.log.retention import Removal
 from tidelog.metadata.image import EMPTY_IMAGE
 from tidelog.model.ids import TopicPartition
 from tidelog.replication.partition import Partition
@@ -34,9 +36,9 @@ class Node:
         self.partitions = Partitions(host.runtime, directories, lambda _image, _name: CONFIG, flush_interval_ms=100)
 
     @classmethod
-    async def start(cls, host: SimHost) -> "Node":
+    async def start(cls, host: SimHost, paths: Sequence[str] = ("/data",)) -> "Node":
         runtime = host.start()
-        node = cls(host, await runtime.tasks.run_blocking(DataDirectories.open, runtime.disk, ["/data"]))
+        node = cls(host, await runtime.tasks.run_blocking(DataDirectories.open, runtime.disk, paths))
         await node.partitions.apply(EMPTY_IMAGE, IMAGE)
         await node.partitions.start()
         return node
@@ -65,13 +67,13 @@ def sound(partition: Partition) -> bool:
     return read_records(partition.log) == [(n, b"%02d" % (n % 100)) for n in range(start, end)]
 
 
-async def aged(world: World) -> Node:
+async def aged(world: World, *paths: str) -> Node:
     """A node that was restarted, so that it knows nothing of its closed segments; all but the last are too old."""
-    node = await Node.start(world.host("a"))
+    node = await Node.start(world.host("a"), paths or ("/data",))
     node.fill()
     await node.stop()
     await asyncio.sleep(61)
-    node = await Node.start(world.host("a"))
+    node = await Node.start(world.host("a"), paths or ("/data",))
     node.fill(1)
     await asyncio.sleep(1)
     return node
@@ -193,19 +195,123 @@ def test_what_is_deleted_meanwhile_is_left_alone(caplog: pytest.LogCaptureFixtur
     assert [record.message for record in caplog.records if record.levelname == "ERROR"] == []
 
 
-def test_a_start_offset_that_cannot_be_persisted_keeps_the_files() -> None:
+def test_a_start_offset_that_cannot_be_persisted_keeps_the_files(caplog: pytest.LogCaptureFixture) -> None:
+    """Its directory is out of use then, as a disk that cannot be written is; the next start has all of it."""
+
     async def scenario() -> None:
         node = await aged(world)
         files = [node.host.disk.list(f"/data/t-{index}") for index in range(3)]
-        for _ in range(2):
-            node.host.disk.fail("write", f"*/{LOG_START_OFFSETS}*", errno.EIO)
-            with pytest.raises(OSError, match="planted"):
-                await node.partitions.enforce_retention()
-            assert [node.host.disk.list(f"/data/t-{index}") for index in range(3)] == files
+        node.host.disk.fail("write", f"*/{LOG_START_OFFSETS}*", errno.EIO)
+        await node.partitions.enforce_retention()
+        assert [node.host.disk.list(f"/data/t-{index}") for index in range(3)] == files
+        await asyncio.sleep(0)
+        assert list(node.directories.failed) == ["/data"]
+        node.host.kill()
+        node = await Node.start(world.host("a"))
+        assert all(sound(p) for p in node.partitions)
         await node.partitions.enforce_retention()
         starts = read_offsets(node.host.disk, f"/data/{LOG_START_OFFSETS}")
         assert starts == {TopicPartition("t", index): node[index].log_start_offset for index in range(3)}
         assert all(f"{0:020d}.log.deleted" in node.host.disk.list(f"/data/t-{index}") for index in range(3))
 
     with simulated(1) as world:
+        world.run(scenario())
+    assert "directory offline path=/data" in caplog.text
+
+
+def begun(node: Node) -> list[int]:
+    """The partitions of which files are on their way."""
+    return [index for index in range(3) if f"{0:020d}.log.deleted" in node.host.disk.list(node[index].log.directory)]
+
+
+def test_a_directory_that_fails_does_not_keep_the_others_from_it() -> None:
+    async def scenario(broken: str) -> None:
+        node = await aged(world, "/a", "/b")
+        node.host.disk.fail("write", f"{broken}/{LOG_START_OFFSETS}*", errno.EIO)
+        await node.partitions.enforce_retention()
+        assert begun(node) == [i for i in range(3) if not node[i].log.directory.startswith(f"{broken}/")]
+        assert 1 <= len(begun(node)) <= 2
+
+    for broken in ("/a", "/b"):
+        with simulated(1) as world:
+            world.run(scenario(broken))
+
+
+@pytest.mark.parametrize("error", [OSError(errno.EIO, "planted"), RuntimeError("a defect")])
+def test_a_log_that_fails_does_not_keep_the_others_from_it(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: Exception
+) -> None:
+    async def scenario() -> None:
+        node = await aged(world)
+        apply_retention = PartitionLog.apply_retention
+
+        def fail_for_the_first(log: PartitionLog, now_ms: int, high_watermark: int | None = None) -> int:
+            if log is node[0].log:
+                raise error
+            return apply_retention(log, now_ms, high_watermark)
+
+        monkeypatch.setattr(PartitionLog, "apply_retention", fail_for_the_first)
+        await node.partitions.enforce_retention()
+        assert begun(node) == [1, 2]
+        monkeypatch.undo()
+
+        def fail_the_first(removal: Removal) -> None:
+            monkeypatch.undo()
+            raise error
+
+        monkeypatch.setattr(Removal, "run", fail_the_first)
+        await asyncio.sleep(3)
+        await node.partitions.enforce_retention()
+        assert begun(node) == []
+        await node.partitions.enforce_retention()
+        assert begun(node) == [0]
+
+    with simulated(1) as world:
+        world.run(scenario())
+    assert caplog.text.count("retention failed partition=t-0") == 2
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_files_of_a_log_that_has_moved_meanwhile_are_left_alone(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are on their way with their directory; what is at their place may be somebody else's."""
+
+    async def scenario() -> None:
+        node = await aged(world, "/a", "/b")
+        run = Removal.run
+        elsewhere: list[str] = []
+
+        def noted(removal: Removal) -> None:
+            live = {partition.log.directory for partition in node.partitions}
+            paths = [segment.path for retired in removal._fresh for segment in retired.segments]
+            elsewhere.extend(path for path in paths if path.rpartition("/")[0] not in live)
+            run(removal)
+
+        monkeypatch.setattr(Removal, "run", noted)
+        work = node.partitions._work
+
+        async def slowly(function: Callable[..., Any], *args: object, lane: str = "") -> Any:
+            result = await work(function, *args, lane=lane)
+            await asyncio.sleep(world.rng("disk").uniform(0, 0.5))  # whoever waits for it has more to wait for
+            return result
+
+        monkeypatch.setattr(node.partitions, "_work", slowly)
+        retention = asyncio.ensure_future(node.partitions.enforce_retention())
+        await asyncio.sleep(world.rng("move").uniform(0, 1))
+        for partition in list(node.partitions):
+            here = partition.log.directory.rpartition("/")[0]
+            target = node.directories.by_path("/b" if here == "/a" else "/a")
+            assert target is not None
+            node.partitions.moves.begin(partition, target)
+        await retention
+        while any(node.partitions.moves):
+            await asyncio.sleep(0.01)
+        assert elsewhere == []
+        assert all(sound(p) for p in node.partitions)
+        monkeypatch.undo()
+        node.host.kill()
+        node = await Node.start(world.host("a"), ("/a", "/b"))
+        assert node.partitions.offline_count == 0
+        assert all(sound(p) for p in node.partitions)
+
+    with simulated(seed) as world:
         world.run(scenario())

@@ -1,6 +1,6 @@
 """Committed offsets: what a commit writes, and when an offset expires (KIP-211)."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from tidelog.coordinator.decision import Moment
@@ -9,12 +9,15 @@ from tidelog.coordinator.group.durable import DurableGroup
 from tidelog.coordinator.group.records import OffsetRecord
 from tidelog.coordinator.group.settings import GroupSettings
 from tidelog.coordinator.group.state import GroupState
+from tidelog.metadata.image import TopicImage
 from tidelog.model.steps import Steps
 from tidelog.wire.errors import ErrorCode
 from tidelog.wire.messages.group_records import OffsetCommitValue
 from tidelog.wire.primitives import NO_UUID
 from tidelog.wire.records import Record, encode_batch
 
+TOPIC_IDS_VERSION = 10
+"""From this version of OffsetCommit on topics are named by their ids."""
 CONSUMER_PROTOCOL_TYPE = "consumer"
 BATCH_OVERHEAD_BYTES = 128
 RECORD_OVERHEAD_BYTES = 96
@@ -57,8 +60,15 @@ class PreparedCommit(NamedTuple):
     """Of each offset of the commit, in its order."""
 
 
-def prepare_commit(commit: OffsetCommit, settings: GroupSettings, now: Moment) -> Steps[PreparedCommit]:
-    """All of it is one batch: readers see the whole commit or nothing of it."""
+def prepare_commit(
+    commit: OffsetCommit, settings: GroupSettings, now: Moment, topics: Mapping[str, TopicImage] | None = None
+) -> Steps[PreparedCommit]:
+    """All of it is one batch: readers see the whole commit or nothing of it.
+
+    Of `topics`, where they are given, those that an offset is in must be, with the same id: else it is refused as one
+    in a topic that is not known.
+    """
+    unknown = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if commit.version < TOPIC_IDS_VERSION else ErrorCode.UNKNOWN_TOPIC_ID
     records: list[OffsetRecord] = []
     encoded: list[Record] = []
     codes: list[ErrorCode] = []
@@ -66,6 +76,10 @@ def prepare_commit(commit: OffsetCommit, settings: GroupSettings, now: Moment) -
     # "For ever" is the largest number there is, and stays that.
     expire_ms = -1 if commit.retention_ms < 0 else min(now.wall_ms + commit.retention_ms, TIME_MAX)
     for offset in commit.offsets:
+        if topics is not None and ((topic := topics.get(offset.topic)) is None or topic.topic_id != offset.topic_id):
+            codes.append(unknown)
+            yield
+            continue
         if _utf16_units(offset.metadata, settings.offset_metadata_max) > settings.offset_metadata_max:
             codes.append(ErrorCode.OFFSET_METADATA_TOO_LARGE)
             yield
