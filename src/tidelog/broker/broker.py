@@ -231,6 +231,8 @@ class Broker:
             await self._compaction.stop()
         for listener in self._listeners:
             listener.stop_accepting()
+            listener.take_no_more()
+        await services.turns.settled(DRAIN_S)  # a long commit reaches its coordinator before that closes
         services.groups.close()
         services.partitions.release_waiting()
         await asyncio.gather(*(listener.drain(DRAIN_S) for listener in self._listeners))
