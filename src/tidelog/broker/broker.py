@@ -116,6 +116,7 @@ class Broker:
         await run_blocking(directories.write_identity, cache.image.cluster_id, self.config.node_id, new_ids)
         await controller.subscribe(services.partitions.apply)
         await controller.subscribe(services.groups.on_image)
+        services.partitions.opened_late = services.groups.opened_late
         await services.partitions.start()
         services.groups.start()
         await self._listen()
