@@ -217,6 +217,21 @@ def wide_requests(address: Address, seconds: float, frame: bytes) -> str:
     return f"{count} requests of {len(frame) >> 10} KB"
 
 
+def wide_requests_at_once(address: Address, seconds: float, frame: bytes, count: int) -> str:
+    """Many clients ask in the same moment, again and again, at least once."""
+    rounds = 0
+    deadline = time.monotonic() + seconds
+    with contextlib.ExitStack() as stack:
+        clients = [stack.enter_context(RawConnection(address)) for _ in range(count)]
+        while not rounds or time.monotonic() < deadline:
+            for client in clients:
+                client.socket.sendall(frame)
+            for client in clients:
+                client.receive_frame()
+            rounds += 1
+    return f"{rounds} times {count} requests of {len(frame) >> 10} KB at once"
+
+
 ATTACKS = (
     other_protocols,
     random_bytes,

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from attacks import ATTACKS, BULK_TOPIC, Address, silent_connections, wide_requests
-from wide import GROUP, WIDE, wide_request
+from attacks import ATTACKS, BULK_TOPIC, Address, silent_connections, wide_requests, wide_requests_at_once
+from wide import GROUP, WIDE, fetch_request, wide_request
 
 from process_harness import amount, note
 from process_harness.observed import descriptors, peak_resident_bytes, resident_bytes
@@ -25,6 +25,7 @@ P99_MS_MAX = 250.0
 ATTEMPTS = 3
 WAIT_MS_MAX = 400.0
 """The longest of all, beside requests each of which takes the broker's core for half a second to five seconds."""
+WIDE_AT_ONCE = 300
 GROWTH_BYTES_MAX = 512 << 20
 """Four requests of the largest size may be on their way, and what clients have not read; see the listener."""
 BULK_RECORDS = 40
@@ -113,6 +114,23 @@ def test_wide_requests_do_not_hold_others(broker: Broker, name: str) -> None:
     assert account["requests"] > 20
     assert account["max_ms"] < WAIT_MS_MAX
     assert peak_resident_bytes(broker.pid) - before < GROWTH_BYTES_MAX
+
+
+def test_many_wide_requests_at_once_do_not_hold_others(broker: Broker) -> None:
+    address = (broker.host, broker.port)
+    frame = fetch_request(BULK_TOPIC, 1_000)
+    for attempt in range(ATTEMPTS):
+        client = WellBehaved(broker, f"victim-at-once-{attempt}")
+        try:
+            did = wide_requests_at_once(address, SECONDS, frame, WIDE_AT_ONCE)
+            account = client.account()
+        finally:
+            client.kill()
+        note(f"hostile: {did}; meanwhile p50 {account['p50_ms']:.1f} ms, longest {account['max_ms']:.0f} ms")
+        if account["max_ms"] < WAIT_MS_MAX:
+            break
+    assert account["requests"] > 20
+    assert account["max_ms"] < WAIT_MS_MAX
 
 
 def test_every_connection_is_given_back(broker: Broker) -> None:

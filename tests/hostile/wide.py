@@ -207,6 +207,13 @@ WIDE: dict[str, tuple[Callable[[str], Message], int]] = {
 """What builds the request, and its version."""
 
 
+def fetch_request(topic: str, count: int) -> bytes:
+    """The frame of a fetch of so many partitions, most of which do not exist."""
+    partitions = [fetch.FetchPartition(partition=i, partition_max_bytes=1000) for i in range(count)]
+    asked = fetch.FetchTopic(topic=topic, partitions=partitions)
+    return encode_request(fetch.FetchRequest(max_bytes=1000, max_wait_ms=50, topics=[asked]), 12, 1, "wide")
+
+
 def wide_request(name: str, topic: str) -> bytes:
     """The frame of one of `WIDE`."""
     build, version = WIDE[name]

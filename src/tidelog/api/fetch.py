@@ -187,7 +187,8 @@ class Fetch:
 
     @property
     def satisfied(self) -> bool:
-        return self.found_bytes >= self._min_bytes or self._failed or not self._fetching.items
+        # As for Kafka: partitions that nobody knows do not keep the others from waiting, and alone wait for nothing.
+        return self.found_bytes >= self._min_bytes or self._failed or len(self._unknown) == len(self._fetching.items)
 
     def _read(self, item: FetchItem) -> None:
         """Look for data for `item`, within what the request's limits leave. What an earlier look found is void."""
@@ -237,7 +238,6 @@ class Fetch:
         if partition is not None and self._isolation == READ_UNCOMMITTED:
             data.aborted_transactions = None
         if isinstance(error, UnknownTopicOrPartition | UnknownTopicId):
-            # No reason to keep the others from waiting.
             self._unknown[item] = 1 if isinstance(error, UnknownTopicId) else 2
             return
         self._failed = True
@@ -301,9 +301,9 @@ class Fetch:
 
     def _complete(self) -> None:
         pending = self._pending
-        assert pending is not None
-        self.abandon()
-        pending.complete(self._response())
+        if pending is not None:  # a read may have taken the partition offline, and what that wakes may be this
+            self.abandon()
+            pending.complete(self._response())
 
     def abandon(self) -> None:
         """Wait no longer."""
@@ -381,10 +381,10 @@ def _tells_something(item: FetchItem, data: PartitionData) -> bool:
     )
 
 
-async def read_ahead(services: Services, cold: list["ColdRead"]) -> None:
+async def read_ahead(services: Services, cold: list["ColdRead"], lane: str = "") -> None:
     """Have a thread read what is not in memory."""
     try:
-        await services.runtime.tasks.run_blocking(_run_all, cold)
+        await services.runtime.tasks.run_blocking(_run_all, cold, lane=lane)
     except OSError as error:
         logger.error("read ahead failed reason=%s", error)  # the read itself takes the partition offline
 

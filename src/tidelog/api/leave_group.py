@@ -36,7 +36,10 @@ def handle(
 
 
 def _leave_in_steps(services: Services, request: LeaveGroupRequest) -> Steps[Pending[LeaveGroupResponse]]:
-    """Some members at a time: each leaves, or does not, for itself."""
+    """Some members at a time: each leaves, or does not, for itself, and what happens between two parts happens as
+    between two requests. A part that is refused refuses all, as the coordinator is then to be looked for anew; who has
+    left by then is unknown to it at the next attempt, as after any answer that was lost.
+    """
     leaving: Gathering[LeaveGroupResponse] = Gathering(_joined)
     for start in range(0, len(request.members), MEMBERS_PER_STEP):
         some = LeaveGroupRequest(group_id=request.group_id, members=request.members[start : start + MEMBERS_PER_STEP])

@@ -95,9 +95,7 @@ def handle(
 _Handled = ProduceResponse | Pending[ProduceResponse] | CloseConnection | None
 
 
-def handle_wide(
-    services: Services, context: RequestContext, request: ProduceRequest
-) -> _Handled | Steps[CloseConnection | Pending[Steps[ProduceResponse]] | None]:
+def handle_wide(services: Services, context: RequestContext, request: ProduceRequest) -> _Handled | Steps[Pending[Any]]:
     """As `handle`. A request of many partitions is handled as many of few, one after another."""
     topics = request.topic_data
     if len(topics) <= PARTITIONS_PER_STEP and sum(len(t.partition_data) for t in topics) <= PARTITIONS_PER_STEP:
@@ -105,11 +103,8 @@ def handle_wide(
     return _handle_in_steps(services, context, request)
 
 
-def _handle_in_steps(
-    services: Services, context: RequestContext, request: ProduceRequest
-) -> Steps[CloseConnection | Pending[Steps[ProduceResponse]] | None]:
-    answers: Gathering[ProduceResponse] = Gathering(_joined)
-    failed = NO_RESPONSE
+def _handle_in_steps(services: Services, context: RequestContext, request: ProduceRequest) -> Steps[Pending[Any]]:
+    answers: Gathering[Any] = Gathering(_joined if request.acks else _without_acknowledgement)
     for topic in request.topic_data:
         last_of_each: dict[int, PartitionProduceData] = {}
         for data in topic.partition_data:
@@ -120,12 +115,15 @@ def _handle_in_steps(
             part = TopicProduceData(name=topic.name, topic_id=topic.topic_id, partition_data=some)
             asked = ProduceRequest(acks=request.acks, timeout_ms=request.timeout_ms, topic_data=[part])
             answer = handle(services, context, asked)
-            if isinstance(answer, CloseConnection):
-                failed = answer
-            elif answer is not None:
+            if answer is not None:
                 answers.add(answer)
             yield
-    return answers.returned() if request.acks else failed
+    return answers.returned()
+
+
+def _without_acknowledgement(answers: list[CloseConnection | None]) -> CloseConnection | None:
+    """Of all parts: a refusal can only be told by hanging up, when everything else has been appended."""
+    return next((answer for answer in answers if answer is not None), NO_RESPONSE)
 
 
 def _joined(answers: list[ProduceResponse]) -> Steps[ProduceResponse]:

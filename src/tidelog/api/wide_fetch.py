@@ -1,22 +1,28 @@
 """A fetch of very many partitions: as any other, but looked at, watched and told of a few at a time."""
 
+import logging
 from collections.abc import Coroutine, Iterable, Iterator
 from itertools import islice
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from tidelog.api.fetch import Fetch, read_ahead
 from tidelog.api.fetch_sessions import FetchItem
 from tidelog.api.pending import Pending
 from tidelog.model.steps import Steps
 from tidelog.replication.partition import Partition
+from tidelog.wire.errors import UnknownTopicOrPartition
 from tidelog.wire.messages.fetch import FetchableTopicResponse, FetchResponse
 
 if TYPE_CHECKING:
     from tidelog.log.reader import ColdRead
 
+logger = logging.getLogger("tidelog.fetch")
+
 T = TypeVar("T")
 
 ITEMS_PER_STEP = 16
+COLD_LANE: Final = "wide-cold-reads"
+"""One such fetch at a time reads from the disk, so that others find a thread too."""
 COLD_READS_MAX = 1000
 """Brought into memory for one answer; what is cold beyond that costs the loop a wait, as it would cost memory here."""
 
@@ -24,12 +30,13 @@ COLD_READS_MAX = 1000
 class WideFetch(Fetch):
     """Between two steps others append: what moves after it was read is noted from then on, and read again."""
 
-    __slots__ = ("_by_partition", "_reading")
+    __slots__ = ("_by_partition", "_looking", "_reading")
 
     def steps(self) -> Steps[FetchResponse | Pending[Any] | Coroutine[Any, Any, Any]]:
         """The answer, or what it will come by."""
         self._by_partition: dict[Partition, list[FetchItem]] = {}
         self._reading = True
+        self._looking = False
         cold: list[ColdRead] = []
         for items in _parted(self._fetching.items):
             cold += self.cold_reads(items)
@@ -41,7 +48,7 @@ class WideFetch(Fetch):
         return (yield from self._read_all())
 
     async def _warmed(self, cold: list["ColdRead"]) -> Steps[FetchResponse | Pending[Any]]:
-        await read_ahead(self._services, cold)
+        await read_ahead(self._services, cold, COLD_LANE)
         return self._read_all()
 
     def _read_all(self) -> Steps[FetchResponse | Pending[Any]]:
@@ -55,11 +62,11 @@ class WideFetch(Fetch):
                         self._by_partition.setdefault(partition, []).append(item)
                         partition.watch(self)
                 yield
+            yield from self._read_moved()
         except BaseException:  # GeneratorExit: the client is gone
             self._unwatch()
             raise
         self._reading = False
-        self._read_moved()
         if not watched or self.satisfied:
             return (yield from self._told())
         return self._wait()
@@ -69,25 +76,42 @@ class WideFetch(Fetch):
         self._pending = pending
         self._timer = self._services.runtime.tasks.call_later(self._max_wait_ms / 1000, self.finish)
         self._services.partitions.park(self)
+        self.wake()  # for what moved while others were read
         return pending
 
     def wake(self) -> None:
-        """Look again at what moved, unless that is still to come."""
-        if self._pending is not None:
-            self._read_moved()
-            if self.satisfied:
-                self._settle(self._told())
-        elif not self._reading:
-            self._moved = {}
+        """Look again at what moved, unless that is done already or still to come."""
+        if self._pending is None:
+            if not self._reading:
+                self._moved = {}
+        elif self._moved and not self._looking:
+            self._looking = True
+            self._services.turns.begin(self._look(), self._looked)
 
-    def _read_moved(self) -> None:
+    def _look(self) -> Steps[None]:
+        while self._moved and self._pending is not None and not self.satisfied:
+            yield from self._read_moved()
+
+    def _looked(self, _: None, error: Exception | None) -> None:
+        self._looking = False
+        if error is not None:
+            logger.error("parked fetch failed", exc_info=error)
+        if self._pending is None:
+            self._moved = {}
+        elif error is not None or self.satisfied:
+            self._settle(self._told())
+
+    def _read_moved(self) -> Steps[None]:
+        """Read again what moved until now."""
         moved, self._moved = self._moved, {}
-        for partition in moved:
-            for item in self._by_partition.get(partition, ()):
-                found = self._slices.pop(item, None)
-                if found is not None:
-                    self.found_bytes -= found.size
-                self._read(item)
+        for partitions in _parted(moved):
+            for partition in partitions:
+                for item in self._by_partition.get(partition, ()):
+                    found = self._slices.pop(item, None)
+                    if found is not None:
+                        self.found_bytes -= found.size
+                    self._read(item)
+            yield
 
     def finish(self) -> None:
         """Answer with what is there now."""
@@ -103,6 +127,7 @@ class WideFetch(Fetch):
     def _settle(self, steps: Steps[FetchResponse]) -> None:
         pending: Any = self._pending
         self._unpark()
+        self._unwatch()  # here: the client may be gone before it is told
         pending.complete(steps)
 
     def _unpark(self) -> None:
@@ -114,6 +139,8 @@ class WideFetch(Fetch):
         """In turns of its own: nobody waits for that."""
         self._reading = False
         watched, self._by_partition = self._by_partition, {}
+        if not watched:
+            return
 
         def steps() -> Steps[None]:
             for partitions in _parted(watched):
@@ -137,6 +164,7 @@ class WideFetch(Fetch):
         self._unwatch()
         topics: list[FetchableTopicResponse] = []
         for items in _parted((yield from self._in_order())):
+            self._forget_deleted(items)
             for topic in self._response(items).responses:
                 last = topics[-1] if topics else None
                 if last is not None and last.topic == topic.topic and last.topic_id == topic.topic_id:
@@ -145,6 +173,14 @@ class WideFetch(Fetch):
                     topics.append(topic)
             yield
         return FetchResponse(session_id=self._fetching.session_id, responses=topics)
+
+    def _forget_deleted(self, items: list[FetchItem]) -> None:
+        """Whose topic was deleted since they were read: their files may go before they are sent."""
+        for item in items:
+            partition = item.partition
+            if partition is not None and partition.deleted:
+                self._slices.pop(item, None)
+                self._refuse(item, UnknownTopicOrPartition("the topic was deleted"), partition)
 
     def _in_order(self) -> Steps[list[FetchItem]]:
         """Unknown topics and partitions behind the others."""

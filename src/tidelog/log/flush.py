@@ -14,6 +14,27 @@ class Syncable(Protocol):
     def sync(self) -> None: ...
 
 
+class DirectorySyncs:
+    """Each directory is synced once, and what came of it holds for all that need it: partitions lie side by side."""
+
+    __slots__ = ("_outcomes",)
+
+    def __init__(self) -> None:
+        self._outcomes: dict[str, OSError | None] = {}
+
+    def sync(self, disk: "Disk", path: str) -> None:
+        """Raises OSError."""
+        if path not in self._outcomes:
+            self._outcomes[path] = None
+            try:
+                disk.sync_dir(path)
+            except OSError as error:
+                self._outcomes[path] = error
+        failure = self._outcomes[path]
+        if failure is not None:
+            raise failure
+
+
 class FlushPlan:
     """Everything below `end_offset` is durable once `run` returns.
 
@@ -57,8 +78,11 @@ class FlushPlan:
         self.obsolete: list[str] = []
         """Snapshots that this plan's make superfluous."""
 
-    def run(self) -> None:
-        """Blocks. Raises OSError, after which the log must be failed: what the disk holds is not known any more."""
+    def run(self, directories: "DirectorySyncs | None" = None) -> None:
+        """Blocks. Raises OSError, after which the log must be failed: what the disk holds is not known any more.
+
+        `directories` is shared with plans that were all made before the first of them is run.
+        """
         if self.error is not None:
             raise self.error
         for segment, _ in self.segments:
@@ -74,8 +98,10 @@ class FlushPlan:
                 if not segment.deleted:
                     raise
         self._write([] if self.epochs is None else [self.epochs])
+        if directories is None:
+            directories = DirectorySyncs()
         for directory in self.directories:
-            self._disk.sync_dir(directory)
+            directories.sync(self._disk, directory)
         self._write(list(self.snapshots.values()))
         for path in self.obsolete if self.put_off is None else ():
             if self._disk.exists(path):

@@ -11,6 +11,8 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Final
 
+from tidelog.log.flush import DirectorySyncs
+
 if TYPE_CHECKING:
     from tidelog.log.partition_log import FlushPlan
     from tidelog.replication.partition import Partition
@@ -20,6 +22,9 @@ logger = logging.getLogger("tidelog.flusher")
 
 CHECKPOINTS_LANE: Final = "checkpoints"
 """Where whatever writes checkpoints runs, one after the other: two writers of one file would tear it."""
+GROUP_MAX: Final = 16
+"""Partitions that one call syncs; then those are told. Of more, the oldest and the newest: who asks for one waits for a
+group, not for the hundreds that somebody else has asked for, and these go on all the same."""
 COMMITS_LANE: Final = "commits"
 """Where syncs run that somebody waits for: cold reads and deletions may fill the threads without a lane."""
 
@@ -90,6 +95,8 @@ class Flusher:
                 ready = [partition for partition in self._asked if partition not in self._syncing]
                 if not ready:
                     return  # the end of the others' syncs begins the next
+                if len(ready) > GROUP_MAX:
+                    ready = ready[: GROUP_MAX // 2] + ready[-GROUP_MAX // 2 :]
                 for partition in ready:
                     del self._asked[partition]
                 await self._sync(ready, COMMITS_LANE)
@@ -187,9 +194,10 @@ def _take_outcome(partition: "Partition", plan: "FlushPlan", failure: Exception 
 def _run_all(plans: list["FlushPlan"]) -> list[Exception | None]:
     """Sync every plan's files, on a thread; one failure does not keep the others from the disk."""
     results: list[Exception | None] = []
+    directories = DirectorySyncs()
     for plan in plans:
         try:
-            plan.run()
+            plan.run(directories)
         except Exception as error:  # whatever it is, what the disk holds of this log is not known any more
             results.append(error)
         else:

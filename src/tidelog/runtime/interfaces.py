@@ -191,7 +191,8 @@ class Tasks(Protocol):
         """Keep Python's collector of cyclic garbage from running, until it is called with False.
 
         For a burst of objects that are in no cycle: to look through hundreds of thousands of them holds the loop for
-        as long as the work that makes them.
+        as long as the work that makes them. What of the burst is in a cycle all the same is found by a full collection
+        only.
         """
 
     async def close(self) -> None:

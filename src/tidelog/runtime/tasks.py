@@ -94,6 +94,11 @@ class LoopTasks:
             gc.disable()
         elif self._collector_off:
             self._collector_off = False
+            if not gc.get_freeze_count():
+                # All that is young becomes old, unseen: the next collection would look through every object of the
+                # burst that is still alive, for half a second.
+                gc.freeze()
+                gc.unfreeze()
             gc.enable()
 
     async def close(self) -> None:

@@ -3,6 +3,7 @@
 It all happens on the loop's thread: nothing runs beside a step, what others do comes between two of them.
 """
 
+import asyncio
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
@@ -14,10 +15,17 @@ R = TypeVar("R")
 
 FIRST_TURN_S = 0.001
 """Within the call that begins it: most computations are no longer than that, and cost no turn of the loop."""
+FIRST_TURNS_S = 0.004
+"""All of these together, between two turns of the loop: hundreds of requests may come in one."""
 TURN_S = 0.004
 STEPS_PER_TURN = 256
 """However short they are; on a virtual clock, where a turn takes no time, it is this that ends it."""
 AT_ONCE_MAX = 4
+LIGHT_WEIGHT_MAX = 256 << 10
+"""What weighs no more need not wait for what does."""
+LIGHT_AT_ONCE_MAX = 64
+LIGHT_WEIGHTS_MAX = 4 << 20
+"""The same as `AT_ONCE_MAX` and `WEIGHT_MAX`, of the light ones."""
 COLLECTION_DEFERRED_S = 10.0
 """At most, where there is always more to compute; see `Tasks.defer_collection`."""
 WEIGHT_MAX = 16 << 20
@@ -64,21 +72,52 @@ class Work(Generic[R]):
         self._done(value, failure)
 
 
+class _Class:
+    """Computations of like weight: what waits, in the order in which it was begun, and what has turns."""
+
+    __slots__ = ("at_once_max", "running", "waiting", "weight", "weight_max")
+
+    def __init__(self, at_once_max: int, weight_max: int) -> None:
+        self.at_once_max = at_once_max
+        self.weight_max = weight_max
+        self.waiting: deque[Work[Any]] = deque()
+        self.running = 0
+        self.weight = 0
+
+    def next(self) -> "Work[Any] | None":
+        """What may have turns now."""
+        if not self.waiting or self.running >= self.at_once_max:
+            return None
+        if self.running and self.weight + self.waiting[0].weight > self.weight_max:
+            return None
+        work = self.waiting.popleft()
+        self.running += 1
+        self.weight += work.weight
+        return work
+
+    def ended(self, work: Work[Any]) -> None:
+        self.running -= 1
+        self.weight -= work.weight
+
+
 class Turns:
-    """Runs the long computations of one process: one turn of one of them in each turn of the loop.
+    """Runs the long computations of one process, one after another, for some milliseconds in each turn of the loop.
 
     They come in the order in which they were begun, a few side by side, so that a short one does not wait for a long
-    one; the others have had their first turn and hold little.
+    one; the others have had their first turn at the most and hold little.
     """
 
     def __init__(self, clock: Clock, tasks: Tasks) -> None:
         self._monotonic = clock.monotonic
         self._tasks = tasks
-        self._waiting: deque[Work[Any]] = deque()
+        self._heavy = _Class(AT_ONCE_MAX, WEIGHT_MAX)
+        self._light = _Class(LIGHT_AT_ONCE_MAX, LIGHT_WEIGHTS_MAX)
         self._running: deque[Work[Any]] = deque()
-        self._weight = 0
+        self._first_turns_s = FIRST_TURNS_S
+        """What is left of it until the loop's next turn."""
         self._called = False
         self._deferred_until_s: float | None = None
+        self._settled: asyncio.Future[None] | None = None
 
     def begin(
         self, steps: Steps[R], done: Callable[[R | None, Exception | None], object], *, weight: int = 0
@@ -88,11 +127,27 @@ class Turns:
         `weight` is about the memory that it works on, in bytes of the request.
         """
         work = Work(self, steps, done, weight)
-        work.turn(self._monotonic, FIRST_TURN_S)
+        left_s = self._first_turns_s
+        if left_s > 0:
+            began_s = self._monotonic()
+            try:
+                work.turn(self._monotonic, min(FIRST_TURN_S, left_s))
+            finally:
+                # `done` may have begun others: this is their time too.
+                self._first_turns_s = left_s - (self._monotonic() - began_s)
         if not work.ended:
-            self._waiting.append(work)
+            self._class_of(work).waiting.append(work)
             self._call()
+        elif self._first_turns_s < FIRST_TURNS_S / 2:
+            self._call()  # it is renewed there
         return work
+
+    def _class_of(self, work: Work[Any]) -> _Class:
+        return self._light if work.weight <= LIGHT_WEIGHT_MAX else self._heavy
+
+    @property
+    def _idle(self) -> bool:
+        return not (self._running or self._light.waiting or self._heavy.waiting)
 
     async def run(self, steps: Steps[R]) -> R:
         """The result of the computation; with the caller it is cancelled."""
@@ -112,13 +167,27 @@ class Turns:
         finally:
             work.cancel()
 
+    async def settled(self, patience_s: float) -> None:
+        """Return when nothing is being computed, at the latest after `patience_s`."""
+        if not self._idle:
+            self._settled = self._tasks.future()
+            deadline = self._tasks.call_later(patience_s, self._settle)
+            await self._settled
+            deadline.cancel()
+
+    def _settle(self) -> None:
+        if self._settled is not None and not self._settled.done():
+            self._settled.set_result(None)
+
     def cancelled(self, work: Work[Any]) -> None:
         """`work` will take no turn any more."""
         if work in self._running:
             self._running.remove(work)
-            self._weight -= work.weight
-        elif work in self._waiting:
-            self._waiting.remove(work)
+            self._class_of(work).ended(work)
+        else:
+            waiting = self._class_of(work).waiting
+            if work in waiting:
+                waiting.remove(work)
         self._collect_when_due()
 
     def _call(self) -> None:
@@ -128,38 +197,46 @@ class Turns:
 
     def _turn(self) -> None:
         self._called = False
+        self._first_turns_s = FIRST_TURNS_S
         self._admit()
         try:
-            if self._running:
-                self._take_turn(self._running[0])
+            self._take_turns()
         finally:
             self._collect_when_due()
-            if self._running or self._waiting:
+            if not self._idle:
                 self._call()
 
-    def _take_turn(self, work: Work[Any]) -> None:
-        try:
-            work.turn(self._monotonic, TURN_S)
-        finally:
-            if work.ended:
-                self._running.remove(work)
-                self._weight -= work.weight
-            else:
-                self._running.rotate(-1)
+    def _take_turns(self) -> None:
+        """One, and more while those that have theirs come to their end before the time is over."""
+        left_s = TURN_S
+        until_s = self._monotonic() + left_s
+        for _ in range(min(len(self._running), AT_ONCE_MAX)):
+            work = self._running[0]
+            try:
+                work.turn(self._monotonic, left_s)
+            finally:
+                if work.ended:
+                    self._running.remove(work)
+                    self._class_of(work).ended(work)
+                else:
+                    self._running.rotate(-1)
+            left_s = until_s - self._monotonic()
+            if not work.ended or left_s <= 0:
+                return
 
     def _admit(self) -> None:
-        waiting, running = self._waiting, self._running
-        while waiting and len(running) < AT_ONCE_MAX:
-            if running and self._weight + waiting[0].weight > WEIGHT_MAX:
-                break
-            self._weight += waiting[0].weight
-            running.append(waiting.popleft())
+        running = self._running
+        for these in (self._light, self._heavy):
+            while (work := these.next()) is not None:
+                running.append(work)
         if running and self._deferred_until_s is None:
             self._deferred_until_s = self._monotonic() + COLLECTION_DEFERRED_S
             self._tasks.defer_collection(True)
 
     def _collect_when_due(self) -> None:
         until_s = self._deferred_until_s
-        if until_s is not None and (not (self._running or self._waiting) or self._monotonic() >= until_s):
+        if until_s is not None and (self._idle or self._monotonic() >= until_s):
             self._deferred_until_s = None
             self._tasks.defer_collection(False)
+        if self._settled is not None and self._idle:
+            self._settle()

@@ -7,9 +7,14 @@ import pytest
 
 from process_harness.raw import RawConnection
 from tidelog.testing import Broker
+from tidelog.wire.batches import Codec
+from tidelog.wire.checksums import crc32c
 from tidelog.wire.errors import ErrorCode
+from tidelog.wire.frames import encode_request
+from tidelog.wire.messages.create_topics import CreatableTopic, CreatableTopicConfig, CreateTopicsRequest
 from tidelog.wire.messages.fetch import FetchPartition, FetchRequest, FetchResponse, FetchTopic
 from tidelog.wire.messages.find_coordinator import FindCoordinatorRequest
+from tidelog.wire.messages.list_offsets import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
 from tidelog.wire.messages.offset_commit import (
     OffsetCommitRequest,
     OffsetCommitRequestPartition,
@@ -19,6 +24,7 @@ from tidelog.wire.messages.offset_fetch import OffsetFetchRequest, OffsetFetchRe
 from tidelog.wire.messages.produce import PartitionProduceData, ProduceRequest, ProduceResponse, TopicProduceData
 from tidelog.wire.records import Record, encode_batch
 
+CRC_AT, ATTRIBUTES_AT = 17, 21
 PARTITIONS = 300
 MISSING = 50
 TOPIC = "wide"
@@ -125,3 +131,26 @@ def test_a_commit_is_seen_whole(client: RawConnection) -> None:
     request = OffsetFetchRequest(groups=[OffsetFetchRequestGroup(group_id="g", topics=wanted)])
     (group,) = client.ask(request, 8).groups  # type: ignore[attr-defined]
     assert [p.committed_offset for p in group.topics[0].partitions] == list(range(PARTITIONS))
+
+
+def test_without_acknowledgements_a_refusal_that_comes_late_hangs_up_and_the_rest_is_there(
+    broker: Broker, client: RawConnection
+) -> None:
+    count = 20
+    config = CreatableTopicConfig(name="compression.type", value="gzip")
+    topic = CreatableTopic(name="packed", num_partitions=count, replication_factor=1, configs=[config])
+    client.ask(CreateTopicsRequest(topics=[topic], timeout_ms=30_000), 7)
+    sound = encode_batch([Record(value=bytes(30_000))])
+    broken = bytearray(sound)
+    broken[ATTRIBUTES_AT + 1] |= Codec.SNAPPY  # which its records are not
+    broken[CRC_AT:ATTRIBUTES_AT] = crc32c(memoryview(broken)[ATTRIBUTES_AT:]).to_bytes(4, "big")
+    data = [PartitionProduceData(index=i, records=bytes(broken if i == 3 else sound)) for i in range(count)]
+    request = ProduceRequest(
+        acks=0, timeout_ms=30_000, topic_data=[TopicProduceData(name="packed", partition_data=data)]
+    )
+    with RawConnection((broker.host, broker.port)) as producer:
+        producer.socket.sendall(encode_request(request, 9, 1, "wide"))
+        assert producer.socket.recv(1) == b""
+    wanted = [ListOffsetsPartition(partition_index=i, timestamp=-1) for i in range(count)]
+    answer = client.ask(ListOffsetsRequest(topics=[ListOffsetsTopic(name="packed", partitions=wanted)]), 5)
+    assert [p.offset for p in answer.topics[0].partitions] == [int(i != 3) for i in range(count)]  # type: ignore[attr-defined]

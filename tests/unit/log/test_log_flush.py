@@ -6,6 +6,7 @@ import pytest
 
 from log_harness import DIRECTORY, LogOnDisk
 from tidelog.log.durability import SNAPSHOT_INTERVAL_BYTES
+from tidelog.log.flush import DirectorySyncs, FlushPlan
 
 
 def test_the_recovery_point_moves_only_when_a_plan_has_run() -> None:
@@ -153,3 +154,27 @@ def test_a_full_disk_does_not_hold_up_a_flush_of_records() -> None:
     on.disk.limit_space(on.disk.medium.used_bytes())
     on.flush()
     assert on.log.recovery_point == 21
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_directory_that_plans_share_is_synced_once_and_its_failure_is_theirs(fails: bool) -> None:
+    synced: list[str] = []
+
+    class Disk:
+        def sync_dir(self, path: str) -> None:
+            synced.append(path)
+            if fails and path == "/data":
+                raise OSError(5, "Input/output error")
+
+    shared = DirectorySyncs()
+    failed = 0
+    for name in ("t-0", "t-1", "t-2"):
+        plan = FlushPlan(Disk(), 1, 0)  # type: ignore[arg-type]
+        plan.directories = [f"/data/{name}", "/data"]
+        try:
+            plan.run(shared)
+        except OSError:
+            failed += 1
+    assert synced.count("/data") == 1
+    assert len(synced) == 4
+    assert failed == (3 if fails else 0)

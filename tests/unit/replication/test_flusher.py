@@ -11,8 +11,9 @@ import pytest
 
 from log_harness import NOW_MS, make_batch
 from tidelog.log.config import LogConfig
+from tidelog.log.flush import DirectorySyncs
 from tidelog.log.partition_log import PartitionLog
-from tidelog.replication.flusher import Flusher
+from tidelog.replication.flusher import GROUP_MAX, Flusher
 from tidelog.replication.partition import Partition
 from tidelog.runtime.tasks import LoopTasks
 from tidelog.simulation.disk import SimDisk
@@ -24,7 +25,7 @@ class FakePlan:
         self.partition = partition
         self.end_offset = partition.appended
 
-    def run(self) -> None:
+    def run(self, directories: DirectorySyncs) -> None:
         self.partition.syncs += 1
         if self.partition.broken is not None:
             raise self.partition.broken
@@ -124,6 +125,33 @@ def test_requests_that_come_during_a_sync_share_the_next() -> None:
         await tasks.release()
         assert (partition.durable, partition.syncs) == (4, 2)
         assert tasks.blocked == []
+
+    asyncio.run(scenario())
+
+
+def test_who_asks_for_one_does_not_wait_for_the_hundreds_of_another() -> None:
+    async def scenario() -> None:
+        tasks = FakeTasks()
+        made = flusher(tasks)
+        many = [FakePartition() for _ in range(20 * GROUP_MAX)]
+        single = FakePartition()
+        for partition in [*many, single]:
+            partition.appended = 1
+        for partition in many:
+            made.request(partition)  # type: ignore[arg-type]
+        await asyncio.sleep(0)
+        await tasks.release()
+        assert sum(partition.told for partition in many) == GROUP_MAX  # told at once, not when all are synced
+        made.request(single)  # type: ignore[arg-type]
+        await tasks.release()
+        await tasks.release()
+        assert single.told == 1
+        groups = 3
+        while tasks.blocked:
+            await tasks.release()
+            groups += 1
+        assert [partition.told for partition in many] == [1] * len(many)
+        assert groups <= 22
 
     asyncio.run(scenario())
 

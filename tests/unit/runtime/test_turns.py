@@ -11,7 +11,19 @@ import pytest
 from tidelog.model.steps import Steps, at_once
 from tidelog.runtime.interfaces import Clock, Tasks
 from tidelog.runtime.tasks import LoopTasks
-from tidelog.runtime.turns import AT_ONCE_MAX, COLLECTION_DEFERRED_S, STEPS_PER_TURN, WEIGHT_MAX, Turns
+from tidelog.runtime.turns import (
+    AT_ONCE_MAX,
+    COLLECTION_DEFERRED_S,
+    FIRST_TURNS_S,
+    LIGHT_WEIGHT_MAX,
+    LIGHT_WEIGHTS_MAX,
+    STEPS_PER_TURN,
+    TURN_S,
+    WEIGHT_MAX,
+    Turns,
+)
+
+HEAVY = LIGHT_WEIGHT_MAX + 1
 
 
 class World:
@@ -93,7 +105,7 @@ def test_one_of_them_has_a_turn_and_they_take_turns(world: World) -> None:
 def test_no_more_than_a_few_at_a_time_in_their_order(world: World) -> None:
     names = [f"w{i}" for i in range(AT_ONCE_MAX + 1)]
     for name in names:
-        world.begin(name, 30)
+        world.begin(name, 30, weight=HEAVY, step_s=2**-11)  # which adds up without rounding
     for _ in range(2 * AT_ONCE_MAX):
         assert names[-1] not in world.turn()
     world.run()
@@ -103,8 +115,50 @@ def test_no_more_than_a_few_at_a_time_in_their_order(world: World) -> None:
 def test_heavy_ones_wait_for_each_other_and_hold_back_what_is_behind(world: World) -> None:
     world.begin("a", 20, weight=WEIGHT_MAX)
     world.begin("b", 20, weight=2 * WEIGHT_MAX)  # alone it may
-    world.begin("c", 20, weight=1)
+    world.begin("c", 20, weight=HEAVY)
     world.run()
+    assert list(world.outcomes) == ["a", "b", "c"]
+
+
+def test_light_ones_need_not_wait_for_heavy_ones(world: World) -> None:
+    for name in range(AT_ONCE_MAX):
+        world.begin(f"heavy{name}", 500, weight=HEAVY)
+    world.begin("light", 30, weight=LIGHT_WEIGHT_MAX)
+    for _ in range(4 * (AT_ONCE_MAX + 1)):
+        world.turn()
+    assert list(world.outcomes) == ["light"]
+    world.run()
+
+
+def test_light_ones_weigh_something_too(world: World) -> None:
+    count = LIGHT_WEIGHTS_MAX // LIGHT_WEIGHT_MAX
+    for number in range(count + 1):
+        world.begin(f"{number}", 30, weight=LIGHT_WEIGHT_MAX)
+    seen: set[str] = set()
+    for _ in range(count):
+        seen |= {*world.turn()}
+    assert f"{count}" not in seen
+    world.run()
+    assert len(world.outcomes) == count + 1
+
+
+def test_first_turns_share_their_time_until_the_loop_turns(world: World) -> None:
+    for number in range(300):
+        world.begin(f"{number}", 30)
+    assert world.now_s < 2 * FIRST_TURNS_S
+    began = world.now_s
+    world.turn()
+    for number in range(300):
+        world.begin(f"more{number}", 30)
+    assert world.now_s - began < 2 * FIRST_TURNS_S + TURN_S
+    world.run()
+    assert len(world.outcomes) == 600
+
+
+def test_what_comes_to_its_end_leaves_its_time_to_the_next(world: World) -> None:
+    for name in "abc":
+        world.begin(name, 4)  # two steps are left
+    assert set(world.turn()) == {"a", "b", "c"}
     assert list(world.outcomes) == ["a", "b", "c"]
 
 
@@ -152,10 +206,10 @@ def test_what_is_cancelled_is_cleaned_up_and_makes_room(world: World, turns: int
             ended.append("cleaned up")
 
     works = [
-        world.turns.begin(cast(Steps[None], steps()), lambda value, error: ended.append("told"))
+        world.turns.begin(cast(Steps[None], steps()), lambda value, error: ended.append("told"), weight=HEAVY)
         for _ in range(AT_ONCE_MAX)
     ]
-    world.begin("next", 50)
+    world.begin("next", 50, weight=HEAVY)
     for _ in range(turns):
         world.turn()
     for work in works:

@@ -1,0 +1,168 @@
+"""A fetch of hundreds of partitions, at its handler: what it waits for, and what it leaves behind."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from types import GeneratorType
+from typing import Any
+
+import pytest
+
+from simulation_harness import boot
+from tidelog.api.fetch import handle
+from tidelog.api.pending import Pending
+from tidelog.api.services import Peer, RequestContext, Services
+from tidelog.metadata.controller import NewTopic
+from tidelog.model.steps import at_once
+from tidelog.replication.partition import Partition
+from tidelog.simulation.world import simulated
+from tidelog.wire.batches import BatchHeader
+from tidelog.wire.errors import ErrorCode
+from tidelog.wire.messages.fetch import FetchPartition, FetchRequest, FetchResponse, FetchTopic
+from tidelog.wire.records import Record, encode_batch
+
+COUNT = 300
+FEW = 3
+VERSION = 12
+
+
+class Stage:
+    def __init__(self, services: Services) -> None:
+        self.services = services
+
+    @property
+    def partitions(self) -> list[Partition]:
+        return [self.services.partitions.get("t", index) for index in range(COUNT)]
+
+    @property
+    def watched(self) -> int:
+        return sum(bool(partition._watchers) for partition in self.partitions)
+
+    def ask(self, *, topic: str = "t", count: int = COUNT, max_wait_ms: int = 1000, min_bytes: int = 1) -> Any:
+        asked = [FetchPartition(partition=index, partition_max_bytes=1000) for index in range(count)]
+        request = FetchRequest(
+            topics=[FetchTopic(topic=topic, partitions=asked)],
+            max_wait_ms=max_wait_ms,
+            min_bytes=min_bytes,
+            max_bytes=1 << 20,
+        )
+        context = RequestContext(1, VERSION, 1, "test", Peer("127.0.0.1", 1, "127.0.0.1", 2))
+        answer = handle(self.services, context, request)
+        return at_once(answer) if isinstance(answer, GeneratorType) else answer
+
+    def parked(self, **fields: Any) -> tuple[Pending[Any], list[Any]]:
+        pending = self.ask(**fields)
+        assert isinstance(pending, Pending)
+        told: list[Any] = []
+        pending.listen(told.append)
+        return pending, told
+
+    def append(self, index: int) -> None:
+        batch = encode_batch([Record(value=b"x")])
+        self.partitions[index].append(memoryview(batch), BatchHeader(batch))
+
+
+def on_a_stage(scenario: Callable[[Stage], Coroutine[Any, Any, None]]) -> None:
+    async def run() -> None:
+        broker = await boot(world.host("broker"))
+        await broker.services.controller.create_topics([NewTopic("t", COUNT, 1)])
+        await scenario(Stage(broker.services))
+
+    with simulated(1) as world:
+        world.run(run())
+
+
+@pytest.mark.parametrize("count", [FEW, COUNT])
+def test_partitions_that_nobody_knows_are_not_waited_for(count: int) -> None:
+    async def scenario(stage: Stage) -> None:
+        answer = stage.ask(topic="nope", count=count, max_wait_ms=60_000)
+        assert isinstance(answer, FetchResponse)
+        codes = [data.error_code for data in answer.responses[0].partitions]
+        assert codes == [ErrorCode.UNKNOWN_TOPIC_OR_PARTITION] * count
+        # Beside others they keep nobody from waiting.
+        pending, _ = stage.parked(count=COUNT + 1)
+        pending.abandon()
+
+    on_a_stage(scenario)
+
+
+def test_a_client_that_leaves_while_its_time_out_is_answered_watches_nothing() -> None:
+    async def scenario(stage: Stage) -> None:
+        pending, told = stage.parked(max_wait_ms=100)
+        assert stage.watched == COUNT
+        await asyncio.sleep(0.2)
+        (steps,) = told
+        next(steps)
+        steps.close()
+        pending.abandon()
+        await asyncio.sleep(0.1)
+        assert stage.watched == 0
+        assert not stage.services.partitions._parked
+
+    on_a_stage(scenario)
+
+
+def test_what_moves_is_read_in_steps_and_all_of_it_is_told() -> None:
+    async def scenario(stage: Stage) -> None:
+        _, told = stage.parked(max_wait_ms=60_000, min_bytes=1 << 20)
+        _, few = stage.parked(max_wait_ms=60_000, min_bytes=1)
+        for index in range(COUNT):
+            stage.append(index)
+        assert not told
+        await asyncio.sleep(1)
+        assert not told  # too little
+        answer = at_once(few[0])
+        assert sum(bool(data.records) for data in answer.responses[0].partitions) == COUNT
+        assert stage.watched == COUNT  # by the one that waits
+        stage.services.partitions.release_waiting()
+        answer = at_once(told[0])
+        assert [data.high_watermark for data in answer.responses[0].partitions] == [1] * COUNT
+        assert sum(bool(data.records) for data in answer.responses[0].partitions) == COUNT
+        await asyncio.sleep(0.1)
+        assert stage.watched == 0
+
+    on_a_stage(scenario)
+
+
+def test_what_moves_while_the_first_look_is_taken_is_not_missed() -> None:
+    async def scenario(stage: Stage) -> None:
+        asked = [FetchPartition(partition=index, partition_max_bytes=1000) for index in range(COUNT)]
+        request = FetchRequest(
+            topics=[FetchTopic(topic="t", partitions=asked)], max_wait_ms=60_000, min_bytes=1, max_bytes=1 << 20
+        )
+        context = RequestContext(1, VERSION, 1, "test", Peer("127.0.0.1", 1, "127.0.0.1", 2))
+        steps: Any = handle(stage.services, context, request)
+        answer = None
+        while answer is None:
+            try:
+                next(steps)
+            except StopIteration as end:
+                answer = end.value
+            if stage.watched == COUNT:
+                stage.append(0)
+                answer = at_once(steps)
+        if isinstance(answer, Pending):
+            told: list[Any] = []
+            answer.listen(told.append)
+            await asyncio.sleep(0.1)
+            answer = at_once(told[0])
+        assert answer.responses[0].partitions[0].records
+
+    on_a_stage(scenario)
+
+
+def test_a_topic_that_is_deleted_while_it_is_told_of_gives_no_records() -> None:
+    async def scenario(stage: Stage) -> None:
+        for index in range(COUNT):
+            stage.append(index)
+        _, told = stage.parked(max_wait_ms=100, min_bytes=1 << 20)
+        await asyncio.sleep(0.2)
+        steps = told[0]
+        while next(steps, 0) is None and stage.watched:
+            pass
+        for partition in stage.partitions:
+            partition.deleted = True
+        answer = at_once(steps)
+        for data in answer.responses[0].partitions:
+            assert (data.error_code, bool(data.records)) == (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, False)
+
+    on_a_stage(scenario)
