@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 from tidelog.api.fetch_sessions import FetchSessions
 from tidelog.api.services import Services
 from tidelog.broker.adoption import Identity, adopt, read_all_partitions, read_identities, refuse_foreign, take_node_id
+from tidelog.broker.fresh import Fresh, look_for_fresh, remove_made
 from tidelog.broker.listener import Listener
 from tidelog.config.topic_config import TopicSettings
 from tidelog.coordinator.groups import GroupCoordinators
@@ -58,6 +59,7 @@ class Broker:
         self.runtime = runtime
         self._store_factory = store_factory
         self._directories: DataDirectories | None = None
+        self._fresh: Fresh | None = None
         self._listeners: list[Listener] = []
         self._housekeeping: asyncio.Task[None] | None = None
         self._compaction: Compaction | None = None
@@ -102,6 +104,7 @@ class Broker:
         run_blocking = self.runtime.tasks.run_blocking
         disk = self.runtime.disk
         await run_blocking(refuse_foreign, disk, self.config.data_directories)
+        self._fresh = await run_blocking(look_for_fresh, disk, self.config.data_directories)
         directories = await run_blocking(DataDirectories.open, disk, self.config.data_directories)
         self._directories = directories
         path = directories.metadata_path
@@ -248,7 +251,9 @@ class Broker:
         logger.info("stopped cluster=%s node=%d", self.cluster_id, self.config.node_id)
 
     async def _abandon(self) -> None:
-        """Give back what a failed start holds; the directory stays as after a crash."""
+        """Give back what a failed start holds. The directory stays as after a crash; where nothing was before, nothing
+        is left, unless somebody may have connected.
+        """
         if self._housekeeping is not None:
             self._housekeeping.cancel()
         if self._compaction is not None:
@@ -261,4 +266,13 @@ class Broker:
             await self._services.partitions.abandon()
             await self._services.controller.stop()
         if self._directories is not None:
+            if self._fresh is not None and not self._listeners:
+                await self._remove_made(self._fresh)
             self._directories.release()
+
+    async def _remove_made(self, fresh: Fresh) -> None:
+        """While its lock is held: nobody else has begun to use it."""
+        try:
+            await self.runtime.tasks.run_blocking(remove_made, self.runtime.disk, fresh, self.config.data_directories)
+        except OSError as error:
+            logger.warning("new data directory not removed path=%s reason=%s", self.config.data_directory, error)

@@ -1,6 +1,8 @@
 """One broker for a `with` block: in a thread of this process, or in a process of its own that can be killed."""
 
 import asyncio
+import atexit
+import os
 import shutil
 import tempfile
 import threading
@@ -44,9 +46,10 @@ class Broker:
     """A broker on a free port of the loopback interface, ready when the block begins and gone when it ends.
 
     `with Broker() as broker:` and `async with Broker() as broker:` do the same; the asynchronous one keeps the caller's
-    loop free meanwhile. Without `data` the log lives in a temporary directory that goes away at the end; a directory
-    that is given stays. `settings` has Kafka's names (`{"num.partitions": 3}`); the environment's TIDELOG_ variables
-    are not looked at, so that a test finds the same broker everywhere.
+    loop free meanwhile. Without `data` the log lives in a temporary directory that goes away at the end, also when the
+    program ends without stopping the broker; a directory that is given stays. `settings` has Kafka's names
+    (`{"num.partitions": 3}`); the environment's TIDELOG_ variables are not looked at, so that a test finds the same
+    broker everywhere.
 
     In process (the default) it runs its own event loop in its own thread: no signal handler, no logging, no loop policy
     is touched, and any number can run at once. With `process=True` it is a child process, which ends when this one
@@ -73,6 +76,8 @@ class Broker:
         self.data = None if data is None else Path(data).absolute()
         """The data directory; None while a temporary one does not exist."""
         self._temporary = data is None
+        self._made_by = 0
+        """The process that made the temporary directory: one that is forked off it must leave it alone."""
         self._running: Running | None = None
 
     @property
@@ -98,6 +103,8 @@ class Broker:
         made = self.data is None
         if self.data is None:
             self.data = Path(tempfile.mkdtemp(prefix="tidelog-"))
+            self._made_by = os.getpid()
+            atexit.register(self._at_exit)
         try:
             self._running = self._run(self.data)
         except BaseException:
@@ -155,8 +162,16 @@ class Broker:
 
     def _remove_temporary(self) -> None:
         if self._temporary and self.data is not None:
+            atexit.unregister(self._at_exit)
             shutil.rmtree(self.data, ignore_errors=True)
             self.data = None
+
+    def _at_exit(self) -> None:
+        """Nobody has stopped it. There is no time for that in order, as threads cannot be started any more."""
+        if self._made_by == os.getpid():
+            if self.process and self._running is not None:
+                self.kill()
+            self._remove_temporary()
 
     def _now_running(self) -> Running:
         if self._running is None:

@@ -94,6 +94,30 @@ def test_a_busy_port(start: Start, tmp_path: Path) -> None:
     assert line.startswith(f"Error: {address} is in use: ")
 
 
+@pytest.mark.parametrize("there", ["", "new", "new/deeper", "new/deeper/data"])
+def test_a_busy_port_leaves_nothing_of_a_new_data_directory(start: Start, tmp_path: Path, there: str) -> None:
+    (tmp_path / there).mkdir(parents=True, exist_ok=True)
+    before = sorted(tmp_path.rglob("*"))
+    data = tmp_path / "new/deeper/data"
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        refusal(start("--listen", f"127.0.0.1:{other.getsockname()[1]}", "--data", f"{data},{tmp_path / 'new/second'}"))
+    assert sorted(tmp_path.rglob("*")) == before
+    port_of(start("--listen", "127.0.0.1:0", "--data", str(data)), data)
+
+
+def test_a_busy_port_leaves_a_data_directory_with_something_in_it(start: Start, tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    broker = start("--listen", "127.0.0.1:0", "--data", str(data))
+    port_of(broker, data)
+    broker.kill()
+    broker.wait()
+    before = sorted(data.rglob("*"))
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        refusal(start("--listen", f"127.0.0.1:{other.getsockname()[1]}", "--data", f"{data},{tmp_path / 'second'}"))
+    assert set(before) - set(data.rglob("*")) <= {data / "metadata.sqlite-wal", data / "metadata.sqlite-shm"}
+    assert (tmp_path / "second").exists()
+
+
 def test_a_second_broker_on_the_same_directory(start: Start, tmp_path: Path) -> None:
     data = tmp_path / "data"
     port_of(start("--listen", "127.0.0.1:0", "--data", str(data)), data)

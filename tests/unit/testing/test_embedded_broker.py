@@ -5,6 +5,8 @@ import logging
 import os
 import signal
 import socket
+import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -298,6 +300,40 @@ def test_a_start_that_fails_later_keeps_the_records_until_the_end(temporary: Pat
         broker.start()
         assert read(broker, "orders", 1) == ["a"]
     assert not list(temporary.glob("tidelog-*"))
+
+
+FORGETFUL = """
+import os, sys
+from tidelog.testing import Broker
+
+broker = Broker(process={process})
+broker.start()
+print(broker.data, flush=True)
+if {fork}:
+    child = os.fork()
+    if not child:
+        sys.exit()
+    os.waitpid(child, 0)
+    assert broker.data.exists(), "not the child's to remove"
+if {ends_badly}:
+    raise SystemExit(3)
+"""
+
+
+@BOTH
+@pytest.mark.parametrize("ends_badly", [False, True])
+@pytest.mark.parametrize("fork", [False, True])
+def test_a_program_that_forgets_to_stop_it_leaves_no_directory(
+    temporary: Path, process: bool, fork: bool, ends_badly: bool
+) -> None:
+    code = FORGETFUL.format(process=process, fork=fork, ends_badly=ends_badly)
+    environment = {**os.environ, "TMPDIR": str(temporary)}
+    command = [sys.executable, "-c", code]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environment)
+    assert result.returncode == (3 if ends_badly else 0), result.stderr
+    assert Path(result.stdout.strip()).parent == temporary
+    assert list(temporary.iterdir()) == []
+    assert result.stderr == ""
 
 
 @pytest.mark.parametrize("name", ["listeners", "log.dirs", "log.dir"])

@@ -1,0 +1,57 @@
+"""What a start makes where nothing was, and takes away again when it fails before anybody could connect."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from tidelog.runtime.interfaces import Disk
+
+
+class Fresh(NamedTuple):
+    """Data directories in which nothing was before the start."""
+
+    empty: list[str]
+    """They were there."""
+    missing: list[str]
+    """They were not, nor those above them that are here too: each before those below it."""
+
+
+def look_for_fresh(disk: "Disk", paths: Sequence[str]) -> Fresh | None:
+    """None when there is anything in one of them, or that cannot be told: then a start removes nothing. Blocks."""
+    try:
+        return _look(disk, paths)
+    except OSError:
+        return None  # whoever opens it says why
+
+
+def _look(disk: "Disk", paths: Sequence[str]) -> Fresh | None:
+    fresh = Fresh([], [])
+    for path in paths:
+        if disk.exists(path):
+            if not disk.is_dir(path) or disk.list(path):
+                return None
+            fresh.empty.append(path)
+            continue
+        missing = []
+        while path and not disk.exists(path):
+            missing.append(path)
+            path = path.rpartition("/")[0]
+        fresh.missing.extend(above for above in reversed(missing) if above not in fresh.missing)
+    return fresh
+
+
+def remove_made(disk: "Disk", fresh: Fresh, paths: Sequence[str]) -> None:
+    """Take away what has come into the data directories `paths` since, and those that were not there. Blocks.
+
+    Raises OSError.
+    """
+    for path in paths:
+        for name in disk.list(path) if disk.exists(path) else ():
+            child = f"{path}/{name}"
+            if disk.is_dir(child):
+                disk.remove_tree(child)
+            else:
+                disk.remove(child)
+    for path in reversed(fresh.missing):
+        if disk.exists(path) and not disk.list(path):  # somebody else may have come to use one above
+            disk.remove_tree(path)
