@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from simulation_harness import boot
-from tidelog.api.fetch import handle
+from tidelog.api.fetch import Fetch, handle
+from tidelog.api.fetch_sessions import FetchItem
 from tidelog.api.pending import Pending
 from tidelog.api.services import Peer, RequestContext, Services
 from tidelog.metadata.controller import NewTopic
@@ -164,5 +165,27 @@ def test_a_topic_that_is_deleted_while_it_is_told_of_gives_no_records() -> None:
         answer = at_once(steps)
         for data in answer.responses[0].partitions:
             assert (data.error_code, bool(data.records)) == (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, False)
+
+    on_a_stage(scenario)
+
+
+@pytest.mark.parametrize("count", [FEW, COUNT])
+def test_a_fetch_that_is_finished_twice_is_answered_once(count: int) -> None:
+    async def scenario(stage: Stage) -> None:
+        _, told = stage.parked(count=count, max_wait_ms=60_000)
+        (fetch,) = stage.services.partitions._parked
+        read = Fetch._read
+
+        def reading(self: Fetch, item: FetchItem) -> None:
+            read(self, item)
+            fetch.finish()  # as from within what the read has found out
+
+        stage.append(0)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Fetch, "_read", reading)
+            fetch.finish()
+            fetch.finish()
+            await asyncio.sleep(0.1)
+        assert len(told) == 1
 
     on_a_stage(scenario)
