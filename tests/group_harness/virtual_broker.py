@@ -46,6 +46,9 @@ class FakePartitions:
     def find(self, topic: str, index: int) -> MemoryPartition | None:
         return self.table.get((topic, index))
 
+    def is_offline(self, topic: str, index: int) -> bool:
+        return (topic, index) not in self.table
+
 
 class VirtualBroker:
     """`call` sends one request to its handler; time passes in `advance` only."""

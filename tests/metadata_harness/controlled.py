@@ -3,7 +3,7 @@
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
-from types import CoroutineType, GeneratorType
+from types import CoroutineType, GeneratorType, SimpleNamespace
 from typing import Any, TypeVar, cast
 
 from tidelog.api.registry import TABLE
@@ -42,12 +42,15 @@ class Node:
         self.store = wrap(SimStore("/data/metadata", runtime.clock, runtime.tasks, runtime.disk))
         self.cache = MetadataCache()
         self.controller = MetadataController(self.store, self.config, runtime, self.cache, lease_ms=lease_ms)
+        self.offline: set[tuple[str, int]] = set()
+        """Partitions whose log is."""
+        partitions = SimpleNamespace(is_offline=lambda topic, index: (topic, index) in self.offline)
         self.services = Services(
             runtime=runtime,
             config=self.config,
             metadata=self.cache,
             controller=self.controller,
-            partitions=cast(Any, None),
+            partitions=cast(Any, partitions),
             groups=cast(Any, None),
             producer_ids=ProducerIds(self.controller),
             fetch_sessions=cast(Any, None),

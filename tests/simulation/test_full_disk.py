@@ -224,3 +224,22 @@ def test_a_start_on_a_full_disk_is_refused_and_harms_nothing() -> None:
 
     with simulated(1) as world:
         world.run(scenario())
+
+
+def test_groups_whose_partition_was_opened_late_are_served_without_a_restart() -> None:
+    async def scenario() -> None:
+        host = world.host("broker")
+        broker = await boot(host, offsets_topic_num_partitions=1)
+        client = await connect(world.host("client"), host)
+        host.disk.fail("create", "*__consumer_offsets-0*", errno.ENOSPC, times=1 << 30)
+        for _ in range(3):
+            refused = await client.find_coordinator("g")
+            assert refused.error_code == ErrorCode.COORDINATOR_NOT_AVAILABLE
+        assert broker.services.partitions.offline_count == 1
+        host.disk.repair()
+        await asyncio.sleep(3)
+        assert (await client.find_coordinator("g")).error_code == ErrorCode.NONE
+        broker.services.groups.committed("g", lambda durable: None, lambda answer: None)  # it is led and loaded
+
+    with simulated(1) as world:
+        world.run(scenario())

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from tidelog.api.services import RequestContext, Services
 from tidelog.metadata.image import INTERNAL_TOPICS
 from tidelog.model.steps import Steps
-from tidelog.wire.errors import ApiError, ErrorCode, OffsetOutOfRange, StorageError
+from tidelog.wire.errors import ApiError, ErrorCode, OffsetOutOfRange
 from tidelog.wire.messages.delete_records import (
     DeleteRecordsPartitionResult,
     DeleteRecordsRequest,
@@ -64,8 +64,7 @@ def _delete(
         log = partition.log
         if log.config.compacts and not log.config.deletes:
             raise ApiError(f"the records of {topic} go by compaction only", ErrorCode.POLICY_VIOLATION)
-        if log.failure is not None:
-            raise StorageError(f"{topic}-{index} is offline: {log.failure}")
+        partition.check_online()
         if offset == HIGH_WATERMARK:
             offset = partition.high_watermark
         if not 0 <= offset <= partition.high_watermark:

@@ -9,7 +9,7 @@ from heapq import merge
 from tidelog.api.operations import ON_TOPIC
 from tidelog.api.services import RequestContext, Services
 from tidelog.api.topic_partitions import partitions_of
-from tidelog.metadata.image import MetadataImage, TopicImage
+from tidelog.metadata.image import NO_LEADER, MetadataImage, TopicImage
 from tidelog.metadata.topic_names import name_refusal
 from tidelog.model.steps import Steps
 from tidelog.wire.errors import ErrorCode
@@ -37,7 +37,7 @@ def handle(
         return (yield from _refused(asked))
     names = yield from _in_order(asked or image.topics, "" if cursor is None else cursor.topic_name)
     limit = min(max(request.response_partition_limit, 1), services.config.max_request_partition_size_limit)
-    return (yield from _page(image, names, cursor, limit))
+    return (yield from _page(services, image, names, cursor, limit))
 
 
 def _refused(asked: Iterable[str]) -> Steps[DescribeTopicPartitionsResponse]:
@@ -64,7 +64,7 @@ def _in_order(names: Iterable[str], first: str) -> Steps[Iterator[str]]:
 
 
 def _page(
-    image: MetadataImage, names: Iterator[str], cursor: Cursor | None, limit: int
+    services: Services, image: MetadataImage, names: Iterator[str], cursor: Cursor | None, limit: int
 ) -> Steps[DescribeTopicPartitionsResponse]:
     """At most `limit` partitions of these topics, from the cursor's on."""
     response = DescribeTopicPartitionsResponse()
@@ -83,7 +83,7 @@ def _page(
             continue
         first = cursor.partition_index if cursor is not None and cursor.topic_name == name else 0
         stop = min(first + limit, len(topic.partitions))
-        response.topics.append((yield from _topic(topic, range(first, stop), image)))
+        response.topics.append((yield from _topic(services, topic, range(first, stop), image)))
         limit -= max(stop - first, 0)
         if stop < len(topic.partitions):
             response.next_cursor = Cursor(topic_name=name, partition_index=stop)
@@ -91,11 +91,18 @@ def _page(
     return response
 
 
-def _topic(topic: TopicImage, indexes: range, image: MetadataImage) -> Steps[DescribeTopicPartitionsResponseTopic]:
-    partitions = yield from partitions_of(topic, indexes, image, DescribeTopicPartitionsResponsePartition)
+def _topic(
+    services: Services, topic: TopicImage, indexes: range, image: MetadataImage
+) -> Steps[DescribeTopicPartitionsResponseTopic]:
+    partitions = yield from partitions_of(
+        topic, indexes, image, services.partitions, DescribeTopicPartitionsResponsePartition
+    )
     for partition in partitions:
-        partition.eligible_leader_replicas = []
-        partition.last_known_elr = []
+        # A replica that was the last in sync may lead again as it is (KIP-966). Kafka gives no error here.
+        waits = partition.leader_id == NO_LEADER
+        partition.eligible_leader_replicas = list(topic.partitions[partition.partition_index].isr) if waits else []
+        partition.last_known_elr = list(partition.eligible_leader_replicas)
+        partition.error_code = ErrorCode.NONE
     return DescribeTopicPartitionsResponseTopic(
         name=topic.name,
         topic_id=topic.topic_id,

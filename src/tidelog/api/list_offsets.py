@@ -61,6 +61,7 @@ def _answer(
         if context.api_version < SINCE_VERSION.get(asked.timestamp, 0) or asked.timestamp < EARLIEST_PENDING_UPLOAD:
             raise ApiError(f"timestamp {asked.timestamp} is not known", ErrorCode.UNSUPPORTED_VERSION)
         partition = services.partitions.get(topic, asked.partition_index)
+        partition.check_online()
         partition.check_leader_epoch(asked.current_leader_epoch)
         _look_up(partition, request.isolation_level, asked.timestamp, answer)
         if context.api_version < 4:

@@ -36,7 +36,7 @@ def handle(
     asked = request.topics
     version = context.api_version
     if asked is None or (version == 0 and not asked):
-        return (yield from _all(image, request))
+        return (yield from _all(services, image, request))
     ids: dict[TopicId, None] = {}
     names: dict[str, None] = {}
     nameless = False
@@ -49,7 +49,7 @@ def handle(
     if nameless or ids:
         if version < IDS_SERVED_FROM or not ids:
             return (yield from _refused(asked))
-        return (yield from _by_id(image, ids, request))
+        return (yield from _by_id(services, image, ids, request))
     errors: dict[str, ErrorCode] = {}
     missing: list[str] = []
     for name in names:
@@ -61,7 +61,7 @@ def handle(
         yield
     if missing and request.allow_auto_topic_creation and services.config.auto_create_topics_enable:
         return _make_first(services, request, names, errors, missing)
-    return (yield from _by_name(image, names, errors, request))
+    return (yield from _by_name(services, image, names, errors, request))
 
 
 def _response(image: MetadataImage, request: MetadataRequest, topics: list[MetadataResponseTopic]) -> MetadataResponse:
@@ -89,15 +89,17 @@ def _refused(asked: Sequence[MetadataRequestTopic]) -> Steps[MetadataResponse]:
     return response
 
 
-def _all(image: MetadataImage, request: MetadataRequest) -> Steps[MetadataResponse]:
+def _all(services: Services, image: MetadataImage, request: MetadataRequest) -> Steps[MetadataResponse]:
     topics = []
     # librdkafka gives up for good on topics that come without any broker: say nothing until this one is registered.
     for topic in image.topics.values() if image.brokers else ():
-        topics.append((yield from _topic(topic, image, request)))
+        topics.append((yield from _topic(services, topic, image, request)))
     return _response(image, request, topics)
 
 
-def _by_id(image: MetadataImage, ids: Iterable[TopicId], request: MetadataRequest) -> Steps[MetadataResponse]:
+def _by_id(
+    services: Services, image: MetadataImage, ids: Iterable[TopicId], request: MetadataRequest
+) -> Steps[MetadataResponse]:
     """When one topic is asked for by its id, those that are asked for by name do not count."""
     topics: list[MetadataResponseTopic] = []
     for topic_id in ids:
@@ -106,13 +108,17 @@ def _by_id(image: MetadataImage, ids: Iterable[TopicId], request: MetadataReques
             error = ErrorCode.UNKNOWN_TOPIC_ID
             topics.append(MetadataResponseTopic(error_code=error, name=None, topic_id=topic_id))
         else:
-            topics.append((yield from _topic(topic, image, request)))
+            topics.append((yield from _topic(services, topic, image, request)))
         yield
     return _response(image, request, topics)
 
 
 def _by_name(
-    image: MetadataImage, names: Iterable[str], errors: Mapping[str, ErrorCode], request: MetadataRequest
+    services: Services,
+    image: MetadataImage,
+    names: Iterable[str],
+    errors: Mapping[str, ErrorCode],
+    request: MetadataRequest,
 ) -> Steps[MetadataResponse]:
     """In the order of the request."""
     operations = _operations(request)
@@ -120,7 +126,7 @@ def _by_name(
     for name in names:
         topic = image.topics.get(name)
         if topic is not None:
-            topics.append((yield from _topic(topic, image, request)))
+            topics.append((yield from _topic(services, topic, image, request)))
         else:
             error = errors.get(name, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
             topics.append(MetadataResponseTopic(error_code=error, name=name, topic_authorized_operations=operations))
@@ -136,7 +142,7 @@ async def _make_first(
     missing: Sequence[str],
 ) -> Steps[MetadataResponse]:
     errors = {**errors, **await _create(services, missing)}
-    return _by_name(services.metadata.image, names, errors, request)
+    return _by_name(services, services.metadata.image, names, errors, request)
 
 
 async def _create(services: Services, names: Sequence[str]) -> dict[str, ErrorCode]:
@@ -152,8 +158,11 @@ def _operations(request: MetadataRequest) -> int:
     return ON_TOPIC if request.include_topic_authorized_operations else NOT_ASKED
 
 
-def _topic(topic: TopicImage, image: MetadataImage, request: MetadataRequest) -> Steps[MetadataResponseTopic]:
-    partitions = yield from partitions_of(topic, range(len(topic.partitions)), image, MetadataResponsePartition)
+def _topic(
+    services: Services, topic: TopicImage, image: MetadataImage, request: MetadataRequest
+) -> Steps[MetadataResponseTopic]:
+    indexes = range(len(topic.partitions))
+    partitions = yield from partitions_of(topic, indexes, image, services.partitions, MetadataResponsePartition)
     return MetadataResponseTopic(
         name=topic.name,
         topic_id=topic.topic_id,

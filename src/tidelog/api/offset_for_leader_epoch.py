@@ -30,6 +30,7 @@ def _answer(services: Services, topic: str, asked: OffsetForLeaderPartition) -> 
     answer = EpochEndOffset(partition=asked.partition)
     try:
         partition = services.partitions.get(topic, asked.partition)
+        partition.check_online()
         partition.check_leader_epoch(asked.current_leader_epoch)
         epoch, end_offset = partition.end_offset_for(asked.leader_epoch)
         answer.leader_epoch = epoch

@@ -10,49 +10,57 @@ from tidelog.wire.errors import ApiError, ErrorCode
 
 
 class Entry(NamedTuple):
-    """One row: the module of `tidelog.api` with the handler, and the versions that it serves."""
+    """One row: the module of `tidelog.api` with the handler, the versions that it serves, and whether it changes
+    anything that outlives the connection.
+    """
 
     module: str
     min_version: int
     max_version: int
     advertised_min: int
+    has_effects: bool
 
 
 def _entry(module: str, min_version: int, max_version: int, advertised_min: int | None = None) -> Entry:
-    return Entry(module, min_version, max_version, min_version if advertised_min is None else advertised_min)
+    return Entry(module, min_version, max_version, min_version if advertised_min is None else advertised_min, True)
+
+
+def _reads(module: str, min_version: int, max_version: int) -> Entry:
+    """Of nothing but an answer. Topics that Metadata and FindCoordinator may make are made whole, or not yet."""
+    return Entry(module, min_version, max_version, min_version, False)
 
 
 TABLE: dict[int, Entry] = {
     # librdkafka stops compressing, without a word, where v0 is not advertised (KAFKA-18659); Kafka serves 3 and up.
     0: _entry("produce", 3, 13, advertised_min=0),
-    1: _entry("fetch", 4, 18),
-    2: _entry("list_offsets", 1, 11),
-    3: _entry("metadata", 0, 13),
+    1: _reads("fetch", 4, 18),
+    2: _reads("list_offsets", 1, 11),
+    3: _reads("metadata", 0, 13),
     8: _entry("offset_commit", 2, 10),
-    9: _entry("offset_fetch", 1, 10),
-    10: _entry("find_coordinator", 0, 6),
+    9: _reads("offset_fetch", 1, 10),
+    10: _reads("find_coordinator", 0, 6),
     11: _entry("join_group", 0, 9),
     12: _entry("heartbeat", 0, 4),
     13: _entry("leave_group", 0, 5),
     14: _entry("sync_group", 0, 5),
-    15: _entry("describe_groups", 0, 6),
-    16: _entry("list_groups", 0, 5),
-    18: _entry("api_versions", 0, 4),
+    15: _reads("describe_groups", 0, 6),
+    16: _reads("list_groups", 0, 5),
+    18: _reads("api_versions", 0, 4),
     19: _entry("create_topics", 2, 7),
     20: _entry("delete_topics", 1, 6),
     21: _entry("delete_records", 0, 2),
     22: _entry("init_producer_id", 0, 5),
-    23: _entry("offset_for_leader_epoch", 2, 4),
-    32: _entry("describe_configs", 1, 4),
+    23: _reads("offset_for_leader_epoch", 2, 4),
+    32: _reads("describe_configs", 1, 4),
     33: _entry("alter_configs", 0, 2),
     34: _entry("alter_replica_log_dirs", 1, 2),
-    35: _entry("describe_log_dirs", 1, 5),
+    35: _reads("describe_log_dirs", 1, 5),
     37: _entry("create_partitions", 0, 3),
     44: _entry("incremental_alter_configs", 0, 1),
-    60: _entry("describe_cluster", 0, 2),
+    60: _reads("describe_cluster", 0, 2),
     68: _entry("consumer_group_heartbeat", 0, 1),
-    69: _entry("consumer_group_describe", 0, 1),
-    75: _entry("describe_topic_partitions", 0, 0),
+    69: _reads("consumer_group_describe", 0, 1),
+    75: _reads("describe_topic_partitions", 0, 0),
 }
 """Every API that works here, in the range that Kafka 4.3.1 serves."""
 
@@ -71,6 +79,7 @@ class Route:
         "flexible_response",
         "handle",
         "handle_wide",
+        "has_effects",
         "name",
         "request",
         "response",
@@ -84,6 +93,7 @@ class Route:
         module = import_module(f"tidelog.api.{TABLE[api_key].module}")
         messages = import_module(f"tidelog.wire.messages.{info.module}")
         self.api_key = api_key
+        self.has_effects = TABLE[api_key].has_effects
         self.version = version
         self.name = info.name
         self.handle: Callable[..., Any] = module.handle

@@ -116,6 +116,7 @@ class Broker:
         await run_blocking(directories.write_identity, cache.image.cluster_id, self.config.node_id, new_ids)
         await controller.subscribe(services.partitions.apply)
         await controller.subscribe(services.groups.on_image)
+        services.partitions.opened_late = services.groups.opened_late
         await services.partitions.start()
         services.groups.start()
         await self._listen()
@@ -239,6 +240,8 @@ class Broker:
             await self._compaction.stop()
         for listener in self._listeners:
             listener.stop_accepting()
+            listener.take_no_more()
+        await services.turns.settled(DRAIN_S)  # a long commit reaches its coordinator before that closes
         services.groups.close()
         services.partitions.release_waiting()
         await asyncio.gather(*(listener.drain(DRAIN_S) for listener in self._listeners))

@@ -2,7 +2,11 @@
 
 Requests of one connection are handled one after another, as in Kafka; only produce requests may follow each other while
 earlier ones wait for their acknowledgement. Views into a request (record batches) are valid until the handler returns
-or first awaits: the buffer is used again.
+or first awaits: the buffer is used again. A request of more than `WIDE_REQUEST_BYTES`, of produce `WIDE_PRODUCE_BYTES`,
+has turns, and its buffer is kept until the last of them.
+
+A client that goes away takes back nothing: requests that came whole and change something (`Route.has_effects`) are
+handled to their end, in their order, and only answers and reads are dropped.
 """
 
 import logging
@@ -15,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from tidelog.api.pending import Pending
 from tidelog.api.registry import API_VERSIONS_KEY, PRODUCE_KEY, Route, route, routes
 from tidelog.api.services import CloseConnection, Peer, RequestContext, Services
+from tidelog.broker.gone import GONE
 from tidelog.broker.serving import Encoded, answered_in_steps, not_encoded, served_in_steps
 from tidelog.model.steps import Steps
 from tidelog.runtime.interfaces import FileRegion, Piece, Stream
@@ -69,6 +74,7 @@ class Connection:
         "_stash",
         "_stream",
         "_waiting",
+        "gone",
         "last_active",
         "open",
         "peer",
@@ -79,6 +85,8 @@ class Connection:
         self._services = services
         self._monotonic = services.runtime.clock.monotonic
         self.open = False
+        """Until all that was asked has come to its end; the client may have `gone` before."""
+        self.gone = False
         self.last_active = 0.0
         self._frame: bytearray | None = None  # a frame whose end has not come, its four bytes of length included
         self._filled = 0
@@ -86,7 +94,7 @@ class Connection:
         self._stash: bytearray | None = None  # complete and partial frames that wait for earlier requests
         self._paused = False
         self._resuming = False
-        self._draining = False
+        self._draining = False  # no further request is begun
         self._waiting: deque[_Slot] = deque()
         self._combined: list[Piece] | None = None
         self._client_id_raw = b""
@@ -122,22 +130,40 @@ class Connection:
         self._resume()
 
     def closed(self, error: OSError | None) -> None:
-        if not self.open:
-            return
-        self.open = False
-        self._drop_frame()
-        self._stash = None
-        self._listener.closed(self)
-        waiting, self._waiting = self._waiting, deque()
-        for slot in waiting:
-            slot.abandon()
+        if self.open and not self.gone:
+            self._part()
 
     def close(self, reason: str) -> None:
-        """Hang up on a client that broke the protocol or a limit."""
-        if self.open:
-            logger.info("connection closed peer=%s reason=%s", self.peer.name, reason)
-            self._stream.abort()
-            self.closed(None)
+        """Hang up on a client that broke the protocol or a limit; what it sent behind that is not looked at."""
+        if not self.open:
+            return
+        logger.info("connection closed peer=%s reason=%s", self.peer.name, reason)
+        self._stream.abort()
+        self._draining = True
+        if self.gone:
+            self._end_if_done()
+        else:
+            self._part()
+
+    def _part(self) -> None:
+        """Without its client: what must be done is done, the rest is dropped."""
+        self.gone = True
+        self._listener.gone(self)
+        self._stream = GONE
+        self._drop_frame()
+        waiting, self._waiting = self._waiting, deque()
+        for slot in waiting:
+            if slot.abandon():
+                self._waiting.append(slot)
+        if self._stash is not None and not self._must_wait():
+            self._resume_soon()
+        self._end_if_done()
+
+    def _end_if_done(self) -> None:
+        if self.gone and self.open and not self._waiting and (self._stash is None or self._draining):
+            self.open = False
+            self._stash = None
+            self._listener.ended(self)
 
     @property
     def waits(self) -> bool:
@@ -153,6 +179,7 @@ class Connection:
                 self._stream.pause_reading()
             if not self._waiting:
                 self._stream.finish()
+            self._end_if_done()
 
     # Frames
 
@@ -193,6 +220,8 @@ class Connection:
 
     def _begin_frame(self, part: memoryview, size: int) -> None:
         """`part` is the beginning of a frame of `size` bytes (4: its length has not all come)."""
+        if self.gone:
+            return
         # Grown step by step: a length that a peer only claims takes no memory.
         size = min(size, max(self._listener.frame_step_bytes, len(part) + 1))
         if not self._reserve(size):
@@ -292,6 +321,7 @@ class Connection:
         if self.open and self._stash is None and self._paused:
             self._paused = False
             self._stream.resume_reading()
+        self._end_if_done()
 
     # Requests
 
@@ -320,6 +350,8 @@ class Connection:
                 client_id = None if length < 0 else ""
             if position > len(frame):
                 raise MalformedMessage("the request ends inside its header")
+            if self.gone and not found.has_effects:
+                return
             context = RequestContext(api_key, version, correlation_id, client_id, self.peer)
             if version < 0:
                 request: Any = None
@@ -352,10 +384,11 @@ class Connection:
             return
         slot = _Slot(self, found, context)
         self._waiting.append(slot)
-        if isinstance(response, Pending):
+        if isinstance(response, Pending) and not self.gone:
             slot.pending = response
             response.listen(slot.answer)
         else:
+            slot.is_handled = not isinstance(response, GeneratorType | CoroutineType)
             slot.settle(response)
 
     def _begin_wide(self, found: Route, context: RequestContext, frame: memoryview, position: int) -> None:
@@ -368,7 +401,9 @@ class Connection:
         slot = _Slot(self, found, context)
         slot.pipelined = False  # what follows comes behind all of this
         self._waiting.append(slot)
-        slot.begin(served_in_steps(self._services, found, context, frame, position), weight=len(frame))
+        slot.is_handled = False
+        steps = served_in_steps(self._services, found, context, frame, position, lambda: not self.gone)
+        slot.begin(steps, weight=len(frame))
         if slot.work is not None and self.open:
             buffer = frame.obj
             assert isinstance(buffer, bytearray)
@@ -381,6 +416,7 @@ class Connection:
         except Exception as error:
             response = self._failed(slot.route, slot.context, error)
         slot.task = None
+        slot.is_handled = True
         slot.settle(response)
 
     def _failed(self, found: Route, context: RequestContext, error: Exception) -> Any:
@@ -411,6 +447,8 @@ class Connection:
             self._stream.finish()
         elif self._stash is not None and not self._must_wait():
             self._resume_soon()
+        if self.gone:
+            self._end_if_done()
 
     def _send(self, found: Route, correlation_id: int, response: Any, pieces: list[Any] | None = None) -> None:
         if pieces is None:
@@ -442,6 +480,7 @@ class _Slot:
         "answered",
         "connection",
         "context",
+        "is_handled",
         "keeps",
         "pending",
         "pipelined",
@@ -462,21 +501,30 @@ class _Slot:
         self.task: Any = None
         self.work: Work[Any] | None = None
         self.keeps = False
+        self.is_handled = True
+        """Whether the handler has done all that it does, or only the answer is missing."""
 
     def settle(self, answer: Any) -> None:
         """Take what a handler gave, or what came of that: an answer, or something that will give one."""
         connection = self.connection
         if isinstance(answer, Pending):
+            self.is_handled = True
             self.pending = answer
-            answer.listen(self.settle)
+            if connection.gone and not self.goes_on:
+                answer.abandon()
+                self.answer(None)
+            else:
+                answer.listen(self.settle)
         elif isinstance(answer, CoroutineType):
             name = f"request-{self.route.name}"
             self.task = connection._services.runtime.tasks.spawn(connection._await(self, answer), name=name)
-        elif not connection.open:
+        elif isinstance(answer, GeneratorType) or type(answer) is self.route.response:
+            if not connection.gone or (not self.is_handled and self.route.has_effects):
+                self.begin(answered_in_steps(self.route, answer, lambda: not connection.gone))
+                return
             if isinstance(answer, GeneratorType):
                 answer.close()
-        elif isinstance(answer, GeneratorType) or type(answer) is self.route.response:
-            self.begin(answered_in_steps(self.route, answer))
+            self.answer(None)
         else:
             self.answer(answer)
 
@@ -493,6 +541,7 @@ class _Slot:
             connection._unkeep()
         if error is not None:
             answer = connection._failed(self.route, self.context, error)
+        self.is_handled = self.is_handled or not isinstance(answer, CoroutineType)
         if isinstance(answer, Pending) and self.route.api_key == PRODUCE_KEY and not self.pipelined:
             self.pipelined = True
             connection._resume_soon()
@@ -506,10 +555,23 @@ class _Slot:
         if connection.open and connection._waiting and connection._waiting[0] is self:
             connection.advance()
 
-    def abandon(self) -> None:
-        """The client is gone. What it asked for goes on where others depend on it; nobody waits for the answer."""
+    @property
+    def goes_on(self) -> bool:
+        """Whether something of the request is still to be done, although nobody waits for the answer."""
+        if self.pending is not None:
+            return self.route.api_key == PRODUCE_KEY  # batches may be still to be appended
+        return self.route.has_effects and not self.is_handled
+
+    def abandon(self) -> bool:
+        """The client is gone. True if the request goes on all the same."""
+        if self.goes_on:
+            return True
         if self.pending is not None:
             self.pending.abandon()
         if self.work is not None:
             self.work.cancel()
             self.work = None
+            if self.keeps:
+                self.keeps = False
+                self.connection._unkeep()
+        return False

@@ -37,6 +37,8 @@ class Listener:
         self._config = config
         self._idle_s: float = config.connections_max_idle_ms / 1000
         self._frames: dict[Connection, int] = {}
+        self._ending: dict[Connection, int] = {}
+        """Those whose client has gone before all was done that it asked for, and what their requests hold."""
         self._frame_bytes = 0
         budget: int = config.queued_max_request_bytes
         # -1 is Kafka's default and means no limit there; here four of the largest requests may be on their way at once.
@@ -58,20 +60,32 @@ class Listener:
             self._sockets = None
 
     async def drain(self, patience_s: float) -> None:
-        """Let running requests and unread responses go out, for at most `patience_s`; then close every connection."""
+        """Let running requests and unread responses go out, for at most `patience_s`; then close every connection, and
+        give what they have still to change as long again.
+        """
         if self._sweeper is not None:
             self._sweeper.cancel()
             self._sweeper = None
+        self.take_no_more()
+        await self._emptied_within(patience_s)
+        for connection in list(self._connections):
+            connection.close("the broker stops")
+        await self._emptied_within(patience_s)
+        if self._ending:
+            logger.error("requests not handled to their end connections=%d seconds=%g", len(self._ending), patience_s)
+
+    async def _emptied_within(self, patience_s: float) -> None:
         tasks = self._services.runtime.tasks
         self._emptied = tasks.future()
         deadline = tasks.call_later(patience_s, self._empty)
-        for connection in list(self._connections):
-            connection.drain()
-        if self._connections:
+        if self._connections or self._ending:
             await self._emptied
         deadline.cancel()
-        for connection in list(self._connections):
-            connection.close("the broker stops")
+
+    def take_no_more(self) -> None:
+        """No request is begun any more."""
+        for connection in [*self._connections, *self._ending]:
+            connection.drain()
 
     def _empty(self) -> None:
         if self._emptied is not None and not self._emptied.done():
@@ -97,34 +111,44 @@ class Listener:
         elif of_host > config.max_connections_per_ip:
             connection.close(f"more than {config.max_connections_per_ip} from one host, max.connections.per.ip")
 
-    def closed(self, connection: Connection) -> None:
+    def gone(self, connection: Connection) -> None:
+        """Its client is. What it holds counts until `ended`."""
         self._connections.pop(connection, None)
-        self.release(connection)
+        self._ending[connection] = self._frames.pop(connection, 0)
         host = connection.peer.client_host
         left = self._by_host.get(host, 0) - 1
         if left > 0:
             self._by_host[host] = left
         else:
             self._by_host.pop(host, None)
-        if not self._connections:
+
+    def ended(self, connection: Connection) -> None:
+        """Nothing of what it asked for is still to be done."""
+        self._frame_bytes -= self._ending.pop(connection, 0)
+        if not self._connections and not self._ending:
             self._empty()
 
     def reserve(self, connection: Connection, size: int) -> bool:
-        """Count the `size` bytes that the connection's unfinished request takes now; False when it had to be closed.
+        """Count the `size` bytes that the connection's unfinished requests take now; False when it had to be closed.
 
         When all together are too much, those go that began first: an honest request is whole after a moment, what is
         never finished would keep everybody else out.
         """
-        self._frame_bytes += size - self._frames.get(connection, 0)
-        self._frames[connection] = size
-        while self._frame_bytes > self._frame_bytes_max:
+        was_gone = connection.gone
+        held = self._ending if was_gone else self._frames
+        self._frame_bytes += size - held.get(connection, 0)
+        held[connection] = size
+        while self._frame_bytes > self._frame_bytes_max and self._frames:
             oldest = next(iter(self._frames))
             oldest.close(f"requests under way hold more than {self._frame_bytes_max} bytes, queued.max.request.bytes")
-            self.release(oldest)
-        return connection.open
+        return connection.open and connection.gone == was_gone
 
     def release(self, connection: Connection) -> None:
-        self._frame_bytes -= self._frames.pop(connection, 0)
+        if connection.gone:
+            self._frame_bytes -= self._ending.get(connection, 0)
+            self._ending[connection] = 0
+        else:
+            self._frame_bytes -= self._frames.pop(connection, 0)
 
     def frame_buffer(self, size: int) -> bytearray:
         """`size` bytes for a frame; memory that was used before costs less than fresh pages."""

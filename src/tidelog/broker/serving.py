@@ -1,6 +1,7 @@
 """A request that may be long, from its bytes to those of its answer, in steps that leave others their turns."""
 
 import logging
+from collections.abc import Callable
 from types import GeneratorType
 from typing import TYPE_CHECKING, Any
 
@@ -26,10 +27,15 @@ class Encoded:
 
 
 def served_in_steps(
-    services: "Services", found: "Route", context: "RequestContext", frame: memoryview, position: int
+    services: "Services",
+    found: "Route",
+    context: "RequestContext",
+    frame: memoryview,
+    position: int,
+    is_wanted: Callable[[], bool],
 ) -> "Steps[Any]":
     """What a handler gives for the request that begins, its tagged header fields first, at `position`; a response, or
-    what comes of the handler's own steps, is `Encoded`."""
+    what comes of the handler's own steps, is `Encoded` if somebody waits for it then."""
     try:
         if found.flexible_request:
             position = yield from skip_tagged_fields_in_steps(frame, position + 1, frame[position])
@@ -38,15 +44,18 @@ def served_in_steps(
         return CloseConnection(f"{found.name} v{context.api_version}: {error}")
     answer = found.handle_wide(services, context, request)
     del request
-    return (yield from answered_in_steps(found, answer))
+    return (yield from answered_in_steps(found, answer, is_wanted))
 
 
-def answered_in_steps(found: "Route", answer: Any) -> "Steps[Any]":
-    """A handler's own steps are taken, a response is `Encoded`; what else may be an answer is left as it is."""
+def answered_in_steps(found: "Route", answer: Any, is_wanted: Callable[[], bool]) -> "Steps[Any]":
+    """A handler's own steps are taken, a response is `Encoded`, or None when nobody waits for it any more; what else
+    may be an answer is left as it is."""
     while isinstance(answer, GeneratorType):
         answer = yield from answer
     if type(answer) is not found.response:
         return answer
+    if not is_wanted():
+        return None
     try:
         return Encoded((yield from found.encode_in_steps(answer)))
     except Exception:

@@ -108,6 +108,12 @@ class GroupCoordinators:
                 led.core.topics_changed(old, new, led.now())
                 led.arm()
 
+    def opened_late(self) -> None:
+        """Serve what of the topic's partitions was offline and is not any more."""
+        topic = self._metadata.image.topics.get(CONSUMER_OFFSETS)
+        if topic is not None:
+            self._follow(dict(enumerate(topic.partitions)))
+
     def close(self) -> None:
         """Answer everyone who waits; take no more requests."""
         if self._sweeper is not None:
@@ -146,9 +152,10 @@ class GroupCoordinators:
         topic = image.topics.get(CONSUMER_OFFSETS)
         if topic is None:
             raise CoordinatorNotAvailable(f"{CONSUMER_OFFSETS} does not exist yet")
-        state = topic.partitions[self._place(group_id, len(topic.partitions))]
+        place = self._place(group_id, len(topic.partitions))
+        state = topic.partitions[place]
         broker = image.brokers.get(state.leader)
-        if broker is None:
+        if broker is None or self._partitions.is_offline(CONSUMER_OFFSETS, place):
             raise CoordinatorNotAvailable(f"the partition of group {group_id!r} has no leader")
         return broker
 
@@ -247,7 +254,8 @@ class GroupCoordinators:
         led.answer(reply, described, led.core.durable.next_offset(group_id))
 
     def listing(self) -> "Iterator[GroupListing]":
-        """Raises CoordinatorLoadInProgress, or CoordinatorNotAvailable, while a part of the groups is not known yet."""
+        """Raises CoordinatorLoadInProgress, or CoordinatorNotAvailable, while a part of the groups is not known yet.
+        Without those whose partition is offline: that must not hide all others."""
         for led in self._led.values():
             led.check_known()
         for led in self._loaded():

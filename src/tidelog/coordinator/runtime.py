@@ -97,7 +97,7 @@ class CoordinatorPartition(Generic[C]):
     def core(self) -> C:
         """Raises CoordinatorLoadInProgress, CoordinatorNotAvailable or NotCoordinator when there is none."""
         core = self._core
-        if core is None:
+        if core is None or self.partition.log.failure is not None:
             raise self._unserved()
         return core
 
@@ -108,16 +108,24 @@ class CoordinatorPartition(Generic[C]):
 
     @property
     def is_loaded(self) -> bool:
-        return self._core is not None
+        return self._core is not None and self.partition.log.failure is None
 
     @property
     def is_loading(self) -> bool:
         return self._core is None and isinstance(self._unserved(), CoordinatorLoadInProgress)
 
     def check_known(self) -> None:
-        """Raise unless its groups are known, or nobody here will ever know them (the log is offline)."""
-        if self._core is None and not isinstance(error := self._unserved(), NotCoordinator):
-            raise error
+        """Raise unless its groups are known, or cannot be known before somebody does something about it: the log is
+        offline, or could not be read for so long that it might as well be.
+        """
+        if self._core is None and not self._is_given_up:
+            error = self._unserved()
+            if not isinstance(error, NotCoordinator):
+                raise error
+
+    @property
+    def _is_given_up(self) -> bool:
+        return self._refusal is not None and self._reload_delay_s >= RELOAD_DELAY_MAX_S
 
     def now(self) -> Moment:
         return Moment(self._clock.now_ms(), int(self._clock.monotonic() * 1000))

@@ -317,6 +317,11 @@ class Partition:
 
     # Reading
 
+    def check_online(self) -> None:
+        """Raises StorageError when nothing of it can be read or written."""
+        if self.deleted or self.log.failure is not None:
+            raise self._offline()
+
     def read(self, start: int, bytes_max: int, isolation: int = READ_UNCOMMITTED) -> "Slice":
         """Whole batches from the one that holds `start`, below the high watermark or the last stable offset.
 

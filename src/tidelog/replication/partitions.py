@@ -77,6 +77,8 @@ class Partitions:
         self._failing: dict[str, str] = {}
         self.none_left: Callable[[str], None] | None = None
         """Told when the last data directory has failed."""
+        self.opened_late: Callable[[], None] | None = None
+        """Told when partitions lead that were offline before."""
         self.swapping: asyncio.Task[None] | None = None
         """Compaction's work on files that runs or was the last: it outlives the pass."""
         self.moves = Moves(runtime, self)
@@ -91,6 +93,13 @@ class Partitions:
 
     def find(self, topic: str, index: int) -> Partition | None:
         return self._table.get((topic, index))
+
+    def is_offline(self, topic: str, index: int) -> bool:
+        """Whether its log could not be opened, or has failed since."""
+        found = self._table.get((topic, index))
+        if found is None:
+            return (topic, index) in self._offline
+        return found.log.failure is not None
 
     def topic_name(self, topic_id: bytes) -> str:
         """Raises UnknownTopicId."""
@@ -371,6 +380,8 @@ class Partitions:
             try:
                 wanted = [(topic, index, config) for (_, index), (topic, config) in self._passing.items()]
                 await self._open_all(wanted, again=True)
+                if self.opened_late is not None and len(self._passing) < len(wanted):
+                    self.opened_late()
             finally:
                 self._opening_again = False
 

@@ -3,6 +3,7 @@
 It all happens on the loop's thread: nothing runs beside a step, what others do comes between two of them.
 """
 
+import asyncio
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
@@ -79,6 +80,7 @@ class Turns:
         self._weight = 0
         self._called = False
         self._deferred_until_s: float | None = None
+        self._settled: asyncio.Future[None] | None = None
 
     def begin(
         self, steps: Steps[R], done: Callable[[R | None, Exception | None], object], *, weight: int = 0
@@ -111,6 +113,18 @@ class Turns:
             return await future  # type: ignore[no-any-return]  # the steps' own result
         finally:
             work.cancel()
+
+    async def settled(self, patience_s: float) -> None:
+        """Return when nothing is being computed, at the latest after `patience_s`."""
+        if self._waiting or self._running:
+            self._settled = self._tasks.future()
+            deadline = self._tasks.call_later(patience_s, self._settle)
+            await self._settled
+            deadline.cancel()
+
+    def _settle(self) -> None:
+        if self._settled is not None and not self._settled.done():
+            self._settled.set_result(None)
 
     def cancelled(self, work: Work[Any]) -> None:
         """`work` will take no turn any more."""
@@ -163,3 +177,5 @@ class Turns:
         if until_s is not None and (not (self._running or self._waiting) or self._monotonic() >= until_s):
             self._deferred_until_s = None
             self._tasks.defer_collection(False)
+        if self._settled is not None and not (self._running or self._waiting):
+            self._settle()

@@ -208,6 +208,21 @@ def test_a_partition_without_leader_and_a_replica_without_broker() -> None:
     with_node(scenario)
 
 
+@pytest.mark.parametrize("ask", [named("t"), None, "by id"])
+def test_a_partition_that_is_offline(ask: Any) -> None:
+    async def scenario(node: Node) -> None:
+        await node.controller.create_topics([NewTopic("t", 2, 1)])
+        node.offline.add(("t", 1))
+        asked = by_id(node.image.topics["t"].topic_id) if ask == "by id" else ask
+        (topic,) = (await node.call("Metadata", 13, topics=asked)).topics
+        whole, hurt = topic.partitions
+        assert (whole.error_code, whole.leader_id, whole.isr_nodes, whole.offline_replicas) == (0, 1, [1], [])
+        assert (hurt.error_code, hurt.leader_id, hurt.isr_nodes, hurt.offline_replicas) == (5, -1, [], [1])
+        assert (hurt.leader_epoch, hurt.replica_nodes) == (0, [1])
+
+    with_node(scenario)
+
+
 def _leaderless(topic_id: Any) -> Any:
     from tidelog.metadata.controller import Decision
 

@@ -154,6 +154,7 @@ def make_bench(monkeypatch: pytest.MonkeyPatch, **settings: int) -> Bench:
     ):
         route = object.__new__(registry.Route)
         route.api_key, route.version, route.name = key, version, response.name
+        route.has_effects = key == PRODUCE
         route.handle = route.handle_wide = made.handle
         route.decode = request.decoder(version)  # type: ignore[attr-defined]
         route.request = request
@@ -501,3 +502,95 @@ def test_a_draining_connection_answers_what_has_turns(bench: Bench) -> None:
     bench.tasks.run()
     assert bench.correlation_ids() == [1]
     assert bench.stream.ended == "finished"
+
+
+# Clients that leave
+
+
+def two_wide_produces(bench: Bench) -> Clocked:
+    """The first has begun; behind it is one more, and one after a request that changes nothing."""
+    clocked = Clocked(bench)
+    bench.answers = [clocked.steps(100, None)]
+    bench.feed(wide_frame(1, PRODUCE, 7) + frame(2, PRODUCE, 7) + frame(3) + frame(4, PRODUCE, 7))
+    assert 0 < clocked.taken < 10
+    return clocked
+
+
+def test_what_a_client_asked_for_before_it_left_is_done(bench: Bench) -> None:
+    clocked = two_wide_produces(bench)
+    held = bench.listener._frame_bytes
+    bench.connection.closed(None)
+    assert bench.listener.connection_count == 0
+    assert bench.listener._frame_bytes == held  # nobody may write there
+    bench.tasks.run()
+    assert clocked.taken == 100
+    assert [type(request) for request in bench.requests] == [ProduceRequest] * 3
+    assert bench.stream.sent == b""
+    assert (bench.listener._frame_bytes, bench.listener._ending) == (0, {})
+    assert not bench.connection.open
+
+
+def test_a_connection_that_is_closed_ends_what_was_begun_and_begins_no_more(bench: Bench) -> None:
+    clocked = two_wide_produces(bench)
+    bench.connection.close("a test")
+    bench.tasks.run()
+    assert clocked.taken == 100
+    assert len(bench.requests) == 1
+    assert (bench.listener._frame_bytes, bench.listener._ending) == (0, {})
+
+
+def test_nothing_is_handled_behind_what_breaks_the_protocol(bench: Bench) -> None:
+    bench.answers = [Pending()]
+    bench.feed(frame(1, PRODUCE, 7) + frame(2, PRODUCE, 99, b"") + frame(3, PRODUCE, 7))
+    bench.tasks.run()
+    assert len(bench.requests) == 1
+    assert bench.stream.ended == "aborted"
+
+
+def test_requests_of_clients_that_left_count_against_the_budget_until_they_are_done(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bench = make_bench(monkeypatch, queued_max_request_bytes=(1 << 20) + 1000)
+    clocked = two_wide_produces(bench)
+    bench.connection.closed(None)
+    late = FakeStream()
+    bench.feed(struct.pack(">i", 2000) + b"x", connection=bench.connect(late))
+    assert late.ended == "aborted"
+    bench.tasks.run()
+    assert clocked.taken == 100
+    assert bench.listener._frame_bytes == 0
+    later = FakeStream()
+    bench.feed(struct.pack(">i", 2000) + b"x", connection=bench.connect(later))
+    assert later.ended == ""
+
+
+def test_the_steps_of_an_answer_are_not_taken_for_a_client_that_left(bench: Bench) -> None:
+    pending: Pending[Any] = Pending()
+    building = Clocked(bench)
+    bench.answers = [Clocked(bench).steps(10, pending)]
+    bench.feed(wide_frame(1, PRODUCE, 7))
+    bench.tasks.run()
+    bench.connection.closed(None)
+    assert bench.connection.open  # its batches may be still to be appended
+    pending.complete(building.steps(10, ProduceResponse()))
+    bench.tasks.run()
+    assert building.taken == 0
+    assert not bench.connection.open
+
+
+def test_a_stop_waits_for_the_requests_of_clients_that_left(bench: Bench) -> None:
+    clocked = two_wide_produces(bench)
+    bench.connection.closed(None)
+
+    async def scenario() -> None:
+        bench.tasks.future = asyncio.get_running_loop().create_future  # type: ignore[attr-defined]
+        draining = asyncio.ensure_future(bench.listener.drain(1.0))
+        await asyncio.sleep(0)
+        assert not draining.done()
+        bench.tasks.run()
+        await draining
+
+    asyncio.run(scenario())
+    assert clocked.taken == 100
+    assert len(bench.requests) == 1  # what was not begun is not
+    assert bench.listener._frame_bytes == 0

@@ -14,7 +14,7 @@ from tidelog.coordinator.group.classic import Joining
 from tidelog.coordinator.group.core import GroupCore
 from tidelog.coordinator.group.records import OffsetRecord
 from tidelog.coordinator.group.settings import GroupSettings
-from tidelog.coordinator.runtime import CoordinatorPartition
+from tidelog.coordinator.runtime import RELOAD_DELAY_MAX_S, CoordinatorPartition
 from tidelog.runtime.tasks import LoopTasks
 from tidelog.simulation.loop import SimLoop
 from tidelog.wire.batches import BatchHeader
@@ -445,6 +445,26 @@ def test_a_load_that_may_succeed_later_is_tried_again_and_clients_know(caplog: p
     stage.partition.log.log_end_offset -= 1
     stage.run(1)
     assert stage.led.is_loaded
+    stage.led.check_known()
+
+
+def test_what_cannot_be_read_for_long_does_not_hide_what_can() -> None:
+    stage = Stage()
+    failing_reads(stage, OSError(5, "Input/output error"))
+    stage.load()
+    stage.run(RELOAD_DELAY_MAX_S + 5)
+    stage.led.check_known()
+    with pytest.raises(CoordinatorNotAvailable):
+        _ = stage.led.core
+
+
+def test_a_log_that_fails_later_takes_its_coordinator_along() -> None:
+    stage = Stage()
+    stage.load()
+    stage.partition.log.fail("the disk is gone")
+    assert not stage.led.is_loaded
+    with pytest.raises(NotCoordinator):
+        _ = stage.led.core
     stage.led.check_known()
 
 

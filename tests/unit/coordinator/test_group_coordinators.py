@@ -175,6 +175,22 @@ def test_a_partition_that_comes_back_is_loaded_from_its_log(broker: VirtualBroke
     assert committed(broker, "g") == 8
 
 
+def test_a_partition_that_is_opened_late_is_served_from_then_on(broker: VirtualBroker) -> None:
+    broker.start_coordinators()
+    commit(broker, "g")
+    (key,) = [key for key, partition in broker.partitions.table.items() if partition.log.log_end_offset]
+    partition = broker.partitions.table.pop(key)
+    broker.groups.opened_late()
+    with pytest.raises(CoordinatorNotAvailable):
+        broker.groups.coordinator_of("g")
+    assert list(broker.groups.listing()) == []
+    broker.partitions.table[key] = partition
+    broker.groups.opened_late()
+    broker.settle()
+    assert broker.groups.coordinator_of("g").host == "broker.example"
+    assert committed(broker, "g") == 5
+
+
 def test_old_offsets_are_swept_by_the_clock() -> None:
     broker = VirtualBroker(
         {"offsets.retention.minutes": 1, "offsets.retention.check.interval.ms": 10_000}, offsets_partitions=4
