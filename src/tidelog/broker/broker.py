@@ -152,7 +152,7 @@ class Broker:
             self.cluster_id,
             self.config.node_id,
             found,
-            len(partitions),
+            partitions.count,
             partitions.offline_count,
             sum(report.scanned_bytes for report in reports),
             sum(report.truncated_bytes for report in reports),

@@ -10,7 +10,14 @@ from tidelog.cli.connection import ANSWER_S, LOCALHOST, AsJson, Bootstrap, Clien
 from tidelog.cli.errors import CommandError
 from tidelog.cli.lag import NO_LAG, Lag, Total, all_lags, lag_json, lag_table, total
 from tidelog.cli.lag_watch import watch_lag
-from tidelog.cli.tables import Column, Table, cell, heading, print_json, print_table
+from tidelog.cli.offline import (
+    GROUPS_TOPIC,
+    coordinator_is_offline,
+    look_for_offline,
+    tell_of_groups,
+    warn_of_groups,
+)
+from tidelog.cli.tables import Column, Table, cell, heading, print_json, print_table, ranges
 
 if TYPE_CHECKING:
     from confluent_kafka.admin import AdminClient, ConsumerGroupDescription
@@ -41,8 +48,9 @@ def list_groups(
 ) -> None:
     """List the consumer groups.
 
-    Lag is - where nothing has been committed yet; 12+ means that some
-    partitions have records and no commit.
+    Lag is - where nothing has been committed yet. 12+ means at least 12:
+    it leaves out partitions that have records and no commit, or that are
+    offline.
 
     Examples:
 
@@ -54,18 +62,22 @@ def list_groups(
     if names:
         for name in known:
             print(name)
+        sys.stdout.flush()
+        warn_of_groups(admin, ())
         return
     described = describe_groups(admin, known)
     lags = all_lags(admin, described)
     totals = {name: total([lag for lag in lags if lag.group == name]) for name in known}
     if json:
         print_json([group_json(group) | total_json(totals[group.group_id]) for group in described])
-    elif not described:
-        print("No consumer groups yet. One begins with: tidelog consume TOPIC --group NAME", file=sys.stderr)
-    else:
+    elif described:
         columns = [Column("Group"), Column("State"), Column("Members", True), Column("Lag", True)]
         rows = [(g.group_id, state(g), cell(len(g.members)), totals[g.group_id].text()) for g in described]
         print_table(Table(columns, rows))
+    sys.stdout.flush()
+    missing = warn_of_groups(admin, [lag.topic for lag in lags])
+    if not described and not json and GROUPS_TOPIC not in missing:
+        print("No consumer groups yet. One begins with: tidelog consume TOPIC --group NAME", file=sys.stderr)
 
 
 @app.command()
@@ -122,8 +134,9 @@ def lag(
     --watch adds how fast it reads and how long it needs to catch up. With
     --watch --json every refresh is one JSON object on one line.
 
-    A - means that the group has not committed there yet, or that the topic
-    is gone. A total of 12+ leaves out partitions like that.
+    A - means that the group has not committed there yet, that the topic
+    is gone, or that the partition is offline. A total of 12+ means at least
+    12: it leaves out partitions like that.
 
     Examples:
 
@@ -139,10 +152,12 @@ def lag(
     lags = look()
     if json:
         print_json([lag_json(lag) for lag in lags])
-    elif not lags:
-        print(f"No group reads topic {topic}." if topic is not None else f"{NO_LAG} yet.", file=sys.stderr)
-    else:
+    elif lags:
         print_table(lag_table(lags))
+    sys.stdout.flush()
+    tell_of_groups(look.offline)
+    if not lags and not json and GROUPS_TOPIC not in look.offline:
+        print(f"No group reads topic {topic}." if topic is not None else f"{NO_LAG} yet.", file=sys.stderr)
 
 
 class Look:
@@ -152,11 +167,16 @@ class Look:
         self.admin = admin
         self.topic = topic
         self.groups = existing(admin, groups) if groups else None
+        self.offline: dict[str, list[int]] = {}
+        """What the last look could not see, if it can matter to it."""
 
     def __call__(self) -> list[Lag]:
         names = self.groups if self.groups is not None else group_names(self.admin)
         lags = all_lags(self.admin, describe_groups(self.admin, names))
-        return [lag for lag in lags if self.topic is None or lag.topic == self.topic]
+        lags = [lag for lag in lags if self.topic is None or lag.topic == self.topic]
+        every = [] if self.groups is not None else [GROUPS_TOPIC]
+        self.offline = look_for_offline(self.admin, [*dict.fromkeys(lag.topic for lag in lags), *every])
+        return lags
 
 
 def group_names(admin: "AdminClient") -> list[str]:
@@ -174,6 +194,8 @@ def existing(admin: "AdminClient", wanted: Sequence[str]) -> list[str]:
     known = group_names(admin)
     for name in wanted:
         if name not in known:
+            if lost := coordinator_is_offline(admin, name):
+                raise lost
             import difflib
 
             near = difflib.get_close_matches(name, known, n=1)
@@ -200,17 +222,6 @@ def reads(member: Any) -> str:
     for part in member.assignment.topic_partitions if member.assignment else ():
         by_topic.setdefault(part.topic, []).append(part.partition)
     return "; ".join(f"{topic} {ranges(parts)}" for topic, parts in sorted(by_topic.items()))
-
-
-def ranges(numbers: Sequence[int]) -> str:
-    """0,1,2,3,7 -> 0-3,7."""
-    runs: list[list[int]] = []
-    for number in sorted(numbers):
-        if runs and number == runs[-1][1] + 1:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
-    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
 
 
 def total_json(total: Total) -> dict[str, Any]:

@@ -104,6 +104,8 @@ def test_examples_are_command_lines_that_are_understood(words: list[str]) -> Non
         (["produce", "x", "-k", "a", "-K", ":"], "--key and --key-separator do not go together"),
         (["produce", "x", "-H", "a"], "--header takes KEY=VALUE, for example --header source=import, not 'a'"),
         (["produce", "x", "--json", "-K", ":"], "--json lines have their own keys and nulls"),
+        (["produce", "x", "--keep-partitions"], "--keep-partitions takes the partitions of --json lines"),
+        (["produce", "x", "--json", "--keep-partitions", "-p", "0"], "--keep-partitions takes the partitions"),
         (["consume", "x", "-B", "--since", "1h"], "only one of --from-beginning, --offset and --since"),
         (["consume", "x", "-B", "-o", "latest"], "only one of --from-beginning, --offset and --since"),
         (["consume", "x", "-o", "first"], "--offset takes a number, beginning or end, not 'first'"),
