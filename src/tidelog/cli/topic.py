@@ -261,6 +261,9 @@ def delete(
 ) -> None:
     """Delete topics and every record in them.
 
+    It asks for each before it deletes any. After a no nothing is deleted,
+    and the exit code is 0, as it is of kubectl and rpk.
+
     Examples:
 
     $ tidelog topic delete orders
@@ -274,7 +277,9 @@ def delete(
         offsets = cluster.offsets(admin, found)
         for topic in found:
             records = sum(known.records for (name, _), known in offsets.items() if name == topic.name)
-            typer.confirm(f"Delete topic {topic.name} with {counted(records, 'record')}?", abort=True)
+            if not typer.confirm(f"Delete topic {topic.name} with {counted(records, 'record')}?"):
+                print("Nothing was deleted.")
+                return
     for name, future in admin.delete_topics([topic.name for topic in found], request_timeout=ANSWER_S).items():
         answer(future, f"topic {name}")
         print(f"Deleted topic {name}.")

@@ -89,3 +89,11 @@ def test_ctrl_c_ends_produce_during_an_outage() -> None:
             writer.expect("No broker can be reached any more; still trying. Ctrl-C stops.\n")
             writer.process.send_signal(signal.SIGINT)
             assert writer.end() == (130, "1 record not acknowledged, and written or not.\n")
+
+
+def test_a_deletion_that_is_not_wanted(environment: dict[str, str]) -> None:
+    with on_a_terminal([sys.executable, "-m", "tidelog", "topic", "delete", "orders"], environment) as deleting:
+        deleting.expect("Delete topic orders with 1 record\\? \\[y/N\\]: ")
+        os.write(deleting.leader, b"n\n")
+        deleting.expect("Nothing was deleted.\n")
+        assert deleting.end() == (0, "")
