@@ -96,6 +96,13 @@ def test_an_unknown_topic_names_the_nearest(tidelog: Run, topic: str) -> None:
         assert error == f"Error: no such topic: {almost}; did you mean {topic}?\n"
 
 
+def test_an_empty_name_and_one_that_is_given_twice(tidelog: Run, topic: str) -> None:
+    for command in (["produce"], ["consume"], ["topic", "describe"], ["topic", "config"]):
+        assert tidelog(*command, "", input=b"x\n", code=2).stderr.decode() == "Error: a topic's name is empty\n"
+    assert len(document(tidelog("topic", "describe", topic, topic, "--json"))) == 1
+    assert tidelog("topic", "delete", topic, topic, "--yes").stdout.decode() == f"Deleted topic {topic}.\n"
+
+
 def test_illegal_names_and_settings_are_the_brokers_own_words(tidelog: Run) -> None:
     assert "INVALID_REPLICATION_FACTOR" in tidelog("topic", "create", "x", "-r", 9, code=1).stderr.decode()
     assert "bad name" in tidelog("topic", "create", "bad name", code=1).stderr.decode()

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tidelog.cli.connection import ANSWER_S, answer, answers
-from tidelog.cli.errors import CommandError
+from tidelog.cli.errors import CommandError, UsageError
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -60,8 +60,11 @@ def describe(admin: "AdminClient", names: Sequence[str], *, missing_too: bool = 
 
     if not names:
         return []
+    if "" in names:
+        raise UsageError("a topic's name is empty")  # librdkafka does not even ask
     found = []
-    for name, future in admin.describe_topics(TopicCollection(list(names)), request_timeout=ANSWER_S).items():
+    asked = TopicCollection(list(dict.fromkeys(names)))
+    for name, future in admin.describe_topics(asked, request_timeout=ANSWER_S).items():
         try:
             topic = future.result()
         except KafkaException as error:

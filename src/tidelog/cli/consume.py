@@ -96,6 +96,8 @@ def consume(
     $ tidelog consume orders --group audit --json | jq .value
     """
     where = beginning(from_beginning, offset, since)
+    if group == "":
+        raise UsageError("--group takes the name of a group, which is not empty")
     if group is not None and (offset is not None or since is not None or partition):
         raise UsageError("--group continues from the group's commits: leave out --offset, --since and --partition")
     if json and format != "{value}":

@@ -113,6 +113,7 @@ def test_examples_are_command_lines_that_are_understood(words: list[str]) -> Non
         (["consume", "x", "-B", "-o", "latest"], "only one of --from-beginning, --offset and --since"),
         (["consume", "x", "-o", "first"], "--offset takes a number, beginning or end, not 'first'"),
         (["consume", "x", "-o", "1.5"], "--offset takes a number, beginning or end, not '1.5'"),
+        (["consume", "x", "-g", ""], "--group takes the name of a group"),
         (["consume", "x", "-g", "a", "-o", "end"], "--group continues from the group's commits"),
         (["consume", "x", "--since", "soon"], "--since: 'soon' is not a time"),
         (["consume", "x", "-g", "a", "-o", "1"], "--group continues from the group's commits"),
