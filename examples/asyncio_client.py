@@ -1,6 +1,6 @@
 """A producer and a consumer in one event loop, with aiokafka, against a broker in this process.
 
-pip install tidelog aiokafka
+pip install . aiokafka                  # in a clone of the repository
 python examples/asyncio_client.py
 """
 

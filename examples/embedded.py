@@ -53,9 +53,11 @@ class EventLog:
 
 def main(directory: Path) -> None:
     with Broker(data=directory, settings=SETTINGS) as broker, closing(EventLog(broker.bootstrap)) as log:
-        log.record(f"started at {time.strftime('%H:%M:%S')}")
-        events = log.replay()
-        print(f"this is start number {len(events)}; the last was: {events[-1]}")
+        log.record(f"started on {time.strftime('%Y-%m-%d at %H:%M:%S')}")
+        *before, now = log.replay()
+        print(
+            f"this is start number {len(before) + 1}; it {now}, the one before {before[-1] if before else 'was none'}"
+        )
 
 
 if __name__ == "__main__":

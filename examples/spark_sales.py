@@ -1,6 +1,6 @@
 """Counts sales by product with Spark Structured Streaming: from topic `sales` to totals in topic `totals`.
 
-    pip install 'tidelog[spark]'
+    pip install '.[spark]'              # in a clone of the repository
     tidelog start
     python examples/spark_sales.py [HOST:PORT]
 

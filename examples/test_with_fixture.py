@@ -1,6 +1,6 @@
 """How a service's own code is tested against a real broker: the fixture `tidelog_broker` comes with Tidelog.
 
-pip install tidelog pytest
+pip install . pytest                    # in a clone of the repository
 pytest examples/test_with_fixture.py
 """
 

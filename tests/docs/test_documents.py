@@ -32,6 +32,9 @@ LIMIT_S = 240
 
 SKIPPED = {
     "pip install": "needs the network",
+    "python3 -m venv": "is for the installation that follows it",
+    ".venv/bin/pip install": "needs the network",
+    ". .venv/bin/activate": "follows the installation",
     "script/demo": "has a test of its own: it runs for a minute and more",
     "script/test": "is what runs this",
     "cp -a kafka-data": "is done below, with a directory that is at hand",

@@ -1,6 +1,7 @@
 """Every program in examples/ runs, and says what it should."""
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -51,9 +52,15 @@ def test_with_fixture(tmp_path: Path) -> None:
 
 
 def test_embedded_counts_on_after_a_restart(tmp_path: Path) -> None:
-    for number in (1, 2):
+    starts = ["was none"]
+    for number in (1, 2, 3):
         told = run(tmp_path, str(EXAMPLES / "embedded.py"), str(tmp_path / "events"))
-        assert told.startswith(f"this is start number {number}; ")
+        found = re.fullmatch(
+            r"this is start number (\d); it (started on [\d-]+ at [\d:]+), the one before (.*)\n", told
+        )
+        assert found, told
+        assert (int(found[1]), found[3]) == (number, starts[-1])
+        starts.append(found[2])
 
 
 def test_spark_sales(tmp_path: Path, bootstrap: str) -> None:

@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -96,9 +97,19 @@ def test_an_unknown_topic_names_the_nearest(tidelog: Run, topic: str) -> None:
         assert error == f"Error: no such topic: {almost}; did you mean {topic}?\n"
 
 
+def test_an_empty_name_and_one_that_is_given_twice(tidelog: Run, topic: str) -> None:
+    for command in (["produce"], ["consume"], ["topic", "describe"], ["topic", "config"]):
+        assert tidelog(*command, "", input=b"x\n", code=2).stderr.decode() == "Error: a topic's name is empty\n"
+    assert len(document(tidelog("topic", "describe", topic, topic, "--json"))) == 1
+    assert tidelog("topic", "delete", topic, topic, "--yes").stdout.decode() == f"Deleted topic {topic}.\n"
+
+
 def test_illegal_names_and_settings_are_the_brokers_own_words(tidelog: Run) -> None:
     assert "INVALID_REPLICATION_FACTOR" in tidelog("topic", "create", "x", "-r", 9, code=1).stderr.decode()
     assert "bad name" in tidelog("topic", "create", "bad name", code=1).stderr.decode()
+    for command in (["produce"], ["consume"], ["topic", "describe"], ["bench", "produce", "--topic"]):
+        line = "Error: topic bad name: not a legal topic name: it takes 1 to 249 letters, digits, dots, _ and -\n"
+        assert tidelog(*command, "bad name", input=b"x\n", code=1).stderr.decode() == line
     error = tidelog("topic", "create", "x", "--set", "retention.ms=soon", code=1).stderr.decode()
     assert "retention.ms" in error
     assert error.count("\n") == 1
@@ -153,14 +164,21 @@ def test_every_codec(tidelog: Run, topic: str, codec: str) -> None:
 
 def test_json_lines_are_a_copy(tidelog: Run, topic: str) -> None:
     tidelog("produce", topic, "-K", ":", "-H", "h=1", input=b"k:v\n\xff:\xfe\n")
+    tidelog("produce", topic, "-K", ":", "--null-marker", "NULL", "-p", 1, input=b"gone:NULL\n")
+    time.sleep(0.002)  # the copies would otherwise have the same time by chance
     copied = tidelog("consume", topic, "-B", "-e", "--json").stdout
     assert {json.loads(line)["topic"] for line in copied.splitlines()} == {topic}
     copy = f"{topic}-copy"
-    tidelog("topic", "create", copy)
-    tidelog("produce", copy, "--json", input=copied)
-    shape = "{key}|{value}|{headers}"
+    tidelog("topic", "create", copy, "-p", 2)
+    tidelog("produce", copy, "--json", "--keep-partitions", input=copied)
+    shape = "{partition}|{offset}|{timestamp_ms}|{key}|{value}|{headers}"
     once, again = (tidelog("consume", name, "-B", "-e", "-f", shape).stdout for name in (topic, copy))
-    assert sorted(once.splitlines()) == sorted(again.splitlines()) == [b"k|v|h=1", b"\xff|\xfe|h=1"]
+    assert sorted(once.splitlines()) == sorted(again.splitlines())
+    without_place = sorted(line.split(b"|", 3)[3] for line in again.splitlines())
+    assert without_place == [b"gone|null|", b"k|v|h=1", b"\xff|\xfe|h=1"]
+
+    refused = tidelog("produce", copy, "--json", input=b'{"value": "v"}\n{"value": "v", "kye": "k"}\n', code=1)
+    assert 'line 2 is not a record: "kye" is no field: there are topic, ' in refused.stderr.decode()
 
 
 def test_where_reading_begins_and_ends(tidelog: Run, topic: str) -> None:

@@ -21,7 +21,7 @@ class Terminal:
 
     def __init__(self, process: "subprocess.Popen[bytes]", leader: int) -> None:
         self.process = process
-        self._leader = leader
+        self.leader = leader
         self._printed = b""
 
     def expect(self, pattern: str) -> str:
@@ -32,18 +32,18 @@ class Terminal:
             if found := re.search(pattern.encode(), plain):
                 self._printed = plain[found.end() :]
                 return found[0].decode()
-            ready, _, _ = select.select([self._leader], [], [], max(deadline - time.monotonic(), 0))
+            ready, _, _ = select.select([self.leader], [], [], max(deadline - time.monotonic(), 0))
             assert ready, f"{pattern!r} did not come, but\n{plain.decode()}"
-            self._printed += os.read(self._leader, 65536)
+            self._printed += os.read(self.leader, 65536)
 
     def end(self) -> tuple[int, str]:
         """Wait until it has ended; its exit code, and what it printed besides ^C since the last `expect`."""
         deadline = time.monotonic() + LIMIT_S
         while True:
-            ready, _, _ = select.select([self._leader], [], [], max(deadline - time.monotonic(), 0))
+            ready, _, _ = select.select([self.leader], [], [], max(deadline - time.monotonic(), 0))
             assert ready, f"it has not ended, but\n{ESCAPES.sub(b'', self._printed).decode()}"
             try:
-                part = os.read(self._leader, 65536)
+                part = os.read(self.leader, 65536)
             except OSError:  # no process has the terminal any more
                 break
             if not part:

@@ -128,6 +128,14 @@ class Broker:
             self._compaction = Compaction(self.runtime, self.config, services.partitions)
             self._compaction.start()
         self._log_start(self._directories_found(directories, identity), clock.monotonic() - began)
+        self._warn_of_settings()
+
+    def _warn_of_settings(self) -> None:
+        """What was set and does nothing, so that nobody counts on it."""
+        for text in self.config.controller_listeners:
+            logger.info("controller listener not opened listener=%s", text)
+        for name, place, reason in self.config.ignored:
+            logger.warning("unknown setting ignored name=%s place=%s reason=%s", name, place, reason)
         for name in self.config.without_effect():
             logger.warning("setting has no effect yet name=%s", name)
 
@@ -147,7 +155,7 @@ class Broker:
             self.cluster_id,
             self.config.node_id,
             found,
-            len(partitions),
+            partitions.count,
             partitions.offline_count,
             sum(report.scanned_bytes for report in reports),
             sum(report.truncated_bytes for report in reports),

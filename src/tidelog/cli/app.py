@@ -11,6 +11,8 @@ from typer.core import TyperCommand, TyperGroup
 
 from tidelog.cli.errors import CommandError, UsageError
 
+COMPLETION_VARIABLE = "_TIDELOG_COMPLETE"
+"""Set by a shell that asks for completions; the rest of its question is in variables, too."""
 INTERRUPTED, PIPE_CLOSED = 130, 141
 """Exit codes, as a shell gives them for SIGINT and SIGPIPE."""
 
@@ -31,6 +33,7 @@ COMMANDS = {
     "group": Entry("tidelog.cli.group", "Topics and records", "Show consumer groups and their lag."),
     "bench": Entry("tidelog.cli.bench", "Measuring", "Measure throughput and latency."),
     "demo": Entry("tidelog.demo.command", "Measuring", "See Tidelog at work on real data."),
+    "completion": Entry("tidelog.cli.completion", "Shell", "Make a shell complete commands and options."),
 }
 
 
@@ -98,6 +101,10 @@ def run(arguments: Sequence[str]) -> int:
 
 def execute(arguments: Sequence[str]) -> int:
     command = typer.main.get_command(app)
+    if COMPLETION_VARIABLE in os.environ:
+        from tidelog.cli.completion import instructed
+
+        return instructed(command, os.environ[COMPLETION_VARIABLE])
     try:
         with command.make_context("tidelog", list(arguments) or ["--help"]) as context:
             result = command.invoke(context)

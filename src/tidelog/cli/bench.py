@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from tidelog.cli import measure
+from tidelog.cli import measure, offline
 from tidelog.cli.cluster import describe, offsets
 from tidelog.cli.connection import LOCALHOST, AsJson, Bootstrap, ClientSettings, Connection, connect
 from tidelog.cli.errors import CommandError, UsageError
@@ -145,7 +145,9 @@ def producer_settings(acks: str, compression: str) -> dict[str, Any]:
 def topic_or_temporary(connection: Connection, topic: str | None, partitions: int) -> Iterator[str]:
     """The topic that was named, which has to be there, or one for this measurement."""
     if topic is not None:
-        describe(connection.admin(), [topic])
+        gone = offline.offline_of(describe(connection.admin(), [topic]))
+        if gone:
+            raise offline.refuse(gone, "What the others do would say nothing about the topic.")
     with measure.temporary_topic(connection, partitions) if topic is None else nullcontext(topic) as name:
         yield name
 

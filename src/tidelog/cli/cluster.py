@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tidelog.cli.connection import ANSWER_S, answer, answers
-from tidelog.cli.errors import CommandError
+from tidelog.cli.errors import CommandError, UsageError
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -30,7 +30,7 @@ class TopicState(NamedTuple):
 class Offsets(NamedTuple):
     earliest: int
     latest: int
-    """Exclusive: the offset of the next record. Both are -1 when the partition has no leader to ask."""
+    """Exclusive: the offset of the next record."""
 
     @property
     def records(self) -> int:
@@ -52,18 +52,25 @@ def topic_names(admin: "AdminClient") -> list[str]:
     return sorted(admin.list_topics(timeout=ANSWER_S).topics)
 
 
-def describe(admin: "AdminClient", names: Sequence[str]) -> list[TopicState]:
-    """The topics in the order of `names`. Raises CommandError for one that is not there, with the nearest name."""
+def describe(admin: "AdminClient", names: Sequence[str], *, missing_too: bool = False) -> list[TopicState]:
+    """The topics in the order of `names`. Raises CommandError for one that is not there, with the nearest name; with
+    `missing_too` it is left out.
+    """
     from confluent_kafka import KafkaException, TopicCollection
 
     if not names:
         return []
+    if "" in names:
+        raise UsageError("a topic's name is empty")  # librdkafka does not even ask
     found = []
-    for name, future in admin.describe_topics(TopicCollection(list(names)), request_timeout=ANSWER_S).items():
+    asked = TopicCollection(list(dict.fromkeys(names)))
+    for name, future in admin.describe_topics(asked, request_timeout=ANSWER_S).items():
         try:
             topic = future.result()
         except KafkaException as error:
             if unknown_topic(error):
+                if missing_too:
+                    continue
                 raise no_such_topic(name, topic_names(admin)) from error
             topic = answer(future, f"topic {name}")
         partitions = [

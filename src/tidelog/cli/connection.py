@@ -202,6 +202,8 @@ def kafka_error(raised: "KafkaException | KafkaError", subject: str = "") -> Com
             )
         case KafkaError.UNKNOWN_TOPIC_OR_PART | KafkaError._UNKNOWN_TOPIC:
             return CommandError(f"{about}no such topic (tidelog topic list shows all)")
+        case KafkaError.TOPIC_EXCEPTION:
+            return CommandError(f"{about}not a legal topic name: it takes 1 to 249 letters, digits, dots, _ and -")
         case KafkaError._UNKNOWN_PARTITION:
             return CommandError(f"{about}no such partition (tidelog topic describe shows them)")
         case KafkaError.MSG_SIZE_TOO_LARGE:

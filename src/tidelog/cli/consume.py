@@ -1,17 +1,15 @@
 """`tidelog consume`: the records of a topic on stdout."""
 
 import re
-import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from tidelog.cli import cluster
+from tidelog.cli import cluster, offline
 from tidelog.cli.connection import (
     ANSWER_S,
     LOCALHOST,
@@ -23,6 +21,7 @@ from tidelog.cli.connection import (
     kafka_error,
 )
 from tidelog.cli.errors import CommandError, UsageError
+from tidelog.cli.interrupts import interrupts_noted
 from tidelog.cli.records import RenderRecord, TemplateError, template, to_json
 from tidelog.cli.when import NotATimeError, parse_time_ms
 
@@ -34,6 +33,8 @@ app = typer.Typer(add_completion=False)
 BATCH_RECORDS = 2000
 WAIT_S = 0.1
 QUIET_S = 2.0
+LOOK_S = 5.0
+"""Silence after which it is looked whether partitions have gone offline."""
 JOINING_S = 0.5
 """After so long a terminal is told what is being waited for: records, or partitions of a group."""
 BEGINNING, END = ("beginning", "earliest"), ("end", "latest")
@@ -95,6 +96,8 @@ def consume(
     $ tidelog consume orders --group audit --json | jq .value
     """
     where = beginning(from_beginning, offset, since)
+    if group == "":
+        raise UsageError("--group takes the name of a group, which is not empty")
     if group is not None and (offset is not None or since is not None or partition):
         raise UsageError("--group continues from the group's commits: leave out --offset, --since and --partition")
     if json and format != "{value}":
@@ -134,29 +137,6 @@ def beginning(from_beginning: bool, offset: str | None, since: str | None) -> Wh
         except NotATimeError as error:
             raise UsageError(f"--since: {error}") from None
     return Where(from_beginning, number, since_ms)
-
-
-@contextmanager
-def interrupts_noted() -> Iterator[Callable[[], bool]]:
-    """Whether Ctrl-C was typed in the block: Python's exception for it gets lost inside librdkafka's callbacks.
-
-    A second one is raised at once: whoever reads our output may have stopped reading.
-    """
-    noted = False
-
-    def note(number: int, frame: object) -> None:
-        nonlocal noted
-        if noted:
-            raise KeyboardInterrupt
-        noted = True
-
-    before = signal.getsignal(signal.SIGINT)
-    if before is not signal.SIG_IGN:  # a shell's background job ignores it
-        signal.signal(signal.SIGINT, note)
-    try:
-        yield lambda: noted
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 class Sink:
@@ -200,6 +180,10 @@ class Reader:
         self.commits = False
         self.consumer: Consumer | None = None
         self.outage = Outage()
+        self.admin = connection.admin()
+        self.missing: dict[str, list[int]] = {}
+        """Partitions that should be read, and are offline."""
+        self.looked_s = 0.0
         self.joining: str | None = None
         """The group, until it has given us partitions."""
         self.told_joining = not sys.stderr.isatty()
@@ -210,14 +194,17 @@ class Reader:
         """Read these partitions (all when none is named), outside any group. Raises CommandError for an unknown one."""
         from confluent_kafka import TopicPartition
 
-        admin = self.connection.admin()
-        (topic,) = cluster.describe(admin, [self.topic])
+        (topic,) = cluster.describe(self.admin, [self.topic])
         count = len(topic.partitions)
         for index in wanted:
             if index >= count:
                 raise CommandError(f"topic {self.topic} has no partition {index}: it has 0 to {count - 1}")
         parts = [part for part in topic.partitions if not wanted or part.partition in wanted]
-        offsets = cluster.offsets(admin, [topic._replace(partitions=parts)])
+        offsets = cluster.offsets(self.admin, [topic._replace(partitions=parts)])
+        gone = [part.partition for part in parts if (self.topic, part.partition) not in offsets]
+        if gone and (wanted or not offsets):
+            raise offline.refuse({self.topic: gone}, "Nobody can read there.")
+        self.note_offline(gone)
         self.consumer = self.connection.consumer(self.settings("tidelog-cli", "latest"))
         starts = self.starts(where, {index: known for (_, index), known in offsets.items()})
         latest = max((known.latest for known in offsets.values()), default=0)
@@ -253,7 +240,10 @@ class Reader:
 
     def join(self, group: str, from_beginning: bool) -> None:
         """Read as a member of `group`; where it has no commit yet, from the beginning or from now on."""
-        cluster.describe(self.connection.admin(), [self.topic])
+        gone = offline.offline_of(cluster.describe(self.admin, [self.topic]))
+        if lost := offline.coordinator_is_offline(self.admin, group):
+            raise lost
+        self.note_offline(gone.get(self.topic, []))
         self.commits = True
         self.joining = group
         self.consumer = self.connection.consumer(self.settings(group, "earliest" if from_beginning else "latest"))
@@ -277,6 +267,8 @@ class Reader:
         self.joining = None
         if self.until_end:
             for part in partitions:
+                if part.partition in self.missing.get(self.topic, ()):
+                    continue
                 _, end = consumer.get_watermark_offsets(part, timeout=ANSWER_S)
                 self.open[part.partition] = end
 
@@ -284,14 +276,27 @@ class Reader:
         for part in partitions:
             self.open.pop(part.partition, None)
 
+    def note_offline(self, gone: Sequence[int]) -> None:
+        """Say once of each partition that it cannot be read, and do not wait for its end."""
+        known = self.missing.setdefault(self.topic, []) if gone else []
+        new = [index for index in gone if index not in known]
+        known += new
+        for index in new:
+            self.open.pop(index, None)
+        offline.warn({self.topic: new} if new else {}, "What is there is not read, what the others have is.")
+
     def run(self, interrupted: Callable[[], bool]) -> None:
-        """Print records until there is a reason to stop. Raises KeyboardInterrupt."""
+        """Print records until there is a reason to stop. Raises KeyboardInterrupt, and CommandError when the end that
+        was asked for could not be reached everywhere.
+        """
         assert self.consumer is not None
         began = time.monotonic()
         while not self.finished():
             if interrupted():
                 raise KeyboardInterrupt
             self.step(self.consumer, time.monotonic() - began)
+        if self.until_end and self.missing and self.left != 0:
+            raise CommandError(f"{offline.named(self.missing)} could not be read to the end")
 
     def step(self, consumer: "Consumer", seconds: float) -> None:
         """Print what has come, `seconds` after the beginning, or say why nothing has."""
@@ -301,8 +306,13 @@ class Reader:
         if messages:
             self.take(messages)
             self.hinted = True
+            self.looked_s = seconds
         else:
             self.say_what_it_waits_for(seconds)
+            if self.open and seconds - self.looked_s > LOOK_S and not self.outage.noted:
+                self.looked_s = seconds
+                gone = offline.look_for_offline(self.admin, [self.topic]).get(self.topic, [])
+                self.note_offline([index for index in gone if index in self.open])
         for message in batch:
             if message.error() is not None:
                 self.note(message)

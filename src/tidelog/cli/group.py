@@ -11,6 +11,12 @@ from tidelog.cli.group_offsets import copy_offsets, delete, delete_offsets, rese
 from tidelog.cli.groups import describe_groups, existing, group_names, reads, state
 from tidelog.cli.lag import NO_LAG, Ages, Lag, Total, all_lags, lag_json, lag_table, total
 from tidelog.cli.lag_watch import watch_lag
+from tidelog.cli.offline import (
+    GROUPS_TOPIC,
+    look_for_offline,
+    tell_of_groups,
+    warn_of_groups,
+)
 from tidelog.cli.tables import Column, Table, cell, heading, print_json, print_table
 
 if TYPE_CHECKING:
@@ -43,8 +49,9 @@ def list_groups(
 ) -> None:
     """List the consumer groups.
 
-    Lag is - where nothing has been committed yet; 12+ means that some
-    partitions have records and no commit.
+    Lag is - where nothing has been committed yet. 12+ means at least 12:
+    it leaves out partitions that have records and no commit, or that are
+    offline.
 
     Examples:
 
@@ -56,18 +63,22 @@ def list_groups(
     if names:
         for name in known:
             print(name)
+        sys.stdout.flush()
+        warn_of_groups(admin, ())
         return
     described = describe_groups(admin, known)
     lags = all_lags(admin, described)
     totals = {name: total([lag for lag in lags if lag.group == name]) for name in known}
     if json:
         print_json([group_json(group) | total_json(totals[group.group_id]) for group in described])
-    elif not described:
-        print("No consumer groups yet. One begins with: tidelog consume TOPIC --group NAME", file=sys.stderr)
-    else:
+    elif described:
         columns = [Column("Group"), Column("State"), Column("Members", True), Column("Lag", True)]
         rows = [(g.group_id, state(g), cell(len(g.members)), totals[g.group_id].text()) for g in described]
         print_table(Table(columns, rows))
+    sys.stdout.flush()
+    missing = warn_of_groups(admin, [lag.topic for lag in lags])
+    if not described and not json and GROUPS_TOPIC not in missing:
+        print("No consumer groups yet. One begins with: tidelog consume TOPIC --group NAME", file=sys.stderr)
 
 
 @app.command()
@@ -128,8 +139,9 @@ def lag(
     --watch adds how fast it reads and how long it needs to catch up. With
     --watch --json every refresh is one JSON object on one line.
 
-    A - means that the group has not committed there yet, or that the topic
-    is gone. A total of 12+ leaves out partitions like that.
+    A - means that the group has not committed there yet, that the topic
+    is gone, or that the partition is offline. A total of 12+ means at least
+    12: it leaves out partitions like that.
 
     Examples:
 
@@ -145,10 +157,12 @@ def lag(
     lags = look()
     if json:
         print_json([lag_json(lag) for lag in lags])
-    elif not lags:
-        print(f"No group reads topic {topic}." if topic is not None else f"{NO_LAG} yet.", file=sys.stderr)
-    else:
+    elif lags:
         print_table(lag_table(lags))
+    sys.stdout.flush()
+    tell_of_groups(look.offline)
+    if not lags and not json and GROUPS_TOPIC not in look.offline:
+        print(f"No group reads topic {topic}." if topic is not None else f"{NO_LAG} yet.", file=sys.stderr)
 
 
 for command in (reset_offsets, copy_offsets, delete, delete_offsets):
@@ -163,11 +177,16 @@ class Look:
         self.ages = Ages(connection)
         self.topic = topic
         self.groups = existing(self.admin, groups) if groups else None
+        self.offline: dict[str, list[int]] = {}
+        """What the last look could not see, if it can matter to it."""
 
     def __call__(self) -> list[Lag]:
         names = self.groups if self.groups is not None else group_names(self.admin)
         lags = all_lags(self.admin, describe_groups(self.admin, names), self.ages)
-        return [lag for lag in lags if self.topic is None or lag.topic == self.topic]
+        lags = [lag for lag in lags if self.topic is None or lag.topic == self.topic]
+        every = [] if self.groups is not None else [GROUPS_TOPIC]
+        self.offline = look_for_offline(self.admin, [*dict.fromkeys(lag.topic for lag in lags), *every])
+        return lags
 
 
 def total_json(total: Total) -> dict[str, Any]:

@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 from tidelog.cli.connection import ANSWER_S, answer, kafka_error
 from tidelog.cli.errors import CommandError
+from tidelog.cli.offline import coordinator_is_offline
+from tidelog.cli.tables import ranges
 
 if TYPE_CHECKING:
     from confluent_kafka.admin import AdminClient, ConsumerGroupDescription
@@ -28,6 +30,8 @@ def existing(admin: "AdminClient", wanted: Sequence[str]) -> list[str]:
     known = group_names(admin)
     for name in wanted:
         if name not in known:
+            if lost := coordinator_is_offline(admin, name):
+                raise lost
             import difflib
 
             near = difflib.get_close_matches(name, known, n=1)
@@ -54,17 +58,6 @@ def reads(member: Any) -> str:
     for part in member.assignment.topic_partitions if member.assignment else ():
         by_topic.setdefault(part.topic, []).append(part.partition)
     return "; ".join(f"{topic} {ranges(parts)}" for topic, parts in sorted(by_topic.items()))
-
-
-def ranges(numbers: Sequence[int]) -> str:
-    """0,1,2,3,7 -> 0-3,7."""
-    runs: list[list[int]] = []
-    for number in sorted(numbers):
-        if runs and number == runs[-1][1] + 1:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
-    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
 
 
 def members_text(group: "ConsumerGroupDescription") -> str:

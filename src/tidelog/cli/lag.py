@@ -68,20 +68,15 @@ def all_lags(
         for part in (member.assignment.topic_partitions if member.assignment else ())
     }
     places = dict.fromkeys([*committed, *readers])
-    led = {
-        (name, partition.id)
-        for name, topic in admin.list_topics(timeout=ANSWER_S).topics.items()
-        for partition in topic.partitions.values()
-        if partition.leader >= 0
-    }
-    of_topic: dict[str, list[int]] = {}
-    for topic, partition in sorted(led):
-        of_topic.setdefault(topic, []).append(partition)
+    known = admin.list_topics(timeout=ANSWER_S).topics
+    of_topic = {name: sorted(topic.partitions) for name, topic in known.items()}
+    led = {(name, part.id) for name, topic in known.items() for part in topic.partitions.values() if part.leader >= 0}
     # A partition without a commit is one that nobody has read: it must not be left out.
     places |= dict.fromkeys((g, t, other) for g, t, _ in list(places) for other in of_topic.get(t, ()))
     wanted = dict.fromkeys((topic, partition) for _, topic, partition in places if (topic, partition) in led)
-    starts = cluster.list_offsets(admin, list(wanted), OffsetSpec.earliest())
-    ends = cluster.list_offsets(admin, list(wanted), OffsetSpec.latest())
+    # One that went offline a moment ago has a leader still, and no offsets.
+    starts = cluster.list_offsets(admin, list(wanted), OffsetSpec.earliest(), skip_offline=True)
+    ends = cluster.list_offsets(admin, list(wanted), OffsetSpec.latest(), skip_offline=True)
     lags = [
         Lag(*place, committed.get(place), ends.get(place[1:]), readers.get(place, ""), starts.get(place[1:], 0))
         for place in sorted(places)
@@ -168,7 +163,7 @@ class Total(NamedTuple):
     """The oldest record of all that are not committed; None where no age is known."""
 
     def text(self) -> str:
-        """`-` for unknown, and a `+` behind a sum that is not the whole."""
+        """`-` for unknown, and a `+` behind a sum that is not the whole: at least so many."""
         if self.records is None:
             return "-"
         return cell(self.records) + "+" * bool(self.unknown)

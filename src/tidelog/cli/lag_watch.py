@@ -3,10 +3,11 @@
 import json as json_text
 import sys
 import time
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
 
 from tidelog.cli.lag import NO_LAG, Lag, Place, behind_text, cell_or_dash, lag_json, total, urgency
+from tidelog.cli.offline import tell_of_groups
 from tidelog.cli.tables import Column, Table, cell, console, print_table, rich_table
 from tidelog.cli.when import iso, span
 
@@ -53,10 +54,20 @@ class Row(NamedTuple):
     style: str = ""
 
 
-def watch_lag(look: Callable[[], list[Lag]], interval_s: float, json: bool) -> None:
+class Looks(Protocol):
+    """Measures, once a call."""
+
+    offline: dict[str, list[int]]
+    """What the last call could not see."""
+
+    def __call__(self) -> list[Lag]: ...
+
+
+def watch_lag(look: Looks, interval_s: float, json: bool) -> None:
     """Until Ctrl-C: a terminal's is redrawn in place, a pipe gets one table or JSON line after another."""
     before: list[Lag] = []
     then = 0.0
+    told: dict[str, list[int]] = {}
     live = None
     if sys.stdout.isatty() and not json:
         from rich.live import Live
@@ -66,13 +77,17 @@ def watch_lag(look: Callable[[], list[Lag]], interval_s: float, json: bool) -> N
     try:
         while True:
             now, lags = time.monotonic(), look()
+            if look.offline != told:
+                told = look.offline
+                tell_of_groups(told)  # above the table that is redrawn: rich leads stderr there
             progress = measured(before, lags, now - then)
             if json:
                 measurement = {"time": iso(time.time_ns() // 1_000_000), "lag": [*map(lag_json, lags)]}
                 print(json_text.dumps(measurement), flush=True)
             elif live is not None:
                 table = watch_table(lags, progress, *live.console.size)
-                live.update(rich_table(table) if lags else f"{NO_LAG} yet.", refresh=True)
+                none = "No lag can be seen." if look.offline else f"{NO_LAG} yet."
+                live.update(rich_table(table) if lags else none, refresh=True)
             else:
                 print_table(whole_table(lags, progress))
                 print(flush=True)
@@ -107,7 +122,7 @@ def whole_table(lags: Sequence[Lag], progress: dict[Place, Progress]) -> Table:
 
 
 def watch_table(lags: Sequence[Lag], progress: dict[Place, Progress], width: int, height: int) -> Table:
-    """At most `width` x `height` characters: what all rows have in common is the title, names that are too long are
+    """At most `width` x `height` cells: what all rows have in common is the title, names that are too long are
     shortened, offsets are left out where they do not fit, and so are partitions with little lag, summed up in one row.
     """
     shown, hidden = fitting(lags, max(height - FIXED_LINES, 1))
@@ -213,12 +228,29 @@ def total_width(columns: list[Column], cells: list[list[str]]) -> int:
 
 
 def column_width(columns: list[Column], cells: list[list[str]], index: int) -> int:
-    return max(len(columns[index].title), *(len(line[index]) for line in cells))
+    from rich.cells import cell_len
+
+    return max(len(columns[index].title), *(cell_len(line[index]) for line in cells))
 
 
 def shortened(text: str, width: int) -> str:
-    """At most `width` characters; the middle goes, since names differ at their ends."""
-    if len(text) <= width:
+    """At most `width` cells of a terminal; the middle goes, since names differ at their ends. A Chinese character takes
+    two cells, so it may be one less.
+    """
+    from rich.cells import cell_len
+
+    if cell_len(text) <= width:
         return text
     front = width // 2
-    return f"{text[:front]}…{text[len(text) - (width - front - 1) :]}"
+    return f"{fitting_start(text, front)}…{fitting_start(text[::-1], width - front - 1)[::-1]}"
+
+
+def fitting_start(text: str, width: int) -> str:
+    """As much of the beginning as `width` cells hold."""
+    from rich.cells import cell_len
+
+    for end, character in enumerate(text):
+        width -= cell_len(character)
+        if width < 0:
+            return text[:end]
+    return text

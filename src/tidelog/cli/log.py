@@ -2,8 +2,9 @@
 
 import json as json_text
 import os
+import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,7 +19,7 @@ from tidelog.cli.when import iso
 
 if TYPE_CHECKING:
     from tidelog.log.dump import Entry
-    from tidelog.log.verify import Verified
+    from tidelog.log.verify import Finding, Verified
     from tidelog.runtime.disk import LocalDisk
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)
@@ -111,6 +112,9 @@ def verify(
 ) -> None:
     """Find every defect in log files.
 
+    Findings of one kind in one file are one line with their number; --json
+    has them all.
+
     Checks batches and their CRC, every record, indexes, snapshots and
     checkpoints. The exit code is 1 if there is damage; notes are no damage.
 
@@ -127,15 +131,28 @@ def verify(
     if json:
         print_json(verified_json(result))
         raise typer.Exit(1 if result.damaged else 0)
-    for finding in result.findings:
+    for finding, more, last in alike(result.findings):
         file = as_typed(finding.path, full_path, path)
-        print(printable(f"{finding.severity}: {file} at {finding.position}: {finding.reason}"))
+        others = f" (and {counted(more, 'more', 'more')} of the kind, the last at {last})" if more else ""
+        print(printable(f"{finding.severity}: {file} at {finding.position}: {finding.reason}{others}"))
     what = [counted(result.files, "file"), size(result.bytes), counted(result.batches, "batch", "batches")]
     if records:
         what.append(counted(result.records, "record"))
     defects = sum(finding.severity == "damage" for finding in result.findings)
     print(f"{', '.join(what)}: {counted(defects, 'defect') if defects else 'no damage'}")
     raise typer.Exit(1 if result.damaged else 0)
+
+
+def alike(findings: "Sequence[Finding]") -> "list[tuple[Finding, int, int]]":
+    """The first finding of each kind in each file, how many more there are, and the position of the last.
+
+    Of a kind are those whose reasons differ in numbers only: one cause may have thousands of consequences.
+    """
+    kinds: dict[tuple[str, str, str], list[Finding]] = {}
+    for finding in findings:
+        kind = re.sub(r"0x[0-9a-f]+|\d+", "#", finding.reason)
+        kinds.setdefault((finding.path, finding.severity, kind), []).append(finding)
+    return [(found[0], len(found) - 1, found[-1].position) for found in kinds.values()]
 
 
 @contextmanager

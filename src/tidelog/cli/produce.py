@@ -4,10 +4,12 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from itertools import cycle
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tidelog.cli import cluster, offline
 from tidelog.cli.connection import (
     LOCALHOST,
     Bootstrap,
@@ -19,7 +21,8 @@ from tidelog.cli.connection import (
     key_value,
 )
 from tidelog.cli.errors import CommandError, UsageError
-from tidelog.cli.records import Headers, RecordJsonError, record_from_json
+from tidelog.cli.interrupts import Interrupts, interrupts_noted
+from tidelog.cli.records import Headers, Record, RecordJsonError, record_from_json
 from tidelog.cli.tables import count, counted, size
 
 if TYPE_CHECKING:
@@ -30,14 +33,12 @@ app = typer.Typer(add_completion=False)
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 ACKS = ("all", "1", "0")
 PROGRESS_EVERY_S = 0.5
-
-
-class Line(NamedTuple):
-    """One record to write."""
-
-    key: bytes | None
-    value: bytes | None
-    headers: Headers
+STUCK_S = 5.0
+"""After so long without an acknowledgement it is looked for the reason."""
+OFFLINE_TIMEOUT_MS = 10_000
+"""How long librdkafka tries to write a record while a partition is known to be offline; else it is five minutes."""
+PARTING_S = 2.0
+"""How long Ctrl-C waits for acknowledgements that are on their way."""
 
 
 @app.command()
@@ -57,6 +58,9 @@ def produce(
         str | None, typer.Option("--null-marker", metavar="TEXT", help="This text as key or value means null.")
     ] = None,
     json_lines: Annotated[bool, typer.Option("--json", help="Lines are JSON, as from consume --json.")] = False,
+    keep_partitions: Annotated[
+        bool, typer.Option("--keep-partitions", help="With --json: into the partitions that the lines name.")
+    ] = False,
     acks: Annotated[
         str, typer.Option("--acks", "-a", metavar="|".join(ACKS), help="Which replicas must have a record.")
     ] = "all",
@@ -70,6 +74,10 @@ def produce(
 
     Records are sent as you type; a summary is printed to stderr at the
     end. A key goes to the partition that Kafka's Java client would choose.
+
+    With --json a record keeps key, value, headers and timestamp; nulls
+    stay nulls. It goes by its key, or with --keep-partitions to where it
+    was. A line with a field that is unknown is refused.
 
     Examples:
 
@@ -87,26 +95,29 @@ def produce(
         raise UsageError("--key and --key-separator do not go together: every record has one key")
     if json_lines and (key_separator is not None or null_marker is not None):
         raise UsageError("--json lines have their own keys and nulls: leave out --key-separator and --null-marker")
+    if keep_partitions and (not json_lines or partition is not None):
+        raise UsageError("--keep-partitions takes the partitions of --json lines: give --json, and no --partition")
     headers: Headers = [*(key_value(text, "--header", "source=import") for text in header)]
     if json_lines:
-        parse = json_parser(key, headers)
+        parse = json_parser(key, headers, keep_partitions)
     else:
         parse = text_parser(key_separator, key, headers, null_marker)
     connection = connect(bootstrap, client)
-    Writer(connection, topic, -1 if partition is None else partition, acks, compression).write_all(
-        parse(number, line) for number, line in enumerate(lines(), 1)
-    )
+    with interrupts_noted(second_raises=False) as interrupts:
+        writer = Writer(connection, topic, partition, {"acks": acks, "compression.type": compression}, interrupts)
+        writer.write_all(parse(number, line) for number, line in enumerate(lines(interrupts), 1))
 
 
-def lines() -> Iterator[bytes]:
-    """The lines of stdin without their ends."""
+def lines(interrupts: Interrupts) -> Iterator[bytes]:
+    """The lines of stdin without their ends. Raises KeyboardInterrupt."""
     if sys.stdin.isatty():
         print("Type one record per line; Ctrl-D ends.", file=sys.stderr)
-    for line in sys.stdin.buffer:
+    read = sys.stdin.buffer.readline
+    while line := interrupts.during(read):
         yield line.removesuffix(b"\n").removesuffix(b"\r")
 
 
-Parser = Callable[[int, bytes], Line]
+Parser = Callable[[int, bytes], Record]
 
 
 def text_parser(separator: str | None, key: str | None, headers: Headers, null_marker: str | None) -> Parser:
@@ -115,7 +126,7 @@ def text_parser(separator: str | None, key: str | None, headers: Headers, null_m
     null = null_marker.encode() if null_marker is not None else None
     fixed_key = key.encode() if key is not None else None
 
-    def parse(number: int, line: bytes) -> Line:
+    def parse(number: int, line: bytes) -> Record:
         found: bytes | None = fixed_key
         value: bytes | None = line
         if split is not None:
@@ -125,22 +136,30 @@ def text_parser(separator: str | None, key: str | None, headers: Headers, null_m
         if null is not None:
             found = None if found == null else found
             value = None if value == null else value
-        return Line(found, value, headers)
+        return Record(found, value, headers)
 
     if split == b"":
         raise UsageError("--key-separator must not be empty")
     return parse
 
 
-def json_parser(key: str | None, headers: Headers) -> Parser:
+def json_parser(key: str | None, headers: Headers, keep_partitions: bool) -> Parser:
     fixed_key = key.encode() if key is not None else None
 
-    def parse(number: int, line: bytes) -> Line:
+    def parse(number: int, line: bytes) -> Record:
         try:
-            found, value, own_headers = record_from_json(json.loads(line))
-        except (ValueError, RecordJsonError) as error:
-            raise CommandError(f"line {number} is not a JSON record: {error}") from None
-        return Line(fixed_key if fixed_key is not None else found, value, [*own_headers, *headers])
+            record = record_from_json(json.loads(line))
+        except RecordJsonError as error:
+            raise CommandError(f"line {number} is not a record: {error}") from None
+        except ValueError as error:
+            raise CommandError(f"line {number} is not JSON: {error}") from None
+        if keep_partitions and record.partition is None:
+            raise CommandError(f'line {number} has no "partition", which --keep-partitions needs')
+        return record._replace(
+            key=fixed_key if fixed_key is not None else record.key,
+            headers=[*record.headers, *headers],
+            partition=record.partition if keep_partitions else None,
+        )
 
     return parse
 
@@ -148,67 +167,103 @@ def json_parser(key: str | None, headers: Headers) -> Parser:
 class Writer:
     """Hands records to librdkafka, counts what the broker acknowledged, and shows both."""
 
-    def __init__(self, connection: Connection, topic: str, partition: int, acks: str, compression: str) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        topic: str,
+        partition: int | None,
+        settings: dict[str, str],
+        interrupts: Interrupts,
+    ) -> None:
+        """Raises CommandError for a name that is none, and where no partition that can be meant takes records."""
         self.topic = topic
         self.partition = partition
+        self.interrupts = interrupts
         self.read = 0
         self.written = 0
         self.written_bytes = 0
         self.failed: dict[str, int] = {}
         self.started = time.monotonic()
         self.shown = self.started
+        self.moved = (self.started, 0)
+        """When it was seen last that something had become of a record, and of how many by then."""
         self.live = sys.stderr.isatty() and not sys.stdin.isatty()
         self.outage = Outage()
+        self.admin = connection.admin()
+        self.offline: list[int] = []
+        self.online: Iterator[int] | None = None
+        """Partitions for records without a key, in turn; None to leave that to librdkafka, which knows no better."""
+        self.look_at_partitions()
         self.producer: Producer = connection.producer(
             {
                 "error_cb": self.outage,
-                "acks": acks,
-                "enable.idempotence": acks == "all",  # no gaps and no repeats where the broker can promise it
-                "compression.type": compression,
+                "enable.idempotence": settings["acks"] == "all",  # no gaps, no repeats where the broker can promise it
                 "partitioner": "murmur2_random",  # as the Java client does, so that tools agree on a key's partition
                 "message.max.bytes": 100 << 20,  # the broker decides what is too large
                 "linger.ms": 5,
+                **({"message.timeout.ms": OFFLINE_TIMEOUT_MS} if self.offline else {}),
+                **settings,
             }
         )
 
-    def write_all(self, records: Iterable[Line]) -> None:
-        """Write them; print the summary. Raises CommandError when a record was not written."""
+    def look_at_partitions(self) -> None:
+        """A topic that is not there yet is made by the first record, where the broker lets it."""
+        found = cluster.describe(self.admin, [self.topic], missing_too=True)
+        gone = offline.offline_of(found)
+        if not gone:
+            return
+        self.offline = gone[self.topic]
+        online = [part.partition for part in found[0].partitions if part.partition not in self.offline]
+        if not online or self.partition in self.offline:
+            raise offline.refuse(gone, "Nobody can write there.")
+        if self.partition is None:
+            self.online = cycle(online)
+            offline.warn(gone, "Records whose key belongs there cannot be written, all others are.")
+
+    def write_all(self, records: Iterable[Record]) -> None:
+        """Write them; print the summary. Raises CommandError when a record was not written, and KeyboardInterrupt."""
         try:
             for record in records:
                 self.write(record)
                 if self.live:
                     self.show_progress()
-            self.finish()
-        except KeyboardInterrupt:
-            self.finish()
-            raise
-        except CommandError:
+        except (KeyboardInterrupt, CommandError):
             self.finish()
             raise
+        self.finish()
+        if self.interrupts():
+            raise KeyboardInterrupt
         if self.failed:
             raise CommandError("; ".join(f"{count(n)} not written: {why}" for why, n in self.failed.items()))
 
-    def write(self, record: Line) -> None:
+    def write(self, record: Record) -> None:
         from confluent_kafka import KafkaException
 
         self.read += 1
+        partition = record.partition if record.partition is not None else self.partition
+        if partition is None:
+            partition = next(self.online) if self.online is not None and record.key is None else -1
         while True:
             try:
                 self.producer.produce(
                     self.topic,
                     record.value,
                     record.key,
-                    self.partition,
+                    partition,
                     on_delivery=self.delivered,
+                    timestamp=record.timestamp_ms or 0,
                     headers=record.headers or None,
                 )
             except BufferError:
+                if self.interrupts():
+                    raise KeyboardInterrupt from None
                 self.producer.poll(0.1)  # librdkafka's queue is full: let acknowledgements make room
+                self.tell_trouble()
                 continue
             except KafkaException as error:
                 raise kafka_error(error, f"record {self.read}") from error
             self.producer.poll(0)
-            self.outage.tell()
+            self.tell_trouble()
             return
 
     def delivered(self, error: "KafkaError | None", message: "Message") -> None:
@@ -216,18 +271,53 @@ class Writer:
             self.written += 1
             self.written_bytes += len(message.value() or b"") + len(message.key() or b"")
             return
-        why = str(kafka_error(error, f"topic {self.topic}"))
+        if message.partition() in self.offline:
+            why = offline.named({self.topic: [message.partition() or 0]}) + " is offline"
+        else:
+            why = str(kafka_error(error, f"topic {self.topic}"))
         self.failed[why] = self.failed.get(why, 0) + 1
 
+    def tell_trouble(self) -> None:
+        """Say, once, why librdkafka goes on trying."""
+        self.outage.tell()
+        now, done = time.monotonic(), self.written + sum(self.failed.values())
+        since, then = self.moved
+        if done != then or done == self.read:
+            self.moved = now, done
+        elif now - since > STUCK_S and not self.outage.noted:
+            self.moved = float("inf"), done  # it is said again only if something has moved meanwhile
+            new = set(offline.look_for_offline(self.admin, [self.topic]).get(self.topic, ())) - set(self.offline)
+            self.offline = sorted({*self.offline, *new})
+            if new:
+                offline.warn({self.topic: sorted(new)}, "Records for it wait; Ctrl-C stops.")
+            else:
+                print(
+                    f"No record was acknowledged for {STUCK_S:.0f} s; still trying, Ctrl-C stops. The broker's log may"
+                    " say why.",
+                    file=sys.stderr,
+                )
+
     def finish(self) -> None:
+        """Wait for the acknowledgements, not for long after Ctrl-C; print what was written."""
+        deadline: float | None = None
         while self.producer.flush(0.2):
-            self.outage.tell()
+            if self.interrupts():
+                # Who is told that it goes on trying, and stops it, has waited enough. So has who insists.
+                patience = 0 if self.outage.noted or self.interrupts.count > 1 else PARTING_S
+                deadline = min(deadline or float("inf"), time.monotonic() + patience)
+                if time.monotonic() >= deadline:
+                    break
+            self.tell_trouble()
             if self.live:
                 self.show_progress()
         if self.live:
             print("\r\x1b[K", end="", file=sys.stderr)
+        unknown = len(self.producer)
+        if unknown:
+            self.producer.purge()
+            print(f"{counted(unknown, 'record')} not acknowledged, and written or not.", file=sys.stderr)
         seconds = max(time.monotonic() - self.started, 1e-6)
-        if self.failed and not self.written:
+        if (self.failed or unknown) and not self.written:
             return
         rate = f" in {seconds:.1f} s ({count(round(self.written / seconds))}/s)" if self.written >= 1000 else ""
         print(f"{counted(self.written, 'record')}, {size(self.written_bytes)}, to {self.topic}{rate}", file=sys.stderr)

@@ -3,7 +3,8 @@
 import base64
 import json
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tidelog.cli.when import iso
 
@@ -11,10 +12,28 @@ if TYPE_CHECKING:
     from confluent_kafka import Message
 
 FIELDS = ("topic", "partition", "offset", "timestamp", "timestamp_ms", "key", "value", "headers")
+JSON_FIELDS = (
+    *("topic", "partition", "offset", "timestamp", "timestamp_ms"),
+    *("key", "key_base64", "value", "value_base64", "headers"),
+)
+"""What a line of `consume --json` can have, and one for `produce --json`."""
+HEADER_FIELDS = ("key", "value", "value_base64")
 ESCAPES = {"n": b"\n", "t": b"\t", "r": b"\r", "0": b"\0", "\\": b"\\"}
 
 Headers = list[tuple[str, str | bytes | None]]
 RenderRecord = Callable[["Message"], bytes]
+
+
+class Record(NamedTuple):
+    """One record to write."""
+
+    key: bytes | None
+    value: bytes | None
+    headers: Headers
+    timestamp_ms: int | None = None
+    """None: now."""
+    partition: int | None = None
+    """None: wherever it belongs."""
 
 
 class TemplateError(ValueError):
@@ -118,22 +137,62 @@ def text_or_base64(name: str, data: str | bytes | None) -> dict[str, str | None]
         return {f"{name}_base64": base64.b64encode(data).decode()}
 
 
-def record_from_json(document: object) -> tuple[bytes | None, bytes | None, Headers]:
-    """Key, value and headers of what `to_json` wrote; its other fields are where it came from, and ignored.
+def record_from_json(document: object) -> Record:
+    """What `to_json` wrote, as a record; `topic` and `offset` are where it came from, and not taken over.
 
-    Raises RecordJsonError.
+    Of `timestamp_ms` and `timestamp` the first counts. Raises RecordJsonError.
     """
     if not isinstance(document, dict) or not ({"value", "value_base64"} & set(document)):
         raise RecordJsonError('it must be an object with "value"')
+    only(document, JSON_FIELDS, "field")
     headers: Headers = []
-    for header in document.get("headers") or []:
+    listed = document.get("headers")
+    if not isinstance(listed, list | None):
+        raise RecordJsonError('"headers" must be a list of objects with "key" and "value"')
+    for header in listed or []:
         if not isinstance(header, dict) or not isinstance(header.get("key"), str):
             raise RecordJsonError('"headers" must be a list of objects with "key" and "value"')
+        only(header, HEADER_FIELDS, "field of a header")
         headers.append((header["key"], data_from_json(header, "value")))
-    return data_from_json(document, "key"), data_from_json(document, "value"), headers
+    return Record(
+        data_from_json(document, "key"),
+        data_from_json(document, "value"),
+        headers,
+        timestamp_from_json(document),
+        number_from_json(document, "partition"),
+    )
+
+
+def only(document: dict[str, Any], known: tuple[str, ...], what: str) -> None:
+    """Raise RecordJsonError for a name that is not known: what was meant by it would be lost without a word."""
+    for name in document:
+        if name not in known:
+            raise RecordJsonError(f"{json.dumps(name)} is no {what}: there are {', '.join(known)}")
+
+
+def number_from_json(document: dict[str, Any], name: str) -> int | None:
+    number = document.get(name)
+    if number is not None and (isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < 1 << 63):
+        raise RecordJsonError(f'"{name}" must be a number that is not negative')
+    return number
+
+
+def timestamp_from_json(document: dict[str, Any]) -> int | None:
+    number, text = number_from_json(document, "timestamp_ms"), document.get("timestamp")
+    if number is not None or text is None:
+        return number
+    try:
+        moment = datetime.fromisoformat(text)
+    except (TypeError, ValueError):
+        moment = None
+    if moment is None or moment.tzinfo is None:
+        raise RecordJsonError('"timestamp" must be as 2026-03-01T12:00:00.000Z, with a zone')
+    return round(moment.timestamp() * 1000)
 
 
 def data_from_json(document: dict[str, Any], name: str) -> bytes | None:
+    if {name, f"{name}_base64"} <= set(document):
+        raise RecordJsonError(f'"{name}" and "{name}_base64" do not go together')
     if f"{name}_base64" in document:
         try:
             return base64.b64decode(document[f"{name}_base64"], validate=True)

@@ -147,3 +147,14 @@ def size(number: float) -> str:
 
 def listed(items: Iterable[object]) -> str:
     return ", ".join(map(str, items))
+
+
+def ranges(numbers: Sequence[int]) -> str:
+    """0,1,2,3,7 -> 0-3,7."""
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)

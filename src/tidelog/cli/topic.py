@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tidelog.cli import cluster
+from tidelog.cli import cluster, offline
 from tidelog.cli.connection import ANSWER_S, LOCALHOST, AsJson, Bootstrap, ClientSettings, answer, connect, key_value
 from tidelog.cli.errors import CommandError, UsageError
 from tidelog.cli.tables import Column, Table, cell, counted, heading, listed, print_json, print_table, size
@@ -161,6 +161,7 @@ def describe(
     settings = {topic.name: shown_settings(admin, topic.name, all_settings) for topic in found}
     if json:
         print_json([topic_json(t, offsets) | {"settings": settings_json(settings[t.name])} for t in found])
+        tell_offline(found, offsets)
         return
     for number, topic in enumerate(found):
         print("\n" * bool(number), end="")
@@ -171,6 +172,17 @@ def describe(
             print_table(settings_table(settings[topic.name]))
         else:
             print("All settings have their defaults (--all shows them).")
+    tell_offline(found, offsets)
+
+
+def tell_offline(topics: list[cluster.TopicState], offsets: dict[tuple[str, int], cluster.Offsets]) -> None:
+    """What the tables show with ? in place of numbers."""
+    unknown = {t.name: [p.partition for p in t.partitions if (t.name, p.partition) not in offsets] for t in topics}
+    sys.stdout.flush()
+    offline.warn(
+        {name: partitions for name, partitions in unknown.items() if partitions},
+        "Nobody can read or write there.",
+    )
 
 
 def shown_settings(admin: "AdminClient", topic: str, every: bool) -> list[cluster.Setting]:
@@ -227,9 +239,12 @@ def topic_json(
         {"partition": part.partition, "leader": part.leader, "replicas": part.replicas, "isr": part.isr}
         for part in topic.partitions
     ]
-    for part in partitions:
-        if known := (offsets or {}).get((topic.name, part["partition"])):
-            part |= {"first_offset": known.earliest, "next_offset": known.latest}
+    if offsets is not None:
+        for part in partitions:
+            known = offsets.get((topic.name, part["partition"]))
+            part["offline"] = known is None
+            if known is not None:
+                part |= {"first_offset": known.earliest, "next_offset": known.latest}
     return {"topic": topic.name, "topic_id": topic.topic_id, "internal": topic.internal, "partitions": partitions}
 
 
@@ -246,6 +261,9 @@ def delete(
 ) -> None:
     """Delete topics and every record in them.
 
+    It asks for each before it deletes any. After a no nothing is deleted,
+    and the exit code is 0, as it is of kubectl and rpk.
+
     Examples:
 
     $ tidelog topic delete orders
@@ -259,7 +277,9 @@ def delete(
         offsets = cluster.offsets(admin, found)
         for topic in found:
             records = sum(known.records for (name, _), known in offsets.items() if name == topic.name)
-            typer.confirm(f"Delete topic {topic.name} with {counted(records, 'record')}?", abort=True)
+            if not typer.confirm(f"Delete topic {topic.name} with {counted(records, 'record')}?"):
+                print("Nothing was deleted.")
+                return
     for name, future in admin.delete_topics([topic.name for topic in found], request_timeout=ANSWER_S).items():
         answer(future, f"topic {name}")
         print(f"Deleted topic {name}.")

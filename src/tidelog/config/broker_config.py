@@ -17,6 +17,7 @@ from tidelog.config.keys import (
     nearest,
 )
 from tidelog.config.properties import parse_properties
+from tidelog.config.retired_keys import retired
 
 NOT_SETTINGS = ("TIDELOG_BOOTSTRAP",)
 """Names in the environment that mean something to other parts of Tidelog."""
@@ -30,6 +31,14 @@ class Setting(NamedTuple):
     text: str
     origin: str
     """Where it was set, for people: "server.properties:12"."""
+
+
+class Ignored(NamedTuple):
+    """A name in a file that is no setting here."""
+
+    name: str
+    origin: str
+    reason: str
 
 
 class BrokerConfig:
@@ -90,6 +99,8 @@ class BrokerConfig:
         """`static` holds known names only. Raises ConfigError for a value that is refused."""
         self.static = {name: setting.text for name, setting in static.items()}
         """As text, what was set at the start."""
+        self.ignored: list[Ignored] = []
+        """Unknown names of the file that `load` was given, for a warning each at the start."""
         self.dynamic_cluster: Mapping[str, str] = {}
         self.dynamic_own: Mapping[str, str] = {}
         self.generation = 0
@@ -119,17 +130,23 @@ class BrokerConfig:
     ) -> "BrokerConfig":
         """Settings from the file at `file` (through `read`), TIDELOG_* variables and flags (names as in the file).
 
-        `flags_origin` is what errors call the place of the flags. Raises ConfigError, and what `read` raises.
+        `flags_origin` is what errors call the place of the flags. A file may have names that are unknown here, as
+        Kafka lets it: they are `ignored`, unless they look like a misspelling. Raises ConfigError, and what `read`
+        raises.
         """
         static: dict[str, Setting] = {}
+        ignored: list[Ignored] = []
         if file is not None:
             assert read is not None, "a file needs a way to read it"
-            static.update(_from_file(file, read(file)))
+            from_file, ignored = _from_file(file, read(file))
+            static.update(from_file)
         static.update(_from_environment(environment))
         for name, text in flags.items():
             _known(name, flags_origin)
             static[name] = Setting(text, flags_origin)
-        return cls(_with_node_id(static))
+        config = cls(_with_node_id(static))
+        config.ignored = ignored
+        return config
 
     # What is in force
 
@@ -195,9 +212,18 @@ class BrokerConfig:
     @property
     def endpoints(self) -> tuple[Endpoint, ...]:
         """Where to listen."""
-        skipped = {name.upper() for name in self.get("controller.listener.names") or ()}
-        texts = [t for t in self.get("listeners") if t.partition("://")[0].strip().upper() not in skipped]
+        texts = [text for text in self.get("listeners") if not self._is_controllers(text)]
         return parse_endpoints("listeners", texts, self._protocols())
+
+    @property
+    def controller_listeners(self) -> list[str]:
+        """Those of `listeners` that are not opened: a combined node of Kafka has them for its controller."""
+        return [text.strip() for text in self.get("listeners") if self._is_controllers(text)]
+
+    def _is_controllers(self, text: str) -> bool:
+        """Whether this NAME://HOST:PORT is among `controller.listener.names`."""
+        name = text.partition("://")[0].strip().upper()
+        return name in {of_controller.upper() for of_controller in self.get("controller.listener.names") or ()}
 
     def advertised(self, bound: Sequence[Endpoint]) -> tuple[Endpoint, ...]:
         """What clients are told, given the listeners with their real ports."""
@@ -208,7 +234,8 @@ class BrokerConfig:
         return tuple(e if e.port else e._replace(port=ports[name]) for name, e in given.items())
 
     def _advertised_given(self) -> tuple[Endpoint, ...]:
-        texts: list[str] | None = self.get("advertised.listeners")
+        # Kafka wants those of controllers in both lists, and tells no client of them either.
+        texts = [text for text in self.get("advertised.listeners") or () if not self._is_controllers(text)]
         return parse_endpoints("advertised.listeners", texts, self._protocols()) if texts else ()
 
     def _protocols(self) -> dict[str, str]:
@@ -223,6 +250,9 @@ class BrokerConfig:
             )
 
     def _check(self) -> None:
+        roles = self.get("process.roles")
+        if roles and "broker" not in roles:
+            raise InvalidValue("process.roles", ",".join(roles), "this is a broker, and needs a broker's settings")
         endpoints = {e.listener: e for e in self.endpoints}
         advertised = {e.listener: e for e in self._advertised_given()}
         for name, endpoint in advertised.items():
@@ -258,17 +288,28 @@ class BrokerConfig:
             )
 
 
-def _from_file(path: str, content: bytes) -> dict[str, Setting]:
+def _from_file(path: str, content: bytes) -> tuple[dict[str, Setting], list[Ignored]]:
     try:
         entries = parse_properties(content.decode())
     except ValueError as error:  # a malformed escape, or not UTF-8
         raise ConfigError(f"{path}: {error}") from None
     found: dict[str, Setting] = {}
+    ignored: list[Ignored] = []
     for entry in entries:
         origin = f"{path}:{entry.line}"
-        _known(entry.name, origin)
-        found[entry.name] = Setting(entry.value, origin)
-    return found
+        if entry.name in BROKER_KEYS:
+            found[entry.name] = Setting(entry.value, origin)
+        elif (reason := retired(entry.name)) is not None:
+            ignored.append(Ignored(entry.name, origin, reason))
+        elif entry.name in TOPIC_KEYS or nearest(entry.name, BROKER_KEYS, NEAR_ENOUGH) is not None:
+            # What was meant here would not happen, and a line in the log is easily missed.
+            raise _unknown(entry.name, origin)
+        else:
+            # Plugins have settings of their own, and Kafka warns of them, too.
+            own = entry.name.startswith("listener.name.")
+            reason = "settings of a single listener have no effect here" if own else "Tidelog does not know it"
+            ignored.append(Ignored(entry.name, origin, reason))
+    return found, ignored
 
 
 def _from_environment(environment: Mapping[str, str]) -> dict[str, Setting]:
@@ -301,15 +342,21 @@ def _with_node_id(static: dict[str, Setting]) -> dict[str, Setting]:
 
 
 def _known(name: str, origin: str) -> None:
-    if name in BROKER_KEYS:
-        return
-    if name in TOPIC_KEYS:
+    """Raises ConfigError for a name that nobody types without meaning it."""
+    if name not in BROKER_KEYS:
+        raise _unknown(name, origin)
+
+
+def _unknown(name: str, origin: str) -> ConfigError:
+    if (reason := retired(name)) is not None:
+        hint = f"; {reason}"
+    elif name in TOPIC_KEYS:
         for_topics = TOPIC_KEYS[name].synonyms
         hint = f"; it is a topic's, a broker has {for_topics[0][0]}" if for_topics else "; it is a topic's"
     else:
         near = nearest(name, BROKER_KEYS)
         hint = f"; did you mean {near}?" if near else ""
-    raise ConfigError(f"unknown setting {name} ({origin}){hint}")
+    return ConfigError(f"unknown setting {name} ({origin}){hint}")
 
 
 _ATTRIBUTES = tuple(name for name in BROKER_KEYS if attribute(name) in BrokerConfig.__annotations__)

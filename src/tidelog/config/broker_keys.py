@@ -418,6 +418,15 @@ KEYS: tuple[Key, ...] = (
         read_only=True,
     ),
     Key("num.recovery.threads.per.data.dir", INT, "2", AtLeast(1)),
+    Key(
+        "process.roles",
+        LIST,
+        None,
+        ListOf(("broker", "controller")),
+        doc="What this process is; has to name broker, which here is its own controller, too.",
+        effect=True,
+        read_only=True,
+    ),
     Key("producer.purgatory.purge.interval.requests", INT, "1000", read_only=True),
     Key(
         "queued.max.request.bytes",

@@ -1,6 +1,6 @@
 """Settings of Kafka's brokers for what is not here yet: security, quotas, tiered storage, quorum, metrics."""
 
-from tidelog.config.key import AtLeast, Between, Key, ListOf, NonEmpty, OneOf, OneOfIgnoringCase, Type
+from tidelog.config.key import AtLeast, Between, Key, NonEmpty, OneOf, OneOfIgnoringCase, Type
 
 BOOLEAN = Type.BOOLEAN
 STRING = Type.STRING
@@ -68,7 +68,6 @@ KEYS: tuple[Key, ...] = (
     Key(
         "principal.builder.class", CLASS, "org.apache.kafka.common.security.authenticator.DefaultKafkaPrincipalBuilder"
     ),
-    Key("process.roles", LIST, None, ListOf(("broker", "controller")), read_only=True),
     Key("quota.window.num", INT, "11", AtLeast(1), read_only=True),
     Key("quota.window.size.seconds", INT, "1", AtLeast(1), read_only=True),
     Key("remote.fetch.max.wait.ms", INT, "500", AtLeast(1)),

@@ -11,7 +11,7 @@ GROUP_KEYS: Mapping[str, Key] = {key.name: key for key in group_keys.KEYS}
 
 ENVIRONMENT_PREFIX = "TIDELOG_"
 NEAR_ENOUGH = 0.8
-"""Similarity from which an unknown name in the environment is taken for a misspelt setting."""
+"""Similarity from which an unknown name in the environment or in a file is taken for a misspelt setting."""
 
 
 def broker_synonyms(name: str) -> tuple[str, ...]:

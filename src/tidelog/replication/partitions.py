@@ -112,8 +112,13 @@ class Partitions:
         return len(self._table)
 
     @property
+    def count(self) -> int:
+        """All partitions, those that are offline included."""
+        return len(self._table) + len(self._offline)
+
+    @property
     def offline_count(self) -> int:
-        """Partitions that could not be opened, or whose log has failed since."""
+        """Those that could not be opened, or whose log has failed since."""
         return len(self._offline) + sum(p.log.failure is not None for p in self._table.values())
 
     def _missing(self, topic: str, index: int) -> Exception:

@@ -2,12 +2,15 @@
 
 import importlib
 import itertools
+import os
 import re
 import shlex
+import shutil
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -104,10 +107,13 @@ def test_examples_are_command_lines_that_are_understood(words: list[str]) -> Non
         (["produce", "x", "-k", "a", "-K", ":"], "--key and --key-separator do not go together"),
         (["produce", "x", "-H", "a"], "--header takes KEY=VALUE, for example --header source=import, not 'a'"),
         (["produce", "x", "--json", "-K", ":"], "--json lines have their own keys and nulls"),
+        (["produce", "x", "--keep-partitions"], "--keep-partitions takes the partitions of --json lines"),
+        (["produce", "x", "--json", "--keep-partitions", "-p", "0"], "--keep-partitions takes the partitions"),
         (["consume", "x", "-B", "--since", "1h"], "only one of --from-beginning, --offset and --since"),
         (["consume", "x", "-B", "-o", "latest"], "only one of --from-beginning, --offset and --since"),
         (["consume", "x", "-o", "first"], "--offset takes a number, beginning or end, not 'first'"),
         (["consume", "x", "-o", "1.5"], "--offset takes a number, beginning or end, not '1.5'"),
+        (["consume", "x", "-g", ""], "--group takes the name of a group"),
         (["consume", "x", "-g", "a", "-o", "end"], "--group continues from the group's commits"),
         (["consume", "x", "--since", "soon"], "--since: 'soon' is not a time"),
         (["consume", "x", "-g", "a", "-o", "1"], "--group continues from the group's commits"),
@@ -187,6 +193,43 @@ def test_how_a_command_may_end(
     monkeypatch.setattr(topic, "connect", lambda *arguments: fail())
     assert main(["topic", "list"]) == code
     assert capsys.readouterr().err == line
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        ("tidelog to", {"topic"}),
+        ("tidelog topic de", {"describe", "delete"}),
+        ("tidelog consume --from", {"--from-beginning"}),
+        ("tidelog start --da", {"--data"}),
+    ],
+)
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_shell_is_told_how_a_line_may_go_on(typed: str, offered: set[str], shell: str) -> None:
+    question = {"_TIDELOG_COMPLETE": f"complete_{shell}"}
+    if shell == "bash":
+        question |= {"COMP_WORDS": typed, "COMP_CWORD": str(len(typed.split()) - 1)}
+    else:
+        question |= {"_TYPER_COMPLETE_ARGS": typed, "_TYPER_COMPLETE_FISH_ACTION": "get-args"}
+    ran = subprocess.run(
+        [sys.executable, "-m", "tidelog"], env=os.environ | question, capture_output=True, text=True, check=True
+    )
+    assert ran.stderr == ""
+    options = set(re.findall(r"-{0,2}[a-z][a-z-]+", ran.stdout)) if shell == "zsh" else set(ran.stdout.split())
+    assert offered <= options
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="no bash")
+def test_bash_completes_with_the_script() -> None:
+    script = (
+        'eval "$(tidelog completion bash)"; COMP_WORDS=(tidelog topic des); COMP_CWORD=2\n'
+        '_tidelog_completion tidelog; echo "${COMPREPLY[@]}"; complete -p tidelog'
+    )
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    ran = subprocess.run(
+        ["bash", "-c", script], env=os.environ | {"PATH": path}, capture_output=True, text=True, check=True
+    )
+    assert ran.stdout.splitlines() == ["describe", "complete -o default -F _tidelog_completion tidelog"]
 
 
 def test_a_closed_pipe_is_quiet() -> None:

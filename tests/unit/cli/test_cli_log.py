@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from confluent_kafka import Producer
 
-from tidelog.cli.log import entry_json, entry_text, quoted
+from tidelog.cli.log import alike, entry_json, entry_text, quoted
 from tidelog.cli.main import main
+from tidelog.log.verify import Finding
 from tidelog.testing import Broker
 
 SEGMENT = "00000000000000000000.log"
@@ -58,6 +59,22 @@ def test_a_flipped_byte_is_found_with_path_and_position(data: Path, capsys: pyte
     assert damage.startswith(f"damage: {path} at ")
     assert "CRC" in damage
     assert summary.endswith(": 1 defect")
+
+
+def test_findings_of_one_kind_are_one_line_with_their_number(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    epochs = data / "orders-0" / SEGMENT
+    found = [
+        Finding(str(epochs), 8 * row, "damage", f"offset {row} is indexed where no batch begins") for row in range(9)
+    ]
+    other = Finding(str(epochs), 0, "note", "left by an interrupted deletion or cleaning")
+    assert alike([*found[:5], other, *found[5:]]) == [(found[0], 8, 64), (other, 0, 0)]
+
+    for name in ("a-stray", "b-stray"):
+        (data / name).mkdir()
+    flip(epochs, 70)
+    assert main(["log", "verify", str(data)]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == len(set(lines)) == 4
 
 
 def test_findings_as_json(data: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.cells import cell_len
 
 from tidelog.cli.cluster import Offsets, PartitionState, TopicState, no_such_topic
 from tidelog.cli.connection import host_port
 from tidelog.cli.errors import UsageError
-from tidelog.cli.groups import ranges
 from tidelog.cli.lag import Lag, behind_text, lag_table, total, urgency
 from tidelog.cli.lag_watch import Progress, fitting, measured, shortened, watch_table, whole_table
 from tidelog.cli.measure import Point, percentile, rates
 from tidelog.cli.plots import line_plot, short_number
-from tidelog.cli.tables import Column, Table, print_table, printable, size
+from tidelog.cli.tables import Column, Table, print_table, printable, ranges, size
 from tidelog.cli.topic import replicas_text, trouble, value_text
 
 COLUMNS = [Column("Topic"), Column("Records", right=True)]
@@ -334,8 +334,15 @@ def test_partitions_that_do_not_fit_are_one_row() -> None:
 @pytest.mark.parametrize(("width", "height"), [(80, 24), (120, 40), (60, 12)])
 @pytest.mark.parametrize(
     "lags",
-    [wide(1, 12), wide(1, 200), wide(4, 50), wide(2, 20, "a-very-long-name-that-somebody-found-good-" * 2), []],
-    ids=["12", "200", "4 groups", "long names", "none"],
+    [
+        wide(1, 12),
+        wide(1, 200),
+        wide(4, 50),
+        wide(2, 20, "a-very-long-name-that-somebody-found-good-" * 2),
+        wide(2, 20, "訂單處理" * 12),
+        [],
+    ],
+    ids=["12", "200", "4 groups", "long names", "wide names", "none"],
 )
 def test_a_watched_table_fits_a_terminal(lags: list[Lag], width: int, height: int) -> None:
     code = (
@@ -348,7 +355,7 @@ def test_a_watched_table_fits_a_terminal(lags: list[Lag], width: int, height: in
     lines = on_a_terminal(code, width, NO_COLOR="1").splitlines()
     plain = [re.sub(r"\x1b\[[0-9;]*m", "", line) for line in lines]
     assert len(plain) <= height - 1
-    assert max(map(len, plain)) <= width
+    assert max(map(cell_len, plain)) <= width
     if lags:
         last = plain[-1].split()
         assert last[0] == "all"
@@ -356,7 +363,15 @@ def test_a_watched_table_fits_a_terminal(lags: list[Lag], width: int, height: in
         assert sum(bool(re.match(r"\s*\S.*\d", line)) for line in plain) >= min(len(lags), height - 6)
 
 
+@given(st.text(st.sampled_from("a漢é字"), max_size=30), st.integers(1, 20))
+def test_a_shortened_name_fits_in_cells(text: str, width: int) -> None:
+    short = shortened(text, width)
+    assert cell_len(short) <= width
+    assert short == text or cell_len(short) >= width - 2
+
+
 def test_names_are_shortened_in_the_middle() -> None:
+    assert shortened("訂單處理群組一號", 9) == "訂單…一號"
     assert shortened("orders", 6) == "orders"
     assert shortened("orders-of-today-7", 9) == "orde…ay-7"
 

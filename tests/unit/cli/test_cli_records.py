@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from tidelog.cli.consume import Where, beginning, visible
 from tidelog.cli.errors import CommandError, UsageError
-from tidelog.cli.produce import Line, json_parser, text_parser
-from tidelog.cli.records import RecordJsonError, TemplateError, record_from_json, template, to_json
+from tidelog.cli.produce import json_parser, text_parser
+from tidelog.cli.records import Record, RecordJsonError, TemplateError, record_from_json, template, to_json
 
 Headers = list[tuple[str, str | bytes | None]]
 
@@ -90,7 +90,7 @@ def test_json_of_what_is_not_text() -> None:
 def test_json_and_back(key: bytes | None, value: bytes | None, headers: Headers) -> None:
     line = to_json(message(value, key, headers))
     assert b"\n" not in line
-    assert record_from_json(json.loads(line)) == (key, value, headers)
+    assert record_from_json(json.loads(line)) == Record(key, value, headers, 1000, 3)
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_json_and_back(key: bytes | None, value: bytes | None, headers: Headers)
     [({"value": 3}, b"3"), ({"value": {"a": [1, "é"]}}, '{"a":[1,"é"]}'.encode()), ({"value": None}, None)],
 )
 def test_json_by_hand(document: object, value: bytes | None) -> None:
-    assert record_from_json(document) == (None, value, [])
+    assert record_from_json(document) == Record(None, value, [])
 
 
 @pytest.mark.parametrize(
@@ -112,6 +112,15 @@ def test_json_by_hand(document: object, value: bytes | None) -> None:
         {"value_base64": 3},
         {"value": 1, "headers": [1]},
         {"value": 1, "headers": [{"value": "x"}]},
+        {"value": 1, "headers": {"h": "x"}},
+        {"value": 1, "headers": [{"key": "h", "valeu": "x"}]},
+        {"value": 1, "value_base64": "eA=="},
+        {"value": 1, "vaule": 2},
+        {"value": 1, "partition": -1},
+        {"value": 1, "partition": True},
+        {"value": 1, "timestamp_ms": "now"},
+        {"value": 1, "timestamp": "2026-03-01T12:00:00"},
+        {"value": 1, "timestamp": 5},
     ],
 )
 def test_json_that_is_no_record(document: object) -> None:
@@ -119,18 +128,23 @@ def test_json_that_is_no_record(document: object) -> None:
         record_from_json(document)
 
 
+def test_a_timestamp_by_hand_is_in_either_form() -> None:
+    assert record_from_json({"value": 1, "timestamp": "2026-03-01T12:00:00.250Z"}).timestamp_ms == 1772366400250
+    assert record_from_json({"value": 1, "timestamp": "1999-01-01T00:00Z", "timestamp_ms": 7}).timestamp_ms == 7
+
+
 # Lines to write
 
 
 def test_a_line_is_a_value() -> None:
-    assert text_parser(None, None, [], None)(1, b"a:b") == Line(None, b"a:b", [])
-    assert text_parser(None, "k", [("h", "1")], None)(1, b"") == Line(b"k", b"", [("h", "1")])
+    assert text_parser(None, None, [], None)(1, b"a:b") == Record(None, b"a:b", [])
+    assert text_parser(None, "k", [("h", "1")], None)(1, b"") == Record(b"k", b"", [("h", "1")])
 
 
 def test_a_separator_splits_key_and_value_once() -> None:
     parse = text_parser("::", None, [], None)
-    assert parse(1, b"k::v::w") == Line(b"k", b"v::w", [])
-    assert parse(2, b"::v") == Line(b"", b"v", [])
+    assert parse(1, b"k::v::w") == Record(b"k", b"v::w", [])
+    assert parse(2, b"::v") == Record(b"", b"v", [])
     with pytest.raises(CommandError, match=r"line 3 has no separator '::' between key and value"):
         parse(3, b"k:v")
     with pytest.raises(UsageError, match="--key-separator must not be empty"):
@@ -139,18 +153,25 @@ def test_a_separator_splits_key_and_value_once() -> None:
 
 def test_a_marker_stands_for_null() -> None:
     parse = text_parser(":", None, [], "NULL")
-    assert parse(1, b"k:NULL") == Line(b"k", None, [])
-    assert parse(2, b"NULL:NULL!") == Line(None, b"NULL!", [])
+    assert parse(1, b"k:NULL") == Record(b"k", None, [])
+    assert parse(2, b"NULL:NULL!") == Record(None, b"NULL!", [])
 
 
 def test_json_lines() -> None:
-    parse = json_parser(None, [("added", "1")])
-    assert parse(1, b'{"key":"k","value":"v","headers":[{"key":"h","value":"x"}]}') == Line(
+    parse = json_parser(None, [("added", "1")], False)
+    assert parse(1, b'{"key":"k","value":"v","headers":[{"key":"h","value":"x"}]}') == Record(
         b"k", b"v", [("h", b"x"), ("added", "1")]
     )
-    assert json_parser("fixed", [])(1, b'{"key":"k","value":"v"}').key == b"fixed"
-    with pytest.raises(CommandError, match="line 7 is not a JSON record"):
+    assert json_parser("fixed", [], False)(1, b'{"key":"k","value":"v"}').key == b"fixed"
+    with pytest.raises(CommandError, match="line 7 is not JSON: "):
         parse(7, b"{")
+    with pytest.raises(CommandError, match='line 8 is not a record: "vaule" is no field: there are topic, partition'):
+        parse(8, b'{"value":"v","vaule":"x"}')
+    assert parse(9, b'{"value":"v","partition":4}').partition is None
+    keep = json_parser(None, [], True)
+    assert keep(1, b'{"value":"v","partition":4}').partition == 4
+    with pytest.raises(CommandError, match='line 2 has no "partition", which --keep-partitions needs'):
+        keep(2, b'{"value":"v"}')
 
 
 def test_what_would_steer_a_terminal_is_escaped() -> None:

@@ -87,6 +87,23 @@ def test_settings_come_from_file_environment_and_flags(
     port_of(broker, tmp_path / "data")
 
 
+def test_what_a_file_of_kafkas_has_besides_is_told(start: Start, tmp_path: Path) -> None:
+    file = tmp_path / "server.properties"
+    file.write_text(
+        "process.roles=broker,controller\ncontroller.listener.names=CONTROLLER\nzookeeper.connect=localhost:2181\n"
+        "listener.security.protocol.map=CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT\n"
+        "listeners=PLAINTEXT://127.0.0.1:0,CONTROLLER://127.0.0.1:1\n"
+    )
+    broker = start("--config", str(file), "--data", str(tmp_path / "data"))
+    port_of(broker, tmp_path / "data")
+    broker.terminate()
+    _, log = broker.communicate(timeout=30)
+    assert "controller listener not opened listener=CONTROLLER://127.0.0.1:1\n" in log
+    assert (
+        f"unknown setting ignored name=zookeeper.connect place={file}:3 reason=there is no ZooKeeper any more\n" in log
+    )
+
+
 def test_a_busy_port(start: Start, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         address = f"127.0.0.1:{other.getsockname()[1]}"

@@ -67,3 +67,33 @@ def test_a_broker_that_goes_away_is_told_of_once() -> None:
             broker.stop()
             reader.expect("No broker can be reached any more; still trying. Ctrl-C stops.\n")
             stop(reader)
+
+
+PRODUCE = [sys.executable, "-m", "tidelog", "produce", "orders"]
+
+
+def test_ctrl_c_ends_produce_while_it_waits_for_lines(environment: dict[str, str]) -> None:
+    with on_a_terminal(PRODUCE, environment) as writer:
+        writer.expect("Type one record per line; Ctrl-D ends.\n")
+        writer.process.send_signal(signal.SIGINT)
+        assert writer.end() == (130, "0 records, 0 B, to orders\n")
+
+
+def test_ctrl_c_ends_produce_during_an_outage() -> None:
+    with Broker() as broker:
+        environment = os.environ | {"TIDELOG_BOOTSTRAP": broker.bootstrap}
+        with on_a_terminal(PRODUCE, environment) as writer:
+            writer.expect("Type one record per line; Ctrl-D ends.\n")
+            broker.stop()
+            os.write(writer.leader, b"late\n\x04")
+            writer.expect("No broker can be reached any more; still trying. Ctrl-C stops.\n")
+            writer.process.send_signal(signal.SIGINT)
+            assert writer.end() == (130, "1 record not acknowledged, and written or not.\n")
+
+
+def test_a_deletion_that_is_not_wanted(environment: dict[str, str]) -> None:
+    with on_a_terminal([sys.executable, "-m", "tidelog", "topic", "delete", "orders"], environment) as deleting:
+        deleting.expect("Delete topic orders with 1 record\\? \\[y/N\\]: ")
+        os.write(deleting.leader, b"n\n")
+        deleting.expect("Nothing was deleted.\n")
+        assert deleting.end() == (0, "")

@@ -71,7 +71,7 @@ def test_attributes_have_the_tables_types() -> None:
             {},
             "unknown setting num.partitons (server.properties:1); did you mean num.partitions?",
         ),
-        ("\n\nzzzzzz=3", {}, {}, "unknown setting zzzzzz (server.properties:3)"),
+        (None, {}, {"zzzzzz": "3"}, "unknown setting zzzzzz (the command line)"),
         (
             None,
             {},
@@ -208,7 +208,7 @@ def test_listeners_of_kafkas_controllers_are_left_out() -> None:
         "controller.listener.names=CONTROLLER\ncontroller.quorum.voters=1@127.0.0.1:9093\n"
     )
     assert [e.listener for e in config.endpoints] == ["PLAINTEXT"]
-    assert config.without_effect() == ["controller.quorum.voters", "process.roles"]
+    assert config.without_effect() == ["controller.quorum.voters"]
 
 
 def test_cordoned_directories() -> None:
