@@ -49,6 +49,8 @@ TABLE: dict[int, Entry] = {
     35: _entry("describe_log_dirs", 1, 5),
     37: _entry("create_partitions", 0, 3),
     44: _entry("incremental_alter_configs", 0, 1),
+    48: _entry("describe_client_quotas", 0, 1),
+    49: _entry("alter_client_quotas", 0, 1),
     60: _entry("describe_cluster", 0, 2),
     68: _entry("consumer_group_heartbeat", 0, 1),
     69: _entry("consumer_group_describe", 0, 1),

@@ -4,7 +4,7 @@ from collections.abc import Coroutine, Iterable, Iterator
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from tidelog.api.fetch import Fetch, read_ahead
+from tidelog.api.fetch import Fetch, encoded_size, read_ahead
 from tidelog.api.fetch_sessions import FetchItem
 from tidelog.api.pending import Pending
 from tidelog.model.steps import Steps
@@ -136,15 +136,27 @@ class WideFetch(Fetch):
     def _told(self) -> Steps[FetchResponse]:
         self._unwatch()
         topics: list[FetchableTopicResponse] = []
+        told = []
         for items in _parted((yield from self._in_order())):
-            for topic in self._response(items).responses:
+            response, told_now = self._response(items)
+            told += told_now
+            for topic in response.responses:
                 last = topics[-1] if topics else None
                 if last is not None and last.topic == topic.topic and last.topic_id == topic.topic_id:
                     last.partitions += topic.partitions
                 else:
                     topics.append(topic)
             yield
-        return FetchResponse(session_id=self._fetching.session_id, responses=topics)
+        response = FetchResponse(session_id=self._fetching.session_id, responses=topics)
+        meter = self._context.meter
+        if meter is not None:
+            pieces = yield from FetchResponse.stepwise_encoder(self._context.api_version)(response)
+            if meter.fetched(encoded_size(pieces)):
+                return self._emptied()
+        for some in _parted(told):
+            self._note(some)
+            yield
+        return response
 
     def _in_order(self) -> Steps[list[FetchItem]]:
         """Unknown topics and partitions behind the others."""
