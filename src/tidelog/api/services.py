@@ -86,7 +86,7 @@ class RequestContext:
         self.client_id = client_id
         self.peer = peer
         self.meter: Meter | None = None
-        """None while nobody has a quota."""
+        """None for a client without a quota."""
 
     @property
     def take_partitions(self) -> "TakePartitions":

@@ -18,6 +18,7 @@ from tidelog.api.registry import API_VERSIONS_KEY, PRODUCE_KEY, Route, route, ro
 from tidelog.api.services import NO_RESPONSE, CloseConnection, Peer, RequestContext, Services
 from tidelog.broker.serving import Encoded, answered_in_steps, not_encoded, served_in_steps
 from tidelog.model.steps import Steps
+from tidelog.quotas.client_quotas import ANONYMOUS
 from tidelog.runtime.interfaces import FileRegion, Piece, Stream, TimerHandle
 from tidelog.runtime.turns import Work
 from tidelog.wire.errors import ApiError
@@ -67,6 +68,7 @@ class Connection:
         "_monotonic",
         "_muted",
         "_paused",
+        "_quota_known",
         "_resuming",
         "_services",
         "_stash",
@@ -94,6 +96,7 @@ class Connection:
         self._halted = False  # draining or muted
         self._waiting: deque[_Slot] = deque()
         self._combined: list[Piece] | None = None
+        self._quota_known: tuple[int, str, bool] | None = None  # for a generation of the quotas and a client id
         self._client_id_raw = b""
         self._client_id: str | None = None
 
@@ -345,7 +348,7 @@ class Connection:
             if position > len(frame):
                 raise MalformedMessage("the request ends inside its header")
             context = RequestContext(api_key, version, correlation_id, client_id, self.peer)
-            if self._services.quotas.active:
+            if self._services.quotas.active and self._has_quota(client_id or ""):
                 size = len(frame) - position - found.flexible_request
                 context.meter = Meter(self._services.quotas, self._monotonic, api_key, version, client_id, size)
             if version < 0:
@@ -364,6 +367,13 @@ class Connection:
             self._call_metered(found, context, request, context.meter)
         else:
             self._call(found, context, request)
+
+    def _has_quota(self, client_id: str) -> bool:
+        quotas = self._services.quotas
+        known = self._quota_known
+        if known is None or known[0] != quotas.generation or known[1] != client_id:
+            known = self._quota_known = (quotas.generation, client_id, quotas.concern(ANONYMOUS, client_id))
+        return known[2]
 
     def _call(self, found: Route, context: RequestContext, request: Any) -> None:
         try:
@@ -389,15 +399,26 @@ class Connection:
             slot.settle(response)
 
     def _call_metered(self, found: Route, context: RequestContext, request: Any, meter: Meter) -> None:
-        """As `_call`, for when somebody has a quota: every answer goes through its slot, where it is counted."""
-        slot = _Slot(self, found, context)
-        self._waiting.append(slot)
+        """As `_call`, for a client that has a quota."""
         meter.start()
         try:
             response = found.handle(self._services, context, request)
         except Exception as error:
             response = self._failed(found, context, error)
         meter.stop()
+        if not self._waiting:
+            if type(response) is found.response:
+                meter.settle(response)
+                meter.start()
+                self._send(found, context.correlation_id, response)
+                self._answered(meter)
+                return
+            if response is NO_RESPONSE:
+                meter.settle(response)
+                self._answered(meter)
+                return
+        slot = _Slot(self, found, context)
+        self._waiting.append(slot)
         slot.settle(response)
 
     def _begin_wide(self, found: Route, context: RequestContext, frame: memoryview, position: int) -> None:

@@ -69,6 +69,9 @@ class MutationQuota:
         if not limits:
             self._sensors.clear()
 
+    def applies(self, user: str, client_id: str) -> bool:
+        return self._limits.of(user, client_id) is not None
+
     def take(self, user: str, client_id: str, count: int, now_ms: int, *, strict: bool) -> tuple[bool, int]:
         """Take `count` partitions: whether they may be made, and for how long the client has to wait.
 
@@ -92,11 +95,13 @@ class MutationQuota:
 class ClientQuotas:
     """All that clients have quotas of."""
 
-    __slots__ = ("active", "fetch", "mutations", "produce", "requests")
+    __slots__ = ("active", "fetch", "generation", "mutations", "produce", "requests")
 
     def __init__(self, window: Window, mutation_window: Window) -> None:
         self.active = False
         """Whether any client has any: where not, nothing is looked up or recorded."""
+        self.generation = 0
+        """Grows with every change: a key for caches."""
         self.produce = RateQuota(window)
         self.fetch = RateQuota(window)
         self.requests = RateQuota(window, throttle_max_ms=window.sample_ms)
@@ -105,6 +110,7 @@ class ClientQuotas:
     def set(self, quotas: Quotas) -> None:
         """From now on these hold. What was recorded stays."""
         self.active = False
+        self.generation += 1
         for quota, key in (
             (self.produce, PRODUCER_BYTE_RATE),
             (self.fetch, CONSUMER_BYTE_RATE),
@@ -114,3 +120,9 @@ class ClientQuotas:
             limits = Limits(quotas, key)
             quota.set(limits)
             self.active = self.active or bool(limits)
+
+    def concern(self, user: str, client_id: str) -> bool:
+        """Whether anything of that client's is counted."""
+        return any(
+            quota.applies(user, client_id) for quota in (self.produce, self.fetch, self.requests, self.mutations)
+        )

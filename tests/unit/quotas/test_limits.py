@@ -83,6 +83,16 @@ def test_nothing_is_active_without_a_quota() -> None:
     assert not quotas.active
 
 
+def test_whom_quotas_concern() -> None:
+    quotas = client_quotas(**{CONTROLLER_MUTATION_RATE: 1.0})
+    before = quotas.generation
+    assert quotas.concern("u", "c")
+    assert not quotas.concern("u", "other")
+    quotas.set({entity_of([("user", "u")]): {REQUEST_PERCENTAGE: 1.0}})
+    assert quotas.concern("u", "other")
+    assert quotas.generation > before
+
+
 def test_a_changed_quota_counts_for_what_was_recorded_before() -> None:
     quotas = client_quotas(producer_byte_rate=1000.0)
     assert quotas.produce.record("u", "c", 5000, 0) == 0
