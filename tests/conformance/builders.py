@@ -42,6 +42,7 @@ BUILDERS: Mapping[str, Builder] = {
     "assignment": assignment,
     "batch": batch,
     "bytes": text_bytes,
+    "double": float,
     "hex": hexadecimal,
     "join": join,
     "message_set": message_set,

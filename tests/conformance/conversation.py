@@ -23,7 +23,7 @@ Indented below a step stand the continuation of its fields, and
       expect PATH == VALUE     holds, or the conversation does not show what it says (Kafka) or differs (other brokers)
       only PATH FIELD [VALUE, ..]   compares just these items of a list that shows other conversations' state too
       within A..B              the answer takes between A and B milliseconds
-      client NAME              the client id
+      client NAME              the client id, as it stands or as "${run}-1"
       unanswered               no answer comes, for a fault of Kafka's; it is not waited for long
 
 A PATH is `topics[0].partitions[*].leader_id`; `[*]` is each item, `[name=$t]` the first item with that field.
@@ -68,6 +68,8 @@ ADVERTISED: dict[str, tuple[int, int]] = {
     "IncrementalAlterConfigs": (0, 1),
     "AlterReplicaLogDirs": (1, 2),
     "DescribeLogDirs": (1, 5),
+    "DescribeClientQuotas": (0, 1),
+    "AlterClientQuotas": (0, 1),
     "DescribeCluster": (0, 2),
     "DescribeTopicPartitions": (0, 0),
 }
@@ -115,7 +117,7 @@ class Step(NamedTuple):
     expect: tuple[Condition, ...] = ()
     only: tuple[Selection, ...] = ()
     within_ms: tuple[int, int] | None = None
-    client_id: str = "conform"
+    client_id: Any = "conform"  # or an expression
     unanswered: bool = False
 
     @property
@@ -301,7 +303,7 @@ def _with_directives(step: Step, directives: list[tuple[str, str]]) -> Step:
         elif word == "unanswered":
             changes["unanswered"] = True
         else:
-            changes["client_id"] = rest
+            changes["client_id"] = parse_value(rest) if rest.startswith('"') else rest
     return step._replace(
         keep=tuple(keep),
         until=tuple(conditions["until"]),

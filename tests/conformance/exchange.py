@@ -153,7 +153,8 @@ class Conduct:
             connection = self._connection(step.connection)
             connection.correlation_id += 1
             tree = evaluate(step.fields, self.variables, BUILDERS)
-            frame = messages.encode_request(api_key, version, connection.correlation_id, step.client_id, tree)
+            client_id = evaluate(step.client_id, self.variables, BUILDERS)
+            frame = messages.encode_request(api_key, version, connection.correlation_id, client_id, tree)
             connection.send(frame)
             if step.mode == "silent":
                 self.outcomes.append(Outcome(index, "silent", api_key, version, 0, frame, b""))

@@ -14,6 +14,13 @@ from collections.abc import Iterator
 
 from process_harness.raw import RawConnection, response_class
 from tidelog.wire.frames import decode_response_header, encode_request
+from tidelog.wire.messages.alter_client_quotas import (
+    AlterClientQuotasRequest,
+    AlterClientQuotasResponse,
+    EntityData,
+    EntryData,
+    OpData,
+)
 from tidelog.wire.messages.api_versions import ApiVersionsRequest
 from tidelog.wire.messages.fetch import FetchPartition, FetchRequest, FetchTopic
 from tidelog.wire.messages.metadata import MetadataRequest
@@ -205,6 +212,71 @@ def writes_without_acks(address: Address, seconds: float) -> str:
     return f"{sent} batches with acks=0"
 
 
+@contextlib.contextmanager
+def producer_quota(address: Address, client_id: str | None, bytes_per_s: float) -> Iterator[None]:
+    """Of one client id, or of all."""
+
+    def change(value: float, remove: bool) -> None:
+        entry = EntryData(
+            entity=[EntityData(entity_type="client-id", entity_name=client_id)],
+            ops=[OpData(key="producer_byte_rate", value=value, remove=remove)],
+        )
+        with RawConnection(address) as client:
+            answer = client.ask(AlterClientQuotasRequest(entries=[entry]), 1)
+            assert isinstance(answer, AlterClientQuotasResponse)
+            assert answer.entries[0].error_code == 0
+
+    change(bytes_per_s, False)
+    try:
+        yield
+    finally:
+        change(0, True)
+
+
+def ignores_its_quota(address: Address, seconds: float) -> str:
+    """One byte a second, and forty connections that write as if there were none."""
+    batch = encode_batch([Record(value=bytes(100_000))])
+    data = TopicProduceData(name=BULK_TOPIC, partition_data=[PartitionProduceData(index=0, records=batch)])
+    frame = encode_request(ProduceRequest(acks=1, timeout_ms=1000, topic_data=[data]), 9, 1, "hog")
+    deadline = time.monotonic() + seconds
+    sent = answers = 0
+    with producer_quota(address, "hog", 1), connections(address, 40) as opened:
+        rest = dict.fromkeys(opened, b"")
+        for connection in opened:
+            connection.setblocking(False)
+        while time.monotonic() < deadline:
+            for connection, left in rest.items():
+                with contextlib.suppress(BlockingIOError):
+                    left = left or frame
+                    count = connection.send(left)
+                    sent += count
+                    rest[connection] = left[count:]
+            time.sleep(0.001)
+        for connection in opened:
+            with contextlib.suppress(BlockingIOError):
+                answers += len(connection.recv(1 << 16)) > 0
+                assert connection.recv(1 << 16), "closed, where it should only not be read"
+    assert answers == 40, "each is told once"
+    return f"{sent >> 20} MB written against a quota of 1 byte/s"
+
+
+def other_names(address: Address, seconds: float) -> str:
+    """Every request of another client, with the longest name there is, on a broker where each has a quota."""
+    batch = encode_batch([Record(value=b"x")])
+    data = TopicProduceData(name=BULK_TOPIC, partition_data=[PartitionProduceData(index=0, records=batch)])
+    request = ProduceRequest(acks=1, timeout_ms=1000, topic_data=[data])
+    count = 0
+    deadline = time.monotonic() + seconds
+    with producer_quota(address, None, 1e12), RawConnection(address) as client:
+        while time.monotonic() < deadline:
+            frames = [encode_request(request, 9, n, f"{count + n}".ljust(32_000, "x")) for n in range(20)]
+            client.socket.sendall(b"".join(frames))
+            for _ in frames:
+                client.receive_frame()
+            count += len(frames)
+    return f"{count} clients with names of 32 KB"
+
+
 def wide_requests(address: Address, seconds: float, frame: bytes) -> str:
     """A request of megabytes, again and again, at least once."""
     count = 0
@@ -243,4 +315,6 @@ ATTACKS = (
     slowloris,
     pipelines,
     writes_without_acks,
+    ignores_its_quota,
+    other_names,
 )

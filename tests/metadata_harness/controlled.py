@@ -54,6 +54,8 @@ class Node:
             groups=cast(Any, None),
             producer_ids=ProducerIds(self.controller),
             fetch_sessions=cast(Any, None),
+            quotas=cast(Any, None),
+            connection_quotas=cast(Any, None),
         )
 
     @property

@@ -24,15 +24,18 @@ def handle(
             assignments = [assignment.broker_ids for assignment in topic.assignments]
         wanted.append(MorePartitions(topic.name, topic.count, assignments))
         yield
-    return _create(services, request, wanted)
+    return _create(services, context, request, wanted)
 
 
 async def _create(
-    services: Services, request: CreatePartitionsRequest, wanted: list[MorePartitions]
+    services: Services, context: RequestContext, request: CreatePartitionsRequest, wanted: list[MorePartitions]
 ) -> Steps[CreatePartitionsResponse]:
     try:
         results = await services.controller.create_partitions(
-            wanted, validate_only=request.validate_only, timeout_ms=request.timeout_ms
+            wanted,
+            validate_only=request.validate_only,
+            timeout_ms=request.timeout_ms,
+            take=context.take_partitions,
         )
     except ApiError as error:
         message = error.message or None

@@ -38,7 +38,10 @@ async def _create(
 ) -> Steps[CreateTopicsResponse]:
     try:
         results = await services.controller.create_topics(
-            topics, validate_only=request.validate_only, timeout_ms=request.timeout_ms
+            topics,
+            validate_only=request.validate_only,
+            timeout_ms=request.timeout_ms,
+            take=context.take_partitions,
         )
     except ApiError as error:
         message = error.message or None

@@ -36,7 +36,9 @@ async def _delete(
         if not services.config.delete_topic_enable:
             older = context.api_version < DELETION_DISABLED_FROM
             raise ApiError("", ErrorCode.INVALID_REQUEST if older else ErrorCode.TOPIC_DELETION_DISABLED)
-        results = await services.controller.delete_topics(choices, timeout_ms=request.timeout_ms)
+        results = await services.controller.delete_topics(
+            choices, timeout_ms=request.timeout_ms, take=context.take_partitions
+        )
     except ApiError as error:
         message = error.message or None
         results = [TopicResult(*choice, error.code, message) for choice in dict.fromkeys(choices)]

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
     from tidelog.api.fetch_sessions import FetchItems
     from tidelog.log.reader import ColdRead, Slice
+    from tidelog.runtime.interfaces import Piece
 
 logger = logging.getLogger("tidelog.fetch")
 
@@ -132,6 +133,10 @@ class Fetch:
         self._max_wait_ms = request.max_wait_ms
         self._min_bytes = request.min_bytes
         self._bytes_max = min(request.max_bytes, services.config.fetch_max_bytes)
+        most = None if context.meter is None or from_follower else context.meter.fetch_most
+        if most is not None:
+            self._bytes_max = min(self._bytes_max, most)
+            self._min_bytes = min(self._min_bytes, self._bytes_max)
         self._special: dict[FetchItem, PartitionData] = {}  # what is told of items in error or diverging
         self._slices: dict[FetchItem, Slice] = {}
         self._aborted: dict[FetchItem, list[AbortedTransaction]] = {}
@@ -146,7 +151,7 @@ class Fetch:
         for item in self._fetching.items:
             self._read(item)
         if self.satisfied or self._max_wait_ms <= 0:
-            return self._response()
+            return self._answer()
         return self._park()
 
     # Reading
@@ -303,7 +308,7 @@ class Fetch:
         pending = self._pending
         if pending is not None:  # a read may have taken the partition offline, and what that wakes may be this
             self.abandon()
-            pending.complete(self._response())
+            pending.complete(self._answer())
 
     def abandon(self) -> None:
         """Wait no longer."""
@@ -318,10 +323,43 @@ class Fetch:
 
     # Answering
 
-    def _response(self, items: "Sequence[FetchItem] | None" = None) -> FetchResponse:
-        """What is told of all items, or of these."""
+    def _answer(self) -> FetchResponse:
+        response, told = self._response()
+        meter = self._context.meter
+        if meter is not None:
+            pieces = FetchResponse.pieces_encoder(self._context.api_version)(response)
+            if meter.fetched(encoded_size(pieces)):
+                return self._emptied()
+        self._note(told)
+        return response
+
+    def _emptied(self) -> FetchResponse:
+        """The answer to a client that is over a quota: it asks again for all of it, later."""
+        fetching = self._fetching
+        if fetching.session is not None and not fetching.incremental:
+            self._services.fetch_sessions.forget(fetching.session.session_id)  # which it was not told of
+            return FetchResponse()
+        return FetchResponse(session_id=fetching.session_id)
+
+    def _note(self, told: "list[tuple[FetchItem, PartitionData]]") -> None:
+        """The session knows from now on what its client was told."""
         fetching = self._fetching
         session = fetching.session
+        if session is None:
+            return
+        for item, data in told:
+            item.high_watermark = data.high_watermark
+            item.log_start_offset = data.log_start_offset
+            item.error_code = data.error_code
+            if fetching.incremental and item in self._slices:
+                session.serve_last(item)
+
+    def _response(
+        self, items: "Sequence[FetchItem] | None" = None
+    ) -> "tuple[FetchResponse, list[tuple[FetchItem, PartitionData]]]":
+        """What is told of all items, or of these."""
+        fetching = self._fetching
+        told: list[tuple[FetchItem, PartitionData]] = []
         by_id = self._context.api_version >= 13
         topics: list[FetchableTopicResponse] = []
         key: str | bytes | None = None
@@ -345,13 +383,8 @@ class Fetch:
                 topic = FetchableTopicResponse("", key) if by_id else FetchableTopicResponse(key)  # type: ignore[arg-type]  # v13: ids
                 topics.append(topic)
             topic.partitions.append(data)
-            if session is not None:
-                item.high_watermark = data.high_watermark
-                item.log_start_offset = data.log_start_offset
-                item.error_code = data.error_code
-                if fetching.incremental and item in self._slices:
-                    session.serve_last(item)
-        return FetchResponse(session_id=fetching.session_id, responses=topics)
+            told.append((item, data))
+        return FetchResponse(session_id=fetching.session_id, responses=topics), told
 
     def _data(self, item: FetchItem, partition: Partition, found: "Slice | None") -> PartitionData:
         high_watermark = partition.high_watermark
@@ -368,6 +401,11 @@ class Fetch:
             -1,
             _EMPTY if found is None else FileRegion(found.file, found.position, found.size),  # type: ignore[arg-type]  # it has a size
         )
+
+
+def encoded_size(pieces: "Sequence[Piece]") -> int:
+    """Of a message in pieces, and its four bytes of length."""
+    return 4 + sum(piece.size if isinstance(piece, FileRegion) else len(piece) for piece in pieces)
 
 
 def _tells_something(item: FetchItem, data: PartitionData) -> bool:

@@ -162,10 +162,10 @@ class FetchSessions:
         uses_topic_ids = version >= 13
         items = items_of(request, uses_topic_ids) if named is None else list(named.values())
         if version < 7 or request.session_epoch == FINAL_EPOCH:
-            self._forget(request.session_id)
+            self.forget(request.session_id)
             return FetchContext(items, None, incremental=False)
         if request.session_epoch == INITIAL_EPOCH:
-            self._forget(request.session_id)
+            self.forget(request.session_id)
             if named is None:
                 named = {(item.topic, item.index): item for item in items}
             return FetchContext(items, self._create(named, uses_topic_ids), incremental=False)
@@ -177,16 +177,16 @@ class FetchSessions:
         if session.uses_topic_ids != uses_topic_ids:
             raise FetchSessionTopicIdError("the fetch session was begun with topic names, or now is")
         if named is not None and _are_too_many(named, request):
-            self._forget(session.session_id)
+            self.forget(session.session_id)
             raise FetchSessionIdNotFound(f"a request changes at most {CHANGES_MAX} partitions of a fetch session")
         before = len(session.items)
         last_words = session.update(request, items)
         self._partitions += len(session.items) - before
         if self._partitions > self._partitions_max:
-            self._forget(session.session_id)
+            self.forget(session.session_id)
             raise FetchSessionIdNotFound(f"fetch sessions hold more than {self._partitions_max} partitions")
         if not session.items:
-            self._forget(session.session_id)
+            self.forget(session.session_id)
             return FetchContext(last_words, None, incremental=False)
         session.epoch = session.epoch % INT32_MAX + 1
         session.used_at = self._clock.monotonic()
@@ -201,7 +201,7 @@ class FetchSessions:
             oldest = next(iter(self._sessions.values()))
             if now_s - oldest.used_at < EVICTABLE_AFTER_S:
                 return None
-            self._forget(oldest.session_id)
+            self.forget(oldest.session_id)
             if self._partitions + len(items) > self._partitions_max:
                 return None
         session_id = NO_SESSION
@@ -211,7 +211,8 @@ class FetchSessions:
         self._partitions += len(session.items)
         return session
 
-    def _forget(self, session_id: int) -> None:
+    def forget(self, session_id: int) -> None:
+        """End a session, if there is one of that id."""
         session = self._sessions.pop(session_id, None)
         if session is not None:
             self._partitions -= len(session.items)

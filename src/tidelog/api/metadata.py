@@ -60,7 +60,7 @@ def handle(
                 missing.append(name)
         yield
     if missing and request.allow_auto_topic_creation and services.config.auto_create_topics_enable:
-        return _make_first(services, request, names, errors, missing)
+        return _make_first(services, context, request, names, errors, missing)
     return (yield from _by_name(services, image, names, errors, request))
 
 
@@ -136,22 +136,27 @@ def _by_name(
 
 async def _make_first(
     services: Services,
+    context: RequestContext,
     request: MetadataRequest,
     names: Iterable[str],
     errors: Mapping[str, ErrorCode],
     missing: Sequence[str],
 ) -> Steps[MetadataResponse]:
-    errors = {**errors, **await _create(services, missing)}
+    errors = {**errors, **await _create(services, context, missing)}
     return _by_name(services, services.metadata.image, names, errors, request)
 
 
-async def _create(services: Services, names: Sequence[str]) -> dict[str, ErrorCode]:
-    """The errors of those that could not be made."""
+async def _create(services: Services, context: RequestContext, names: Sequence[str]) -> dict[str, ErrorCode]:
+    """The errors of those that could not be made; for who may make no more now, they are just not there yet."""
     try:
-        results = await services.controller.ensure_topics(names)
+        results = await services.controller.ensure_topics(names, take=context.take_partitions)
     except ApiError as error:
         return dict.fromkeys(names, error.code)
-    return {result.name: result.error for result in results if result.name and result.error}
+    return {
+        result.name: result.error
+        for result in results
+        if result.name and result.error and result.error != ErrorCode.THROTTLING_QUOTA_EXCEEDED
+    }
 
 
 def _operations(request: MetadataRequest) -> int:

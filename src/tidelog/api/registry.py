@@ -59,6 +59,8 @@ TABLE: dict[int, Entry] = {
     42: _entry("delete_groups", 0, 2),
     44: _entry("incremental_alter_configs", 0, 1),
     47: _entry("offset_delete", 0, 0),
+    48: _reads("describe_client_quotas", 0, 1),
+    49: _entry("alter_client_quotas", 0, 1),
     60: _reads("describe_cluster", 0, 2),
     68: _entry("consumer_group_heartbeat", 0, 1),
     69: _reads("consumer_group_describe", 0, 1),

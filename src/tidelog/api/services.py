@@ -2,13 +2,18 @@
 
 from typing import TYPE_CHECKING, Final
 
+from tidelog.metadata.controller import unlimited
 from tidelog.runtime.turns import Turns
 
 if TYPE_CHECKING:
     from tidelog.api.fetch_sessions import FetchSessions
+    from tidelog.api.metering import Meter
     from tidelog.config.broker_config import BrokerConfig
     from tidelog.coordinator.groups import GroupCoordinators
+    from tidelog.metadata.controller import TakePartitions
     from tidelog.metadata.service import MetadataCache, MetadataController, ProducerIds
+    from tidelog.quotas.client_quotas import ClientQuotas
+    from tidelog.quotas.connections import ConnectionQuotas
     from tidelog.replication.partitions import Partitions
     from tidelog.runtime.interfaces import Runtime
 
@@ -18,12 +23,14 @@ class Services:
 
     __slots__ = (
         "config",
+        "connection_quotas",
         "controller",
         "fetch_sessions",
         "groups",
         "metadata",
         "partitions",
         "producer_ids",
+        "quotas",
         "runtime",
         "turns",
     )
@@ -39,6 +46,8 @@ class Services:
         groups: "GroupCoordinators",
         producer_ids: "ProducerIds",
         fetch_sessions: "FetchSessions",
+        quotas: "ClientQuotas",
+        connection_quotas: "ConnectionQuotas",
     ) -> None:
         self.runtime = runtime
         self.config = config
@@ -48,6 +57,8 @@ class Services:
         self.groups = groups
         self.producer_ids = producer_ids
         self.fetch_sessions = fetch_sessions
+        self.quotas = quotas
+        self.connection_quotas = connection_quotas
         self.turns = Turns(runtime.clock, runtime.tasks)
 
 
@@ -66,7 +77,7 @@ class Peer:
 class RequestContext:
     """One request's header and its peer."""
 
-    __slots__ = ("api_key", "api_version", "client_id", "correlation_id", "peer")
+    __slots__ = ("api_key", "api_version", "client_id", "correlation_id", "meter", "peer")
 
     def __init__(self, api_key: int, api_version: int, correlation_id: int, client_id: str | None, peer: Peer) -> None:
         self.api_key = api_key
@@ -74,6 +85,13 @@ class RequestContext:
         self.correlation_id = correlation_id
         self.client_id = client_id
         self.peer = peer
+        self.meter: Meter | None = None
+        """None for a client without a quota."""
+
+    @property
+    def take_partitions(self) -> "TakePartitions":
+        """Asked before partitions are made or deleted for this request."""
+        return unlimited if self.meter is None else self.meter.take_partitions
 
     @property
     def client_host(self) -> str:

@@ -5,7 +5,7 @@ from collections.abc import Coroutine, Iterable, Iterator
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from tidelog.api.fetch import Fetch, read_ahead
+from tidelog.api.fetch import Fetch, encoded_size, read_ahead
 from tidelog.api.fetch_sessions import FetchItem
 from tidelog.api.pending import Pending
 from tidelog.model.steps import Steps
@@ -163,16 +163,28 @@ class WideFetch(Fetch):
     def _told(self) -> Steps[FetchResponse]:
         self._unwatch()
         topics: list[FetchableTopicResponse] = []
+        told = []
         for items in _parted((yield from self._in_order())):
             self._forget_deleted(items)
-            for topic in self._response(items).responses:
+            response, told_now = self._response(items)
+            told += told_now
+            for topic in response.responses:
                 last = topics[-1] if topics else None
                 if last is not None and last.topic == topic.topic and last.topic_id == topic.topic_id:
                     last.partitions += topic.partitions
                 else:
                     topics.append(topic)
             yield
-        return FetchResponse(session_id=self._fetching.session_id, responses=topics)
+        response = FetchResponse(session_id=self._fetching.session_id, responses=topics)
+        meter = self._context.meter
+        if meter is not None:
+            pieces = yield from FetchResponse.stepwise_encoder(self._context.api_version)(response)
+            if meter.fetched(encoded_size(pieces)):
+                return self._emptied()
+        for some in _parted(told):
+            self._note(some)
+            yield
+        return response
 
     def _forget_deleted(self, items: list[FetchItem]) -> None:
         """Whose topic was deleted since they were read: their files may go before they are sent."""

@@ -24,6 +24,9 @@ from tidelog.log.file_kinds import METADATA_STORE
 from tidelog.metadata.service import MetadataCache, MetadataController, ProducerIds
 from tidelog.metadata.sqlite import SqliteStore
 from tidelog.model.ids import TopicId, uuid_text
+from tidelog.quotas.client_quotas import ClientQuotas
+from tidelog.quotas.connections import ConnectionQuotas
+from tidelog.quotas.windows import Window
 from tidelog.replication.compaction import Compaction
 from tidelog.replication.flusher import CHECKPOINTS_LANE
 from tidelog.replication.partitions import Partitions
@@ -120,6 +123,7 @@ class Broker:
         await controller.subscribe(services.partitions.apply)
         await controller.subscribe(services.groups.on_image)
         services.partitions.opened_late = services.groups.opened_late
+        await controller.subscribe(self._on_quotas)
         await services.partitions.start()
         services.groups.start()
         await self._listen()
@@ -138,6 +142,11 @@ class Broker:
             logger.warning("unknown setting ignored name=%s place=%s reason=%s", name, place, reason)
         for name in self.config.without_effect():
             logger.warning("setting has no effect yet name=%s", name)
+
+    def _on_quotas(self, old: "MetadataImage", new: "MetadataImage") -> None:
+        if old.client_quotas is not new.client_quotas:
+            self.services.quotas.set(new.client_quotas)
+            self.services.connection_quotas.set(new.client_quotas)
 
     def _directories_found(self, directories: DataDirectories, identity: Identity) -> str:
         """How the last broker left the directories, in a word: "new" when there was none."""
@@ -183,6 +192,13 @@ class Broker:
                 runtime=runtime, config=config, partitions=partitions, metadata=cache, controller=controller
             ),
             producer_ids=ProducerIds(controller),
+            quotas=ClientQuotas(
+                Window(config.quota_window_num, config.quota_window_size_seconds * 1000),
+                Window(config.controller_quota_window_num, config.controller_quota_window_size_seconds * 1000),
+            ),
+            connection_quotas=ConnectionQuotas(
+                Window(config.quota_window_num, config.quota_window_size_seconds * 1000)
+            ),
             fetch_sessions=FetchSessions(
                 runtime.clock, runtime.random, config.max_incremental_fetch_session_cache_slots
             ),

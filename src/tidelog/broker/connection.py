@@ -11,18 +11,20 @@ handled to their end, in their order, and only answers and reads are dropped.
 
 import logging
 from collections import deque
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from struct import Struct
 from types import CoroutineType, GeneratorType
 from typing import TYPE_CHECKING, Any
 
+from tidelog.api.metering import Meter, timed
 from tidelog.api.pending import Pending
 from tidelog.api.registry import API_VERSIONS_KEY, PRODUCE_KEY, Route, route, routes
-from tidelog.api.services import CloseConnection, Peer, RequestContext, Services
+from tidelog.api.services import NO_RESPONSE, CloseConnection, Peer, RequestContext, Services
 from tidelog.broker.gone import GONE
 from tidelog.broker.serving import Encoded, answered_in_steps, not_encoded, served_in_steps
 from tidelog.model.steps import Steps
-from tidelog.runtime.interfaces import FileRegion, Piece, Stream
+from tidelog.quotas.client_quotas import ANONYMOUS
+from tidelog.runtime.interfaces import FileRegion, Piece, Stream, TimerHandle
 from tidelog.runtime.turns import Work
 from tidelog.wire.errors import ApiError
 from tidelog.wire.primitives import MalformedMessage, skip_tagged_fields
@@ -65,10 +67,13 @@ class Connection:
         "_draining",
         "_filled",
         "_frame",
+        "_halted",
         "_kept",
         "_listener",
         "_monotonic",
+        "_muted",
         "_paused",
+        "_quota_known",
         "_resuming",
         "_services",
         "_stash",
@@ -95,8 +100,11 @@ class Connection:
         self._paused = False
         self._resuming = False
         self._draining = False  # no further request is begun
+        self._muted: TimerHandle | None = None  # until it comes, the client is over a quota
+        self._halted = False  # draining or muted
         self._waiting: deque[_Slot] = deque()
         self._combined: list[Piece] | None = None
+        self._quota_known: tuple[int, str, bool] | None = None  # for a generation of the quotas and a client id
         self._client_id_raw = b""
         self._client_id: str | None = None
 
@@ -139,7 +147,7 @@ class Connection:
             return
         logger.info("connection closed peer=%s reason=%s", self.peer.name, reason)
         self._stream.abort()
-        self._draining = True
+        self._draining = self._halted = True
         if self.gone:
             self._end_if_done()
         else:
@@ -151,6 +159,10 @@ class Connection:
         self._listener.gone(self)
         self._stream = GONE
         self._drop_frame()
+        if self._muted is not None:  # there is nobody to hold back any more
+            self._muted.cancel()
+            self._muted = None
+            self._halted = self._draining
         waiting, self._waiting = self._waiting, deque()
         for slot in waiting:
             if slot.abandon():
@@ -173,13 +185,31 @@ class Connection:
     def drain(self) -> None:
         """Take no more requests; close once everything that was asked is answered and read."""
         if self.open and not self._draining:
-            self._draining = True
-            if not self._paused:
-                self._paused = True
-                self._stream.pause_reading()
+            self._draining = self._halted = True
+            self._pause()
             if not self._waiting:
                 self._stream.finish()
             self._end_if_done()
+
+    def mute(self, delay_s: float, then: Callable[[], object] | None = None) -> None:
+        """Read and handle nothing more for so long; then go on, or call `then`."""
+        if not self.open or self.gone:
+            return
+        if self._muted is not None:
+            self._muted.cancel()
+        self._halted = True
+        self._pause()
+        self._muted = self._services.runtime.tasks.call_later(delay_s, then or self._unmute)
+
+    def _unmute(self) -> None:
+        self._muted = None
+        self._halted = self._draining
+        self._resume()
+
+    def _pause(self) -> None:
+        if not self._paused:
+            self._paused = True
+            self._stream.pause_reading()
 
     # Frames
 
@@ -192,7 +222,7 @@ class Connection:
             if not left:
                 break
             if handled >= REQUESTS_PER_TURN or (
-                (self._waiting or self._draining or self._stream.backlog_bytes) and self._must_wait()
+                (self._waiting or self._halted or self._stream.backlog_bytes) and self._must_wait()
             ):
                 self._put_aside(view[position:end], handled >= REQUESTS_PER_TURN)
                 break
@@ -288,15 +318,13 @@ class Connection:
         waiting = self._waiting
         if waiting and (not waiting[-1].pipelined or len(waiting) >= PIPELINED_MAX):
             return True
-        return self._stream.backlog_bytes > BACKLOG_BYTES_MAX or self._draining
+        return self._stream.backlog_bytes > BACKLOG_BYTES_MAX or self._halted
 
     def _put_aside(self, rest: memoryview, later: bool) -> None:
         if not self._reserve(len(rest)):
             return
         self._stash = bytearray(rest)  # writable, as every frame: batches get their offsets in place
-        if not self._paused:
-            self._paused = True
-            self._stream.pause_reading()
+        self._pause()
         if later:
             self._resume_soon()
 
@@ -353,6 +381,9 @@ class Connection:
             if self.gone and not found.has_effects:
                 return
             context = RequestContext(api_key, version, correlation_id, client_id, self.peer)
+            if self._services.quotas.active and self._has_quota(client_id or ""):
+                size = len(frame) - position - found.flexible_request
+                context.meter = Meter(self._services.quotas, self._monotonic, api_key, version, client_id, size)
             if version < 0:
                 request: Any = None
             elif len(frame) > WIDE_REQUEST_BYTES and (api_key != PRODUCE_KEY or len(frame) > WIDE_PRODUCE_BYTES):
@@ -365,7 +396,17 @@ class Connection:
         except (MalformedMessage, UnicodeDecodeError, IndexError) as error:
             self.close(f"{found.name} v{version}: {error}")
             return
-        self._call(found, context, request)
+        if context.meter is not None:
+            self._call_metered(found, context, request, context.meter)
+        else:
+            self._call(found, context, request)
+
+    def _has_quota(self, client_id: str) -> bool:
+        quotas = self._services.quotas
+        known = self._quota_known
+        if known is None or known[0] != quotas.generation or known[1] != client_id:
+            known = self._quota_known = (quotas.generation, client_id, quotas.concern(ANONYMOUS, client_id))
+        return known[2]
 
     def _call(self, found: Route, context: RequestContext, request: Any) -> None:
         try:
@@ -391,6 +432,30 @@ class Connection:
             slot.is_handled = not isinstance(response, GeneratorType | CoroutineType)
             slot.settle(response)
 
+    def _call_metered(self, found: Route, context: RequestContext, request: Any, meter: Meter) -> None:
+        """As `_call`, for a client that has a quota."""
+        meter.start()
+        try:
+            response = found.handle(self._services, context, request)
+        except Exception as error:
+            response = self._failed(found, context, error)
+        meter.stop()
+        if not self._waiting:
+            if type(response) is found.response:
+                meter.settle(response)
+                meter.start()
+                self._send(found, context.correlation_id, response)
+                self._answered(meter)
+                return
+            if response is NO_RESPONSE:
+                meter.settle(response)
+                self._answered(meter)
+                return
+        slot = _Slot(self, found, context)
+        self._waiting.append(slot)
+        slot.is_handled = not isinstance(response, GeneratorType | CoroutineType)
+        slot.settle(response)
+
     def _begin_wide(self, found: Route, context: RequestContext, frame: memoryview, position: int) -> None:
         """Decode, handle and answer a request in turns: most in the first, here."""
         if len(frame) > OTHER_REQUEST_BYTES_MAX and found.api_key != PRODUCE_KEY:
@@ -403,7 +468,7 @@ class Connection:
         self._waiting.append(slot)
         slot.is_handled = False
         steps = served_in_steps(self._services, found, context, frame, position, lambda: not self.gone)
-        slot.begin(steps, weight=len(frame))
+        slot.begin(timed(context.meter, steps), weight=len(frame))
         if slot.work is not None and self.open:
             buffer = frame.obj
             assert isinstance(buffer, bytearray)
@@ -441,6 +506,8 @@ class Connection:
                 self._send(slot.route, slot.context.correlation_id, None, slot.response.pieces)
             elif slot.response is not None:
                 self._send(slot.route, slot.context.correlation_id, slot.response)
+            if slot.context.meter is not None:
+                self._answered(slot.context.meter)
         if not self.open:
             return
         if self._draining and not waiting:
@@ -449,6 +516,12 @@ class Connection:
             self._resume_soon()
         if self.gone:
             self._end_if_done()
+
+    def _answered(self, meter: Meter) -> None:
+        """A client that is over a quota waits from now on (KIP-219)."""
+        meter.sent()
+        if meter.throttle_ms:
+            self.mute(meter.throttle_ms / 1000)
 
     def _send(self, found: Route, correlation_id: int, response: Any, pieces: list[Any] | None = None) -> None:
         if pieces is None:
@@ -473,6 +546,10 @@ class Connection:
             self._combined += pieces
 
 
+_SETTLED = (Encoded, CloseConnection)
+"""Answers that do not say any more how long the client waits."""
+
+
 class _Slot:
     """One request's place in the order of the responses."""
 
@@ -495,6 +572,8 @@ class _Slot:
         self.route = found
         self.context = context
         self.pipelined = found.api_key == PRODUCE_KEY
+        if context.meter is not None and context.meter.one_at_a_time:
+            self.pipelined = False
         self.answered = False
         self.response: Any = None
         self.pending: Pending[Any] | None = None
@@ -520,7 +599,9 @@ class _Slot:
             self.task = connection._services.runtime.tasks.spawn(connection._await(self, answer), name=name)
         elif isinstance(answer, GeneratorType) or type(answer) is self.route.response:
             if not connection.gone or (not self.is_handled and self.route.has_effects):
-                self.begin(answered_in_steps(self.route, answer, lambda: not connection.gone))
+                meter = self.context.meter
+                steps = answered_in_steps(self.route, answer, lambda: not connection.gone, meter)
+                self.begin(timed(meter, steps))
                 return
             if isinstance(answer, GeneratorType):
                 answer.close()
@@ -528,7 +609,7 @@ class _Slot:
         else:
             self.answer(answer)
 
-    def begin(self, steps: Steps[Any], *, weight: int = 0) -> None:
+    def begin(self, steps: Steps[Any], weight: int = 0) -> None:
         work = self.connection._services.turns.begin(steps, self._computed, weight=weight)
         if not work.ended:
             self.work = work
@@ -543,13 +624,17 @@ class _Slot:
             answer = connection._failed(self.route, self.context, error)
         self.is_handled = self.is_handled or not isinstance(answer, CoroutineType)
         if isinstance(answer, Pending) and self.route.api_key == PRODUCE_KEY and not self.pipelined:
-            self.pipelined = True
-            connection._resume_soon()
+            meter = self.context.meter
+            if meter is None or not meter.one_at_a_time:
+                self.pipelined = True
+                connection._resume_soon()
         self.settle(answer)
 
     def answer(self, response: Any) -> None:
         self.answered = True
         self.response = response
+        if self.context.meter is not None:
+            self.context.meter.settle(None if response is NO_RESPONSE or type(response) in _SETTLED else response)
         self.pending = None
         connection = self.connection
         if connection.open and connection._waiting and connection._waiting[0] is self:

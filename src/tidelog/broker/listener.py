@@ -5,6 +5,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from tidelog.broker.connection import Connection
+from tidelog.config.key import counts_by_address
 
 if TYPE_CHECKING:
     from tidelog.api.services import Services
@@ -18,6 +19,7 @@ FRAME_STEP_BYTES = 2 << 20
 """A frame up to this size gets its buffer at once; a larger one grows as its bytes come."""
 SPARE_FRAMES = 4
 IDLE_SWEEP_S = 10.0
+UNLIMITED = 2**31 - 1
 
 
 class Listener:
@@ -106,10 +108,33 @@ class Listener:
         self._connections[connection] = None
         self._by_host[host] = of_host
         config = self._config
+        most_of_host = self._most_of(host)
         if len(self._connections) > config.max_connections:
             connection.close(f"more than {config.max_connections} connections, max.connections")
-        elif of_host > config.max_connections_per_ip:
-            connection.close(f"more than {config.max_connections_per_ip} from one host, max.connections.per.ip")
+        elif of_host > most_of_host:
+            connection.close(f"more than {most_of_host} from one host, max.connections.per.ip")
+        else:
+            self._limit_rate(connection, host)
+
+    def _most_of(self, host: str) -> int:
+        config = self._config
+        overrides = config.max_connections_per_ip_overrides
+        most: int = config.max_connections_per_ip
+        return counts_by_address(overrides).get(host.strip("[]"), most) if overrides else most
+
+    def _limit_rate(self, connection: Connection, host: str) -> None:
+        """Where connections come too fast: of all, the next ones wait to be accepted; of one address, they are closed
+        after a while."""
+        quotas = self._services.connection_quotas
+        now_ms = int(self._services.runtime.clock.monotonic() * 1000)
+        rate = self._config.max_connection_creation_rate
+        if rate < UNLIMITED:
+            wait_ms = quotas.broker_wait_ms(rate, now_ms)
+            if wait_ms and self._sockets is not None:
+                self._sockets.pause(wait_ms / 1000)
+        refused_ms = quotas.refused_ms(host, now_ms)
+        if refused_ms:
+            connection.mute(refused_ms / 1000, lambda: connection.close(f"{host} is over its connection_creation_rate"))
 
     def gone(self, connection: Connection) -> None:
         """Its client is. What it holds counts until `ended`."""

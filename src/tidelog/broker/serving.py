@@ -9,6 +9,7 @@ from tidelog.api.services import CloseConnection
 from tidelog.wire.primitives import MalformedMessage, skip_tagged_fields_in_steps
 
 if TYPE_CHECKING:
+    from tidelog.api.metering import Meter
     from tidelog.api.registry import Route
     from tidelog.api.services import RequestContext, Services
     from tidelog.model.steps import Steps
@@ -44,16 +45,23 @@ def served_in_steps(
         return CloseConnection(f"{found.name} v{context.api_version}: {error}")
     answer = found.handle_wide(services, context, request)
     del request
-    return (yield from answered_in_steps(found, answer, is_wanted))
+    return (yield from answered_in_steps(found, answer, is_wanted, context.meter))
 
 
-def answered_in_steps(found: "Route", answer: Any, is_wanted: Callable[[], bool]) -> "Steps[Any]":
+def answered_in_steps(
+    found: "Route", answer: Any, is_wanted: Callable[[], bool], meter: "Meter | None" = None
+) -> "Steps[Any]":
     """A handler's own steps are taken, a response is `Encoded`, or None when nobody waits for it any more; what else
-    may be an answer is left as it is."""
+    may be an answer is left as it is.
+
+    With a `meter`, the response says for how long the client has to wait.
+    """
     while isinstance(answer, GeneratorType):
         answer = yield from answer
     if type(answer) is not found.response:
         return answer
+    if meter is not None:
+        meter.settle(answer)
     if not is_wanted():
         return None
     try:

@@ -31,6 +31,7 @@ COMMANDS = {
     "produce": Entry("tidelog.cli.produce", "Topics and records", "Write the lines of stdin to a topic."),
     "consume": Entry("tidelog.cli.consume", "Topics and records", "Print the records of a topic."),
     "group": Entry("tidelog.cli.group", "Topics and records", "Show consumer groups and their lag."),
+    "quota": Entry("tidelog.cli.quota", "Topics and records", "Show and change what clients may use."),
     "bench": Entry("tidelog.cli.bench", "Measuring", "Measure throughput and latency."),
     "demo": Entry("tidelog.demo.command", "Measuring", "See Tidelog at work on real data."),
     "completion": Entry("tidelog.cli.completion", "Shell", "Make a shell complete commands and options."),

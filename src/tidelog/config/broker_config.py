@@ -51,6 +51,8 @@ class BrokerConfig:
     auto_create_topics_enable: bool
     broker_rack: str | None
     connections_max_idle_ms: int
+    controller_quota_window_num: int
+    controller_quota_window_size_seconds: int
     default_replication_factor: int
     delete_topic_enable: bool
     durability_interval_ms: int
@@ -79,8 +81,10 @@ class BrokerConfig:
     log_cleaner_io_buffer_size: int
     log_cleaner_io_max_bytes_per_second: float
     log_retention_check_interval_ms: int
+    max_connection_creation_rate: int
     max_connections: int
     max_connections_per_ip: int
+    max_connections_per_ip_overrides: str
     max_incremental_fetch_session_cache_slots: int
     max_request_partition_size_limit: int
     node_id: int
@@ -92,6 +96,8 @@ class BrokerConfig:
     offsets_topic_replication_factor: int
     offsets_topic_segment_bytes: int
     producer_id_expiration_ms: int
+    quota_window_num: int
+    quota_window_size_seconds: int
     queued_max_request_bytes: int
     socket_request_max_bytes: int
 

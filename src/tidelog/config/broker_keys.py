@@ -1,6 +1,6 @@
 """Settings of a broker: addresses, limits, topics' defaults, log. Kafka 4.3's, then our own."""
 
-from tidelog.config.key import AtLeast, Between, BetweenOr, Key, ListOf, OneOf, Type
+from tidelog.config.key import AtLeast, Between, BetweenOr, Key, ListOf, OneOf, PerAddress, Type
 
 BOOLEAN = Type.BOOLEAN
 STRING = Type.STRING
@@ -367,7 +367,14 @@ KEYS: tuple[Key, ...] = (
         doc="Default of the topics' file.delete.delay.ms.",
         effect=True,
     ),
-    Key("max.connection.creation.rate", INT, "2147483647", AtLeast(0)),
+    Key(
+        "max.connection.creation.rate",
+        INT,
+        "2147483647",
+        AtLeast(0),
+        doc="Connections a second that are accepted on a listener; more have to wait.",
+        effect=True,
+    ),
     Key("max.connections", INT, "2147483647", AtLeast(0), doc="Connections at once; one more is closed.", effect=True),
     Key(
         "max.connections.per.ip",
@@ -377,7 +384,14 @@ KEYS: tuple[Key, ...] = (
         doc="Connections at once from one address.",
         effect=True,
     ),
-    Key("max.connections.per.ip.overrides", STRING, ""),
+    Key(
+        "max.connections.per.ip.overrides",
+        STRING,
+        "",
+        PerAddress(),
+        doc="Other limits than max.connections.per.ip for some addresses: ADDRESS:COUNT,...",
+        effect=True,
+    ),
     Key(
         "max.incremental.fetch.session.cache.slots",
         INT,

@@ -1,4 +1,4 @@
-"""Settings of Kafka's brokers for what is not here yet: security, quotas, tiered storage, quorum, metrics."""
+"""Settings of Kafka's brokers for what is not here yet: security, tiered storage, quorum, metrics."""
 
 from tidelog.config.key import AtLeast, Between, Key, NonEmpty, OneOf, OneOfIgnoringCase, Type
 
@@ -35,8 +35,6 @@ KEYS: tuple[Key, ...] = (
     Key("controller.quorum.request.timeout.ms", INT, "2000", AtLeast(0), read_only=True),
     Key("controller.quorum.retry.backoff.ms", INT, "20", AtLeast(0), read_only=True),
     Key("controller.quorum.voters", LIST, "", read_only=True),
-    Key("controller.quota.window.num", INT, "11", AtLeast(1), read_only=True),
-    Key("controller.quota.window.size.seconds", INT, "1", AtLeast(1), read_only=True),
     Key("controller.socket.timeout.ms", INT, "30000", read_only=True),
     Key("create.topic.policy.class.name", CLASS, None, read_only=True),
     Key("delegation.token.expiry.check.interval.ms", LONG, "3600000", AtLeast(1), read_only=True),
@@ -68,8 +66,6 @@ KEYS: tuple[Key, ...] = (
     Key(
         "principal.builder.class", CLASS, "org.apache.kafka.common.security.authenticator.DefaultKafkaPrincipalBuilder"
     ),
-    Key("quota.window.num", INT, "11", AtLeast(1), read_only=True),
-    Key("quota.window.size.seconds", INT, "1", AtLeast(1), read_only=True),
     Key("remote.fetch.max.wait.ms", INT, "500", AtLeast(1)),
     Key("remote.list.offsets.request.timeout.ms", LONG, "30000", AtLeast(1)),
     Key("remote.log.index.file.cache.total.size.bytes", LONG, "1073741824", AtLeast(1)),

@@ -3,6 +3,7 @@
 Reasons of refusal keep the short forms that Kafka's clients show to people ("Value must be at least 1").
 """
 
+import ipaddress
 from enum import IntEnum
 from typing import NamedTuple, TypeAlias
 
@@ -118,6 +119,20 @@ class NonEmpty(Valid):
         return (value, "String must be non-empty") if value == "" else None
 
 
+class PerAddress(Valid):
+    """A text of ADDRESS:COUNT,..."""
+
+    __slots__ = ()
+
+    def refusal(self, value: Value) -> tuple[object, str] | None:
+        assert isinstance(value, str)
+        try:
+            counts_by_address(value)
+        except ValueError as error:
+            return value, str(error)
+        return None
+
+
 class ThrottledReplicas(Valid):
     __slots__ = ()
 
@@ -193,6 +208,20 @@ def normal_text(value: Value) -> str | None:
     if isinstance(value, list):
         return ",".join(value)
     return double_text(value) if isinstance(value, float) else str(value)
+
+
+def counts_by_address(text: str) -> dict[str, int]:
+    """`127.0.0.1:100,::1:5` by address in its one form. Raises ValueError that says what is wrong."""
+    counts: dict[str, int] = {}
+    for item in filter(None, (part.strip() for part in text.split(","))):
+        address, _, count = item.rpartition(":")
+        if not count.strip().isdecimal():
+            raise ValueError(f"takes ADDRESS:COUNT,..., and {item} has no count")
+        try:
+            counts[str(ipaddress.ip_address(address.strip().strip("[]")))] = int(count)
+        except ValueError:
+            raise ValueError(f"{address!r} is no IP address; names of hosts are not looked up") from None
+    return counts
 
 
 def double_text(value: float) -> str:

@@ -30,6 +30,14 @@ PRODUCER_ID_BLOCK = 1000
 MORE_THAN_ONCE = "the request has this topic more than once"
 
 
+TakePartitions = Callable[[int], bool]
+"""Whether so many partitions may be made or deleted now; whoever asks has them counted (KIP-599)."""
+
+
+def unlimited(count: int) -> bool:
+    return True
+
+
 class Decision(NamedTuple, Generic[R]):
     records: list[Record]
     """Appended first, whole or not at all."""
@@ -81,6 +89,7 @@ def create_topics(
     new_id: Callable[[], TopicId],
     *,
     validate_only: bool = False,
+    take: TakePartitions = unlimited,
 ) -> Steps[Decision[list[TopicResult]]]:
     """Each topic succeeds or fails alone. Results are in the order of the request, names that came twice at the end."""
     unique: dict[str, NewTopic] = {}
@@ -104,8 +113,9 @@ def create_topics(
             continue
         try:
             created = _new_topic(image, topic, config, new_id, len(records), flat)
+            _take(take, len(created.partitions))
         except ApiError as error:
-            results.append(TopicResult(topic.name, error=error.code, message=error.message))
+            results.append(TopicResult(topic.name, error=error.code, message=error.message or None))
             continue
         factor = len(created.partitions[0].replicas)
         results.append(
@@ -120,6 +130,11 @@ def create_topics(
         records.append(created)
     results += yield from _refused(repeated, ErrorCode.INVALID_REQUEST, MORE_THAN_ONCE)
     return Decision([] if validate_only else records, results)
+
+
+def _take(take: TakePartitions, count: int) -> None:
+    if not take(count):
+        raise ApiError("", ErrorCode.THROTTLING_QUOTA_EXCEEDED)
 
 
 def _refused(names: Iterable[str], error: ErrorCode, message: str | None) -> Steps[list[TopicResult]]:
@@ -237,7 +252,9 @@ def _check_brokers(image: MetadataImage, replication_factor: int) -> None:
         )
 
 
-def delete_topics(image: MetadataImage, choices: Sequence[TopicChoice]) -> Steps[Decision[list[TopicResult]]]:
+def delete_topics(
+    image: MetadataImage, choices: Sequence[TopicChoice], *, take: TakePartitions = unlimited
+) -> Steps[Decision[list[TopicResult]]]:
     """Each choice succeeds or fails alone; a topic that is chosen more than once is answered once, and stays."""
     repeated = yield from _repeated(c for c in choices if (c.name is None) != (c.topic_id == NO_TOPIC_ID))
     results: list[TopicResult] = []
@@ -258,9 +275,12 @@ def delete_topics(image: MetadataImage, choices: Sequence[TopicChoice]) -> Steps
     records: list[Record] = []
     for topic_id, count in times.items():
         yield
-        name = image.topics_by_id[topic_id].name
+        topic = image.topics_by_id[topic_id]
+        name = topic.name
         if count > 1:
             results.append(TopicResult(name, topic_id, ErrorCode.INVALID_REQUEST, MORE_THAN_ONCE))
+        elif not take(len(topic.partitions)):
+            results.append(TopicResult(name, topic_id, ErrorCode.THROTTLING_QUOTA_EXCEEDED))
         else:
             results.append(TopicResult(name, topic_id))
             records.append(TopicDeleted(topic_id))
@@ -292,7 +312,12 @@ def _check_directories(cordoned: bool) -> None:
 
 
 def create_partitions(
-    image: MetadataImage, requests: Sequence[MorePartitions], *, validate_only: bool = False, cordoned: bool = False
+    image: MetadataImage,
+    requests: Sequence[MorePartitions],
+    *,
+    validate_only: bool = False,
+    cordoned: bool = False,
+    take: TakePartitions = unlimited,
 ) -> Steps[Decision[list[TopicResult]]]:
     """Each topic succeeds or fails alone; one that came twice is answered once. Unknown ones are answered first.
 
@@ -316,9 +341,10 @@ def create_partitions(
         try:
             added = _more_partitions(image, topic, request, len(records))
             _check_directories(cordoned)
+            _take(take, len(added.replicas))
             records.append(added)
         except ApiError as error:
-            results.append(TopicResult(topic.name, error=error.code, message=error.message))
+            results.append(TopicResult(topic.name, error=error.code, message=error.message or None))
         else:
             results.append(TopicResult(topic.name))
     return Decision([] if validate_only else records, results)

@@ -7,6 +7,7 @@ from tidelog.config.endpoints import Endpoint
 from tidelog.metadata.records import (
     BrokerConfigChanged,
     BrokerRegistered,
+    ClientQuotaChanged,
     ClusterNamed,
     ControllerElected,
     GroupConfigChanged,
@@ -23,6 +24,7 @@ from tidelog.metadata.records import (
 )
 from tidelog.model.ids import TopicId
 from tidelog.model.steps import Steps, at_once
+from tidelog.quotas.entities import Entity
 
 NO_LEADER: Final = -1
 
@@ -80,6 +82,7 @@ class MetadataImage:
     __slots__ = (
         "broker_configs",
         "brokers",
+        "client_quotas",
         "cluster_id",
         "controller_epoch",
         "controller_id",
@@ -103,6 +106,7 @@ class MetadataImage:
         topics_by_id: Mapping[TopicId, TopicImage] = {},
         broker_configs: Mapping[str, Mapping[str, str]] = {},
         group_configs: Mapping[str, Mapping[str, str]] = {},
+        client_quotas: Mapping[Entity, Mapping[str, float]] = {},
         producer_ids_next: int = 0,
         partition_count: int = 0,
     ) -> None:
@@ -119,6 +123,8 @@ class MetadataImage:
         """Altered settings by broker: a number as text, or "" for all brokers."""
         self.group_configs = group_configs
         """Settings of single groups, by group id. A group need not exist to have some."""
+        self.client_quotas = client_quotas
+        """Of users, client ids and addresses; those that have some."""
         self.producer_ids_next = producer_ids_next
         self.partition_count = partition_count
         """Of all topics together."""
@@ -142,6 +148,8 @@ class ImageBuilder:
         self._topics_by_id = image.topics_by_id
         self._broker_configs = image.broker_configs
         self._group_configs = image.group_configs
+        self._client_quotas = image.client_quotas
+        self._own_quotas: dict[Entity, Mapping[str, float]] | None = None
         self._own_topics: tuple[dict[str, TopicImage], dict[TopicId, TopicImage]] | None = None
 
     def apply(self, records: Iterable[Record]) -> "ImageBuilder":
@@ -158,6 +166,7 @@ class ImageBuilder:
 
     def build(self) -> MetadataImage:
         self._own_topics = None
+        self._own_quotas = None
         return MetadataImage(
             position=self.position,
             cluster_id=self._cluster_id,
@@ -168,6 +177,7 @@ class ImageBuilder:
             topics_by_id=self._topics_by_id,
             broker_configs=self._broker_configs,
             group_configs=self._group_configs,
+            client_quotas=self._client_quotas,
             producer_ids_next=self._producer_ids_next,
             partition_count=self._partition_count,
         )
@@ -235,6 +245,17 @@ class ImageBuilder:
     def _group_config_changed(self, record: GroupConfigChanged) -> None:
         self._group_configs = _changed_one(self._group_configs, record.group, record.setting, record.value)
 
+    def _client_quota_changed(self, record: ClientQuotaChanged) -> None:
+        if self._own_quotas is None:
+            self._client_quotas = self._own_quotas = dict(self._client_quotas)
+        values = dict(self._own_quotas.pop(record.entity, {}))
+        if record.value is None:
+            values.pop(record.key, None)
+        else:
+            values[record.key] = record.value
+        if values:
+            self._own_quotas[record.entity] = values
+
     def _producer_ids_allocated(self, record: ProducerIdsAllocated) -> None:
         self._producer_ids_next = record.next_id
 
@@ -264,6 +285,7 @@ _APPLY: dict[type[Any], Callable[[ImageBuilder, Any], None]] = {
     TopicConfigChanged: ImageBuilder._topic_config_changed,
     BrokerConfigChanged: ImageBuilder._broker_config_changed,
     GroupConfigChanged: ImageBuilder._group_config_changed,
+    ClientQuotaChanged: ImageBuilder._client_quota_changed,
     ProducerIdsAllocated: ImageBuilder._producer_ids_allocated,
 }
 
@@ -280,6 +302,8 @@ def snapshot(image: MetadataImage) -> list[Record]:
         records += [BrokerConfigChanged(broker, setting, value) for setting, value in settings.items()]
     for group, settings in image.group_configs.items():
         records += [GroupConfigChanged(group, setting, value) for setting, value in settings.items()]
+    for entity, values in image.client_quotas.items():
+        records += [ClientQuotaChanged(entity, key, bound) for key, bound in values.items()]
     records += [TopicCreated(t.name, t.topic_id, t.partitions, t.config) for t in image.topics.values()]
     return records
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, TypeAlias
 from tidelog.config.endpoints import Endpoint
 from tidelog.model.ids import TopicId, uuid_from_text, uuid_text
 from tidelog.model.steps import Steps, at_once
+from tidelog.quotas.entities import Entity
 
 FORMAT_VERSION = 1
 
@@ -121,6 +122,13 @@ class GroupConfigChanged(NamedTuple):
     """None takes it back to the broker's."""
 
 
+class ClientQuotaChanged(NamedTuple):
+    entity: Entity
+    key: str
+    value: float | None
+    """None takes it away."""
+
+
 class ProducerIdsAllocated(NamedTuple):
     """A broker got the ids up to `next_id`."""
 
@@ -141,6 +149,7 @@ Record: TypeAlias = (
     | TopicConfigChanged
     | BrokerConfigChanged
     | GroupConfigChanged
+    | ClientQuotaChanged
     | ProducerIdsAllocated
 )
 
@@ -156,6 +165,7 @@ _KINDS: dict[str, type[Any]] = {
     "topic-config": TopicConfigChanged,
     "broker-config": BrokerConfigChanged,
     "group-config": GroupConfigChanged,
+    "client-quota": ClientQuotaChanged,
     "producer-ids": ProducerIdsAllocated,
 }
 _NAMES = {kind: name for name, kind in _KINDS.items()}
@@ -276,6 +286,7 @@ _ENCODERS: dict[tuple[type[Any], str], Callable[[Any], Any]] = {
 }
 _DECODERS: dict[tuple[type[Any], str], Callable[[Any], Any]] = {
     **{(kind, "topic_id"): uuid_from_text for kind in _TOPIC_ID_IN},
+    (ClientQuotaChanged, "entity"): lambda parts: tuple((kind, name) for kind, name in parts),
     (BrokerRegistered, "endpoints"): lambda items: tuple(Endpoint(*item) for item in items),
     (TopicCreated, "partitions"): _states,
     (PartitionsAdded, "replicas"): lambda lists: tuple(tuple(item) for item in lists),

@@ -10,9 +10,18 @@ from tidelog.config.endpoints import Endpoint
 from tidelog.config.topic_config import topics_without_effect
 from tidelog.metadata import controller, records
 from tidelog.metadata.alterations import Alteration, AlterationResult, alter_configs
-from tidelog.metadata.controller import Decision, MorePartitions, NewTopic, TopicChoice, TopicResult
+from tidelog.metadata.controller import (
+    Decision,
+    MorePartitions,
+    NewTopic,
+    TakePartitions,
+    TopicChoice,
+    TopicResult,
+    unlimited,
+)
 from tidelog.metadata.image import EMPTY_IMAGE, ImageBuilder, MetadataImage, snapshot
 from tidelog.metadata.internal_topics import internal_topic
+from tidelog.metadata.quota_alterations import QuotaAlteration, QuotaResult, alter_quotas
 from tidelog.metadata.records import ClusterNamed, ControllerElected, JournalError, Record
 from tidelog.metadata.store import Lease, LeaseLost, PositionTaken, Snapshot, Store, StoreFailed, StoreUnavailable
 from tidelog.model.ids import TopicId, uuid_text
@@ -154,17 +163,22 @@ class MetadataController:
         )
 
     async def create_topics(
-        self, topics: Sequence[NewTopic], *, validate_only: bool = False, timeout_ms: int | None = None
+        self,
+        topics: Sequence[NewTopic],
+        *,
+        validate_only: bool = False,
+        timeout_ms: int | None = None,
+        take: TakePartitions = unlimited,
     ) -> list[TopicResult]:
         """Raises ApiError with REQUEST_TIMED_OUT when they do not all lead in time; they will, later."""
         return await self._commit(
             lambda image: controller.create_topics(
-                image, topics, self._config, self._new_topic_id, validate_only=validate_only
+                image, topics, self._config, self._new_topic_id, validate_only=validate_only, take=take
             ),
             timeout_ms,
         )
 
-    async def ensure_topics(self, names: Sequence[str]) -> list[TopicResult]:
+    async def ensure_topics(self, names: Sequence[str], *, take: TakePartitions = unlimited) -> list[TopicResult]:
         """Make those that are missing, with the broker's defaults, internal ones as their coordinators need them.
 
         A topic that exists by now is a success. Leaves it to the caller whether topics are made on demand.
@@ -180,22 +194,27 @@ class MetadataController:
                 elif name not in missing:
                     missing[name] = internal_topic(name, self._config, len(image.brokers)) or NewTopic(name)
             topics = list(missing.values())
-            decision = yield from controller.create_topics(image, topics, self._config, self._new_topic_id)
+            decision = yield from controller.create_topics(image, topics, self._config, self._new_topic_id, take=take)
             return Decision(decision.records, present + decision.reply)
 
         return await self._commit(decide)
 
     async def delete_topics(
-        self, choices: Sequence[TopicChoice], *, timeout_ms: int | None = None
+        self, choices: Sequence[TopicChoice], *, timeout_ms: int | None = None, take: TakePartitions = unlimited
     ) -> list[TopicResult]:
-        return await self._commit(lambda image: controller.delete_topics(image, choices), timeout_ms)
+        return await self._commit(lambda image: controller.delete_topics(image, choices, take=take), timeout_ms)
 
     async def create_partitions(
-        self, requests: Sequence[MorePartitions], *, validate_only: bool = False, timeout_ms: int | None = None
+        self,
+        requests: Sequence[MorePartitions],
+        *,
+        validate_only: bool = False,
+        timeout_ms: int | None = None,
+        take: TakePartitions = unlimited,
     ) -> list[TopicResult]:
         return await self._commit(
             lambda image: controller.create_partitions(
-                image, requests, validate_only=validate_only, cordoned=self._config.takes_no_partitions
+                image, requests, validate_only=validate_only, cordoned=self._config.takes_no_partitions, take=take
             ),
             timeout_ms,
         )
@@ -206,6 +225,11 @@ class MetadataController:
         return await self._commit(
             lambda image: alter_configs(image, alterations, self._config, validate_only=validate_only)
         )
+
+    async def alter_quotas(
+        self, alterations: Sequence[QuotaAlteration], *, validate_only: bool = False
+    ) -> list[QuotaResult]:
+        return await self._commit(lambda image: alter_quotas(image, alterations, validate_only=validate_only))
 
     async def allocate_producer_ids(self) -> range:
         """A block of ids that nobody had or will have."""

@@ -255,6 +255,9 @@ class Listener(Protocol):
     port: int
     """The real port, also when 0 was asked for."""
 
+    def pause(self, delay_s: float) -> None:
+        """Accept none for so long. Who connects meanwhile waits, as long as there is room."""
+
     def close(self) -> None:
         """Accept no more; connections live on."""
 

@@ -46,10 +46,20 @@ class SocketListener:
         self._receiver = receiver
         self._starved_since: float | None = None
         self._retry: asyncio.Handle | None = None
+        self._paused = False
 
     def start(self) -> None:
         for listening in self._sockets:
             self._network.loop.add_reader(listening.fileno(), self._accept, listening)
+
+    def pause(self, delay_s: float) -> None:
+        loop = self._network.loop
+        if self._retry is not None:
+            self._retry.cancel()
+        for listening in self._sockets:
+            loop.remove_reader(listening.fileno())
+        self._paused = True
+        self._retry = loop.call_later(delay_s, self._try_again)
 
     def close(self) -> None:
         if self._retry is not None:
@@ -63,12 +73,13 @@ class SocketListener:
 
     def descriptor_freed(self) -> None:
         """If it waits for one, it tries again in the next turn."""
-        if self._retry is not None:
+        if self._retry is not None and not self._paused:
             self._retry.cancel()
             self._retry = self._network.loop.call_soon(self._try_again)
 
     def _try_again(self) -> None:
         self._retry = None
+        self._paused = False
         self.start()
         for listening in self._sockets:
             if self._retry is None:
@@ -89,6 +100,8 @@ class SocketListener:
                 self._back_off(error)
                 return
             self._network.adopt(connection, self._receiver)
+            if self._paused or not self._sockets:
+                return
 
     def _back_off(self, error: OSError) -> None:
         if not self._sockets:  # a receiver closed us meanwhile

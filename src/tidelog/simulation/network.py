@@ -43,6 +43,10 @@ class SimListener:
     address: str
     port: int
     receiver: Callable[[], Receiver]
+    paused_until_s: float = 0.0
+
+    def pause(self, delay_s: float) -> None:
+        self.paused_until_s = self.network.loop_time() + delay_s
 
     def close(self) -> None:
         self.network.listeners.pop((self.address, self.port), None)
@@ -189,8 +193,15 @@ class HostNetwork:
         listener = process.listener(called, port)
         if listener is None:
             raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
+        while listener.paused_until_s > loop.time():
+            await self._wait(listener.paused_until_s - loop.time())
+        if process.listener(called, port) is not listener:
+            raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
         local = "127.0.0.1" if called == "127.0.0.1" else self.address
         return self._established(process, listener, receiver, f"{local}:{self._free_port()}", f"{called}:{port}")
+
+    def loop_time(self) -> float:
+        return self._network.loop.time()
 
     def close(self) -> None:
         self._check_alive()

@@ -43,7 +43,7 @@ def fetch_of(*partitions: Partition, bytes_max: int = 1000) -> tuple[Fetch, list
     fetching = SimpleNamespace(items=items, session=None, session_id=0, incremental=False)
     request = FetchRequest(isolation_level=READ_COMMITTED, max_bytes=bytes_max, min_bytes=5000, max_wait_ms=0)
     services = SimpleNamespace(config=SimpleNamespace(fetch_max_bytes=1 << 20, node_id=1))
-    context = SimpleNamespace(api_version=12)
+    context = SimpleNamespace(api_version=12, meter=None)
     fetch = Fetch(
         cast(Services, services),
         cast(RequestContext, context),

@@ -18,7 +18,8 @@ PYTHON_ITSELF = {"__main__", "_distutils_hack", "sitecustomize", "usercustomize"
 
 START_PACKAGES = {"tidelog", "uvloop", "_cython", "cython_runtime"}
 START_TIDELOG = {
-    "api", "broker", "cli", "config", "coordinator", "log", "metadata", "model", "replication", "runtime", "wire",
+    "api", "broker", "cli", "config", "coordinator", "log", "metadata", "model", "quotas", "replication",
+    "runtime", "wire",
 }  # fmt: skip
 START_CLI = {"main", "start", "serve", "logs", "event_loop"}
 START_NOT_OF_THE_LIBRARY = {

@@ -15,7 +15,7 @@ from tidelog.config.keys import BROKER_KEYS, TOPIC_KEYS, attribute
 from tidelog.log.config import LogConfig
 
 SOURCE = Path(__file__).parents[3] / "src/tidelog"
-TABLES = {"broker_keys.py", "coordinator_keys.py", "idle_keys.py", "topic_keys.py"}
+TABLES = {"broker_keys.py", "coordinator_keys.py", "idle_keys.py", "quota_keys.py", "topic_keys.py"}
 LOG_CONFIG = SOURCE / "log/config.py"
 
 BROKER_ATTRIBUTES = {attribute(name): name for name in BROKER_KEYS}

@@ -12,10 +12,12 @@ from tidelog.config.key import (
     NonEmpty,
     OneOf,
     OneOfIgnoringCase,
+    PerAddress,
     ThrottledReplicas,
     Type,
     Valid,
     Value,
+    counts_by_address,
     double_text,
     normal_text,
     parse,
@@ -147,3 +149,11 @@ def test_a_choice_of_several_has_each_once() -> None:
 def test_passwords_are_sensitive() -> None:
     assert Key("k", Type.PASSWORD, None).sensitive
     assert not Key("k", Type.STRING, None).sensitive
+
+
+def test_counts_by_address() -> None:
+    assert counts_by_address(" 127.0.0.1:5, ::1:7,[0::2]:8 ,") == {"127.0.0.1": 5, "::1": 7, "::2": 8}
+    assert counts_by_address("") == {}
+    for wrong, reason in (("127.0.0.1", "no count"), ("127.0.0.1:x", "no count"), ("localhost:5", "no IP address")):
+        with pytest.raises(InvalidValue, match=reason):
+            parse(Key("n", Type.STRING, "", PerAddress()), wrong)

@@ -17,6 +17,7 @@ from tidelog.metadata.image import (
 from tidelog.metadata.records import (
     BrokerConfigChanged,
     BrokerRegistered,
+    ClientQuotaChanged,
     LeadershipRenewed,
     PartitionChanged,
     PartitionsAdded,
@@ -40,6 +41,7 @@ def contents(image: MetadataImage) -> object:
         {name: (t.topic_id, t.partitions, dict(t.config), t.internal) for name, t in image.topics.items()},
         {key: t.name for key, t in image.topics_by_id.items()},
         {name: dict(config) for name, config in image.broker_configs.items()},
+        {entity: dict(values) for entity, values in image.client_quotas.items()},
         image.producer_ids_next,
         image.partition_count,
     )
@@ -155,7 +157,7 @@ def histories(draw: st.DrawFn) -> list[list[Record]]:
     entries: list[list[Record]] = [[broker(1), broker(2)]]
     partitions: dict[int, int] = {}
     for number in range(draw(st.integers(0, 25))):
-        kind = draw(st.integers(0, 8))
+        kind = draw(st.integers(0, 9))
         known = draw(st.sampled_from(sorted(partitions))) if partitions else None
         if kind <= 1 or known is None:
             replicas = draw(st.lists(st.sampled_from([(1,), (2,), (1, 2), (2, 1)]), min_size=1, max_size=3))
@@ -181,6 +183,11 @@ def histories(draw: st.DrawFn) -> list[list[Record]]:
             change = BrokerConfigChanged(draw(st.sampled_from(["", "1"])), "c", draw(st.sampled_from([None, "1"])))
         elif kind == 7:
             change = LeadershipRenewed(draw(st.sampled_from([1, 2])))
+        elif kind == 8:
+            entity = draw(st.sampled_from([(("user", None),), (("client-id", "c"), ("user", "u"))]))
+            change = ClientQuotaChanged(
+                entity, draw(st.sampled_from(["a", "b"])), draw(st.sampled_from([None, 1.0, 2.5]))
+            )
         else:
             change = ProducerIdsAllocated(1, 1000 * number)
         if kind == 2:

@@ -12,6 +12,7 @@ from tidelog.metadata.records import (
     FORMAT_VERSION,
     BrokerConfigChanged,
     BrokerRegistered,
+    ClientQuotaChanged,
     ClusterNamed,
     ControllerElected,
     GroupConfigChanged,
@@ -76,6 +77,10 @@ WRITTEN: list[tuple[Record, str]] = [
     (
         GroupConfigChanged("g", "consumer.session.timeout.ms", "50000"),
         '{"kind":"group-config","group":"g","setting":"consumer.session.timeout.ms","value":"50000"}',
+    ),
+    (
+        ClientQuotaChanged((("client-id", None), ("user", "u")), "producer_byte_rate", 1024.0),
+        '{"kind":"client-quota","entity":[["client-id",null],["user","u"]],"key":"producer_byte_rate","value":1024.0}',
     ),
     (ProducerIdsAllocated(1, 2000), '{"kind":"producer-ids","broker_id":1,"next_id":2000}'),
 ]

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import errno
+import itertools
 import logging
 import os
 import resource
@@ -38,6 +39,33 @@ def test_a_thousand_connections_each_answered(run: Run) -> None:
         for number, client in enumerate(clients):
             await client.until(lambda client=client, number=number: client.data == b"%d" % number)  # type: ignore[misc]
         assert len(server.peers) == 1000
+
+    run(test)
+
+
+def test_who_connects_during_a_pause_is_accepted_after_it(run: Run) -> None:
+    """Also when a connection ends meanwhile, which lets one that lacks descriptors try again."""
+
+    async def test(runtime: Runtime) -> None:
+        loop = asyncio.get_running_loop()
+        accepted: list[float] = []
+
+        class Pausing(Echo):
+            def connected(self, stream: Any) -> None:
+                super().connected(stream)
+                accepted.append(loop.time())
+                server.listener.pause(0.2)
+
+        server = await Server(Pausing).start(runtime)
+        clients = [Peer(buffer_bytes=256) for _ in range(4)]
+        for client in clients:
+            await runtime.network.connect("127.0.0.1", server.listener.port, client)
+        clients[0].stream.abort()
+        for client in clients[1:]:
+            client.stream.write([b"x"])
+            await client.until(lambda client=client: client.data == b"x")  # type: ignore[misc]
+        assert len(accepted) == 4
+        assert all(later - earlier >= 0.19 for earlier, later in itertools.pairwise(accepted))
 
     run(test)
 

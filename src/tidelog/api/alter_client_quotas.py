@@ -1,0 +1,54 @@
+"""AlterClientQuotas (key 49), v0-1 (KIP-546): quotas of users, client ids and addresses set and removed."""
+
+from collections.abc import Coroutine
+from typing import Any
+
+from tidelog.api.services import RequestContext, Services
+from tidelog.metadata.quota_alterations import QuotaAlteration, QuotaChange, QuotaResult
+from tidelog.model.steps import Steps
+from tidelog.wire.errors import ApiError
+from tidelog.wire.messages.alter_client_quotas import (
+    AlterClientQuotasRequest,
+    AlterClientQuotasResponse,
+    EntityData,
+    ResponseEntryData,
+)
+
+
+def handle(
+    services: Services, context: RequestContext, request: AlterClientQuotasRequest
+) -> Steps[Coroutine[Any, Any, Steps[AlterClientQuotasResponse]]]:
+    alterations = []
+    for entry in request.entries:
+        parts = tuple((part.entity_type, part.entity_name) for part in entry.entity)
+        changes = []
+        for op in entry.ops:
+            changes.append(QuotaChange(op.key, None if op.remove else op.value))
+            yield
+        alterations.append(QuotaAlteration(parts, changes))
+        yield
+    return _alter(services, request, alterations)
+
+
+async def _alter(
+    services: Services, request: AlterClientQuotasRequest, alterations: list[QuotaAlteration]
+) -> Steps[AlterClientQuotasResponse]:
+    try:
+        results = await services.controller.alter_quotas(alterations, validate_only=request.validate_only)
+    except ApiError as error:
+        results = [QuotaResult(alteration.entity, error.code, error.message) for alteration in alterations]
+    return _response(results)
+
+
+def _response(results: list[QuotaResult]) -> Steps[AlterClientQuotasResponse]:
+    response = AlterClientQuotasResponse()
+    for result in results:
+        response.entries.append(
+            ResponseEntryData(
+                error_code=result.error,
+                error_message=result.message,
+                entity=[EntityData(entity_type=kind, entity_name=name) for kind, name in result.entity],
+            )
+        )
+        yield
+    return response

@@ -1,0 +1,146 @@
+"""What can have a quota, which quotas there are, and the filters of DescribeClientQuotas (KIP-546)."""
+
+import ipaddress
+from collections.abc import Iterable, Mapping
+from typing import Final, NamedTuple
+
+from tidelog.wire.errors import ApiError, ErrorCode
+
+USER: Final = "user"
+CLIENT_ID: Final = "client-id"
+IP: Final = "ip"
+
+PRODUCER_BYTE_RATE: Final = "producer_byte_rate"
+CONSUMER_BYTE_RATE: Final = "consumer_byte_rate"
+REQUEST_PERCENTAGE: Final = "request_percentage"
+CONTROLLER_MUTATION_RATE: Final = "controller_mutation_rate"
+CONNECTION_CREATION_RATE: Final = "connection_creation_rate"
+
+NAME_MAX: Final = 32767
+"""Bytes of the longest client id that a request can carry."""
+
+Entity = tuple[tuple[str, str | None], ...]
+"""Types and names: client-id, then user; or ip. None is the default: whoever has none of its own."""
+
+Quotas = Mapping[Entity, Mapping[str, float]]
+"""Each entity's quotas by key."""
+
+_INT_MAX: Final = 2**31 - 1
+_LONG_MAX: Final = 2**63 - 1
+_WHOLE: Final = 1e-6
+"""How far from a whole number a whole number may be."""
+
+_CLIENT_KEYS: Final[Mapping[str, int | None]] = {
+    PRODUCER_BYTE_RATE: _LONG_MAX,
+    CONSUMER_BYTE_RATE: _LONG_MAX,
+    REQUEST_PERCENTAGE: None,
+    CONTROLLER_MUTATION_RATE: None,
+}
+"""The largest value of those that take whole numbers."""
+_IP_KEYS: Final[Mapping[str, int | None]] = {CONNECTION_CREATION_RATE: _INT_MAX}
+
+MATCH_EXACT: Final = 0
+MATCH_DEFAULT: Final = 1
+MATCH_ANY: Final = 2
+
+
+def entity_of(parts: Iterable[tuple[str, str | None]]) -> Entity:
+    """Raises ApiError with INVALID_REQUEST for what no quota can be of."""
+    found: dict[str, str | None] = {}
+    for kind, name in parts:
+        if kind not in (USER, CLIENT_ID, IP):
+            raise _refused(f"{kind!r} has no quotas: user, client-id and ip have")
+        if name == "":
+            raise _refused(f"the {kind} has no name; the default one is null")
+        if name is not None and len(name.encode()) > NAME_MAX:
+            raise _refused(f"the name of a {kind} is at most {NAME_MAX} bytes long")
+        found[kind] = name
+    if not found:
+        raise _refused("a quota is of a user, a client-id, both, or an ip")
+    if IP in found:
+        if len(found) > 1:
+            raise _refused("an ip is combined with neither user nor client-id")
+        address = found[IP]
+        if address is not None and normal_ip(address) is None:
+            raise _refused(f"{address!r} is no IP address; names of hosts are not looked up")
+    return tuple((kind, found[kind]) for kind in (CLIENT_ID, USER, IP) if kind in found)
+
+
+def normal_ip(text: str) -> str | None:
+    """The address in its one form, IPv4 where it is that inside IPv6; None when it is none."""
+    try:
+        address = ipaddress.ip_address(text)
+    except ValueError:
+        return None
+    mapped = getattr(address, "ipv4_mapped", None)
+    return str(mapped or address)
+
+
+def check_quota(entity: Entity, key: str, value: float) -> None:
+    """Raises ApiError with INVALID_REQUEST unless `entity` can have the quota with that value."""
+    keys = _IP_KEYS if entity[0][0] == IP else _CLIENT_KEYS
+    if key not in keys:
+        raise _refused(f"{entity[0][0]} has no quota {key!r}: it takes {', '.join(keys)}")
+    if not value > 0:
+        raise _refused(f"{key} has to be greater than 0, not {value:g}")
+    largest = keys[key]
+    if largest is not None and not (value <= largest and value % 1 <= _WHOLE):
+        raise _refused(f"{key} takes a whole number up to {largest}, not {value:g}")
+
+
+class Component(NamedTuple):
+    """One part of a filter."""
+
+    kind: str
+    match_type: int
+    match: str | None
+
+
+class Filter:
+    """Which entities are asked for."""
+
+    __slots__ = ("_any", "_exact", "_strict")
+
+    def __init__(self, components: Iterable[Component], *, strict: bool) -> None:
+        """`strict`: an entity may have no further parts. Raises ApiError."""
+        self._exact: dict[str, str | None] = {}
+        self._any: dict[str, None] = {}
+        self._strict = strict
+        for component in components:
+            self._add(component)
+        kinds = [*self._exact, *self._any]
+        if IP in kinds and len(kinds) > 1:
+            raise _refused("an ip is combined with neither user nor client-id")
+
+    def _add(self, component: Component) -> None:
+        kind, match_type, match = component
+        if not kind:
+            raise _refused("a part of the filter has no entity type")
+        if kind in self._exact or kind in self._any:
+            raise _refused(f"the filter has {kind} more than once")
+        if kind not in (USER, CLIENT_ID, IP):
+            raise ApiError(f"{kind!r} has no quotas: user, client-id and ip have", ErrorCode.UNSUPPORTED_VERSION)
+        if match_type == MATCH_EXACT:
+            if match is None:
+                raise _refused(f"an exact match of {kind} needs a name")
+            self._exact[kind] = match
+        elif match_type not in (MATCH_DEFAULT, MATCH_ANY):
+            raise _refused(f"{match_type} is no kind of match: 0 is exact, 1 the default, 2 any")
+        elif match is not None:
+            raise _refused(f"a match of the default or of any {kind} takes no name")
+        elif match_type == MATCH_DEFAULT:
+            self._exact[kind] = None
+        else:
+            self._any[kind] = None
+
+    def matches(self, entity: Entity) -> bool:
+        if self._strict and len(entity) != len(self._exact) + len(self._any):
+            return False
+        parts = dict(entity)
+        return all(kind in parts and parts[kind] == name for kind, name in self._exact.items()) and all(
+            kind in parts for kind in self._any
+        )
+
+
+def _refused(message: str) -> ApiError:
+    return ApiError(message, ErrorCode.INVALID_REQUEST)

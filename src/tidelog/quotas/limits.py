@@ -1,0 +1,75 @@
+"""Which of several quotas counts for a client, and who shares it: Kafka's order of precedence."""
+
+from typing import Final, NamedTuple
+
+from tidelog.quotas.entities import CLIENT_ID, IP, USER, Quotas, normal_ip
+
+_ABSENT: Final = object()
+
+
+class Limit(NamedTuple):
+    """One quota as it counts for one client."""
+
+    bound: float
+    user: str
+    """"": whoever has that client id shares it, whatever the user."""
+    client_id: str
+    """"": all clients of the user share it."""
+
+
+class Limits:
+    """The quotas of one key, by whom they are of."""
+
+    __slots__ = ("_bounds",)
+
+    def __init__(self, quotas: Quotas, key: str) -> None:
+        self._bounds: dict[tuple[object, object], float] = {}
+        for entity, values in quotas.items():
+            if key in values:
+                parts: dict[str, str | None] = dict(entity)
+                self._bounds[parts.get(USER, _ABSENT), parts.get(CLIENT_ID, _ABSENT)] = values[key]
+
+    def __bool__(self) -> bool:
+        return bool(self._bounds)
+
+    def of(self, user: str, client_id: str) -> Limit | None:
+        """The most particular one: that of user and client, of the user, of all users, of the client; None without."""
+        bounds = self._bounds
+        if not bounds:
+            return None
+        for name in (user, None):
+            for client in (client_id, None):
+                bound = bounds.get((name, client))
+                if bound is not None:
+                    return Limit(bound, user, client_id)
+            bound = bounds.get((name, _ABSENT))
+            if bound is not None:
+                return Limit(bound, user, "")
+        for client in (client_id, None):
+            bound = bounds.get((_ABSENT, client))
+            if bound is not None:
+                return Limit(bound, "", client_id)
+        return None
+
+
+class AddressLimits:
+    """The quotas of one key by address."""
+
+    __slots__ = ("_bounds", "_default")
+
+    def __init__(self, quotas: Quotas, key: str) -> None:
+        self._bounds: dict[str, float] = {}
+        self._default: float | None = None
+        for entity, values in quotas.items():
+            kind, name = entity[0]
+            if kind == IP and key in values:
+                if name is None:
+                    self._default = values[key]
+                else:
+                    self._bounds[normal_ip(name) or name] = values[key]
+
+    def __bool__(self) -> bool:
+        return bool(self._bounds) or self._default is not None
+
+    def of(self, address: str) -> float | None:
+        return self._bounds.get(address, self._default)
