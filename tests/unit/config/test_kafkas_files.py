@@ -32,6 +32,7 @@ OF_KRAFT = {
     "controller.listener.names": "CONTROLLER",
     "listener.security.protocol.map": PROTOCOLS,
     **THREADS_AND_BUFFERS,
+    "num.recovery.threads.per.data.dir": "2",
     **OF_SHARE_GROUPS,
 }
 SERVER = {
@@ -42,7 +43,7 @@ SERVER = {
     "log.dirs": "/tmp/kraft-combined-logs",
     **OF_KRAFT,
 }
-"""config/server.properties of Kafka 4.3.1: broker and controller in one process."""
+"""config/server.properties of Kafka 4: broker and controller in one process."""
 BROKER = {
     "process.roles": "broker",
     "node.id": "2",
@@ -51,7 +52,7 @@ BROKER = {
     "log.dirs": "/tmp/kraft-broker-logs",
     **OF_KRAFT,
 }
-"""config/broker.properties of Kafka 4.3.1."""
+"""config/broker.properties of Kafka 4."""
 ZOOKEEPER = {
     "broker.id": "0",
     "log.dirs": "/tmp/kafka-logs",
