@@ -58,7 +58,7 @@ def told(fetch: Fetch) -> list[tuple[int, int, list[int]]]:
     """Of each partition: the error, the size, and whose transactions were aborted."""
     return [
         (data.error_code, getattr(data.records, "size", 0), [t.producer_id for t in data.aborted_transactions or []])
-        for topic in fetch._response().responses
+        for topic in fetch._response()[0].responses
         for data in topic.partitions
     ]
 
