@@ -68,6 +68,10 @@ ADVERTISED: dict[str, tuple[int, int]] = {
     "DescribeLogDirs": (1, 5),
     "DescribeCluster": (0, 2),
     "DescribeTopicPartitions": (0, 0),
+    "ListPartitionReassignments": (0, 0),
+    "UpdateFeatures": (0, 2),
+    "DescribeProducers": (0, 0),
+    "ListConfigResources": (0, 1),
 }
 FOLLOWS = -1
 DIRECTIVES = ("keep", "until", "expect", "only", "within", "client", "unanswered")

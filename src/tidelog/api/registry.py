@@ -49,9 +49,13 @@ TABLE: dict[int, Entry] = {
     35: _entry("describe_log_dirs", 1, 5),
     37: _entry("create_partitions", 0, 3),
     44: _entry("incremental_alter_configs", 0, 1),
+    46: _entry("list_partition_reassignments", 0, 0),
+    57: _entry("update_features", 0, 2),
     60: _entry("describe_cluster", 0, 2),
+    61: _entry("describe_producers", 0, 0),
     68: _entry("consumer_group_heartbeat", 0, 1),
     69: _entry("consumer_group_describe", 0, 1),
+    74: _entry("list_config_resources", 0, 1),
     75: _entry("describe_topic_partitions", 0, 0),
 }
 """Every API that works here, in the range that Kafka 4.3.1 serves."""

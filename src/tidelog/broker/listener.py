@@ -94,8 +94,8 @@ class Listener:
         config = self._config
         if len(self._connections) > config.max_connections:
             connection.close(f"more than {config.max_connections} connections, max.connections")
-        elif of_host > config.max_connections_per_ip:
-            connection.close(f"more than {config.max_connections_per_ip} from one host, max.connections.per.ip")
+        elif of_host > (most := config.connections_from(host)):
+            connection.close(f"more than {most} from one host, max.connections.per.ip")
 
     def closed(self, connection: Connection) -> None:
         self._connections.pop(connection, None)

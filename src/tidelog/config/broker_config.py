@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from tidelog.config.address_limits import parse_overrides, usual_form
 from tidelog.config.coordinator_keys import CONSUMER_ASSIGNORS
 from tidelog.config.endpoints import WILDCARDS, Endpoint, parse_endpoints, parse_protocols
 from tidelog.config.key import InvalidValue, Value, default_value, parse
@@ -71,7 +72,6 @@ class BrokerConfig:
     log_cleaner_io_max_bytes_per_second: float
     log_retention_check_interval_ms: int
     max_connections: int
-    max_connections_per_ip: int
     max_incremental_fetch_session_cache_slots: int
     max_request_partition_size_limit: int
     node_id: int
@@ -187,6 +187,17 @@ class BrokerConfig:
     def takes_no_partitions(self) -> bool:
         return set(self.data_directories) <= set(self.cordoned_directories)
 
+    def connections_from(self, host: str) -> int:
+        """Most connections at once from the address `host`."""
+        most: int = self.get("max.connections.per.ip")
+        overrides: str = self.get("max.connections.per.ip.overrides")
+        if not overrides:
+            return most
+        try:
+            return parse_overrides(overrides).get(usual_form(host), most)
+        except ValueError:  # the peer of a simulated network has a name
+            return most
+
     @property
     def data_directory(self) -> str:
         """The first of them, for messages."""
@@ -251,6 +262,7 @@ class BrokerConfig:
             if len(set(plain)) < len(plain):
                 raise InvalidValue(name, ",".join(plain), "a directory is named twice")
         self.check_cordoned(self.get("cordoned.log.dirs"))
+        parse_overrides(self.get("max.connections.per.ip.overrides"))
         if self.get("authorizer.class.name"):
             # Ignoring it would open to everyone what its owner believes closed.
             raise InvalidValue(

@@ -377,7 +377,13 @@ KEYS: tuple[Key, ...] = (
         doc="Connections at once from one address.",
         effect=True,
     ),
-    Key("max.connections.per.ip.overrides", STRING, ""),
+    Key(
+        "max.connections.per.ip.overrides",
+        STRING,
+        "",
+        doc="Connections at once from single addresses, as ADDRESS:COUNT with commas.",
+        effect=True,
+    ),
     Key(
         "max.incremental.fetch.session.cache.slots",
         INT,

@@ -7,6 +7,7 @@ from tidelog.config.endpoints import Endpoint
 from tidelog.metadata.records import (
     BrokerConfigChanged,
     BrokerRegistered,
+    ClientMetricsConfigChanged,
     ClusterNamed,
     ControllerElected,
     GroupConfigChanged,
@@ -80,6 +81,7 @@ class MetadataImage:
     __slots__ = (
         "broker_configs",
         "brokers",
+        "client_metrics_configs",
         "cluster_id",
         "controller_epoch",
         "controller_id",
@@ -103,6 +105,7 @@ class MetadataImage:
         topics_by_id: Mapping[TopicId, TopicImage] = {},
         broker_configs: Mapping[str, Mapping[str, str]] = {},
         group_configs: Mapping[str, Mapping[str, str]] = {},
+        client_metrics_configs: Mapping[str, Mapping[str, str]] = {},
         producer_ids_next: int = 0,
         partition_count: int = 0,
     ) -> None:
@@ -119,6 +122,8 @@ class MetadataImage:
         """Altered settings by broker: a number as text, or "" for all brokers."""
         self.group_configs = group_configs
         """Settings of single groups, by group id. A group need not exist to have some."""
+        self.client_metrics_configs = client_metrics_configs
+        """Subscriptions to clients' metrics, by name (KIP-714)."""
         self.producer_ids_next = producer_ids_next
         self.partition_count = partition_count
         """Of all topics together."""
@@ -142,6 +147,7 @@ class ImageBuilder:
         self._topics_by_id = image.topics_by_id
         self._broker_configs = image.broker_configs
         self._group_configs = image.group_configs
+        self._client_metrics_configs = image.client_metrics_configs
         self._own_topics: tuple[dict[str, TopicImage], dict[TopicId, TopicImage]] | None = None
 
     def apply(self, records: Iterable[Record]) -> "ImageBuilder":
@@ -168,6 +174,7 @@ class ImageBuilder:
             topics_by_id=self._topics_by_id,
             broker_configs=self._broker_configs,
             group_configs=self._group_configs,
+            client_metrics_configs=self._client_metrics_configs,
             producer_ids_next=self._producer_ids_next,
             partition_count=self._partition_count,
         )
@@ -235,6 +242,11 @@ class ImageBuilder:
     def _group_config_changed(self, record: GroupConfigChanged) -> None:
         self._group_configs = _changed_one(self._group_configs, record.group, record.setting, record.value)
 
+    def _client_metrics_config_changed(self, record: ClientMetricsConfigChanged) -> None:
+        self._client_metrics_configs = _changed_one(
+            self._client_metrics_configs, record.subscription, record.setting, record.value
+        )
+
     def _producer_ids_allocated(self, record: ProducerIdsAllocated) -> None:
         self._producer_ids_next = record.next_id
 
@@ -264,6 +276,7 @@ _APPLY: dict[type[Any], Callable[[ImageBuilder, Any], None]] = {
     TopicConfigChanged: ImageBuilder._topic_config_changed,
     BrokerConfigChanged: ImageBuilder._broker_config_changed,
     GroupConfigChanged: ImageBuilder._group_config_changed,
+    ClientMetricsConfigChanged: ImageBuilder._client_metrics_config_changed,
     ProducerIdsAllocated: ImageBuilder._producer_ids_allocated,
 }
 
@@ -280,6 +293,8 @@ def snapshot(image: MetadataImage) -> list[Record]:
         records += [BrokerConfigChanged(broker, setting, value) for setting, value in settings.items()]
     for group, settings in image.group_configs.items():
         records += [GroupConfigChanged(group, setting, value) for setting, value in settings.items()]
+    for name, settings in image.client_metrics_configs.items():
+        records += [ClientMetricsConfigChanged(name, setting, value) for setting, value in settings.items()]
     records += [TopicCreated(t.name, t.topic_id, t.partitions, t.config) for t in image.topics.values()]
     return records
 

@@ -121,6 +121,15 @@ class GroupConfigChanged(NamedTuple):
     """None takes it back to the broker's."""
 
 
+class ClientMetricsConfigChanged(NamedTuple):
+    """Of a subscription to clients' metrics (KIP-714), which is there as long as it has a setting."""
+
+    subscription: str
+    setting: str
+    value: str | None
+    """None takes it back to its default."""
+
+
 class ProducerIdsAllocated(NamedTuple):
     """A broker got the ids up to `next_id`."""
 
@@ -141,6 +150,7 @@ Record: TypeAlias = (
     | TopicConfigChanged
     | BrokerConfigChanged
     | GroupConfigChanged
+    | ClientMetricsConfigChanged
     | ProducerIdsAllocated
 )
 
@@ -156,6 +166,7 @@ _KINDS: dict[str, type[Any]] = {
     "topic-config": TopicConfigChanged,
     "broker-config": BrokerConfigChanged,
     "group-config": GroupConfigChanged,
+    "client-metrics-config": ClientMetricsConfigChanged,
     "producer-ids": ProducerIdsAllocated,
 }
 _NAMES = {kind: name for name, kind in _KINDS.items()}

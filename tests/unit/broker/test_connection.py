@@ -83,7 +83,6 @@ class Bench:
         config = {
             "socket_request_max_bytes": 1 << 20,
             "max_connections": 100,
-            "max_connections_per_ip": 100,
             "connections_max_idle_ms": 60_000,
             "queued_max_request_bytes": -1,
         } | settings
@@ -91,7 +90,7 @@ class Bench:
         self.now_s = 0.0
         clock = SimpleNamespace(monotonic=lambda: self.now_s)
         self.services = SimpleNamespace(
-            config=SimpleNamespace(**config),
+            config=SimpleNamespace(connections_from=lambda host: 100, **config),
             runtime=SimpleNamespace(clock=clock, tasks=self.tasks),
             turns=Turns(clock, self.tasks),  # type: ignore[arg-type]
         )

@@ -12,6 +12,7 @@ from tidelog.metadata.records import (
     FORMAT_VERSION,
     BrokerConfigChanged,
     BrokerRegistered,
+    ClientMetricsConfigChanged,
     ClusterNamed,
     ControllerElected,
     GroupConfigChanged,
@@ -76,6 +77,10 @@ WRITTEN: list[tuple[Record, str]] = [
     (
         GroupConfigChanged("g", "consumer.session.timeout.ms", "50000"),
         '{"kind":"group-config","group":"g","setting":"consumer.session.timeout.ms","value":"50000"}',
+    ),
+    (
+        ClientMetricsConfigChanged("m", "interval.ms", "1000"),
+        '{"kind":"client-metrics-config","subscription":"m","setting":"interval.ms","value":"1000"}',
     ),
     (ProducerIdsAllocated(1, 2000), '{"kind":"producer-ids","broker_id":1,"next_id":2000}'),
 ]
