@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from hypothesis import HealthCheck, settings
+
 from process_harness import NOTES
 
 if TYPE_CHECKING:

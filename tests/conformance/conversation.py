@@ -72,6 +72,10 @@ ADVERTISED: dict[str, tuple[int, int]] = {
     "AlterClientQuotas": (0, 1),
     "DescribeCluster": (0, 2),
     "DescribeTopicPartitions": (0, 0),
+    "ListPartitionReassignments": (0, 0),
+    "UpdateFeatures": (0, 2),
+    "DescribeProducers": (0, 0),
+    "ListConfigResources": (0, 1),
 }
 FOLLOWS = -1
 DIRECTIVES = ("keep", "until", "expect", "only", "within", "client", "unanswered")

@@ -5,6 +5,7 @@ The answer to a version that is not known is in v0, so that any client can read 
 
 import re
 
+from tidelog.api.features import features
 from tidelog.api.registry import API_VERSIONS_KEY, TABLE
 from tidelog.api.services import RequestContext, Services
 from tidelog.wire.errors import ErrorCode
@@ -20,9 +21,6 @@ _SOFTWARE = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?")
 SOFTWARE_LENGTH_MAX = 256
 FROM_ZERO_VERSION = 4
 """From this version on, a feature may be supported from level 0."""
-GROUP_FEATURE = "group.version"
-GROUP_VERSION = 1
-"""Of the features that Kafka finalizes, the one of which everything works here: the consumer protocol (KIP-848)."""
 
 _RANGES = [
     ApiVersion(api_key=key, min_version=entry.advertised_min, max_version=entry.max_version)
@@ -39,12 +37,12 @@ def handle(services: Services, context: RequestContext, request: ApiVersionsRequ
     if context.api_version >= 3 and not all(map(_sound, names)):
         return ApiVersionsResponse(error_code=ErrorCode.INVALID_REQUEST)
     response = ApiVersionsResponse(api_keys=_RANGES)
-    if services.groups.serves_consumer_groups:
-        level = GROUP_VERSION
-        response.finalized_features = [FinalizedFeatureKey(GROUP_FEATURE, level, level)]
+    known = features(services)
+    if known:
+        response.finalized_features = [FinalizedFeatureKey(name, f.level, f.level) for name, f in known.items()]
         response.finalized_features_epoch = services.metadata.image.position
         if context.api_version >= FROM_ZERO_VERSION:
-            response.supported_features = [SupportedFeatureKey(GROUP_FEATURE, 0, level)]
+            response.supported_features = [SupportedFeatureKey(name, f.lowest, f.highest) for name, f in known.items()]
     return response
 
 

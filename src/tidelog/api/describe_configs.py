@@ -1,16 +1,34 @@
 """DescribeConfigs (key 32), v1-4. v1: sources and synonyms (KIP-226); v3: types and documentation (KIP-569).
 
-Of topics, of this broker and of groups. The message is empty, not null, where nothing is wrong.
+Of topics, this broker, its loggers, groups and subscriptions to clients' metrics. The message is empty, not null, where
+nothing is wrong.
 """
 
 from typing import TYPE_CHECKING
 
+from tidelog.api.alter_loggers import check_node
 from tidelog.api.services import RequestContext, Services
-from tidelog.config.describe import Described, describe_broker, describe_brokers_default, describe_group, describe_topic
-from tidelog.config.keys import BROKER_KEYS, GROUP_KEYS, TOPIC_KEYS
-from tidelog.metadata.alterations import BROKER_RESOURCE, GROUP_RESOURCE, TOPIC_RESOURCE, broker_name
+from tidelog.config.describe import (
+    Described,
+    Source,
+    describe_broker,
+    describe_brokers_default,
+    describe_client_metrics,
+    describe_group,
+    describe_topic,
+)
+from tidelog.config.keys import BROKER_KEYS, CLIENT_METRICS_KEYS, GROUP_KEYS, TOPIC_KEYS
+from tidelog.metadata.alterations import (
+    BROKER_RESOURCE,
+    CLIENT_METRICS_RESOURCE,
+    GROUP_RESOURCE,
+    LOGGER_RESOURCE,
+    TOPIC_RESOURCE,
+    broker_name,
+)
 from tidelog.metadata.topic_names import name_refusal
 from tidelog.model.steps import Steps
+from tidelog.runtime import loggers
 from tidelog.wire.errors import ApiError, ErrorCode
 from tidelog.wire.messages.describe_configs import (
     DescribeConfigsRequest,
@@ -22,10 +40,13 @@ from tidelog.wire.messages.describe_configs import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Container
+
     from tidelog.metadata.image import MetadataImage
 
 NAMES_PER_STEP = 200
 NO_EFFECT = "No effect yet."
+NO_TYPE = 0
 SETTINGS_MAX = 100_000
 """In one answer: two thousand topics with all of theirs. One topic named a million times would fill the memory."""
 
@@ -43,19 +64,34 @@ def handle(
         try:
             if left <= 0:
                 raise ApiError(f"one answer holds at most {SETTINGS_MAX} settings", ErrorCode.INVALID_REQUEST)
-            described = _describe(services, image, resource, (yield from _names(resource)))
+            if resource.resource_type == LOGGER_RESOURCE:
+                result.configs = yield from _levels(services, resource)
+            else:
+                described = _describe(services, image, resource, (yield from _names(resource, _known(resource))))
+                result.configs = [_config(each, request) for each in described]
         except ApiError as error:
             result.error_code = error.code
             result.error_message = error.message
         else:
-            result.configs = [_config(each, request) for each in described]
-            left -= len(described)
+            left -= len(result.configs)
         results.append(result)
         yield
     return DescribeConfigsResponse(results=results)
 
 
-def _names(resource: DescribeConfigsResource) -> Steps[list[str] | None]:
+def _known(resource: DescribeConfigsResource) -> "Container[str]":
+    return _KEYS.get(resource.resource_type, ())
+
+
+_KEYS = {
+    TOPIC_RESOURCE: TOPIC_KEYS,
+    BROKER_RESOURCE: BROKER_KEYS,
+    GROUP_RESOURCE: GROUP_KEYS,
+    CLIENT_METRICS_RESOURCE: CLIENT_METRICS_KEYS,
+}
+
+
+def _names(resource: DescribeConfigsResource, existing: "Container[str]") -> Steps[list[str] | None]:
     """The settings that are asked for, without those that nobody has; None for all."""
     asked = resource.configuration_keys
     if not asked:
@@ -63,7 +99,7 @@ def _names(resource: DescribeConfigsResource) -> Steps[list[str] | None]:
     known: dict[str, None] = {}
     for start in range(0, len(asked), NAMES_PER_STEP):
         some = asked[start : start + NAMES_PER_STEP]
-        known.update((name, None) for name in some if name in TOPIC_KEYS or name in BROKER_KEYS or name in GROUP_KEYS)
+        known.update((name, None) for name in some if name in existing)
         yield
     return list(known)
 
@@ -89,7 +125,24 @@ def _describe(
         if not resource.resource_name:
             raise ApiError("the group has no name", ErrorCode.INVALID_REQUEST)
         return describe_group(image.group_configs.get(resource.resource_name, {}), services.config, names)
+    if resource.resource_type == CLIENT_METRICS_RESOURCE:
+        if not resource.resource_name:
+            raise ApiError("the subscription has no name", ErrorCode.INVALID_REQUEST)
+        return describe_client_metrics(image.client_metrics_configs.get(resource.resource_name, {}), names)
     raise ApiError(f"resource type {resource.resource_type} is not known here", ErrorCode.INVALID_REQUEST)
+
+
+def _levels(services: Services, resource: DescribeConfigsResource) -> Steps[list[DescribeConfigsResourceResult]]:
+    """Raises ApiError."""
+    check_node(resource.resource_name, services.config.node_id)
+    levels = loggers.levels()
+    names = yield from _names(resource, levels)
+    return [
+        DescribeConfigsResourceResult(
+            name=name, value=levels[name], config_source=Source.BROKER_LOGGER, config_type=NO_TYPE
+        )
+        for name in (levels if names is None else names)
+    ]
 
 
 def _config(described: Described, request: DescribeConfigsRequest) -> DescribeConfigsResourceResult:

@@ -4,6 +4,7 @@ from collections.abc import Coroutine
 from typing import Any
 
 from tidelog.api.alter_configs import altered
+from tidelog.api.alter_loggers import alter_loggers
 from tidelog.api.services import RequestContext, Services
 from tidelog.metadata.alterations import Alteration, AlterationResult, Change
 from tidelog.model.steps import Steps
@@ -25,13 +26,22 @@ def handle(
             yield
         alterations.append(Alteration(resource.resource_type, resource.resource_name, changes))
         yield
-    return _alter(services, request, alterations)
+    results = yield from alter_loggers(alterations, services.config.node_id, validate_only=request.validate_only)
+    return _alter(services, request, alterations, results)
 
 
 async def _alter(
-    services: Services, request: IncrementalAlterConfigsRequest, alterations: list[Alteration]
+    services: Services,
+    request: IncrementalAlterConfigsRequest,
+    alterations: list[Alteration],
+    results: dict[int, AlterationResult],
 ) -> Steps[IncrementalAlterConfigsResponse]:
-    return _response(await altered(services, alterations, validate_only=request.validate_only))
+    """`results` has those that are about loggers, by place; the controller decides on the others."""
+    if not results:
+        return _response(await altered(services, alterations, validate_only=request.validate_only))
+    others = [alteration for place, alteration in enumerate(alterations) if place not in results]
+    decided = iter(await altered(services, others, validate_only=request.validate_only) if others else ())
+    return _response([results[place] if place in results else next(decided) for place in range(len(alterations))])
 
 
 def _response(results: list[AlterationResult]) -> Steps[IncrementalAlterConfigsResponse]:

@@ -58,12 +58,16 @@ TABLE: dict[int, Entry] = {
     37: _entry("create_partitions", 0, 3),
     42: _entry("delete_groups", 0, 2),
     44: _entry("incremental_alter_configs", 0, 1),
+    46: _reads("list_partition_reassignments", 0, 0),
     47: _entry("offset_delete", 0, 0),
     48: _reads("describe_client_quotas", 0, 1),
     49: _entry("alter_client_quotas", 0, 1),
+    57: _entry("update_features", 0, 2),
     60: _reads("describe_cluster", 0, 2),
+    61: _reads("describe_producers", 0, 0),
     68: _entry("consumer_group_heartbeat", 0, 1),
     69: _reads("consumer_group_describe", 0, 1),
+    74: _reads("list_config_resources", 0, 1),
     75: _reads("describe_topic_partitions", 0, 0),
 }
 """Every API that works here, in the range that Kafka 4.3.1 serves."""

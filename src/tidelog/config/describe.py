@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from tidelog.config.broker_config import BrokerConfig
 from tidelog.config.key import InvalidValue, Key, normal_text, parse
-from tidelog.config.keys import BROKER_KEYS, GROUP_KEYS, TOPIC_KEYS, broker_synonyms
+from tidelog.config.keys import BROKER_KEYS, CLIENT_METRICS_KEYS, GROUP_KEYS, TOPIC_KEYS, broker_synonyms
 from tidelog.config.topic_config import default_text
 
 
@@ -18,6 +18,8 @@ class Source(IntEnum):
     DYNAMIC_CLUSTER = 3
     STATIC = 4
     DEFAULT = 5
+    BROKER_LOGGER = 6
+    CLIENT_METRICS = 7
     GROUP = 8
 
 
@@ -56,10 +58,26 @@ def describe_group(own: Mapping[str, str], config: BrokerConfig, names: Iterable
     """A group's settings, as `describe_topic`."""
     found: list[Described] = []
     for key in _chosen(GROUP_KEYS, names, [own]):
-        synonyms = _layers(key.synonyms[0][0], config)
+        if key.synonyms:
+            synonyms = _layers(key.synonyms[0][0], config)
+        else:
+            synonyms = [Synonym(key.name, key.default, Source.DEFAULT)]
         if key.name in own:
             synonyms.insert(0, Synonym(key.name, _normal(key, own[key.name]), Source.GROUP))
         found.append(Described(key, synonyms[0].value, synonyms[0].source, False, synonyms))
+    return found
+
+
+def describe_client_metrics(own: Mapping[str, str], names: Iterable[str] | None) -> list[Described]:
+    """A subscription's settings. Nobody else gives them a value: those that are not set have no synonyms."""
+    found: list[Described] = []
+    for key in _chosen(CLIENT_METRICS_KEYS, names, [own]):
+        value, source = key.default, Source.DEFAULT
+        synonyms: list[Synonym] = []
+        if key.name in own:
+            value, source = _normal(key, own[key.name]), Source.CLIENT_METRICS
+            synonyms = [Synonym(key.name, value, source)]
+        found.append(Described(key, value, source, False, synonyms))
     return found
 
 

@@ -1,6 +1,26 @@
 """Settings of single groups. A group need not exist to have some; the broker's `group.*` stand for those it has not."""
 
-from tidelog.config.key import AtLeast, Key, Type
+import re
+
+from tidelog.config.key import AtLeast, Between, Key, OneOf, Type, Valid, Value
+
+_DURATION = re.compile(r"P(?=.)(\d+D)?(T(?=.)(\d+H)?(\d+M)?(\d+(\.\d{1,9})?S)?)?")
+BY_DURATION = "by_duration:"
+
+
+class ShareOffsetReset(Valid):
+    """Where a share group begins to read: an end of the log, or a duration before now (ISO 8601)."""
+
+    __slots__ = ()
+
+    def refusal(self, value: Value) -> tuple[object, str] | None:
+        assert isinstance(value, str)
+        if value in ("earliest", "latest"):
+            return None
+        if value.startswith(BY_DURATION) and _DURATION.fullmatch(value.removeprefix(BY_DURATION).upper()):
+            return None
+        return value, "takes earliest, latest or by_duration:PnDTnHnMn.nS"
+
 
 KEYS: tuple[Key, ...] = (
     Key(
@@ -30,10 +50,124 @@ KEYS: tuple[Key, ...] = (
         effect=True,
         synonyms=(("group.consumer.assignment.interval.ms", 1),),
     ),
+    Key(
+        "share.session.timeout.ms",
+        Type.INT,
+        "45000",
+        AtLeast(1),
+        doc="A member of the share group is removed when no heartbeat came for this long.",
+        synonyms=(("group.share.session.timeout.ms", 1),),
+    ),
+    Key(
+        "share.heartbeat.interval.ms",
+        Type.INT,
+        "5000",
+        AtLeast(1),
+        doc="Time between heartbeats that members of the share group are told.",
+        synonyms=(("group.share.heartbeat.interval.ms", 1),),
+    ),
+    Key(
+        "share.assignment.interval.ms",
+        Type.INT,
+        "1000",
+        AtLeast(0),
+        doc="A new assignment of the share group is made at most this often.",
+        synonyms=(("group.share.assignment.interval.ms", 1),),
+    ),
+    Key(
+        "share.record.lock.duration.ms",
+        Type.INT,
+        "30000",
+        Between(1000, 3600000),
+        doc="How long a member of the share group has a record for itself.",
+        synonyms=(("group.share.record.lock.duration.ms", 1),),
+    ),
+    Key(
+        "share.delivery.count.limit",
+        Type.INT,
+        "5",
+        Between(2, 10),
+        doc="How often a record is given to the share group's members.",
+        synonyms=(("group.share.delivery.count.limit", 1),),
+    ),
+    Key(
+        "share.partition.max.record.locks",
+        Type.INT,
+        "2000",
+        Between(100, 10000),
+        doc="Records of one partition that members of the share group have for themselves at once.",
+        synonyms=(("group.share.partition.max.record.locks", 1),),
+    ),
+    Key(
+        "share.auto.offset.reset",
+        Type.STRING,
+        "latest",
+        ShareOffsetReset(),
+        doc="Where the share group begins to read a partition.",
+    ),
+    Key(
+        "share.isolation.level",
+        Type.STRING,
+        "read_uncommitted",
+        OneOf(("read_committed", "read_uncommitted")),
+        doc="Whether the share group gets records of transactions that are open or aborted.",
+    ),
+    Key(
+        "share.renew.acknowledge.enable",
+        Type.BOOLEAN,
+        "true",
+        doc="Whether members of the share group may ask for more time with a record.",
+    ),
+    Key(
+        "streams.session.timeout.ms",
+        Type.INT,
+        "45000",
+        AtLeast(1),
+        doc="A member of the streams group is removed when no heartbeat came for this long.",
+        synonyms=(("group.streams.session.timeout.ms", 1),),
+    ),
+    Key(
+        "streams.heartbeat.interval.ms",
+        Type.INT,
+        "5000",
+        AtLeast(1),
+        doc="Time between heartbeats that members of the streams group are told.",
+        synonyms=(("group.streams.heartbeat.interval.ms", 1),),
+    ),
+    Key(
+        "streams.assignment.interval.ms",
+        Type.INT,
+        "1000",
+        AtLeast(0),
+        doc="A new assignment of the streams group is made at most this often.",
+        synonyms=(("group.streams.assignment.interval.ms", 1),),
+    ),
+    Key(
+        "streams.initial.rebalance.delay.ms",
+        Type.INT,
+        "3000",
+        AtLeast(0),
+        doc="How long a new streams group waits for more members.",
+        synonyms=(("group.streams.initial.rebalance.delay.ms", 1),),
+    ),
+    Key(
+        "streams.num.standby.replicas",
+        Type.INT,
+        "0",
+        AtLeast(0),
+        doc="Standby copies of each task of the streams group.",
+        synonyms=(("group.streams.num.standby.replicas", 1),),
+    ),
 )
 
+_FREE = ("share.auto.offset.reset", "share.isolation.level", "share.renew.acknowledge.enable")
 
-def limits_of(name: str) -> tuple[str, str]:
+
+def limits_of(name: str) -> tuple[str | None, str | None]:
     """The broker's settings with the least and the most that a group's `name` may be."""
     kind, _, what = name.partition(".")
+    if name in _FREE or what == "initial.rebalance.delay.ms":
+        return None, None
+    if what == "num.standby.replicas":
+        return None, "group.streams.max.standby.replicas"
     return f"group.{kind}.min.{what}", f"group.{kind}.max.{what}"

@@ -210,15 +210,19 @@ def normal_text(value: Value) -> str | None:
     return double_text(value) if isinstance(value, float) else str(value)
 
 
+COUNT_MAX = (1 << 31) - 1
+
+
 def counts_by_address(text: str) -> dict[str, int]:
     """`127.0.0.1:100,::1:5` by address in its one form. Raises ValueError that says what is wrong."""
     counts: dict[str, int] = {}
     for item in filter(None, (part.strip() for part in text.split(","))):
         address, _, count = item.rpartition(":")
-        if not count.strip().isdecimal():
-            raise ValueError(f"takes ADDRESS:COUNT,..., and {item} has no count")
+        digits = count.strip()
+        if not digits.isascii() or not digits.isdigit() or len(digits) > 10 or int(digits) > COUNT_MAX:
+            raise ValueError(f"takes ADDRESS:COUNT,..., and {item} has no count of 0 to {COUNT_MAX}")
         try:
-            counts[str(ipaddress.ip_address(address.strip().strip("[]")))] = int(count)
+            counts[str(ipaddress.ip_address(address.strip().strip("[]")))] = int(digits)
         except ValueError:
             raise ValueError(f"{address!r} is no IP address; names of hosts are not looked up") from None
     return counts

@@ -2,7 +2,15 @@
 
 from collections.abc import Iterable, Mapping
 
-from tidelog.config import broker_keys, coordinator_keys, group_keys, idle_keys, quota_keys, topic_keys
+from tidelog.config import (
+    broker_keys,
+    client_metrics_keys,
+    coordinator_keys,
+    group_keys,
+    idle_keys,
+    quota_keys,
+    topic_keys,
+)
 from tidelog.config.key import InvalidValue, Key, Value
 
 TOPIC_KEYS: Mapping[str, Key] = {key.name: key for key in topic_keys.KEYS}
@@ -10,6 +18,8 @@ BROKER_KEYS: Mapping[str, Key] = {
     key.name: key for key in (*broker_keys.KEYS, *coordinator_keys.KEYS, *quota_keys.KEYS, *idle_keys.KEYS)
 }
 GROUP_KEYS: Mapping[str, Key] = {key.name: key for key in group_keys.KEYS}
+
+CLIENT_METRICS_KEYS: Mapping[str, Key] = {key.name: key for key in client_metrics_keys.KEYS}
 
 ENVIRONMENT_PREFIX = "TIDELOG_"
 NEAR_ENOUGH = 0.8

@@ -5,21 +5,31 @@ from enum import IntEnum
 from typing import NamedTuple
 
 from tidelog.config.broker_config import BrokerConfig
-from tidelog.config.group_keys import limits_of
-from tidelog.config.key import InvalidValue, Key, Type, parse
-from tidelog.config.keys import BROKER_KEYS, GROUP_KEYS, TOPIC_KEYS, check_for_topics, nearest
+from tidelog.config.key import Key, Type
+from tidelog.config.keys import BROKER_KEYS, GROUP_KEYS, TOPIC_KEYS
 from tidelog.config.topic_config import InvalidTopicConfig, check_topic_config, default_text
 from tidelog.metadata.controller import Decision
 from tidelog.metadata.image import MetadataImage
-from tidelog.metadata.records import BrokerConfigChanged, GroupConfigChanged, Record, TopicConfigChanged
+from tidelog.metadata.records import (
+    BrokerConfigChanged,
+    ClientMetricsConfigChanged,
+    GroupConfigChanged,
+    Record,
+    TopicConfigChanged,
+)
+from tidelog.metadata.setting_checks import check_broker_settings, check_client_metrics, check_group_settings
 from tidelog.metadata.topic_names import name_refusal
 from tidelog.model.steps import Steps
 from tidelog.wire.errors import ApiError, ErrorCode
 
 TOPIC_RESOURCE = 2
 BROKER_RESOURCE = 4
+LOGGER_RESOURCE = 8
+"""Of this process; the controller does not know of loggers."""
+CLIENT_METRICS_RESOURCE = 16
 GROUP_RESOURCE = 32
 GROUPS_WITH_SETTINGS_MAX = 10_000
+SUBSCRIPTIONS_MAX = 10_000
 
 
 class Operation(IntEnum):
@@ -36,7 +46,7 @@ class Change(NamedTuple):
 
 
 class Alteration(NamedTuple):
-    """What is to change of one topic, broker or group."""
+    """What is to change of one topic, broker, group or subscription."""
 
     resource_type: int
     resource_name: str
@@ -87,6 +97,8 @@ def _alter(image: MetadataImage, alteration: Alteration, config: BrokerConfig) -
         return _alter_broker(image, alteration, config)
     if alteration.resource_type == GROUP_RESOURCE:
         return _alter_group(image, alteration, config)
+    if alteration.resource_type == CLIENT_METRICS_RESOURCE:
+        return _alter_client_metrics(image, alteration)
     raise ApiError(f"resource type {alteration.resource_type} is not known here", ErrorCode.INVALID_REQUEST)
 
 
@@ -114,9 +126,7 @@ def _alter_broker(image: MetadataImage, alteration: Alteration, config: BrokerCo
     before = image.broker_configs.get(broker, {})
     after = _changed(alteration, before, BROKER_KEYS, lambda key: _static_text(key, config))
     difference = _difference(before, after)
-    for setting, value in difference:
-        if value is not None:
-            _check_dynamic(setting, value, config)
+    check_broker_settings(broker, {name: text for name, text in difference if text is not None}, config)
     return [BrokerConfigChanged(broker, setting, value) for setting, value in difference]
 
 
@@ -126,28 +136,23 @@ def _alter_group(image: MetadataImage, alteration: Alteration, config: BrokerCon
         raise ApiError("settings of all groups together are the broker's, group.*", ErrorCode.INVALID_REQUEST)
     before = image.group_configs.get(group, {})
     after = _changed(alteration, before, GROUP_KEYS, lambda key: _static_text(key, config))
-    try:
-        for setting, text in after.items():
-            _check_group_setting(setting, text, config)
-    except InvalidValue as error:
-        raise ApiError(str(error), ErrorCode.INVALID_CONFIG) from None
+    check_group_settings(after, config)
     if after and not before and len(image.group_configs) >= GROUPS_WITH_SETTINGS_MAX:
         raise ApiError(f"{GROUPS_WITH_SETTINGS_MAX} groups have settings of their own", ErrorCode.POLICY_VIOLATION)
     return [GroupConfigChanged(group, setting, value) for setting, value in _difference(before, after)]
 
 
-def _check_group_setting(setting: str, text: str, config: BrokerConfig) -> None:
-    """Raises ApiError for one that there is not, InvalidValue for a value that the setting or the broker refuses."""
-    key = GROUP_KEYS.get(setting)
-    if key is None:
-        near = nearest(setting, GROUP_KEYS)
-        hint = f"; did you mean {near}?" if near else ""
-        raise ApiError(f"there is no group setting {setting}{hint}", ErrorCode.INVALID_CONFIG)
-    value = parse(key, text)
-    assert isinstance(value, int)
-    least, most = limits_of(setting)
-    if not config.get(least) <= value <= config.get(most):
-        raise InvalidValue(setting, value, f"{least} and {most} allow {config.get(least)} to {config.get(most)}")
+def _alter_client_metrics(image: MetadataImage, alteration: Alteration) -> list[Record]:
+    name = alteration.resource_name
+    if not name:
+        raise ApiError("the subscription has no name", ErrorCode.INVALID_REQUEST)
+    before = image.client_metrics_configs.get(name, {})
+    # To Kafka, none of them is a list to append to.
+    after = _changed(alteration, before, {}, lambda key: key.default)
+    check_client_metrics(after)
+    if after and not before and len(image.client_metrics_configs) >= SUBSCRIPTIONS_MAX:
+        raise ApiError(f"there are {SUBSCRIPTIONS_MAX} subscriptions", ErrorCode.POLICY_VIOLATION)
+    return [ClientMetricsConfigChanged(name, setting, value) for setting, value in _difference(before, after)]
 
 
 def broker_name(resource_name: str, node_id: int) -> str:
@@ -160,34 +165,6 @@ def broker_name(resource_name: str, node_id: int) -> str:
     if int(resource_name) != node_id:
         raise ApiError(f"this is broker {node_id}, not {int(resource_name)}", ErrorCode.INVALID_REQUEST)
     return str(node_id)
-
-
-def _check_dynamic(setting: str, value: str, config: BrokerConfig) -> None:
-    """Raise ApiError unless a running broker takes this."""
-    key = BROKER_KEYS.get(setting)
-    if key is None:
-        near = nearest(setting, BROKER_KEYS)
-        hint = f"; did you mean {near}?" if near else ""
-        raise ApiError(f"there is no broker setting {setting}{hint}", ErrorCode.INVALID_CONFIG)
-    if key.read_only or setting.startswith(_AT_START):
-        raise ApiError(f"{setting} cannot be altered while the broker runs", ErrorCode.INVALID_REQUEST)
-    if key.sensitive:
-        raise ApiError(f"{setting} is secret and is not kept in the metadata", ErrorCode.INVALID_REQUEST)
-    try:
-        parsed = parse(key, value)
-        check_for_topics(setting, parsed)
-        if setting == "cordoned.log.dirs":
-            assert isinstance(parsed, list)
-            config.check_cordoned(parsed)
-    except InvalidValue as error:
-        raise ApiError(str(error), ErrorCode.INVALID_REQUEST) from None
-    if setting in _NOT_ZERO and parsed == 0:
-        raise ApiError(f"{setting}=0 would shut out everybody, for good", ErrorCode.INVALID_REQUEST)
-
-
-_AT_START = ("listeners", "listener.security.protocol.map", "principal.builder.class", "sasl.", "ssl.")
-"""Kafka alters them while it runs. Here listeners take a restart; what is not served must not look as if it were."""
-_NOT_ZERO = ("max.connections", "max.connections.per.ip")
 
 
 def _changed(

@@ -7,6 +7,7 @@ from tidelog.config.endpoints import Endpoint
 from tidelog.metadata.records import (
     BrokerConfigChanged,
     BrokerRegistered,
+    ClientMetricsConfigChanged,
     ClientQuotaChanged,
     ClusterNamed,
     ControllerElected,
@@ -82,6 +83,7 @@ class MetadataImage:
     __slots__ = (
         "broker_configs",
         "brokers",
+        "client_metrics_configs",
         "client_quotas",
         "cluster_id",
         "controller_epoch",
@@ -107,6 +109,7 @@ class MetadataImage:
         broker_configs: Mapping[str, Mapping[str, str]] = {},
         group_configs: Mapping[str, Mapping[str, str]] = {},
         client_quotas: Mapping[Entity, Mapping[str, float]] = {},
+        client_metrics_configs: Mapping[str, Mapping[str, str]] = {},
         producer_ids_next: int = 0,
         partition_count: int = 0,
     ) -> None:
@@ -125,6 +128,8 @@ class MetadataImage:
         """Settings of single groups, by group id. A group need not exist to have some."""
         self.client_quotas = client_quotas
         """Of users, client ids and addresses; those that have some."""
+        self.client_metrics_configs = client_metrics_configs
+        """Subscriptions to clients' metrics, by name (KIP-714)."""
         self.producer_ids_next = producer_ids_next
         self.partition_count = partition_count
         """Of all topics together."""
@@ -150,6 +155,7 @@ class ImageBuilder:
         self._group_configs = image.group_configs
         self._client_quotas = image.client_quotas
         self._own_quotas: dict[Entity, Mapping[str, float]] | None = None
+        self._client_metrics_configs = image.client_metrics_configs
         self._own_topics: tuple[dict[str, TopicImage], dict[TopicId, TopicImage]] | None = None
 
     def apply(self, records: Iterable[Record]) -> "ImageBuilder":
@@ -178,6 +184,7 @@ class ImageBuilder:
             broker_configs=self._broker_configs,
             group_configs=self._group_configs,
             client_quotas=self._client_quotas,
+            client_metrics_configs=self._client_metrics_configs,
             producer_ids_next=self._producer_ids_next,
             partition_count=self._partition_count,
         )
@@ -256,6 +263,11 @@ class ImageBuilder:
         if values:
             self._own_quotas[record.entity] = values
 
+    def _client_metrics_config_changed(self, record: ClientMetricsConfigChanged) -> None:
+        self._client_metrics_configs = _changed_one(
+            self._client_metrics_configs, record.subscription, record.setting, record.value
+        )
+
     def _producer_ids_allocated(self, record: ProducerIdsAllocated) -> None:
         self._producer_ids_next = record.next_id
 
@@ -286,6 +298,7 @@ _APPLY: dict[type[Any], Callable[[ImageBuilder, Any], None]] = {
     BrokerConfigChanged: ImageBuilder._broker_config_changed,
     GroupConfigChanged: ImageBuilder._group_config_changed,
     ClientQuotaChanged: ImageBuilder._client_quota_changed,
+    ClientMetricsConfigChanged: ImageBuilder._client_metrics_config_changed,
     ProducerIdsAllocated: ImageBuilder._producer_ids_allocated,
 }
 
@@ -304,6 +317,8 @@ def snapshot(image: MetadataImage) -> list[Record]:
         records += [GroupConfigChanged(group, setting, value) for setting, value in settings.items()]
     for entity, values in image.client_quotas.items():
         records += [ClientQuotaChanged(entity, key, bound) for key, bound in values.items()]
+    for name, settings in image.client_metrics_configs.items():
+        records += [ClientMetricsConfigChanged(name, setting, value) for setting, value in settings.items()]
     records += [TopicCreated(t.name, t.topic_id, t.partitions, t.config) for t in image.topics.values()]
     return records
 

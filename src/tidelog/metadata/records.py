@@ -129,6 +129,15 @@ class ClientQuotaChanged(NamedTuple):
     """None takes it away."""
 
 
+class ClientMetricsConfigChanged(NamedTuple):
+    """Of a subscription to clients' metrics (KIP-714), which is there as long as it has a setting."""
+
+    subscription: str
+    setting: str
+    value: str | None
+    """None takes it back to its default."""
+
+
 class ProducerIdsAllocated(NamedTuple):
     """A broker got the ids up to `next_id`."""
 
@@ -150,6 +159,7 @@ Record: TypeAlias = (
     | BrokerConfigChanged
     | GroupConfigChanged
     | ClientQuotaChanged
+    | ClientMetricsConfigChanged
     | ProducerIdsAllocated
 )
 
@@ -166,6 +176,7 @@ _KINDS: dict[str, type[Any]] = {
     "broker-config": BrokerConfigChanged,
     "group-config": GroupConfigChanged,
     "client-quota": ClientQuotaChanged,
+    "client-metrics-config": ClientMetricsConfigChanged,
     "producer-ids": ProducerIdsAllocated,
 }
 _NAMES = {kind: name for name, kind in _KINDS.items()}

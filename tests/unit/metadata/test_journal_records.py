@@ -12,6 +12,7 @@ from tidelog.metadata.records import (
     FORMAT_VERSION,
     BrokerConfigChanged,
     BrokerRegistered,
+    ClientMetricsConfigChanged,
     ClientQuotaChanged,
     ClusterNamed,
     ControllerElected,
@@ -81,6 +82,10 @@ WRITTEN: list[tuple[Record, str]] = [
     (
         ClientQuotaChanged((("client-id", None), ("user", "u")), "producer_byte_rate", 1024.0),
         '{"kind":"client-quota","entity":[["client-id",null],["user","u"]],"key":"producer_byte_rate","value":1024.0}',
+    ),
+    (
+        ClientMetricsConfigChanged("m", "interval.ms", "1000"),
+        '{"kind":"client-metrics-config","subscription":"m","setting":"interval.ms","value":"1000"}',
     ),
     (ProducerIdsAllocated(1, 2000), '{"kind":"producer-ids","broker_id":1,"next_id":2000}'),
 ]

@@ -1,0 +1,36 @@
+"""Settings of subscriptions to clients' metrics (KIP-714): kept and told, but no client is asked for metrics yet."""
+
+import re
+
+from tidelog.config.key import InvalidValue, Key, Type
+
+KEYS: tuple[Key, ...] = (
+    Key("interval.ms", Type.INT, "300000", doc="Time between two deliveries of metrics by a client."),
+    Key("match", Type.LIST, "", doc="Which clients, as NAME=PATTERN with commas; empty for all."),
+    Key("metrics", Type.LIST, "", doc="Prefixes of metrics' names, with commas; * for all of them."),
+)
+
+INTERVAL_MS = (100, 3_600_000)
+MATCHED = (
+    "client_instance_id",
+    "client_id",
+    "client_software_name",
+    "client_software_version",
+    "client_source_address",
+    "client_source_port",
+)
+PATTERN_LENGTH_MAX = 1000
+
+
+def check_match(items: list[str]) -> None:
+    """Raise InvalidValue unless each is NAME=PATTERN with a name of MATCHED and a regular expression."""
+    for item in items:
+        name, *pattern = item.split("=")
+        if name.strip() not in MATCHED or len(pattern) != 1:
+            raise InvalidValue("match", item, f"takes NAME=PATTERN, where NAME is one of {', '.join(MATCHED)}")
+        if len(pattern[0]) > PATTERN_LENGTH_MAX:
+            raise InvalidValue("match", item[:100], f"a pattern has at most {PATTERN_LENGTH_MAX} characters")
+        try:
+            re.compile(pattern[0])
+        except (re.error, RecursionError, OverflowError) as error:
+            raise InvalidValue("match", item, f"no regular expression: {error}") from None

@@ -1,0 +1,190 @@
+"""Which settings a resource may be given while the broker runs, and which values. Pure.
+
+Each raises ApiError with the code that Kafka 4.3 answers with.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from tidelog.config.broker_config import BrokerConfig
+from tidelog.config.client_metrics_keys import INTERVAL_MS, check_match
+from tidelog.config.group_keys import limits_of
+from tidelog.config.key import InvalidValue, Value, counts_by_address, parse
+from tidelog.config.keys import BROKER_KEYS, CLIENT_METRICS_KEYS, GROUP_KEYS, TOPIC_KEYS, check_for_topics, nearest
+from tidelog.wire.errors import ApiError, ErrorCode
+
+AT_START = ("listeners", "listener.security.protocol.map", "principal.builder.class", "sasl.", "ssl.")
+"""Kafka alters them while it runs. Here listeners take a restart; what is not served must not look as if it were."""
+OF_ONE_BROKER = ("cordoned.log.dirs",)
+"""Not for all brokers together: each has its own."""
+CLEANER_BUFFER_MIN = 1024 * 1024
+"""Bytes of `log.cleaner.dedupe.buffer.size` for each of `log.cleaner.threads`."""
+THREADS = (
+    "background.threads",
+    "log.cleaner.threads",
+    "num.io.threads",
+    "num.network.threads",
+    "num.recovery.threads.per.data.dir",
+    "num.replica.fetchers",
+)
+"""Numbers of threads, which change by at most half or double at a time."""
+
+
+def check_broker_settings(broker: str, changed: Mapping[str, str], config: BrokerConfig) -> None:
+    """What is set anew, each by itself and then together with all else. `broker` is "" for all of them."""
+    values = {setting: _check_broker_setting(broker, setting, text, config) for setting, text in changed.items()}
+
+    def in_force(setting: str) -> Any:
+        return values.get(setting, config.get(setting))
+
+    try:
+        for setting in values:
+            check = _TOGETHER.get(setting)
+            if check is not None:
+                check(in_force, setting)
+    except InvalidValue as error:
+        raise ApiError(str(error), ErrorCode.INVALID_REQUEST) from None
+
+
+def _check_broker_setting(broker: str, setting: str, value: str, config: BrokerConfig) -> Value:
+    key = BROKER_KEYS.get(setting)
+    if key is None:
+        raise ApiError(_unknown("broker", setting, BROKER_KEYS), ErrorCode.INVALID_CONFIG)
+    if key.read_only or setting.startswith(AT_START):
+        raise ApiError(f"{setting} cannot be altered while the broker runs", ErrorCode.INVALID_REQUEST)
+    if key.sensitive:
+        raise ApiError(f"{setting} is secret and is not kept in the metadata", ErrorCode.INVALID_REQUEST)
+    if not broker and setting in OF_ONE_BROKER:
+        raise ApiError(f"{setting} is altered of one broker, named by its number", ErrorCode.INVALID_REQUEST)
+    try:
+        parsed = parse(key, value)
+        check_for_topics(setting, parsed)
+        if setting == "cordoned.log.dirs":
+            assert isinstance(parsed, list)
+            config.check_cordoned(parsed)
+        _check_threads(setting, parsed, config)
+    except InvalidValue as error:
+        raise ApiError(str(error), ErrorCode.INVALID_REQUEST) from None
+    return parsed
+
+
+def _check_threads(setting: str, value: Value, config: BrokerConfig) -> None:
+    if setting not in THREADS:
+        return
+    assert isinstance(value, int)
+    now: int = config.get(setting)
+    least = max(now // 2, 1)
+    if not least <= value <= 2 * now:
+        raise InvalidValue(setting, value, f"it is {now} now and changes to {least} to {2 * now} at a time")
+
+
+InForce = Callable[[str], Any]
+"""A broker's setting to its value after the change."""
+
+
+def _check_connections(in_force: InForce, setting: str) -> None:
+    overrides = counts_by_address(in_force("max.connections.per.ip.overrides"))
+    if not in_force("max.connections") or not (in_force("max.connections.per.ip") or overrides):
+        raise InvalidValue(setting, in_force(setting), "it would shut out everybody, for good")
+
+
+def _check_retention(in_force: InForce, setting: str) -> None:
+    if in_force("log.retention.ms") == 0:
+        raise InvalidValue("log.retention.ms", 0, "takes -1 for no limit, or 1 and more")
+    units = TOPIC_KEYS["retention.ms"].synonyms
+    most = next((value * factor for name, factor in units if (value := in_force(name)) is not None), -1)
+    local = in_force("log.local.retention.ms")
+    if most >= 0 and local != FOLLOWS_RETENTION and not 0 <= local <= most:
+        raise InvalidValue("log.local.retention.ms", local, f"records are kept for {most} ms at most")
+
+
+def _check_cleaner(in_force: InForce, setting: str) -> None:
+    buffer, threads = in_force("log.cleaner.dedupe.buffer.size"), in_force("log.cleaner.threads")
+    if buffer // threads < CLEANER_BUFFER_MIN:
+        raise InvalidValue(
+            "log.cleaner.dedupe.buffer.size", buffer, f"each of log.cleaner.threads, {threads}, needs a MiB of it"
+        )
+
+
+def _check_assignment_interval(in_force: InForce, setting: str) -> None:
+    least, most = (name or "" for name in limits_of(setting.removeprefix("group.")))
+    if not in_force(least) <= in_force(setting) <= in_force(most):
+        raise InvalidValue(
+            setting, in_force(setting), f"{least} and {most} allow {in_force(least)} to {in_force(most)}"
+        )
+
+
+FOLLOWS_RETENTION = -2
+_TOGETHER: Mapping[str, Callable[[InForce, str], None]] = {
+    "max.connections": _check_connections,
+    "max.connections.per.ip": _check_connections,
+    "max.connections.per.ip.overrides": _check_connections,
+    "log.retention.ms": _check_retention,
+    "log.local.retention.ms": _check_retention,
+    "log.cleaner.dedupe.buffer.size": _check_cleaner,
+    "log.cleaner.threads": _check_cleaner,
+    "group.consumer.assignment.interval.ms": _check_assignment_interval,
+    "group.share.assignment.interval.ms": _check_assignment_interval,
+    "group.streams.assignment.interval.ms": _check_assignment_interval,
+}
+
+
+def check_group_settings(settings: Mapping[str, str], config: BrokerConfig) -> None:
+    """All that a group has of its own, together."""
+    try:
+        for setting, text in settings.items():
+            _check_group_setting(setting, text, config)
+        for kind in ("consumer", "share", "streams"):
+            _check_session(kind, settings, config)
+    except InvalidValue as error:
+        raise ApiError(str(error), ErrorCode.INVALID_CONFIG) from None
+
+
+def _check_group_setting(setting: str, text: str, config: BrokerConfig) -> None:
+    key = GROUP_KEYS.get(setting)
+    if key is None:
+        raise ApiError(_unknown("group", setting, GROUP_KEYS), ErrorCode.INVALID_CONFIG)
+    value = parse(key, text)
+    if not isinstance(value, int):
+        return
+    least, most = limits_of(setting)
+    if least is not None and value < config.get(least):
+        raise InvalidValue(setting, value, f"{least} is {config.get(least)}")
+    if most is not None and value > config.get(most):
+        raise InvalidValue(setting, value, f"{most} is {config.get(most)}")
+
+
+def _check_session(kind: str, settings: Mapping[str, str], config: BrokerConfig) -> None:
+    session, heartbeat = f"{kind}.session.timeout.ms", f"{kind}.heartbeat.interval.ms"
+    if session not in settings and heartbeat not in settings:
+        return
+    timeout, interval = (
+        int(settings[name]) if name in settings else int(config.get(f"group.{name}")) for name in (session, heartbeat)
+    )
+    if timeout <= interval:
+        raise InvalidValue(session, timeout, f"it has to be more than {heartbeat}, which is {interval}")
+
+
+def check_client_metrics(settings: Mapping[str, str]) -> None:
+    """All that a subscription has."""
+    for setting, text in settings.items():
+        key = CLIENT_METRICS_KEYS.get(setting)
+        if key is None:
+            raise ApiError(_unknown("client metrics", setting, CLIENT_METRICS_KEYS), ErrorCode.INVALID_REQUEST)
+        try:
+            value = parse(key, text)
+            if setting == "match":
+                assert isinstance(value, list)
+                check_match(value)
+        except InvalidValue as error:
+            raise ApiError(str(error), ErrorCode.INVALID_CONFIG) from None
+        if setting == "interval.ms":
+            least, most = INTERVAL_MS
+            assert isinstance(value, int)
+            if not least <= value <= most:
+                raise ApiError(f"interval.ms is {least} to {most}, not {value}", ErrorCode.INVALID_REQUEST)
+
+
+def _unknown(kind: str, setting: str, known: Mapping[str, object]) -> str:
+    near = nearest(setting, known)
+    return f"there is no {kind} setting {setting}" + (f"; did you mean {near}?" if near else "")

@@ -1,0 +1,62 @@
+"""UpdateFeatures. The expectations are Kafka 4.3.1's answers, except that no level changes."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from metadata_harness.controlled import Node, with_node
+from tidelog.wire.messages.update_features import FeatureUpdateKey
+
+UPGRADE, SAFE, UNSAFE = 1, 2, 3
+REFUSED = 95
+
+
+async def asked(node: Node, version: int, *updates: tuple[str, int, int], consumer_groups: bool = True) -> Any:
+    node.services.groups = SimpleNamespace(serves_consumer_groups=consumer_groups)  # type: ignore[assignment]
+    keys = [
+        FeatureUpdateKey(feature=f, max_version_level=level, upgrade_type=kind if version else UPGRADE)
+        for f, level, kind in updates
+    ]
+    return await node.call("UpdateFeatures", version, feature_updates=keys)
+
+
+@pytest.mark.parametrize("version", range(3))
+@pytest.mark.parametrize("kind", [UPGRADE, SAFE, UNSAFE])
+def test_the_level_in_force_may_be_asked_for(version: int, kind: int) -> None:
+    async def scenario(node: Node) -> None:
+        answer = await asked(node, version, ("group.version", 1, kind), ("group.version", 1, kind))
+        assert (answer.error_code, answer.error_message) == (0, None)
+        results = [(r.feature, r.error_code, r.error_message) for r in answer.results]
+        assert results == ([("group.version", 0, "NONE")] if version < 2 else [])
+
+    with_node(scenario)
+
+
+@pytest.mark.parametrize(
+    ("update", "word"),
+    [
+        (("group.version", 2, UPGRADE), "0 to 1"),
+        (("group.version", -1, UNSAFE), "negative"),
+        (("group.version", 0, UPGRADE), "downgrade"),
+        (("group.version", 0, SAFE), "group.coordinator.rebalance.protocols"),
+        (("group.version", 1, 9), "kind of upgrade"),
+        (("no.such", 1, 0), "kind of upgrade"),
+        (("no.such", 1, UPGRADE), "no feature no.such"),
+    ],
+)
+def test_one_refusal_is_all_of_the_answer(update: tuple[str, int, int], word: str) -> None:
+    async def scenario(node: Node) -> None:
+        answer = await asked(node, 1, ("group.version", 1, UPGRADE), update)
+        assert (answer.error_code, answer.results) == (REFUSED, [])
+        assert word in answer.error_message
+
+    with_node(scenario)
+
+
+def test_a_feature_that_is_switched_off_is_none() -> None:
+    async def scenario(node: Node) -> None:
+        answer = await asked(node, 2, ("group.version", 1, UPGRADE), consumer_groups=False)
+        assert answer.error_code == REFUSED
+
+    with_node(scenario)

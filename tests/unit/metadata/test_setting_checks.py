@@ -1,0 +1,76 @@
+"""What a running broker takes: settings that others limit. Single values are compared with Kafka's answers."""
+
+import pytest
+
+from tidelog.config.broker_config import BrokerConfig, Setting
+from tidelog.metadata.setting_checks import check_broker_settings, check_client_metrics, check_group_settings
+from tidelog.wire.errors import ApiError, ErrorCode
+
+
+def config(**settings: str) -> BrokerConfig:
+    return BrokerConfig({name.replace("_", "."): Setting(text, "a test") for name, text in settings.items()})
+
+
+@pytest.mark.parametrize(
+    ("changed", "word"),
+    [
+        ({"log.retention.ms": "0"}, "-1 for no limit"),
+        ({"log.local.retention.ms": "604800001"}, "604800000"),
+        ({"log.local.retention.ms": "-1"}, "604800000"),
+        ({"log.retention.ms": "10", "log.local.retention.ms": "11"}, "10 ms"),
+        ({"log.cleaner.threads": "2", "log.cleaner.dedupe.buffer.size": "2097151"}, "MiB"),
+        ({"max.connections": "0"}, "shut out"),
+        ({"max.connections.per.ip": "0"}, "shut out"),
+        ({"num.io.threads": "3"}, "4 to 16"),
+        ({"num.io.threads": "17"}, "4 to 16"),
+        ({"group.consumer.assignment.interval.ms": "15001"}, "0 to 15000"),
+        ({"cordoned.log.dirs": "/nowhere"}, "data directories"),
+        ({"num.partitions": "3"}, "while the broker runs"),
+        ({"delegation.token.secret.key": "x"}, "while the broker runs"),
+    ],
+)
+def test_refused(changed: dict[str, str], word: str) -> None:
+    with pytest.raises(ApiError, match=word) as refused:
+        check_broker_settings("1", changed, config())
+    assert refused.value.code == ErrorCode.INVALID_REQUEST
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"log.retention.ms": "-1", "log.local.retention.ms": "999999999999"},
+        {"log.local.retention.ms": "-2"},
+        {"log.cleaner.threads": "2", "log.cleaner.dedupe.buffer.size": "2097152"},
+        {"max.connections.per.ip": "0", "max.connections.per.ip.overrides": "127.0.0.1:1"},
+        {"num.io.threads": "4", "background.threads": "20"},
+        {"group.consumer.assignment.interval.ms": "15000"},
+    ],
+)
+def test_taken(changed: dict[str, str]) -> None:
+    check_broker_settings("1", changed, config())
+    with pytest.raises(ApiError):
+        check_broker_settings("1", changed | {"node.id": "2"}, config())
+
+
+def test_directories_are_of_one_broker() -> None:
+    with pytest.raises(ApiError, match="of one broker"):
+        check_broker_settings("", {"cordoned.log.dirs": "*"}, config())
+    check_broker_settings("1", {"cordoned.log.dirs": "*"}, config())
+
+
+@pytest.mark.parametrize("kind", ["consumer", "share", "streams"])
+def test_a_session_is_longer_than_the_time_between_heartbeats(kind: str) -> None:
+    limits = config(
+        **{f"group_{kind}_max_heartbeat_interval_ms": "50000", f"group_{kind}_min_session_timeout_ms": "100"}
+    )
+    with pytest.raises(ApiError, match=r"session\.timeout\.ms") as refused:
+        check_group_settings({f"{kind}.heartbeat.interval.ms": "45000"}, limits)
+    assert refused.value.code == ErrorCode.INVALID_CONFIG
+    check_group_settings({f"{kind}.heartbeat.interval.ms": "45000", f"{kind}.session.timeout.ms": "45001"}, limits)
+
+
+def test_a_pattern_is_bounded() -> None:
+    check_client_metrics({"match": f"client_id={'a' * 1000}"})
+    with pytest.raises(ApiError, match="characters") as refused:
+        check_client_metrics({"match": f"client_id={'a' * 1001}"})
+    assert refused.value.code == ErrorCode.INVALID_CONFIG
