@@ -26,6 +26,7 @@ class Entry(NamedTuple):
 
 COMMANDS = {
     "start": Entry("tidelog.cli.start_help", "Broker", "Run a broker."),
+    "broker": Entry("tidelog.cli.broker", "Broker", "Show and change the settings of running brokers."),
     "log": Entry("tidelog.cli.log", "Broker", "Log files and data directories."),
     "topic": Entry("tidelog.cli.topic", "Topics and records", "Create, list, describe, change and delete topics."),
     "produce": Entry("tidelog.cli.produce", "Topics and records", "Write the lines of stdin to a topic."),

@@ -123,14 +123,14 @@ KEYS: tuple[Key, ...] = (
         "listener.security.protocol.map",
         STRING,
         "SASL_SSL:SASL_SSL,PLAINTEXT:PLAINTEXT,SSL:SSL,SASL_PLAINTEXT:SASL_PLAINTEXT",
-        doc="Security protocol of each listener name.",
+        doc="Security protocol of each listener name. Takes a restart.",
         effect=True,
     ),
     Key(
         "listeners",
         LIST,
         "PLAINTEXT://127.0.0.1:9092",
-        doc="Addresses to accept connections on, as NAME://HOST:PORT; port 0 takes a free one.",
+        doc="Addresses to accept connections on, as NAME://HOST:PORT; port 0 takes a free one. Takes a restart.",
         effect=True,
     ),
     Key(

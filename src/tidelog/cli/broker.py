@@ -1,0 +1,226 @@
+"""`tidelog broker`: the settings of running brokers."""
+
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tidelog.cli.connection import LOCALHOST, AsJson, Bootstrap, key_value
+from tidelog.cli.errors import CommandError, UsageError
+from tidelog.cli.tables import Column, Table, print_json, print_table
+from tidelog.cli.topic import value_text
+
+if TYPE_CHECKING:
+    from tidelog.cli.broker_settings import BrokerSetting
+    from tidelog.client.cluster import Address
+
+ALL = ""
+"""How the protocol names all brokers together."""
+
+app = typer.Typer(add_completion=False, no_args_is_help=True)
+config = typer.Typer(add_completion=False, no_args_is_help=True)
+app.add_typer(config, name="config")
+
+Of = Annotated[
+    int | None, typer.Option("--broker", min=0, metavar="N", show_default=False, help="Of this broker alone.")
+]
+Check = Annotated[bool, typer.Option("--check", help="Only say whether it would be taken.")]
+
+
+@app.callback()
+def broker() -> None:
+    """Show and change the settings of running brokers.
+
+    Examples:
+
+    $ tidelog broker config describe
+    $ tidelog broker config set log.retention.ms=86400000
+    """
+
+
+@config.callback()
+def settings() -> None:
+    """Show and change the settings of running brokers.
+
+    A change holds at once and after restarts. Of one broker it counts
+    more than of all of them, and both count more than the broker's file.
+
+    Examples:
+
+    $ tidelog broker config describe log.retention.ms
+    $ tidelog broker config set log.retention.ms=86400000
+    $ tidelog broker config unset log.retention.ms
+    """
+
+
+@config.command()
+def describe(
+    keys: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[KEY]...", show_default=False, help="Only these, with every place that sets them."),
+    ] = None,
+    broker: Of = None,
+    altered: Annotated[
+        bool, typer.Option("--all-brokers", help="What was set of all brokers, and nothing else.")
+    ] = False,
+    all_settings: Annotated[bool, typer.Option("--all", help="Every setting, defaults included.")] = False,
+    json: AsJson = False,
+    bootstrap: Bootstrap = LOCALHOST,
+) -> None:
+    """Show a broker's settings: those that are not at their defaults.
+
+    Examples:
+
+    $ tidelog broker config describe
+    $ tidelog broker config describe --all
+    $ tidelog broker config describe log.retention.ms log.segment.bytes
+    $ tidelog broker config describe --all-brokers
+    $ tidelog broker config describe --json | jq '.["log.retention.ms"]'
+    """
+    from tidelog.cli import broker_settings
+
+    if altered and broker is not None:
+        raise UsageError("--broker and --all-brokers exclude each other")
+    number, address = broker_settings.address_of(bootstrap, broker)
+    found = broker_settings.described(address, ALL if altered else str(number), keys or [])
+    missing = [key for key in keys or [] if key not in {setting.name for setting in found}]
+    if missing and not altered:
+        raise CommandError(f"broker {number} has no setting {missing[0]}{nearest_hint(missing[0])}")
+    if not keys and not all_settings:
+        found = [setting for setting in found if not setting.is_default]
+    if json:
+        print_json(settings_json(found))
+    elif not found:
+        none = "Nothing was set of all brokers." if altered else f"All settings of broker {number} have their defaults."
+        print(none, file=sys.stderr)
+    else:
+        print_table(settings_table(found))
+        if keys:
+            print_layers(found)
+
+
+@config.command("set")
+def set_settings(
+    settings: Annotated[list[str], typer.Argument(metavar="KEY=VALUE...", show_default=False, help="What to set.")],
+    broker: Of = None,
+    check: Check = False,
+    bootstrap: Bootstrap = LOCALHOST,
+) -> None:
+    """Set settings of all brokers, or of one, while they run.
+
+    Examples:
+
+    $ tidelog broker config set log.retention.ms=86400000
+    $ tidelog broker config set max.connections=500 --broker 1
+    $ tidelog broker config set log.cleanup.policy=compact,delete --check
+    """
+    changes: dict[str, str | None] = {}
+    for text in settings:
+        key, value = key_value(text, "set", "log.retention.ms=86400000")
+        if key in changes:
+            raise UsageError(f"{key} is set twice")
+        changes[key] = value
+    change(changes, broker, check, bootstrap)
+
+
+@config.command("unset")
+def unset(
+    keys: Annotated[list[str], typer.Argument(metavar="KEY...", show_default=False, help="What to take back.")],
+    broker: Of = None,
+    check: Check = False,
+    bootstrap: Bootstrap = LOCALHOST,
+) -> None:
+    """Take back what was set of all brokers, or of one.
+
+    Examples:
+
+    $ tidelog broker config unset log.retention.ms
+    $ tidelog broker config unset max.connections --broker 1
+    """
+    change(dict.fromkeys(keys), broker, check, bootstrap)
+
+
+def change(changes: dict[str, str | None], broker: int | None, check: bool, bootstrap: str) -> None:
+    from tidelog.cli import broker_settings
+
+    _, address = broker_settings.address_of(bootstrap, broker) if broker is not None else any_broker(bootstrap)
+    whose = "all brokers" if broker is None else f"broker {broker}"
+    resource = ALL if broker is None else str(broker)
+    broker_settings.alter(address, resource, changes, only_check=check)
+    for key, value in changes.items():
+        if check:
+            print(f"{key} of {whose} can be {'taken back' if value is None else 'set'}.")
+        else:
+            print(f"Took back {key} of {whose}." if value is None else f"Set {key} of {whose} to {value}.")
+    if broker is None and not check:
+        warn_of_own(changes, bootstrap)
+
+
+def any_broker(bootstrap: str) -> "tuple[int, Address]":
+    from tidelog.cli import broker_settings
+    from tidelog.cli.connection import reach
+
+    reach(bootstrap)
+    return min(broker_settings.brokers(bootstrap).items())
+
+
+def warn_of_own(changes: dict[str, str | None], bootstrap: str) -> None:
+    """Say where a broker's own value counts more than what was just set of all."""
+    from tidelog.cli import broker_settings
+
+    for number, where in broker_settings.brokers(bootstrap).items():
+        for setting in broker_settings.described(where, str(number), list(changes)):
+            if setting.origin == "broker":
+                print(f"Broker {number} keeps its own {setting.name}, {setting.value}.", file=sys.stderr)
+
+
+def settings_table(found: "list[BrokerSetting]") -> Table:
+    columns = [Column("Setting"), Column("Value"), Column("From"), Column("Changes")]
+    rows = [[s.name, shown(s.name, s.value, s.sensitive), s.origin, changes_when(s)] for s in found]
+    if not all(setting.effect for setting in found):
+        columns.append(Column("", style="yellow"))
+        for setting, row in zip(found, rows, strict=True):
+            row.append("" if setting.effect else "no effect yet")
+    return Table(columns, rows)
+
+
+def changes_when(setting: "BrokerSetting") -> str:
+    return "at a restart" if setting.read_only else "live"
+
+
+def shown(name: str, value: str | None, sensitive: bool) -> str:
+    if sensitive:
+        return "(hidden)"
+    return "(none)" if value is None else value_text(name, value)
+
+
+def print_layers(found: "list[BrokerSetting]") -> None:
+    """Every place that gives these settings a value, the one that counts first."""
+    rows = [
+        (setting.name, layer.name, shown(layer.name, layer.value, setting.sensitive), layer.origin)
+        for setting in found
+        for layer in setting.layers
+    ]
+    if rows:
+        print()
+        print_table(Table([Column("Setting"), Column("Set as"), Column("Value"), Column("From")], rows))
+
+
+def settings_json(found: "list[BrokerSetting]") -> dict[str, Any]:
+    return {
+        s.name: {
+            "value": s.value,
+            "from": s.origin,
+            "changes": changes_when(s),
+            "effect": s.effect,
+            "layers": [{"name": each.name, "value": each.value, "from": each.origin} for each in s.layers],
+        }
+        for s in found
+    }
+
+
+def nearest_hint(name: str) -> str:
+    from tidelog.config.keys import BROKER_KEYS, nearest
+
+    near = nearest(name, BROKER_KEYS)
+    return f"; did you mean {near}?" if near else ""
