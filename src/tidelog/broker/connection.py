@@ -21,11 +21,10 @@ from tidelog.api.pending import Pending
 from tidelog.api.registry import API_VERSIONS_KEY, PRODUCE_KEY, Route, route, routes
 from tidelog.api.services import NO_RESPONSE, CloseConnection, Peer, RequestContext, Services
 from tidelog.broker.gone import GONE
-from tidelog.broker.serving import Encoded, answered_in_steps, not_encoded, served_in_steps
-from tidelog.model.steps import Steps
+from tidelog.broker.serving import Encoded, not_encoded, served_in_steps
+from tidelog.broker.slot import Slot
 from tidelog.quotas.client_quotas import ANONYMOUS
 from tidelog.runtime.interfaces import FileRegion, Piece, Stream, TimerHandle
-from tidelog.runtime.turns import Work
 from tidelog.wire.errors import ApiError
 from tidelog.wire.primitives import MalformedMessage, skip_tagged_fields
 
@@ -75,7 +74,6 @@ class Connection:
         "_paused",
         "_quota_known",
         "_resuming",
-        "_services",
         "_stash",
         "_stream",
         "_waiting",
@@ -83,11 +81,12 @@ class Connection:
         "last_active",
         "open",
         "peer",
+        "services",
     )
 
     def __init__(self, listener: "Listener", services: Services) -> None:
         self._listener = listener
-        self._services = services
+        self.services = services
         self._monotonic = services.runtime.clock.monotonic
         self.open = False
         """Until all that was asked has come to its end; the client may have `gone` before."""
@@ -102,7 +101,7 @@ class Connection:
         self._draining = False  # no further request is begun
         self._muted: TimerHandle | None = None  # until it comes, the client is over a quota
         self._halted = False  # draining or muted
-        self._waiting: deque[_Slot] = deque()
+        self._waiting: deque[Slot] = deque()
         self._combined: list[Piece] | None = None
         self._quota_known: tuple[int, str, bool] | None = None  # for a generation of the quotas and a client id
         self._client_id_raw = b""
@@ -168,7 +167,7 @@ class Connection:
             if slot.abandon():
                 self._waiting.append(slot)
         if self._stash is not None and not self._must_wait():
-            self._resume_soon()
+            self.resume_soon()
         self._end_if_done()
 
     def _end_if_done(self) -> None:
@@ -199,7 +198,7 @@ class Connection:
             self._muted.cancel()
         self._halted = True
         self._pause()
-        self._muted = self._services.runtime.tasks.call_later(delay_s, then or self._unmute)
+        self._muted = self.services.runtime.tasks.call_later(delay_s, then or self._unmute)
 
     def _unmute(self) -> None:
         self._muted = None
@@ -301,7 +300,7 @@ class Connection:
         self._listener.keep(buffer)
         self._reserve(0)
 
-    def _unkeep(self) -> None:
+    def unkeep(self) -> None:
         self._kept = None
         if self.open:
             self._listener.release(self)
@@ -326,12 +325,12 @@ class Connection:
         self._stash = bytearray(rest)  # writable, as every frame: batches get their offsets in place
         self._pause()
         if later:
-            self._resume_soon()
+            self.resume_soon()
 
-    def _resume_soon(self) -> None:
+    def resume_soon(self) -> None:
         if not self._resuming:
             self._resuming = True
-            self._services.runtime.tasks.call_soon(self._resume_now)
+            self.services.runtime.tasks.call_soon(self._resume_now)
 
     def _resume_now(self) -> None:
         self._resuming = False
@@ -381,9 +380,9 @@ class Connection:
             if self.gone and not found.has_effects:
                 return
             context = RequestContext(api_key, version, correlation_id, client_id, self.peer)
-            if self._services.quotas.active and self._has_quota(client_id or ""):
+            if self.services.quotas.active and self._has_quota(client_id or ""):
                 size = len(frame) - position - found.flexible_request
-                context.meter = Meter(self._services.quotas, self._monotonic, api_key, version, client_id, size)
+                context.meter = Meter(self.services.quotas, self._monotonic, api_key, version, client_id, size)
             if version < 0:
                 request: Any = None
             elif len(frame) > WIDE_REQUEST_BYTES and (api_key != PRODUCE_KEY or len(frame) > WIDE_PRODUCE_BYTES):
@@ -402,7 +401,7 @@ class Connection:
             self._call(found, context, request)
 
     def _has_quota(self, client_id: str) -> bool:
-        quotas = self._services.quotas
+        quotas = self.services.quotas
         known = self._quota_known
         if known is None or known[0] != quotas.generation or known[1] != client_id:
             known = self._quota_known = (quotas.generation, client_id, quotas.concern(ANONYMOUS, client_id))
@@ -410,20 +409,20 @@ class Connection:
 
     def _call(self, found: Route, context: RequestContext, request: Any) -> None:
         try:
-            response = found.handle(self._services, context, request)
+            response = found.handle(self.services, context, request)
             if type(response) is found.response:
                 if self._waiting:
-                    slot = _Slot(self, found, context)
+                    slot = Slot(self, found, context)
                     self._waiting.append(slot)
                     slot.answer(response)
                 else:
                     self._send(found, context.correlation_id, response)
                 return
         except Exception as error:
-            response = self._failed(found, context, error)
+            response = self.failed(found, context, error)
         if response is None and not self._waiting:
             return
-        slot = _Slot(self, found, context)
+        slot = Slot(self, found, context)
         self._waiting.append(slot)
         if isinstance(response, Pending) and not self.gone:
             slot.pending = response
@@ -436,9 +435,9 @@ class Connection:
         """As `_call`, for a client that has a quota."""
         meter.start()
         try:
-            response = found.handle(self._services, context, request)
+            response = found.handle(self.services, context, request)
         except Exception as error:
-            response = self._failed(found, context, error)
+            response = self.failed(found, context, error)
         meter.stop()
         if not self._waiting:
             if type(response) is found.response:
@@ -451,7 +450,7 @@ class Connection:
                 meter.settle(response)
                 self._answered(meter)
                 return
-        slot = _Slot(self, found, context)
+        slot = Slot(self, found, context)
         self._waiting.append(slot)
         slot.is_handled = not isinstance(response, GeneratorType | CoroutineType)
         slot.settle(response)
@@ -463,11 +462,11 @@ class Connection:
                 f"{found.name} request of {len(frame)} bytes: only produce may be beyond {OTHER_REQUEST_BYTES_MAX}"
             )
             return
-        slot = _Slot(self, found, context)
+        slot = Slot(self, found, context)
         slot.pipelined = False  # what follows comes behind all of this
         self._waiting.append(slot)
         slot.is_handled = False
-        steps = served_in_steps(self._services, found, context, frame, position, lambda: not self.gone)
+        steps = served_in_steps(self.services, found, context, frame, position, lambda: not self.gone)
         slot.begin(timed(context.meter, steps), weight=len(frame))
         if slot.work is not None and self.open:
             buffer = frame.obj
@@ -475,16 +474,16 @@ class Connection:
             slot.keeps = True
             self._keep(buffer)
 
-    async def _await(self, slot: "_Slot", answer: Coroutine[Any, Any, Any]) -> None:
+    async def await_answer(self, slot: "Slot", answer: Coroutine[Any, Any, Any]) -> None:
         try:
             response = await answer
         except Exception as error:
-            response = self._failed(slot.route, slot.context, error)
+            response = self.failed(slot.route, slot.context, error)
         slot.task = None
         slot.is_handled = True
         slot.settle(response)
 
-    def _failed(self, found: Route, context: RequestContext, error: Exception) -> Any:
+    def failed(self, found: Route, context: RequestContext, error: Exception) -> Any:
         if not isinstance(error, ApiError):
             logger.exception(
                 "request failed api=%s version=%d client=%s peer=%s",
@@ -494,6 +493,10 @@ class Connection:
         return found.error_response(error) or CloseConnection(f"{found.name}: {error.message}")
 
     # Responses
+
+    def is_next(self, slot: Slot) -> bool:
+        """Whether its answer is the one to be sent now."""
+        return self.open and bool(self._waiting) and self._waiting[0] is slot
 
     def advance(self) -> None:
         """Send what is answered at the head of the queue, then go on with requests that were put aside."""
@@ -513,7 +516,7 @@ class Connection:
         if self._draining and not waiting:
             self._stream.finish()
         elif self._stash is not None and not self._must_wait():
-            self._resume_soon()
+            self.resume_soon()
         if self.gone:
             self._end_if_done()
 
@@ -544,119 +547,3 @@ class Connection:
             self._stream.write(pieces)
         else:
             self._combined += pieces
-
-
-_SETTLED = (Encoded, CloseConnection)
-"""Answers that do not say any more how long the client waits."""
-
-
-class _Slot:
-    """One request's place in the order of the responses."""
-
-    __slots__ = (
-        "answered",
-        "connection",
-        "context",
-        "is_handled",
-        "keeps",
-        "pending",
-        "pipelined",
-        "response",
-        "route",
-        "task",
-        "work",
-    )
-
-    def __init__(self, connection: Connection, found: Route, context: RequestContext) -> None:
-        self.connection = connection
-        self.route = found
-        self.context = context
-        self.pipelined = found.api_key == PRODUCE_KEY
-        if context.meter is not None and context.meter.one_at_a_time:
-            self.pipelined = False
-        self.answered = False
-        self.response: Any = None
-        self.pending: Pending[Any] | None = None
-        self.task: Any = None
-        self.work: Work[Any] | None = None
-        self.keeps = False
-        self.is_handled = True
-        """Whether the handler has done all that it does, or only the answer is missing."""
-
-    def settle(self, answer: Any) -> None:
-        """Take what a handler gave, or what came of that: an answer, or something that will give one."""
-        connection = self.connection
-        if isinstance(answer, Pending):
-            self.is_handled = True
-            self.pending = answer
-            if connection.gone and not self.goes_on:
-                answer.abandon()
-                self.answer(None)
-            else:
-                answer.listen(self.settle)
-        elif isinstance(answer, CoroutineType):
-            name = f"request-{self.route.name}"
-            self.task = connection._services.runtime.tasks.spawn(connection._await(self, answer), name=name)
-        elif isinstance(answer, GeneratorType) or type(answer) is self.route.response:
-            if not connection.gone or (not self.is_handled and self.route.has_effects):
-                meter = self.context.meter
-                steps = answered_in_steps(self.route, answer, lambda: not connection.gone, meter)
-                self.begin(timed(meter, steps))
-                return
-            if isinstance(answer, GeneratorType):
-                answer.close()
-            self.answer(None)
-        else:
-            self.answer(answer)
-
-    def begin(self, steps: Steps[Any], weight: int = 0) -> None:
-        work = self.connection._services.turns.begin(steps, self._computed, weight=weight)
-        if not work.ended:
-            self.work = work
-
-    def _computed(self, answer: Any, error: Exception | None) -> None:
-        connection = self.connection
-        self.work = None
-        if self.keeps:
-            self.keeps = False
-            connection._unkeep()
-        if error is not None:
-            answer = connection._failed(self.route, self.context, error)
-        self.is_handled = self.is_handled or not isinstance(answer, CoroutineType)
-        if isinstance(answer, Pending) and self.route.api_key == PRODUCE_KEY and not self.pipelined:
-            meter = self.context.meter
-            if meter is None or not meter.one_at_a_time:
-                self.pipelined = True
-                connection._resume_soon()
-        self.settle(answer)
-
-    def answer(self, response: Any) -> None:
-        self.answered = True
-        self.response = response
-        if self.context.meter is not None:
-            self.context.meter.settle(None if response is NO_RESPONSE or type(response) in _SETTLED else response)
-        self.pending = None
-        connection = self.connection
-        if connection.open and connection._waiting and connection._waiting[0] is self:
-            connection.advance()
-
-    @property
-    def goes_on(self) -> bool:
-        """Whether something of the request is still to be done, although nobody waits for the answer."""
-        if self.pending is not None:
-            return self.route.api_key == PRODUCE_KEY  # batches may be still to be appended
-        return self.route.has_effects and not self.is_handled
-
-    def abandon(self) -> bool:
-        """The client is gone. True if the request goes on all the same."""
-        if self.goes_on:
-            return True
-        if self.pending is not None:
-            self.pending.abandon()
-        if self.work is not None:
-            self.work.cancel()
-            self.work = None
-            if self.keeps:
-                self.keeps = False
-                self.connection._unkeep()
-        return False

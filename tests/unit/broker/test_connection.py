@@ -693,7 +693,7 @@ def test_others_go_on_beside_a_limited_client(bench: Bench) -> None:
 def test_unacknowledged_produce_over_its_quota_is_not_read_on(bench: Bench) -> None:
     limited(bench, producer_byte_rate=1000.0, request_percentage=1e-9)
     bench.answers = [None]
-    handled = bench.connection._services
+    handled = bench.connection.services
 
     def handle(services: Any, context: Any, request: Any) -> None:
         bench.requests.append(request)
