@@ -5,6 +5,7 @@ A generated part stands between `<!-- generated: NAME -->` and `<!-- end -->`. A
 
 import argparse
 import gzip
+import importlib
 import json
 import re
 import sys
@@ -18,7 +19,7 @@ from tidelog.config.keys import BROKER_KEYS, TOPIC_KEYS
 from tidelog.wire.apis import APIS
 
 ROOT = Path(__file__).resolve().parent.parent
-DOCUMENTS = ("GAPS.md", "docs/conformance.md", "docs/operating.md")
+DOCUMENTS = ("GAPS.md", "docs/conformance.md", "docs/kafka-tools.md", "docs/operating.md")
 PART = re.compile(r"(<!-- generated: (\S+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 LARGEST = {str((1 << 31) - 1), str((1 << 63) - 1)}
 """Defaults that stand for "no limit" or "never"."""
@@ -136,6 +137,12 @@ def recorded() -> tuple[int, Counter[int]]:
     return runs, requests
 
 
+def kafka_tools() -> str:
+    sys.path.insert(0, str(ROOT / "tests"))
+    table: str = importlib.import_module("interop_harness.kafka_tools").table()
+    return table
+
+
 PARTS: dict[str, Callable[[], str]] = {
     "broker-settings": broker_settings,
     "topic-settings": topic_settings,
@@ -144,6 +151,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "missing-apis": missing_apis,
     "served-apis": served_apis,
     "conformance-counts": conformance_counts,
+    "kafka-tools": kafka_tools,
 }
 
 
