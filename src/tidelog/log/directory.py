@@ -177,6 +177,8 @@ class DataDirectory:
             self._disk.write_atomic(f"{path}/{PARTITION_METADATA}", format_partition_metadata(topic_id))
             self._disk.sync_dir(self.path)
         self._recovery_points[key], self._start_offsets[key] = log.recovery_point, log.log_start_offset
+        if self.clean_offset(key) is not None:
+            log.has_been_compacted()
         return log
 
     def _read_id(self, path: str, *, new: bool) -> bytes | None:
@@ -312,6 +314,7 @@ class DataDirectory:
         clean_offsets = {known: offset for known, offset in self._latest[CLEANER_OFFSETS].items() if known != key}
         if clean_offset is not None:
             clean_offsets[key] = clean_offset
+            log.has_been_compacted()
         self._write(CLEANER_OFFSETS, clean_offsets)
 
     def open_future(
@@ -333,7 +336,7 @@ class DataDirectory:
 
     def reopen(self, log: PartitionLog, now_ms: int) -> PartitionLog:
         """A log that was closed in order and has got its place here since. Raises CorruptLog, OSError."""
-        return PartitionLog.open(
+        reopened = PartitionLog.open(
             self._disk,
             f"{self.path}/{log.topic_partition}",
             log.config,
@@ -343,6 +346,9 @@ class DataDirectory:
             now_ms=now_ms,
             cache=self._cache,
         )
+        if self.clean_offset(log.topic_partition) is not None:
+            reopened.has_been_compacted()
+        return reopened
 
     def retired(self) -> list[str]:
         """Directories of deleted partitions that are still there."""

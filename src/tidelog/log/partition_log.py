@@ -18,8 +18,9 @@ from tidelog.log.batch_scan import (
     PRODUCER_ID,
     Fields,
 )
+from tidelog.log.checkpoints import CLEANER_OFFSETS
 from tidelog.log.durability import Durability
-from tidelog.log.errors import CorruptLog
+from tidelog.log.errors import CorruptLog, MissingOffsets
 from tidelog.log.file_kinds import log_name
 from tidelog.log.flush import FlushPlan
 from tidelog.log.following import checked_batches
@@ -59,6 +60,7 @@ class PartitionLog:
     __slots__ = (
         "_after_max_ms",
         "_cache",
+        "_compacted",
         "_disk",
         "_durability",
         "_leader_epoch",
@@ -100,6 +102,7 @@ class PartitionLog:
         self.on_io_failure: Callable[[PartitionLog, OSError], None] | None = None
         """Told, on the loop, of an error that is the disk's and will not pass."""
         self._leader_epoch = -1
+        self._compacted = False
         for segment in opened.segments.items:
             segment.use_cache(cache)
         self.configure(config)
@@ -139,6 +142,11 @@ class PartitionLog:
             or config.message_timestamp_before_max_ms < ANY_SIZE
         )
         self._segments.active.configure(config)
+        self._reader.may_have_holes = self._compacted or config.compacts
+
+    def has_been_compacted(self) -> None:
+        """Offsets that are in no segment are no damage from now on, whatever the settings become."""
+        self._compacted = self._reader.may_have_holes = True
 
     @property
     def recovery_point(self) -> int:
@@ -348,8 +356,15 @@ class PartitionLog:
         return StorageError(f"{self.topic_partition} is offline: {self.failure}")
 
     def _damaged(self, error: CorruptLog) -> StorageError:
-        self.fail(str(error))
-        return StorageError(f"{self.topic_partition} is offline: {error}")
+        reason = str(error)
+        if isinstance(error, MissingOffsets):
+            reason += (
+                "; put the segment's files back, or, to go on without its records, or if the log was compacted, state "
+                f"{self._segments.items[0].base_offset} for {self.topic_partition} in "
+                f"{self.directory.rpartition('/')[0]}/{CLEANER_OFFSETS}"
+            )
+        self.fail(reason)
+        return StorageError(f"{self.topic_partition} is offline: {reason}")
 
     def fail(self, reason: str, error: Exception | None = None, *, say: bool = True) -> None:
         """Take the log offline for good: damage, or with `error` a disk that failed. Appends and reads raise
@@ -541,6 +556,7 @@ class PartitionLog:
 
     def replace_segments(self, old: list[Segment], new: Segment) -> None:
         """From now on `new` is read, which has what compaction kept of `old`; `segments_replaced` follows."""
+        self.has_been_compacted()
         self._segments.replace(old, new)
         self._reader.forget_places()
         for segment in old:

@@ -7,7 +7,7 @@ begins its next read there without an index.
 from typing import TYPE_CHECKING, NamedTuple
 
 from tidelog.log.batch_scan import BASE_OFFSET, COUNT, LAST_OFFSET_DELTA, LEADER_EPOCH, MAX_TIMESTAMP, headers
-from tidelog.log.errors import CorruptLog
+from tidelog.log.errors import CorruptLog, MissingOffsets
 from tidelog.log.segment import NO_TIMESTAMP, Segment
 from tidelog.log.transaction_index import AbortedTransaction
 from tidelog.wire.records import decode_records
@@ -61,12 +61,13 @@ class ColdRead:
 
 
 class LogReader:
-    """Finds batches in `segments`; the owner tells where the log ends."""
+    """Finds batches in `segments`; the owner tells where the log ends, and whether compaction may have made holes."""
 
-    __slots__ = ("_places", "_segments")
+    __slots__ = ("_places", "_segments", "may_have_holes")
 
     def __init__(self, segments: "SegmentList") -> None:
         self._segments = segments
+        self.may_have_holes = False
         self._places: dict[int, tuple[Segment, int]] = {}
         """Offset -> where the batch that begins with it is or will be."""
 
@@ -131,12 +132,15 @@ class LogReader:
         return ColdRead(segment, position, size)
 
     def _find(self, offset: int) -> tuple[Segment, int, int] | None:
-        """(segment, position, base offset) of the first batch that ends at or after `offset`."""
+        """(segment, position, base offset) of the first batch that ends at or after `offset`. Raises MissingOffsets."""
         items = self._segments.items
         for place in range(self._segments.floor(offset), len(items)):
             found = items[place].find(offset)
             if found is not None:
-                return items[place], found[0], found[2][BASE_OFFSET]
+                base_offset = found[2][BASE_OFFSET]
+                if base_offset > offset and not self.may_have_holes:
+                    raise MissingOffsets(items[place].path, found[0], offset, base_offset)
+                return items[place], found[0], base_offset
         return None
 
     def _end_position(self, segment: Segment, end_offset: int) -> int:

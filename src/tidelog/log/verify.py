@@ -20,6 +20,7 @@ from tidelog.log.batch_scan import (
     batches,
 )
 from tidelog.log.checkpoints import (
+    CLEANER_OFFSETS,
     LOG_START_OFFSETS,
     RECOVERY_POINTS,
     parse_epochs,
@@ -117,7 +118,8 @@ class _Verifier:
             if end_offset > base_offset:
                 self._result.found(path, 0, f"the segment before it reaches offset {end_offset}")
             elif 0 <= end_offset < base_offset:
-                self._result.found(path, 0, f"offsets {end_offset} to {base_offset - 1} are in no segment", NOTE)
+                severity = NOTE if self._may_have_holes(directory, base_offset) else DAMAGE
+                self._result.found(path, 0, f"offsets {end_offset} to {base_offset - 1} are in no segment", severity)
             end_offset = self._segment(path, base_offset, epochs)
         self._ends(directory, segments, end_offset)
         for name in names:
@@ -128,6 +130,19 @@ class _Verifier:
                 self._file(f"{directory}/{name}")
             elif f"{name.partition('.')[0]}.log" not in names:
                 self._result.found(f"{directory}/{name}", 0, "an index without its segment", NOTE)
+
+    def _may_have_holes(self, directory: str, offset: int) -> bool:
+        """Whether what is missing before `offset` may be the work of compaction or lie below the log's start; of a
+        directory of Kafka's nobody can tell."""
+        parent, _, name = directory.rpartition("/")
+        key = partition_of(name)
+        if key is None or not self._disk.exists(f"{parent}/{METADATA_STORE}"):
+            return True
+        path = f"{parent}/{CLEANER_OFFSETS}"
+        if self._disk.exists(path) and self._checkpointed(path, key) is None:
+            return True  # it is damaged, which is found when it is verified itself
+        compacted = key in (self._offsets.get(path) or {})
+        return compacted or offset <= (self._checkpointed(f"{parent}/{LOG_START_OFFSETS}", key) or 0)
 
     def _ends(self, directory: str, segments: list[str], end_offset: int) -> None:
         """The log begins and ends where the checkpoints beside its directory say, if they are there and know it."""

@@ -14,6 +14,7 @@ from tidelog.log.partition_log import PartitionLog
 from tidelog.model.ids import TopicPartition
 from tidelog.simulation.disk import SimDisk
 from tidelog.wire.batches import BatchHeader
+from tidelog.wire.errors import StorageError
 
 TOPIC_ID = bytes(range(16))
 OTHER_ID = bytes(range(1, 17))
@@ -430,3 +431,50 @@ def test_a_disk_that_cannot_be_written_is_said_and_the_lock_given_back(disk: Sim
     with pytest.raises(OSError, match="planted"):
         DataDirectory.open(disk, "/data")
     DataDirectory.open(disk, "/data")
+
+
+# A segment file that is missing from the middle
+
+
+def without_its_middle(disk: SimDisk) -> tuple[DataDirectory, str]:
+    """A directory whose log has lost the second of three segments while nobody ran."""
+    directory = DataDirectory.open(disk, "/data")
+    log = directory.open_partition("orders", 0, TOPIC_ID, LogConfig(segment_bytes=200), NOW_MS)
+    append(log, b"0", b"1", b"2", b"3", b"4", b"5")
+    assert [segment.base_offset for segment in log.segments.items] == [0, 2, 4]
+    flush(log)
+    checkpoint(directory, log)
+    log.close(clean=True)
+    directory.release()
+    lost = log.segments.items[1].path
+    disk.remove(lost)
+    return DataDirectory.open(disk, "/data"), lost
+
+
+@pytest.mark.parametrize("start", [2, 3])
+def test_a_log_is_not_read_across_a_missing_segment(disk: SimDisk, start: int) -> None:
+    directory, _ = without_its_middle(disk)
+    log = open_orders(directory)
+    assert log.read(0, 1000, 6).size
+    with pytest.raises(StorageError, match=rf"offsets {start} to 3 are missing before this batch"):
+        log.read(start, 1000, 6)
+    assert log.failure is not None
+    assert "state 0 for orders-0 in /data/cleaner-offset-checkpoint" in log.failure
+    with pytest.raises(StorageError):
+        log.read(4, 1000, 6)
+
+
+def test_its_remedy_helps(disk: SimDisk) -> None:
+    directory, _ = without_its_middle(disk)
+    directory.write_cleaner_offsets({KEY: 0})
+    log = open_orders(directory)
+    assert [offset for offset, _ in read_records(log)] == [0, 1, 4, 5]
+
+
+def test_compaction_makes_holes_that_are_no_damage(disk: SimDisk) -> None:
+    directory, _ = without_its_middle(disk)
+    log = directory.open_partition("orders", 0, TOPIC_ID, LogConfig(cleanup_policy="compact"), NOW_MS)
+    assert [offset for offset, _ in read_records(log)] == [0, 1, 4, 5]
+    log.has_been_compacted()
+    log.configure(LogConfig())
+    assert [offset for offset, _ in read_records(log)] == [0, 1, 4, 5]

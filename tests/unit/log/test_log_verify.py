@@ -216,3 +216,22 @@ def test_dump_ends_a_damaged_file_with_where_and_why() -> None:
     entries = list(dump(on.disk, on.path(0)))
     assert [entry["kind"] for entry in entries] == ["batch", "batch", "batch", "damage"]
     assert (entries[-1]["file"], entries[-1]["position"]) == (on.path(0), 3 * BATCH_BYTES)
+
+
+@pytest.mark.parametrize(
+    ("cleaned", "start", "severity"),
+    [([], 0, DAMAGE), (["orders 0 0"], 0, NOTE), ([], 16, NOTE), (["other 0 0"], 0, DAMAGE)],
+)
+def test_a_missing_segment_is_damage_unless_compaction_or_deletion_may_have_taken_it(
+    cleaned: list[str], start: int, severity: str
+) -> None:
+    on = written()
+    for name in on.files():
+        if name.startswith(f"{8:020d}"):
+            on.disk.remove(f"{DIRECTORY}/{name}")
+    on.disk.write_atomic("/data/metadata.sqlite", b"")
+    for checkpoint, lines in (("cleaner", cleaned), ("log-start", [f"orders 0 {start}"])):
+        text = "\n".join(["0", str(len(lines)), *lines, ""])
+        on.disk.write_atomic(f"/data/{checkpoint}-offset-checkpoint", text.encode())
+    hole = "offsets 8 to 15 are in no segment"
+    assert [f.severity for f in findings(on, "/data") if f.reason == hole] == [severity]
