@@ -19,7 +19,7 @@ from tidelog.config.keys import BROKER_KEYS, TOPIC_KEYS
 from tidelog.wire.apis import APIS
 
 ROOT = Path(__file__).resolve().parent.parent
-DOCUMENTS = ("GAPS.md", "docs/conformance.md", "docs/kafka-tools.md", "docs/operating.md")
+DOCUMENTS = ("GAPS.md", "docs/compatibility.md", "docs/conformance.md", "docs/kafka-tools.md", "docs/operating.md")
 PART = re.compile(r"(<!-- generated: (\S+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 LARGEST = {str((1 << 31) - 1), str((1 << 63) - 1)}
 """Defaults that stand for "no limit" or "never"."""
@@ -137,9 +137,15 @@ def recorded() -> tuple[int, Counter[int]]:
     return runs, requests
 
 
-def kafka_tools() -> str:
-    sys.path.insert(0, str(ROOT / "tests"))
-    table: str = importlib.import_module("interop_harness.kafka_tools").table()
+def of_the_tests(module: str) -> Callable[[], str]:
+    """The table that a module of tests/interop_harness makes of what its tests run."""
+
+    def table() -> str:
+        if str(ROOT / "tests") not in sys.path:
+            sys.path.append(str(ROOT / "tests"))
+        made: str = importlib.import_module(f"interop_harness.{module}").table()
+        return made
+
     return table
 
 
@@ -151,7 +157,8 @@ PARTS: dict[str, Callable[[], str]] = {
     "missing-apis": missing_apis,
     "served-apis": served_apis,
     "conformance-counts": conformance_counts,
-    "kafka-tools": kafka_tools,
+    "admin-clients": of_the_tests("admin_calls"),
+    "kafka-tools": of_the_tests("kafka_tools"),
 }
 
 

@@ -1,0 +1,68 @@
+"""A topic with records, a group that has committed, and whether a call came out as the table of methods says."""
+
+import re
+import uuid
+from collections.abc import Callable
+from typing import NamedTuple
+
+from confluent_kafka import Consumer, Producer
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from interop_harness.admin_calls import REFUSED, Method, missing
+
+RECORDS = 5
+
+
+class Stage(NamedTuple):
+    bootstrap: str
+    topic: str
+    """Two partitions; RECORDS records of one idempotent producer in the first."""
+    group: str
+    """Without members; has committed offset 2 of the first."""
+    is_tidelog: bool
+
+    @staticmethod
+    def name(word: str) -> str:
+        return f"{word}-{uuid.uuid4().hex[:10]}"
+
+
+def set_up(bootstrap: str, *, is_tidelog: bool) -> Stage:
+    stage = Stage(bootstrap, Stage.name("admin"), Stage.name("group"), is_tidelog)
+    admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 2})
+    admin.create_topics([NewTopic(stage.topic, 2, 1)])[stage.topic].result(30)
+    producer = Producer({"bootstrap.servers": bootstrap, "enable.idempotence": True})
+    for number in range(RECORDS):
+        producer.produce(stage.topic, str(number), partition=0)
+    assert producer.flush(30) == 0
+    settings = {
+        "bootstrap.servers": bootstrap,
+        "group.id": stage.group,
+        "auto.offset.reset": "earliest",
+        "enable.auto.commit": False,
+    }
+    consumer = Consumer(settings)
+    consumer.subscribe([stage.topic])
+    messages = consumer.consume(2, 30)
+    assert [message.value() for message in messages] == [b"0", b"1"]
+    consumer.commit(message=messages[-1], asynchronous=False)
+    consumer.close()
+    return stage
+
+
+def check(method: Method, stage: Stage, call: Callable[[], None]) -> None:
+    """Run it; it has to come out as its row says."""
+    if stage.is_tidelog and missing(method) and method.untried:
+        return
+    expected = method.kafka
+    if stage.is_tidelog:
+        expected = REFUSED if missing(method) else ""
+    if not expected:
+        call()
+        return
+    try:
+        call()
+    except Exception as error:
+        said = f"{type(error).__name__} {error}"
+        assert re.search(expected, said), said
+    else:
+        raise AssertionError(f"it works, where {expected!r} was expected: the table of methods is out of step")
