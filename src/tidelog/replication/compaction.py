@@ -267,16 +267,16 @@ class Compaction:
         """
         if partition.log is not log or partition.frozen or partition in self._partitions.moves:
             raise Abandoned("it moves to another directory")
-        if self._clean_offsets.get(partition) is None:
-            # Before the first offset goes: by its entry here a log with holes is told from one that has lost a file.
-            self._clean_offsets[partition] = log.log_start_offset
-            await self._checkpoint()
         run_blocking = self._runtime.tasks.run_blocking
         swap = Swap(self._runtime.disk, log, group)
         if partition.deleted or not swap.begin():
             if not partition.deleted:
                 await run_blocking(swap.discard)
             raise Abandoned("its segments are not the same any more")
+        if self._clean_offsets.get(partition) is None:
+            # Before the first offset goes: by its entry here a log with holes is told from one that has lost a file.
+            self._clean_offsets[partition] = log.log_start_offset
+            await self._checkpoint()
         try:
             await run_blocking(swap.announce)
         except OSError as error:
