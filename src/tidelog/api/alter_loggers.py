@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from tidelog.metadata.alterations import LOGGER_RESOURCE, Alteration, AlterationResult, Change, Operation
+from tidelog.metadata.alterations import LOGGER_RESOURCE, Alteration, AlterationResult, Change, Operation, check_node
 from tidelog.model.steps import Steps
 from tidelog.runtime import loggers
 from tidelog.wire.errors import ApiError, ErrorCode
@@ -36,15 +36,6 @@ def alter_loggers(
         results.update(dict.fromkeys(same, result))
         yield
     return results
-
-
-def check_node(resource_name: str, node_id: int) -> None:
-    """Raise ApiError unless it names this broker."""
-    digits = resource_name.removeprefix("-")
-    if not digits.isascii() or not digits.isdigit() or len(digits) > 10:
-        raise ApiError(f"a broker is named by its number, not {resource_name[:100]!r}", ErrorCode.INVALID_REQUEST)
-    if int(resource_name) != node_id:
-        raise ApiError(f"this is broker {node_id}, not {int(resource_name)}", ErrorCode.INVALID_REQUEST)
 
 
 def _check(changes: Sequence[Change]) -> Steps[None]:

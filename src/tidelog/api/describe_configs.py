@@ -6,7 +6,6 @@ nothing is wrong.
 
 from typing import TYPE_CHECKING
 
-from tidelog.api.alter_loggers import check_node
 from tidelog.api.services import RequestContext, Services
 from tidelog.config.describe import (
     Described,
@@ -25,6 +24,7 @@ from tidelog.metadata.alterations import (
     LOGGER_RESOURCE,
     TOPIC_RESOURCE,
     broker_name,
+    check_node,
 )
 from tidelog.metadata.topic_names import name_refusal
 from tidelog.model.steps import Steps

@@ -515,7 +515,7 @@ class Connection:
             return
         if self._draining and not waiting:
             self._stream.finish()
-        elif self._stash is not None and not self._must_wait():
+        elif self._paused and not self._must_wait():  # for what was put aside, or for a wait that is over
             self.resume_soon()
         if self.gone:
             self._end_if_done()

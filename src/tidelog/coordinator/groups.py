@@ -20,6 +20,7 @@ from tidelog.metadata.image import CONSUMER_OFFSETS
 from tidelog.model.ids import uuid_text
 from tidelog.wire.errors import (
     ApiError,
+    CoordinatorLoadInProgress,
     CoordinatorNotAvailable,
     ErrorCode,
     InvalidGroupId,
@@ -82,6 +83,8 @@ class GroupCoordinators:
         self._led: dict[int, CoordinatorPartition[GroupCore]] = {}
         self._count = 0
         self._places: dict[str, int] = {}
+        self._going: dict[str, None] = {}
+        """Groups of which a part has been deleted and the rest will be."""
         self.lags = GroupLags(partitions, runtime.clock, runtime.tasks, self._committing)
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -179,7 +182,7 @@ class GroupCoordinators:
             )
         from tidelog.coordinator.group.classic import Joining
 
-        led = self._of(request.group_id)
+        led = self._joinable(request.group_id)
         fresh_uuid = fresh_id = ""
         if not request.member_id:
             raw = self._new_uuid()
@@ -219,7 +222,7 @@ class GroupCoordinators:
         from tidelog.coordinator.consumer.heartbeats import Beat, check_request
 
         check_request(request, version, settings)
-        led = self._of(request.group_id)
+        led = self._joinable(request.group_id)
         fresh_id = "" if request.member_id else uuid_text(self._new_uuid())
         beat = Beat(request, reply, client_id, client_host, version, fresh_id)
         led.apply(led.core.consumer_heartbeat(beat, led.now()))
@@ -248,15 +251,23 @@ class GroupCoordinators:
         led.apply(led.core.commit(commit, reply, led.now(), prepared))
 
     def delete(self, group_id: str, reply: "Reply") -> "Steps[None]":
-        """Answered with None when nothing is left of the group."""
+        """Answered with None when nothing is left of the group. Nobody joins it meanwhile, so that it is deleted whole
+        or not at all.
+        """
         is_last = False
-        while not is_last:
-            led = self._of(group_id)
-            decision, is_last = led.core.delete_some(group_id, led.now())
-            if is_last:
-                decision.reply(reply, None)
-            led.apply(decision)
-            yield
+        self._joinable(group_id)
+        try:
+            while not is_last:
+                led = self._of(group_id)
+                decision, is_last = led.core.delete_some(group_id, led.now())
+                if is_last:
+                    decision.reply(reply, None)
+                else:
+                    self._going[group_id] = None
+                led.apply(decision)
+                yield
+        finally:
+            self._going.pop(group_id, None)
 
     def delete_offsets(self, group_id: str, offsets: "Sequence[tuple[str, int]]", reply: "Reply") -> None:
         """Answered with one ErrorCode for each (topic, partition)."""
@@ -307,6 +318,12 @@ class GroupCoordinators:
         if led is None:
             raise NotCoordinator(f"the coordinator of group {group_id!r} is not here")
         return led
+
+    def _joinable(self, group_id: str) -> "CoordinatorPartition[GroupCore]":
+        """As `_of`; raises CoordinatorLoadInProgress while the group is being deleted: clients try again."""
+        if group_id in self._going:
+            raise CoordinatorLoadInProgress(f"group {group_id!r} is being deleted")
+        return self._of(group_id)
 
     def _place(self, group_id: str, count: int) -> int:
         place = self._places.get(group_id)

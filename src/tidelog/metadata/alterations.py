@@ -159,12 +159,17 @@ def broker_name(resource_name: str, node_id: int) -> str:
     """The broker that a resource names: this one, or "" for all. Raises ApiError for another."""
     if not resource_name:
         return ""
+    check_node(resource_name, node_id)
+    return str(node_id)
+
+
+def check_node(resource_name: str, node_id: int) -> None:
+    """Raise ApiError unless it names this broker."""
     digits = resource_name.removeprefix("-")
-    if not digits.isascii() or not digits.isdigit():
-        raise ApiError(f"a broker is named by its number, not {resource_name!r}", ErrorCode.INVALID_REQUEST)
+    if not digits.isascii() or not digits.isdigit() or len(digits) > 10:
+        raise ApiError(f"a broker is named by its number, not {resource_name[:100]!r}", ErrorCode.INVALID_REQUEST)
     if int(resource_name) != node_id:
         raise ApiError(f"this is broker {node_id}, not {int(resource_name)}", ErrorCode.INVALID_REQUEST)
-    return str(node_id)
 
 
 def _changed(

@@ -100,6 +100,8 @@ def _check_retention(in_force: InForce, setting: str) -> None:
 
 def _check_cleaner(in_force: InForce, setting: str) -> None:
     buffer, threads = in_force("log.cleaner.dedupe.buffer.size"), in_force("log.cleaner.threads")
+    if threads < 1:  # which a file may say, as Kafka's may
+        raise InvalidValue("log.cleaner.threads", threads, "is less than 1; set it first")
     if buffer // threads < CLEANER_BUFFER_MIN:
         raise InvalidValue(
             "log.cleaner.dedupe.buffer.size", buffer, f"each of log.cleaner.threads, {threads}, needs a MiB of it"

@@ -77,6 +77,7 @@ def test_all_settings() -> None:
         (resource(BROKER, "one"), 42, True),
         (resource(BROKER, "-1"), 42, True),
         (resource(0, "x"), 42, True),
+        (resource(BROKER, "1" * 5000), 42, True),  # more than Python makes a number of
         (resource(3, "x"), 42, True),
         (resource(127, "x"), 42, True),
         (resource(-1, "x"), 42, True),

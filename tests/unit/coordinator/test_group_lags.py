@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import logging
+from itertools import pairwise
 from typing import Any, cast
 
 import pytest
@@ -216,6 +217,26 @@ def test_a_group_that_falls_behind_is_told_of_once(caplog: pytest.LogCaptureFixt
         "group is behind group=g partition=t-0 offset=0 records=1 seconds=600",
         "group is behind group=g partition=t-0 offset=0 records=1 seconds=660",
     ]
+
+
+def test_the_rest_after_a_long_round_is_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench()
+    began: list[float] = []
+
+    async def look() -> None:
+        began.append(bench.loop.time())
+        await asyncio.sleep(2 if len(began) == 2 else 0)
+
+    monkeypatch.setattr(bench.lags, "look", look)
+
+    async def keep() -> None:
+        task = asyncio.ensure_future(bench.lags.keep())
+        await asyncio.sleep(100)
+        task.cancel()
+
+    bench.loop.run_until_complete(keep())
+    rests = [after - before for before, after in pairwise(began)]
+    assert rests[:3] == pytest.approx([lag.LOOK_S, 2 + 2 * lag.REST_TIMES, lag.LOOK_S])
 
 
 def test_a_round_that_fails_is_not_the_last(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

@@ -104,6 +104,7 @@ def test_settings_are_changed(alteration: Alteration, records: list[Record]) -> 
         (on(TOPIC, "a", ("cleanup.policy", APPEND, "")), "INVALID_CONFIG"),
         (on(TOPIC, "a", ("cleanup.policy", SET, "delete,,compact")), "INVALID_CONFIG"),
         (on(BROKER, "1", ("log.roll.ms", SET, "-5")), "INVALID_REQUEST"),
+        (on(BROKER, "1" * 5000, ("log.roll.ms", SET, "5")), "INVALID_REQUEST"),
         (on(BROKER, "1", ("max.connections.per.ip", SET, "0")), "INVALID_REQUEST"),
         (on(TOPIC, "a", ("retention.ms", APPEND, "5")), "INVALID_CONFIG"),
         (on(TOPIC, "a", ("retention.ms", SUBTRACT, "5")), "INVALID_CONFIG"),

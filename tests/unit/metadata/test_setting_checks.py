@@ -52,6 +52,12 @@ def test_taken(changed: dict[str, str]) -> None:
         check_broker_settings("1", changed | {"node.id": "2"}, config())
 
 
+def test_a_file_may_say_that_there_are_no_cleaners() -> None:
+    with pytest.raises(ApiError, match=r"log\.cleaner\.threads.*set it first") as refused:
+        check_broker_settings("", {"log.cleaner.dedupe.buffer.size": "2097152"}, config(log_cleaner_threads="0"))
+    assert refused.value.code == ErrorCode.INVALID_REQUEST
+
+
 def test_directories_are_of_one_broker() -> None:
     with pytest.raises(ApiError, match="of one broker"):
         check_broker_settings("", {"cordoned.log.dirs": "*"}, config())

@@ -102,6 +102,23 @@ def test_one_of_them_has_a_turn_and_they_take_turns(world: World) -> None:
     assert turns == ["a", "b", "a", "b"]
 
 
+def test_the_end_of_one_may_be_that_of_all_others(world: World) -> None:
+    others: list[Any] = []
+
+    def steps() -> Steps[None]:
+        for _ in range(STEPS_PER_TURN + 2):
+            yield
+
+    world.turns.begin(steps(), lambda value, error: [other.cancel() for other in others])
+    others += [world.begin(name, 10_000, step_s=0.0) for name in "ab"]
+    world.run()
+    assert not world.outcomes
+    assert all(other.ended for other in others)
+    assert world.begin("next", 2 * STEPS_PER_TURN, step_s=0.0)
+    world.run()
+    assert world.outcomes == {"next": "NEXT"}
+
+
 def test_no_more_than_a_few_at_a_time_in_their_order(world: World) -> None:
     names = [f"w{i}" for i in range(AT_ONCE_MAX + 1)]
     for name in names:

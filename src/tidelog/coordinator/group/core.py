@@ -201,7 +201,8 @@ class GroupCore:
     def delete_some(self, group_id: str, now: Moment) -> tuple[Decision, bool]:
         """Delete a group: as much as fits into one decision, and whether that was all. Raises ApiError.
 
-        What is left between two of them is a group with fewer offsets, of which others may ask meanwhile.
+        What is left between two of them is a group with fewer offsets, of which others may ask meanwhile. That nobody
+        joins it is the caller's business.
         """
         durable, group = self.durable.by_id.get(group_id), self.groups.get(group_id)
         check_deletable(group_id, durable, group)
