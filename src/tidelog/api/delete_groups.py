@@ -2,6 +2,7 @@
 
 from tidelog.api.pending import Gathering, Pending
 from tidelog.api.services import RequestContext, Services
+from tidelog.coordinator.decision import Reply
 from tidelog.model.steps import Steps
 from tidelog.wire.errors import ApiError, ErrorCode
 from tidelog.wire.messages.delete_groups import DeletableGroupResult, DeleteGroupsRequest, DeleteGroupsResponse
@@ -9,23 +10,33 @@ from tidelog.wire.messages.delete_groups import DeletableGroupResult, DeleteGrou
 
 def handle(
     services: Services, context: RequestContext, request: DeleteGroupsRequest
-) -> Steps[Pending[DeleteGroupsResponse]]:
+) -> Steps[Pending[Steps[DeleteGroupsResponse]]]:
     """Each group for itself: one that may not go does not keep the others."""
     group_ids = list(dict.fromkeys(request.groups_names))
-
-    def build(answers: list[ApiError | None]) -> DeleteGroupsResponse:
-        return DeleteGroupsResponse(
-            results=[
-                DeletableGroupResult(group_id, ErrorCode.NONE if answer is None else answer.code)
-                for group_id, answer in zip(group_ids, answers, strict=True)
-            ]
-        )
-
-    deleting: Gathering[ApiError | None] = Gathering(build)
+    deleting: Gathering[ErrorCode] = Gathering(lambda codes: _response(group_ids, codes))
     for group_id in group_ids:
-        reply = deleting.reply()
+        reply = _reply(deleting)
         try:
             yield from services.groups.delete(group_id, reply)
         except ApiError as error:
             reply(error)
+        yield
     return deleting.returned()
+
+
+def _reply(deleting: Gathering[ErrorCode]) -> Reply:
+    take = deleting.reply()
+
+    def reply(answer: ApiError | None) -> None:
+        # Not the error itself: its traceback would keep 2 KB for each of a request's million groups.
+        take(ErrorCode.NONE if answer is None else answer.code)
+
+    return reply
+
+
+def _response(group_ids: list[str], codes: list[ErrorCode]) -> Steps[DeleteGroupsResponse]:
+    response = DeleteGroupsResponse()
+    for group_id, code in zip(group_ids, codes, strict=True):
+        response.results.append(DeletableGroupResult(group_id, code))
+        yield
+    return response

@@ -2,6 +2,7 @@
 
 from tidelog.api.pending import Gathering, Pending
 from tidelog.api.services import RequestContext, Services
+from tidelog.coordinator.decision import Reply
 from tidelog.model.steps import Steps
 from tidelog.wire.errors import ApiError, ErrorCode
 from tidelog.wire.messages.offset_delete import (
@@ -16,7 +17,7 @@ OFFSETS_PER_STEP = 200
 
 def handle(
     services: Services, context: RequestContext, request: OffsetDeleteRequest
-) -> Steps[Pending[OffsetDeleteResponse]]:
+) -> Steps[Pending[Steps[OffsetDeleteResponse]]]:
     """What there is not comes first in the answer, then what the coordinator says, in the order of the request.
 
     A refusal of the whole says nothing of topics, though they were looked up before.
@@ -43,25 +44,42 @@ def handle(
             known.append(there)
         yield
 
-    def build(answers: list[list[ErrorCode] | ApiError]) -> OffsetDeleteResponse:
-        codes: list[ErrorCode] = []
-        for answer in answers:
-            if isinstance(answer, ApiError):
-                return OffsetDeleteResponse(error_code=answer.code)
-            codes += answer
-        for told, code in zip((p for topic in known for p in topic.partitions), codes, strict=True):
-            told.error_code = code
-        return OffsetDeleteResponse(topics=_merged(unknown, known))
-
-    deleting: Gathering[list[ErrorCode] | ApiError] = Gathering(build)
+    deleting: Gathering[list[ErrorCode] | ErrorCode] = Gathering(lambda answers: _response(unknown, known, answers))
     for start in range(0, max(len(wanted), 1), OFFSETS_PER_STEP):
-        reply = deleting.reply()
+        reply = _reply(deleting)
         try:
             services.groups.delete_offsets(request.group_id, wanted[start : start + OFFSETS_PER_STEP], reply)
         except ApiError as error:
             reply(error)
         yield
     return deleting.returned()
+
+
+def _reply(deleting: Gathering[list[ErrorCode] | ErrorCode]) -> Reply:
+    take = deleting.reply()
+
+    def reply(answer: list[ErrorCode] | ApiError) -> None:
+        # Not the error itself: its traceback leads back to the request, and there may be thousands.
+        take(answer.code if isinstance(answer, ApiError) else answer)
+
+    return reply
+
+
+def _response(
+    unknown: dict[str, OffsetDeleteResponseTopic],
+    known: list[OffsetDeleteResponseTopic],
+    answers: list[list[ErrorCode] | ErrorCode],
+) -> Steps[OffsetDeleteResponse]:
+    codes: list[ErrorCode] = []
+    for answer in answers:
+        if isinstance(answer, ErrorCode):
+            return OffsetDeleteResponse(error_code=answer)
+        codes += answer
+        yield
+    for told, code in zip((p for topic in known for p in topic.partitions), codes, strict=True):
+        told.error_code = code
+        yield
+    return OffsetDeleteResponse(topics=_merged(unknown, known))
 
 
 def _merged(

@@ -1,75 +1,97 @@
-"""DeleteGroups where it takes several steps, and what others may do between two of them."""
-
+import gc
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from group_harness.virtual_broker import VirtualBroker
-from tidelog.coordinator.group.core import DELETE_RECORDS_MAX
-from tidelog.model.steps import Steps
-from tidelog.wire.errors import CoordinatorLoadInProgress, ErrorCode
-from tidelog.wire.messages.consumer_group_heartbeat import ConsumerGroupHeartbeatRequest
-from tidelog.wire.messages.join_group import JoinGroupRequest, JoinGroupRequestProtocol
+from tidelog.api import delete_groups, offset_delete
+from tidelog.api.services import RequestContext
+from tidelog.wire.errors import ApiError, ErrorCode
+from tidelog.wire.messages.delete_groups import DeleteGroupsRequest
 from tidelog.wire.messages.offset_commit import (
     OffsetCommitRequest,
     OffsetCommitRequestPartition,
     OffsetCommitRequestTopic,
 )
+from tidelog.wire.messages.offset_delete import (
+    OffsetDeleteRequest,
+    OffsetDeleteRequestPartition,
+    OffsetDeleteRequestTopic,
+)
 
-OFFSETS = 2 * DELETE_RECORDS_MAX + 1
+MANY = 1000
 
 
 @pytest.fixture
 def broker() -> Iterator[VirtualBroker]:
-    broker = VirtualBroker(topics={"t": OFFSETS})
+    broker = VirtualBroker()
     broker.start_coordinators()
-    partitions = [OffsetCommitRequestPartition(index, 5) for index in range(OFFSETS)]
-    broker.call(
-        "OffsetCommit", 8, OffsetCommitRequest("g", topics=[OffsetCommitRequestTopic("t", partitions=partitions)])
-    )
     yield broker
     broker.groups.close()
     broker.loop.close()
 
 
-def join(broker: VirtualBroker, group_id: str = "g") -> ErrorCode:
-    protocols = [JoinGroupRequestProtocol("range", b"")]
-    sent = broker.send("JoinGroup", 3, JoinGroupRequest(group_id, 5000, 5000, "", None, "consumer", protocols))
-    broker.advance(1)
-    return ErrorCode(sent.response.error_code)
+def commit(broker: VirtualBroker, group: str) -> None:
+    partition = OffsetCommitRequestPartition(0, 7, -1, "")
+    request = OffsetCommitRequest(group_id=group, topics=[OffsetCommitRequestTopic("t", partitions=[partition])])
+    broker.call("OffsetCommit", 8, request)
 
 
-def heartbeat(broker: VirtualBroker) -> ErrorCode:
-    request = ConsumerGroupHeartbeatRequest(
-        group_id="g", member_id="m", rebalance_timeout_ms=5000, subscribed_topic_names=["t"], topic_partitions=[]
-    )
-    return ErrorCode(broker.call("ConsumerGroupHeartbeat", 1, request).error_code)
+def errors_alive() -> int:
+    gc.collect()
+    return sum(isinstance(thing, ApiError) for thing in gc.get_objects())
 
 
-def begun(broker: VirtualBroker, answers: list[Any]) -> Steps[None]:
-    deleting = broker.groups.delete("g", answers.append)
-    next(deleting)
-    return deleting
+def steps_of(handler: Any, broker: VirtualBroker, request: Any) -> tuple[int, int]:
+    """In how many steps the request was handled, and how many errors were kept on the way."""
+    before = errors_alive()
+    context = RequestContext(request.api_key, request.max_version, 1, "client", broker.peer)
+    count = kept = 0
+    for _ in handler.handle(broker.services, context, request):
+        count += 1
+        if count >= MANY and count % 2:
+            kept = max(kept, errors_alive() - before)
+    return count, kept
 
 
-def test_nobody_joins_a_group_that_is_half_deleted(broker: VirtualBroker) -> None:
-    """Else it would stay, without the offsets that are gone by then, and the deletion be refused."""
-    answers: list[Any] = []
-    deleting = begun(broker, answers)
-    assert join(broker) is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
-    assert heartbeat(broker) is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
-    with pytest.raises(CoordinatorLoadInProgress):
-        next(broker.groups.delete("g", answers.append))
-    assert join(broker, "other") is ErrorCode.NONE
-    for _ in deleting:
-        pass
-    assert answers == [None]
-    assert [group.group_id for group in broker.groups.listing()] == ["other"]
-    assert join(broker) is ErrorCode.NONE
+def offsets(topic: str = "t", count: int = 1) -> list[OffsetDeleteRequestTopic]:
+    return [OffsetDeleteRequestTopic(topic, [OffsetDeleteRequestPartition(0)] * count)]
 
 
-def test_a_deletion_that_ends_early_keeps_nobody_out(broker: VirtualBroker) -> None:
-    deleting = begun(broker, [])
-    deleting.close()
-    assert heartbeat(broker) is ErrorCode.NONE
+@pytest.mark.parametrize("version", range(3))
+def test_each_group_is_answered_once(broker: VirtualBroker, version: int) -> None:
+    commit(broker, "g")
+    response = broker.call("DeleteGroups", version, DeleteGroupsRequest(["never", "g", "g", "never", "other"]))
+    assert [(result.group_id, result.error_code) for result in response.results] == [
+        ("never", ErrorCode.GROUP_ID_NOT_FOUND),
+        ("g", ErrorCode.NONE),
+        ("other", ErrorCode.GROUP_ID_NOT_FOUND),
+    ]
+    (again,) = broker.call("DeleteGroups", version, DeleteGroupsRequest(["g"])).results
+    assert again.error_code == ErrorCode.GROUP_ID_NOT_FOUND
+
+
+def test_groups_that_may_not_be_deleted_take_a_step_each_and_their_errors_are_not_kept(broker: VirtualBroker) -> None:
+    count, kept = steps_of(delete_groups, broker, DeleteGroupsRequest([f"never-{i}" for i in range(MANY)]))
+    assert count >= MANY
+    assert kept == 0
+
+
+def test_errors_of_offsets_in_a_group_that_is_not_there_are_not_kept(broker: VirtualBroker) -> None:
+    request = OffsetDeleteRequest("never", offsets(count=MANY))
+    count, kept = steps_of(offset_delete, broker, request)
+    assert count >= MANY
+    assert kept == 0
+    refused = broker.call("OffsetDelete", 0, request)
+    assert (refused.error_code, refused.topics) == (ErrorCode.GROUP_ID_NOT_FOUND, [])
+
+
+def test_offsets_are_answered_in_the_order_of_the_request(broker: VirtualBroker) -> None:
+    commit(broker, "g")
+    response = broker.call("OffsetDelete", 0, OffsetDeleteRequest("g", [*offsets(), *offsets("never")]))
+    assert response.error_code == ErrorCode.NONE
+    assert [(topic.name, [p.error_code for p in topic.partitions]) for topic in response.topics] == [
+        ("never", [ErrorCode.UNKNOWN_TOPIC_OR_PARTITION]),
+        ("t", [ErrorCode.NONE]),
+    ]
