@@ -178,7 +178,7 @@ class DataDirectory:
             self._disk.sync_dir(self.path)
         self._recovery_points[key], self._start_offsets[key] = log.recovery_point, log.log_start_offset
         if self.clean_offset(key) is not None:
-            log.has_been_compacted()
+            log.reader.may_have_holes = True
         return log
 
     def _read_id(self, path: str, *, new: bool) -> bytes | None:
@@ -314,7 +314,7 @@ class DataDirectory:
         clean_offsets = {known: offset for known, offset in self._latest[CLEANER_OFFSETS].items() if known != key}
         if clean_offset is not None:
             clean_offsets[key] = clean_offset
-            log.has_been_compacted()
+            log.reader.may_have_holes = True
         self._write(CLEANER_OFFSETS, clean_offsets)
 
     def open_future(
@@ -347,7 +347,7 @@ class DataDirectory:
             cache=self._cache,
         )
         if self.clean_offset(log.topic_partition) is not None:
-            reopened.has_been_compacted()
+            reopened.reader.may_have_holes = True
         return reopened
 
     def retired(self) -> list[str]:

@@ -9,10 +9,3 @@ class CorruptLog(Exception):
         self.path = path
         self.position = position
         self.reason = reason
-
-
-class MissingOffsets(CorruptLog):
-    """What lies between two batches of a log that was never compacted is not there: a segment file is missing."""
-
-    def __init__(self, path: str, position: int, first: int, found: int) -> None:
-        super().__init__(path, position, f"offsets {first} to {found - 1} are missing before this batch")

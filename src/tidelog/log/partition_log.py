@@ -18,9 +18,8 @@ from tidelog.log.batch_scan import (
     PRODUCER_ID,
     Fields,
 )
-from tidelog.log.checkpoints import CLEANER_OFFSETS
 from tidelog.log.durability import Durability
-from tidelog.log.errors import CorruptLog, MissingOffsets
+from tidelog.log.errors import CorruptLog
 from tidelog.log.file_kinds import log_name
 from tidelog.log.flush import FlushPlan
 from tidelog.log.following import checked_batches
@@ -60,12 +59,10 @@ class PartitionLog:
     __slots__ = (
         "_after_max_ms",
         "_cache",
-        "_compacted",
         "_disk",
         "_durability",
         "_leader_epoch",
         "_look_closer",
-        "_reader",
         "_retention",
         "_segments",
         "_size_max",
@@ -77,6 +74,7 @@ class PartitionLog:
         "log_start_offset",
         "on_io_failure",
         "producers",
+        "reader",
         "recovery",
         "topic_partition",
     )
@@ -88,7 +86,7 @@ class PartitionLog:
         self.directory = directory
         self.topic_partition = TopicPartition(topic, int(index))
         self._segments = opened.segments
-        self._reader = LogReader(opened.segments)
+        self.reader = LogReader(opened.segments)
         self._retention = Retention(opened.segments)
         self.epochs = opened.epochs
         self.producers = opened.producers
@@ -102,7 +100,6 @@ class PartitionLog:
         self.on_io_failure: Callable[[PartitionLog, OSError], None] | None = None
         """Told, on the loop, of an error that is the disk's and will not pass."""
         self._leader_epoch = -1
-        self._compacted = False
         for segment in opened.segments.items:
             segment.use_cache(cache)
         self.configure(config)
@@ -142,11 +139,7 @@ class PartitionLog:
             or config.message_timestamp_before_max_ms < ANY_SIZE
         )
         self._segments.active.configure(config)
-        self._reader.may_have_holes = self._compacted or config.compacts
-
-    def has_been_compacted(self) -> None:
-        """Offsets that are in no segment are no damage from now on, whatever the settings become."""
-        self._compacted = self._reader.may_have_holes = True
+        self.reader.may_have_holes |= config.compacts
 
     @property
     def recovery_point(self) -> int:
@@ -356,15 +349,8 @@ class PartitionLog:
         return StorageError(f"{self.topic_partition} is offline: {self.failure}")
 
     def _damaged(self, error: CorruptLog) -> StorageError:
-        reason = str(error)
-        if isinstance(error, MissingOffsets):
-            reason += (
-                "; put the segment's files back, or, to go on without its records, or if the log was compacted, state "
-                f"{self._segments.items[0].base_offset} for {self.topic_partition} in "
-                f"{self.directory.rpartition('/')[0]}/{CLEANER_OFFSETS}"
-            )
-        self.fail(reason)
-        return StorageError(f"{self.topic_partition} is offline: {reason}")
+        self.fail(str(error))
+        return StorageError(f"{self.topic_partition} is offline: {error}")
 
     def fail(self, reason: str, error: Exception | None = None, *, say: bool = True) -> None:
         """Take the log offline for good: damage, or with `error` a disk that failed. Appends and reads raise
@@ -395,9 +381,9 @@ class PartitionLog:
         if self.failure is not None:
             raise StorageError(f"{self.topic_partition} is offline: {self.failure}")
         if start == log_end_offset:
-            return self._reader.empty_at(start)
+            return self.reader.empty_at(start)
         try:
-            return self._reader.slice(start, bytes_max, end_offset, log_end_offset)
+            return self.reader.slice(start, bytes_max, end_offset, log_end_offset)
         except CorruptLog as error:
             raise self._damaged(error) from error
         except OSError as error:
@@ -407,19 +393,19 @@ class PartitionLog:
         """What to run on a thread before `read`, when that would wait for the disk; None when it would not."""
         if self.failure is not None or not self.log_start_offset <= start < self.log_end_offset:
             return None
-        return self._look_up(lambda: self._reader.cold(start, bytes_max))
+        return self._look_up(lambda: self.reader.cold(start, bytes_max))
 
     def offset_for_timestamp(self, timestamp_ms: int) -> TimestampOffset | None:
         """The first record that is not earlier than `timestamp_ms`; None when there is none. Raises StorageError."""
-        return self._look_up(lambda: self._reader.offset_for_timestamp(timestamp_ms, self.log_start_offset))
+        return self._look_up(lambda: self.reader.offset_for_timestamp(timestamp_ms, self.log_start_offset))
 
     def max_timestamp_offset(self) -> TimestampOffset | None:
         """The first record with the largest timestamp in the log; None when no record has one. Raises StorageError."""
-        return self._look_up(lambda: self._reader.max_timestamp_offset(self.log_start_offset))
+        return self._look_up(lambda: self.reader.max_timestamp_offset(self.log_start_offset))
 
     def aborted_transactions(self, start: int, end_offset: int) -> "list[AbortedTransaction]":
         """Those with records among the offsets, in the order of their first offsets. Raises StorageError."""
-        return self._look_up(lambda: self._reader.aborted_transactions(start, end_offset))
+        return self._look_up(lambda: self.reader.aborted_transactions(start, end_offset))
 
     def end_offset_for(self, leader_epoch: int) -> EpochEnd:
         """Where `leader_epoch` ended in this log (OffsetsForLeaderEpoch)."""
@@ -476,7 +462,7 @@ class PartitionLog:
         end = self.log_end_offset
         self._durability.recovery_point = min(self.recovery_point, end)
         self._disk.sync_dir(self.directory)  # what was removed must not come back behind later appends
-        self._reader.forget_places()
+        self.reader.forget_places()
         self.epochs.truncate_from_end(end)
         self._leader_epoch = -1
         self.producers = restore_producers(self._durability.snapshots, self._segments, self.log_start_offset, end)
@@ -540,7 +526,7 @@ class PartitionLog:
         if count == len(self._segments.items):
             self._roll(now_ms)
         gone = self._retention.take(count, now_ms + self.config.file_delete_delay_ms)
-        self._reader.forget_places()
+        self.reader.forget_places()
         for segment in gone:
             self._forget(segment)
         self._durability.directory_unsynced = True
@@ -556,9 +542,9 @@ class PartitionLog:
 
     def replace_segments(self, old: list[Segment], new: Segment) -> None:
         """From now on `new` is read, which has what compaction kept of `old`; `segments_replaced` follows."""
-        self.has_been_compacted()
+        self.reader.may_have_holes = True
         self._segments.replace(old, new)
-        self._reader.forget_places()
+        self.reader.forget_places()
         for segment in old:
             self._forget(segment)
             segment.retire()

@@ -7,7 +7,8 @@ begins its next read there without an index.
 from typing import TYPE_CHECKING, NamedTuple
 
 from tidelog.log.batch_scan import BASE_OFFSET, COUNT, LAST_OFFSET_DELTA, LEADER_EPOCH, MAX_TIMESTAMP, headers
-from tidelog.log.errors import CorruptLog, MissingOffsets
+from tidelog.log.checkpoints import CLEANER_OFFSETS
+from tidelog.log.errors import CorruptLog
 from tidelog.log.segment import NO_TIMESTAMP, Segment
 from tidelog.log.transaction_index import AbortedTransaction
 from tidelog.wire.records import decode_records
@@ -132,16 +133,26 @@ class LogReader:
         return ColdRead(segment, position, size)
 
     def _find(self, offset: int) -> tuple[Segment, int, int] | None:
-        """(segment, position, base offset) of the first batch that ends at or after `offset`. Raises MissingOffsets."""
+        """(segment, position, base offset) of the first batch that ends at or after `offset`. Raises CorruptLog."""
         items = self._segments.items
         for place in range(self._segments.floor(offset), len(items)):
             found = items[place].find(offset)
             if found is not None:
                 base_offset = found[2][BASE_OFFSET]
                 if base_offset > offset and not self.may_have_holes:
-                    raise MissingOffsets(items[place].path, found[0], offset, base_offset)
+                    raise self._hole(items[place], found[0], offset, base_offset)
                 return items[place], found[0], base_offset
         return None
+
+    def _hole(self, segment: Segment, position: int, offset: int, base_offset: int) -> CorruptLog:
+        parent, _, name = segment.path.rpartition("/")[0].rpartition("/")
+        return CorruptLog(
+            segment.path,
+            position,
+            f"offsets {offset} to {base_offset - 1} are missing before this batch; put the segment's files back, or, "
+            "to go on without its records, or if the log was compacted, "
+            f"state {self._segments.items[0].base_offset} for {name} in {parent}/{CLEANER_OFFSETS}",
+        )
 
     def _end_position(self, segment: Segment, end_offset: int) -> int:
         """Where batches that reach `end_offset` begin in `segment`; its size when none does."""
