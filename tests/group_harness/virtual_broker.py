@@ -140,8 +140,13 @@ class VirtualBroker:
         for index in range(topics.get(CONSUMER_OFFSETS, 0)):
             self.partitions.table.setdefault((CONSUMER_OFFSETS, index), MemoryPartition(CONSUMER_OFFSETS, index))
         old, self.metadata.image = self.metadata.image, image
-        self.loop.call_soon(self.groups.on_image, old, image)
+        self.loop.call_soon(self._tell, old, image)
         self.settle()
+
+    def _tell(self, old: MetadataImage, new: MetadataImage) -> None:
+        answer = self.groups.on_image(old, new)
+        if answer is not None:
+            self.loop.create_task(answer)
 
     def start_coordinators(self) -> None:
         """As if somebody had looked for a coordinator before."""

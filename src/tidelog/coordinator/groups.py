@@ -1,7 +1,7 @@
 """The group coordinators of this broker: one for each partition of `__consumer_offsets` that it leads."""
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, TypeVar
 
@@ -85,6 +85,7 @@ class GroupCoordinators:
         self._places: dict[str, int] = {}
         self._going: dict[str, None] = {}
         """Groups of which a part has been deleted and the rest will be."""
+        self._told = metadata.image
         self.lags = GroupLags(partitions, runtime.clock, runtime.tasks, self._committing)
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -99,9 +100,12 @@ class GroupCoordinators:
             spawn(self.lags.keep(), name="group-lags"),
         ]
 
-    def on_image(self, old: "MetadataImage", new: "MetadataImage") -> None:
+    def on_image(self, old: "MetadataImage", new: "MetadataImage") -> "Awaitable[None] | None":
         """Follow a change that the partitions have followed: serve what is led here, forget topics that are deleted,
-        let consumer groups know what they may read now."""
+        let consumer groups know what they may read now. Groups may have committed millions of offsets in a topic: they
+        are forgotten while others are served, and no further change comes before that is over.
+        """
+        self._told = new
         self._settings.consumer.assignment_interval_ms = self._config.group_consumer_assignment_interval_ms
         topic = new.topics.get(CONSUMER_OFFSETS)
         if topic is not old.topics.get(CONSUMER_OFFSETS):
@@ -113,11 +117,25 @@ class GroupCoordinators:
                 if (now := new.topics.get(name)) is None or now.topic_id != before.topic_id
             }
             if gone:
-                for led in self._loaded():
-                    led.apply_all(led.core.forget_topics(gone, led.now()))
-            for led in self._loaded():
-                led.core.topics_changed(old, new, led.now())
-                led.arm()
+                return self._forget_topics(gone, old, new)
+            self._topics_changed(old, new)
+        return None
+
+    async def _forget_topics(self, gone: dict[str, None], old: "MetadataImage", new: "MetadataImage") -> None:
+        for led in self._loaded():
+            core = led.core
+            for decision in core.forget_topics(gone, led.now()):
+                led.apply(decision)
+                await self._runtime.tasks.sleep(0)
+                if not led.is_loaded or led.core is not core:
+                    break  # closed, or loaded anew: offsets with the id of a deleted topic are not told to anybody
+        # Last: until the image is published, groups are assigned what the old one has.
+        self._topics_changed(old, new)
+
+    def _topics_changed(self, old: "MetadataImage", new: "MetadataImage") -> None:
+        for led in self._loaded():
+            led.core.topics_changed(old, new, led.now())
+            led.arm()
 
     def opened_late(self) -> None:
         """Serve what of the topic's partitions was offline and is not any more."""
@@ -242,10 +260,10 @@ class GroupCoordinators:
         led = self._of(commit.group_id)
         led.core.check_commit(commit, led.now())
         while True:
-            topics = self._metadata.image.topics
+            topics = self._told.topics  # a topic that is being forgotten is in the metadata still
             prepared = yield from prepare_commit(commit, self._settings, led.now(), topics)
             # Offsets in a topic that was deleted meanwhile have been forgotten: they must not come again.
-            if not _gone(topics, self._metadata.image.topics, commit):
+            if not _gone(topics, self._told.topics, commit):
                 break
         led = self._of(commit.group_id)  # it may have moved, and the group have a new generation
         led.apply(led.core.commit(commit, reply, led.now(), prepared))

@@ -1,13 +1,15 @@
 import asyncio
 from collections.abc import Iterator
+from types import CoroutineType
 from typing import Any
 
 import pytest
 
 from group_harness.virtual_broker import VirtualBroker, topic_id
+from tidelog.coordinator.group.core import SWEEP_RECORDS_MAX
 from tidelog.coordinator.group.offsets import OffsetCommit, OffsetToCommit
 from tidelog.coordinator.groups import uuid_form
-from tidelog.metadata.image import CONSUMER_OFFSETS
+from tidelog.metadata.image import CONSUMER_OFFSETS, MetadataImage
 from tidelog.model.steps import at_once
 from tidelog.wire.errors import (
     CoordinatorLoadInProgress,
@@ -16,6 +18,7 @@ from tidelog.wire.errors import (
     InvalidGroupId,
     NotCoordinator,
 )
+from tidelog.wire.messages.delete_groups import DeleteGroupsRequest
 from tidelog.wire.messages.heartbeat import HeartbeatRequest
 from tidelog.wire.messages.join_group import JoinGroupRequest
 from tidelog.wire.messages.offset_commit import (
@@ -175,6 +178,54 @@ def test_a_commit_that_a_deletion_overtakes_brings_no_offset_back(
     assert told == [[ErrorCode.NONE, unknown, ErrorCode.NONE, unknown]]
     assert committed(broker, "g") is None
     assert committed(broker, "g", "u") == 7
+
+
+def without_t(image: MetadataImage) -> MetadataImage:
+    topics = {name: topic for name, topic in image.topics.items() if name != "t"}
+    return MetadataImage(
+        brokers=image.brokers, topics=topics, topics_by_id={topic.topic_id: topic for topic in topics.values()}
+    )
+
+
+def test_others_are_served_while_many_groups_forget_a_topic() -> None:
+    broker = VirtualBroker(offsets_partitions=1)
+    broker.start_coordinators()
+    groups = [f"g{number}" for number in range(SWEEP_RECORDS_MAX + 100)]
+    for group in groups:
+        commit(broker, group)
+    answer = broker.groups.on_image(broker.metadata.image, without_t(broker.metadata.image))
+    assert isinstance(answer, CoroutineType)
+    answer.send(None)
+    left = [group for group in groups if committed(broker, group) is not None]
+    assert left == groups[SWEEP_RECORDS_MAX:]
+    assert commit(broker, "other", topic="u") == ErrorCode.NONE
+    for group in (groups[0], groups[-1]):
+        assert commit(broker, group, 6) == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "the image has it still"
+    assert broker.call("DeleteGroups", 2, DeleteGroupsRequest([groups[-2]])).results[0].error_code == ErrorCode.NONE
+    with pytest.raises(StopIteration):
+        for _ in groups:
+            answer.send(None)
+    assert [group for group in groups if committed(broker, group) is not None] == []
+    assert committed(broker, "other", "u") == 5
+    broker.groups.close()
+    broker.loop.close()
+
+
+def test_a_stop_ends_the_forgetting() -> None:
+    broker = VirtualBroker(offsets_partitions=1)
+    broker.start_coordinators()
+    for number in range(SWEEP_RECORDS_MAX + 1):
+        commit(broker, f"g{number}")
+    log = broker.offsets_log("g0")
+    answer = broker.groups.on_image(broker.metadata.image, without_t(broker.metadata.image))
+    assert isinstance(answer, CoroutineType)
+    answer.send(None)
+    end = log.log.log_end_offset
+    broker.groups.close()
+    with pytest.raises(StopIteration):
+        answer.send(None)
+    assert log.log.log_end_offset == end
+    broker.loop.close()
 
 
 def test_a_topic_that_grows_keeps_its_offsets(broker: VirtualBroker) -> None:

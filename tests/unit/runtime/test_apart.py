@@ -29,7 +29,7 @@ async def done(runtime: Runtime, work: ApartWork, request: bytes = b"") -> list[
 def lives(pid: int) -> bool:
     try:
         return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # the second where it ends between open and read
         return False
 
 

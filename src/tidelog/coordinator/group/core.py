@@ -313,18 +313,24 @@ class GroupCore:
                 yield decision
 
     def forget_topics(self, topics: dict[str, None], now: Moment) -> Iterator[Decision]:
-        """Tombstones of all offsets in topics that were deleted, those of several groups in one batch."""
+        """Tombstones of all offsets in topics that were deleted, those of several groups in one batch. Each decision is
+        to be applied before the next is asked for; others may come between."""
         gone: list[OffsetRecord] = []
-        for group_id, durable in list(self.durable.by_id.items()):
-            if topics.keys().isdisjoint(durable.offsets):
+        for group_id in list(self.durable.by_id):
+            durable = self.durable.by_id.get(group_id)
+            if durable is None or topics.keys().isdisjoint(durable.offsets):
                 continue
             self._keep_simple(group_id, durable, now)
-            gone += (
+            gone += [
                 OffsetRecord(group_id, topic, partition, None)
                 for topic, partitions in durable.offsets.items()
                 if topic in topics
                 for partition in partitions
-            )
+            ]
+            full = len(gone) - len(gone) % SWEEP_RECORDS_MAX
+            if full:
+                yield from _in_batches(gone[:full])
+                del gone[:full]
         yield from _in_batches(gone)
 
     def _keep_simple(self, group_id: str, durable: DurableGroup | None, now: Moment) -> None:
