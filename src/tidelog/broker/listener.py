@@ -5,7 +5,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from tidelog.broker.connection import Connection
-from tidelog.config.key import counts_by_address
+from tidelog.config.addresses import counts_by_address, normal_ip
 
 if TYPE_CHECKING:
     from tidelog.api.services import Services
@@ -120,7 +120,7 @@ class Listener:
         config = self._config
         overrides = config.max_connections_per_ip_overrides
         most: int = config.max_connections_per_ip
-        return counts_by_address(overrides).get(host.strip("[]"), most) if overrides else most
+        return counts_by_address(overrides).get(normal_ip(host.strip("[]")) or host, most) if overrides else most
 
     def _limit_rate(self, connection: Connection, host: str) -> None:
         """Where connections come too fast: of all, the next ones wait to be accepted; of one address, they are closed

@@ -3,9 +3,10 @@
 Reasons of refusal keep the short forms that Kafka's clients show to people ("Value must be at least 1").
 """
 
-import ipaddress
 from enum import IntEnum
 from typing import NamedTuple, TypeAlias
+
+from tidelog.config.addresses import counts_by_address
 
 Value: TypeAlias = bool | int | float | str | list[str] | None
 
@@ -208,24 +209,6 @@ def normal_text(value: Value) -> str | None:
     if isinstance(value, list):
         return ",".join(value)
     return double_text(value) if isinstance(value, float) else str(value)
-
-
-COUNT_MAX = (1 << 31) - 1
-
-
-def counts_by_address(text: str) -> dict[str, int]:
-    """`127.0.0.1:100,::1:5` by address in its one form. Raises ValueError that says what is wrong."""
-    counts: dict[str, int] = {}
-    for item in filter(None, (part.strip() for part in text.split(","))):
-        address, _, count = item.rpartition(":")
-        digits = count.strip()
-        if not digits.isascii() or not digits.isdigit() or len(digits) > 10 or int(digits) > COUNT_MAX:
-            raise ValueError(f"takes ADDRESS:COUNT,..., and {item} has no count of 0 to {COUNT_MAX}")
-        try:
-            counts[str(ipaddress.ip_address(address.strip().strip("[]")))] = int(digits)
-        except ValueError:
-            raise ValueError(f"{address!r} is no IP address; names of hosts are not looked up") from None
-    return counts
 
 
 def double_text(value: float) -> str:

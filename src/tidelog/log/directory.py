@@ -314,7 +314,6 @@ class DataDirectory:
         clean_offsets = {known: offset for known, offset in self._latest[CLEANER_OFFSETS].items() if known != key}
         if clean_offset is not None:
             clean_offsets[key] = clean_offset
-            log.reader.may_have_holes = True
         self._write(CLEANER_OFFSETS, clean_offsets)
 
     def open_future(

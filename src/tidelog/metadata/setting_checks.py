@@ -6,10 +6,11 @@ Each raises ApiError with the code that Kafka 4.3 answers with.
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from tidelog.config.addresses import counts_by_address
 from tidelog.config.broker_config import BrokerConfig
 from tidelog.config.client_metrics_keys import INTERVAL_MS, check_match
 from tidelog.config.group_keys import limits_of
-from tidelog.config.key import InvalidValue, Value, counts_by_address, parse
+from tidelog.config.key import InvalidValue, Value, parse
 from tidelog.config.keys import BROKER_KEYS, CLIENT_METRICS_KEYS, GROUP_KEYS, TOPIC_KEYS, check_for_topics, nearest
 from tidelog.wire.errors import ApiError, ErrorCode
 

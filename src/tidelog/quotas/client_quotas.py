@@ -1,6 +1,7 @@
 """The broker's quotas of clients: what is recorded of whom, and for how long a client has to wait."""
 
-from typing import Final
+from collections.abc import Callable
+from typing import Final, Generic, TypeVar
 
 from tidelog.quotas.entities import (
     CONSUMER_BYTE_RATE,
@@ -13,20 +14,21 @@ from tidelog.quotas.limits import Limits
 from tidelog.quotas.sensors import Sensors
 from tidelog.quotas.windows import Rate, TokenBucket, Window
 
+S = TypeVar("S")
+
 ANONYMOUS: Final = "ANONYMOUS"
 """The user of every connection without authentication."""
 
 
-class RateQuota:
-    """One quota of a rate: bytes, or percent of a thread."""
+class _Quota(Generic[S]):
+    """One quota: its limits, and what each of those that have one has used, measured by `kind`."""
 
-    __slots__ = ("_limits", "_sensors", "_throttle_max_ms", "_window")
+    __slots__ = ("_limits", "_sensors", "_window")
 
-    def __init__(self, window: Window, *, throttle_max_ms: int | None = None) -> None:
+    def __init__(self, kind: Callable[[], S], window: Window) -> None:
         self._window = window
-        self._throttle_max_ms = throttle_max_ms
         self._limits = Limits({}, "")
-        self._sensors: Sensors[Rate] = Sensors(Rate)
+        self._sensors: Sensors[S] = Sensors(kind)
 
     def set(self, limits: Limits) -> None:
         self._limits = limits
@@ -35,6 +37,16 @@ class RateQuota:
 
     def applies(self, user: str, client_id: str) -> bool:
         return self._limits.of(user, client_id) is not None
+
+
+class RateQuota(_Quota[Rate]):
+    """One quota of a rate: bytes, or percent of a thread."""
+
+    __slots__ = ("_throttle_max_ms",)
+
+    def __init__(self, window: Window, *, throttle_max_ms: int | None = None) -> None:
+        super().__init__(Rate, window)
+        self._throttle_max_ms = throttle_max_ms
 
     def record(self, user: str, client_id: str, value: float, now_ms: int) -> int:
         """Count `value`; returns for how many milliseconds the client has to wait, 0 within its quota."""
@@ -54,23 +66,13 @@ class RateQuota:
         return limit.bound * (self._window.samples - 1) * (self._window.sample_ms / 1000)
 
 
-class MutationQuota:
+class MutationQuota(_Quota[TokenBucket]):
     """`controller_mutation_rate`: partitions made or deleted, in a second (KIP-599)."""
 
-    __slots__ = ("_limits", "_sensors", "_window")
+    __slots__ = ()
 
     def __init__(self, window: Window) -> None:
-        self._window = window
-        self._limits = Limits({}, "")
-        self._sensors: Sensors[TokenBucket] = Sensors(TokenBucket)
-
-    def set(self, limits: Limits) -> None:
-        self._limits = limits
-        if not limits:
-            self._sensors.clear()
-
-    def applies(self, user: str, client_id: str) -> bool:
-        return self._limits.of(user, client_id) is not None
+        super().__init__(TokenBucket, window)
 
     def take(self, user: str, client_id: str, count: int, now_ms: int, *, strict: bool) -> tuple[bool, int]:
         """Take `count` partitions: whether they may be made, and for how long the client has to wait.

@@ -1,6 +1,7 @@
 """How fast connections may come: to the broker, and from one address."""
 
-from tidelog.quotas.entities import CONNECTION_CREATION_RATE, Quotas, normal_ip
+from tidelog.config.addresses import normal_ip
+from tidelog.quotas.entities import CONNECTION_CREATION_RATE, Quotas
 from tidelog.quotas.limits import AddressLimits
 from tidelog.quotas.sensors import Sensors
 from tidelog.quotas.windows import Rate, Window

@@ -1,9 +1,9 @@
 """What can have a quota, which quotas there are, and the filters of DescribeClientQuotas (KIP-546)."""
 
-import ipaddress
 from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
+from tidelog.config.addresses import normal_ip
 from tidelog.wire.errors import ApiError, ErrorCode
 
 USER: Final = "user"
@@ -64,16 +64,6 @@ def entity_of(parts: Iterable[tuple[str, str | None]]) -> Entity:
         if address is not None and normal_ip(address) is None:
             raise _refused(f"{address!r} is no IP address; names of hosts are not looked up")
     return tuple((kind, found[kind]) for kind in (CLIENT_ID, USER, IP) if kind in found)
-
-
-def normal_ip(text: str) -> str | None:
-    """The address in its one form, IPv4 where it is that inside IPv6; None when it is none."""
-    try:
-        address = ipaddress.ip_address(text)
-    except ValueError:
-        return None
-    mapped = getattr(address, "ipv4_mapped", None)
-    return str(mapped or address)
 
 
 def check_quota(entity: Entity, key: str, value: float) -> None:

@@ -2,7 +2,8 @@
 
 from typing import Final, NamedTuple
 
-from tidelog.quotas.entities import CLIENT_ID, IP, USER, Quotas, normal_ip
+from tidelog.config.addresses import normal_ip
+from tidelog.quotas.entities import CLIENT_ID, IP, USER, Quotas
 
 _ABSENT: Final = object()
 

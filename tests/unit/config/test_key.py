@@ -2,6 +2,7 @@
 
 import pytest
 
+from tidelog.config.addresses import counts_by_address
 from tidelog.config.key import (
     AtLeast,
     Between,
@@ -17,7 +18,6 @@ from tidelog.config.key import (
     Type,
     Valid,
     Value,
-    counts_by_address,
     double_text,
     normal_text,
     parse,

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tidelog.config.addresses import normal_ip
 from tidelog.quotas.entities import (
     MATCH_ANY,
     MATCH_DEFAULT,
@@ -15,7 +16,6 @@ from tidelog.quotas.entities import (
     Filter,
     check_quota,
     entity_of,
-    normal_ip,
 )
 from tidelog.wire.errors import ApiError, ErrorCode
 
