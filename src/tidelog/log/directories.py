@@ -358,14 +358,6 @@ class DataDirectories:
         holder = self.of(partition)
         return None if holder is None else holder.clean_offset(partition)
 
-    def cleaner_offsets(self) -> dict[TopicPartition, int]:
-        """Up to where each compacted log is clean, by the checkpoints."""
-        return {
-            key: offset
-            for directory in self.online
-            for key, offset in self._part(directory, directory.cleaner_offsets()).items()
-        }
-
     def write_cleaner_offsets(self, offsets: Mapping[TopicPartition, int]) -> None:
         """Each directory its own partitions'. Raises OSError as `write_checkpoints`."""
         _raise_passing(self._in_each(lambda directory: directory.write_cleaner_offsets(self._part(directory, offsets))))

@@ -398,10 +398,6 @@ class DataDirectory:
         self._write(LOG_START_OFFSETS, self._moved({**self._kept(self._start_offsets), **start_offsets}))
         self._write(HIGH_WATERMARKS, high_watermarks)
 
-    def cleaner_offsets(self) -> dict[TopicPartition, int]:
-        """Up to where each compacted log is clean, by the checkpoint as it stands on the disk."""
-        return dict(self._checkpoints[CLEANER_OFFSETS])
-
     def clean_offset(self, key: TopicPartition) -> int | None:
         """Up to where it is compacted, by the checkpoint as it stands on the disk."""
         return self._checkpoints[CLEANER_OFFSETS].get(key)

@@ -11,7 +11,7 @@ import pytest
 from log_harness import NOW_MS
 from log_harness.compaction import stored
 from tidelog.config.broker_config import BrokerConfig
-from tidelog.log.checkpoints import CLEANER_OFFSETS
+from tidelog.log.checkpoints import CLEANER_OFFSETS, read_offsets
 from tidelog.log.cleaner import work
 from tidelog.log.config import LogConfig
 from tidelog.log.directories import DataDirectories
@@ -106,6 +106,13 @@ class Stage:
         log.flushed(plan)
         return log
 
+    def cleaner_offsets(self) -> dict[TopicPartition, int]:
+        """By the checkpoints on the disk."""
+        found: dict[TopicPartition, int] = {}
+        for path in self.paths:
+            found |= read_offsets(self.disk, f"{path}/{CLEANER_OFFSETS}") or {}
+        return found
+
     def records(self, topic: str) -> int:
         return len(list(stored(self.partitions[topic].log)))
 
@@ -165,9 +172,7 @@ def test_clean_offsets_outlive_the_broker(stage: Callable[..., Stage]) -> None:
     on.clean_all()
     kept = on.disk.read(f"/data/{CLEANER_OFFSETS}")
     assert b"a 0 " in kept
-    assert on.directories.cleaner_offsets() == {
-        TopicPartition("a", 0): on.partitions["a"].log.segments.active.base_offset
-    }
+    assert on.cleaner_offsets() == {TopicPartition("a", 0): on.partitions["a"].log.segments.active.base_offset}
     on.compaction = on.new_compaction()
     assert not on.clean()
 
@@ -273,7 +278,7 @@ def test_retention_in_the_middle_of_a_pass_ends_it(
     assert on.clean()
     assert lines(caplog, "log cleaning abandoned")
     assert log.failure is None
-    assert on.directories.cleaner_offsets() == {}
+    assert on.cleaner_offsets() == {}
 
 
 def test_work_that_ends_by_itself_is_tried_once_more(
@@ -346,7 +351,7 @@ def test_each_directory_has_the_clean_offsets_of_its_own_partitions(stage: Calla
     left = {topic: on.records(topic) for topic in "ab"}
     assert max(left.values()) < 40
     on.restart()
-    assert on.directories.cleaner_offsets() == {TopicPartition(topic, 0): ends[topic] for topic in "ab"}
+    assert on.cleaner_offsets() == {TopicPartition(topic, 0): ends[topic] for topic in "ab"}
     assert not on.clean(), "the next broker knows what is clean"
     assert {topic: on.records(topic) for topic in "ab"} == left
 
@@ -406,7 +411,7 @@ def test_a_move_that_begins_in_the_middle_of_a_pass_ends_it(
     assert "partition=a-0 reason=it moves" in line
     assert [segment.base_offset for segment in log.segments.items] == before
     assert not [name for name in on.disk.list("/data/a-0") if name.endswith((".cleaned", ".swap"))]
-    assert on.directories.cleaner_offsets() == {}
+    assert on.cleaner_offsets() == {}
 
 
 def test_a_log_that_breaks_in_a_swap_tells_of_the_disk(stage: Callable[..., Stage]) -> None:
