@@ -7,12 +7,13 @@ import typer
 
 from tidelog.cli.connection import LOCALHOST, AsJson, Bootstrap, key_value
 from tidelog.cli.errors import CommandError, UsageError
+from tidelog.cli.own_client import brokers, connected
 from tidelog.cli.tables import Column, Table, print_json, print_table
 from tidelog.cli.topic import value_text
 
 if TYPE_CHECKING:
     from tidelog.cli.broker_settings import BrokerSetting
-    from tidelog.client.cluster import Address
+    from tidelog.client.blocking import Client
 
 ALL = ""
 """How the protocol names all brokers together."""
@@ -81,8 +82,9 @@ def describe(
 
     if altered and broker is not None:
         raise UsageError("--broker and --all-brokers exclude each other")
-    number, address = broker_settings.address_of(bootstrap, broker)
-    found = broker_settings.described(address, ALL if altered else str(number), keys or [])
+    with connected(bootstrap) as client:
+        number, address = broker_settings.address_of(client, broker)
+        found = broker_settings.described(client, address, ALL if altered else str(number), keys or [])
     missing = [key for key in keys or [] if key not in {setting.name for setting in found}]
     if missing and not altered:
         raise CommandError(f"broker {number} has no setting {missing[0]}{nearest_hint(missing[0])}")
@@ -143,33 +145,29 @@ def unset(
 def change(changes: dict[str, str | None], broker: int | None, check: bool, bootstrap: str) -> None:
     from tidelog.cli import broker_settings
 
-    _, address = broker_settings.address_of(bootstrap, broker) if broker is not None else any_broker(bootstrap)
     whose = "all brokers" if broker is None else f"broker {broker}"
     resource = ALL if broker is None else str(broker)
-    broker_settings.alter(address, resource, changes, only_check=check)
-    for key, value in changes.items():
-        if check:
-            print(f"{key} of {whose} can be {'taken back' if value is None else 'set'}.")
+    with connected(bootstrap) as client:
+        if broker is None:
+            address = next(iter(brokers(client).values()))
         else:
-            print(f"Took back {key} of {whose}." if value is None else f"Set {key} of {whose} to {value}.")
-    if broker is None and not check:
-        warn_of_own(changes, bootstrap)
+            _, address = broker_settings.address_of(client, broker)
+        broker_settings.alter(client, address, resource, changes, only_check=check)
+        for key, value in changes.items():
+            if check:
+                print(f"{key} of {whose} can be {'taken back' if value is None else 'set'}.")
+            else:
+                print(f"Took back {key} of {whose}." if value is None else f"Set {key} of {whose} to {value}.")
+        if broker is None and not check:
+            warn_of_own(client, changes)
 
 
-def any_broker(bootstrap: str) -> "tuple[int, Address]":
-    from tidelog.cli import broker_settings
-    from tidelog.cli.connection import reach
-
-    reach(bootstrap)
-    return min(broker_settings.brokers(bootstrap).items())
-
-
-def warn_of_own(changes: dict[str, str | None], bootstrap: str) -> None:
+def warn_of_own(client: "Client", changes: dict[str, str | None]) -> None:
     """Say where a broker's own value counts more than what was just set of all."""
     from tidelog.cli import broker_settings
 
-    for number, where in broker_settings.brokers(bootstrap).items():
-        for setting in broker_settings.described(where, str(number), list(changes)):
+    for number, where in brokers(client).items():
+        for setting in broker_settings.described(client, where, str(number), list(changes)):
             if setting.origin == "broker":
                 print(f"Broker {number} keeps its own {setting.name}, {setting.value}.", file=sys.stderr)
 

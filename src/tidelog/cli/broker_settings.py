@@ -1,17 +1,13 @@
 """What `tidelog broker config` asks, by Tidelog's own client: librdkafka cannot name all brokers together."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import NamedTuple, TypeVar, cast
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from tidelog.cli.cluster import origin
-from tidelog.cli.connection import ANSWER_S, host_port, reach
 from tidelog.cli.errors import CommandError
-from tidelog.client.blocking import Client, ClientConfig
+from tidelog.cli.own_client import ask, brokers, check
+from tidelog.client.blocking import Client
 from tidelog.client.cluster import Address
-from tidelog.client.errors import ClientError
-from tidelog.wire.errors import ApiError, ErrorCode
-from tidelog.wire.message import Message
 from tidelog.wire.messages.describe_configs import (
     DescribeConfigsRequest,
     DescribeConfigsResource,
@@ -23,7 +19,6 @@ from tidelog.wire.messages.incremental_alter_configs import (
     IncrementalAlterConfigsRequest,
     IncrementalAlterConfigsResponse,
 )
-from tidelog.wire.messages.metadata import MetadataRequest, MetadataResponse
 
 BROKER = 4
 DEFAULT = 5
@@ -32,8 +27,6 @@ AT_START = "Takes a restart."
 """In Tidelog's documentation of what Kafka alters while it runs."""
 NO_EFFECT = "No effect yet."
 """How Tidelog's documentation of such a setting ends."""
-
-R = TypeVar("R", bound=Message)
 
 
 class Layer(NamedTuple):
@@ -57,28 +50,10 @@ class BrokerSetting(NamedTuple):
     layers: list[Layer]
 
 
-@contextmanager
-def told_in_one_line() -> Iterator[None]:
-    """Whatever the client raises, as a CommandError."""
-    try:
-        yield
-    except ApiError as error:
-        raise CommandError(error.message or ErrorCode(error.code).name) from error
-    except ClientError as error:
-        raise CommandError(str(error)) from error
-
-
-def brokers(bootstrap: str) -> dict[int, Address]:
-    """Where the cluster's brokers listen, by their numbers."""
-    response = _ask(_addresses(bootstrap), MetadataRequest(topics=[]), MetadataResponse)
-    return {broker.node_id: Address(broker.host, broker.port) for broker in response.brokers}
-
-
-def address_of(bootstrap: str, broker: int | None) -> tuple[int, Address]:
+def address_of(client: Client, broker: int | None) -> tuple[int, Address]:
     """The broker of that number; the only one for None. Raises CommandError."""
-    reach(bootstrap)
-    found = brokers(bootstrap)
-    numbers = ", ".join(map(str, sorted(found)))
+    found = brokers(client)
+    numbers = ", ".join(map(str, found))
     if broker is None:
         if len(found) != 1:
             raise CommandError(f"the cluster has the brokers {numbers}: name one with --broker")
@@ -88,14 +63,15 @@ def address_of(bootstrap: str, broker: int | None) -> tuple[int, Address]:
     return broker, found[broker]
 
 
-def described(address: Address, resource: str, names: Sequence[str]) -> list[BrokerSetting]:
+def described(client: Client, address: Address, resource: str, names: Sequence[str]) -> list[BrokerSetting]:
     """Settings sorted by name; all for no `names`. `resource` is a broker's number, or "" for what all have altered."""
     asked = DescribeConfigsResource(
         resource_type=BROKER, resource_name=resource, configuration_keys=list(names) or None
     )
     request = DescribeConfigsRequest(resources=[asked], include_synonyms=True, include_documentation=True)
-    (result,) = _ask([address], request, DescribeConfigsResponse).results
-    _check(result.error_code, result.error_message)
+    [answer] = ask(client, [(address, request)], DescribeConfigsResponse)
+    (result,) = answer.results
+    check(result.error_code, result.error_message)
     return [
         BrokerSetting(
             entry.name,
@@ -111,7 +87,9 @@ def described(address: Address, resource: str, names: Sequence[str]) -> list[Bro
     ]
 
 
-def alter(address: Address, resource: str, changes: dict[str, str | None], *, only_check: bool = False) -> None:
+def alter(
+    client: Client, address: Address, resource: str, changes: dict[str, str | None], *, only_check: bool = False
+) -> None:
     """Set what has a value, take back what has None: all of it, or nothing and CommandError."""
     configs = [
         AlterableConfig(name=name, config_operation=DELETE if value is None else SET, value=value)
@@ -119,20 +97,6 @@ def alter(address: Address, resource: str, changes: dict[str, str | None], *, on
     ]
     asked = AlterConfigsResource(resource_type=BROKER, resource_name=resource, configs=configs)
     request = IncrementalAlterConfigsRequest(resources=[asked], validate_only=only_check)
-    (result,) = _ask([address], request, IncrementalAlterConfigsResponse).responses
-    _check(result.error_code, result.error_message)
-
-
-def _addresses(bootstrap: str) -> list[Address]:
-    return [Address(*host_port(part.strip())) for part in bootstrap.split(",") if part.strip()]
-
-
-def _ask(addresses: list[Address], request: Message, response: type[R]) -> R:
-    config = ClientConfig(request_timeout_ms=int(ANSWER_S * 1000), default_api_timeout_ms=int(ANSWER_S * 1000))
-    with told_in_one_line(), Client(addresses, config) as client:
-        return cast(R, client.ask_any(request, client.deadline()))
-
-
-def _check(code: int, message: str | None) -> None:
-    if code != ErrorCode.NONE:
-        raise CommandError(message or ErrorCode(code).name)
+    [answer] = ask(client, [(address, request)], IncrementalAlterConfigsResponse)
+    (result,) = answer.responses
+    check(result.error_code, result.error_message)

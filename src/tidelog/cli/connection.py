@@ -14,9 +14,6 @@ if TYPE_CHECKING:
     from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
     from confluent_kafka.admin import AdminClient
 
-    from tidelog.client.blocking import Client
-    from tidelog.client.cluster import Address
-
 T = TypeVar("T")
 K = TypeVar("K")
 
@@ -74,23 +71,9 @@ class Connection(NamedTuple):
         # A damaged batch is an error here, not a value: librdkafka looks only when it is told to.
         return Consumer(self.configuration({"check.crcs": True, **settings}))
 
-    def wire_client(self) -> "Client":
-        """Our own client, for what librdkafka has no call for. Raises CommandError where it cannot go."""
-        from tidelog.client.blocking import Client, ClientConfig
-
-        if not self.is_plaintext:
-            raise CommandError("this needs a PLAINTEXT listener yet: name one with --bootstrap, without -X security.*")
-        return Client(self.bootstrap_ports, ClientConfig(client_id="tidelog-cli", default_api_timeout_ms=ANSWER_MS))
-
     @property
     def is_plaintext(self) -> bool:
         return self.settings.get("security.protocol", "plaintext").lower() == "plaintext"
-
-    @property
-    def bootstrap_ports(self) -> list["Address"]:
-        from tidelog.client.cluster import Address
-
-        return [Address(*host_port(part)) for part in map(str.strip, self.bootstrap.split(",")) if part]
 
     def configuration(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         """What a client is made with; the user's own settings come last and win."""

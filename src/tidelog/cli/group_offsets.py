@@ -23,6 +23,7 @@ from tidelog.cli.errors import CommandError, UsageError
 from tidelog.cli.groups import describe_groups, existing, group_names, members_text
 from tidelog.cli.lag import commits
 from tidelog.cli.offset_plan import Move, Place, moves_json, moves_table, plan, read_offsets, topics_and_partitions
+from tidelog.cli.own_client import in_one_line, open_client
 from tidelog.cli.tables import counted, print_json, print_table
 from tidelog.cli.when import NotATimeError, parse_time_ms
 
@@ -358,15 +359,13 @@ def confirm(question: str, yes: bool) -> None:
 
 def remove(connection: Connection, group: str, places: Sequence[Place]) -> list[Place]:
     """Delete these offsets; those that members read are returned. librdkafka's Python client has no call for it."""
-    from tidelog.client.errors import ClientError
     from tidelog.model.ids import TopicPartition
-    from tidelog.wire.errors import ApiError, ErrorCode
+    from tidelog.wire.errors import ErrorCode
 
-    with connection.wire_client() as client:
-        try:
-            codes = client.delete_offsets(group, [TopicPartition(*place) for place in places])
-        except (ApiError, ClientError) as error:
-            raise CommandError(str(error)) from error
+    if not connection.is_plaintext:
+        raise CommandError("this needs a PLAINTEXT listener yet: name one with --bootstrap, without -X security.*")
+    with in_one_line(), open_client(connection.bootstrap) as client:
+        codes = client.delete_offsets(group, [TopicPartition(*place) for place in places])
     for place, code in codes.items():
         if code not in (ErrorCode.NONE, ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC):
             raise CommandError(f"group {group}, {place.topic}-{place.partition}: {code.name}; others may be deleted")

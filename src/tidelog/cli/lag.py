@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tidelog.cli import cluster
 from tidelog.cli.connection import ANSWER_S, Connection, answer
+from tidelog.cli.own_client import open_client
 from tidelog.cli.tables import Column, Table, cell, is_terminal
 from tidelog.cli.when import span
 
@@ -91,7 +92,7 @@ class Ages:
     """
 
     def __init__(self, connection: Connection) -> None:
-        self._client = connection.wire_client() if connection.is_plaintext else None
+        self._client = open_client(connection.bootstrap) if connection.is_plaintext else None
         self._times: dict[tuple[str, int, int], int | None] = {}
 
     def of(self, lags: Sequence[Lag]) -> list[Lag]:

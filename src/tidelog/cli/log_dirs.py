@@ -2,23 +2,19 @@
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from tidelog.cli.connection import LOCALHOST, AsJson, Bootstrap, key_value, reach
+from tidelog.cli.connection import LOCALHOST, AsJson, Bootstrap, key_value
 from tidelog.cli.errors import CommandError, UsageError
+from tidelog.cli.own_client import ask, brokers, connected
 from tidelog.cli.tables import Column, Table, cell, print_json, print_table, size
 
 if TYPE_CHECKING:
     from tidelog.client.blocking import Client
-    from tidelog.client.cluster import Address
-    from tidelog.wire.message import Message
     from tidelog.wire.messages.alter_replica_log_dirs import AlterReplicaLogDirsResponse
     from tidelog.wire.messages.describe_log_dirs import DescribeLogDirsResponse
-
-M = TypeVar("M", bound="Message")
 
 POLL_S = 0.2
 UNKNOWN_BYTES = -1
@@ -92,46 +88,6 @@ def dirs(
         print_table(partition_table(found))
     else:
         print_table(directory_table(found))
-
-
-@contextmanager
-def connected(bootstrap: str) -> "Iterator[Client]":
-    """A client, and its errors in one line. Raises CommandError."""
-    from tidelog.client.blocking import Client, ClientConfig
-    from tidelog.client.errors import ClientError
-    from tidelog.wire.errors import ApiError
-
-    reach(bootstrap)
-    try:
-        with Client(bootstrap, ClientConfig(client_id="tidelog-cli")) as client:
-            yield client
-    except (ClientError, ApiError) as error:
-        raise CommandError(str(error)) from error
-
-
-def brokers(client: "Client") -> "dict[int, Address]":
-    from tidelog.client.cluster import Address
-    from tidelog.wire.messages.metadata import MetadataRequest, MetadataResponse
-
-    answer = client.ask_any(MetadataRequest(topics=[]), client.deadline())
-    assert isinstance(answer, MetadataResponse)
-    return {
-        broker.node_id: Address(broker.host, broker.port) for broker in sorted(answer.brokers, key=lambda b: b.node_id)
-    }
-
-
-def ask(client: "Client", requests: "Sequence[tuple[Address, Message]]", kind: type[M]) -> list[M]:
-    """One answer for each request. Raises CommandError when a broker cannot be reached."""
-    from tidelog.client.operations import Ask, Request
-
-    deadline = client.deadline()
-    tickets = client.send_all(Ask([Request(address, message) for address, message in requests]), deadline)
-    answers = []
-    for answer in client.collect(tickets, deadline):
-        if not isinstance(answer, kind):
-            raise CommandError(str(answer))
-        answers.append(answer)
-    return answers
 
 
 def directories(client: "Client", topics: Sequence[str]) -> list[Directory]:

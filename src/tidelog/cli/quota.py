@@ -2,21 +2,18 @@
 
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
 from tidelog.cli.connection import LOCALHOST, AsJson, Bootstrap, key_value
 from tidelog.cli.errors import CommandError, UsageError
-from tidelog.cli.log_dirs import connected
+from tidelog.cli.own_client import ask_any, check, connected
 from tidelog.cli.tables import Column, Table, print_json, print_table, size
 
 if TYPE_CHECKING:
     from tidelog.client.blocking import Client
     from tidelog.quotas.entities import Entity
-    from tidelog.wire.message import Message
-
-M = TypeVar("M", bound="Message")
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)
 
@@ -232,8 +229,8 @@ def described(client: "Client", wanted: "Entity", *, strict: bool) -> list[Quota
         ComponentData(entity_type=kind, match_type=1 if name is None else 0, match=name) for kind, name in wanted
     ]
     request = DescribeClientQuotasRequest(components=components, strict=strict)
-    answer = asked(client, request, DescribeClientQuotasResponse)
-    refused(answer.error_code, answer.error_message)
+    answer = ask_any(client, request, DescribeClientQuotasResponse)
+    check(answer.error_code, answer.error_message)
     found = [
         Quota(tuple((part.entity_type, part.entity_name) for part in entry.entity), value.key, value.value)
         for entry in answer.entries or ()
@@ -255,22 +252,8 @@ def alter(client: "Client", entity: "Entity", values: dict[str, float | None]) -
         entity=[EntityData(entity_type=kind, entity_name=name) for kind, name in entity],
         ops=[OpData(key=key, value=value or 0.0, remove=value is None) for key, value in values.items()],
     )
-    for result in asked(client, AlterClientQuotasRequest(entries=[entry]), AlterClientQuotasResponse).entries:
-        refused(result.error_code, result.error_message)
-
-
-def asked(client: "Client", request: "Message", kind: type[M]) -> M:
-    answer = client.ask_any(request, client.deadline())
-    assert isinstance(answer, kind)
-    return answer
-
-
-def refused(code: int, message: str | None) -> None:
-    """Raise CommandError unless the code is none."""
-    from tidelog.wire.errors import ErrorCode
-
-    if code:
-        raise CommandError(message or ErrorCode(code).name)
+    for result in ask_any(client, AlterClientQuotasRequest(entries=[entry]), AlterClientQuotasResponse).entries:
+        check(result.error_code, result.error_message)
 
 
 # Showing

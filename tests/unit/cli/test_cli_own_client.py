@@ -1,0 +1,44 @@
+"""Our own client as commands use it: the same addresses as for librdkafka's, errors in one line."""
+
+import pytest
+
+from tidelog.cli.errors import CommandError, UsageError
+from tidelog.cli.own_client import check, in_one_line, open_client
+from tidelog.client.cluster import Address
+from tidelog.client.errors import NoBrokerReachable
+from tidelog.wire.errors import ApiError, ErrorCode
+
+
+@pytest.mark.parametrize(
+    ("bootstrap", "addresses"),
+    [
+        ("localhost", [Address("localhost", 9092)]),
+        ("a:1, [::1]:2 ,", [Address("a", 1), Address("::1", 2)]),
+    ],
+)
+def test_addresses_are_those_of_every_command(bootstrap: str, addresses: list[Address]) -> None:
+    with open_client(bootstrap) as client:
+        assert list(client.cluster.contacts()) == addresses
+    with pytest.raises(UsageError):
+        open_client("a:b")
+
+
+@pytest.mark.parametrize(
+    ("raised", "line"),
+    [
+        (ApiError("so it is", ErrorCode.INVALID_CONFIG), "so it is"),
+        (ApiError(code=ErrorCode.INVALID_CONFIG), "INVALID_CONFIG"),
+        (NoBrokerReachable("nobody answers"), "nobody answers"),
+    ],
+)
+def test_what_the_client_raises_is_one_line(raised: Exception, line: str) -> None:
+    with pytest.raises(CommandError, match=line), in_one_line():
+        raise raised
+
+
+def test_a_code_is_told_by_its_message_or_its_name() -> None:
+    check(ErrorCode.NONE, None)
+    with pytest.raises(CommandError, match="INVALID_CONFIG"):
+        check(ErrorCode.INVALID_CONFIG, None)
+    with pytest.raises(CommandError, match="it is so"):
+        check(ErrorCode.INVALID_CONFIG, "it is so")
