@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Mapping
+from types import FrameType
 from typing import Protocol
 
 from tidelog import __version__
@@ -102,10 +103,14 @@ async def run_broker(
         loop.call_later(ORPHAN_GRACE_S, os._exit, FAILED)
         asked_to_stop.set()
 
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        # Ignored from the start means so wanted: nohup, a shell's background job.
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            loop.add_signal_handler(number, on_signal, number)
+    def take(number: int, frame: FrameType | None) -> None:
+        loop.call_soon_threadsafe(on_signal, number)
+
+    # Ignored from the start means so wanted: nohup, a shell's background job.
+    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    taken = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
+    # Not by add_signal_handler: uvloop may tell of one signal twice when another came just before it.
+    before = {number: signal.signal(number, take) for number in taken}
     if parent_pipe is not None:
         from tidelog.cli.parent import watch_parent
 
@@ -136,6 +141,8 @@ async def run_broker(
         return fail(explain(error, config.data_directory, address, remedies))
     finally:
         await runtime.close()
+        for number, handler in before.items():
+            signal.signal(number, handler)
     return 0
 
 

@@ -43,6 +43,8 @@ class Kind(Enum):
     """By an interrupted deletion, cleaning or write."""
     OTHER = "other"
 
+    __hash__ = object.__hash__  # Enum's own is a call into Python, for each file of a start
+
 
 class FileKind(NamedTuple):
     kind: Kind
@@ -52,6 +54,7 @@ class FileKind(NamedTuple):
 
 OF_SEGMENT = (Kind.SEGMENT, Kind.OFFSET_INDEX, Kind.TIME_INDEX, Kind.TRANSACTION_INDEX)
 
+_BY_SUFFIX = {kind.value: kind for kind in (*OF_SEGMENT, Kind.PRODUCERS)}
 _BY_NAME = {
     "bootstrap.checkpoint": Kind.METADATA_SNAPSHOT,
     RECOVERY_POINTS: Kind.OFFSETS,
@@ -67,7 +70,7 @@ _BY_NAME = {
 def file_kind(name: str) -> FileKind:
     match = _OF_SEGMENT.fullmatch(name)
     if match:
-        return FileKind(Kind(match[2]), int(match[1]))
+        return FileKind(_BY_SUFFIX[match[2]], int(match[1]))
     if name in _BY_NAME:
         return FileKind(_BY_NAME[name], 0)
     if _METADATA_SNAPSHOT.fullmatch(name):

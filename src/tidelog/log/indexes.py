@@ -168,6 +168,9 @@ class SparseIndex:
     def _attach(self) -> None:
         """Learn the number of rows. A big file is not read for it unless zeros were preallocated."""
         size = self._disk.size(self.path)
+        if not size:
+            self.count = 0
+            return
         if size > SMALL_BYTES and size % self.entry_bytes == 0:
             file = self._disk.open(self.path)
             try:

@@ -19,6 +19,7 @@ logger = logging.getLogger("tidelog.log")
 SWAP_SUFFIX = ".swap"
 CLEANED_SUFFIX = ".cleaned"
 UNWANTED = (DELETED_SUFFIX, CLEANED_SUFFIX, ".tmp")
+UNSETTLED = (SWAP_SUFFIX, *UNWANTED)
 
 
 class Found(NamedTuple):
@@ -37,7 +38,7 @@ def settle_files(disk: "Disk", directory: str) -> Found:
     except FileNotFoundError:
         disk.make_dirs(directory)
         return Found([], [], [], has_epochs=False)
-    if any(name.endswith((SWAP_SUFFIX, *UNWANTED)) for name in names):
+    if any(name.endswith(UNSETTLED) for name in names):
         _finish_swaps(disk, directory, names)
         for name in disk.list(directory):
             if name.endswith(UNWANTED):

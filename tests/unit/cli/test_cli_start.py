@@ -292,6 +292,50 @@ def test_the_end_of_the_parents_pipe_stops_it() -> None:
         os.close(reading)
 
 
+SIGNALS_IN_A_ROW = """
+import os, signal, sys, time
+from types import SimpleNamespace
+import uvloop
+from tidelog.cli import serve
+from test_cli_start import FakeBroker, FakeRuntime
+
+config = SimpleNamespace(data_directories=["/data"], endpoints=[])
+
+def once_started():
+    broker = os.getpid()
+    if os.fork() == 0:
+        os.kill(broker, signal.SIGUSR1)
+        until = time.perf_counter() + round * 4e-6
+        while time.perf_counter() < until:
+            pass
+        os.kill(broker, signal.SIGTERM)
+        os._exit(0)
+
+async def stop(self):
+    until = time.perf_counter() + 0.01
+    while time.perf_counter() < until:
+        await serve.asyncio.sleep(0)
+
+FakeBroker.stop = stop
+for round in range(60):
+    reading, writing = os.pipe()
+    runtime = FakeRuntime(once_started=once_started)
+    with serve.asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        result = runner.run(serve.run_broker(config, FakeBroker, lambda: runtime, reading))
+    os.wait()
+    assert result == 0, result
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the parent-death signal is Linux's")
+def test_a_signal_just_after_another_counts_once() -> None:
+    """The parent-death signal, then one to stop: taken twice, that would end the broker at once."""
+    ended = subprocess.run(
+        [sys.executable, "-c", SIGNALS_IN_A_ROW], capture_output=True, text=True, check=False, cwd=Path(__file__).parent
+    )
+    assert (ended.returncode, ended.stderr.count("stop=immediate")) == (0, 0), ended.stderr
+
+
 @pytest.mark.usefixtures("handlers")
 @pytest.mark.skipif(sys.platform != "linux", reason="the parent-death signal is Linux's")
 def test_a_parent_death_signal_from_a_thread_that_ended_is_no_reason_to_stop() -> None:
