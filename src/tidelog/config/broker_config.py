@@ -1,6 +1,7 @@
 """One broker's settings: flags over environment over file over defaults, and over all what was altered since."""
 
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from typing import Any, NamedTuple
 
 from tidelog.config.coordinator_keys import CONSUMER_ASSIGNORS
@@ -176,6 +177,12 @@ class BrokerConfig:
             self.dynamic_own = own
             self.generation += 1
             self._refresh()
+
+    def with_dynamic(self, cluster: Mapping[str, str], own: Mapping[str, str]) -> "BrokerConfig":
+        """A copy as it would be after `apply_dynamic`."""
+        changed = copy(self)
+        changed.apply_dynamic(cluster, own)
+        return changed
 
     def _refresh(self) -> None:
         for name in _ATTRIBUTES:

@@ -244,19 +244,23 @@ class DataDirectories:
 
     # What every directory does
 
-    def forget_others(self, exists: Callable[[TopicPartition], bool]) -> None:
+    def forget_others(self, exists: Callable[[TopicPartition], bool]) -> list[TopicPartition]:
         """At a start: the checkpoints tell no more of partitions that there are not, or that are in another directory.
-
-        A broker that was killed after a deletion leaves such entries, and so does a move from a full disk.
+        Directories of the former, which a broker leaves that is killed in the middle of a deletion, are put aside:
+        those are returned, for `forget`.
         """
+        strays: list[TopicPartition] = []
 
         def forget(directory: DataDirectory) -> None:
             others = [key for key in directory.entries() if not exists(key) or self._is_elsewhere(directory, key)]
             if others:
                 directory.give_up(*others)
+            held = [key for key, holders in self._holders.items() if directory in holders and not exists(key)]
+            strays.extend(directory.put_strays_aside(held))
 
         for path, error in self._in_each(forget).items():
             logger.warning("old entries stay in the checkpoints for now path=%s reason=%s", path, error)
+        return strays
 
     def _is_elsewhere(self, directory: DataDirectory, partition: TopicPartition) -> bool:
         holders = self._holders.get(partition, ())

@@ -126,7 +126,9 @@ def _alter_broker(image: MetadataImage, alteration: Alteration, config: BrokerCo
     before = image.broker_configs.get(broker, {})
     after = _changed(alteration, before, BROKER_KEYS, lambda key: _static_text(key, config))
     difference = _difference(before, after)
-    check_broker_settings(broker, {name: text for name, text in difference if text is not None}, config)
+    altered = {**image.broker_configs, broker: after}
+    in_force = config.with_dynamic(altered.get("", {}), altered.get(str(config.node_id), {}))
+    check_broker_settings(broker, dict(difference), config, in_force)
     return [BrokerConfigChanged(broker, setting, value) for setting, value in difference]
 
 

@@ -10,7 +10,7 @@ from tidelog.config.addresses import counts_by_address
 from tidelog.config.broker_config import BrokerConfig
 from tidelog.config.client_metrics_keys import INTERVAL_MS, check_match
 from tidelog.config.group_keys import limits_of
-from tidelog.config.key import InvalidValue, Value, parse
+from tidelog.config.key import InvalidValue, parse
 from tidelog.config.keys import BROKER_KEYS, CLIENT_METRICS_KEYS, GROUP_KEYS, TOPIC_KEYS, check_for_topics, nearest
 from tidelog.wire.errors import ApiError, ErrorCode
 
@@ -31,23 +31,28 @@ THREADS = (
 """Numbers of threads, which change by at most half or double at a time."""
 
 
-def check_broker_settings(broker: str, changed: Mapping[str, str], config: BrokerConfig) -> None:
-    """What is set anew, each by itself and then together with all else. `broker` is "" for all of them."""
-    values = {setting: _check_broker_setting(broker, setting, text, config) for setting, text in changed.items()}
+def check_broker_settings(
+    broker: str, changed: Mapping[str, str | None], config: BrokerConfig, after: BrokerConfig
+) -> None:
+    """What is set anew, each by itself, and then with what is taken back (None) together with all else.
 
-    def in_force(setting: str) -> Any:
-        return values.get(setting, config.get(setting))
-
+    `broker` is "" for all of them; `config` as it is now and `after` the change.
+    """
+    for setting, text in changed.items():
+        if text is not None:
+            _check_broker_setting(broker, setting, text, config)
     try:
-        for setting in values:
+        for setting in changed:
+            if setting in THREADS:
+                _check_threads(setting, config.get(setting), after.get(setting))
             check = _TOGETHER.get(setting)
             if check is not None:
-                check(in_force, setting)
+                check(after.get, setting)
     except InvalidValue as error:
         raise ApiError(str(error), ErrorCode.INVALID_REQUEST) from None
 
 
-def _check_broker_setting(broker: str, setting: str, value: str, config: BrokerConfig) -> Value:
+def _check_broker_setting(broker: str, setting: str, value: str, config: BrokerConfig) -> None:
     key = BROKER_KEYS.get(setting)
     if key is None:
         raise ApiError(_unknown("broker", setting, BROKER_KEYS), ErrorCode.INVALID_CONFIG)
@@ -63,17 +68,11 @@ def _check_broker_setting(broker: str, setting: str, value: str, config: BrokerC
         if setting == "cordoned.log.dirs":
             assert isinstance(parsed, list)
             config.check_cordoned(parsed)
-        _check_threads(setting, parsed, config)
     except InvalidValue as error:
         raise ApiError(str(error), ErrorCode.INVALID_REQUEST) from None
-    return parsed
 
 
-def _check_threads(setting: str, value: Value, config: BrokerConfig) -> None:
-    if setting not in THREADS:
-        return
-    assert isinstance(value, int)
-    now: int = config.get(setting)
+def _check_threads(setting: str, now: int, value: int) -> None:
     least = max(now // 2, 1)
     if not least <= value <= 2 * now:
         raise InvalidValue(setting, value, f"it is {now} now and changes to {least} to {2 * now} at a time")

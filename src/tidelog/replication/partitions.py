@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from tidelog.log.errors import CorruptLog
 from tidelog.log.partition_log import PartitionLog
 from tidelog.log.segment import PASSING
+from tidelog.metadata.image import CLUSTER_METADATA
 from tidelog.model.ids import TopicPartition
 from tidelog.replication.flusher import CHECKPOINTS_LANE, Flusher
 from tidelog.replication.moves import Moves
@@ -170,9 +171,10 @@ class Partitions:
 
     async def _apply(self, old: "MetadataImage", new: "MetadataImage") -> None:
         if old.position == 0:
-            await self._runtime.tasks.run_blocking(
-                self.directories.forget_others, partial(_has_partition, new), lane=CHECKPOINTS_LANE
-            )
+            for stray in await self._runtime.tasks.run_blocking(
+                self.directories.forget_others, partial(_is_known, new), lane=CHECKPOINTS_LANE
+            ):
+                self.directories.forget(stray)
         for name, topic in old.topics.items():
             now = new.topics.get(name)
             if now is None or now.topic_id != topic.topic_id:
@@ -516,7 +518,10 @@ class Partitions:
             partition.log.close(clean=False)
 
 
-def _has_partition(image: "MetadataImage", key: TopicPartition) -> bool:
+def _is_known(image: "MetadataImage", key: TopicPartition) -> bool:
+    """Whether there is that partition, or it is Kafka's own metadata, which is left alone."""
+    if key.topic == CLUSTER_METADATA:
+        return True
     topic = image.topics.get(key.topic)
     return topic is not None and key.partition < len(topic.partitions)
 

@@ -1,5 +1,7 @@
 """What a running broker takes: settings that others limit. Single values are compared with Kafka's answers."""
 
+from collections.abc import Mapping
+
 import pytest
 
 from tidelog.config.broker_config import BrokerConfig, Setting
@@ -9,6 +11,11 @@ from tidelog.wire.errors import ApiError, ErrorCode
 
 def config(**settings: str) -> BrokerConfig:
     return BrokerConfig({name.replace("_", "."): Setting(text, "a test") for name, text in settings.items()})
+
+
+def check(broker: str, changed: Mapping[str, str | None], now: BrokerConfig) -> None:
+    dynamic = {name: text for name, text in {**now.dynamic_own, **changed}.items() if text is not None}
+    check_broker_settings(broker, changed, now, now.with_dynamic({}, dynamic))
 
 
 @pytest.mark.parametrize(
@@ -31,7 +38,7 @@ def config(**settings: str) -> BrokerConfig:
 )
 def test_refused(changed: dict[str, str], word: str) -> None:
     with pytest.raises(ApiError, match=word) as refused:
-        check_broker_settings("1", changed, config())
+        check("1", changed, config())
     assert refused.value.code == ErrorCode.INVALID_REQUEST
 
 
@@ -47,21 +54,52 @@ def test_refused(changed: dict[str, str], word: str) -> None:
     ],
 )
 def test_taken(changed: dict[str, str]) -> None:
-    check_broker_settings("1", changed, config())
+    check("1", changed, config())
     with pytest.raises(ApiError):
-        check_broker_settings("1", changed | {"node.id": "2"}, config())
+        check("1", changed | {"node.id": "2"}, config())
+
+
+@pytest.mark.parametrize(
+    ("before", "kept", "word"),
+    [
+        ({"log.retention.ms": "-1", "log.local.retention.ms": "604800001"}, "log.local.retention.ms", "604800000"),
+        ({"log.cleaner.threads": "3", "log.cleaner.dedupe.buffer.size": "3145728"}, "log.cleaner.threads", ""),
+        ({"log.cleaner.threads": "2", "log.cleaner.dedupe.buffer.size": "2097152"}, "", ""),
+        ({"num.io.threads": "18"}, "", "9 to 36"),
+        ({"num.io.threads": "16"}, "", ""),
+    ],
+)
+def test_taken_back(before: dict[str, str], kept: str, word: str) -> None:
+    now = config().with_dynamic({}, before)
+    changed = {name: None for name in before if name != kept}
+    if not word:
+        check("1", changed, now)
+        return
+    with pytest.raises(ApiError, match=word) as refused:
+        check("1", changed, now)
+    assert refused.value.code == ErrorCode.INVALID_REQUEST
+
+
+def test_what_counts_is_what_is_in_force() -> None:
+    """A value for all brokers counts where this one has none of its own."""
+    now = config().with_dynamic({}, {"log.retention.ms": "1000"})
+    changed = {"log.local.retention.ms": "2000"}
+    with pytest.raises(ApiError, match="1000"):
+        check_broker_settings("", changed, now, now.with_dynamic(changed, now.dynamic_own))
+    with pytest.raises(ApiError, match="1000"):
+        check_broker_settings("", {"log.retention.ms": "3000"}, now, now.with_dynamic(changed, now.dynamic_own))
 
 
 def test_a_file_may_say_that_there_are_no_cleaners() -> None:
     with pytest.raises(ApiError, match=r"log\.cleaner\.threads.*set it first") as refused:
-        check_broker_settings("", {"log.cleaner.dedupe.buffer.size": "2097152"}, config(log_cleaner_threads="0"))
+        check("", {"log.cleaner.dedupe.buffer.size": "2097152"}, config(log_cleaner_threads="0"))
     assert refused.value.code == ErrorCode.INVALID_REQUEST
 
 
 def test_directories_are_of_one_broker() -> None:
     with pytest.raises(ApiError, match="of one broker"):
-        check_broker_settings("", {"cordoned.log.dirs": "*"}, config())
-    check_broker_settings("1", {"cordoned.log.dirs": "*"}, config())
+        check("", {"cordoned.log.dirs": "*"}, config())
+    check("1", {"cordoned.log.dirs": "*"}, config())
 
 
 @pytest.mark.parametrize("kind", ["consumer", "share", "streams"])
