@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
 
 from interop_harness.java_tools import JavaTools, Ran
 from interop_harness.suite import CODECS, LIMIT_S, NewTopicNamed, Unique
@@ -61,13 +62,18 @@ def commit(bootstrap: str, group: str, topic: str, protocol: str = "classic") ->
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A data directory of Tidelog's, stopped in order: topic `log` in three segments, commits of the group `readers`,
-    and of `new-readers` of the consumer protocol."""
+    and of `new-readers` of the consumer protocol; both once more as `gone` and `new-gone`, which were deleted."""
     data = tmp_path_factory.mktemp("data")
     settings = {"log.segment.bytes": 1 << 20, "log.index.interval.bytes": 4096}
     with Broker(process=True, data=data, settings=settings) as broker:
         fill(broker.bootstrap, "log")
         commit(broker.bootstrap, "readers", "log")
         commit(broker.bootstrap, "new-readers", "log", "consumer")
+        commit(broker.bootstrap, "gone", "log")
+        commit(broker.bootstrap, "new-gone", "log", "consumer")
+        admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+        deleted = admin.delete_consumer_groups(["gone", "new-gone"])
+        assert [future.result(LIMIT_S) for future in deleted.values()] == [None, None]
     assert len(list((data / "log-0").glob("*.log"))) >= 2
     return data
 
@@ -135,6 +141,26 @@ def test_dump_log_decodes_the_groups(java: JavaTools, written: Path) -> None:
     groups = [value for key, value in decoded if "topic" not in key]
     assert [value["protocolType"] for value in groups][1:] == ["consumer"] * (len(groups) - 1)  # it begins empty
     assert groups[-1]["members"] == []
+
+
+@pytest.mark.tidelog_only
+@pytest.mark.exercises("files")
+@pytest.mark.parametrize(("group", "kinds"), [("gone", {0, 1, 2}), ("new-gone", {0, 1, 3, 4, 5, 6, 7, 8})])
+def test_dump_log_reads_the_tombstones_of_groups(java: JavaTools, written: Path, group: str, kinds: set[int]) -> None:
+    """Of a deleted group each key that was ever written ends with one."""
+    ran = dump(java, sorted(written.glob("__consumer_offsets-*/*.log")), "--offsets-decoder")
+    last: dict[str, str] = {}
+    for key, payload in re.findall(r"^\| offset: .*? key: (\{.*?\}) payload: (.*)$", ran.out, re.MULTILINE):
+        last[key] = payload
+    of_group = {
+        key: payload
+        for key, payload in last.items()
+        if group in (json.loads(key)["data"].get("group"), json.loads(key)["data"].get("groupId"))
+    }
+    assert {int(json.loads(key)["type"]) for key in of_group} <= kinds
+    assert len(of_group) >= 2
+    assert {*of_group.values()} == {"<DELETE>"}
+    assert "<DELETE>" not in {payload for key, payload in last.items() if '"log"' in key and "readers" in key}
 
 
 def verify(path: Path) -> "subprocess.CompletedProcess[str]":
