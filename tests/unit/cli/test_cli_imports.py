@@ -14,6 +14,9 @@ from tidelog.cli.main import main
 sys.exit(main(sys.argv[1:]))
 """
 
+ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("TIDELOG_")}
+"""A variable that is no setting is looked at for a misspelling, which imports more."""
+
 PYTHON_ITSELF = {"__main__", "_distutils_hack", "sitecustomize", "usercustomize", "_virtualenv", "coverage"}
 
 START_PACKAGES = {"tidelog", "uvloop", "_cython", "cython_runtime"}
@@ -59,6 +62,7 @@ def test_start_imports_the_broker_and_no_command_line_library(tmp_path: Path) ->
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
+        env=ENVIRONMENT,
     )
     assert broker.stdout is not None
     broker.stdout.readline()
