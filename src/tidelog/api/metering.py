@@ -133,9 +133,10 @@ class Meter:
             quotas, user, client_id = self._quotas, self.user, self.client_id
             if self.api_key == PRODUCE_KEY:
                 self.throttle_ms = quotas.produce.record(user, client_id, self.size, now_ms)
+            percent = self._percent()
             if response is not None:
                 # As in Kafka, the time of what is not answered (acks=0) is nobody's.
-                request_ms = quotas.requests.record(user, client_id, self._percent(), now_ms)
+                request_ms = quotas.requests.record(user, client_id, percent, now_ms)
                 self.throttle_ms = max(self.throttle_ms, request_ms)
         if response is not None:
             response.throttle_time_ms = self.throttle_ms

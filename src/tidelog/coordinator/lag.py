@@ -115,7 +115,10 @@ class GroupLags:
                         times[start] = self._times[start]
                     elif reads < READS_MAX:
                         reads += 1
-                        times[start] = await _timestamp_at(partition, start[2], self._tasks)
+                        try:
+                            times[start] = await _timestamp_at(partition, start[2], self._tasks)
+                        except (ApiError, CorruptMessage, OSError):
+                            continue  # who reads it as a consumer is told why; the next round tries again
                     else:
                         continue
                 time_ms = times[start]
@@ -146,17 +149,16 @@ def _committed(durable: "DurableGroup") -> Iterator[tuple[str, int, int, bytes]]
 
 
 async def _timestamp_at(partition: "Partition", offset: int, tasks: "Tasks") -> int | None:
-    """The first timestamp of the batch that holds `offset`; None if it has none or the log cannot be read now."""
-    try:
-        cold = partition.log.cold_read(offset, HEADER_BYTES)
-        if cold is not None:
-            await tasks.run_blocking(cold.run)
-        piece = partition.log.read(offset, HEADER_BYTES, partition.high_watermark)
-        if piece.file is None:
-            return None
-        return BatchHeader(piece.file.pread(HEADER_BYTES, piece.position)).first_timestamp_ms
-    except (ApiError, CorruptMessage, OSError):
-        return None  # who reads it as a consumer is told why
+    """The first timestamp of the batch that holds `offset`; None if it has none. Raises ApiError, CorruptMessage,
+    OSError.
+    """
+    cold = partition.log.cold_read(offset, HEADER_BYTES)
+    if cold is not None:
+        await tasks.run_blocking(cold.run)
+    piece = partition.log.read(offset, HEADER_BYTES, partition.high_watermark)
+    if piece.file is None:
+        return None
+    return BatchHeader(piece.file.pread(HEADER_BYTES, piece.position)).first_timestamp_ms
 
 
 def _tell(group_id: str, start: Start, behind: PartitionLag, now_ms: int) -> None:

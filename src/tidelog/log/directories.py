@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from tidelog.log.checkpoints import META_PROPERTIES, read_partition_metadata, read_properties
+from tidelog.log.checkpoints import META_PROPERTIES, PARTITION_METADATA, read_partition_metadata, read_properties
 from tidelog.log.directory import DataDirectory
 from tidelog.log.errors import CorruptLog
 from tidelog.log.file_kinds import METADATA_STORE, partition_of
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from tidelog.runtime.interfaces import Disk
 
 logger = logging.getLogger("tidelog.directory")
+
+
+STRAYS_NAMED = 5
 
 
 class UnusableDirectories(Exception):
@@ -244,23 +247,33 @@ class DataDirectories:
 
     # What every directory does
 
-    def forget_others(self, exists: Callable[[TopicPartition], bool]) -> list[TopicPartition]:
+    def forget_others(self, exists: Callable[[TopicPartition], bool]) -> None:
         """At a start: the checkpoints tell no more of partitions that there are not, or that are in another directory.
-        Directories of the former, which a broker leaves that is killed in the middle of a deletion, are put aside:
-        those are returned, for `forget`.
+
+        A broker that was killed after a deletion leaves such entries, and so does a move from a full disk. Directories
+        of partitions that there are not stay, with a line in the log: an old copy of the metadata looks the same.
         """
-        strays: list[TopicPartition] = []
 
         def forget(directory: DataDirectory) -> None:
             others = [key for key in directory.entries() if not exists(key) or self._is_elsewhere(directory, key)]
             if others:
                 directory.give_up(*others)
-            held = [key for key, holders in self._holders.items() if directory in holders and not exists(key)]
-            strays.extend(directory.put_strays_aside(held))
 
         for path, error in self._in_each(forget).items():
             logger.warning("old entries stay in the checkpoints for now path=%s reason=%s", path, error)
-        return strays
+        for directory in self._usable():
+            strays = [
+                str(key)
+                for key, holders in self._holders.items()
+                if directory in holders
+                and not exists(key)
+                and self._disk.exists(f"{directory.path}/{key}/{PARTITION_METADATA}")
+            ]
+            if strays:
+                few = ",".join(strays[:STRAYS_NAMED])
+                logger.warning(
+                    "partitions of no topic left path=%s count=%d first=%s", directory.path, len(strays), few
+                )
 
     def _is_elsewhere(self, directory: DataDirectory, partition: TopicPartition) -> bool:
         holders = self._holders.get(partition, ())

@@ -11,7 +11,7 @@ A directory without that checkpoint, or from Kafka, which writes it now and then
 """
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
 from tidelog.log.checkpoints import (
@@ -225,24 +225,6 @@ class DataDirectory:
             logger.error("partition of another topic put aside path=%s as=%s", path, stray)
             self._disk.rename(path, stray)
             self._disk.sync_dir(self.path)
-
-    def put_strays_aside(self, keys: Iterable[TopicPartition]) -> list[TopicPartition]:
-        """Rename directories of partitions that there are not, of which the checkpoints do not tell: which those were.
-
-        One whose id cannot be read may be no partition at all, and stays. Raises OSError.
-        """
-        put_aside = []
-        for key in keys:
-            path = f"{self.path}/{key}"
-            known_id = self._read_id(path, new=True)
-            if known_id not in (None, UNREADABLE):
-                stray = self._free_name(key, known_id, STRAY_SUFFIX)
-                logger.warning("partition of no topic put aside path=%s as=%s", path, stray)
-                self._disk.rename(path, stray)
-                put_aside.append(key)
-        if put_aside:
-            self._disk.sync_dir(self.path)
-        return put_aside
 
     def _free_name(self, key: TopicPartition, topic_id: bytes, ending: str) -> str:
         name = f"{self.path}/{key}.{uuid_text(topic_id)}"

@@ -98,6 +98,12 @@ def _check_retention(in_force: InForce, setting: str) -> None:
         raise InvalidValue("log.local.retention.ms", local, f"records are kept for {most} ms at most")
 
 
+def _check_retention_bytes(in_force: InForce, setting: str) -> None:
+    most, local = in_force("log.retention.bytes"), in_force("log.local.retention.bytes")
+    if most >= 0 and local != FOLLOWS_RETENTION and not 0 <= local <= most:
+        raise InvalidValue("log.local.retention.bytes", local, f"{most} bytes are kept at most")
+
+
 def _check_cleaner(in_force: InForce, setting: str) -> None:
     buffer, threads = in_force("log.cleaner.dedupe.buffer.size"), in_force("log.cleaner.threads")
     if threads < 1:  # which a file may say, as Kafka's may
@@ -123,6 +129,8 @@ _TOGETHER: Mapping[str, Callable[[InForce, str], None]] = {
     "max.connections.per.ip.overrides": _check_connections,
     "log.retention.ms": _check_retention,
     "log.local.retention.ms": _check_retention,
+    "log.retention.bytes": _check_retention_bytes,
+    "log.local.retention.bytes": _check_retention_bytes,
     "log.cleaner.dedupe.buffer.size": _check_cleaner,
     "log.cleaner.threads": _check_cleaner,
     "group.consumer.assignment.interval.ms": _check_assignment_interval,

@@ -171,10 +171,9 @@ class Partitions:
 
     async def _apply(self, old: "MetadataImage", new: "MetadataImage") -> None:
         if old.position == 0:
-            for stray in await self._runtime.tasks.run_blocking(
+            await self._runtime.tasks.run_blocking(
                 self.directories.forget_others, partial(_is_known, new), lane=CHECKPOINTS_LANE
-            ):
-                self.directories.forget(stray)
+            )
         for name, topic in old.topics.items():
             now = new.topics.get(name)
             if now is None or now.topic_id != topic.topic_id:

@@ -72,7 +72,11 @@ def test_what_is_not_answered_counts_by_its_bytes_alone() -> None:
     clock.now_s += 1
     metered.stop()
     metered.settle(None)
+    metered.sent()
     assert metered.throttle_ms == 0
+    following = Meter(metered._quotas, clock, HEARTBEAT, 4, "c", 0)
+    following.settle(HeartbeatResponse())
+    assert following.throttle_ms == 0, "nor does it delay what is answered"
     metered = meter(clock, PRODUCE, 20_000, producer_byte_rate=1000.0)
     metered.settle(None)
     assert metered.throttle_ms == 10_000

@@ -302,6 +302,8 @@ from test_cli_start import FakeBroker, FakeRuntime
 config = SimpleNamespace(data_directories=["/data"], endpoints=[])
 
 def once_started():
+    loop = serve.asyncio.get_running_loop()
+    assert not any(map(loop.remove_signal_handler, (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)))
     broker = os.getpid()
     if os.fork() == 0:
         os.kill(broker, signal.SIGUSR1)

@@ -98,6 +98,22 @@ def test_what_is_deleted_is_no_lag() -> None:
     assert bench.of() == {("t", 0): PartitionLag(0, UNKNOWN_MS)}
 
 
+def test_what_cannot_be_read_now_is_read_the_next_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench()
+    bench.append(EPOCH_MS + 5)
+    bench.commit(0)
+
+    def out_of_descriptors(*args: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(type(bench.partitions[0].log), "read", out_of_descriptors)
+        bench.look()
+        assert bench.of() == {("t", 0): PartitionLag(1, UNKNOWN_MS)}
+    bench.look()
+    assert bench.of() == {("t", 0): PartitionLag(1, EPOCH_MS + 5)}
+
+
 def test_a_topic_that_takes_the_time_of_the_append() -> None:
     bench = Bench()
     bench.append(5, appended_ms=EPOCH_MS + 9)

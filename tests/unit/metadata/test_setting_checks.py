@@ -25,6 +25,8 @@ def check(broker: str, changed: Mapping[str, str | None], now: BrokerConfig) -> 
         ({"log.local.retention.ms": "604800001"}, "604800000"),
         ({"log.local.retention.ms": "-1"}, "604800000"),
         ({"log.retention.ms": "10", "log.local.retention.ms": "11"}, "10 ms"),
+        ({"log.retention.bytes": "100000", "log.local.retention.bytes": "200000"}, "100000 bytes"),
+        ({"log.retention.bytes": "100000", "log.local.retention.bytes": "-1"}, "100000 bytes"),
         ({"log.cleaner.threads": "2", "log.cleaner.dedupe.buffer.size": "2097151"}, "MiB"),
         ({"max.connections": "0"}, "shut out"),
         ({"max.connections.per.ip": "0"}, "shut out"),
@@ -47,6 +49,9 @@ def test_refused(changed: dict[str, str], word: str) -> None:
     [
         {"log.retention.ms": "-1", "log.local.retention.ms": "999999999999"},
         {"log.local.retention.ms": "-2"},
+        {"log.retention.bytes": "100000", "log.local.retention.bytes": "100000"},
+        {"log.retention.bytes": "100000"},
+        {"log.local.retention.bytes": "200000"},
         {"log.cleaner.threads": "2", "log.cleaner.dedupe.buffer.size": "2097152"},
         {"max.connections.per.ip": "0", "max.connections.per.ip.overrides": "127.0.0.1:1"},
         {"num.io.threads": "4", "background.threads": "20"},
