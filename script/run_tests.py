@@ -36,7 +36,7 @@ PARTS = [
     Part("simulation", ["tests/simulation"]),
     Part("crash", ["tests/crash"]),
     Part("hostile", ["tests/hostile"]),
-    Part("interop", ["tests/interop"]),
+    Part("interop", ["tests/interop", "-n", "2", "--dist", "loadfile"]),
     Part("spark", ["tests/spark"]),
     Part("docs", ["tests/docs"]),
 ]
