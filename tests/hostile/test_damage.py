@@ -119,6 +119,8 @@ def damage(data: Path, rng: random.Random) -> Damage:
         case "garbage":
             content += rng.randbytes(rng.choice((1, 61, 5000)))
             at = len(content)
+    if content == path.read_bytes():  # zeros where zeros were
+        content[at] ^= 1
     if what == "gone":
         path.unlink()
     else:

@@ -110,7 +110,7 @@ class _Verifier:
     def _partition(self, directory: str) -> None:
         """The segments in their order, each with its indexes, then the other files."""
         end_offset = -1
-        epochs: list[tuple[int, int]] = []
+        epochs: list[tuple[int, int, str]] = []
         names = self._disk.list(directory)
         segments = [name for name in names if file_kind(name).kind is Kind.SEGMENT]
         for name in segments:
@@ -202,8 +202,8 @@ class _Verifier:
         except CorruptLog as error:
             self._result.found(error.path, error.position, error.reason)
 
-    def _epochs(self, path: str, seen: list[tuple[int, int]]) -> None:
-        """The checkpoint knows each epoch that the batches show, at no later offset."""
+    def _epochs(self, path: str, seen: list[tuple[int, int, str]]) -> None:
+        """The checkpoint knows each epoch that the batches show, at no later offset: (epoch, offset, segment)."""
         try:
             entries = parse_epochs(self._read(path), path)
         except CorruptLog as error:
@@ -213,17 +213,29 @@ class _Verifier:
             if next_epoch <= epoch or next_start < start:
                 self._result.found(path, 0, f"epoch {next_epoch} from {next_start} follows epoch {epoch} from {start}")
         starts = dict(entries)
-        for epoch, offset in seen:
-            if not entries or epoch > entries[-1][0]:
+        for epoch, offset, segment in seen:
+            if entries and epoch > entries[-1][0] and offset < self._flushed(path):
+                # No checksum covers it, but the checkpoint is written before the recovery point.
+                self._result.found(segment, 0, f"epoch {epoch} from {offset} is not in {path}")
+            elif not entries or epoch > entries[-1][0]:
                 self._result.found(path, 0, f"epoch {epoch} from {offset} is not written down yet", NOTE)
             elif epoch <= entries[0][0] and offset < entries[0][1]:
                 self._result.found(path, 0, f"offset {offset} lies before the epochs that are known: deleted", NOTE)
             elif starts.get(epoch, offset + 1) > offset:
-                self._result.found(path, 0, f"a batch at offset {offset} is of epoch {epoch}, the checkpoint disagrees")
+                self._result.found(
+                    path, 0, f"a batch at offset {offset} in {segment} is of epoch {epoch}, the checkpoint disagrees"
+                )
+
+    def _flushed(self, path: str) -> int:
+        """The recovery point of the partition in whose directory the file is; 0 when none is known."""
+        directory = path.rpartition("/")[0]
+        parent, _, name = directory.rpartition("/")
+        partition = partition_of(name)
+        return (self._checkpointed(f"{parent}/{RECOVERY_POINTS}", partition) or 0) if partition else 0
 
     # Segments
 
-    def _segment(self, path: str, base_offset: int, epochs: list[tuple[int, int]]) -> int:
+    def _segment(self, path: str, base_offset: int, epochs: list[tuple[int, int, str]]) -> int:
         """A segment with its indexes; the offset at which it ends."""
         stem = path[: -len(".log")]
         by_position = self._index_rows(OffsetIndex(self._disk, stem + ".index", base_offset))
@@ -260,7 +272,7 @@ class _Verifier:
         self,
         path: str,
         base_offset: int,
-        epochs: list[tuple[int, int]],
+        epochs: list[tuple[int, int, str]],
         positions: dict[int, tuple[int, int]],
         times: dict[int, tuple[int, int]],
     ) -> int:
@@ -277,7 +289,7 @@ class _Verifier:
             if epochs and epoch < epochs[-1][0]:
                 self._result.found(path, position, f"leader epoch {epoch} follows epoch {epochs[-1][0]}")
             elif epoch >= 0 and (not epochs or epoch > epochs[-1][0]):
-                epochs.append((epoch, offset))
+                epochs.append((epoch, offset, path))
             last_offset = offset + fields[LAST_OFFSET_DELTA]
             if fields[COUNT]:  # compaction leaves batches without records, whose time says nothing
                 latest = max(latest, fields[MAX_TIMESTAMP])

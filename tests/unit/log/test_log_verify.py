@@ -159,9 +159,21 @@ def test_leader_epochs_that_go_back_or_that_the_checkpoint_does_not_know() -> No
     on = written()
     on.disk.write_atomic(f"{DIRECTORY}/leader-epoch-checkpoint", b"0\n2\n0 0\n2 16\n")
     [found] = findings(on)
-    assert "a batch at offset 8 is of epoch 1" in found.reason
+    assert f"a batch at offset 8 in {on.path(8)} is of epoch 1" in found.reason
     on.disk.open(on.path(8)).pwrite(struct.pack(">i", 9), 12)
     assert any("leader epoch 1 follows epoch 9" in f.reason for f in findings(on))
+
+
+def test_a_leader_epoch_that_no_checksum_covers_is_known_below_the_recovery_point() -> None:
+    on = written()
+    on.disk.open(on.path(16)).pwrite(struct.pack(">i", 9), 3 * BATCH_BYTES + 12)
+    with_checkpoints(on, 19, 0)
+    [found] = findings(on)
+    assert (found.severity, found.reason) == (NOTE, "epoch 9 from 19 is not written down yet")
+    with_checkpoints(on, 20, 0)
+    [found] = findings(on)
+    assert (found.path, found.severity) == (on.path(16), DAMAGE)
+    assert found.reason == f"epoch 9 from 19 is not in {DIRECTORY}/leader-epoch-checkpoint"
 
 
 @pytest.mark.parametrize(
