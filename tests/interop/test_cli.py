@@ -266,7 +266,9 @@ def test_a_group_reads_on_where_it_stood(tidelog: Run, topic: str) -> None:
     assert document(tidelog("group", "lag", group, "--topic", "other", "--json")) == []
 
 
-def test_a_group_with_a_member(bootstrap: str, tidelog: Run, topic: str) -> None:
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, -signal.SIGTERM)])
+def test_a_group_with_a_member(bootstrap: str, tidelog: Run, topic: str, number: signal.Signals, code: int) -> None:
+    """It leaves when it is told to end."""
     group = f"group-{topic}"
     command = [sys.executable, "-m", "tidelog", "consume", topic, "-g", group, "-B"]
     tidelog("produce", topic, "-p", 1, input=b"a\n")
@@ -283,9 +285,9 @@ def test_a_group_with_a_member(bootstrap: str, tidelog: Run, topic: str) -> None
         assert f"{group}  state stable  protocol classic" in table
         assert f"{topic} 0-1" in table
     finally:
-        member.send_signal(signal.SIGINT)
+        member.send_signal(number)
         member.communicate(timeout=LIMIT_S)
-    assert member.returncode == 130
+    assert member.returncode == code
     assert "No members." in tidelog("group", "describe", group).stdout.decode()
 
 

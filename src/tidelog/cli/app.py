@@ -1,5 +1,6 @@
 """The commands by name, each loaded when it runs, and what becomes of their errors."""
 
+import errno
 import importlib
 import os
 import sys
@@ -15,6 +16,8 @@ COMPLETION_VARIABLE = "_TIDELOG_COMPLETE"
 """Set by a shell that asks for completions; the rest of its question is in variables, too."""
 INTERRUPTED, PIPE_CLOSED = 130, 141
 """Exit codes, as a shell gives them for SIGINT and SIGPIPE."""
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""For what is printed to a file."""
 
 
 class Entry(NamedTuple):
@@ -74,7 +77,7 @@ def tidelog(
         bool, typer.Option("--version", callback=print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """One replicated log that speaks the Kafka protocol.
+    """One log that speaks the Kafka protocol.
 
     Start a broker in one terminal; write and read in another:
 
@@ -96,6 +99,11 @@ def run(arguments: Sequence[str]) -> int:
         # Whoever read our output has gone; the interpreter must not flush into the closed pipe as it ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return PIPE_CLOSED
+    except OSError as error:
+        if error.errno not in NO_ROOM or error.filename is not None:
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return fail(f"the output cannot be written: {error.strerror}", 1)
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
     return code

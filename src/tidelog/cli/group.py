@@ -162,7 +162,11 @@ def lag(
     sys.stdout.flush()
     tell_of_groups(look.offline)
     if not lags and not json and GROUPS_TOPIC not in look.offline:
-        print(f"No group reads topic {topic}." if topic is not None else f"{NO_LAG} yet.", file=sys.stderr)
+        if groups:
+            of_topic = f" in topic {topic}" if topic is not None else ""
+            print(f"Nothing is committed{of_topic} by {', '.join(groups)}.", file=sys.stderr)
+        else:
+            print(f"No group reads topic {topic}." if topic is not None else f"{NO_LAG} yet.", file=sys.stderr)
 
 
 for command in (reset_offsets, copy_offsets, delete, delete_offsets):

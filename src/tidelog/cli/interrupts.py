@@ -1,4 +1,6 @@
-"""Ctrl-C where librdkafka calls back: Python's exception for it gets lost there, or ends in a traceback."""
+"""Ctrl-C where librdkafka calls back: Python's exception for it gets lost there, or ends in a traceback. And what else
+asks a program to end (a service manager, a terminal that closes): a consumer leaves its group then, too.
+"""
 
 import signal
 from collections.abc import Callable, Iterator
@@ -7,12 +9,16 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
 
 class Interrupts:
-    """Whether Ctrl-C was typed. Call it to ask."""
+    """Whether Ctrl-C was typed, or the program was asked to end. Call it to ask."""
 
     def __init__(self) -> None:
         self.count = 0
+        self.asked: int | None = None
+        """The signal that did, other than Ctrl-C's."""
         self.raising = False
         """Raise KeyboardInterrupt at once: where nothing of librdkafka runs, and a call may wait for long."""
 
@@ -33,19 +39,25 @@ class Interrupts:
 @contextmanager
 def interrupts_noted(*, second_raises: bool = True) -> Iterator[Interrupts]:
     """Ctrl-C in the block is noted, no exception. With `second_raises` a second one is: whoever reads our output may
-    have stopped reading.
+    have stopped reading. SIGTERM and SIGHUP are noted the same way, and end the program after the block.
     """
     noted = Interrupts()
 
     def note(number: int, frame: object) -> None:
         noted.count += 1
+        if number != signal.SIGINT:
+            noted.asked = number
         if noted.raising or (second_raises and noted.count > 1):
             raise KeyboardInterrupt
 
-    before = signal.getsignal(signal.SIGINT)
-    if before is not signal.SIG_IGN:  # a shell's background job ignores it
-        signal.signal(signal.SIGINT, note)
+    before = {number: signal.getsignal(number) for number in ENDING}
+    for number, handler in before.items():
+        if handler is not signal.SIG_IGN:  # a shell's background job ignores them
+            signal.signal(number, note)
     try:
         yield noted
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        if noted.asked is not None:
+            signal.raise_signal(noted.asked)

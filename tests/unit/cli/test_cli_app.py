@@ -244,3 +244,12 @@ def test_a_closed_pipe_is_quiet() -> None:
     with command:
         assert command.stderr.read() == b""
     assert command.returncode == 141
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/dev/full is Linux's")
+def test_a_full_disk_under_the_output_is_one_line() -> None:
+    with open("/dev/full", "wb") as full:
+        ran = subprocess.run(
+            [sys.executable, "-m", "tidelog", "--help"], stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert (ran.returncode, ran.stderr) == (1, "Error: the output cannot be written: No space left on device\n")
