@@ -38,7 +38,7 @@ PARTS = [
     Part("hostile", ["tests/hostile"]),
     Part("interop", ["tests/interop", "-n", "2", "--dist", "loadfile"]),
     Part("spark", ["tests/spark"]),
-    Part("docs", ["tests/docs"]),
+    Part("docs", ["tests/docs", "-n", "2"]),
 ]
 
 
