@@ -96,17 +96,21 @@ def run(arguments: Sequence[str]) -> int:
         code = execute(arguments)
         sys.stdout.flush()
     except BrokenPipeError:
-        # Whoever read our output has gone; the interpreter must not flush into the closed pipe as it ends.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()  # whoever read it has gone
         return PIPE_CLOSED
     except OSError as error:
         if error.errno not in NO_ROOM or error.filename is not None:
             raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         return fail(f"the output cannot be written: {error.strerror}", 1)
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
     return code
+
+
+def _drop_output() -> None:
+    """The interpreter must not flush to where it cannot write as it ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def execute(arguments: Sequence[str]) -> int:

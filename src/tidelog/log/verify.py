@@ -151,7 +151,7 @@ class _Verifier:
         if key is None:
             return
         start = self._checkpointed(f"{parent}/{LOG_START_OFFSETS}", key)
-        flushed = self._checkpointed(f"{parent}/{RECOVERY_POINTS}", key)
+        flushed = self._recovery_point(directory)
         first = file_kind(segments[0]).base_offset if segments else 0
         if start is not None and first > start:
             # Kafka writes this checkpoint now and then: it may lag behind.
@@ -163,6 +163,12 @@ class _Verifier:
             end = max(end_offset, 0)
             reason = f"the log ends at offset {end}, {RECOVERY_POINTS} says that {flushed} was on the disk"
             self._result.found(path, self._disk.size(path) if segments else 0, reason)
+
+    def _recovery_point(self, directory: str) -> int | None:
+        """Of the partition in that directory; None when none is known."""
+        parent, _, name = directory.rpartition("/")
+        partition = partition_of(name)
+        return None if partition is None else self._checkpointed(f"{parent}/{RECOVERY_POINTS}", partition)
 
     def _checkpointed(self, path: str, partition: TopicPartition) -> int | None:
         """What the checkpoint says; 0 when it is there without the partition, None when it is missing or damaged."""
@@ -213,25 +219,19 @@ class _Verifier:
             if next_epoch <= epoch or next_start < start:
                 self._result.found(path, 0, f"epoch {next_epoch} from {next_start} follows epoch {epoch} from {start}")
         starts = dict(entries)
+        flushed = self._recovery_point(path.rpartition("/")[0]) or 0
         for epoch, offset, segment in seen:
-            if entries and epoch > entries[-1][0] and offset < self._flushed(path):
+            if not entries or (epoch > entries[-1][0] and offset >= flushed):
+                self._result.found(path, 0, f"epoch {epoch} from {offset} is not written down yet", NOTE)
+            elif epoch > entries[-1][0]:
                 # No checksum covers it, but the checkpoint is written before the recovery point.
                 self._result.found(segment, 0, f"epoch {epoch} from {offset} is not in {path}")
-            elif not entries or epoch > entries[-1][0]:
-                self._result.found(path, 0, f"epoch {epoch} from {offset} is not written down yet", NOTE)
             elif epoch <= entries[0][0] and offset < entries[0][1]:
                 self._result.found(path, 0, f"offset {offset} lies before the epochs that are known: deleted", NOTE)
             elif starts.get(epoch, offset + 1) > offset:
                 self._result.found(
                     path, 0, f"a batch at offset {offset} in {segment} is of epoch {epoch}, the checkpoint disagrees"
                 )
-
-    def _flushed(self, path: str) -> int:
-        """The recovery point of the partition in whose directory the file is; 0 when none is known."""
-        directory = path.rpartition("/")[0]
-        parent, _, name = directory.rpartition("/")
-        partition = partition_of(name)
-        return (self._checkpointed(f"{parent}/{RECOVERY_POINTS}", partition) or 0) if partition else 0
 
     # Segments
 
