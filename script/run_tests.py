@@ -1,7 +1,9 @@
 """Runs the test suites part by part and tells what ran: called by `script/test`.
 
-A part is one pytest run. With --full every part runs with its full amounts (TIDELOG_FULL=1); parts that have passed on
-this very commit are not run again, so an interrupted run can go on. The report is written to .cache/test-report.md.
+A part is one pytest run. Parts that spread over the cores by themselves, or that measure, run alone; the others two at
+a time, each printed when it has ended. With --full every part runs with its full amounts (TIDELOG_FULL=1); parts that
+have passed on this very commit are not run again, so an interrupted run can go on. The report is written to
+.cache/test-report.md.
 """
 
 import argparse
@@ -11,6 +13,8 @@ import re
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,25 +24,27 @@ CLOSING = re.compile(r"(\d+) (passed|failed|skipped|errors?)\b")
 
 
 class Part(NamedTuple):
-    """`arguments` go to pytest; in a full run `full` come on top."""
+    """`arguments` go to pytest; `beside`: its tests have no bound that another part's load could break."""
 
     name: str
     arguments: list[str]
-    full: list[str] = []  # noqa: RUF012 - a tuple's default, never changed
-    environment: dict[str, str] = {}  # noqa: RUF012
-    full_environment: dict[str, str] = {}  # noqa: RUF012
+    beside: bool = False
+    full_environment: dict[str, str] = {}  # noqa: RUF012 - a tuple's default, never changed
 
 
+AT_ONCE = 2
 PARTS = [
     Part("unit", ["tests/unit", "tests/scenarios", "-n", "2"]),
     Part("property", ["tests/property", "-n", "2"], full_environment={"TIDELOG_EXAMPLES": "500"}),
-    Part("conformance", ["tests/conformance"]),
-    Part("simulation", ["tests/simulation"]),
     Part("crash", ["tests/crash"]),
     Part("hostile", ["tests/hostile"]),
-    Part("interop", ["tests/interop", "-n", "2", "--dist", "loadfile"]),
-    Part("spark", ["tests/spark"]),
-    Part("docs", ["tests/docs", "-n", "2"]),
+    # The longest ones of the slice first, so that the last ones end together.
+    Part("interop", ["tests/interop", "-n", "2", "--dist", "loadfile"], beside=True),
+    Part("docs", ["tests/docs"], beside=True),
+    Part("conformance", ["tests/conformance"], beside=True),
+    Part("spark", ["tests/spark"], beside=True),
+    Part("damage", ["tests/damage"], beside=True),
+    Part("simulation", ["tests/simulation"], beside=True),
 ]
 
 
@@ -52,26 +58,41 @@ class Outcome(NamedTuple):
 
 
 def run(part: Part, *, full: bool) -> Outcome:
-    environment = os.environ | part.environment
-    arguments = part.arguments
+    environment = dict(os.environ)
     if full:
         environment |= {"TIDELOG_FULL": "1"} | part.full_environment
-        arguments = arguments + part.full
-    print(f"\n== {part.name}", flush=True)
+    print(f"\n== {part.name}{', printed when it ends' * part.beside}", flush=True)
     began = time.monotonic()
-    command = [sys.executable, "-m", "pytest", "-q", *arguments]
+    command = [sys.executable, "-m", "pytest", "-q", *part.arguments]
     process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     counts: dict[str, int] = {}
     notes: list[str] = []
+    held: list[str] = []
     for line in process.stdout:
-        print(line, end="", flush=True)
+        if part.beside:
+            held.append(line)
+        else:
+            print(line, end="", flush=True)
         if re.search(r"\bin [\d.]+s\b", line) and CLOSING.search(line):
             counts = {what: int(number) for number, what in CLOSING.findall(line)}
         elif line.startswith("note: "):
             notes.append(line.removeprefix("note: ").strip())
     code = process.wait()
+    if held:
+        print(f"\n== {part.name}\n{''.join(held)}", end="", flush=True)
     return Outcome(part.name, code == 0 and counts.get("passed", 0) > 0, counts, time.monotonic() - began, notes)
+
+
+def run_all(parts: list[Part], *, full: bool) -> Iterator[Outcome]:
+    """Each part's outcome as it ends."""
+    for part in parts:
+        if not part.beside:
+            yield run(part, full=full)
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        running = [pool.submit(run, part, full=full) for part in parts if part.beside]
+        for ended in as_completed(running):
+            yield ended.result()
 
 
 def commit() -> str:
@@ -101,21 +122,18 @@ def main() -> int:
     state = json.loads(state_file.read_text()) if state_file.exists() else {}
     this = f"{commit()} {'full' if chosen.full else 'slice'}"
     done: dict[str, list[object]] = state.get(this, {}) if chosen.full and not this.split()[0].endswith("+") else {}
-    outcomes = []
-    for part in PARTS:
-        if chosen.part and part.name not in chosen.part:
-            continue
-        if part.name in done:
-            print(f"\n== {part.name}: passed on this commit before")
-            outcomes.append(Outcome(*done[part.name]))  # type: ignore[arg-type]
-            continue
-        outcome = run(part, full=chosen.full)
-        outcomes.append(outcome)
+    wanted = [part for part in PARTS if not chosen.part or part.name in chosen.part]
+    outcomes = {part.name: Outcome(*done[part.name]) for part in wanted if part.name in done}  # type: ignore[arg-type]
+    for name in outcomes:
+        print(f"\n== {name}: passed on this commit before")
+    for outcome in run_all([part for part in wanted if part.name not in outcomes], full=chosen.full):
+        outcomes[outcome.name] = outcome
         if outcome.passed:
-            done[part.name] = list(outcome)
+            done[outcome.name] = list(outcome)
             state_file.write_text(json.dumps({this: done}))
-    report(outcomes, this)
-    return 0 if all(o.passed for o in outcomes) else 1
+    ordered = [outcomes[part.name] for part in wanted]
+    report(ordered, this)
+    return 0 if all(o.passed for o in ordered) else 1
 
 
 def report(outcomes: list[Outcome], what: str) -> None:
