@@ -32,7 +32,7 @@ VERSION = 0
 
 def format_offsets(offsets: Mapping[TopicPartition, int]) -> bytes:
     lines = [f"{VERSION}", f"{len(offsets)}"]
-    lines.extend(f"{partition.topic} {partition.partition} {offset}" for partition, offset in offsets.items())
+    lines += [f"{topic} {index} {offset}" for (topic, index), offset in offsets.items()]
     return ("\n".join(lines) + "\n").encode()
 
 
