@@ -9,6 +9,7 @@ import pytest
 from log_harness import NOW_MS, LogOnDisk, make_batch, read_once
 from tidelog.log.partition_log import Appended, Slice
 from tidelog.log.reader import HEADERS_PER_STEP, LOOKED_AT_BYTES_MAX, TimestampOffset
+from tidelog.log.segment import WALK_BATCHES_MAX
 from tidelog.log.times import find_max_timestamp, find_timestamp
 from tidelog.model.steps import at_once
 from tidelog.wire.batches import BatchHeader, TimestampType
@@ -590,3 +591,23 @@ def test_a_segment_that_goes_while_a_time_is_looked_for() -> None:
     assert at_once(looks[0]) == TimestampOffset(start, NOW_MS + start, 0)
     assert at_once(looks[1]) == TimestampOffset(199, NOW_MS + 199, 0)
     assert on.log.failure is None
+
+
+def test_a_read_walks_so_many_unknown_batches_and_no_more() -> None:
+    """After a restart, a fetch of tens of MB would walk a million small batches at once."""
+    on = LogOnDisk()
+    count = WALK_BATCHES_MAX * 2 + 10
+    for _ in range(count):
+        on.append(b"")
+    on.log.roll(NOW_MS)
+    on.restart()
+    size = on.log.segments.items[0].size // count
+    parts = []
+    offset = 0
+    while offset < count:
+        part = on.log.read(offset, 1 << 30, count)
+        assert part.first_batch_offset == offset
+        parts.append(part.size // size)
+        offset += parts[-1]
+    assert parts == [WALK_BATCHES_MAX, WALK_BATCHES_MAX, 10]
+    assert on.log.read(0, 1 << 30, count).size == size * count, "what is known to be whole is served at once"
