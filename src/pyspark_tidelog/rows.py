@@ -9,10 +9,9 @@ from pyspark_tidelog.decode import HEADERS, Decoded, MalformedRecords, Payload, 
 from pyspark_tidelog.decode_kernel import WANT_HEADERS, WANT_KEY, WANT_VALUE, Bytes
 from pyspark_tidelog.fetched import damaged
 from tidelog.model.ids import TopicPartition
-from tidelog.wire.batches import HEADER_BYTES, BatchHeader, Codec
+from tidelog.wire.batches import DECOMPRESSED_BYTES_MAX, HEADER_BYTES, BatchHeader, Codec
 from tidelog.wire.compression import decompress
 from tidelog.wire.primitives import Buffer, MalformedMessage
-from tidelog.wire.records import DECOMPRESSED_BYTES_MAX
 
 ROWS_MAX = 64 << 10
 BYTES_MAX = 8 << 20

@@ -1,14 +1,10 @@
 """Hostile and broken clients beside a well-behaved one: it is served in time, the broker's memory stays bounded."""
 
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from attacks import ATTACKS, BULK_TOPIC, Address, silent_connections, wide_requests, wide_requests_at_once
+from beside import WellBehaved
 from wide import GROUP, WIDE, fetch_request, wide_request
 
 from process_harness import amount, note
@@ -44,29 +40,6 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
             code, records = client.fetch(BULK_TOPIC, 0, BULK_RECORDS - 1)
             assert (code, records[0].value) == (ErrorCode.NONE, bytes(200_000))
         assert " ERROR " not in running.log()
-
-
-class WellBehaved:
-    """The client process, from its first request to `account`."""
-
-    def __init__(self, broker: Broker, topic: str) -> None:
-        script = Path(__file__).with_name("well_behaved.py")
-        environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}
-        command = [sys.executable, str(script), str(broker.port), topic]
-        self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
-        )
-        assert self._process.stdout is not None
-        assert self._process.stdout.readline() == "ready\n", self._process.communicate()[1]
-
-    def account(self) -> dict[str, float]:
-        output, errors = self._process.communicate(timeout=60)
-        assert self._process.returncode == 0, errors
-        return dict(json.loads(output))
-
-    def kill(self) -> None:
-        self._process.kill()
-        self._process.communicate()
 
 
 def attacked(broker: Broker, name: str, address: Address, seconds: float) -> None:

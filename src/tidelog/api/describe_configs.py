@@ -49,6 +49,8 @@ NO_EFFECT = "No effect yet."
 NO_TYPE = 0
 SETTINGS_MAX = 100_000
 """In one answer: two thousand topics with all of theirs. One topic named a million times would fill the memory."""
+LENGTH_PER_SETTING = 500
+"""A value that is longer counts as several settings."""
 
 
 def handle(
@@ -73,10 +75,14 @@ def handle(
             result.error_code = error.code
             result.error_message = error.message
         else:
-            left -= len(result.configs)
+            left -= len(result.configs) + sum(map(_length, result.configs)) // LENGTH_PER_SETTING
         results.append(result)
         yield
     return DescribeConfigsResponse(results=results)
+
+
+def _length(config: DescribeConfigsResourceResult) -> int:
+    return len(config.value or "") * (1 + len(config.synonyms))
 
 
 def _known(resource: DescribeConfigsResource) -> "Container[str]":

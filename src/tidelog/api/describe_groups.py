@@ -2,7 +2,10 @@
 v6: GROUP_ID_NOT_FOUND for a group that does not exist, which reads Dead before (KIP-1043). A group of the consumer
 protocol is none of these."""
 
+from functools import partial
+
 from tidelog.api.pending import Pending
+from tidelog.api.repeats import REFUSED, Repeats
 from tidelog.api.services import RequestContext, Services
 from tidelog.coordinator.group.state import GroupState
 from tidelog.model.steps import Steps
@@ -37,8 +40,12 @@ class _Describing:
         self._pending: Pending[DescribeGroupsResponse] | None = None
 
     def ask(self, services: Services, group_ids: list[str]) -> Steps[None]:
+        repeats = Repeats()
         for place, group_id in enumerate(group_ids):
-            self._ask(services, place, group_id)
+            if repeats.is_one_too_many(group_id):
+                self._reply(place, group_id, ApiError(REFUSED, ErrorCode.INVALID_REQUEST))
+            else:
+                self._ask(services, place, group_id)
             yield
 
     def returned(self) -> DescribeGroupsResponse | Pending[DescribeGroupsResponse]:
@@ -48,16 +55,17 @@ class _Describing:
         return self._pending
 
     def _ask(self, services: Services, place: int, group_id: str) -> None:
-        def reply(answer: DescribedGroup | ApiError | None) -> None:
-            self._groups[place] = self._told(group_id, answer)
-            self._left -= 1
-            if not self._left and self._pending is not None:
-                self._pending.complete(DescribeGroupsResponse(groups=self._groups))
-
+        reply = partial(self._reply, place, group_id)
         try:
             services.groups.describe(group_id, reply)
         except ApiError as error:
             reply(error)
+
+    def _reply(self, place: int, group_id: str, answer: DescribedGroup | ApiError | None) -> None:
+        self._groups[place] = self._told(group_id, answer)
+        self._left -= 1
+        if not self._left and self._pending is not None:
+            self._pending.complete(DescribeGroupsResponse(groups=self._groups))
 
     def _told(self, group_id: str, answer: DescribedGroup | ApiError | None) -> DescribedGroup:
         message = f"Group {group_id} not found."

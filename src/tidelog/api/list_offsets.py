@@ -1,9 +1,10 @@
 """ListOffsets (key 2), v1-11. v2: isolation level; v4: leader epochs; v7: maximum timestamp (KIP-734);
 v8, v9, v11: local and tiered ends (KIP-405, KIP-1005, KIP-1023), which here are those of the only tier."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from tidelog.api.services import RequestContext, Services
+from tidelog.log.times import find_max_timestamp, find_timestamp
 from tidelog.model.steps import Steps
 from tidelog.replication.partition import READ_COMMITTED
 from tidelog.wire.errors import ApiError, ErrorCode
@@ -17,6 +18,8 @@ from tidelog.wire.messages.list_offsets import (
 
 if TYPE_CHECKING:
     from tidelog.replication.partition import Partition
+
+R = TypeVar("R")
 
 LATEST = -1
 EARLIEST = -2
@@ -39,7 +42,7 @@ def handle(services: Services, context: RequestContext, request: ListOffsetsRequ
             yield
         answers = []
         for partition in each.values():
-            answers.append(_answer(services, context, request, topic.name, partition, seen))
+            answers.append((yield from _answer(services, context, request, topic.name, partition, seen)))
             yield
         topics.append(ListOffsetsTopicResponse(name=topic.name, partitions=answers))
         yield
@@ -53,7 +56,7 @@ def _answer(
     topic: str,
     asked: ListOffsetsPartition,
     seen: dict[int, int],
-) -> ListOffsetsPartitionResponse:
+) -> Steps[ListOffsetsPartitionResponse]:
     answer = ListOffsetsPartitionResponse(partition_index=asked.partition_index)
     try:
         if seen[asked.partition_index] > 1:
@@ -63,7 +66,7 @@ def _answer(
         partition = services.partitions.get(topic, asked.partition_index)
         partition.check_online()
         partition.check_leader_epoch(asked.current_leader_epoch)
-        _look_up(partition, request.isolation_level, asked.timestamp, answer)
+        yield from _look_up(partition, request.isolation_level, asked.timestamp, answer)
         if context.api_version < 4:
             answer.leader_epoch = -1  # there is no place for it
     except ApiError as error:
@@ -71,7 +74,9 @@ def _answer(
     return answer
 
 
-def _look_up(partition: "Partition", isolation: int, timestamp: int, answer: ListOffsetsPartitionResponse) -> None:
+def _look_up(
+    partition: "Partition", isolation: int, timestamp: int, answer: ListOffsetsPartitionResponse
+) -> Steps[None]:
     """Fill in offset, timestamp and leader epoch; left at -1 when no record is there."""
     end = partition.last_stable_offset if isolation == READ_COMMITTED else partition.high_watermark
     log = partition.log
@@ -85,8 +90,21 @@ def _look_up(partition: "Partition", isolation: int, timestamp: int, answer: Lis
     elif timestamp in (LATEST_TIERED, EARLIEST_PENDING_UPLOAD):
         pass  # nothing is ever tiered
     else:
-        found = log.max_timestamp_offset() if timestamp == MAX_TIMESTAMP else log.offset_for_timestamp(timestamp)
+        steps = find_max_timestamp(log) if timestamp == MAX_TIMESTAMP else find_timestamp(log, timestamp)
+        found = yield from _while_online(partition, steps)
         if found is not None and found.offset < end:
             answer.offset = found.offset
             answer.timestamp = found.timestamp
             answer.leader_epoch = found.leader_epoch
+
+
+def _while_online(partition: "Partition", steps: Steps[R]) -> Steps[R]:
+    """Look no further in a log whose topic is deleted meanwhile: its files are closed. Raises StorageError."""
+    while True:
+        partition.check_online()
+        try:
+            next(steps)
+        except StopIteration as end:
+            result: R = end.value
+            return result
+        yield

@@ -5,6 +5,7 @@ at; v10: topic ids in place of names."""
 from typing import TYPE_CHECKING, NamedTuple
 
 from tidelog.api.pending import Pending
+from tidelog.api.repeats import Repeats
 from tidelog.api.services import RequestContext, Services
 from tidelog.coordinator.group.durable import DurableGroup
 from tidelog.model.ids import TopicId
@@ -56,7 +57,12 @@ def handle(
     image = services.metadata.image
     fetch = _Fetch(version, image)
     if version >= SEVERAL_GROUPS_VERSION:
+        repeats = Repeats()
         for group in request.groups:
+            if repeats.is_one_too_many(group.group_id):
+                fetch.refuse(group.group_id, ErrorCode.INVALID_REQUEST)
+                yield
+                continue
             several: list[Asked] | None = None
             if group.topics is not None:
                 several = []
@@ -126,6 +132,11 @@ class _Fetch:
         except ApiError as error:
             reply(error)
 
+    def refuse(self, group_id: str, code: ErrorCode) -> None:
+        """Tell of it without asking."""
+        self._asked.append((group_id, []))
+        self._found.append(code)
+
     def response(self) -> Steps[OffsetFetchResponse]:
         groups = []
         for (group_id, asked), found in zip(self._asked, self._found, strict=True):
@@ -180,11 +191,17 @@ def _topics(asked: list[Asked], offsets: _Offsets, error: ErrorCode) -> Steps[li
     """What was committed of these; `error`, or its own, of a topic in error."""
     topics: list[OffsetFetchResponseTopics] = []
     wrong: list[OffsetFetchResponseTopics] = []  # behind the others, as Kafka has it
+    told_of: dict[str, dict[int, None]] = {}  # each offset once: four bytes of a request are KB of metadata
     for topic in asked:
         code = error or topic.error
         committed = offsets.get(topic.name, {})
         partitions = []
+        before = told_of.setdefault(topic.name, {})
         for index in topic.partitions:
+            if index in before:
+                yield
+                continue
+            before[index] = None
             if code:
                 partitions.append(OffsetFetchResponsePartitions(index, -1, -1, "", code))
             else:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from tidelog.api.pending import Gathering, Pending
 from tidelog.api.services import NO_RESPONSE, CloseConnection, RequestContext, Services
-from tidelog.log.validation import RefusedRecords
+from tidelog.log.validation import NotInline, RefusedRecords
 from tidelog.model.steps import Steps
 from tidelog.wire.batches import Codec, check_produced
 from tidelog.wire.errors import (
@@ -171,15 +171,18 @@ def _append(
         raise UnsupportedCompressionType(f"zstd comes with Produce v{ZSTD_SINCE} (KIP-110)")
     if header.size != len(records):
         records = records[: header.size]
+    appended: Appended | None = None
     if plain:
-        appended = partition.append(records, header)
-    else:
+        try:
+            appended = partition.append(records, header)
+        except NotInline:
+            appended = None  # it has to wait, as where nothing is plain
+    if appended is None:
         waits = _Later(partition, PartitionProduceResponse(data.index))
-        found = partition.queue.append(records, header, waits.done)
-        if found is None:
+        appended = partition.queue.append(records, header, waits.done)
+        if appended is None:
             later.append(waits)
             return waits.answer
-        appended = found
     base_offset, next_offset, append_time_ms, log_start_offset, _ = appended
     answer = PartitionProduceResponse(data.index, 0, base_offset, append_time_ms, log_start_offset)
     if partition.high_watermark < next_offset:

@@ -25,6 +25,10 @@ class Type(IntEnum):
     PASSWORD = 9
 
 
+TEXT_BYTES_MAX = 32_767
+"""Of one value: a message holds no longer one. A list to which was appended could not be told any more."""
+
+
 class InvalidValue(ValueError):
     """A text that a setting does not take; the message names the value, the setting and the reason."""
 
@@ -173,6 +177,8 @@ _BITS = {Type.SHORT: 16, Type.INT: 32, Type.LONG: 64}
 
 def parse(key: Key, text: str) -> Value:
     """The value that `text` stands for. Raises InvalidValue."""
+    if len(text) * 4 > TEXT_BYTES_MAX and len(text.encode()) > TEXT_BYTES_MAX:
+        raise InvalidValue(key.name, f"{text[:20]}...", f"it is longer than {TEXT_BYTES_MAX} bytes")
     stripped = text.strip()
     value: Value
     if key.type in _BITS:

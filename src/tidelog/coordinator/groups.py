@@ -24,6 +24,7 @@ from tidelog.wire.errors import (
     CoordinatorNotAvailable,
     ErrorCode,
     InvalidGroupId,
+    InvalidRequest,
     InvalidSessionTimeout,
     NotCoordinator,
     UnsupportedVersion,
@@ -58,6 +59,9 @@ T = TypeVar("T")
 
 PLACES_MAX = 20_000
 """Group ids of which the partition is remembered."""
+NAME_BYTES_MAX = 32_767
+"""Of any name in a message or a record."""
+UUID_FORM_LENGTH = 36
 SWEEP_GROUPS = 20
 """Groups that a sweep looks at in one turn of the loop."""
 
@@ -192,6 +196,7 @@ class GroupCoordinators:
 
     def join(self, request: "JoinGroupRequest", client_id: str, client_host: str, version: int, reply: "Reply") -> None:
         self._check_group_id(request.group_id)
+        _check_begins_member_id(request, client_id)
         settings = self._settings
         if not settings.min_session_timeout_ms <= request.session_timeout_ms <= settings.max_session_timeout_ms:
             raise InvalidSessionTimeout(
@@ -419,6 +424,18 @@ def _gone(before: "Mapping[str, TopicImage]", now: "Mapping[str, TopicImage]", c
         (topic := before.get(name)) is not None and ((new := now.get(name)) is None or new.topic_id != topic.topic_id)
         for name in names
     )
+
+
+def _check_begins_member_id(request: "JoinGroupRequest", client_id: str) -> None:
+    """Raise InvalidRequest where the id that a member would get is longer than its record can hold: the group could
+    not be written, and its members would wait in vain.
+    """
+    begin, what = client_id, "client id"
+    if request.group_instance_id is not None:
+        begin, what = request.group_instance_id, "group instance id"
+    room = NAME_BYTES_MAX - UUID_FORM_LENGTH - 1
+    if not request.member_id and len(begin) * 4 > room and len(begin.encode()) > room:
+        raise InvalidRequest(f"the {what}, with which the member id begins, is longer than {room} bytes")
 
 
 def uuid_form(raw: bytes) -> str:

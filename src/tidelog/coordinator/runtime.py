@@ -159,6 +159,9 @@ class CoordinatorPartition(Generic[C]):
                 self._unload(NotCoordinator(f"{self.name} could not be written"), decision.replies)
                 self._load_later()
                 return
+            except Exception:  # a record that no log can hold: whoever waits for the replies must hear of it
+                self._step_failed(decision.replies)
+                return
             shows = appended.next_offset
             try:
                 for record in decision.records:

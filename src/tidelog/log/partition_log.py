@@ -31,8 +31,9 @@ from tidelog.log.replay import check_producer, replay_producer
 from tidelog.log.retention import Removal, Retention, TimesLook
 from tidelog.log.segment import FIRST_TIMESTAMP_PENDING, NOT_OPENED, PASSING, Segment
 from tidelog.log.snapshots import restore_producers
-from tidelog.log.validation import check_client_batch
+from tidelog.log.validation import Limits, check_client_batch
 from tidelog.model.ids import TopicPartition
+from tidelog.model.steps import at_once
 from tidelog.wire.batches import CONTROL_BIT, TIMESTAMP_TYPE_BIT, BatchHeader
 from tidelog.wire.errors import OffsetOutOfRange, StorageError
 
@@ -188,13 +189,13 @@ class PartitionLog:
     # Appending
 
     def append(
-        self, batch: memoryview, header: BatchHeader, *, leader_epoch: int, now_ms: int, limits: bool = True
+        self, batch: memoryview, header: BatchHeader, *, leader_epoch: int, now_ms: int, limits: Limits = True
     ) -> Appended:
         """Append one batch as the leader; base offset and leader epoch are written into `batch`.
 
         A repeat of one of its producer's last five batches is not appended but answered as then (`duplicate`).
-        `limits`: apply the topic's limits on clients. Raises the ApiError to answer with; StorageError when the log
-        is offline, or goes offline over it; nothing is appended then.
+        `limits`: apply the topic's limits on clients, with what `examine` found. Raises the ApiError to answer with,
+        StorageError when the log is or goes offline, NotInline to have `examine` asked; nothing is appended then.
         """
         segment = self._segments.active
         size = header.size
@@ -208,7 +209,7 @@ class PartitionLog:
             or header.max_timestamp - now_ms > self._after_max_ms
             or header.attributes & TIMESTAMP_TYPE_BIT
         ) and limits:
-            append_time_ms = check_client_batch(batch, header, self.config, now_ms)
+            append_time_ms = check_client_batch(batch, header, self.config, now_ms, limits)
         max_timestamp = header.max_timestamp
         producer_id = header.producer_id
         if producer_id >= 0:
@@ -353,9 +354,7 @@ class PartitionLog:
         return StorageError(f"{self.topic_partition} is offline: {error}")
 
     def fail(self, reason: str, error: Exception | None = None, *, say: bool = True) -> None:
-        """Take the log offline for good: damage, or with `error` a disk that failed. Appends and reads raise
-        StorageError from now on.
-        """
+        """Take the log offline for good: damage, or with `error` a disk that failed. Who uses it gets StorageError."""
         if self.failure is None:
             self.failure = reason
             if say:
@@ -393,25 +392,26 @@ class PartitionLog:
         """What to run on a thread before `read`, when that would wait for the disk; None when it would not."""
         if self.failure is not None or not self.log_start_offset <= start < self.log_end_offset:
             return None
-        return self._look_up(lambda: self.reader.cold(start, bytes_max))
+        return self.look_up(lambda: self.reader.cold(start, bytes_max))
 
     def offset_for_timestamp(self, timestamp_ms: int) -> TimestampOffset | None:
         """The first record that is not earlier than `timestamp_ms`; None when there is none. Raises StorageError."""
-        return self._look_up(lambda: self.reader.offset_for_timestamp(timestamp_ms, self.log_start_offset))
+        return self.look_up(lambda: at_once(self.reader.offset_for_timestamp(timestamp_ms, self.log_start_offset)))
 
     def max_timestamp_offset(self) -> TimestampOffset | None:
         """The first record with the largest timestamp in the log; None when no record has one. Raises StorageError."""
-        return self._look_up(lambda: self.reader.max_timestamp_offset(self.log_start_offset))
+        return self.look_up(lambda: at_once(self.reader.max_timestamp_offset(self.log_start_offset)))
 
     def aborted_transactions(self, start: int, end_offset: int) -> "list[AbortedTransaction]":
         """Those with records among the offsets, in the order of their first offsets. Raises StorageError."""
-        return self._look_up(lambda: self.reader.aborted_transactions(start, end_offset))
+        return self.look_up(lambda: self.reader.aborted_transactions(start, end_offset))
 
     def end_offset_for(self, leader_epoch: int) -> EpochEnd:
         """Where `leader_epoch` ended in this log (OffsetsForLeaderEpoch)."""
         return self.epochs.end_offset_for(leader_epoch, self.log_end_offset)
 
-    def _look_up(self, function: Callable[[], T]) -> T:
+    def look_up(self, function: Callable[[], T]) -> T:
+        """What a function finds in the files. Raises StorageError."""
         if self.failure is not None:
             raise StorageError(f"{self.topic_partition} is offline: {self.failure}")
         try:
@@ -512,7 +512,7 @@ class PartitionLog:
         """
         self.producers.expire(now_ms, self.config.producer_id_expiration_ms)
         limit = self.log_end_offset if high_watermark is None else high_watermark
-        return self._look_up(lambda: self._retire(now_ms, limit))
+        return self.look_up(lambda: self._retire(now_ms, limit))
 
     def _retire(self, now_ms: int, limit: int) -> int:
         # Nor what is not durable yet: a segment that a power cut brings back must not be a torn one.

@@ -4,6 +4,7 @@ Where readers stopped is remembered (a few places): a reader that follows the lo
 begins its next read there without an index.
 """
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from tidelog.log.batch_scan import BASE_OFFSET, COUNT, LAST_OFFSET_DELTA, LEADER_EPOCH, MAX_TIMESTAMP, headers
@@ -11,7 +12,10 @@ from tidelog.log.checkpoints import CLEANER_OFFSETS
 from tidelog.log.errors import CorruptLog
 from tidelog.log.segment import NO_TIMESTAMP, Segment
 from tidelog.log.transaction_index import AbortedTransaction
-from tidelog.wire.records import decode_records
+from tidelog.model.steps import Steps
+from tidelog.wire.batches import BatchHeader
+from tidelog.wire.primitives import MalformedMessage
+from tidelog.wire.record_facts import plain_records, record_facts
 
 if TYPE_CHECKING:
     from tidelog.log.segment_list import SegmentList
@@ -20,6 +24,9 @@ if TYPE_CHECKING:
 PLACES_KEPT = 16
 WARM_BYTES = 8 << 20
 """What was appended last is taken to be in the page cache without asking."""
+LOOKED_AT_BYTES_MAX = 4 << 20
+"""Of a batch's records, decompressed, when a time is looked for: a third of a second for the smallest ones."""
+HEADERS_PER_STEP = 64
 MARGIN_BYTES = 8192
 """Beyond what a fetch wants: the way from the index entry to its offset."""
 
@@ -42,6 +49,10 @@ class TimestampOffset(NamedTuple):
     offset: int
     timestamp: int
     leader_epoch: int
+
+
+class LogChanged(Exception):
+    """A segment left the log while something was looked for in it: look again."""
 
 
 class ColdRead:
@@ -182,38 +193,41 @@ class LogReader:
                     return sorted(found, key=lambda aborted: aborted.first_offset)
         return sorted(found, key=lambda aborted: aborted.first_offset)
 
-    # Times
+    # Times. In steps: headers of a whole segment may have to be walked. Files may go in between: raises LogChanged.
 
-    def offset_for_timestamp(self, timestamp_ms: int, start_offset: int) -> TimestampOffset | None:
+    def offset_for_timestamp(self, timestamp_ms: int, start_offset: int) -> Steps[TimestampOffset | None]:
         """The first record at or after `start_offset` that is not earlier than `timestamp_ms`. Raises CorruptLog."""
         items = self._segments.items
-        for place in range(self._segments.floor(start_offset), len(items)):
-            segment = items[place]
+        for segment in items[self._segments.floor(start_offset) :]:
             if segment.latest_timestamp() >= timestamp_ms:
-                found = self._search_time(segment, timestamp_ms, start_offset)
+                found = yield from self._search_time(segment, timestamp_ms, start_offset)
                 if found is not None:
                     return found
+            yield from self._step(segment)
         return None
 
-    def max_timestamp_offset(self, start_offset: int) -> TimestampOffset | None:
+    def max_timestamp_offset(self, start_offset: int) -> Steps[TimestampOffset | None]:
         """The first record that has the log's largest timestamp; None when no record has one. Raises CorruptLog."""
         best: tuple[int, int, Segment] | None = None
         for segment in self._segments.items[self._segments.floor(start_offset) :]:
-            latest, offset = self._latest(segment, start_offset)
+            latest, offset = yield from self._latest(segment, start_offset)
             if latest != NO_TIMESTAMP and (best is None or latest > best[0]):
                 best = latest, offset, segment
+            yield from self._step(segment)
         if best is None:
             return None
         latest, offset, segment = best
+        if segment.deleted:
+            raise LogChanged
         found = segment.find(offset)
         if found is not None:
             position, size, fields = found
-            for record_offset, timestamp in _records(segment, position, size):
-                if timestamp >= latest and record_offset >= start_offset:
+            for record_offset, timestamp in _records(segment, position, size, start_offset):
+                if timestamp >= latest:
                     return TimestampOffset(record_offset, timestamp, fields[LEADER_EPOCH])
         return None
 
-    def _latest(self, segment: Segment, start_offset: int) -> tuple[int, int]:
+    def _latest(self, segment: Segment, start_offset: int) -> Steps[tuple[int, int]]:
         """(largest timestamp, an offset of the batch that has it) from `start_offset` on; NO_TIMESTAMP: none."""
         latest = segment.latest_timestamp()
         if segment.base_offset >= start_offset or latest == NO_TIMESTAMP:
@@ -221,12 +235,15 @@ class LogReader:
         found = segment.find(start_offset)
         latest, offset = NO_TIMESTAMP, start_offset
         if found is not None:
-            for at, size, fields in headers(segment.file, found[0], segment.size, segment.base_offset):
+            walked = headers(segment.file, found[0], segment.size, segment.base_offset)
+            for count, (at, size, fields) in enumerate(walked, 1):
+                if count % HEADERS_PER_STEP == 0:
+                    yield from self._step(segment)
                 last_offset = fields[BASE_OFFSET] + fields[LAST_OFFSET_DELTA]
                 if not fields[COUNT]:
                     continue
                 if fields[BASE_OFFSET] < start_offset:  # a part of this batch is below the start
-                    times = [t for o, t in _records(segment, at, size) if o >= start_offset]
+                    times = (timestamp for _, timestamp in _records(segment, at, size, start_offset))
                     timestamp = max(times, default=NO_TIMESTAMP)
                 else:
                     timestamp = fields[MAX_TIMESTAMP]
@@ -234,23 +251,44 @@ class LogReader:
                     latest, offset = timestamp, last_offset
         return latest, offset
 
-    def _search_time(self, segment: Segment, timestamp_ms: int, start_offset: int) -> TimestampOffset | None:
+    def _search_time(self, segment: Segment, timestamp_ms: int, start_offset: int) -> Steps[TimestampOffset | None]:
         offset = max(segment.offset_before_time(timestamp_ms), start_offset)
         position = segment.indexed_position(offset) if offset > segment.base_offset else 0
-        for at, size, fields in headers(segment.file, position, segment.size, segment.base_offset):
-            if (
-                fields[MAX_TIMESTAMP] >= timestamp_ms
-                and fields[BASE_OFFSET] + fields[LAST_OFFSET_DELTA] >= start_offset
-            ):
-                for record_offset, timestamp in _records(segment, at, size):
-                    if timestamp >= timestamp_ms and record_offset >= start_offset:
-                        return TimestampOffset(record_offset, timestamp, fields[LEADER_EPOCH])
+        walked = headers(segment.file, position, segment.size, segment.base_offset)
+        for count, (at, size, fields) in enumerate(walked, 1):
+            if count % HEADERS_PER_STEP == 0:
+                yield from self._step(segment)
+            if fields[MAX_TIMESTAMP] < timestamp_ms or fields[BASE_OFFSET] + fields[LAST_OFFSET_DELTA] < start_offset:
+                continue
+            yield from self._step(segment)
+            for record_offset, timestamp in _records(segment, at, size, start_offset):
+                if timestamp >= timestamp_ms:
+                    return TimestampOffset(record_offset, timestamp, fields[LEADER_EPOCH])
         return None
 
+    def _step(self, segment: Segment) -> Steps[None]:
+        yield
+        if segment.deleted:
+            raise LogChanged
 
-def _records(segment: Segment, position: int, size: int) -> list[tuple[int, int]]:
-    """(offset, timestamp) of every record of one batch."""
+
+def _records(segment: Segment, position: int, size: int, start_offset: int) -> Iterator[tuple[int, int]]:
+    """(offset, timestamp) of the records of one batch from `start_offset` on. Raises CorruptLog for a damaged batch.
+
+    Records are what a producer sent: they may be no records at all, or too many to look at. Then the header's word is
+    taken, as of one record.
+    """
+    batch = segment.file.pread(size, position)
+    header = BatchHeader(batch)
+    first = max(header.base_offset, start_offset)
     try:
-        return [(r.offset, r.timestamp) for r in decode_records(segment.file.pread(size, position), 0)]
-    except ValueError as error:
-        raise CorruptLog(segment.path, position, f"its records cannot be decoded: {error}") from error
+        for offset_delta, timestamp, _ in record_facts(plain_records(batch, header, LOOKED_AT_BYTES_MAX), header):
+            offset = header.base_offset + offset_delta
+            if not header.base_offset <= offset <= header.last_offset:
+                raise MalformedMessage(f"record batch: a record with an offset delta of {offset_delta}")
+            if offset >= start_offset:
+                yield offset, timestamp
+    except MalformedMessage as error:
+        if not header.crc_ok():
+            raise CorruptLog(segment.path, position, f"its records cannot be decoded: {error}") from error
+        yield first, header.max_timestamp

@@ -7,12 +7,11 @@ a batch anew from its records: codec, offsets, timestamps and producer fields ar
 from struct import Struct
 from typing import TYPE_CHECKING, NamedTuple
 
-from tidelog.log.validation import too_large
-from tidelog.wire.batches import CODEC_MASK, HEADER_BYTES, LENGTH_END, Codec
+from tidelog.log.validation import NotInline, too_large
+from tidelog.wire.batches import CODEC_MASK, DECOMPRESSED_BYTES_MAX, HEADER_BYTES, LENGTH_END, Codec
 from tidelog.wire.checksums import crc32c
 from tidelog.wire.errors import ApiError, ErrorCode
-from tidelog.wire.primitives import Buffer, MalformedMessage
-from tidelog.wire.records import DECOMPRESSED_BYTES_MAX
+from tidelog.wire.primitives import Buffer, MalformedMessage, TooLargeDecompressed
 
 if TYPE_CHECKING:
     from tidelog.log.config import LogConfig
@@ -39,10 +38,6 @@ class Recompression(NamedTuple):
     """max.message.bytes: it counts before, by the caller, and after."""
 
 
-class NotInline(Exception):
-    """Decompressed, the batch is larger than the caller would wait for."""
-
-
 def recompression(config: "LogConfig") -> Recompression | None:
     """None when batches are kept as they come."""
     codec = _CODECS.get(config.compression_type)
@@ -64,7 +59,7 @@ def recompress(batch: Buffer, header: "BatchHeader", wanted: Recompression, inli
     Raises RecordTooLarge, ApiError for records that cannot be decompressed; NotInline when they are more than
     `inline_bytes_max` (0: no such limit).
     """
-    from tidelog.wire.compression import TooLargeDecompressed, compress, decompress
+    from tidelog.wire.compression import compress, decompress
 
     limit = inline_bytes_max or DECOMPRESSED_BYTES_MAX
     try:

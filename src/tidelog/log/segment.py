@@ -3,6 +3,7 @@
 import errno
 import logging
 import zlib
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from tidelog.log.batch_scan import BASE_OFFSET, COUNT, LAST_OFFSET_DELTA, MAX_TIMESTAMP, Fields, headers
@@ -29,6 +30,8 @@ SUFFIXES = (LOG_SUFFIX, ".index", ".timeindex", ".txnindex")
 DELETED_SUFFIX = ".deleted"
 INTERVAL_BYTES = 4096
 """Between index entries, for a segment that is not told otherwise."""
+WALK_BATCHES_MAX = 4000
+"""By one read, which is done on the loop: some ms. Tens of MB may be a million batches."""
 FIRST_TIMESTAMP_PENDING = -(1 << 62)
 """As `roll_timestamp`: have the next append find out when the segment's time is over."""
 
@@ -339,7 +342,8 @@ class Segment:
         -1 for unknown).
 
         At least one batch, whatever its size. The first should begin with `first_offset` or later. A stretch that this
-        process neither wrote nor walked is walked now, so that a broken chain is never served: raises CorruptLog.
+        process neither wrote nor walked is walked now, `WALK_BATCHES_MAX` of it at the most, so that a broken chain is
+        never served: raises CorruptLog.
         """
         limit = min(position + size_max, end)
         known = position > self.sound_from or (self._walked_from <= position and limit <= self._walked_to)
@@ -360,7 +364,8 @@ class Segment:
 
     def _walk(self, position: int, first_offset: int, limit: int, end: int) -> tuple[int, int]:
         stop, next_offset = position, -1
-        for at, size, fields in headers(self.file, position, end, self.base_offset, first_offset):
+        chain = headers(self.file, position, end, self.base_offset, first_offset)
+        for at, size, fields in islice(chain, WALK_BATCHES_MAX):
             if at + size > limit and at > position:
                 break
             stop = at + size

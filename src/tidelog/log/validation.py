@@ -1,26 +1,33 @@
 """What a topic's settings ask of a client's batch beyond its framing: size, timestamps, and on demand every record.
 
-Kafka 4.3's rules. The header tells a batch's base and largest timestamp; the records are decoded only where that is not
-enough: `record.validation=full`, compacted topics, where a record without a key may not be, and to name what is
-refused.
+Kafka 4.3's rules. The header tells a batch's base and largest timestamp; the records are looked at only where that is
+not enough: `record.validation=full`, compacted topics, where a record without a key may not be, and to name what is
+refused. They may be many, out of few compressed bytes: then that is for a thread.
 """
 
 from struct import Struct
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-from tidelog.wire.batches import TIMESTAMP_TYPE_BIT
+from tidelog.wire.batches import DECOMPRESSED_BYTES_MAX, TIMESTAMP_TYPE_BIT
 from tidelog.wire.checksums import crc32c
 from tidelog.wire.errors import ApiError, ErrorCode, InvalidRecord, RecordListTooLarge, RecordTooLarge
-from tidelog.wire.records import WrongRecordCount, decode_records
+from tidelog.wire.primitives import Buffer, TooLargeDecompressed
+from tidelog.wire.record_facts import plain_records, record_facts
+from tidelog.wire.records import WrongRecordCount
 
 if TYPE_CHECKING:
     from tidelog.log.config import LogConfig
     from tidelog.wire.batches import BatchHeader
-    from tidelog.wire.records import Record
 
 NO_TIMESTAMP = -1
 RECORD_ERRORS_MAX = 1000
-"""Of one answer, where a whole batch is refused without a look at its records."""
+"""Of one answer; how many there are in all is in its message."""
+INLINE_RECORDS_MAX = 4000
+"""Looked at in the turn in which they came: some ms."""
+INLINE_BYTES_MAX = 1 << 20
+"""The same of their decompressed bytes."""
+EXAMINED_RECORDS_MAX = 1_000_000
+"""Of one batch: more would keep a thread, and with it the loop from half of its time, for seconds."""
 _ATTRIBUTES = Struct(">h")
 _ATTRIBUTES_AT = 21
 _MAX_TIMESTAMP = Struct(">q")
@@ -37,11 +44,28 @@ class RefusedRecords(ApiError):
         self.record_errors = record_errors
 
 
-def check_client_batch(batch: memoryview, header: "BatchHeader", config: "LogConfig", now_ms: int) -> int:
+class NotInline(Exception):
+    """It takes longer than the loop may: for a thread. No ApiError: what can go there must send it."""
+
+
+class Examined(NamedTuple):
+    """What `examine` found, and with which settings."""
+
+    config: "LogConfig"
+    max_timestamp: int
+
+
+Limits: TypeAlias = bool | Examined
+"""Whether a topic's limits on clients apply, or, where they do, what is known of the records already."""
+
+
+def check_client_batch(
+    batch: memoryview, header: "BatchHeader", config: "LogConfig", now_ms: int, limits: Limits = True
+) -> int:
     """Check a batch that `check_produced` has passed against the topic's settings; the append time, -1 for CreateTime.
 
-    May write into `batch` and `header`: timestamp type and largest timestamp, with a new CRC. Raises the ApiError to
-    answer with.
+    `limits` may be what a thread has found out of its records. May write into `batch` and `header`: timestamp type and
+    largest timestamp, with a new CRC. Raises the ApiError to answer with, NotInline.
     """
     if header.size > config.max_message_bytes:
         raise too_large(f"{header.size} bytes", config.max_message_bytes)
@@ -50,32 +74,122 @@ def check_client_batch(batch: memoryview, header: "BatchHeader", config: "LogCon
             f"the record batch has {header.size} bytes and the topic's segment.bytes is {config.segment_bytes}: "
             "a batch lies in one segment; raise it, or send smaller batches (producer: batch.size)"
         )
-    full = config.record_validation == "full"
-    records = None
-    if full or config.compacts:
-        records = _decode(batch, header)
-        if full:
-            _check_offsets(records, header)
-        if config.compacts:
-            _check_keys(records)
+    max_timestamp = header.max_timestamp
+    if _look_at_records(header, config, now_ms):
+        if not isinstance(limits, bool) and limits.config is config:
+            examined = limits
+        else:
+            examined = examine(batch, header, config, now_ms, inline=True)
+        # The header may lie: what its records say is what time indexes and clients go by.
+        max_timestamp = examined.max_timestamp
     if config.message_timestamp_type == "LogAppendTime":
         if header.attributes & TIMESTAMP_TYPE_BIT:
             _refuse_append_time(header)
         _stamp(batch, header, header.attributes | TIMESTAMP_TYPE_BIT, now_ms)
         return now_ms
-    earliest = now_ms - config.message_timestamp_before_max_ms
-    latest = now_ms + config.message_timestamp_after_max_ms
-    max_timestamp = header.max_timestamp
-    if full or not _in_range(header, earliest, latest):
-        if records is None:
-            records = _decode(batch, header)
-        _check_timestamps(records, header, earliest, latest)
-        # The header may lie: what its records say is what time indexes and clients go by.
-        max_timestamp = max(record.timestamp for record in records)
-    elif header.attributes & TIMESTAMP_TYPE_BIT and max_timestamp == NO_TIMESTAMP:
-        _check_timestamps(_decode(batch, header), header, earliest, latest)
     _stamp(batch, header, header.attributes & ~TIMESTAMP_TYPE_BIT, max_timestamp)
     return -1
+
+
+def _look_at_records(header: "BatchHeader", config: "LogConfig", now_ms: int) -> bool:
+    """Whether the header does not tell all that the settings ask."""
+    if config.compacts or config.record_validation == "full":
+        return True
+    if config.message_timestamp_type == "LogAppendTime":
+        return False
+    if header.attributes & TIMESTAMP_TYPE_BIT and header.max_timestamp == NO_TIMESTAMP:
+        return True
+    earliest = now_ms - config.message_timestamp_before_max_ms
+    return not _in_range(header, earliest, now_ms + config.message_timestamp_after_max_ms)
+
+
+def examine(
+    batch: Buffer, header: "BatchHeader", config: "LogConfig", now_ms: int, *, inline: bool = False
+) -> Examined:
+    """Look at every record. Takes some µs for each, up to seconds; on any thread.
+
+    `inline`: raise NotInline if it would take longer than some ms. Raises the ApiError to answer with.
+    """
+    if inline and header.count > INLINE_RECORDS_MAX:
+        raise NotInline
+    if header.count > EXAMINED_RECORDS_MAX:
+        raise RecordListTooLarge(
+            f"the record batch states {header.count} records; a topic whose records are looked at takes at most "
+            f"{EXAMINED_RECORDS_MAX} at once: send smaller batches (producer: batch.size)"
+        )
+    try:
+        data = plain_records(batch, header, INLINE_BYTES_MAX if inline else DECOMPRESSED_BYTES_MAX)
+        found = _Findings(data, header, config, now_ms)
+    except WrongRecordCount as error:
+        raise InvalidRecord(str(error)) from error
+    except TooLargeDecompressed as error:
+        if inline:
+            raise NotInline from None
+        raise RecordListTooLarge(f"{error}; send smaller batches (producer: batch.size)") from error
+    except ValueError as error:
+        # Kafka's own answer to records that are garbage under a good checksum.
+        raise ApiError(f"the records cannot be decoded: {error}", ErrorCode.UNKNOWN_SERVER_ERROR) from error
+    found.refuse(header, config)
+    return Examined(config, found.max_timestamp)
+
+
+class _Findings:
+    """Of all records of a batch. Raises MalformedMessage."""
+
+    __slots__ = ("disordered", "max_timestamp", "timeless", "untimely", "untimely_count", "without_key", "without_keys")
+
+    def __init__(self, data: bytes, header: "BatchHeader", config: "LogConfig", now_ms: int) -> None:
+        earliest = now_ms - config.message_timestamp_before_max_ms
+        latest = now_ms + config.message_timestamp_after_max_ms
+        timed = config.message_timestamp_type != "LogAppendTime"
+        appended = header.attributes & TIMESTAMP_TYPE_BIT
+        self.disordered: tuple[int, int] | None = None
+        self.without_keys = self.untimely_count = 0
+        self.without_key: list[int] = []
+        self.untimely: list[tuple[int, str]] = []
+        self.max_timestamp = NO_TIMESTAMP if header.count == 0 else -(1 << 63)
+        for index, (offset_delta, timestamp, has_key) in enumerate(record_facts(data, header)):
+            if offset_delta != index and self.disordered is None:
+                self.disordered = index, offset_delta
+            if not has_key:
+                self.without_keys += 1
+                if self.without_keys <= RECORD_ERRORS_MAX:
+                    self.without_key.append(index)
+            if timestamp > self.max_timestamp:
+                self.max_timestamp = timestamp
+            if not timed:
+                continue
+            if timestamp == NO_TIMESTAMP:
+                if not appended:
+                    continue
+                reason = "a producer may not say LogAppendTime for a record without a timestamp"
+            elif earliest <= timestamp <= latest:
+                continue
+            else:
+                reason = f"timestamp {timestamp} is not within {earliest}..{latest}"
+            self.untimely_count += 1
+            if self.untimely_count <= RECORD_ERRORS_MAX:
+                self.untimely.append((index, reason))
+
+    def refuse(self, header: "BatchHeader", config: "LogConfig") -> None:
+        """Raise InvalidRecord or RefusedRecords if the settings do not allow what was found."""
+        # Compaction keeps of each key what has the highest offset: it must be one of the batch's own.
+        if self.disordered is not None and (config.compacts or config.record_validation == "full"):
+            index, delta = self.disordered
+            raise InvalidRecord(f"record {index} of the batch has offset delta {delta}: they must count from 0")
+        if self.without_keys and config.compacts:
+            message = "a record without a key cannot go to a compacted topic"
+            raise RefusedRecords(
+                f"{self.without_keys} of {header.count} records are refused: {message}",
+                ErrorCode.INVALID_RECORD,
+                [(index, message) for index in self.without_key],
+            )
+        if self.untimely:
+            raise RefusedRecords(
+                f"{self.untimely_count} of {header.count} records are refused for their timestamps",
+                ErrorCode.INVALID_TIMESTAMP,
+                self.untimely,
+            )
 
 
 def too_large(what: str, limit: int) -> RecordTooLarge:
@@ -96,37 +210,6 @@ def _in_range(header: "BatchHeader", earliest: int, latest: int) -> bool:
     return (earliest <= least or least == NO_TIMESTAMP) and header.max_timestamp <= latest
 
 
-def _decode(batch: memoryview, header: "BatchHeader") -> "list[Record]":
-    try:
-        records = decode_records(batch, 0)
-    except WrongRecordCount as error:
-        raise InvalidRecord(str(error)) from error
-    except ValueError as error:
-        # Kafka's own answer to records that are garbage under a good checksum.
-        raise ApiError(f"the records cannot be decoded: {error}", ErrorCode.UNKNOWN_SERVER_ERROR) from error
-    if len(records) != header.count:
-        raise InvalidRecord(f"the record batch states {header.count} records and holds {len(records)}")
-    return records
-
-
-def _check_offsets(records: "list[Record]", header: "BatchHeader") -> None:
-    for index, record in enumerate(records):
-        if record.offset != header.base_offset + index:
-            delta = record.offset - header.base_offset
-            raise InvalidRecord(f"record {index} of the batch has offset delta {delta}: they must count from 0")
-
-
-def _check_keys(records: "list[Record]") -> None:
-    without = [index for index, record in enumerate(records) if record.key is None]
-    if without:
-        message = "a record without a key cannot go to a compacted topic"
-        raise RefusedRecords(
-            f"{len(without)} of {len(records)} records are refused: {message}",
-            ErrorCode.INVALID_RECORD,
-            [(index, message) for index in without],
-        )
-
-
 def _refuse_append_time(header: "BatchHeader") -> None:
     message = "the broker sets the append time here; a producer may not"
     raise RefusedRecords(
@@ -134,22 +217,6 @@ def _refuse_append_time(header: "BatchHeader") -> None:
         ErrorCode.INVALID_TIMESTAMP,
         [(index, message) for index in range(min(header.count, RECORD_ERRORS_MAX))],
     )
-
-
-def _check_timestamps(records: "list[Record]", header: "BatchHeader", earliest: int, latest: int) -> None:
-    refused = []
-    for index, record in enumerate(records):
-        if record.timestamp == NO_TIMESTAMP:
-            if header.attributes & TIMESTAMP_TYPE_BIT:
-                refused.append((index, "a producer may not say LogAppendTime for a record without a timestamp"))
-        elif not earliest <= record.timestamp <= latest:
-            refused.append((index, f"timestamp {record.timestamp} is not within {earliest}..{latest}"))
-    if refused:
-        raise RefusedRecords(
-            f"{len(refused)} of {len(records)} records are refused for their timestamps",
-            ErrorCode.INVALID_TIMESTAMP,
-            refused,
-        )
 
 
 def _stamp(batch: memoryview, header: "BatchHeader", attributes: int, max_timestamp: int) -> None:

@@ -207,9 +207,11 @@ def _edited(text: str, change: Change) -> str:
     items = [item.strip() for item in text.split(",")] if text.strip() else []
     given = [item.strip() for item in (change.value or "").split(",")]
     if change.operation == Operation.APPEND:
-        items += [item for item in given if item not in items]
+        known = dict.fromkeys(items)  # both may be long
+        items += [item for item in given if item not in known]
     else:
-        items = [item for item in items if item not in given]
+        gone = dict.fromkeys(given)
+        items = [item for item in items if item not in gone]
     return ",".join(items)
 
 

@@ -1,17 +1,17 @@
 """Batches that cannot be appended in the turn in which they came, and all that come to their partition behind them.
 
-A batch waits while it is recompressed on a thread. Batches of one partition are appended in the order in which they
-came, whoever sent them.
+A batch waits while it is recompressed on a thread, or its records are looked at there. Batches of one partition are
+appended in the order in which they came, whoever sent them.
 """
 
 import asyncio
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from tidelog.log.recompression import NotInline, recompress
-from tidelog.log.validation import too_large
+from tidelog.log.recompression import recompress
+from tidelog.log.validation import Examined, NotInline, too_large
 from tidelog.wire.batches import BatchHeader
 from tidelog.wire.errors import ApiError, NotLeaderOrFollower, RequestTimedOut
 
@@ -47,7 +47,7 @@ class QueuedBytes:
 
 
 class _Entry:
-    __slots__ = ("batch", "done", "failure", "ready", "size")
+    __slots__ = ("batch", "done", "examined", "failure", "ready", "size")
 
     def __init__(self, batch: bytes | bytearray, done: Outcome, *, ready: bool) -> None:
         self.batch = batch
@@ -55,6 +55,7 @@ class _Entry:
         self.done = done
         self.ready = ready
         self.failure: ApiError | None = None
+        self.examined: Examined | None = None
 
 
 class AppendQueue:
@@ -89,7 +90,11 @@ class AppendQueue:
         wanted = self._partition.recompression
         if wanted is None or header.codec == wanted.codec:
             if self.idle:
-                return self._partition.append(batch, header)
+                try:
+                    return self._partition.append(batch, header)
+                except NotInline:
+                    self._examine(self._add(batch, done, ready=False))
+                    return None
             self._add(batch, done, ready=True)
             return None
         if header.size > wanted.batch_bytes_max:
@@ -111,34 +116,56 @@ class AppendQueue:
         self._bytes.take(len(batch))
         entry = _Entry(bytearray(batch), done, ready=ready)
         self._entries.append(entry)
+        self._partition.settle_plain()
         return entry
 
+    def _examine(self, entry: _Entry) -> None:
+        entry.ready = False
+        self._partition.examine(entry.batch).add_done_callback(partial(self._examined, entry))
+
+    def _examined(self, entry: _Entry, work: "asyncio.Future[Examined]") -> None:
+        self._settle(entry, work, "its records could not be looked at")
+        if entry.failure is None:
+            entry.examined = work.result()
+        self._drain()
+
     def _recompressed(self, entry: _Entry, work: "asyncio.Future[bytearray]") -> None:
+        self._settle(entry, work, "recompression failed")
+        if entry.failure is None:
+            entry.batch = work.result()
+        self._drain()
+
+    def _settle(self, entry: _Entry, work: "asyncio.Future[Any]", what: str) -> None:
+        """Note what came of the work on a batch, if that was nothing good."""
         entry.ready = True
-        error = None if work.cancelled() else work.exception()
         if work.cancelled():
             entry.failure = NotLeaderOrFollower("the broker stops")
-        elif error is None:
-            entry.batch = work.result()
-        else:
-            entry.failure = error if isinstance(error, ApiError) else ApiError(f"recompression failed: {error!r}")
-        self._drain()
+        elif (error := work.exception()) is not None:
+            entry.failure = error if isinstance(error, ApiError) else ApiError(f"{what}: {error!r}")
 
     def _drain(self) -> None:
         entries = self._entries
         while entries and entries[0].ready:
-            entry = entries.popleft()
+            entry = entries[0]
+            try:
+                outcome = self._outcome(entry)
+            except NotInline:  # nobody knew before it was recompressed, or the settings have changed
+                self._examine(entry)
+                return
+            entries.popleft()
             self._bytes.held -= entry.size
-            outcome: Appended | ApiError
-            if self._closed:
-                outcome = NotLeaderOrFollower("the broker stops")
-            elif entry.failure is not None:
-                outcome = entry.failure
-            else:
-                try:
-                    outcome = self._partition.append(memoryview(entry.batch), BatchHeader(entry.batch))
-                except ApiError as error:
-                    outcome = error
             entry.done(outcome)
         if self.idle:
             self._partition.settle_plain()
+
+    def _outcome(self, entry: _Entry) -> "Appended | ApiError":
+        """Raises NotInline."""
+        if self._closed:
+            return NotLeaderOrFollower("the broker stops")
+        if entry.failure is not None:
+            return entry.failure
+        try:
+            batch = entry.batch
+            return self._partition.append(memoryview(batch), BatchHeader(batch), examined=entry.examined)
+        except ApiError as error:
+            return error

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 from tidelog.log.recompression import Recompression, recompression
+from tidelog.log.validation import Examined, examine
 from tidelog.replication.append_queue import AppendQueue, QueuedBytes
 from tidelog.replication.full_directories import FullDirectories
 from tidelog.wire.batches import BatchHeader
@@ -25,6 +26,7 @@ logger = logging.getLogger("tidelog.partition")
 
 READ_UNCOMMITTED = 0
 READ_COMMITTED = 1
+RECORDS_LANE = "records"
 NEVER = (1 << 63) - 1
 """Of `flush.messages` and `flush.ms`: their default."""
 
@@ -182,16 +184,21 @@ class Partition:
         """Append a batch that the broker itself built: no client's limits apply. Raises StorageError."""
         return self.append(memoryview(data), BatchHeader(data), limits=False)
 
-    def append(self, batch: memoryview, header: "BatchHeader", *, limits: bool = True) -> "Appended":
+    def append(
+        self, batch: memoryview, header: "BatchHeader", *, limits: bool = True, examined: Examined | None = None
+    ) -> "Appended":
         """Append one checked batch of a client; offsets are assigned in `batch` itself.
 
-        Raises StorageError when the log is offline, or what the log finds (sequence, timestamp, size).
+        Raises StorageError when the log is offline, or what the log finds (sequence, timestamp, size); NotInline when
+        its records have to be looked at by `examine` first.
         """
         if self.deleted:
             raise self._offline()
         try:
             now_ms = self._now_ms()
-            appended = self.log.append(batch, header, leader_epoch=self.leader_epoch, now_ms=now_ms, limits=limits)
+            appended = self.log.append(
+                batch, header, leader_epoch=self.leader_epoch, now_ms=now_ms, limits=examined or limits
+            )
         except StorageError as error:
             if self.log.failure is not None:
                 self.fail()
@@ -213,6 +220,13 @@ class Partition:
                 if self._flushes_early:
                     self._flush_early()
         return appended
+
+    def examine(self, batch: bytes | bytearray) -> "asyncio.Future[Examined]":
+        """Look at the records of a batch on a thread, one batch of the broker at a time: it may take a second and
+        100 MB. Raises the ApiError to answer with.
+        """
+        header = BatchHeader(batch)
+        return self._tasks.run_blocking(examine, batch, header, self.log.config, self._now_ms(), lane=RECORDS_LANE)
 
     def _flush_early(self) -> None:
         """`flush.messages` and `flush.ms`: sooner than the interval, with nobody waiting for it."""

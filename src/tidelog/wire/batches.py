@@ -18,6 +18,12 @@ HEADER_BYTES = 61
 LENGTH_END = 12
 """`length` counts the bytes after this position."""
 MIN_LENGTH = HEADER_BYTES - LENGTH_END
+LEAST_RECORD_BYTES = 7
+"""Length, attributes, two deltas, two lengths and a count, a byte each."""
+DECOMPRESSED_BYTES_MAX = 100 * 1024 * 1024
+"""Of one batch, unless who decompresses it says otherwise: as much as a request may have by default."""
+RECORDS_MAX = DECOMPRESSED_BYTES_MAX // LEAST_RECORD_BYTES
+"""Of one batch. A stated 2^31 would fill a segment's range of offsets, whatever there is in it."""
 LEAST_LENGTH = 14
 """Of any message format that ever was."""
 MAGIC = 2
@@ -175,6 +181,10 @@ def check_produced(buffer: memoryview) -> BatchHeader:
         raise InvalidRecord(
             f"the record batch states {count} records and a last offset delta of {header.last_offset_delta}"
         )
+    if count * LEAST_RECORD_BYTES > header.size - HEADER_BYTES and (
+        count > RECORDS_MAX or not header.attributes & CODEC_MASK
+    ):
+        raise InvalidRecord(f"the record batch of {header.size} bytes states {count} records, which cannot be in it")
     if header.base_offset:
         raise InvalidRecord(f"the record batch's base offset is {header.base_offset}; a producer sends 0")
     if header.attributes & NOT_FOR_CLIENTS:

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any
 import cramjam
 
 from tidelog.wire.batches import Codec
-from tidelog.wire.primitives import Buffer, MalformedMessage
+from tidelog.wire.primitives import Buffer, MalformedMessage, TooLargeDecompressed
+
+__all__ = ["TooLargeDecompressed", "compress", "decompress"]
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,10 +36,6 @@ _XERIAL_MAGIC = b"\x82SNAPPY\x00"
 _XERIAL_HEADER = _XERIAL_MAGIC + Struct(">ii").pack(1, 1)  # version, and the oldest that can read it
 _XERIAL_BLOCK_BYTES = 32 * 1024
 _XERIAL_SIZE = Struct(">i")
-
-
-class TooLargeDecompressed(MalformedMessage):
-    """The compressed data would be larger than the limit."""
 
 
 def compress(codec: int, data: Buffer, level: int | None = None) -> Buffer:

@@ -25,6 +25,10 @@ class FieldNotInVersion(ValueError):
         super().__init__(f"{struct}.{field} is not in version {version} and does not hold its default")
 
 
+class TooLargeDecompressed(MalformedMessage):
+    """The compressed data would be larger than the limit."""
+
+
 class UnencodableValue(ValueError):
     """A value outside of its field's range: an integer too large, a string longer than its length field can say."""
 

@@ -10,7 +10,9 @@ from typing import TypeAlias
 
 from tidelog.wire.batches import (
     CONTROL_BIT,
+    DECOMPRESSED_BYTES_MAX,
     HEADER_BYTES,
+    LEAST_RECORD_BYTES,
     LENGTH_END,
     MAGIC,
     TIMESTAMP_TYPE_BIT,
@@ -24,10 +26,6 @@ from tidelog.wire.primitives import Buffer, MalformedMessage, read_varint, read_
 Header: TypeAlias = tuple[str, bytes | None]
 
 NO_TIMESTAMP = -1
-DECOMPRESSED_BYTES_MAX = 100 * 1024 * 1024
-"""Of one batch, unless the caller says otherwise: as much as a request may have by default."""
-_LEAST_RECORD_BYTES = 7
-"""Length, attributes, two deltas, two lengths and a count, a byte each."""
 
 _BATCH = Struct(">qiibIhiqqqhii")
 _CRC = Struct(">I")
@@ -112,7 +110,7 @@ def decode_records(buffer: Buffer, position: int = 0, *, limit_bytes: int = DECO
         from tidelog.wire.compression import decompress
 
         data = decompress(header.codec, data, limit_bytes)
-    if not 0 <= header.count <= len(data) // _LEAST_RECORD_BYTES:
+    if not 0 <= header.count <= len(data) // LEAST_RECORD_BYTES:
         raise WrongRecordCount(f"record batch: {header.count} records cannot be in {len(data)} bytes")
     try:
         return _decode(header, bytes(data))

@@ -6,6 +6,7 @@ import pytest
 
 from metadata_harness.controlled import Node, with_node
 from tidelog.api import describe_configs
+from tidelog.api.describe_configs import LENGTH_PER_SETTING, SETTINGS_MAX
 from tidelog.metadata.alterations import Alteration, Change
 from tidelog.metadata.controller import NewTopic
 from tidelog.wire.messages.describe_configs import DescribeConfigsResource
@@ -149,5 +150,22 @@ def test_one_answer_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
         wanted = resource(TOPIC, "t", ["retention.ms", "preallocate"])
         results = await ask(node, 4, wanted, wanted, wanted)
         assert [(result.error_code, len(result.configs)) for result in results] == [(0, 2), (0, 2), (42, 0)]
+
+    with_node(scenario)
+
+
+def test_long_values_fill_an_answer_sooner() -> None:
+    """A request of a few KB would have gigabytes for its answer."""
+
+    async def scenario(node: Node) -> None:
+        setting = "leader.replication.throttled.replicas"
+        value = ",".join(f"{number}:1" for number in range(3_000))
+        await node.controller.create_topics([NewTopic("long", config=[(setting, value)])])
+        asked = [resource(TOPIC, "long", [setting])] * 4000
+        results = await ask(node, 4, *asked, include_synonyms=True)
+        told = [result.configs[0].value for result in results if result.error_code == 0]
+        assert set(told) == {value}
+        assert sum(map(len, told)) < SETTINGS_MAX * LENGTH_PER_SETTING
+        assert results[-1].error_code == 42
 
     with_node(scenario)

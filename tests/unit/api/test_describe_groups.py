@@ -3,7 +3,9 @@ from collections.abc import Iterator
 import pytest
 
 from group_harness.virtual_broker import VirtualBroker
+from tidelog.api.repeats import REPEATS_MAX
 from tidelog.wire.errors import ErrorCode
+from tidelog.wire.messages.consumer_group_describe import ConsumerGroupDescribeRequest
 from tidelog.wire.messages.describe_groups import DescribeGroupsRequest
 from tidelog.wire.messages.join_group import JoinGroupRequest, JoinGroupRequestProtocol
 from tidelog.wire.messages.sync_group import SyncGroupRequest, SyncGroupRequestAssignment
@@ -84,3 +86,19 @@ def test_an_answer_waits_until_what_it_tells_is_committed(broker: VirtualBroker)
 
 def test_no_groups(broker: VirtualBroker) -> None:
     assert broker.call("DescribeGroups", 5, DescribeGroupsRequest([])).groups == []
+
+
+def test_a_group_is_described_some_times_at_the_most(broker: VirtualBroker) -> None:
+    """A large group that a small request names a thousand times would fill the memory."""
+    stable(broker)
+    names = ["g"] * (REPEATS_MAX + 1)
+    *told, other, refused, more = broker.call(
+        "DescribeGroups", 6, DescribeGroupsRequest([*names, "x", "g", "y"])
+    ).groups
+    assert [(group.error_code, len(group.members)) for group in told] == [(ErrorCode.NONE, 1)] * len(names)
+    assert (refused.group_id, refused.error_code, refused.members) == ("g", ErrorCode.INVALID_REQUEST, [])
+    assert other.error_code == more.error_code == ErrorCode.GROUP_ID_NOT_FOUND
+    groups = broker.call("ConsumerGroupDescribe", 1, ConsumerGroupDescribeRequest([*names, "x", "g"])).groups
+    *not_found, refused = [group.error_code for group in groups]
+    assert not_found == [ErrorCode.GROUP_ID_NOT_FOUND] * (len(names) + 1)
+    assert refused == ErrorCode.INVALID_REQUEST

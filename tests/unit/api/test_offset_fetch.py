@@ -4,6 +4,7 @@ from typing import Any
 import pytest
 
 from group_harness.virtual_broker import VirtualBroker, topic_id
+from tidelog.api.repeats import REPEATS_MAX
 from tidelog.metadata.image import CONSUMER_OFFSETS
 from tidelog.wire.errors import ErrorCode
 from tidelog.wire.messages.offset_commit import (
@@ -181,3 +182,29 @@ def test_stable_offsets_are_all_there_are(broker: VirtualBroker) -> None:
 def test_no_topics_and_no_groups(broker: VirtualBroker) -> None:
     assert broker.call("OffsetFetch", 5, request(5, [])).topics == []
     assert broker.call("OffsetFetch", 8, OffsetFetchRequest(groups=[])).groups == []
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_an_offset_is_told_once(broker: VirtualBroker, version: int) -> None:
+    """Four bytes name it, and KB of metadata may stand with it."""
+    commit(broker)
+    broker.settle()
+    asked = request(version, [("t", [0, 1, 0, 0]), ("t", [0, 2])])
+    answer = broker.call("OffsetFetch", version, asked)
+    group = answer.groups[0] if version >= 8 else answer
+    topic = topic_id("t") if version >= 10 else "t"
+    epoch = 3 if version >= 5 else -1
+    zero, none = (0, 7, epoch, "note", 0), (-1, -1, "", 0)
+    assert told(version, group) == [(topic, [zero, (1, *none)]), (topic, [(2, *none)])]
+
+
+@pytest.mark.parametrize("version", [8, 9, 10])
+def test_a_group_is_told_of_some_times_at_the_most(broker: VirtualBroker, version: int) -> None:
+    commit(broker)
+    broker.settle()
+    answer = broker.call("OffsetFetch", version, request(version, None, *["g"] * (REPEATS_MAX + 2), "other"))
+    assert [(group.group_id, group.error_code, len(group.topics)) for group in answer.groups] == [
+        *[("g", ErrorCode.NONE, 1)] * (REPEATS_MAX + 1),
+        ("g", ErrorCode.INVALID_REQUEST, 0),
+        ("other", ErrorCode.NONE, 0),
+    ]

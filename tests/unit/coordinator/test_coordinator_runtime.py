@@ -521,8 +521,10 @@ def test_a_load_that_fails_unexpectedly_is_said_once_and_clients_are_sent_away(
     assert len(caplog.records) == 1, "the same bytes give the same failure: it is not tried again"
 
 
-@pytest.mark.parametrize("at", ["replay", "expire"])
-def test_a_step_that_fails_unexpectedly_has_the_core_built_anew(at: str, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("at", ["encode", "replay", "expire"])
+def test_a_step_that_fails_unexpectedly_has_the_core_built_anew(
+    at: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cores: list[Broken] = []
 
     def new_core() -> GroupCore:
@@ -534,7 +536,12 @@ def test_a_step_that_fails_unexpectedly_has_the_core_built_anew(at: str, caplog:
     stage.commit(1)
     parked = stage.join()
     cores[0].at = at
-    if at == "replay":
+    if at == "encode":
+        with monkeypatch.context() as patched:
+            patched.setattr(stage.led, "_batch", lambda _: 1 // 0)
+            stage.commit(2)
+        assert isinstance(stage.answers[-1], NotCoordinator)
+    elif at == "replay":
         stage.commit(2)
         assert isinstance(stage.answers[-1], NotCoordinator)
     else:

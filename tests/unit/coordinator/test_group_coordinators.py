@@ -16,11 +16,12 @@ from tidelog.wire.errors import (
     CoordinatorNotAvailable,
     ErrorCode,
     InvalidGroupId,
+    InvalidRequest,
     NotCoordinator,
 )
 from tidelog.wire.messages.delete_groups import DeleteGroupsRequest
 from tidelog.wire.messages.heartbeat import HeartbeatRequest
-from tidelog.wire.messages.join_group import JoinGroupRequest
+from tidelog.wire.messages.join_group import JoinGroupRequest, JoinGroupRequestProtocol
 from tidelog.wire.messages.offset_commit import (
     OffsetCommitRequest,
     OffsetCommitRequestPartition,
@@ -309,3 +310,33 @@ def test_closing_refuses_what_comes_later(broker: VirtualBroker) -> None:
 
 def test_the_form_of_a_random_id() -> None:
     assert uuid_form(bytes(range(16))) == "00010203-0405-0607-0809-0a0b0c0d0e0f"
+
+
+@pytest.mark.parametrize("letter", ["x", "ä"])
+@pytest.mark.parametrize("what", ["client id", "group instance id"])
+def test_a_member_id_that_no_record_can_hold_is_not_given(broker: VirtualBroker, letter: str, what: str) -> None:
+    """It begins with a name of the client's, which may be as long as a record's alone."""
+    broker.start_coordinators()
+    told: list[Any] = []
+
+    def join(name: str) -> None:
+        client_id, instance_id = (name, None) if what == "client id" else ("c", name)
+        protocols = [JoinGroupRequestProtocol("range", b"")]
+        request = JoinGroupRequest(
+            group_id="g",
+            session_timeout_ms=10_000,
+            group_instance_id=instance_id,
+            protocol_type="consumer",
+            protocols=protocols,
+        )
+        broker.groups.join(request, client_id, "/h", 9, told.append)
+        broker.settle()
+
+    longest = letter * (32_730 // len(letter.encode()))
+    with pytest.raises(InvalidRequest, match=f"the {what}.* longer than 32730 bytes"):
+        join(longest + letter)
+    assert list(broker.groups.listing()) == []
+    join(longest)
+    if what == "client id":
+        assert told[0].error_code == ErrorCode.MEMBER_ID_REQUIRED
+        assert len(told[0].member_id.encode()) == 32_767

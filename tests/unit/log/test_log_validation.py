@@ -7,8 +7,17 @@ import pytest
 
 from log_harness import NOW_MS, make_batch
 from tidelog.log.config import LogConfig
-from tidelog.log.validation import RefusedRecords, check_client_batch
-from tidelog.wire.batches import BatchHeader, TimestampType
+from tidelog.log.validation import (
+    EXAMINED_RECORDS_MAX,
+    INLINE_BYTES_MAX,
+    INLINE_RECORDS_MAX,
+    RECORD_ERRORS_MAX,
+    NotInline,
+    RefusedRecords,
+    check_client_batch,
+    examine,
+)
+from tidelog.wire.batches import DECOMPRESSED_BYTES_MAX, BatchHeader, TimestampType
 from tidelog.wire.checksums import crc32c
 from tidelog.wire.errors import ApiError, ErrorCode, RecordListTooLarge, RecordTooLarge
 from tidelog.wire.records import Record, decode_records, encode_batch
@@ -155,3 +164,52 @@ def test_settings_are_taken_by_their_kafka_names() -> None:
     assert (config.segment_bytes, config.message_timestamp_after_max_ms, config.segment_ms) == (5, 7, 604_800_000)
     assert (LogConfig().compacts, LogConfig().deletes) == (False, True)
     assert LogConfig(cleanup_policy="compact,delete").compacts
+
+
+def many(count: int, codec: int = 4, value: bytes | None = b"", **fields: Any) -> bytearray:
+    return encode_batch([Record(b"k", value, NOW_MS)] * count, codec=codec, **fields)
+
+
+def test_compacted_topics_take_no_offsets_that_do_not_count_up() -> None:
+    """By a higher one a record would supersede what comes after it."""
+    assert refused(disordered(), cleanup_policy="compact").code == ErrorCode.INVALID_RECORD
+
+
+@pytest.mark.parametrize("settings", [{"cleanup_policy": "compact"}, {"record_validation": "full"}])
+@pytest.mark.parametrize(
+    "batch", [many(INLINE_RECORDS_MAX + 1), many(1, value=bytes(INLINE_BYTES_MAX))], ids=["many", "large"]
+)
+def test_what_takes_long_is_for_a_thread(batch: bytearray, settings: dict[str, Any]) -> None:
+    config = LogConfig(max_message_bytes=1 << 24, **settings)
+    header = BatchHeader(batch)
+    with pytest.raises(NotInline):
+        check_client_batch(memoryview(batch), header, config, NOW_MS)
+    examined = examine(batch, header, config, NOW_MS)
+    assert examined == (config, NOW_MS)
+    assert check_client_batch(memoryview(batch), header, config, NOW_MS, examined) == -1
+    # What was found with other settings says nothing about these.
+    with pytest.raises(NotInline):
+        check_client_batch(memoryview(batch), header, LogConfig(**settings), NOW_MS, examined)
+
+
+def test_more_records_than_a_thread_should_look_at_are_refused() -> None:
+    batch = many(2)
+    for at, value in ((23, EXAMINED_RECORDS_MAX), (57, EXAMINED_RECORDS_MAX + 1)):
+        struct.pack_into(">i", batch, at, value)
+    with pytest.raises(RecordListTooLarge, match="at most 1000000 at once"):
+        examine(seal(batch), BatchHeader(batch), LogConfig(cleanup_policy="compact"), NOW_MS)
+
+
+def test_more_bytes_than_there_is_room_for_are_refused() -> None:
+    batch = many(1, value=bytes(DECOMPRESSED_BYTES_MAX))
+    with pytest.raises(RecordListTooLarge, match="decompressed"):
+        examine(batch, BatchHeader(batch), LogConfig(cleanup_policy="compact"), NOW_MS)
+
+
+def test_of_many_refused_records_some_are_named_and_all_are_counted() -> None:
+    late = encode_batch([Record(None, b"", NOW_MS + 9 * HOUR_MS)] * 3000)
+    for settings in ({}, {"cleanup_policy": "compact"}):
+        error = refused(late, **settings)
+        assert isinstance(error, RefusedRecords)
+        assert len(error.record_errors) == RECORD_ERRORS_MAX
+        assert "3000 of 3000" in error.message

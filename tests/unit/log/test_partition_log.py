@@ -2,13 +2,18 @@
 
 import errno
 import struct
+from collections.abc import Callable
 
 import pytest
 
 from log_harness import NOW_MS, LogOnDisk, make_batch, read_once
 from tidelog.log.partition_log import Appended, Slice
-from tidelog.log.reader import TimestampOffset
+from tidelog.log.reader import HEADERS_PER_STEP, LOOKED_AT_BYTES_MAX, TimestampOffset
+from tidelog.log.segment import WALK_BATCHES_MAX
+from tidelog.log.times import find_max_timestamp, find_timestamp
+from tidelog.model.steps import at_once
 from tidelog.wire.batches import BatchHeader, TimestampType
+from tidelog.wire.checksums import crc32c
 from tidelog.wire.errors import (
     ApiError,
     CorruptMessage,
@@ -19,6 +24,7 @@ from tidelog.wire.errors import (
     RecordTooLarge,
     StorageError,
 )
+from tidelog.wire.primitives import varint
 from tidelog.wire.records import Record, decode_records, encode_batch
 
 
@@ -498,3 +504,110 @@ def test_a_log_that_cannot_be_closed_is_recovered_at_the_next_start() -> None:
     assert on.log.failure is not None
     assert on.open(clean=True).recovery.scanned_bytes
     assert on.records() == [(0, b"a")]
+
+
+def garbage(timestamp: int) -> bytearray:
+    """Under a good checksum: what a producer sends is not looked at."""
+    batch = make_batch(b"a", b"b", timestamps=[timestamp, timestamp])
+    batch[61:] = b"\xff" * (len(batch) - 61)
+    batch[17:21] = crc32c(memoryview(batch)[21:]).to_bytes(4, "big")
+    return batch
+
+
+def bomb(timestamp: int) -> bytearray:
+    return make_batch(bytes(LOOKED_AT_BYTES_MAX), b"b", timestamps=[timestamp, timestamp + 1], codec=4)
+
+
+@pytest.mark.parametrize("made", [garbage, bomb])
+def test_times_among_records_that_cannot_be_looked_at_are_their_batchs(made: Callable[[int], bytearray]) -> None:
+    on = LogOnDisk()
+    on.append(b"0", timestamps=[NOW_MS - 10])
+    on.append_batch(made(NOW_MS))
+    on.append(b"3", timestamps=[NOW_MS - 5])
+    latest = BatchHeader(made(NOW_MS)).max_timestamp
+    for _ in range(2):
+        assert on.log.offset_for_timestamp(NOW_MS - 10) == TimestampOffset(0, NOW_MS - 10, 0)
+        assert on.log.offset_for_timestamp(NOW_MS - 9) == TimestampOffset(1, latest, 0)
+        assert on.log.max_timestamp_offset() == TimestampOffset(1, latest, 0)
+        assert on.log.failure is None
+        on.kill()
+    on.log.delete_before(2)
+    assert on.log.offset_for_timestamp(NOW_MS - 9) == TimestampOffset(2, latest, 0)
+    assert on.log.max_timestamp_offset() == TimestampOffset(2, latest, 0)
+
+
+def test_times_among_damaged_records_take_the_log_offline() -> None:
+    on = LogOnDisk()
+    on.append(b"a" * 50, timestamps=[NOW_MS])
+    on.flip(on.path(0), 61)
+    with pytest.raises(StorageError, match="cannot be decoded"):
+        on.log.offset_for_timestamp(NOW_MS)
+
+
+@pytest.mark.parametrize("delta", [2, 1000, -1])
+def test_times_do_not_name_offsets_that_are_not_the_batchs(delta: int) -> None:
+    on = LogOnDisk()
+    batch = make_batch(b"a", b"b", timestamps=[NOW_MS, NOW_MS])
+    record = encode_batch([Record(b"k", b"b", NOW_MS)])[61:]
+    second = record[:3] + varint(delta) + record[4:]
+    second[0] += 2 * (len(second) - len(record))
+    batch[61:] = bytes(record + second)
+    batch[8:12] = (len(batch) - 12).to_bytes(4, "big")
+    batch[17:21] = crc32c(memoryview(batch)[21:]).to_bytes(4, "big")
+    on.append_batch(batch)
+    on.append(b"2", timestamps=[NOW_MS])
+    on.log.delete_before(1)
+    assert on.log.offset_for_timestamp(NOW_MS) == TimestampOffset(1, NOW_MS, 0)
+
+
+def test_times_are_looked_for_in_steps() -> None:
+    """Behind DeleteRecords, and behind a header that promises what no record has, every header is walked."""
+    on = LogOnDisk()
+    lie = make_batch(b"lie", timestamps=[NOW_MS])
+    lie[35:43] = (NOW_MS + 50).to_bytes(8, "big")
+    lie[17:21] = crc32c(memoryview(lie)[21:]).to_bytes(4, "big")
+    on.append_batch(lie)
+    for _ in range(20 * HEADERS_PER_STEP):
+        on.append(b"", timestamps=[NOW_MS])
+    on.log.delete_before(1)
+    for steps in (find_timestamp(on.log, NOW_MS + 10), find_max_timestamp(on.log)):
+        assert len(list(steps)) > 19
+    assert on.log.offset_for_timestamp(NOW_MS + 10) is None
+    assert on.log.max_timestamp_offset() == TimestampOffset(1, NOW_MS, 0)
+
+
+def test_a_segment_that_goes_while_a_time_is_looked_for() -> None:
+    on = LogOnDisk(segment_bytes=1000, retention_bytes=3000, file_delete_delay_ms=0)
+    for number in range(200):
+        on.append(b"%d" % number, timestamps=[NOW_MS + number])
+    on.flush()
+    on.log.delete_before(1)
+    looks = [find_timestamp(on.log, NOW_MS), find_max_timestamp(on.log)]
+    for steps in looks:
+        next(steps)
+    assert on.retain(NOW_MS) > 1
+    start = on.log.log_start_offset
+    assert start > 1
+    assert at_once(looks[0]) == TimestampOffset(start, NOW_MS + start, 0)
+    assert at_once(looks[1]) == TimestampOffset(199, NOW_MS + 199, 0)
+    assert on.log.failure is None
+
+
+def test_a_read_walks_so_many_unknown_batches_and_no_more() -> None:
+    """After a restart, a fetch of tens of MB would walk a million small batches at once."""
+    on = LogOnDisk()
+    count = WALK_BATCHES_MAX * 2 + 10
+    for _ in range(count):
+        on.append(b"")
+    on.log.roll(NOW_MS)
+    on.restart()
+    size = on.log.segments.items[0].size // count
+    parts = []
+    offset = 0
+    while offset < count:
+        part = on.log.read(offset, 1 << 30, count)
+        assert part.first_batch_offset == offset
+        parts.append(part.size // size)
+        offset += parts[-1]
+    assert parts == [WALK_BATCHES_MAX, WALK_BATCHES_MAX, 10]
+    assert on.log.read(0, 1 << 30, count).size == size * count, "what is known to be whole is served at once"

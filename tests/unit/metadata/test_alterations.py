@@ -1,11 +1,13 @@
 """Decisions about settings. Error codes are Kafka 4.3.1's answers, but for the cases that are marked."""
 
+import time
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from metadata_harness.builders import image, settings, topic, topic_id
+from tidelog.config.key import TEXT_BYTES_MAX
 from tidelog.metadata import alterations
 from tidelog.metadata.alterations import Alteration, AlterationResult, Change, Operation
 from tidelog.metadata.controller import Decision
@@ -166,3 +168,32 @@ def test_a_secret_is_in_no_message() -> None:
     alteration = on(BROKER, "1", ("delegation.token.secret.key", SET, "hush"))
     (result,) = alter_configs(cluster(), [alteration], settings()).reply
     assert "hush" not in (result.message or "")
+
+
+REPLICAS = "leader.replication.throttled.replicas"
+
+
+def test_long_lists_are_edited_in_linear_time() -> None:
+    """Nothing else runs meanwhile: tens of thousands of items against as many would hold the broker for a minute."""
+    count = 30_000
+    pairs = ",".join(f"{number}:1" for number in range(count))
+    others = ",".join(f"{number}:2" for number in range(count))
+    began = time.process_time()
+    for operation, value in ((APPEND, others), (SUBTRACT, pairs)):
+        alter_configs(
+            image(topic("a", 1, **{REPLICAS: pairs})), [on(TOPIC, "a", (REPLICAS, operation, value))], settings()
+        )
+    assert time.process_time() - began < 2
+
+
+def test_a_list_grows_no_longer_than_can_be_told() -> None:
+    """One request carries no longer value, but several append to it."""
+    half = ",".join(f"{number}:1" for number in range(2500))
+    assert TEXT_BYTES_MAX // 2 < len(half) < TEXT_BYTES_MAX
+    known = image(topic("a", 1, **{REPLICAS: half}))
+    (result,) = alter_configs(known, [on(TOPIC, "a", (REPLICAS, APPEND, half.replace(":1", ":2")))], settings()).reply
+    assert result.error.name == "INVALID_CONFIG"
+    assert result.message == f"Invalid value {half[:20]}... for configuration {REPLICAS}: it is longer than 32767 bytes"
+    # What was stored by a version that took it can be put right.
+    known = image(topic("a", 1, **{REPLICAS: half + ",7:7" * 50_000}))
+    assert alter_configs(known, [on(TOPIC, "a", (REPLICAS, SET, half))], settings()).reply[0].error.name == "NONE"

@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 from log_harness import LogOnDisk, make_batch
 from tidelog.log.appended import Appended
 from tidelog.log.config import LogConfig
+from tidelog.log.validation import RefusedRecords
 from tidelog.replication.append_queue import INLINE_BYTES_MAX, AppendQueue, QueuedBytes
 from tidelog.replication.partition import Partition, SharedByPartitions
 from tidelog.wire.batches import BatchHeader, Codec
 from tidelog.wire.errors import ApiError, ErrorCode, NotLeaderOrFollower, RequestTimedOut
-from tidelog.wire.records import decode_records
+from tidelog.wire.records import Record, decode_records, encode_batch
 
 LARGE = b"v" * 2 * INLINE_BYTES_MAX
 
@@ -255,5 +256,62 @@ def test_too_large_before_it_is_recompressed() -> None:
         with pytest.raises(ApiError, match=r"max\.message\.bytes") as caught:
             bench.append("a", bytes(2 << 20))
         assert caught.value.code == ErrorCode.MESSAGE_TOO_LARGE
+
+    run(scenario)
+
+
+def test_of_a_compacted_topic_long_batches_are_looked_at_on_a_thread() -> None:
+    """Which a few KB may be: others are served meanwhile, and what comes behind waits its turn."""
+
+    async def scenario() -> None:
+        bench = Bench("producer")
+        settings = LogConfig(cleanup_policy="compact")
+        bench.disk.log.configure(settings)
+        bench.partition.configure(settings)
+        assert bench.partition.plain
+        assert bench.append("a") is not None
+        assert bench.append("b", bytes(1 << 20), codec=Codec.ZSTD) is None
+        assert not bench.partition.plain
+        assert bench.append("c") is None
+        assert bench.append("d", bytes(1 << 20), codec=Codec.ZSTD) is None
+        await bench.threads.end(0)
+        assert (bench.stored(), list(bench.outcomes)) == (["a", "b", "c"], ["b", "c"])
+        await bench.threads.end(1)
+        assert (bench.stored(), list(bench.outcomes)) == (["a", "b", "c", "d"], ["b", "c", "d"])
+        assert bench.partition.plain
+
+    run(scenario)
+
+
+def test_what_a_thread_finds_wrong_is_answered() -> None:
+    async def scenario() -> None:
+        bench = Bench("producer")
+        settings = LogConfig(cleanup_policy="compact")
+        bench.disk.log.configure(settings)
+        bench.partition.configure(settings)
+        batch = encode_batch([Record(None, bytes(1 << 20), bench.disk.now_ms)], codec=Codec.ZSTD)
+        told: list[Any] = []
+        assert bench.queue.append(memoryview(batch), BatchHeader(batch), told.append) is None
+        bench.append("b")
+        await bench.threads.end(0)
+        assert isinstance(told[0], RefusedRecords)
+        assert bench.stored() == ["b"]
+
+    run(scenario)
+
+
+def test_recompressed_and_then_looked_at() -> None:
+    async def scenario() -> None:
+        bench = Bench("gzip")
+        settings = LogConfig(cleanup_policy="compact", compression_type="gzip")
+        bench.disk.log.configure(settings)
+        bench.partition.configure(settings)
+        bench.append("a", bytes(1 << 20), codec=Codec.ZSTD)
+        bench.append("b")
+        await bench.threads.end(1)
+        await bench.threads.end(0)
+        assert bench.stored() == []
+        await bench.threads.end(2)
+        assert bench.stored() == ["a", "b"]
 
     run(scenario)

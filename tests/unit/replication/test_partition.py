@@ -34,7 +34,9 @@ class FakeLog:
     def last_stable_offset_below(self, high_watermark: int) -> int:
         return high_watermark
 
-    def append(self, batch: Any, header: Any, *, leader_epoch: int, now_ms: int, limits: bool = True) -> Any:
+    def append(
+        self, batch: Any, header: Any, *, leader_epoch: int, now_ms: int, limits: bool = True, examined: Any = None
+    ) -> Any:
         if self.failing is not None:
             raise self.failing
         base = self.log_end_offset

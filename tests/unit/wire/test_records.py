@@ -8,6 +8,7 @@ from tidelog.wire.batches import BatchHeader, Codec, TimestampType
 from tidelog.wire.checksums import crc32c
 from tidelog.wire.compression import TooLargeDecompressed, compress
 from tidelog.wire.primitives import MalformedMessage, varint
+from tidelog.wire.record_facts import RecordFacts, plain_records, record_facts
 from tidelog.wire.records import Record, batches_in, decode_records, encode_batch
 
 RECORDS = [
@@ -161,3 +162,42 @@ def test_equality() -> None:
     assert Record(b"a", b"b", 1) == Record(b"a", b"b", 1, ())
     assert Record(b"a", b"b", 1) != Record(b"a", b"b", 1, [("h", None)])
     assert Record(b"a") != b"a"
+
+
+def facts(batch: bytes | bytearray, limit_bytes: int = 1 << 20) -> list[RecordFacts]:
+    header = BatchHeader(batch)
+    return list(record_facts(plain_records(batch, header, limit_bytes), header))
+
+
+@pytest.mark.parametrize("codec", list(Codec))
+@pytest.mark.parametrize("append_time", [None, 1_700_000_111_111])
+def test_facts_are_those_of_the_decoded_records(codec: Codec, append_time: int | None) -> None:
+    batch = encode_batch(RECORDS, base_offset=40, codec=codec, log_append_time_ms=append_time)
+    assert facts(batch) == [(r.offset - 40, r.timestamp, r.key is not None) for r in decode_records(batch)]
+
+
+WITHOUT_FRAME = [name for name in BROKEN if "length" not in name and "magic" not in name and "header" not in name]
+
+
+@pytest.mark.parametrize("name", [*WITHOUT_FRAME, *(n for n in BROKEN if "of headers" in n), "a header without name"])
+def test_facts_of_broken_batches(name: str) -> None:
+    batch = BROKEN[name]()
+    if name == "fewer bytes than stated":
+        batch = rebuilt(ONE, BODY[:-1])
+    with pytest.raises(MalformedMessage):
+        facts(batch)
+
+
+def test_facts_of_a_time_that_is_none() -> None:
+    batch = encode_batch([Record(b"k", b"v", 5)])
+    batch[27:35] = (2**63 - 1).to_bytes(8, "big")  # the base, to which the record's own is added
+    batch[63] = 2
+    with pytest.raises(MalformedMessage, match="beyond 64 bits"):
+        facts(batch)
+
+
+@pytest.mark.parametrize("codec", [codec for codec in Codec if codec])
+def test_facts_are_bounded(codec: Codec) -> None:
+    batch = encode_batch([Record(None, bytes(1 << 20))], codec=codec)
+    with pytest.raises(TooLargeDecompressed):
+        facts(batch, 1 << 20)

@@ -86,7 +86,7 @@ class BatchFilter:
             return self._without_records(fields)
         if may_go and horizon_ms is None:
             data = plain_records(batch, fields)
-            records = list(raw_records(data, count))
+            records = list(raw_records(data, count, fields[LAST_OFFSET_DELTA]))
             return Filtered(rebuilt(fields, data, records, self._new_horizon_ms), count, count)
         return Filtered(batch, count, count)
 
@@ -96,14 +96,14 @@ class BatchFilter:
         data = plain_records(batch, fields)
         latest = self._map.latest_offset
         if base_offset > latest:
-            records = list(raw_records(data, fields[COUNT]))
+            records = list(raw_records(data, fields[COUNT], fields[LAST_OFFSET_DELTA]))
             return records, not all(record[5] for record in records), data
         horizon_ms = delete_horizon(fields)
         tombstones_go = horizon_ms is not None and horizon_ms <= self._now_ms
         last_offset_of = self._map.last_offset_of
         kept = []
         tombstones = False
-        for record in raw_records(data, fields[COUNT]):
+        for record in raw_records(data, fields[COUNT], fields[LAST_OFFSET_DELTA]):
             offset = base_offset + record[3]
             if offset <= latest:
                 key = record[4]

@@ -26,6 +26,7 @@ from tidelog.log.batch_scan import (
 from tidelog.wire.batches import (
     CODEC_MASK,
     CONTROL_BIT,
+    DECOMPRESSED_BYTES_MAX,
     HEADER_BYTES,
     LENGTH_END,
     MAGIC,
@@ -35,12 +36,14 @@ from tidelog.wire.batches import (
 )
 from tidelog.wire.checksums import crc32c
 from tidelog.wire.primitives import MalformedMessage, read_varint, read_varlong, varint
-from tidelog.wire.records import DECOMPRESSED_BYTES_MAX, NO_TIMESTAMP, WrongRecordCount
+from tidelog.wire.record_facts import INT64_MAX, INT64_MIN
+from tidelog.wire.records import NO_TIMESTAMP, WrongRecordCount
 
 if TYPE_CHECKING:
     from tidelog.runtime.interfaces import Buffer
 
 DELETE_HORIZON_BIT = 0x40
+INT32_MAX = (1 << 31) - 1
 
 RawRecord: TypeAlias = tuple[int, int, int, int, bytes | None, bool, int]
 """(start, where the offset delta begins, timestamp delta, offset delta, key, whether there is a value, end): positions
@@ -68,13 +71,15 @@ def plain_records(batch: "Buffer", fields: Fields) -> bytes:
     return bytes(data)
 
 
-def raw_records(data: bytes, count: int) -> Iterator[RawRecord]:
-    """Each of the `count` records in `data`. Raises MalformedMessage for anything but exactly those.
+def raw_records(data: bytes, count: int, last_offset_delta: int = INT32_MAX) -> Iterator[RawRecord]:
+    """Each of the `count` records in `data`. Raises MalformedMessage for anything but exactly those, with offsets that
+    rise up to the batch's last: by any others, a record would supersede what came after it.
 
     Values and headers are stepped over. Varints of one and two bytes, nearly all of them, are read in line.
     """
     size = len(data)
     p = 0
+    before = -1
     try:
         for _ in range(count):
             start = p
@@ -104,6 +109,11 @@ def raw_records(data: bytes, count: int) -> Iterator[RawRecord]:
                 p += 2
             else:
                 offset_delta, p = read_varint(data, p)
+            if not before < offset_delta <= last_offset_delta:
+                raise MalformedMessage(
+                    f"record batch: offset delta {offset_delta} follows {before}, the last is {last_offset_delta}"
+                )
+            before = offset_delta
             n = data[p]
             if n < 128:
                 n = n >> 1 ^ -(n & 1)
@@ -136,6 +146,8 @@ def rebuilt(fields: Fields, data: bytes, kept: Sequence[RawRecord], horizon_ms: 
         times = [fields[MAX_TIMESTAMP]] * len(kept)
     else:
         times = [old_base + record[2] for record in kept]
+    if min(times) < INT64_MIN or max(times) > INT64_MAX:
+        raise MalformedMessage(f"record batch: a record of the time {max(times, key=abs)}, beyond 64 bits")
     base_timestamp = times[0] if horizon_ms is None else horizon_ms
     if base_timestamp == old_base and not append_time:
         plain = b"".join([data[record[0] : record[6]] for record in kept])

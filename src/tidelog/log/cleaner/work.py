@@ -108,7 +108,7 @@ class _Pass:
                 if fields[ATTRIBUTES] & CONTROL_BIT:
                     transactions.marker_may_go(fields, batch)
                 elif not transactions.data_is_aborted(fields) and fields[COUNT]:
-                    for record in raw_records(plain_records(batch, fields), fields[COUNT]):
+                    for record in raw_records(plain_records(batch, fields), fields[COUNT], fields[LAST_OFFSET_DELTA]):
                         key, offset = record[4], fields[BASE_OFFSET] + record[3]
                         if key is not None and offset >= start_offset and not offset_map.put(key, offset):
                             return False

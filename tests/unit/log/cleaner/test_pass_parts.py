@@ -4,7 +4,7 @@ import pytest
 
 from log_harness import NOW_MS
 from log_harness.compaction import PLENTY
-from tidelog.log.batch_scan import HEADER
+from tidelog.log.batch_scan import BASE_TIMESTAMP, HEADER
 from tidelog.log.cleaner.grouping import Sized, grouped
 from tidelog.log.cleaner.job import (
     Cleaned,
@@ -19,7 +19,7 @@ from tidelog.log.cleaner.offset_map import ENTRY_BYTES, OffsetMap
 from tidelog.log.cleaner.records import emptied, plain_records, raw_records, rebuilt
 from tidelog.log.cleaner.throttle import Throttle
 from tidelog.wire.batches import BatchHeader, Codec
-from tidelog.wire.primitives import MalformedMessage
+from tidelog.wire.primitives import MalformedMessage, varint
 from tidelog.wire.records import Record, decode_records, encode_batch
 
 
@@ -169,3 +169,24 @@ def test_records_cut_short_are_malformed(cut: int) -> None:
         list(raw_records(data, 1))
     with pytest.raises(MalformedMessage):
         list(raw_records(data, 3))
+
+
+@pytest.mark.parametrize("last", [0, 2, 1_000_000])
+def test_records_beyond_their_batch_supersede_nothing(last: int) -> None:
+    """By an offset of its own choice, a record would take what is written after it out of the log."""
+    data = plain_records(encode_batch(RECORDS[:2]), HEADER.unpack_from(encode_batch(RECORDS[:2])))
+    raw = list(raw_records(data, 2, 1))
+    (_, at, *_rest, end) = raw[1]
+    delta = varint(last)
+    body = data[raw[1][0] + 1 : at] + delta + data[at + 1 : end]
+    with pytest.raises(MalformedMessage, match="offset delta"):
+        list(raw_records(data[: raw[0][6]] + varint(len(body)) + body, 2, 1))
+
+
+def test_a_time_that_is_none_cannot_be_written_anew() -> None:
+    batch = encode_batch(RECORDS[:1])
+    fields = list(HEADER.unpack_from(batch))
+    fields[BASE_TIMESTAMP] = (1 << 63) - 1
+    raw = [(*record[:2], 1, *record[3:]) for record in raw_records(bytes(batch[61:]), 1)]
+    with pytest.raises(MalformedMessage, match="beyond 64 bits"):
+        rebuilt(tuple(fields), bytes(batch[61:]), raw, None)  # type: ignore[arg-type]

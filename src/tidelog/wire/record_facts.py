@@ -1,0 +1,87 @@
+"""What a broker has to know of each record of a batch, one after another, without making objects of them.
+
+A few KB of compressed records may be millions: whoever looks at what clients sent looks at it this way, within a limit
+of what is decompressed. Everything that `records.decode_records` checks is checked.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from tidelog.wire.batches import HEADER_BYTES, LEAST_RECORD_BYTES, TIMESTAMP_TYPE_BIT, BatchHeader, Codec
+from tidelog.wire.primitives import Buffer, MalformedMessage, read_varint, read_varlong
+from tidelog.wire.records import WrongRecordCount
+
+INT64_MAX = (1 << 63) - 1
+INT64_MIN = -1 << 63
+
+
+class RecordFacts(NamedTuple):
+    """`offset_delta` and `timestamp` (ms; the batch's append time where it has one) as the record states them."""
+
+    offset_delta: int
+    timestamp: int
+    has_key: bool
+
+
+def plain_records(batch: Buffer, header: BatchHeader, limit_bytes: int) -> bytes:
+    """The records of the whole `batch`, decompressed. Raises MalformedMessage, TooLargeDecompressed above the limit;
+    WrongRecordCount when the stated number cannot be in there.
+    """
+    data: Buffer = memoryview(batch)[HEADER_BYTES : header.size]
+    if header.codec != Codec.NONE:
+        from tidelog.wire.compression import decompress
+
+        data = decompress(header.codec, data, limit_bytes)
+    if not 0 <= header.count <= len(data) // LEAST_RECORD_BYTES:
+        raise WrongRecordCount(f"record batch: {header.count} records cannot be in {len(data)} bytes")
+    return bytes(data)
+
+
+def record_facts(data: bytes, header: BatchHeader) -> Iterator[RecordFacts]:
+    """Of each of the records in `data`, which `plain_records` gave. Raises MalformedMessage for anything but exactly
+    what the header states, when it is met.
+    """
+    base_timestamp = header.base_timestamp
+    append_time = header.max_timestamp if header.attributes & TIMESTAMP_TYPE_BIT else None
+    size = len(data)
+    position = 0
+    try:
+        for number in range(header.count):
+            if position == size:
+                raise WrongRecordCount(f"record batch: {header.count} records stated, {number} there")
+            length, position = read_varint(data, position)
+            end = position + length
+            if end > size or length < 0:
+                raise MalformedMessage(f"record batch: a record of {length} bytes with {size - position} left")
+            delta, position = read_varlong(data, position + 1)  # behind the attributes of a record, unused
+            timestamp = base_timestamp + delta if append_time is None else append_time
+            if not INT64_MIN <= timestamp <= INT64_MAX:
+                raise MalformedMessage(f"record batch: a record of the time {timestamp}, beyond 64 bits")
+            offset_delta, position = read_varint(data, position)
+            key_bytes, position = read_varint(data, position)
+            position += max(key_bytes, 0)
+            value_bytes, position = read_varint(data, position)
+            position += max(value_bytes, 0)
+            position = _skip_headers(data, position, end)
+            if position != end:
+                raise MalformedMessage("record batch: a record that is not of the length it states")
+            yield RecordFacts(offset_delta, timestamp, key_bytes >= 0)
+    except IndexError:
+        raise MalformedMessage("record batch: a record is cut short") from None
+    if position != size:
+        raise WrongRecordCount(f"record batch: {size - position} bytes after the last of {header.count} records")
+
+
+def _skip_headers(data: bytes, position: int, end: int) -> int:
+    if not data[position]:
+        return position + 1
+    count, position = read_varint(data, position)
+    if not 0 <= count <= end - position:
+        raise MalformedMessage(f"record batch: {count} headers cannot be in {end - position} bytes")
+    for _ in range(count):
+        name_bytes, position = read_varint(data, position)
+        if name_bytes < 0:
+            raise MalformedMessage("record batch: a header without a name")
+        value_bytes, position = read_varint(data, position + name_bytes)
+        position += max(value_bytes, 0)
+    return position
