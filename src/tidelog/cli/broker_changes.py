@@ -4,7 +4,7 @@ import sys
 from collections.abc import Iterable
 
 from tidelog.cli import broker_settings
-from tidelog.cli.broker_settings import ALL, RefusedError
+from tidelog.cli.broker_settings import ALL, BrokerSetting, RefusedError
 from tidelog.cli.errors import CommandError
 from tidelog.cli.own_client import brokers, connected
 from tidelog.cli.tables import listed
@@ -71,10 +71,17 @@ def not_set(target: Target, keys: list[str]) -> dict[str, str]:
         reasons = [f"broker {number} has its own, {value}: --broker {number}" for number, value in own.get(key, ())]
         if not target.of_all and key in in_common:
             reasons = [f"all brokers have {in_common[key]}: leave out --broker"]
-        elif not reasons and key in found and found[key].is_of_the_start:
-            reasons = [f"its value is from {found[key].origin}"]
+        elif not reasons and key in found:
+            reasons = where_from(found[key])
         told[key] = f" ({'; '.join(reasons)})" if reasons else ""
     return told
+
+
+def where_from(setting: BrokerSetting) -> list[str]:
+    """In at most one reason; none for what has its default."""
+    if setting.counts is not None:
+        return [f"{setting.counts.name} counts, {setting.counts.value} from {setting.counts.origin}"]
+    return [f"its value is from {setting.origin}"] if setting.is_of_the_start else []
 
 
 def own_values(target: Target, keys: Iterable[str]) -> dict[str, list[tuple[int, str]]]:

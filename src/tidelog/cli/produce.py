@@ -153,7 +153,8 @@ def json_parser(key: str | None, headers: Headers, keep_partitions: bool) -> Par
         except RecordJsonError as error:
             raise CommandError(f"line {number} is not a record: {error}") from None
         except json.JSONDecodeError as error:
-            raise CommandError(f"line {number} is not JSON: {error.msg}, at column {error.pos + 1}") from None
+            why = error.msg.removesuffix(" starting at")
+            raise CommandError(f"line {number} is not JSON: {why}, at column {error.pos + 1}") from None
         if keep_partitions and record.partition is None:
             raise CommandError(f'line {number} has no "partition", which --keep-partitions needs')
         return record._replace(

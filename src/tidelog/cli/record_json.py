@@ -34,6 +34,10 @@ class RecordJsonError(ValueError):
     """The JSON is not a record as `to_json` writes it."""
 
 
+class RepeatedError(Exception):
+    """A name stands twice in one of the objects, the outer one or within a value."""
+
+
 class Written(bytes):
     """A JSON value as it stands in the line."""
 
@@ -53,6 +57,12 @@ def record_from_line(line: bytes) -> Record:
 
 def parsed(text: str) -> object:
     """The JSON, with what is `Written` in place of keys and values that are neither strings nor null."""
+    try:
+        document: Any = WHOLE.decode(text)
+        if not isinstance(document, dict) or not wants_the_text(document):
+            return document  # most lines: in one go
+    except RepeatedError:
+        pass
     at = SPACE(text, 0).end()  # type: ignore[union-attr]
     if text[at : at + 1] != "{":
         return DECODER.decode(text)
@@ -71,7 +81,7 @@ def members(text: str, at: int) -> tuple[dict[str, Any], int]:
     while True:
         if text[at : at + 1] != '"':
             raise JSONDecodeError("Expecting property name enclosed in double quotes", text, at)
-        name, at = DECODER.raw_decode(text, at)
+        name, at = scan(text, at)
         if name in found:
             raise RecordJsonError(f"{json.dumps(name)} stands there twice")
         if (colon := COLON(text, at)) is None:
@@ -88,7 +98,7 @@ def member(text: str, at: int, name: str) -> tuple[Any, int]:
     """The value of the member of that name, and where it ends."""
     if name == "headers" and text[at : at + 1] == "[":
         return items(text, at + 1)
-    value, end = DECODER.raw_decode(text, at)
+    value, end = scan(text, at)
     if name in AS_WRITTEN and value is not None and not isinstance(value, str):
         value = Written(text[at:end].encode())
     return value, end
@@ -101,13 +111,36 @@ def items(text: str, at: int) -> tuple[list[Any], int]:
     if text[at : at + 1] == "]":
         return found, at + 1
     while True:
-        item, at = members(text, at + 1) if text[at : at + 1] == "{" else DECODER.raw_decode(text, at)
+        item, at = members(text, at + 1) if text[at : at + 1] == "{" else scan(text, at)
         found.append(item)
         if (end := AFTER_ITEM(text, at)) is None:
             raise JSONDecodeError("Expecting ',' delimiter", text, at)
         if end[1] == "]":
             return found, end.end(1)
         at = end.end()
+
+
+def scan(text: str, at: int) -> tuple[Any, int]:
+    """The value that begins at `at`, and where it ends."""
+    try:
+        found: tuple[Any, int] = SCAN(text, at)
+    except StopIteration as error:
+        raise JSONDecodeError("Expecting value", text, error.value) from None
+    return found
+
+
+def wants_the_text(document: dict[str, Any]) -> bool:
+    """Whether a key or a value in it is neither a string nor null."""
+    headers = document.get("headers")
+    inner = [header for header in headers if isinstance(header, dict)] if isinstance(headers, list) else []
+    return any(not isinstance(each.get(name), str | None) for each in (document, *inner) for name in AS_WRITTEN)
+
+
+def without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise RepeatedError
+    return found
 
 
 def whole_number(digits: str) -> int | float:
@@ -119,6 +152,9 @@ def refused(constant: str) -> NoReturn:
 
 
 DECODER = json.JSONDecoder(parse_int=whole_number, parse_constant=refused)
+SCAN = DECODER.scan_once  # type: ignore[attr-defined]
+"""What raw_decode calls, and in C."""
+WHOLE = json.JSONDecoder(object_pairs_hook=without_repeats, parse_int=whole_number, parse_constant=refused)
 
 
 def record_from_json(document: object) -> Record:

@@ -97,6 +97,9 @@ def test_a_setting_of_the_start_cannot_be_taken_back(bootstrap: str, capsys: pyt
     assert main(["broker", "config", "unset", "log.retention.hours", "--bootstrap", bootstrap]) == 0
     told = "log.retention.hours was not set for all brokers; nothing to do (its value is from the command line).\n"
     assert capsys.readouterr().err == told
+    assert main(["broker", "config", "unset", "log.retention.ms", "--bootstrap", bootstrap]) == 0
+    told = "log.retention.hours counts, 24 from the command line"
+    assert capsys.readouterr().err == f"log.retention.ms was not set for all brokers; nothing to do ({told}).\n"
 
 
 def test_a_topic_says_that_its_broker_was_started_so(bootstrap: str, capsys: pytest.CaptureFixture[str]) -> None:

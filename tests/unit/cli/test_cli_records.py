@@ -258,6 +258,8 @@ def test_json_lines() -> None:
     with pytest.raises(CommandError) as refused:
         parse(7, b'{"value": tru}')
     assert str(refused.value) == "line 7 is not JSON: Expecting value, at column 11"
+    with pytest.raises(CommandError, match="line 8 is not JSON: Unterminated string, at column 11"):
+        parse(8, b'{"value": "x}')
     with pytest.raises(CommandError, match='line 8 is not a record: "vaule" is no field: there are topic, partition'):
         parse(8, b'{"value":"v","vaule":"x"}')
     assert parse(9, b'{"value":"v","partition":4}').partition is None
