@@ -1,7 +1,7 @@
 """Administration and replay with kafka-python: a topic with settings, records, and reading again from a point in time.
 
 pip install kafka-python
-tidelog start
+tidelog start                           # in a terminal of its own
 python examples/kafka_python_client.py [HOST:PORT]
 """
 

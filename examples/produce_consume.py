@@ -1,6 +1,6 @@
 """Writes ten orders and reads them back as a consumer group, with confluent-kafka.
 
-tidelog start
+tidelog start                           # in a terminal of its own
 python examples/produce_consume.py [HOST:PORT]
 """
 

@@ -1,7 +1,7 @@
 """Counts sales by product with Spark Structured Streaming: from topic `sales` to totals in topic `totals`.
 
     pip install '.[spark]'              # in a clone of the repository
-    tidelog start
+    tidelog start                       # in a terminal of its own
     python examples/spark_sales.py [HOST:PORT]
 
 It processes what is there and stops; run it again with the same checkpoint directory and it goes on.

@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from itertools import zip_longest
 from pathlib import Path
 from typing import NamedTuple
 
@@ -89,11 +90,10 @@ class Reader:
 
     def shell(self, text: str) -> None:
         lines = [line for line in text.splitlines() if line and not line.startswith(tuple(SKIPPED))]
-        if len(lines) == 1 and lines[0].startswith("tidelog start"):
+        if len(lines) == 1 and is_server(lines[0]):
             self.start(lines[0])
         else:
-            # A server among other commands stands for what the reader runs in another terminal.
-            self.run(["bash", "-euo", "pipefail", "-c", "\n".join(x for x in lines if x.split()[:2] != SERVER)])
+            self.run(["bash", "-euo", "pipefail", "-c", "\n".join(lines)])
 
     def python(self, text: str) -> None:
         if "\ndef test_" in text:
@@ -144,7 +144,9 @@ class Reader:
             broker.stdout.close()
 
 
-SERVER = ["tidelog", "start"]
+def is_server(line: str) -> bool:
+    """Whether it runs a broker in the foreground: what is pasted behind it is not run."""
+    return line.split()[:2] == ["tidelog", "start"] and not line.partition("#")[0].rstrip().endswith("&")
 
 
 @pytest.fixture
@@ -184,6 +186,20 @@ def test_a_document_can_be_followed(document: Path, reader: Reader) -> None:
             reader.follow(block)
         except AssertionError as error:
             raise AssertionError(f"{document.relative_to(ROOT)}:{block.line}: {error}") from error
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_a_block_can_be_pasted(document: Path) -> None:
+    """A broker in the foreground ends its block, and before the next one the reader is sent to another terminal."""
+    text = document.read_text()
+    shell = [block for block in FENCE.finditer(text) if block[1] == "sh"]
+    for block, after in zip_longest(shell, shell[1:]):
+        place = f"{document.relative_to(ROOT)}:{text.count(chr(10), 0, block.start()) + 1}"
+        *others, last = [line for line in block[2].splitlines() if line]
+        assert not any(map(is_server, others)), f"{place}: what follows a broker in the foreground does not run"
+        if is_server(last) and after is not None and not after[2].startswith("tidelog start"):
+            said = text[block.end() : after.start()]
+            assert "terminal" in said or "终端" in said, f"{place}: nobody says that the next block needs a terminal"
 
 
 def as_kafka_leaves_it(directory: Path) -> None:

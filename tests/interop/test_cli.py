@@ -90,6 +90,28 @@ def test_a_topics_life(tidelog: Run) -> None:
     assert name not in tidelog("topic", "list", "--names").stdout.decode().splitlines()
 
 
+def test_nothing_to_take_back(tidelog: Run, topic: str) -> None:
+    tidelog("topic", "config", topic, "--set", "segment.ms=3600000")
+    ran = tidelog("topic", "config", topic, "--unset", "retention.ms", "--unset", "retention.ms", "--json")
+    assert ran.stderr.decode().startswith(f"retention.ms was not set on topic {topic}; nothing to do")
+    assert ran.stderr.count(b"\n") == 1
+    assert list(document(ran)) == ["segment.ms"]
+    for name, meant in (("retention.mss", "retention.ms"), ("log.roll.ms", "segment.ms")):
+        refused = tidelog("topic", "config", topic, "--unset", "segment.ms", "--unset", name, code=1)
+        assert refused.stderr.decode() == f"Error: there is no topic setting {name}; did you mean {meant}?\n"
+    assert list(document(tidelog("topic", "config", topic, "--json"))) == ["segment.ms"]
+    ran = tidelog("topic", "config", topic, "--unset", "segment.ms", "--unset", "retention.ms", "--json")
+    assert (document(ran), ran.stderr.count(b"nothing to do")) == ({}, 1)
+
+
+def test_a_setting_is_set_once_or_taken_back(tidelog: Run, topic: str) -> None:
+    both = ["--set", "segment.ms=3600000", "--unset", "segment.ms"]
+    error = tidelog("topic", "config", topic, *both, code=2).stderr.decode()
+    assert error == "Error: segment.ms is set and unset at once: give --set or --unset of it\n"
+    twice = ["--set", "segment.ms=3600000", "--set", "segment.ms=7200000"]
+    assert "segment.ms is set twice" in tidelog("topic", "config", topic, *twice, code=2).stderr.decode()
+
+
 def test_an_unknown_topic_names_the_nearest(tidelog: Run, topic: str) -> None:
     almost = topic[:-1]
     for command in (["topic", "describe"], ["topic", "delete", "--yes"], ["consume"]):
@@ -202,7 +224,9 @@ def test_where_reading_begins_and_ends(tidelog: Run, topic: str) -> None:
     assert read("--since", "1 hour ago", "-e", "-n", 1) == ["0"]
     assert read("--since", "0s", "-e") == []
     assert read("-p", 1, "-B", "-e") == []
-    assert read("-e") == []
+    refused = tidelog("consume", topic, "-e", code=2).stderr.decode()
+    assert refused.startswith("Error: --until-end without a beginning reads nothing")
+    assert "--from-beginning" in refused
 
 
 def test_a_moment_is_found_between_records(tidelog: Run, topic: str) -> None:
@@ -237,6 +261,40 @@ def test_a_reader_that_goes_away_is_no_error(bootstrap: str, tidelog: Run, topic
     with reader:
         assert reader.stderr.read() == b""
     assert reader.returncode == 141
+
+
+def test_a_reader_that_goes_away_need_not_wait_for_a_record(bootstrap: str, tidelog: Run, topic: str) -> None:
+    tidelog("produce", topic, input=b"the only one\n")
+    for of in ([], ["--group", f"group-{topic}"]):
+        command = [sys.executable, "-m", "tidelog", "consume", topic, "-B", *of]
+        reader = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment(bootstrap))
+        with reader:
+            assert reader.stdout is not None
+            assert reader.stderr is not None
+            assert reader.stdout.readline() == b"the only one\n"
+            reader.stdout.close()
+            assert reader.wait(LIMIT_S) == 141
+            assert reader.stderr.read() == b""
+    # It has left its group in order: another member need not wait for the session to end.
+    (described,) = document(tidelog("group", "describe", f"group-{topic}", "--json"))
+    assert described["members"] == []
+
+
+def test_a_compacted_topic_wants_keys(tidelog: Run) -> None:
+    name = f"cli-{uuid.uuid4().hex[:12]}"
+    tidelog("topic", "create", name, "-p", 1, "--set", "cleanup.policy=compact")
+    error = tidelog("produce", name, input=b"a\nb\n", code=1).stderr.decode()
+    assert f"topic {name} is compacted (cleanup.policy=compact), so each record needs a key: --key-separator" in error
+    assert error.count("\n") == 1
+    assert tidelog("produce", name, "--key-separator", ":", input=b"a:1\nb:2\n").stderr.startswith(b"2 records")
+
+
+def test_json_is_passed_on_as_it_is_written(tidelog: Run, topic: str) -> None:
+    values = [b"12345678901234567890123", b"1.50", b'{ "a":1,  "a":2.0 }', b"true"]
+    tidelog("produce", topic, "--json", "-p", 0, input=b"".join(b'{"value": %b }\n' % value for value in values))
+    assert tidelog("consume", topic, "-B", "-e").stdout.splitlines() == values
+    error = tidelog("produce", topic, "--json", input=b'{"value":1}\n{"value":}\n', code=1).stderr.decode()
+    assert error.endswith("Error: line 2 is not JSON: Expecting value, at column 10\n")
 
 
 def test_a_record_that_is_too_large(tidelog: Run, topic: str) -> None:

@@ -116,6 +116,79 @@ def test_what_there_is_not(tidelog: Run, number: str) -> None:
     assert "exclude" in tidelog("broker", "config", "describe", "--all-brokers", "--broker", 1, code=2).stderr.decode()
 
 
+def test_nothing_to_take_back(tidelog: Run, number: str) -> None:
+    for of, whose in (([], "all brokers"), (["--broker", number], f"broker {number}")):
+        for check in ([], ["--check"]):
+            ran = tidelog("broker", "config", "unset", SETTING, *of, *check)
+            assert ran.stdout == b""
+            assert ran.stderr.decode() == f"{SETTING} was not set for {whose}; nothing to do.\n"
+
+
+def test_what_was_set_elsewhere_is_named(tidelog: Run, number: str) -> None:
+    tidelog("broker", "config", "set", f"{SETTING}=3145728", "--broker", number)
+    wait_for(tidelog, "3145728", "broker")
+    told = tidelog("broker", "config", "unset", SETTING).stderr.decode()
+    own = f"broker {number} has its own, 3145728: --broker {number}"
+    assert told == f"{SETTING} was not set for all brokers; nothing to do ({own}).\n"
+    tidelog("broker", "config", "unset", SETTING, "--broker", number)
+    tidelog("broker", "config", "set", f"{SETTING}=2097152")
+    wait_for(tidelog, "2097152", "all brokers")
+    told = tidelog("broker", "config", "unset", SETTING, "--broker", number).stderr.decode()
+    in_common = "all brokers have 2097152: leave out --broker"
+    assert told == f"{SETTING} was not set for broker {number}; nothing to do ({in_common}).\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("log.segment.byte", "; did you mean log.segment.bytes?"),
+        ("segment.bytes", "; it is a topic's, a broker has log.segment.bytes"),
+        ("zzz", ""),
+    ],
+)
+def test_an_unknown_name_is_not_taken_back(tidelog: Run, number: str, name: str, hint: str) -> None:
+    tidelog("broker", "config", "set", f"{SETTING}=2097152")
+    wait_for(tidelog, "2097152", "all brokers")
+    for of in ([], ["--broker", number]):
+        ran = tidelog("broker", "config", "unset", SETTING, name, *of, code=1)
+        assert ran.stdout == b""
+        assert ran.stderr.decode() == f"Error: broker {number} has no setting {name}{hint}\n"
+    error = tidelog("broker", "config", "describe", "--all-brokers", name, code=1).stderr.decode()
+    assert error == f"Error: broker {number} has no setting {name}{hint}\n"
+    assert described(tidelog, SETTING)[SETTING]["value"] == "2097152"
+
+
+def test_what_takes_a_restart_says_where_it_is_set(tidelog: Run, number: str) -> None:
+    for of in ([], ["--broker", number]):
+        error = tidelog("broker", "config", "set", "num.partitions=3", *of, code=1).stderr.decode()
+        assert "put it into the broker's configuration file" in error
+    error = tidelog("broker", "config", "set", "cordoned.log.dirs=*", code=1).stderr.decode()
+    assert "--broker N" in error
+
+
+def test_what_counts_where_a_setting_has_no_value(tidelog: Run, number: str) -> None:
+    found = described(tidelog, "log.retention.ms", "log.retention.minutes", "log.roll.jitter.ms")
+    hours = described(tidelog, "log.retention.hours")["log.retention.hours"]
+    assert hours["in_force"] == {"name": "log.retention.hours", "value": hours["value"], "from": hours["from"]}
+    for name in ("log.retention.ms", "log.retention.minutes"):
+        assert found[name]["value"] is None
+        assert found[name]["in_force"] == hours["in_force"]
+        assert found[name]["layers"] == hours["layers"]
+    assert found["log.roll.jitter.ms"]["in_force"]["value"] == "0"
+    table = tidelog("broker", "config", "describe", "log.retention.ms").stdout.decode()
+    assert f"log.retention.ms  {int(hours['value']) * 3_600_000}  log.retention.hours ({hours['from']})" in table
+    tidelog("broker", "config", "set", "log.retention.ms=86400000")
+
+    def counts() -> bool:
+        found = described(tidelog, "log.retention.hours")["log.retention.hours"]
+        return bool(found["in_force"] == {"name": "log.retention.ms", "value": "86400000", "from": "all brokers"})
+
+    wait_until(counts, "log.retention.ms counts")
+    table = tidelog("broker", "config", "describe", "log.retention.hours").stdout.decode()
+    assert f"{hours['from']} (log.retention.ms counts)" in table
+    tidelog("broker", "config", "unset", "log.retention.ms")
+
+
 @pytest.mark.tidelog_only
 def test_when_it_changes_and_whether_it_has_effect(tidelog: Run, number: str) -> None:
     every = described(tidelog, "--all")

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 
 NAMES_PER_STEP = 200
 NO_EFFECT = "No effect yet."
+SET_AT_START = "Set at the start by"
 NO_TYPE = 0
 SETTINGS_MAX = 100_000
 """In one answer: two thousand topics with all of theirs. One topic named a million times would fill the memory."""
@@ -165,5 +166,8 @@ def _config(described: Described, request: DescribeConfigsRequest) -> DescribeCo
     if request.include_synonyms:
         result.synonyms = [DescribeConfigsSynonym(name=n, value=v, source=s) for n, v, s in described.synonyms]
     if request.include_documentation:
-        result.documentation = key.doc if key.effect else f"{key.doc} {NO_EFFECT}".lstrip()
+        # The protocol has one source for all that a broker was started with; its own command line shows which it was.
+        start = f"{SET_AT_START} {described.start}." if described.start else ""
+        parts = (key.doc, "" if key.effect else NO_EFFECT, start)
+        result.documentation = " ".join(part for part in parts if part)
     return result

@@ -6,17 +6,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tidelog.cli.connection import LOCALHOST, AsJson, Bootstrap, key_value
-from tidelog.cli.errors import CommandError, UsageError
-from tidelog.cli.own_client import brokers, connected
-from tidelog.cli.tables import Column, Table, print_json, print_table
+from tidelog.cli.errors import UsageError
+from tidelog.cli.own_client import connected
+from tidelog.cli.tables import Column, Table, listed, print_json, print_table
 from tidelog.cli.topic import value_text
 
 if TYPE_CHECKING:
-    from tidelog.cli.broker_settings import BrokerSetting
-    from tidelog.client.blocking import Client
-
-ALL = ""
-"""How the protocol names all brokers together."""
+    from tidelog.cli.broker_settings import BrokerSetting, Layer
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)
 config = typer.Typer(add_completion=False, no_args_is_help=True)
@@ -44,7 +40,8 @@ def settings() -> None:
     """Show and change the settings of running brokers.
 
     A change holds at once and after restarts. Of one broker it counts
-    more than of all of them, and both count more than the broker's file.
+    more than of all of them, and both count more than what the broker was
+    started with: its file, its environment, its command line.
 
     Examples:
 
@@ -84,17 +81,17 @@ def describe(
         raise UsageError("--broker and --all-brokers exclude each other")
     with connected(bootstrap) as client:
         number, address = broker_settings.address_of(client, broker)
-        found = broker_settings.described(client, address, ALL if altered else str(number), keys or [])
-    missing = [key for key in keys or [] if key not in {setting.name for setting in found}]
-    if missing and not altered:
-        raise CommandError(f"broker {number} has no setting {missing[0]}{nearest_hint(missing[0])}")
+        found = broker_settings.described(client, address, str(number), keys or [])
+        if keys:
+            broker_settings.check_known(keys, [setting.name for setting in found], number)
+        if altered:
+            found = broker_settings.described(client, address, broker_settings.ALL, keys or [])
     if not keys and not all_settings:
         found = [setting for setting in found if not setting.is_default]
     if json:
         print_json(settings_json(found))
     elif not found:
-        none = "Nothing was set of all brokers." if altered else f"All settings of broker {number} have their defaults."
-        print(none, file=sys.stderr)
+        print(nothing_to_show(number, altered, keys or []), file=sys.stderr)
     else:
         print_table(settings_table(found))
         if keys:
@@ -122,7 +119,15 @@ def set_settings(
         if key in changes:
             raise UsageError(f"{key} is set twice")
         changes[key] = value
+    from tidelog.cli.broker_changes import change
+
     change(changes, broker, check, bootstrap)
+
+
+def nothing_to_show(number: int, altered: bool, keys: list[str]) -> str:
+    if altered:
+        return f"{listed(keys)}: not set for all brokers." if keys else "Nothing was set of all brokers."
+    return f"{listed(keys)}: not set." if keys else f"All settings of broker {number} have their defaults."
 
 
 @config.command("unset")
@@ -134,52 +139,34 @@ def unset(
 ) -> None:
     """Take back what was set of all brokers, or of one.
 
+    Where nothing was set it says so, and where the value comes from.
+
     Examples:
 
     $ tidelog broker config unset log.retention.ms
     $ tidelog broker config unset max.connections --broker 1
     """
+    from tidelog.cli.broker_changes import change
+
     change(dict.fromkeys(keys), broker, check, bootstrap)
-
-
-def change(changes: dict[str, str | None], broker: int | None, check: bool, bootstrap: str) -> None:
-    from tidelog.cli import broker_settings
-
-    whose = "all brokers" if broker is None else f"broker {broker}"
-    resource = ALL if broker is None else str(broker)
-    with connected(bootstrap) as client:
-        if broker is None:
-            address = next(iter(brokers(client).values()))
-        else:
-            _, address = broker_settings.address_of(client, broker)
-        broker_settings.alter(client, address, resource, changes, only_check=check)
-        for key, value in changes.items():
-            if check:
-                print(f"{key} of {whose} can be {'taken back' if value is None else 'set'}.")
-            else:
-                print(f"Took back {key} of {whose}." if value is None else f"Set {key} of {whose} to {value}.")
-        if broker is None and not check:
-            warn_of_own(client, changes)
-
-
-def warn_of_own(client: "Client", changes: dict[str, str | None]) -> None:
-    """Say where a broker's own value counts more than what was just set of all."""
-    from tidelog.cli import broker_settings
-
-    for number, where in brokers(client).items():
-        for setting in broker_settings.described(client, where, str(number), list(changes)):
-            if setting.origin == "broker":
-                print(f"Broker {number} keeps its own {setting.name}, {setting.value}.", file=sys.stderr)
 
 
 def settings_table(found: "list[BrokerSetting]") -> Table:
     columns = [Column("Setting"), Column("Value"), Column("From"), Column("Changes")]
-    rows = [[s.name, shown(s.name, s.value, s.sensitive), s.origin, changes_when(s)] for s in found]
+    rows = [[s.name, shown(s.name, s.effective, s.sensitive), comes_from(s), changes_when(s)] for s in found]
     if not all(setting.effect for setting in found):
         columns.append(Column("", style="yellow"))
         for setting, row in zip(found, rows, strict=True):
             row.append("" if setting.effect else "no effect yet")
     return Table(columns, rows)
+
+
+def comes_from(setting: "BrokerSetting") -> str:
+    if setting.counts is None:
+        return setting.origin
+    if setting.value is None:
+        return f"{setting.counts.name} ({setting.counts.origin})"
+    return f"{setting.origin} ({setting.counts.name} counts)"
 
 
 def changes_when(setting: "BrokerSetting") -> str:
@@ -209,16 +196,14 @@ def settings_json(found: "list[BrokerSetting]") -> dict[str, Any]:
         s.name: {
             "value": s.value,
             "from": s.origin,
+            "in_force": layer_json(s.in_force),
             "changes": changes_when(s),
             "effect": s.effect,
-            "layers": [{"name": each.name, "value": each.value, "from": each.origin} for each in s.layers],
+            "layers": [layer_json(layer) for layer in s.layers],
         }
         for s in found
     }
 
 
-def nearest_hint(name: str) -> str:
-    from tidelog.config.keys import BROKER_KEYS, nearest
-
-    near = nearest(name, BROKER_KEYS)
-    return f"; did you mean {near}?" if near else ""
+def layer_json(layer: "Layer") -> dict[str, str | None]:
+    return {"name": layer.name, "value": layer.value, "from": layer.origin}

@@ -12,6 +12,12 @@ if TYPE_CHECKING:
     from confluent_kafka.admin import AdminClient, OffsetSpec
 
 
+TOPIC, DEFAULT = "topic", "default"
+"""Origins of settings; the others are a broker's."""
+START = "broker's start settings"
+"""A file, the environment or the command line: the protocol does not tell which."""
+
+
 class PartitionState(NamedTuple):
     partition: int
     leader: int
@@ -169,5 +175,5 @@ def settings_without_effect() -> dict[str, None]:
 
 def origin(source: int) -> str:
     """Where a value comes from, as DescribeConfigs numbers it (KIP-226)."""
-    names = {1: "topic", 2: "broker", 3: "all brokers", 4: "broker file", 5: "default", 6: "broker logger"}
+    names = {1: TOPIC, 2: "broker", 3: "all brokers", 4: START, 5: DEFAULT, 6: "broker logger"}
     return names.get(int(source), "unknown")

@@ -1,6 +1,7 @@
 """`tidelog consume`: the records of a topic on stdout."""
 
 import re
+import select
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -82,10 +83,10 @@ def consume(
     r"""Print the records of a topic, one per line: new ones, or from where you say.
 
     A format has the fields {topic} {partition} {offset} {timestamp}
-    {timestamp_ms} {key} {value} {headers}, and \t and \n.
+    {timestamp_ms} {key} {value} {headers}, and \t and \n and %%.
 
     Without --group nothing is committed, and no other reader is affected.
-    Ctrl-C stops.
+    Ctrl-C stops, and so does the end of what reads the output.
 
     Examples:
 
@@ -96,10 +97,14 @@ def consume(
     $ tidelog consume orders --group audit --json | jq .value
     """
     where = beginning(from_beginning, offset, since)
-    if group == "":
-        raise UsageError("--group takes the name of a group, which is not empty")
-    if group is not None and (offset is not None or since is not None or partition):
-        raise UsageError("--group continues from the group's commits: leave out --offset, --since and --partition")
+    explicit = offset is not None or since is not None
+    if group is not None:
+        check_group(group, explicit or bool(partition))
+    elif until_end and not explicit and not from_beginning:
+        raise UsageError(
+            "--until-end without a beginning reads nothing, since reading begins at the end:"
+            " add --from-beginning, --offset N or --since TIME"
+        )
     if json and format != "{value}":
         raise UsageError("--json and --format do not go together")
     try:
@@ -117,6 +122,14 @@ def consume(
             reader.run(interrupted)
         finally:
             reader.close()
+
+
+def check_group(group: str, elsewhere: bool) -> None:
+    """`elsewhere`: whether it is said where to read, too. Raises UsageError."""
+    if group == "":
+        raise UsageError("--group takes the name of a group, which is not empty")
+    if elsewhere:
+        raise UsageError("--group continues from the group's commits: leave out --offset, --since and --partition")
 
 
 def beginning(from_beginning: bool, offset: str | None, since: str | None) -> Where:
@@ -145,6 +158,13 @@ class Sink:
     def __init__(self, render: RenderRecord) -> None:
         self.render = render
         self.tty = sys.stdout.isatty()
+        self.reader = select.poll()
+        self.reader.register(sys.stdout.fileno(), 0)  # no event is asked for: the end of a pipe is always told
+
+    def check(self) -> None:
+        """Raise BrokenPipeError when whoever reads a pipe has gone, as `head` does: no record may come to tell it."""
+        if any(event & (select.POLLERR | select.POLLHUP) for _, event in self.reader.poll(0)):
+            raise BrokenPipeError
 
     def write(self, messages: Sequence["Message"]) -> None:
         """One line each, flushed: whoever reads a pipe sees a record when it comes. Raises BrokenPipeError."""
@@ -308,6 +328,7 @@ class Reader:
             self.hinted = True
             self.looked_s = seconds
         else:
+            self.sink.check()
             self.say_what_it_waits_for(seconds)
             if self.open and seconds - self.looked_s > LOOK_S and not self.outage.noted:
                 self.looked_s = seconds

@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 app = typer.Typer(add_completion=False, no_args_is_help=True)
 app.command()(dirs)
 
-Path = Annotated[
-    str,
+Paths = Annotated[
+    list[str],
     typer.Argument(
-        metavar="PATH", show_default=False, help="A log file, a partition's directory, or a data directory."
+        metavar="PATH...", show_default=False, help="Log files, partitions' directories, or data directories."
     ),
 ]
 
@@ -70,7 +70,7 @@ def log() -> None:
 
 @app.command()
 def dump(
-    path: Path,
+    paths: Paths,
     records: Annotated[bool, typer.Option("--records", "-r", help="Print the records of each batch, too.")] = False,
     json: AsJson = False,
 ) -> None:
@@ -83,30 +83,32 @@ def dump(
     Examples:
 
     $ tidelog log dump tidelog-data/orders-0
-    $ tidelog log dump tidelog-data/orders-0/00000000000000000000.log -r
+    $ tidelog log dump tidelog-data/orders-0/*.log -r
     $ tidelog log dump tidelog-data/orders-0 --json | jq .base_offset
     """
     from tidelog.log.dump import dump
 
+    check(paths)
     damaged = False
-    file = None
-    with reading(path) as (disk, full_path):
-        for entry in dump(disk, full_path, records=records):
-            damaged |= entry["kind"] == "damage"
-            if json:
-                print(json_text.dumps(entry_json(entry), ensure_ascii=False))
-                continue
-            if entry["file"] != file:
-                file = entry["file"]
-                print(f"{as_typed(str(file), full_path, path)}:")
-            print(entry_text(entry))
+    for path in paths:
+        file = None
+        with reading(path) as (disk, full_path):
+            for entry in dump(disk, full_path, records=records):
+                damaged |= entry["kind"] == "damage"
+                if json:
+                    print(json_text.dumps(entry_json(entry), ensure_ascii=False))
+                    continue
+                if entry["file"] != file:
+                    file = entry["file"]
+                    print(f"{as_typed(str(file), full_path, path)}:")
+                print(entry_text(entry))
     if damaged:
         raise CommandError("there is damage, see above (tidelog log verify finds all of it)")
 
 
 @app.command()
 def verify(
-    path: Path,
+    paths: Paths,
     records: Annotated[bool, typer.Option("--records/--no-records", help="Decode every record; slower.")] = True,
     json: AsJson = False,
 ) -> None:
@@ -121,20 +123,25 @@ def verify(
     Examples:
 
     $ tidelog log verify tidelog-data
+    $ tidelog log verify disk1 disk2
     $ tidelog log verify tidelog-data/orders-0 --no-records
     $ tidelog log verify /var/lib/kafka/data --json
     """
-    from tidelog.log.verify import verify
+    from tidelog.log.verify import Verified, verify
 
-    with reading(path) as (disk, full_path), working(f"Verifying {full_path}"):
-        result = verify(disk, full_path, records=records)
+    check(paths)
+    result = Verified()
+    for path in paths:
+        with reading(path) as (disk, full_path), working(f"Verifying {full_path}"):
+            found = verify(disk, full_path, records=records)
+        result.add(found)
+        for finding, more, last in alike(found.findings if not json else ()):
+            file = as_typed(finding.path, full_path, path)
+            others = f" (and {counted(more, 'more', 'more')} of the kind, the last at {last})" if more else ""
+            print(printable(f"{finding.severity}: {file} at {finding.position}: {finding.reason}{others}"))
     if json:
         print_json(verified_json(result))
         raise typer.Exit(1 if result.damaged else 0)
-    for finding, more, last in alike(result.findings):
-        file = as_typed(finding.path, full_path, path)
-        others = f" (and {counted(more, 'more', 'more')} of the kind, the last at {last})" if more else ""
-        print(printable(f"{finding.severity}: {file} at {finding.position}: {finding.reason}{others}"))
     what = [counted(result.files, "file"), size(result.bytes), counted(result.batches, "batch", "batches")]
     if records:
         what.append(counted(result.records, "record"))
@@ -153,6 +160,13 @@ def alike(findings: "Sequence[Finding]") -> "list[tuple[Finding, int, int]]":
         kind = re.sub(r"0x[0-9a-f]+|\d+", "#", finding.reason)
         kinds.setdefault((finding.path, finding.severity, kind), []).append(finding)
     return [(found[0], len(found) - 1, found[-1].position) for found in kinds.values()]
+
+
+def check(paths: list[str]) -> None:
+    """Raise CommandError for one that cannot be read or is no log, before the others take their time."""
+    for path in paths:
+        with reading(path):
+            pass
 
 
 @contextmanager

@@ -22,7 +22,8 @@ from tidelog.cli.connection import (
 )
 from tidelog.cli.errors import CommandError, UsageError
 from tidelog.cli.interrupts import Interrupts, interrupts_noted
-from tidelog.cli.records import Headers, Record, RecordJsonError, record_from_json
+from tidelog.cli.record_json import RecordJsonError, record_from_line
+from tidelog.cli.records import Headers, Record
 from tidelog.cli.tables import count, counted, size
 
 if TYPE_CHECKING:
@@ -148,11 +149,12 @@ def json_parser(key: str | None, headers: Headers, keep_partitions: bool) -> Par
 
     def parse(number: int, line: bytes) -> Record:
         try:
-            record = record_from_json(json.loads(line))
+            record = record_from_line(line)
         except RecordJsonError as error:
             raise CommandError(f"line {number} is not a record: {error}") from None
-        except ValueError as error:
-            raise CommandError(f"line {number} is not JSON: {error}") from None
+        except json.JSONDecodeError as error:
+            why = error.msg.removesuffix(" starting at")
+            raise CommandError(f"line {number} is not JSON: {why}, at column {error.pos + 1}") from None
         if keep_partitions and record.partition is None:
             raise CommandError(f'line {number} has no "partition", which --keep-partitions needs')
         return record._replace(
@@ -183,6 +185,9 @@ class Writer:
         self.written = 0
         self.written_bytes = 0
         self.failed: dict[str, int] = {}
+        """Reasons, and how many records were not written for each."""
+        self.keyless = False
+        """Whether the broker refused records without keys, for that or another reason."""
         self.started = time.monotonic()
         self.shown = self.started
         self.moved = (self.started, 0)
@@ -234,7 +239,22 @@ class Writer:
         if self.interrupts():
             raise KeyboardInterrupt
         if self.failed:
-            raise CommandError("; ".join(f"{count(n)} not written: {why}" for why, n in self.failed.items()))
+            reasons = "; ".join(f"{count(n)} not written: {why}" for why, n in self.failed.items())
+            raise CommandError(reasons + (self.want_of_keys() if self.keyless else ""))
+
+    def want_of_keys(self) -> str:
+        """What to do where the broker's reason is that the topic is compacted, which its error does not say."""
+        try:
+            found = cluster.settings(self.admin, self.topic)
+        except CommandError:
+            return ""
+        policy = next((setting.value for setting in found if setting.name == "cleanup.policy"), "")
+        if "compact" not in policy:
+            return ""
+        return (
+            f"; topic {self.topic} is compacted (cleanup.policy={policy}), so each record needs a key:"
+            ' --key-separator TEXT splits it off the line, --key TEXT gives one to all, a line of --json has "key"'
+        )
 
     def write(self, record: Record) -> None:
         from confluent_kafka import KafkaException
@@ -271,10 +291,13 @@ class Writer:
             self.written += 1
             self.written_bytes += len(message.value() or b"") + len(message.key() or b"")
             return
+        from confluent_kafka import KafkaError
+
         if message.partition() in self.offline:
             why = offline.named({self.topic: [message.partition() or 0]}) + " is offline"
         else:
             why = str(kafka_error(error, f"topic {self.topic}"))
+            self.keyless = self.keyless or (message.key() is None and error.code() == KafkaError.INVALID_RECORD)
         self.failed[why] = self.failed.get(why, 0) + 1
 
     def tell_trouble(self) -> None:

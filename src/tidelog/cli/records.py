@@ -1,9 +1,8 @@
-"""Records as text: the template of `consume --format`, and JSON, both ways."""
+"""Records as text: the template of `consume --format`, and JSON; `record_json` reads that again."""
 
 import base64
 import json
 from collections.abc import Callable
-from datetime import datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tidelog.cli.when import iso
@@ -12,12 +11,12 @@ if TYPE_CHECKING:
     from confluent_kafka import Message
 
 FIELDS = ("topic", "partition", "offset", "timestamp", "timestamp_ms", "key", "value", "headers")
-JSON_FIELDS = (
-    *("topic", "partition", "offset", "timestamp", "timestamp_ms"),
-    *("key", "key_base64", "value", "value_base64", "headers"),
-)
-"""What a line of `consume --json` can have, and one for `produce --json`."""
-HEADER_FIELDS = ("key", "value", "value_base64")
+ALL_FIELDS = " ".join(f"{{{field}}}" for field in FIELDS)
+OF_KCAT = {
+    "t": "{topic}", "p": "{partition}", "o": "{offset}", "k": "{key}", "s": "{value}", "h": "{headers}",
+    "T": "{timestamp_ms}",
+}  # fmt: skip
+"""What `kcat -f` calls them, behind a percent sign."""
 ESCAPES = {"n": b"\n", "t": b"\t", "r": b"\r", "0": b"\0", "\\": b"\\"}
 
 Headers = list[tuple[str, str | bytes | None]]
@@ -40,12 +39,8 @@ class TemplateError(ValueError):
     """The format names a field that no record has, or is cut off."""
 
 
-class RecordJsonError(ValueError):
-    """The JSON is not a record as `to_json` writes it."""
-
-
 def template(text: str, null: bytes) -> RenderRecord:
-    r"""Render records by `text`: fields in braces ({key}, {value}, ...), `{{` and `}}` for braces, \n \t \r \0 \\.
+    r"""Render records by `text`: fields in braces ({key}, {value}, ...); `{{`, `}}` and `%%`; \n \t \r \0 \\.
 
     A null key or value is written as `null`; bytes go out as they are. Raises TemplateError.
     """
@@ -53,18 +48,19 @@ def template(text: str, null: bytes) -> RenderRecord:
     position = 0
     while position < len(text):
         two = text[position : position + 2]
-        if two in ("{{", "}}"):
+        if two in ("{{", "}}", "%%"):
             parts.append(two[:1].encode())
             position += 2
         elif two[0] == "{":
             end = text.find("}", position)
             name = text[position + 1 : end]
             if end < 0 or name not in FIELDS:
-                raise TemplateError(
-                    f"{text[position : end + 1 or None]!r} is not a field: " + " ".join(f"{{{f}}}" for f in FIELDS)
-                )
+                raise TemplateError(f"{text[position : end + 1 or None]!r} is not a field: {ALL_FIELDS}")
             parts.append(field(name, null))
             position = end + 1
+        elif two[0] == "%" and two[1:].isascii() and two[1:].isalpha():
+            meant = f"; here it is {OF_KCAT[two[1:]]}" if two[1:] in OF_KCAT else ""
+            raise TemplateError(f"{two!r} is not a field{meant}: {ALL_FIELDS}, and %% is a percent sign")
         elif two[0] == "\\" and two[1:] in ESCAPES and len(two) == 2:
             parts.append(ESCAPES[two[1:]])
             position += 2
@@ -135,73 +131,3 @@ def text_or_base64(name: str, data: str | bytes | None) -> dict[str, str | None]
         return {name: data.decode()}
     except UnicodeDecodeError:
         return {f"{name}_base64": base64.b64encode(data).decode()}
-
-
-def record_from_json(document: object) -> Record:
-    """What `to_json` wrote, as a record; `topic` and `offset` are where it came from, and not taken over.
-
-    Of `timestamp_ms` and `timestamp` the first counts. Raises RecordJsonError.
-    """
-    if not isinstance(document, dict) or not ({"value", "value_base64"} & set(document)):
-        raise RecordJsonError('it must be an object with "value"')
-    only(document, JSON_FIELDS, "field")
-    headers: Headers = []
-    listed = document.get("headers")
-    if not isinstance(listed, list | None):
-        raise RecordJsonError('"headers" must be a list of objects with "key" and "value"')
-    for header in listed or []:
-        if not isinstance(header, dict) or not isinstance(header.get("key"), str):
-            raise RecordJsonError('"headers" must be a list of objects with "key" and "value"')
-        only(header, HEADER_FIELDS, "field of a header")
-        headers.append((header["key"], data_from_json(header, "value")))
-    return Record(
-        data_from_json(document, "key"),
-        data_from_json(document, "value"),
-        headers,
-        timestamp_from_json(document),
-        number_from_json(document, "partition"),
-    )
-
-
-def only(document: dict[str, Any], known: tuple[str, ...], what: str) -> None:
-    """Raise RecordJsonError for a name that is not known: what was meant by it would be lost without a word."""
-    for name in document:
-        if name not in known:
-            raise RecordJsonError(f"{json.dumps(name)} is no {what}: there are {', '.join(known)}")
-
-
-def number_from_json(document: dict[str, Any], name: str) -> int | None:
-    number = document.get(name)
-    if number is not None and (isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < 1 << 63):
-        raise RecordJsonError(f'"{name}" must be a number that is not negative')
-    return number
-
-
-def timestamp_from_json(document: dict[str, Any]) -> int | None:
-    number, text = number_from_json(document, "timestamp_ms"), document.get("timestamp")
-    if number is not None or text is None:
-        return number
-    try:
-        moment = datetime.fromisoformat(text)
-    except (TypeError, ValueError):
-        moment = None
-    if moment is None or moment.tzinfo is None:
-        raise RecordJsonError('"timestamp" must be as 2026-03-01T12:00:00.000Z, with a zone')
-    return round(moment.timestamp() * 1000)
-
-
-def data_from_json(document: dict[str, Any], name: str) -> bytes | None:
-    if {name, f"{name}_base64"} <= set(document):
-        raise RecordJsonError(f'"{name}" and "{name}_base64" do not go together')
-    if f"{name}_base64" in document:
-        try:
-            return base64.b64decode(document[f"{name}_base64"], validate=True)
-        except (TypeError, ValueError):
-            raise RecordJsonError(f'"{name}_base64" is not base64') from None
-    data = document.get(name)
-    if data is None:
-        return None
-    if isinstance(data, str):
-        return data.encode()
-    # Numbers and objects are taken as they are written: a line made by hand need not quote its JSON twice.
-    return json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode()

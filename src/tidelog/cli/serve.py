@@ -74,7 +74,11 @@ def load_config(options: Options, environment: Mapping[str, str]) -> BrokerConfi
     directories = config.data_directories
     if all(os.path.isabs(directory) for directory in directories):  # noqa: PTH117 - pathlib costs start-up time
         return config
-    return load(options.settings | {"log.dirs": ",".join(map(os.path.abspath, directories))})
+    absolute = load(options.settings | {"log.dirs": ",".join(map(os.path.abspath, directories))})
+    absolute.origins["log.dirs"] = next(
+        (config.origins[name] for name in ("log.dirs", "log.dir") if name in config.origins), "the default"
+    )
+    return absolute
 
 
 def read_file(path: str) -> bytes:

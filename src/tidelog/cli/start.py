@@ -24,6 +24,16 @@ FLAGS = {
 """Every flag takes a value. `--parent-pipe` is for programs that start a broker as their child (`cli/parent.py`)."""
 
 
+OF_OTHERS = {
+    **dict.fromkeys(("--address", "--bind", "--bootstrap", "--host", "--port", "-H", "-b", "-p"), "--listen"),
+    **dict.fromkeys(("--dir", "--log-dir", "--log-dirs", "-d"), "--data"),
+    **dict.fromkeys(("--override", "-X", "-s"), "--set"),
+    **dict.fromkeys(("--verbose", "-v"), "--log-level"),
+    "-c": "--config",
+}
+"""What other brokers and other commands call it."""
+
+
 class MisusedError(Exception):
     """The command line itself is wrong. The text is one line that says what to type instead."""
 
@@ -80,7 +90,13 @@ def parse(arguments: Sequence[str]) -> Options:
 
 def unknown(flag: str) -> str:
     if not flag.startswith("-"):
-        return f"unexpected argument {flag!r}"
+        return f"unexpected argument {flag!r}" + ("; a file is given with --config FILE" if "." in flag else "")
+    if flag in OF_OTHERS:
+        return f"no such option: {flag}; it is {OF_OTHERS[flag]} {FLAGS[OF_OTHERS[flag]]}"
+    from tidelog.config.keys import BROKER_KEYS
+
+    if (name := flag.lstrip("-")) in BROKER_KEYS:
+        return f"no such option: {flag}; it is --set {name}=VALUE"
     import difflib
 
     near = difflib.get_close_matches(flag, [name for name in FLAGS if name != "--parent-pipe"], n=1)

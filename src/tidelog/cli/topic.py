@@ -1,6 +1,7 @@
 """`tidelog topic`: create, list, describe, delete, add-partitions, config."""
 
 import sys
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -186,7 +187,7 @@ def tell_offline(topics: list[cluster.TopicState], offsets: dict[tuple[str, int]
 
 
 def shown_settings(admin: "AdminClient", topic: str, every: bool) -> list[cluster.Setting]:
-    return [setting for setting in cluster.settings(admin, topic) if every or setting.origin == "topic"]
+    return [setting for setting in cluster.settings(admin, topic) if every or setting.origin == cluster.TOPIC]
 
 
 def partitions_table(topic: cluster.TopicState, offsets: dict[tuple[str, int], cluster.Offsets]) -> Table:
@@ -332,15 +333,25 @@ def configure(
 ) -> None:
     """Change a topic's settings, then show them.
 
+    Where nothing was set, --unset says so.
+
     Examples:
 
     $ tidelog topic config orders
     $ tidelog topic config orders --set retention.ms=86400000 --set cleanup.policy=delete
     $ tidelog topic config orders --unset retention.ms
     """
-    changes = [key_value(text, "--set", "retention.ms=86400000") for text in set]
+    changes: dict[str, str] = {}
+    for text in set:
+        key, value = key_value(text, "--set", "retention.ms=86400000")
+        if key in changes:
+            raise UsageError(f"{key} is set twice")
+        changes[key] = value
+    if both := [key for key in unset if key in changes]:
+        raise UsageError(f"{both[0]} is set and unset at once: give --set or --unset of it")
     admin = connect(bootstrap, client).admin()
     cluster.describe(admin, [name])
+    unset = own_settings(admin, name, unset) if unset else []
     if changes or unset:
         change_settings(admin, name, changes, unset)
     settings = shown_settings(admin, name, all_settings)
@@ -352,10 +363,42 @@ def configure(
         print(f"All settings of topic {name} have their defaults (--all shows them).", file=sys.stderr)
 
 
-def change_settings(admin: "AdminClient", topic: str, changes: list[tuple[str, str]], unset: list[str]) -> None:
+def own_settings(admin: "AdminClient", topic: str, names: list[str]) -> list[str]:
+    """Those of `names` that the topic sets, once each; of the others it is said that there is nothing to take back.
+
+    Raises CommandError for a name that is no topic's setting.
+    """
+    from tidelog.config.keys import TOPIC_KEYS
+
+    found = {setting.name: setting for setting in cluster.settings(admin, topic)}
+    for name in names:
+        # What Kafka keeps to itself until it is set is no mistake.
+        if name not in found and name not in TOPIC_KEYS:
+            raise CommandError(f"there is no topic setting {name}{setting_hint(name, found)}")
+    own = []
+    for name in dict.fromkeys(names):
+        if name in found and found[name].origin == cluster.TOPIC:
+            own.append(name)
+            continue
+        origin = found[name].origin if name in found else cluster.DEFAULT
+        more = "" if origin == cluster.DEFAULT else f" (its value, {found[name].value}, is from {origin})"
+        print(f"{name} was not set on topic {topic}; nothing to do{more}.", file=sys.stderr)
+    return own
+
+
+def setting_hint(name: str, known: Iterable[str]) -> str:
+    """What may have been meant: the topic's setting that a broker's gives the default of, or the nearest name."""
+    from tidelog.config.keys import TOPIC_KEYS, nearest
+
+    same = (key.name for key in TOPIC_KEYS.values() if any(of_broker == name for of_broker, _ in key.synonyms))
+    near = next(same, None) or nearest(name, known)
+    return f"; did you mean {near}?" if near else ""
+
+
+def change_settings(admin: "AdminClient", topic: str, changes: dict[str, str], unset: list[str]) -> None:
     from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
-    entries = [ConfigEntry(key, value, incremental_operation=AlterConfigOpType.SET) for key, value in changes]
+    entries = [ConfigEntry(key, value, incremental_operation=AlterConfigOpType.SET) for key, value in changes.items()]
     entries += [ConfigEntry(key, None, incremental_operation=AlterConfigOpType.DELETE) for key in unset]
     resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=entries)
     answer(

@@ -106,6 +106,8 @@ class BrokerConfig:
         """`static` holds known names only. Raises ConfigError for a value that is refused."""
         self.static = {name: setting.text for name, setting in static.items()}
         """As text, what was set at the start."""
+        self.origins = {name: setting.origin for name, setting in static.items()}
+        """Where that was, for people: a file and line, a variable, the command line."""
         self.ignored: list[Ignored] = []
         """Unknown names of the file that `load` was given, for a warning each at the start."""
         self.dynamic_cluster: Mapping[str, str] = {}
@@ -193,6 +195,7 @@ class BrokerConfig:
         assert "node.id" not in self.static
         for name in ("node.id", "broker.id"):
             self.static[name] = str(node_id)
+            self.origins[name] = "the data directory"
             self._static_values[name] = node_id
         self._refresh()
 

@@ -36,6 +36,8 @@ class Described(NamedTuple):
     source: Source
     read_only: bool
     synonyms: list[Synonym]
+    start: str = ""
+    """Where a broker's setting was set at the start, for people."""
 
 
 def describe_topic(overrides: Mapping[str, str], config: BrokerConfig, names: Iterable[str] | None) -> list[Described]:
@@ -88,7 +90,7 @@ def describe_broker(config: BrokerConfig, names: Iterable[str] | None) -> list[D
         synonyms = _layers(key.name, config)
         source = synonyms[0].source if synonyms else Source.DEFAULT
         value = None if key.sensitive else normal_text(config.get(key.name))
-        found.append(Described(key, value, source, key.read_only, synonyms))
+        found.append(Described(key, value, source, key.read_only, synonyms, config.origins.get(key.name, "")))
     return found
 
 

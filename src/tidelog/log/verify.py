@@ -5,7 +5,7 @@ transaction indexes, checkpoints; and where a log begins and ends against what t
 Nothing is changed. Blocks; slow by nature.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -31,7 +31,7 @@ from tidelog.log.checkpoints import (
 )
 from tidelog.log.damage import next_sound_batch
 from tidelog.log.errors import CorruptLog
-from tidelog.log.file_kinds import METADATA_STORE, OF_SEGMENT, Kind, file_kind, partition_of
+from tidelog.log.file_kinds import DELETE_SUFFIX, METADATA_STORE, OF_SEGMENT, Kind, file_kind, partition_of
 from tidelog.log.indexes import CorruptIndex, OffsetIndex, TimeIndex
 from tidelog.log.producer_snapshot import CorruptSnapshot, decode_snapshot
 from tidelog.log.transaction_index import TransactionIndex
@@ -44,7 +44,21 @@ if TYPE_CHECKING:
 
 DAMAGE = "damage"
 NOTE = "note"
-"""Not wrong by itself: offsets that compaction took away, files of an interrupted deletion."""
+"""Not wrong by itself: offsets that compaction took away, files that wait for their deletion."""
+
+LEFT = {
+    ".deleted": "a retired file: it goes once file.delete.delay.ms is over, or with the broker's next start",
+    ".cleaned": "written by a compaction that goes on or was broken off",
+    ".swap": "written by a compaction, and about to be put in place",
+    ".tmp": "of a write that goes on or was broken off",
+}
+"""What files are, by how their names end."""
+LEFT_DIRECTORIES = {
+    DELETE_SUFFIX: "a deleted partition: it goes once file.delete.delay.ms is over, or with the broker's next start",
+    "-future": "a partition that moves here from another data directory",
+    "-stray": "a partition that no topic has any more, put aside: yours to delete",
+}
+OTHER_DIRECTORY = "a directory that holds no live partition"
 
 
 class Finding(NamedTuple):
@@ -69,6 +83,13 @@ class Verified:
     def damaged(self) -> bool:
         return any(finding.severity == DAMAGE for finding in self.findings)
 
+    def add(self, other: "Verified") -> None:
+        self.files += other.files
+        self.bytes += other.bytes
+        self.batches += other.batches
+        self.records += other.records
+        self.findings += other.findings
+
     def found(self, path: str, position: int, reason: str, severity: str = DAMAGE) -> None:
         self.findings.append(Finding(path, position, severity, reason))
 
@@ -79,6 +100,10 @@ def verify(disk: "Disk", path: str, *, records: bool = True) -> Verified:
     Raises OSError for a path that cannot be read.
     """
     return _Verifier(disk, decode=records).run(path.rstrip("/"))
+
+
+def by_ending(reasons: Mapping[str, str], name: str, otherwise: str = "left behind") -> str:
+    return next((reason for ending, reason in reasons.items() if name.endswith(ending)), otherwise)
 
 
 class _Verifier:
@@ -104,7 +129,7 @@ class _Verifier:
                 elif partition_of(name):
                     self._partition(child)
                 else:
-                    self._result.found(child, 0, "a directory that holds no live partition", NOTE)
+                    self._result.found(child, 0, by_ending(LEFT_DIRECTORIES, name, OTHER_DIRECTORY), NOTE)
         return self._result
 
     def _partition(self, directory: str) -> None:
@@ -202,7 +227,7 @@ class _Verifier:
             elif kind is Kind.PROPERTIES:
                 read_properties(data, path)
             elif kind is Kind.LEFT:
-                self._result.found(path, 0, "left by an interrupted deletion or cleaning", NOTE)
+                self._result.found(path, 0, by_ending(LEFT, path), NOTE)
         except CorruptSnapshot as error:
             self._result.found(path, 0, str(error))
         except CorruptLog as error:

@@ -18,6 +18,7 @@ AT_START = ("listeners", "listener.security.protocol.map", "principal.builder.cl
 """Kafka alters them while it runs. Here listeners take a restart; what is not served must not look as if it were."""
 OF_ONE_BROKER = ("cordoned.log.dirs",)
 """Not for all brokers together: each has its own."""
+AT_A_RESTART = "put it into the broker's configuration file (or its environment, or --set) and restart"
 CLEANER_BUFFER_MIN = 1024 * 1024
 """Bytes of `log.cleaner.dedupe.buffer.size` for each of `log.cleaner.threads`."""
 THREADS = (
@@ -57,11 +58,13 @@ def _check_broker_setting(broker: str, setting: str, value: str, config: BrokerC
     if key is None:
         raise ApiError(_unknown("broker", setting, BROKER_KEYS), ErrorCode.INVALID_CONFIG)
     if key.read_only or setting.startswith(AT_START):
-        raise ApiError(f"{setting} cannot be altered while the broker runs", ErrorCode.INVALID_REQUEST)
+        raise ApiError(f"{setting} cannot be altered while the broker runs: {AT_A_RESTART}", ErrorCode.INVALID_REQUEST)
     if key.sensitive:
-        raise ApiError(f"{setting} is secret and is not kept in the metadata", ErrorCode.INVALID_REQUEST)
+        text = f"{setting} is secret and is not kept in the metadata: {AT_A_RESTART}"
+        raise ApiError(text, ErrorCode.INVALID_REQUEST)
     if not broker and setting in OF_ONE_BROKER:
-        raise ApiError(f"{setting} is altered of one broker, named by its number", ErrorCode.INVALID_REQUEST)
+        text = f"{setting} is set of one broker, named by its number (tidelog broker config set --broker N)"
+        raise ApiError(text, ErrorCode.INVALID_REQUEST)
     try:
         parsed = parse(key, value)
         check_for_topics(setting, parsed)

@@ -56,6 +56,9 @@ def test_settings_are_explained_and_those_without_effect_say_so(version: int) ->
         assert preallocate.documentation.endswith(" No effect yet.")
         (broker,) = await ask(node, version, resource(BROKER, "1", ["ssl.provider"]), include_documentation=True)
         assert broker.configs[0].documentation == "No effect yet."
+        node.config.origins["ssl.provider"] = "server.properties:3"
+        (broker,) = await ask(node, version, resource(BROKER, "1", ["ssl.provider"]), include_documentation=True)
+        assert broker.configs[0].documentation == "No effect yet. Set at the start by server.properties:3."
 
     with_node(scenario)
 

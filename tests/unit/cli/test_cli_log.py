@@ -77,6 +77,39 @@ def test_findings_of_one_kind_are_one_line_with_their_number(data: Path, capsys:
     assert len(lines) == len(set(lines)) == 4
 
 
+def test_several_paths(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copytree(data, "copy")
+    flip(Path("copy") / "orders-0" / SEGMENT, 70)
+    assert main(["log", "verify", "data", "copy/orders-0", "--json"]) == 1
+    both = json.loads(capsys.readouterr().out)
+    assert (both["records"], both["damaged"], len(both["findings"])) == (5, True, 1)
+    assert main(["log", "verify", "data", "copy"]) == 1
+    damage, summary = capsys.readouterr().out.splitlines()
+    assert damage.startswith(f"damage: copy/orders-0/{SEGMENT} at 0: ")
+    assert summary.endswith("4 batches, 5 records: 1 defect")
+    for command in ("verify", "dump"):
+        assert main(["log", command, "copy", "gone"]) == 1
+        printed = capsys.readouterr()
+        assert (printed.out, printed.err.endswith("gone: No such file or directory\n")) == ("", True)
+    assert main(["log", "dump", f"data/orders-0/{SEGMENT}", "data/meta.properties"]) == 0
+    printed = capsys.readouterr().out
+    assert f"data/orders-0/{SEGMENT}:\n" in printed
+    assert "data/meta.properties:\n" in printed
+
+
+def test_what_waits_is_no_interruption(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (data / "orders-0" / f"{SEGMENT}.deleted").touch()
+    (data / "orders-1.0123456789abcdef-delete").mkdir()
+    (data / "orders-2.0123456789abcdef-future").mkdir()
+    assert main(["log", "verify", str(data)]) == 0
+    *notes, _ = capsys.readouterr().out.splitlines()
+    assert [note.partition(" at 0: ")[2].partition(":")[0] for note in notes] == [
+        "a retired file",
+        "a deleted partition",
+        "a partition that moves here from another data directory",
+    ]
+
+
 def test_findings_as_json(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
     flip(data / "orders-0" / SEGMENT, 70)
     assert main(["log", "verify", str(data), "--json"]) == 1

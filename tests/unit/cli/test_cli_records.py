@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from tidelog.cli.consume import Where, beginning, visible
 from tidelog.cli.errors import CommandError, UsageError
 from tidelog.cli.produce import json_parser, text_parser
-from tidelog.cli.records import Record, RecordJsonError, TemplateError, record_from_json, template, to_json
+from tidelog.cli.record_json import RecordJsonError, record_from_line
+from tidelog.cli.records import Record, TemplateError, template, to_json
 
 Headers = list[tuple[str, str | bytes | None]]
 
@@ -38,6 +39,7 @@ def message(
         ("", b""),
         ("tail\\", b"tail\\"),
         ("}", b"}"),
+        ("100%% {value} 5 % %", b"100% v 5 % %"),
     ],
 )
 def test_templates(text: str, line: bytes) -> None:
@@ -57,6 +59,16 @@ def test_a_template_with_an_unknown_field_lists_the_fields(text: str, named: str
     with pytest.raises(TemplateError) as caught:
         template(text, b"")
     assert str(caught.value).startswith(f"'{named}' is not a field: {{topic}} {{partition}}")
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [("%k", "'%k' is not a field; here it is {key}: {topic} "), (r"{key}\t%Y", "'%Y' is not a field: {topic} ")],
+)
+def test_what_kcat_calls_it(text: str, told: str) -> None:
+    with pytest.raises(TemplateError) as caught:
+        template(text, b"")
+    assert str(caught.value).startswith(told)
 
 
 def test_json_has_everything() -> None:
@@ -90,15 +102,52 @@ def test_json_of_what_is_not_text() -> None:
 def test_json_and_back(key: bytes | None, value: bytes | None, headers: Headers) -> None:
     line = to_json(message(value, key, headers))
     assert b"\n" not in line
-    assert record_from_json(json.loads(line)) == Record(key, value, headers, 1000, 3)
+    assert record_from_line(line) == Record(key, value, headers, 1000, 3)
 
 
-@pytest.mark.parametrize(
-    ("document", "value"),
-    [({"value": 3}, b"3"), ({"value": {"a": [1, "é"]}}, '{"a":[1,"é"]}'.encode()), ({"value": None}, None)],
+WRITTEN = [
+    "3",
+    "1.50",
+    "-0",
+    "1e400",
+    "123456789012345678901234567890",
+    "7" * 10_000,
+    "true",
+    '{"a":[1,"é"]}',
+    '{ "b" : 1 , "a":2, "a": 3.10 }',
+    r'["\u00e9\ud800", "/\/"]',
+    "[ ]",
+]
+
+
+@pytest.mark.parametrize("text", WRITTEN, ids=lambda text: text[:20])
+def test_what_is_no_string_is_passed_on_as_it_is_written(text: str) -> None:
+    written = text.encode()
+    assert record_from_line(b'{"value":%b}' % written) == Record(None, written, [])
+    assert record_from_line(b' {"key" :\t%b , "value":null} ' % written) == Record(written, None, [])
+    line = b'{"headers": [ {"key":"h", "value": %b} , {"value":null,"key":"n"} ], "value":"v"}' % written
+    assert record_from_line(line) == Record(None, b"v", [("h", written), ("n", None)])
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.floats(allow_nan=False, allow_infinity=False) | st.integers() | st.text(),
+        lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    ),
+    st.sampled_from([None, (" , ", " : "), (",", ":")]),
+    st.booleans(),
 )
-def test_json_by_hand(document: object, value: bytes | None) -> None:
-    assert record_from_json(document) == Record(None, value, [])
+def test_any_json_value_as_it_is_written(value: object, separators: tuple[str, str] | None, escaped: bool) -> None:
+    written = json.dumps(value, separators=separators, ensure_ascii=escaped)
+    expected = value if value is None or isinstance(value, str) else written
+    line = f'{{"partition": 2,"value": {written},"headers":[]}}'.encode()
+    assert record_from_line(line) == Record(None, None if expected is None else expected.encode(), [], None, 2)
+
+
+def test_json_by_hand() -> None:
+    assert record_from_line(b'\xef\xbb\xbf{"value":"of Windows"}').value == b"of Windows"
+    assert record_from_line(b'{"value":"v","headers":[]}') == Record(None, b"v", [])
+    assert record_from_line(b'{"value":"v","headers":null,"partition":null}') == Record(None, b"v", [])
 
 
 @pytest.mark.parametrize(
@@ -125,12 +174,55 @@ def test_json_by_hand(document: object, value: bytes | None) -> None:
 )
 def test_json_that_is_no_record(document: object) -> None:
     with pytest.raises(RecordJsonError):
-        record_from_json(document)
+        record_from_line(json.dumps(document).encode())
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        (b'{"value":1,"value":2}', '"value" stands there twice'),
+        (b'{"value":1,"headers":[{"key":"a","key":"b"}]}', '"key" stands there twice'),
+        (b'{"value":NaN}', "JSON has no NaN"),
+        (b'{"value":"\\ud800"}', '"value" has half of a surrogate pair'),
+        (b'{"value":1,"headers":[{"key":"\\ud800"}]}', '"key" has half of a surrogate pair'),
+        (b'{"value":"\xff"}', "byte 11 is not UTF-8"),
+        (b'{"value":' + b"[" * 200_000, "nested too deeply"),
+        (b'{"value":1,"timestamp_ms":%b}' % (b"9" * 10_000), '"timestamp_ms" must be a number'),
+    ],
+    ids=lambda value: str(value[:20]),
+)
+def test_lines_that_are_no_record(line: bytes, why: str) -> None:
+    with pytest.raises(RecordJsonError, match=why):
+        record_from_line(line)
+
+
+@pytest.mark.parametrize(
+    ("line", "why", "column"),
+    [
+        (b"", "Expecting value", 1),
+        (b"{", "Expecting property name", 2),
+        (b'{"value"', "Expecting ':' delimiter", 9),
+        (b'{"value":', "Expecting value", 10),
+        (b'{"value":1', "Expecting ',' delimiter", 11),
+        (b'{"value":1,}', "Expecting property name", 12),
+        (b'{"value":1} x', "Extra data", 13),
+        (b'{"value":[1,]}', "", 13),
+        (b'{"value":"x}', "Unterminated string", 10),
+        (b'{"value":1,"headers":[', "Expecting value", 23),
+        (b'{"value":1,"headers":[{}', "Expecting ',' delimiter", 25),
+        (b'{"value":tru}', "Expecting value", 10),
+    ],
+)
+def test_where_a_line_is_no_json(line: bytes, why: str, column: int) -> None:
+    with pytest.raises(json.JSONDecodeError) as caught:
+        record_from_line(line)
+    assert caught.value.msg.startswith(why)
+    assert caught.value.pos + 1 == column
 
 
 def test_a_timestamp_by_hand_is_in_either_form() -> None:
-    assert record_from_json({"value": 1, "timestamp": "2026-03-01T12:00:00.250Z"}).timestamp_ms == 1772366400250
-    assert record_from_json({"value": 1, "timestamp": "1999-01-01T00:00Z", "timestamp_ms": 7}).timestamp_ms == 7
+    assert record_from_line(b'{"value":1,"timestamp":"2026-03-01T12:00:00.250Z"}').timestamp_ms == 1772366400250
+    assert record_from_line(b'{"value":1,"timestamp":"1999-01-01T00:00Z","timestamp_ms":7}').timestamp_ms == 7
 
 
 # Lines to write
@@ -163,8 +255,11 @@ def test_json_lines() -> None:
         b"k", b"v", [("h", b"x"), ("added", "1")]
     )
     assert json_parser("fixed", [], False)(1, b'{"key":"k","value":"v"}').key == b"fixed"
-    with pytest.raises(CommandError, match="line 7 is not JSON: "):
-        parse(7, b"{")
+    with pytest.raises(CommandError) as refused:
+        parse(7, b'{"value": tru}')
+    assert str(refused.value) == "line 7 is not JSON: Expecting value, at column 11"
+    with pytest.raises(CommandError, match="line 8 is not JSON: Unterminated string, at column 11"):
+        parse(8, b'{"value": "x}')
     with pytest.raises(CommandError, match='line 8 is not a record: "vaule" is no field: there are topic, partition'):
         parse(8, b'{"value":"v","vaule":"x"}')
     assert parse(9, b'{"value":"v","partition":4}').partition is None

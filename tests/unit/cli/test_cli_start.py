@@ -47,6 +47,10 @@ def test_a_relative_data_directory_is_that_of_now(monkeypatch: pytest.MonkeyPatc
     assert parse(["--data", "here"]).settings == {"log.dirs": str(tmp_path / "here")}
     config = serve.load_config(parse([]), {})
     assert config.data_directory == str(tmp_path / "tidelog-data")
+    assert config.origins["log.dirs"] == "the default"
+    (tmp_path / "k.properties").write_text("\nlog.dirs=here\n")
+    config = serve.load_config(parse(["--config", "k.properties"]), {})
+    assert (config.data_directory, config.origins["log.dirs"]) == (str(tmp_path / "here"), "k.properties:2")
 
 
 def test_an_ipv6_host_stands_in_brackets() -> None:
@@ -60,6 +64,12 @@ def test_an_ipv6_host_stands_in_brackets() -> None:
     [
         (["--lsiten", "a:1"], "no such option: --lsiten; did you mean --listen?"),
         (["-x"], "no such option: -x"),
+        (["--port", "9093"], "no such option: --port; it is --listen HOST:PORT"),
+        (["--host=0.0.0.0"], "no such option: --host; it is --listen HOST:PORT"),
+        (["--log-dirs", "/d"], "no such option: --log-dirs; it is --data DIR"),
+        (["--override", "num.partitions=3"], "no such option: --override; it is --set KEY=VALUE"),
+        (["--num.partitions=3"], "no such option: --num.partitions; it is --set num.partitions=VALUE"),
+        (["server.properties"], "unexpected argument 'server.properties'; a file is given with --config FILE"),
         (["orders"], "unexpected argument 'orders'"),
         (["--data"], "--data needs a value: --data DIR"),
         (["--data="], "--data needs a directory"),

@@ -44,6 +44,11 @@ def test_flags_count_more_than_the_environment_than_the_file_than_defaults() -> 
     assert config.delete_topic_enable is True
     assert config.static["max.connections"] == "400"
     assert "delete.topic.enable" not in config.static
+    assert config.origins == {
+        "num.partitions": "server.properties:1",
+        "log.retention.hours": "environment variable TIDELOG_LOG_RETENTION_HOURS",
+        "max.connections": "the command line",
+    }
 
 
 def test_the_last_of_equal_lines_counts() -> None:

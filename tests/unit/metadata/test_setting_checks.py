@@ -34,8 +34,8 @@ def check(broker: str, changed: Mapping[str, str | None], now: BrokerConfig) -> 
         ({"num.io.threads": "17"}, "4 to 16"),
         ({"group.consumer.assignment.interval.ms": "15001"}, "0 to 15000"),
         ({"cordoned.log.dirs": "/nowhere"}, "data directories"),
-        ({"num.partitions": "3"}, "while the broker runs"),
-        ({"delegation.token.secret.key": "x"}, "while the broker runs"),
+        ({"num.partitions": "3"}, "while the broker runs: put it into the broker's configuration file"),
+        ({"delegation.token.secret.key": "x"}, "while the broker runs: put it into the broker's configuration file"),
     ],
 )
 def test_refused(changed: dict[str, str], word: str) -> None:
@@ -102,7 +102,7 @@ def test_a_file_may_say_that_there_are_no_cleaners() -> None:
 
 
 def test_directories_are_of_one_broker() -> None:
-    with pytest.raises(ApiError, match="of one broker"):
+    with pytest.raises(ApiError, match=r"of one broker, .*--broker N"):
         check("", {"cordoned.log.dirs": "*"}, config())
     check("1", {"cordoned.log.dirs": "*"}, config())
 

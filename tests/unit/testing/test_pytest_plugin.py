@@ -6,6 +6,8 @@ import sys
 import textwrap
 from pathlib import Path
 
+import pytest
+
 LOADED = """
 import atexit, sys
 atexit.register(lambda: print("LOADED", *sorted(m for m in sys.modules if m.partition(".")[0] == "tidelog")))
@@ -16,7 +18,13 @@ PLUGIN = ("-p", "tidelog.testing.pytest_plugin")
 
 
 def run_pytest(
-    directory: Path, tests: str, *arguments: str, ini: str = "", conftest: str = "", installed: bool = False
+    directory: Path,
+    tests: str,
+    *arguments: str,
+    ini: str = "",
+    conftest: str = "",
+    installed: bool = False,
+    code: int = 0,
 ) -> str:
     """pytest's output; a line that begins with LOADED has the modules of tidelog that it imported.
 
@@ -34,7 +42,7 @@ def run_pytest(
         text=True,
         timeout=120,
     )
-    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert ran.returncode == code, ran.stdout + ran.stderr
     return ran.stdout
 
 
@@ -97,3 +105,37 @@ def test_settings_are_a_fixture_to_override(tmp_path: Path) -> None:
     """
     test = "def test_it(tidelog_broker):\n    assert tidelog_broker.settings['num.partitions'] == '5'\n"
     assert "1 passed" in run_pytest(tmp_path, test, *PLUGIN, conftest=conftest)
+
+
+OVERRIDING = """
+import pytest
+
+@pytest.fixture(scope="session")
+def tidelog_settings():
+    return {"num.partitions": PARTITIONS}
+
+def test_other(tidelog_broker):
+    assert tidelog_broker.settings["num.partitions"] == "PARTITIONS"
+"""
+
+
+@pytest.mark.parametrize("scope", ["session", "package"])
+def test_settings_that_would_have_no_effect_are_an_error(tmp_path: Path, scope: str) -> None:
+    (tmp_path / "test_other.py").write_text(OVERRIDING.replace("PARTITIONS", "5"))
+    test = "def test_it(tidelog_broker): pass\n"
+    output = run_pytest(tmp_path, test, *PLUGIN, ini=f"tidelog_broker_scope = {scope}", code=1)
+    assert "1 passed, 1 error" in output
+    told = f"the tidelog_settings of test_other.py have no effect: tidelog_broker_scope is {scope}, and its broker was"
+    assert f"{told} started with those of test_it.py. Set tidelog_broker_scope = module" in output
+
+
+def test_the_same_settings_in_two_modules_share_a_broker(tmp_path: Path) -> None:
+    (tmp_path / "test_other.py").write_text(OVERRIDING.replace("PARTITIONS", "5"))
+    same = OVERRIDING.replace("PARTITIONS", "5")
+    assert "2 passed" in run_pytest(tmp_path, same, *PLUGIN, ini="tidelog_broker_scope = session")
+
+
+def test_each_module_has_its_settings_where_each_has_its_broker(tmp_path: Path) -> None:
+    (tmp_path / "test_other.py").write_text(OVERRIDING.replace("PARTITIONS", "5"))
+    other = OVERRIDING.replace("PARTITIONS", "7")
+    assert "2 passed" in run_pytest(tmp_path, other, *PLUGIN, ini="tidelog_broker_scope = module")
