@@ -89,7 +89,7 @@ class LoopTasks:
             self.run_blocking(process.end, lane=LANE)
 
     def defer_collection(self, deferred: bool) -> None:
-        if deferred:
+        if deferred and not self._closed:
             self._collector_off = gc.isenabled()  # an application around the broker may do without it
             gc.disable()
         elif self._collector_off:
@@ -116,6 +116,7 @@ class LoopTasks:
             await workers.close()
         if self._apart is not None:
             self._apart.end()
+        self.defer_collection(False)  # whatever was being computed has ended with the loop
 
     def _ended(self, task: "asyncio.Task[Any]") -> None:
         del self._running[task]

@@ -274,6 +274,18 @@ def test_a_coroutine_awaits_the_result_or_the_failure() -> None:
     asyncio.run(scenario())
 
 
+def test_the_collector_is_on_again_when_the_loop_ends_amid_a_computation() -> None:
+    async def scenario() -> None:
+        tasks = LoopTasks(asyncio.get_running_loop())
+        Turns(cast(Clock, World()), tasks).begin((None for _ in range(10**6)), lambda value, failure: None)
+        await asyncio.sleep(0)
+        assert not gc.isenabled()
+        await tasks.close()
+        assert gc.isenabled()
+
+    asyncio.run(scenario())
+
+
 def test_a_collector_that_is_off_stays_off() -> None:
     async def scenario() -> None:
         tasks = LoopTasks(asyncio.get_running_loop())
