@@ -65,7 +65,14 @@ def test_a_topics_life(tidelog: Run) -> None:
     name = f"cli-{uuid.uuid4().hex[:12]}"
     tidelog("topic", "create", name, "-p", 3, "--set", "retention.ms=86400000")
     assert f"topic {name} already exists" in tidelog("topic", "create", name, code=1).stderr.decode()
-    assert "already exists" in tidelog("topic", "create", name, "--if-not-exists").stdout.decode()
+    again = tidelog("topic", "create", name, "--if-not-exists", "-p", 3, "--set", "retention.ms=86400000")
+    assert (again.stdout.decode(), again.stderr) == (f"Topic {name} already exists.\n", b"")
+    other = tidelog("topic", "create", name, "--if-not-exists", "-p", 7, "--set", "retention.ms=5")
+    assert other.stderr.decode() == (
+        "Warning: it is as it was: 3 partitions, not 7; retention.ms=86400000, not 5.\n"
+        f"  tidelog topic add-partitions {name} 7\n"
+        f"  tidelog topic config {name} --set retention.ms=5\n"
+    )
     assert [name, "3", "1", "0"] in rows(tidelog("topic", "list"))
     assert name in tidelog("topic", "list", "--names").stdout.decode().splitlines()
 
@@ -95,6 +102,8 @@ def test_an_unknown_topic_names_the_nearest(tidelog: Run, topic: str) -> None:
     for command in (["topic", "describe"], ["topic", "delete", "--yes"], ["consume"]):
         error = tidelog(*command, almost, code=1).stderr.decode()
         assert error == f"Error: no such topic: {almost}; did you mean {topic}?\n"
+        error = tidelog(*command, "Z" * 40, code=1).stderr.decode()
+        assert error == f"Error: no such topic: {'Z' * 40}; tidelog topic list shows all\n"
 
 
 def test_an_empty_name_and_one_that_is_given_twice(tidelog: Run, topic: str) -> None:

@@ -94,7 +94,7 @@ def no_such_topic(name: str, known: Iterable[str]) -> CommandError:
     import difflib
 
     near = difflib.get_close_matches(name, known, n=1)
-    remedy = f"did you mean {near[0]}?" if near else f"create it with: tidelog topic create {name}"
+    remedy = f"did you mean {near[0]}?" if near else "tidelog topic list shows all"
     return CommandError(f"no such topic: {name}; {remedy}")
 
 

@@ -1,5 +1,6 @@
 """How commands reach a cluster: shared options, librdkafka's clients without their chatter, errors in our words."""
 
+import os
 import socket
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -29,7 +30,7 @@ Bootstrap = Annotated[
         "-b",
         envvar="TIDELOG_BOOTSTRAP",
         metavar="HOST:PORT",
-        help="A broker of the cluster, or several, separated by commas.",
+        help="A broker of the cluster, or several, separated by commas; without a port, 9092.",
         rich_help_panel="Connection",
     ),
 ]
@@ -47,6 +48,7 @@ ClientSettings = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 LOCALHOST = "localhost:9092"
+DEFAULT_PORT = 9092
 
 
 class Connection(NamedTuple):
@@ -115,12 +117,9 @@ def connect(bootstrap: str, client: Iterable[str]) -> Connection:
 
 def reach(bootstrap: str) -> None:
     """Connect to one of the addresses and hang up. librdkafka would try again for a long time, and say less."""
-    addresses = [part for part in map(str.strip, bootstrap.split(",")) if part]
-    if not addresses:
-        raise UsageError(f"--bootstrap takes HOST:PORT, for example {LOCALHOST}, not {bootstrap!r}")
     reasons = []
-    for address in addresses:
-        host, port = host_port(address)
+    for host, port in host_ports(bootstrap):
+        address = joined(host, port)
         try:
             socket.create_connection((host, port), timeout=CONNECT_S).close()
         except socket.gaierror:
@@ -136,14 +135,41 @@ def reach(bootstrap: str) -> None:
     raise CommandError(f"{'; '.join(reasons)}: {remedy} (or name another with --bootstrap)")
 
 
+def host_ports(bootstrap: str) -> list[tuple[str, int]]:
+    """The addresses, separated by commas. Raises UsageError, also where there is none."""
+    parts = [part for part in map(str.strip, bootstrap.split(",")) if part]
+    try:
+        if not parts:
+            raise UsageError(f"takes HOST:PORT, for example {LOCALHOST}, not {bootstrap!r}")
+        return [host_port(part) for part in parts]
+    except UsageError as error:
+        option = "TIDELOG_BOOTSTRAP" if os.environ.get("TIDELOG_BOOTSTRAP") == bootstrap else "--bootstrap"
+        raise UsageError(f"{option} {error}") from None
+
+
 def host_port(address: str) -> tuple[str, int]:
-    """Split `[SCHEME://]HOST[:PORT]`; the port defaults to 9092, as for librdkafka."""
-    host, colon, port = address.rpartition("://")[2].rpartition(":")
+    """Split `HOST[:PORT]`; the port defaults to 9092, as for librdkafka. An IPv6 address stands in brackets.
+
+    Raises UsageError, to be read behind the name of the option.
+    """
+    scheme, separator, rest = address.partition("://")
+    if separator:
+        plain = rest.partition("/")[0] or LOCALHOST
+        raise UsageError(f"takes HOST:PORT without {scheme}://, that is {plain}, not {address!r}")
+    host, colon, port = address.rpartition(":")
     if not colon or address.endswith("]"):
-        host, port = address.rpartition("://")[2], "9092"
-    if not port.isascii() or not port.isdigit() or int(port) > 65535 or not host:
-        raise UsageError(f"--bootstrap takes HOST:PORT, for example {LOCALHOST}, not {address!r}")
-    return host.strip("[]"), int(port)
+        host, port = address, str(DEFAULT_PORT)
+    bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+    if ":" in host and bare == host:
+        raise UsageError(f"takes an IPv6 address in brackets, for example [::1]:{DEFAULT_PORT}, not {address!r}")
+    if not port.isascii() or not port.isdigit() or not 0 < int(port) <= 65535 or not bare:
+        raise UsageError(f"takes HOST:PORT, for example {LOCALHOST}, not {address!r}")
+    return bare, int(port)
+
+
+def joined(host: str, port: int) -> str:
+    """`HOST:PORT`, an IPv6 address in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def key_value(text: str, option: str, example: str) -> tuple[str, str]:

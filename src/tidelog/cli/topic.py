@@ -1,5 +1,6 @@
 """`tidelog topic`: create, list, describe, delete, add-partitions, config."""
 
+import shlex
 import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -70,10 +71,48 @@ def create(
     error = future.exception()
     exists = isinstance(error, KafkaException) and error.args[0].code() == KafkaError.TOPIC_ALREADY_EXISTS
     if if_not_exists and exists:
-        print(f"Topic {name} already exists.")
+        print(f"Topic {name} already exists.", flush=True)
+        warn_of_differences(admin, name, partitions, replicas, settings)
         return
     answer(future, f"topic {name}")
     print(f"Created topic {name}.")
+
+
+def warn_of_differences(
+    admin: "AdminClient", name: str, partitions: int | None, replicas: int | None, settings: dict[str, str]
+) -> None:
+    """Say where a topic that was there before is another than the one that was asked for."""
+    (topic,) = cluster.describe(admin, [name])
+    have = {setting.name: setting.value for setting in cluster.settings(admin, name)} if settings else {}
+    differences, remedies = topic_differences(topic, have, partitions, replicas, settings)
+    if differences:
+        print(f"Warning: it is as it was: {'; '.join(differences)}.", file=sys.stderr)
+    for remedy in remedies:
+        print(f"  {remedy}", file=sys.stderr)
+
+
+def topic_differences(
+    topic: cluster.TopicState,
+    have: dict[str, str],
+    partitions: int | None,
+    replicas: int | None,
+    settings: dict[str, str],
+) -> tuple[list[str], list[str]]:
+    """What is not as it was asked for (None for what was not), and the commands that would change that."""
+    differences, remedies = [], []
+    count = len(topic.partitions)
+    if partitions not in (None, count):
+        differences.append(f"{counted(count, 'partition')}, not {partitions}")
+        if partitions is not None and partitions > count:
+            remedies.append(f"tidelog topic add-partitions {topic.name} {partitions}")
+    if replicas is not None and any(len(part.replicas) != replicas for part in topic.partitions):
+        differences.append(f"replicas {replicas_text(topic)}, not {replicas}")
+    others = {key: value for key, value in settings.items() if have.get(key) != value}
+    differences += [f"{key}={have.get(key, '')}, not {value}" for key, value in others.items()]
+    if others:
+        given = " ".join(f"--set {shlex.quote(f'{key}={value}')}" for key, value in others.items())
+        remedies.append(f"tidelog topic config {topic.name} {given}")
+    return differences, remedies
 
 
 @app.command("list")

@@ -122,6 +122,8 @@ def test_examples_are_command_lines_that_are_understood(words: list[str]) -> Non
         (["consume", "x", "-f", "{valeu}"], "--format: '{valeu}' is not a field"),
         (["consume", "x", "--json", "-f", "{key}"], "--json and --format do not go together"),
         (["topic", "list", "-b", "host:port"], "--bootstrap takes HOST:PORT, for example localhost:9092"),
+        (["topic", "list", "-b", "http://h:1"], "--bootstrap takes HOST:PORT without http://, that is h:1, not 'http:"),
+        (["log", "dirs", "-b", "SSL://h:1"], "--bootstrap takes HOST:PORT without SSL://, that is h:1, not 'SSL:"),
         (["topic", "list", "-b", " , "], "--bootstrap takes HOST:PORT, for example localhost:9092, not ' , '"),
         (["topic", "list", "-X", "security.protocol"], "-X takes KEY=VALUE"),
         (["bench", "produce", "--acks", "x"], "--acks is one of all, 1, 0, not 'x'"),
