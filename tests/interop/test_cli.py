@@ -377,6 +377,29 @@ def test_a_groups_offsets_are_reset(tidelog: Run, topic: str, tmp_path: Path) ->
     assert offsets_of(tidelog, new) == [5, 5]
 
 
+def test_what_a_plan_of_offsets_leaves_out(tidelog: Run, topic: str) -> None:
+    group, copy = f"group-{topic}", f"copy-{topic}"
+    tidelog("produce", topic, "-p", 0, input=b"a\nb\n")
+    tidelog("group", "reset-offsets", group, "--to-latest", "--topic", f"{topic}:0", "--execute")
+    reset = ("group", "reset-offsets", group)
+    note = f"Left out: 1 partition without a commit of {group} (partition 1 of {topic}); "
+    planned = tidelog(*reset, "--to-earliest")
+    assert rows(planned) == [[topic, "0", "2", "0", "-2"]]
+    assert note + f"add --topic {topic} to set them, too.\n" in planned.stderr.decode()
+    shifted = tidelog(*reset, "--shift-by", 0).stderr.decode()
+    assert note + "set them with --topic, and another target than --shift-by.\n" in shifted
+    assert document(tidelog(*reset, "--to-earliest", "--json"))["left_out"] == [{"topic": topic, "partition": 1}]
+    copied = tidelog("group", "copy-offsets", group, copy, "--topic", topic).stderr.decode()
+    assert note + f"set them with tidelog group reset-offsets {copy} --topic TOPIC.\n" in copied
+    assert b"Left out" not in tidelog("group", "copy-offsets", group, copy, "--topic", f"{topic}:0").stderr
+    assert document(tidelog("group", "copy-offsets", group, copy, "--json"))["left_out"] == [
+        {"topic": topic, "partition": 1}
+    ]
+    whole = tidelog(*reset, "--to-earliest", "--topic", topic, "--execute")
+    assert b"Left out" not in whole.stderr
+    assert document(tidelog(*reset, "--to-latest", "--json"))["left_out"] == []
+
+
 def test_groups_are_copied_and_deleted(tidelog: Run, topic: str) -> None:
     group, copy = f"group-{topic}", f"copy-{topic}"
     tidelog("produce", topic, "-p", 0, input=b"a\nb\n")

@@ -5,11 +5,12 @@ import socket
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
 
 import typer
 
-from tidelog.cli.errors import CommandError, UsageError
+from tidelog.cli.errors import CommandError, NoAnswerError, UsageError
 
 if TYPE_CHECKING:
     from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
@@ -21,6 +22,8 @@ K = TypeVar("K")
 ANSWER_S = 15.0
 """How long an administrative request may take."""
 ANSWER_MS = 15_000
+WAIT_S = ANSWER_S + 1
+"""librdkafka was seen never to end a request for a group whose broker had gone, whatever its timeout."""
 CONNECT_S = 5.0
 
 Bootstrap = Annotated[
@@ -57,10 +60,10 @@ class Connection(NamedTuple):
     bootstrap: str
     settings: dict[str, str]
 
-    def admin(self) -> "AdminClient":
+    def admin(self, settings: Mapping[str, Any] = MappingProxyType({})) -> "AdminClient":
         from confluent_kafka.admin import AdminClient
 
-        return AdminClient(self.configuration({}))
+        return AdminClient(self.configuration(settings))
 
     def producer(self, settings: Mapping[str, Any]) -> "Producer":
         from confluent_kafka import Producer
@@ -132,7 +135,7 @@ def reach(bootstrap: str) -> None:
         else:
             return
     remedy = "is a broker running? Start one with: tidelog start"
-    raise CommandError(f"{'; '.join(reasons)}: {remedy} (or name another with --bootstrap)")
+    raise NoAnswerError(f"{'; '.join(reasons)}: {remedy} (or name another with --bootstrap)")
 
 
 def host_ports(bootstrap: str) -> list[tuple[str, int]]:
@@ -185,9 +188,16 @@ def answer(future: "Future[T]", subject: str = "") -> T:
     from confluent_kafka import KafkaException
 
     try:
-        return future.result()
+        return future.result(WAIT_S)
     except KafkaException as error:
         raise kafka_error(error, subject) from error
+    except TimeoutError as error:
+        raise silent(subject) from error
+
+
+def silent(subject: str = "") -> NoAnswerError:
+    about = f"{subject}: " if subject else ""
+    return NoAnswerError(f"{about}no answer from the cluster in {WAIT_S:.0f} s: is its broker still there?")
 
 
 def answers(futures: Mapping[K, "Future[T]"], name: Callable[[K], str] = str) -> dict[K, T]:
@@ -205,7 +215,7 @@ def kafka_error(raised: "KafkaException | KafkaError", subject: str = "") -> Com
     about = f"{subject}: " if subject else ""
     match error.code():
         case KafkaError._TRANSPORT | KafkaError._TIMED_OUT | KafkaError._ALL_BROKERS_DOWN | KafkaError._RESOLVE:
-            return CommandError(
+            return NoAnswerError(
                 f"{about}no answer from the cluster ({one_line(error.str())}): is that a Kafka broker,"
                 " and can its advertised address be reached from here?"
             )
@@ -224,6 +234,17 @@ def kafka_error(raised: "KafkaException | KafkaError", subject: str = "") -> Com
                 f"{about}authentication failed: {one_line(error.str())} (settings: -X sasl.username=...)"
             )
     return CommandError(f"{about}{one_line(error.str())} ({error.name()})")
+
+
+def in_our_words(error: Exception) -> CommandError | None:
+    """What came of a request, in one line; None for what is no error of the cluster's."""
+    if isinstance(error, CommandError):
+        return error
+    if isinstance(error, TimeoutError):
+        return silent()
+    from confluent_kafka import KafkaException
+
+    return kafka_error(error) if isinstance(error, KafkaException) else None
 
 
 def one_line(text: str) -> str:

@@ -151,17 +151,17 @@ def list_topics(
     elif not topics:
         print("No topics yet. Create one with: tidelog topic create NAME", file=sys.stderr)
     else:
-        print_topics(topics, records)
+        print_table(topics_table(topics, records))
 
 
-def print_topics(topics: list[cluster.TopicState], records: dict[str, int]) -> None:
-    columns = [Column("Topic"), Column("Partitions", True), Column("Replicas", True), Column("Records", True)]
+def topics_table(topics: list[cluster.TopicState], records: dict[str, int]) -> Table:
+    columns = [Column("Topic"), Column("Partitions", True), Column("Replicas", True, spare=1), Column("Records", True)]
     rows = [[t.name, cell(len(t.partitions)), replicas_text(t), cell(records[t.name])] for t in topics]
     if any(trouble(topic) for topic in topics):
         columns.append(Column("Trouble", style="red"))
         for topic, row in zip(topics, rows, strict=True):
             row.append(trouble(topic))
-    print_table(Table(columns, rows))
+    return Table(columns, rows)
 
 
 def replicas_text(topic: cluster.TopicState) -> str:
@@ -231,12 +231,12 @@ def shown_settings(admin: "AdminClient", topic: str, every: bool) -> list[cluste
 def partitions_table(topic: cluster.TopicState, offsets: dict[tuple[str, int], cluster.Offsets]) -> Table:
     columns = [
         Column("Partition", True),
-        Column("Leader", True),
-        Column("Replicas"),
-        Column("ISR"),
+        Column("Leader", True, spare=1),
+        Column("Replicas", spare=3),
+        Column("ISR", spare=2),
         Column("First offset", True),
         Column("Next offset", True),
-        Column("Records", True),
+        Column("Records", True, spare=1),
     ]
     rows = []
     for part in topic.partitions:
@@ -248,10 +248,10 @@ def partitions_table(topic: cluster.TopicState, offsets: dict[tuple[str, int], c
 
 
 def settings_table(settings: list[cluster.Setting]) -> Table:
-    columns = [Column("Setting"), Column("Value"), Column("From")]
+    columns = [Column("Setting"), Column("Value", spare=-1), Column("From", spare=1)]
     rows = [[s.name, "(hidden)" if s.sensitive else value_text(s.name, s.value), s.origin] for s in settings]
     if not all(setting.effect for setting in settings):
-        columns.append(Column("", style="yellow"))
+        columns.append(Column("Note", style="yellow"))
         for setting, row in zip(settings, rows, strict=True):
             row.append("" if setting.effect else "no effect yet")
     return Table(columns, rows)
