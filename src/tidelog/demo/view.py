@@ -1,5 +1,6 @@
 """What a person sees of the sale: queue, rates and lag while it runs, then accounts, a plot and the best sellers."""
 
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
@@ -30,7 +31,9 @@ class LiveView:
         self._console = console
         self._live = Live(console=console, refresh_per_second=8) if console.is_terminal else None
         self._samples: list[Sample] = []
+        self._began_s = time.monotonic()
         self._said_s = -PLAIN_EVERY_S
+        self._phase = ""
 
     def __enter__(self) -> Self:
         if self._live is not None:
@@ -47,12 +50,24 @@ class LiveView:
         self._samples.append(sample)
         if self._live is not None:
             self._live.update(self._panel(sample, expected))
-        elif sample.at_s - self._said_s >= PLAIN_EVERY_S:
-            self._said_s = sample.at_s
-            self._console.print(
-                f"{sample.at_s:5.1f} s  sent {sample.sent:,}  settled {sample.settled:,}  queue {sample.queue:,}",
-                highlight=False,
-            )
+        else:
+            facts = f"sent {sample.sent:,} of {expected:,}  settled {sample.settled:,}  queue {sample.queue:,}"
+            self._say("selling", facts)
+
+    def phase(self, name: str) -> None:
+        if self._live is None:
+            last = self._samples[-1] if self._samples else None
+            self._say(name, f"settled {last.settled:,}" if last else "")
+        elif name != self._phase:
+            self._phase = name
+            self._live.console.print(f"{name} ...", highlight=False)
+
+    def _say(self, phase: str, facts: str) -> None:
+        """A plain line: at once for a new phase, else every few seconds."""
+        at_s = time.monotonic() - self._began_s
+        if phase != self._phase or at_s - self._said_s >= PLAIN_EVERY_S:
+            self._phase, self._said_s = phase, at_s
+            self._console.print(f"{at_s:5.1f} s  {phase}  {facts}".rstrip(), highlight=False, soft_wrap=True)
 
     def _panel(self, sample: Sample, expected: int) -> Panel:
         into, out = self._rates(sample)
