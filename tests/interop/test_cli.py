@@ -65,7 +65,14 @@ def test_a_topics_life(tidelog: Run) -> None:
     name = f"cli-{uuid.uuid4().hex[:12]}"
     tidelog("topic", "create", name, "-p", 3, "--set", "retention.ms=86400000")
     assert f"topic {name} already exists" in tidelog("topic", "create", name, code=1).stderr.decode()
-    assert "already exists" in tidelog("topic", "create", name, "--if-not-exists").stdout.decode()
+    again = tidelog("topic", "create", name, "--if-not-exists", "-p", 3, "--set", "retention.ms=86400000")
+    assert (again.stdout.decode(), again.stderr) == (f"Topic {name} already exists.\n", b"")
+    other = tidelog("topic", "create", name, "--if-not-exists", "-p", 7, "--set", "retention.ms=5")
+    assert other.stderr.decode() == (
+        "Warning: it is as it was: 3 partitions, not 7; retention.ms=86400000, not 5.\n"
+        f"  tidelog topic add-partitions {name} 7\n"
+        f"  tidelog topic config {name} --set retention.ms=5\n"
+    )
     assert [name, "3", "1", "0"] in rows(tidelog("topic", "list"))
     assert name in tidelog("topic", "list", "--names").stdout.decode().splitlines()
 
@@ -117,6 +124,8 @@ def test_an_unknown_topic_names_the_nearest(tidelog: Run, topic: str) -> None:
     for command in (["topic", "describe"], ["topic", "delete", "--yes"], ["consume"]):
         error = tidelog(*command, almost, code=1).stderr.decode()
         assert error == f"Error: no such topic: {almost}; did you mean {topic}?\n"
+        error = tidelog(*command, "Z" * 40, code=1).stderr.decode()
+        assert error == f"Error: no such topic: {'Z' * 40}; tidelog topic list shows all\n"
 
 
 def test_an_empty_name_and_one_that_is_given_twice(tidelog: Run, topic: str) -> None:
@@ -424,6 +433,29 @@ def test_a_groups_offsets_are_reset(tidelog: Run, topic: str, tmp_path: Path) ->
     new = f"new-{topic}"
     tidelog("group", "reset-offsets", new, "--to-latest", "--topic", topic, "--execute")
     assert offsets_of(tidelog, new) == [5, 5]
+
+
+def test_what_a_plan_of_offsets_leaves_out(tidelog: Run, topic: str) -> None:
+    group, copy = f"group-{topic}", f"copy-{topic}"
+    tidelog("produce", topic, "-p", 0, input=b"a\nb\n")
+    tidelog("group", "reset-offsets", group, "--to-latest", "--topic", f"{topic}:0", "--execute")
+    reset = ("group", "reset-offsets", group)
+    note = f"Left out: 1 partition without a commit of {group} (partition 1 of {topic}); "
+    planned = tidelog(*reset, "--to-earliest")
+    assert rows(planned) == [[topic, "0", "2", "0", "-2"]]
+    assert note + f"add --topic {topic} to set them, too.\n" in planned.stderr.decode()
+    shifted = tidelog(*reset, "--shift-by", 0).stderr.decode()
+    assert note + "set them with --topic, and another target than --shift-by.\n" in shifted
+    assert document(tidelog(*reset, "--to-earliest", "--json"))["left_out"] == [{"topic": topic, "partition": 1}]
+    copied = tidelog("group", "copy-offsets", group, copy, "--topic", topic).stderr.decode()
+    assert note + f"set them with tidelog group reset-offsets {copy} --topic TOPIC.\n" in copied
+    assert b"Left out" not in tidelog("group", "copy-offsets", group, copy, "--topic", f"{topic}:0").stderr
+    assert document(tidelog("group", "copy-offsets", group, copy, "--json"))["left_out"] == [
+        {"topic": topic, "partition": 1}
+    ]
+    whole = tidelog(*reset, "--to-earliest", "--topic", topic, "--execute")
+    assert b"Left out" not in whole.stderr
+    assert document(tidelog(*reset, "--to-latest", "--json"))["left_out"] == []
 
 
 def test_groups_are_copied_and_deleted(tidelog: Run, topic: str) -> None:

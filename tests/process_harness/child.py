@@ -19,9 +19,11 @@ def can_mount() -> bool:
     return shutil.which("unshare") is not None and subprocess.run(probe, capture_output=True).returncode == 0
 
 
-def start(data: Path, log: IO[bytes], *flags: str, before: Sequence[str] = ()) -> subprocess.Popen[bytes]:
+def start(
+    data: Path, log: IO[bytes], *flags: str, before: Sequence[str] = (), listen: str = "127.0.0.1:0"
+) -> subprocess.Popen[bytes]:
     """`before` is a command that ends by running its arguments; the log goes to `log`."""
-    command = [sys.executable, "-m", "tidelog", "start", "--listen", "127.0.0.1:0", "--data", str(data), *flags]
+    command = [sys.executable, "-m", "tidelog", "start", "--listen", listen, "--data", str(data), *flags]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("TIDELOG_")}
     return subprocess.Popen([*before, *command], stdout=subprocess.PIPE, stderr=log, env=environment)
 

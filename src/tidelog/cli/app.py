@@ -11,6 +11,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from tidelog.cli.errors import CommandError, UsageError
+from tidelog.cli.examples import fit_examples
 
 COMPLETION_VARIABLE = "_TIDELOG_COMPLETE"
 """Set by a shell that asks for completions; the rest of its question is in variables, too."""
@@ -57,7 +58,9 @@ class LazyGroup(TyperGroup):
         name, _, rest = super().resolve_command(ctx, args)
         assert name is not None
         module = importlib.import_module(COMMANDS[name].module)
-        return name, typer.main.get_command(module.app), rest
+        command = typer.main.get_command(module.app)
+        fit_examples(command)
+        return name, command, rest
 
 
 app = typer.Typer(cls=LazyGroup, add_completion=False, context_settings={"help_option_names": ["--help", "-h"]})
@@ -115,6 +118,7 @@ def _drop_output() -> None:
 
 def execute(arguments: Sequence[str]) -> int:
     command = typer.main.get_command(app)
+    fit_examples(command)
     if COMPLETION_VARIABLE in os.environ:
         from tidelog.cli.completion import instructed
 

@@ -203,7 +203,7 @@ def report_throughput(verb: str, result: measure.Throughput, json: bool) -> None
     ]
     if result.latencies_ms:
         rows += [(f"Acknowledged, {name}", text) for name, text in percentile_rows(result.latencies_ms)]
-    print_measures(rows)
+    print_table(measures_table(rows))
     xs, ys = measure.rates(result.points)
     plot(xs, ys, f"records {verb} per second", "seconds")
 
@@ -224,7 +224,7 @@ def report_latency(result: measure.Latency, json: bool) -> None:
         ("Rate", f"{count(round(result.rate_reached))}/s of {count(round(result.rate_wanted))}/s requested"),
         *((f"End to end, {name}", text) for name, text in percentile_rows(result.latencies_ms)),
     ]
-    print_measures(rows)
+    print_table(measures_table(rows))
     # By how rare: half, one in ten, one in a hundred ... are equally far apart, as the tail is what matters.
     nines = [step / 20 for step in range(1 + 20 * (len(str(len(result.latencies_ms))) - 1))]
     ys = [measure.percentile(result.latencies_ms, 100 - 100 / 10**nine) for nine in nines]
@@ -256,8 +256,8 @@ def percentiles_json(latencies_ms: Sequence[float]) -> dict[str, float] | None:
     return found | {"max": round(latencies_ms[-1], 4)}
 
 
-def print_measures(rows: Sequence[tuple[str, str]]) -> None:
-    print_table(Table([Column("Measure"), Column("Value", True)], rows))
+def measures_table(rows: Sequence[tuple[str, str]]) -> Table:
+    return Table([Column("Measure"), Column("Value", True)], rows)
 
 
 def plot(

@@ -1,6 +1,7 @@
 """`tidelog broker`: the settings of running brokers."""
 
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -152,10 +153,10 @@ def unset(
 
 
 def settings_table(found: "list[BrokerSetting]") -> Table:
-    columns = [Column("Setting"), Column("Value"), Column("From"), Column("Changes")]
+    columns = [Column("Setting"), Column("Value", spare=-1), Column("From", spare=1), Column("Changes", spare=2)]
     rows = [[s.name, shown(s.name, s.effective, s.sensitive), comes_from(s), changes_when(s)] for s in found]
     if not all(setting.effect for setting in found):
-        columns.append(Column("", style="yellow"))
+        columns.append(Column("Note", style="yellow"))
         for setting, row in zip(found, rows, strict=True):
             row.append("" if setting.effect else "no effect yet")
     return Table(columns, rows)
@@ -188,7 +189,12 @@ def print_layers(found: "list[BrokerSetting]") -> None:
     ]
     if rows:
         print()
-        print_table(Table([Column("Setting"), Column("Set as"), Column("Value"), Column("From")], rows))
+        print_table(layers_table(rows))
+
+
+def layers_table(rows: Sequence[tuple[str, str, str, str]]) -> Table:
+    columns = [Column("Setting"), Column("Set as", spare=1), Column("Value", spare=-1), Column("From")]
+    return Table(columns, rows)
 
 
 def settings_json(found: "list[BrokerSetting]") -> dict[str, Any]:

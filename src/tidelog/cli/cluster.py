@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tidelog.cli.connection import ANSWER_S, answer, answers
+from tidelog.cli.connection import ANSWER_S, WAIT_S, answer, answers, silent
 from tidelog.cli.errors import CommandError, UsageError
 
 if TYPE_CHECKING:
@@ -72,13 +72,15 @@ def describe(admin: "AdminClient", names: Sequence[str], *, missing_too: bool = 
     asked = TopicCollection(list(dict.fromkeys(names)))
     for name, future in admin.describe_topics(asked, request_timeout=ANSWER_S).items():
         try:
-            topic = future.result()
+            topic = future.result(WAIT_S)
         except KafkaException as error:
             if unknown_topic(error):
                 if missing_too:
                     continue
                 raise no_such_topic(name, topic_names(admin)) from error
             topic = answer(future, f"topic {name}")
+        except TimeoutError as error:
+            raise silent(f"topic {name}") from error
         partitions = [
             PartitionState(
                 part.id, part.leader.id if part.leader else -1, [n.id for n in part.replicas], [n.id for n in part.isr]
@@ -100,7 +102,7 @@ def no_such_topic(name: str, known: Iterable[str]) -> CommandError:
     import difflib
 
     near = difflib.get_close_matches(name, known, n=1)
-    remedy = f"did you mean {near[0]}?" if near else f"create it with: tidelog topic create {name}"
+    remedy = f"did you mean {near[0]}?" if near else "tidelog topic list shows all"
     return CommandError(f"no such topic: {name}; {remedy}")
 
 
@@ -138,7 +140,10 @@ def is_offline(future: "Future[Any]") -> bool:
     """Whether the broker answered that the partition's log cannot be used."""
     from confluent_kafka import KafkaError, KafkaException
 
-    error = future.exception()
+    try:
+        error = future.exception(WAIT_S)
+    except TimeoutError as late:
+        raise silent() from late
     return isinstance(error, KafkaException) and error.args[0].code() == KafkaError.KAFKA_STORAGE_ERROR
 
 

@@ -1,14 +1,16 @@
 """How commands reach a cluster: shared options, librdkafka's clients without their chatter, errors in our words."""
 
+import os
 import socket
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
 
 import typer
 
-from tidelog.cli.errors import CommandError, UsageError
+from tidelog.cli.errors import CommandError, NoAnswerError, UsageError
 
 if TYPE_CHECKING:
     from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
@@ -20,6 +22,8 @@ K = TypeVar("K")
 ANSWER_S = 15.0
 """How long an administrative request may take."""
 ANSWER_MS = 15_000
+WAIT_S = ANSWER_S + 1
+"""librdkafka was seen never to end a request for a group whose broker had gone, whatever its timeout."""
 CONNECT_S = 5.0
 
 Bootstrap = Annotated[
@@ -29,7 +33,7 @@ Bootstrap = Annotated[
         "-b",
         envvar="TIDELOG_BOOTSTRAP",
         metavar="HOST:PORT",
-        help="A broker of the cluster, or several, separated by commas.",
+        help="A broker of the cluster, or several, separated by commas; without a port, 9092.",
         rich_help_panel="Connection",
     ),
 ]
@@ -47,6 +51,8 @@ ClientSettings = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 LOCALHOST = "localhost:9092"
+DEFAULT_PORT = 9092
+SECURITY_PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 
 
 class Connection(NamedTuple):
@@ -55,10 +61,10 @@ class Connection(NamedTuple):
     bootstrap: str
     settings: dict[str, str]
 
-    def admin(self) -> "AdminClient":
+    def admin(self, settings: Mapping[str, Any] = MappingProxyType({})) -> "AdminClient":
         from confluent_kafka.admin import AdminClient
 
-        return AdminClient(self.configuration({}))
+        return AdminClient(self.configuration(settings))
 
     def producer(self, settings: Mapping[str, Any]) -> "Producer":
         from confluent_kafka import Producer
@@ -115,12 +121,9 @@ def connect(bootstrap: str, client: Iterable[str]) -> Connection:
 
 def reach(bootstrap: str) -> None:
     """Connect to one of the addresses and hang up. librdkafka would try again for a long time, and say less."""
-    addresses = [part for part in map(str.strip, bootstrap.split(",")) if part]
-    if not addresses:
-        raise UsageError(f"--bootstrap takes HOST:PORT, for example {LOCALHOST}, not {bootstrap!r}")
     reasons = []
-    for address in addresses:
-        host, port = host_port(address)
+    for host, port in host_ports(bootstrap):
+        address = joined(host, port)
         try:
             socket.create_connection((host, port), timeout=CONNECT_S).close()
         except socket.gaierror:
@@ -133,17 +136,47 @@ def reach(bootstrap: str) -> None:
         else:
             return
     remedy = "is a broker running? Start one with: tidelog start"
-    raise CommandError(f"{'; '.join(reasons)}: {remedy} (or name another with --bootstrap)")
+    raise NoAnswerError(f"{'; '.join(reasons)}: {remedy} (or name another with --bootstrap)")
+
+
+def host_ports(bootstrap: str) -> list[tuple[str, int]]:
+    """The addresses, separated by commas. Raises UsageError, also where there is none."""
+    parts = [part for part in map(str.strip, bootstrap.split(",")) if part]
+    try:
+        if not parts:
+            raise UsageError(f"takes HOST:PORT, for example {LOCALHOST}, not {bootstrap!r}")
+        return [host_port(part) for part in parts]
+    except UsageError as error:
+        option = "TIDELOG_BOOTSTRAP" if os.environ.get("TIDELOG_BOOTSTRAP") == bootstrap else "--bootstrap"
+        raise UsageError(f"{option} {error}") from None
 
 
 def host_port(address: str) -> tuple[str, int]:
-    """Split `[SCHEME://]HOST[:PORT]`; the port defaults to 9092, as for librdkafka."""
-    host, colon, port = address.rpartition("://")[2].rpartition(":")
+    """Split `HOST[:PORT]`; the port defaults to 9092, as for librdkafka. An IPv6 address stands in brackets. A
+    security protocol before it (`SASL_SSL://`) is taken, as Kafka's clients take it.
+
+    Raises UsageError, to be read behind the name of the option.
+    """
+    scheme, separator, rest = address.partition("://")
+    if separator and scheme.upper() in SECURITY_PROTOCOLS:
+        address = rest
+    elif separator:
+        plain = rest.partition("/")[0] or LOCALHOST
+        raise UsageError(f"takes HOST:PORT without {scheme}://, that is {plain}, not {address!r}")
+    host, colon, port = address.rpartition(":")
     if not colon or address.endswith("]"):
-        host, port = address.rpartition("://")[2], "9092"
-    if not port.isascii() or not port.isdigit() or int(port) > 65535 or not host:
-        raise UsageError(f"--bootstrap takes HOST:PORT, for example {LOCALHOST}, not {address!r}")
-    return host.strip("[]"), int(port)
+        host, port = address, str(DEFAULT_PORT)
+    bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+    if ":" in host and bare == host:
+        raise UsageError(f"takes an IPv6 address in brackets, for example [::1]:{DEFAULT_PORT}, not {address!r}")
+    if not port.isascii() or not port.isdigit() or not 0 < int(port) <= 65535 or not bare:
+        raise UsageError(f"takes HOST:PORT, for example {LOCALHOST}, not {address!r}")
+    return bare, int(port)
+
+
+def joined(host: str, port: int) -> str:
+    """`HOST:PORT`, an IPv6 address in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def key_value(text: str, option: str, example: str) -> tuple[str, str]:
@@ -159,9 +192,16 @@ def answer(future: "Future[T]", subject: str = "") -> T:
     from confluent_kafka import KafkaException
 
     try:
-        return future.result()
+        return future.result(WAIT_S)
     except KafkaException as error:
         raise kafka_error(error, subject) from error
+    except TimeoutError as error:
+        raise silent(subject) from error
+
+
+def silent(subject: str = "") -> NoAnswerError:
+    about = f"{subject}: " if subject else ""
+    return NoAnswerError(f"{about}no answer from the cluster in {WAIT_S:.0f} s: is its broker still there?")
 
 
 def answers(futures: Mapping[K, "Future[T]"], name: Callable[[K], str] = str) -> dict[K, T]:
@@ -179,7 +219,7 @@ def kafka_error(raised: "KafkaException | KafkaError", subject: str = "") -> Com
     about = f"{subject}: " if subject else ""
     match error.code():
         case KafkaError._TRANSPORT | KafkaError._TIMED_OUT | KafkaError._ALL_BROKERS_DOWN | KafkaError._RESOLVE:
-            return CommandError(
+            return NoAnswerError(
                 f"{about}no answer from the cluster ({one_line(error.str())}): is that a Kafka broker,"
                 " and can its advertised address be reached from here?"
             )
@@ -198,6 +238,17 @@ def kafka_error(raised: "KafkaException | KafkaError", subject: str = "") -> Com
                 f"{about}authentication failed: {one_line(error.str())} (settings: -X sasl.username=...)"
             )
     return CommandError(f"{about}{one_line(error.str())} ({error.name()})")
+
+
+def in_our_words(error: Exception) -> CommandError | None:
+    """What came of a request, in one line; None for what is no error of the cluster's."""
+    if isinstance(error, CommandError):
+        return error
+    if isinstance(error, TimeoutError):
+        return silent()
+    from confluent_kafka import KafkaException
+
+    return kafka_error(error) if isinstance(error, KafkaException) else None
 
 
 def one_line(text: str) -> str:

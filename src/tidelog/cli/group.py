@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tidelog.cli.connection import LOCALHOST, AsJson, Bootstrap, ClientSettings, Connection, connect
+from tidelog.cli.connection import LOCALHOST, AsJson, Bootstrap, ClientSettings, Connection, connect, reach
 from tidelog.cli.group_offsets import copy_offsets, delete, delete_offsets, reset_offsets
 from tidelog.cli.groups import describe_groups, existing, group_names, reads, state
 from tidelog.cli.lag import NO_LAG, Ages, Lag, Total, all_lags, lag_json, lag_table, total
@@ -20,7 +20,7 @@ from tidelog.cli.offline import (
 from tidelog.cli.tables import Column, Table, cell, heading, print_json, print_table
 
 if TYPE_CHECKING:
-    from confluent_kafka.admin import ConsumerGroupDescription
+    from confluent_kafka.admin import AdminClient, ConsumerGroupDescription, MemberDescription
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)
 
@@ -72,13 +72,17 @@ def list_groups(
     if json:
         print_json([group_json(group) | total_json(totals[group.group_id]) for group in described])
     elif described:
-        columns = [Column("Group"), Column("State"), Column("Members", True), Column("Lag", True)]
-        rows = [(g.group_id, state(g), cell(len(g.members)), totals[g.group_id].text()) for g in described]
-        print_table(Table(columns, rows))
+        print_table(groups_table(described, totals))
     sys.stdout.flush()
     missing = warn_of_groups(admin, [lag.topic for lag in lags])
     if not described and not json and GROUPS_TOPIC not in missing:
         print("No consumer groups yet. One begins with: tidelog consume TOPIC --group NAME", file=sys.stderr)
+
+
+def groups_table(described: Sequence["ConsumerGroupDescription"], totals: dict[str, Total]) -> Table:
+    columns = [Column("Group"), Column("State"), Column("Members", True), Column("Lag", True, spare=-1)]
+    rows = [(g.group_id, state(g), cell(len(g.members)), totals[g.group_id].text()) for g in described]
+    return Table(columns, rows)
 
 
 @app.command()
@@ -111,9 +115,12 @@ def describe(
         if not group.members:
             print("No members.")
             continue
-        columns = [Column("Member"), Column("Client"), Column("Host"), Column("Reads")]
-        rows = [(m.member_id, m.client_id, m.host.lstrip("/"), reads(m)) for m in group.members]
-        print_table(Table(columns, rows))
+        print_table(members_table(group.members))
+
+
+def members_table(members: Sequence["MemberDescription"]) -> Table:
+    columns = [Column("Member"), Column("Client", spare=1), Column("Host", spare=2), Column("Reads")]
+    return Table(columns, [(m.member_id, m.client_id, m.host.lstrip("/"), reads(m)) for m in members])
 
 
 @app.command()
@@ -136,8 +143,9 @@ def lag(
     oldest of them (in a pipe: seconds), by the first time of its batch. A
     group need not have members.
 
-    --watch adds how fast it reads and how long it needs to catch up. With
-    --watch --json every refresh is one JSON object on one line.
+    --watch adds how fast it reads and how long it needs to catch up, and
+    stays while the broker is away. With --watch --json every refresh is one
+    JSON object on one line.
 
     A - means that the group has not committed there yet, that the topic
     is gone, or that the partition is offline. A total of 12+ means at least
@@ -150,9 +158,9 @@ def lag(
     $ tidelog group lag --json | jq '[.[].lag] | add'
     """
     connection = connect(bootstrap, client)
-    look = Look(connection, groups, topic)
+    look = Look(connection, groups, topic, SOON if watch else {})
     if watch:
-        watch_lag(look, interval_s, json)
+        watch_lag(look, interval_s, json, bootstrap)
         return
     lags = look()
     if json:
@@ -173,23 +181,42 @@ for command in (reset_offsets, copy_offsets, delete, delete_offsets):
     app.command(command.__name__.replace("_", "-"))(command)
 
 
+SOON = {"reconnect.backoff.max.ms": 1000}
+"""librdkafka's settings: a broker that comes back is found within a second, where it would take up to ten."""
+
+
 class Look:
     """Measures the lag of the chosen groups: those named, or whatever groups there are by then."""
 
-    def __init__(self, connection: Connection, groups: Sequence[str], topic: str | None) -> None:
-        self.admin = connection.admin()
+    def __init__(
+        self, connection: Connection, groups: Sequence[str], topic: str | None, settings: dict[str, int]
+    ) -> None:
+        self.connection = connection
+        self.settings = settings
+        self.admin = connection.admin(settings)
         self.ages = Ages(connection)
         self.topic = topic
         self.groups = existing(self.admin, groups) if groups else None
         self.offline: dict[str, list[int]] = {}
         """What the last look could not see, if it can matter to it."""
+        self.failed: list[AdminClient] = []
+        """Kept: librdkafka waits for its requests when a client goes, and some never end."""
+        self.is_lost = False
 
     def __call__(self) -> list[Lag]:
+        """After one that failed: at once while nobody listens, and with a client that knows nothing of the outage."""
+        if self.is_lost:
+            reach(self.connection.bootstrap)
+            self.failed.append(self.admin)
+            self.admin = self.connection.admin(self.settings)
+            self.ages = Ages(self.connection)
+        self.is_lost = True
         names = self.groups if self.groups is not None else group_names(self.admin)
         lags = all_lags(self.admin, describe_groups(self.admin, names), self.ages)
         lags = [lag for lag in lags if self.topic is None or lag.topic == self.topic]
         every = [] if self.groups is not None else [GROUPS_TOPIC]
         self.offline = look_for_offline(self.admin, [*dict.fromkeys(lag.topic for lag in lags), *every])
+        self.is_lost = False
         return lags
 
 

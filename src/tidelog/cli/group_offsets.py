@@ -22,7 +22,17 @@ from tidelog.cli.connection import (
 from tidelog.cli.errors import CommandError, UsageError
 from tidelog.cli.groups import describe_groups, existing, group_names, members_text
 from tidelog.cli.lag import commits
-from tidelog.cli.offset_plan import Move, Place, moves_json, moves_table, plan, read_offsets, topics_and_partitions
+from tidelog.cli.offline import named
+from tidelog.cli.offset_plan import (
+    Move,
+    Place,
+    left_out,
+    moves_json,
+    moves_table,
+    plan,
+    read_offsets,
+    topics_and_partitions,
+)
 from tidelog.cli.own_client import in_one_line, open_client
 from tidelog.cli.tables import counted, print_json, print_table
 from tidelog.cli.when import NotATimeError, parse_time_ms
@@ -69,8 +79,9 @@ def reset_offsets(
     """Set where a group reads on.
 
     Shows what would change; --execute does it. Without --topic, every
-    partition that the group has committed in is set. The group must have no
-    members: they would go on from where they are, and commit that.
+    partition that the group has committed in is set; others of the same
+    topics are named. The group must have no members: they would go on from
+    where they are, and commit that.
 
     An offset that the log does not have becomes the nearest that it has.
 
@@ -94,7 +105,13 @@ def reset_offsets(
     places = places_of(admin, group, wanted, given, committed)
     logs = log_ends(admin, places)
     moves = plan(places, target.offsets(admin, places, committed, logs, given), committed, logs)
-    carry_out(admin, group, moves, is_new=is_new, execute=execute, json=json)
+    others = [] if wanted or given is not None else left_out(places, partitions_of(admin, places))
+    carry_out(admin, group, moves, others, is_new=is_new, execute=execute, json=json)
+    if others and not json:
+        # --shift-by has nothing to count from there; and a --topic alone would leave the other topics out.
+        topics = " ".join(f"--topic {name}" for name in dict.fromkeys(name for name, _ in places))
+        how = "set them with --topic, and another target than --shift-by" if shift_by is not None else f"add {topics}"
+        tell_left_out(others, group, f"{how} to set them, too" if shift_by is None else how)
 
 
 def copy_offsets(
@@ -129,7 +146,11 @@ def copy_offsets(
     if not places:
         raise CommandError(f"group {source} has committed nothing" + (" in these topics" if wanted else ""))
     logs = log_ends(admin, places)
-    carry_out(admin, group, plan(places, found, committed, logs), is_new=is_new, execute=execute, json=json)
+    there = partitions_of(admin, [*places, *((name, 0) for name in wanted)])
+    others = [place for place in left_out(places, there) if not wanted or _is_wanted(place, wanted)]
+    carry_out(admin, group, plan(places, found, committed, logs), others, is_new=is_new, execute=execute, json=json)
+    if others and not json:
+        tell_left_out(others, source, f"set them with tidelog group reset-offsets {group} --topic TOPIC")
 
 
 def delete(
@@ -308,6 +329,21 @@ def log_ends(admin: "AdminClient", places: Sequence[Place]) -> dict[Place, Offse
     return {place: Offsets(earliest[place], latest[place]) for place in places}
 
 
+def partitions_of(admin: "AdminClient", places: Iterable[Place]) -> list[Place]:
+    """Every partition of the topics that these are of."""
+    topics = cluster.describe(admin, list(dict.fromkeys(topic for topic, _ in places)))
+    return [(topic.name, part.partition) for topic in topics for part in topic.partitions]
+
+
+def tell_left_out(others: Sequence[Place], group: str, remedy: str) -> None:
+    """On stderr: what a plan does not set, since a group has no commit there."""
+    by_topic: dict[str, list[int]] = {}
+    for topic, partition in others:
+        by_topic.setdefault(topic, []).append(partition)
+    count = counted(len(others), "partition")
+    print(f"Left out: {count} without a commit of {group} ({named(by_topic)}); {remedy}.", file=sys.stderr)
+
+
 def committed_offsets(admin: "AdminClient", group: str) -> dict[Place, int]:
     return {(topic, partition): offset for (_, topic, partition), offset in commits(admin, [group]).items()}
 
@@ -320,17 +356,28 @@ def check_no_members(admin: "AdminClient", group: str, remedy: str) -> None:
 
 
 def carry_out(
-    admin: "AdminClient", group: str, moves: Sequence[Move], *, is_new: bool, execute: bool, json: bool
+    admin: "AdminClient",
+    group: str,
+    moves: Sequence[Move],
+    others: Sequence[Place],
+    *,
+    is_new: bool,
+    execute: bool,
+    json: bool,
 ) -> None:
-    """Show the moves, and do them if that is wanted. Raises CommandError while the group has members."""
+    """Show the moves, and do them if that is wanted; `others` are left out. Raises CommandError while the group has
+    members.
+    """
     if not is_new:
         check_no_members(admin, group, "set its offsets")
     if execute:
         commit(admin, group, moves)
     if json:
-        print_json({"group": group, "executed": execute, "offsets": moves_json(moves)})
+        missing = [{"topic": topic, "partition": partition} for topic, partition in others]
+        print_json({"group": group, "executed": execute, "offsets": moves_json(moves), "left_out": missing})
         return
     print_table(moves_table(moves))
+    sys.stdout.flush()
     if execute:
         print(f"Set {counted(len(moves), 'offset')} of group {group}.", file=sys.stderr)
     else:

@@ -96,6 +96,8 @@ class Ages:
         self._times: dict[tuple[str, int, int], int | None] = {}
 
     def of(self, lags: Sequence[Lag]) -> list[Lag]:
+        from tidelog.client.errors import ClientError
+
         now_ms = time.time_ns() // 1_000_000
         times: dict[tuple[str, int, int], int | None] = {}
         told = []
@@ -109,7 +111,10 @@ class Ages:
                         times[first] = self._times[first]
                     elif fetches < FETCHES_MAX:
                         fetches += 1
-                        times[first] = first_time_ms(self._client, *first)
+                        try:
+                            times[first] = first_time_ms(self._client, *first)
+                        except ClientError:
+                            fetches = FETCHES_MAX  # the next broker may not answer either, and each takes its time
                 time_ms = times.get(first)
                 behind_ms = None if time_ms is None else max(now_ms - time_ms, 0)
             told.append(lag._replace(behind_ms=behind_ms))
@@ -122,8 +127,10 @@ FETCHES_MAX = 500
 
 
 def first_time_ms(client: "Client", topic: str, partition: int, offset: int) -> int | None:
-    """The first timestamp of the batch that holds the offset; None where it cannot be known."""
-    from tidelog.client.errors import ClientError
+    """The first timestamp of the batch that holds the offset; None where it cannot be known. Raises ClientError where
+    no broker answers.
+    """
+    from tidelog.client.errors import ApiNotSupported, BrokenProtocol
     from tidelog.client.operations import FetchLimits
     from tidelog.model.ids import TopicPartition
     from tidelog.wire.batches import BatchHeader
@@ -133,7 +140,7 @@ def first_time_ms(client: "Client", topic: str, partition: int, offset: int) -> 
     limits = FetchLimits(max_wait_ms=0, max_bytes=1, partition_max_bytes=1)
     try:
         return BatchHeader(client.fetch(TopicPartition(topic, partition), offset, limits).records).first_timestamp_ms
-    except (ApiError, ClientError):
+    except (ApiError, ApiNotSupported, BrokenProtocol):
         return None
 
 
@@ -184,12 +191,12 @@ def lag_table(lags: Sequence[Lag]) -> Table:
     columns = [
         Column("Group"),
         Column("Topic"),
-        Column("Partition", True),
-        Column("Committed", True),
-        Column("End", True),
-        Column("Lag", True, style="bold"),
-        Column("Behind", True),
-        Column("Read by"),
+        Column("Partition", True, spare=-1),
+        Column("Committed", True, spare=2),
+        Column("End", True, spare=2),
+        Column("Lag", True, style="bold", spare=-1),
+        Column("Behind", True, spare=1),
+        Column("Read by", spare=3),
     ]
     rows = [
         [

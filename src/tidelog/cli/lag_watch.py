@@ -4,24 +4,31 @@ import json as json_text
 import sys
 import time
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol, Self
 
 from tidelog.cli.lag import NO_LAG, Lag, Place, behind_text, cell_or_dash, lag_json, total, urgency
 from tidelog.cli.offline import tell_of_groups
+from tidelog.cli.room import fit, left_out_text, shortened, wrapped
 from tidelog.cli.tables import Column, Table, cell, console, print_table, rich_table
+from tidelog.cli.watching import Away, Seen, looking
 from tidelog.cli.when import iso, span
 
-GAP = 2
-"""Between two columns."""
-NAME_WIDTH_MIN = 8
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+REDRAW_S = 0.5
+"""How often it is said for how long nobody has answered."""
 FIXED_LINES = 6
 """Title, head, two rules, the sum of all, and the cursor's own line."""
 
-
 NUMBERS = (
-    *(Column(title, True) for title in ("Partition", "Committed", "End")),
-    Column("Lag", True, style="bold"),
-    *(Column(title, True) for title in ("Behind", "Read/s", "Written/s", "Done in")),
+    Column("Partition", True, spare=-1),
+    *(Column(title, True, spare=4) for title in ("Committed", "End")),
+    Column("Lag", True, style="bold", spare=-1),
+    Column("Behind", True, spare=1),
+    Column("Read/s", True, spare=2),
+    Column("Written/s", True, spare=3),
+    Column("Done in", True, spare=1),
 )
 
 
@@ -63,39 +70,132 @@ class Looks(Protocol):
     def __call__(self) -> list[Lag]: ...
 
 
-def watch_lag(look: Looks, interval_s: float, json: bool) -> None:
-    """Until Ctrl-C: a terminal's is redrawn in place, a pipe gets one table or JSON line after another."""
-    before: list[Lag] = []
-    then = 0.0
-    told: dict[str, list[int]] = {}
-    live = None
+def watch_lag(look: Looks, interval_s: float, json: bool, bootstrap: str) -> None:
+    """Until Ctrl-C: a terminal's is redrawn in place, a pipe gets one table or JSON line after another.
+
+    While nobody answers at `bootstrap`, the last figures stay, and it is said since when; a pipe gets nothing new.
+    """
+    show: Show
     if sys.stdout.isatty() and not json:
+        show = Picture(bootstrap)
+    else:
+        show = Lines(bootstrap, json)
+    before: Seen[Look] | None = None
+    told: dict[str, list[int]] = {}
+    with show, looking(lambda: Look(look(), look.offline), interval_s) as looker:
+        while True:
+            found = looker.next(REDRAW_S)
+            if found is not None:
+                if found.what.offline != told:
+                    told = found.what.offline
+                    tell_of_groups(told)  # above the table that is redrawn: rich leads stderr there
+                old = before or found._replace(what=Look([], {}))
+                progress = measured(old.what.lags, found.what.lags, found.at_s - old.at_s)
+                before = found
+                show.figures(found.what, progress)
+            show.away(looker.away())
+
+
+class Look(NamedTuple):
+    """What one look found."""
+
+    lags: list[Lag]
+    offline: dict[str, list[int]]
+
+
+class Show(Protocol):
+    def __enter__(self) -> "Show": ...
+
+    def __exit__(self, *raised: object) -> None: ...
+
+    def figures(self, look: Look, progress: dict[Place, Progress]) -> None:
+        """New ones."""
+
+    def away(self, away: Away | None) -> None:
+        """Called often, also while nothing is new."""
+
+
+class Lines:
+    """One table or JSON line after another; that nobody answers, and that somebody does again, on stderr."""
+
+    def __init__(self, bootstrap: str, json: bool) -> None:
+        self._bootstrap = bootstrap
+        self._json = json
+        self._away = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        sys.stdout.flush()
+
+    def figures(self, look: Look, progress: dict[Place, Progress]) -> None:
+        if self._away:
+            self._away = False
+            print(f"{self._bootstrap} answers again.", file=sys.stderr)
+        if self._json:
+            measurement = {"time": iso(time.time_ns() // 1_000_000), "lag": [*map(lag_json, look.lags)]}
+            print(json_text.dumps(measurement), flush=True)
+        else:
+            print_table(whole_table(look.lags, progress))
+            print(flush=True)
+
+    def away(self, away: Away | None) -> None:
+        if away is not None and not self._away:
+            self._away = True
+            print(away.text(self._bootstrap, span(round(time.monotonic() - away.since_s))), file=sys.stderr)
+
+
+class Picture:
+    """A table in place; above it, while nobody answers, that it is an old one."""
+
+    def __init__(self, bootstrap: str) -> None:
         from rich.live import Live
 
-        live = Live(console=console(), auto_refresh=False)
-        live.start()
-    try:
-        while True:
-            now, lags = time.monotonic(), look()
-            if look.offline != told:
-                told = look.offline
-                tell_of_groups(told)  # above the table that is redrawn: rich leads stderr there
-            progress = measured(before, lags, now - then)
-            if json:
-                measurement = {"time": iso(time.time_ns() // 1_000_000), "lag": [*map(lag_json, lags)]}
-                print(json_text.dumps(measurement), flush=True)
-            elif live is not None:
-                table = watch_table(lags, progress, *live.console.size)
-                none = "No lag can be seen." if look.offline else f"{NO_LAG} yet."
-                live.update(rich_table(table) if lags else none, refresh=True)
-            else:
-                print_table(whole_table(lags, progress))
-                print(flush=True)
-            before, then = lags, now
-            time.sleep(interval_s)
-    finally:
-        if live is not None:
-            live.stop()
+        self._bootstrap = bootstrap
+        self._live = Live(console=console(), auto_refresh=False)
+        self._look = Look([], {})
+        self._progress: dict[Place, Progress] = {}
+        self._as_of = ""
+        self._notice = ""
+
+    def __enter__(self) -> Self:
+        self._live.start()
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._live.stop()
+
+    def figures(self, look: Look, progress: dict[Place, Progress]) -> None:
+        self._look, self._progress = look, progress
+        self._as_of = time.strftime("%H:%M:%S")
+        self._notice = ""
+        self._draw()
+
+    def away(self, away: Away | None) -> None:
+        notice = ""
+        if away is not None:
+            text = away.text(self._bootstrap, span(round(time.monotonic() - away.since_s)))
+            notice = f"{text} Figures of {self._as_of}; Ctrl-C leaves."
+        if notice != self._notice:
+            self._notice = notice
+            self._draw()
+
+    def _draw(self) -> None:
+        from rich.console import Group
+        from rich.styled import Styled
+        from rich.text import Text
+
+        width, height = self._live.console.size
+        look = self._look
+        notice = Text(self._notice, style="bold yellow", overflow="fold")
+        lines = len(notice.wrap(self._live.console, width)) if self._notice else 0
+        figures: RenderableType = Text("No lag can be seen." if look.offline else f"{NO_LAG} yet.")
+        if look.lags:
+            figures = rich_table(watch_table(look.lags, self._progress, width, height - lines), width)
+        if self._notice:
+            figures = Group(notice, Styled(figures, "dim"))
+        self._live.update(figures, refresh=True)
 
 
 def measured(before: Sequence[Lag], after: Sequence[Lag], seconds: float) -> dict[Place, Progress]:
@@ -122,10 +222,19 @@ def whole_table(lags: Sequence[Lag], progress: dict[Place, Progress]) -> Table:
 
 
 def watch_table(lags: Sequence[Lag], progress: dict[Place, Progress], width: int, height: int) -> Table:
-    """At most `width` x `height` cells: what all rows have in common is the title, names that are too long are
-    shortened, offsets are left out where they do not fit, and so are partitions with little lag, summed up in one row.
+    """At most `height` lines when it is drawn `width` cells wide: what all rows have in common is the title, names that
+    are too long are shortened, and partitions with little lag are left out where they do not fit, summed up in one row.
     """
-    shown, hidden = fitting(lags, max(height - FIXED_LINES, 1))
+    table = table_of_rows(lags, progress, width, height - FIXED_LINES)
+    note = left_out_text(table, fit(table, width))
+    if not note:
+        return table
+    return table_of_rows(lags, progress, width, height - FIXED_LINES - len(wrapped(note, width)))
+
+
+def table_of_rows(lags: Sequence[Lag], progress: dict[Place, Progress], width: int, most: int) -> Table:
+    """At most so many rows besides the sum of all."""
+    shown, hidden = fitting(lags, max(most, 1))
     rows = [row(lag, progress) for lag in shown]
     if hidden:
         rows.append(together(f"{len(hidden)} more", hidden, progress))
@@ -143,10 +252,10 @@ def watch_table(lags: Sequence[Lag], progress: dict[Place, Progress], width: int
     for line, made in zip(cells, rows, strict=True):
         if made.offsets == NO_OFFSETS:
             line[0] = made.names[0]
-    columns, cells = within(columns, cells, len(names), width)
     title = "  ".join(f"{kind} {lags[0].place[index]}" for index, kind in enumerate(common) if kind)
     styles = [made.style for made in rows[:-1]]
-    return Table(columns, cells[:-1], title=shortened(title, width), footer=cells[-1], row_styles=styles)
+    title = shortened(title, width)
+    return Table(columns, cells[:-1], title=title, footer=cells[-1], row_styles=styles, shorten=True)
 
 
 def fitting(lags: Sequence[Lag], room: int) -> tuple[list[Lag], list[Lag]]:
@@ -190,67 +299,3 @@ def progress_cells(lag: int | None, progress: Progress | None) -> tuple[str, str
     if progress is None or lag is None:
         return "", "", ""
     return cell(round(progress.read_per_s)), cell(round(progress.written_per_s)), progress.until_caught_up(lag)
-
-
-def within(
-    columns: list[Column], cells: list[list[str]], names: int, width: int
-) -> tuple[list[Column], list[list[str]]]:
-    """Make the table fit: the two columns of offsets go first, then the `names` in front are shortened; where that is
-    not enough, rates go."""
-    if total_width(columns, cells) > width:
-        columns, cells = without(columns, cells, ("Committed", "End"))
-    for rate in ("Written/s", "Read/s"):
-        least = sum(max(column_width(columns, cells, index) - NAME_WIDTH_MIN, 0) for index in range(names))
-        if total_width(columns, cells) - least > width:
-            columns, cells = without(columns, cells, (rate,))
-    while (over := total_width(columns, cells) - width) > 0:
-        widths = [column_width(columns, cells, index) for index in range(names)]
-        widest = max(range(names), key=widths.__getitem__, default=None)
-        if widest is None or widths[widest] <= NAME_WIDTH_MIN:
-            break
-        # Down to the next wider one at most, so that both give way to the same width.
-        others = max([w for i, w in enumerate(widths) if i != widest], default=0)
-        target = max(widths[widest] - over, min(others, widths[widest] - 1), NAME_WIDTH_MIN)
-        for line in cells:
-            line[widest] = shortened(line[widest], target)
-    return columns, cells
-
-
-def without(
-    columns: list[Column], cells: list[list[str]], titles: tuple[str, ...]
-) -> tuple[list[Column], list[list[str]]]:
-    kept = [index for index, column in enumerate(columns) if column.title not in titles]
-    return [columns[index] for index in kept], [[line[index] for index in kept] for line in cells]
-
-
-def total_width(columns: list[Column], cells: list[list[str]]) -> int:
-    return sum(column_width(columns, cells, i) for i in range(len(columns))) + GAP * (len(columns) - 1)
-
-
-def column_width(columns: list[Column], cells: list[list[str]], index: int) -> int:
-    from rich.cells import cell_len
-
-    return max(len(columns[index].title), *(cell_len(line[index]) for line in cells))
-
-
-def shortened(text: str, width: int) -> str:
-    """At most `width` cells of a terminal; the middle goes, since names differ at their ends. A Chinese character takes
-    two cells, so it may be one less.
-    """
-    from rich.cells import cell_len
-
-    if cell_len(text) <= width:
-        return text
-    front = width // 2
-    return f"{fitting_start(text, front)}…{fitting_start(text[::-1], width - front - 1)[::-1]}"
-
-
-def fitting_start(text: str, width: int) -> str:
-    """As much of the beginning as `width` cells hold."""
-    from rich.cells import cell_len
-
-    for end, character in enumerate(text):
-        width -= cell_len(character)
-        if width < 0:
-            return text[:end]
-    return text

@@ -233,7 +233,8 @@ def directory_table(found: Sequence[Directory]) -> Table:
         Column("broker", right=True),
         Column("directory"),
         Column("state"),
-        *(Column(title, right=True) for title in ("partitions", "size", "free", "of")),
+        *(Column(title, right=True) for title in ("partitions", "size", "free")),
+        Column("of", right=True, spare=1),
     ]
     return Table(
         columns,
@@ -254,8 +255,8 @@ def directory_table(found: Sequence[Directory]) -> Table:
 
 def partition_table(found: Sequence[Directory]) -> Table:
     columns = [
-        Column("broker", right=True),
-        Column("directory"),
+        Column("broker", right=True, spare=1),
+        Column("directory", spare=1),
         Column("partition"),
         Column("size", right=True),
         Column("state"),

@@ -79,13 +79,19 @@ def plan(
     return moves
 
 
+def left_out(places: Iterable[Place], there: Iterable[Place]) -> list[Place]:
+    """Partitions of the same topics that are in no plan, in order."""
+    planned = set(places)
+    return sorted(place for place in there if place not in planned)
+
+
 def moves_table(moves: Sequence[Move]) -> Table:
     columns = [
         Column("Topic"),
-        Column("Partition", True),
-        Column("Committed", True),
-        Column("New", True, style="bold"),
-        Column("Change", True),
+        Column("Partition", True, spare=-1),
+        Column("Committed", True, spare=1),
+        Column("New", True, style="bold", spare=-1),
+        Column("Change", True, spare=2),
     ]
     rows = [
         [
@@ -98,7 +104,7 @@ def moves_table(moves: Sequence[Move]) -> Table:
         for move in moves
     ]
     if any(move.note for move in moves):
-        columns.append(Column("Note", style="yellow"))
+        columns.append(Column("Note", style="yellow", spare=3))
         for row, move in zip(rows, moves, strict=True):
             row.append(move.note)
     return Table(columns, rows)

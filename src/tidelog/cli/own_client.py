@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeVar
 
-from tidelog.cli.connection import ANSWER_MS, host_port, reach
+from tidelog.cli.connection import ANSWER_MS, host_ports, reach
 from tidelog.cli.errors import CommandError
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ def open_client(bootstrap: str) -> "Client":
     from tidelog.client.blocking import Client, ClientConfig
     from tidelog.client.cluster import Address
 
-    addresses = [Address(*host_port(part)) for part in map(str.strip, bootstrap.split(",")) if part]
+    addresses = [Address(*address) for address in host_ports(bootstrap)]
     config = ClientConfig(client_id="tidelog-cli", request_timeout_ms=ANSWER_MS, default_api_timeout_ms=ANSWER_MS)
     return Client(addresses, config)
 

@@ -266,7 +266,7 @@ def quota_table(found: Sequence[Quota]) -> Table:
         parts = dict(entity)
         whose = [(parts[kind] or DEFAULT) if kind in parts else "-" for kind in ("user", "client-id", "ip")]
         rows.append([*whose, key, shown(key, value)])
-    return Table([*columns, Column("value", right=True)], rows)
+    return Table([*columns, Column("value", right=True, spare=-1)], rows)
 
 
 def shown(key: str, value: float) -> str:

@@ -7,8 +7,7 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.table import Table as RichTable
+    from rich.console import Console, Group
 
 
 NAME_WIDTH_MIN = 8
@@ -20,6 +19,8 @@ class Column(NamedTuple):
     right: bool = False
     """Numbers stand right."""
     style: str | None = None
+    spare: int = 0
+    """How soon it is left out where a terminal is too narrow for numbers: the most first, a negative one never."""
 
 
 class Table(NamedTuple):
@@ -32,6 +33,10 @@ class Table(NamedTuple):
     """A last row, set apart; empty for none."""
     row_styles: Sequence[str] = ()
     """Colours of the rows at a terminal; empty for none."""
+    shorten: bool = False
+    """Names lose their middle where they do not fit, so that every row is one line; otherwise they fold."""
+    json: bool = True
+    """Whether the command has --json, which shows what a narrow terminal has no room for."""
 
 
 def print_json(document: Any) -> None:
@@ -39,9 +44,12 @@ def print_json(document: Any) -> None:
 
 
 def print_table(table: Table) -> None:
-    """Borders and colours at a terminal (colours unless NO_COLOR); aligned columns without decoration in a pipe."""
+    """Borders and colours at a terminal (colours unless NO_COLOR); aligned columns without decoration in a pipe, all of
+    them whatever their width.
+    """
     if sys.stdout.isatty():
-        console().print(rich_table(table))
+        screen = console()
+        screen.print(rich_table(table, screen.width))
         return
     if table.title:
         print(table.title)
@@ -66,15 +74,18 @@ def console(stderr: bool = False) -> "Console":
     return PipeConsole(stderr=stderr, highlight=False)
 
 
-def rich_table(table: Table) -> "RichTable":
+def rich_table(table: Table, width: int) -> "Group":
+    """At most `width` cells wide: see `room` for what gives way. Lines below say what was left out."""
     from rich import box
+    from rich.console import Group
     from rich.table import Table as RichTable
     from rich.text import Text
 
+    from tidelog.cli.room import above_lines, fit, left_out_text, shortened
+
+    room = fit(table, width)
     drawn = RichTable(
         box=box.SIMPLE_HEAD,
-        title=Text(table.title, style="bold") if table.title else None,
-        title_justify="left",
         header_style="bold cyan",
         padding=(0, 1, 0, 0),
         pad_edge=False,
@@ -82,20 +93,38 @@ def rich_table(table: Table) -> "RichTable":
         show_footer=bool(table.footer),
         footer_style="bold",
     )
-    for index, column in enumerate(table.columns):
+    footer = list(table.footer)
+    if footer and not footer[room.shown[0]]:
+        footer[room.shown[0]] = footer[0]  # what the sum is called
+
+    def text(cell: str, room: int) -> Text:
+        # As Text, a name such as [red] is itself and no markup.
+        return Text(shortened(printable(cell), room) if table.shorten else printable(cell))
+
+    for index, cells in zip(room.shown, room.widths, strict=True):
+        column = table.columns[index]
         drawn.add_column(
             column.title,
             justify="right" if column.right else "left",
             style=column.style,
             overflow="fold",
-            no_wrap=column.right,
-            min_width=min(NAME_WIDTH_MIN, max((len(row[index]) for row in table.rows), default=0)),
-            footer=table.footer[index] if table.footer else "",
+            width=cells,
+            footer=text(footer[index], cells) if footer else "",
         )
     for row, style in zip_longest(table.rows, table.row_styles, fillvalue=""):
-        # As Text, a name such as [red] is itself and no markup.
-        drawn.add_row(*(Text(printable(cell)) for cell in row), style=str(style) or None)
-    return drawn
+        drawn.add_row(
+            *(text(row[index], cells) for index, cells in zip(room.shown, room.widths, strict=True)),
+            style=str(style) or None,
+        )
+    parts: list[Text | RichTable] = []
+    if table.title:
+        parts.append(Text(printable(table.title), style="bold", overflow="fold"))
+    if room.above:
+        parts += [Text(line, overflow="fold") for line in above_lines(table, room, width)]
+    parts.append(drawn)
+    if note := left_out_text(table, room):
+        parts.append(Text(note, style="dim", overflow="fold"))
+    return Group(*parts)
 
 
 def heading(line: str, *facts: str) -> None:

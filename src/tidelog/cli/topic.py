@@ -1,5 +1,6 @@
 """`tidelog topic`: create, list, describe, delete, add-partitions, config."""
 
+import shlex
 import sys
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated, Any
@@ -71,10 +72,48 @@ def create(
     error = future.exception()
     exists = isinstance(error, KafkaException) and error.args[0].code() == KafkaError.TOPIC_ALREADY_EXISTS
     if if_not_exists and exists:
-        print(f"Topic {name} already exists.")
+        print(f"Topic {name} already exists.", flush=True)
+        warn_of_differences(admin, name, partitions, replicas, settings)
         return
     answer(future, f"topic {name}")
     print(f"Created topic {name}.")
+
+
+def warn_of_differences(
+    admin: "AdminClient", name: str, partitions: int | None, replicas: int | None, settings: dict[str, str]
+) -> None:
+    """Say where a topic that was there before is another than the one that was asked for."""
+    (topic,) = cluster.describe(admin, [name])
+    have = {setting.name: setting.value for setting in cluster.settings(admin, name)} if settings else {}
+    differences, remedies = topic_differences(topic, have, partitions, replicas, settings)
+    if differences:
+        print(f"Warning: it is as it was: {'; '.join(differences)}.", file=sys.stderr)
+    for remedy in remedies:
+        print(f"  {remedy}", file=sys.stderr)
+
+
+def topic_differences(
+    topic: cluster.TopicState,
+    have: dict[str, str],
+    partitions: int | None,
+    replicas: int | None,
+    settings: dict[str, str],
+) -> tuple[list[str], list[str]]:
+    """What is not as it was asked for (None for what was not), and the commands that would change that."""
+    differences, remedies = [], []
+    count = len(topic.partitions)
+    if partitions not in (None, count):
+        differences.append(f"{counted(count, 'partition')}, not {partitions}")
+        if partitions is not None and partitions > count:
+            remedies.append(f"tidelog topic add-partitions {topic.name} {partitions}")
+    if replicas is not None and any(len(part.replicas) != replicas for part in topic.partitions):
+        differences.append(f"replicas {replicas_text(topic)}, not {replicas}")
+    others = {key: value for key, value in settings.items() if have.get(key) != value}
+    differences += [f"{key}={have.get(key, '')}, not {value}" for key, value in others.items()]
+    if others:
+        given = " ".join(f"--set {shlex.quote(f'{key}={value}')}" for key, value in others.items())
+        remedies.append(f"tidelog topic config {topic.name} {given}")
+    return differences, remedies
 
 
 @app.command("list")
@@ -113,17 +152,17 @@ def list_topics(
     elif not topics:
         print("No topics yet. Create one with: tidelog topic create NAME", file=sys.stderr)
     else:
-        print_topics(topics, records)
+        print_table(topics_table(topics, records))
 
 
-def print_topics(topics: list[cluster.TopicState], records: dict[str, int]) -> None:
-    columns = [Column("Topic"), Column("Partitions", True), Column("Replicas", True), Column("Records", True)]
+def topics_table(topics: list[cluster.TopicState], records: dict[str, int]) -> Table:
+    columns = [Column("Topic"), Column("Partitions", True), Column("Replicas", True, spare=1), Column("Records", True)]
     rows = [[t.name, cell(len(t.partitions)), replicas_text(t), cell(records[t.name])] for t in topics]
     if any(trouble(topic) for topic in topics):
         columns.append(Column("Trouble", style="red"))
         for topic, row in zip(topics, rows, strict=True):
             row.append(trouble(topic))
-    print_table(Table(columns, rows))
+    return Table(columns, rows)
 
 
 def replicas_text(topic: cluster.TopicState) -> str:
@@ -193,12 +232,12 @@ def shown_settings(admin: "AdminClient", topic: str, every: bool) -> list[cluste
 def partitions_table(topic: cluster.TopicState, offsets: dict[tuple[str, int], cluster.Offsets]) -> Table:
     columns = [
         Column("Partition", True),
-        Column("Leader", True),
-        Column("Replicas"),
-        Column("ISR"),
+        Column("Leader", True, spare=1),
+        Column("Replicas", spare=3),
+        Column("ISR", spare=2),
         Column("First offset", True),
         Column("Next offset", True),
-        Column("Records", True),
+        Column("Records", True, spare=1),
     ]
     rows = []
     for part in topic.partitions:
@@ -210,10 +249,10 @@ def partitions_table(topic: cluster.TopicState, offsets: dict[tuple[str, int], c
 
 
 def settings_table(settings: list[cluster.Setting]) -> Table:
-    columns = [Column("Setting"), Column("Value"), Column("From")]
+    columns = [Column("Setting"), Column("Value", spare=-1), Column("From", spare=1)]
     rows = [[s.name, "(hidden)" if s.sensitive else value_text(s.name, s.value), s.origin] for s in settings]
     if not all(setting.effect for setting in settings):
-        columns.append(Column("", style="yellow"))
+        columns.append(Column("Note", style="yellow"))
         for setting, row in zip(settings, rows, strict=True):
             row.append("" if setting.effect else "no effect yet")
     return Table(columns, rows)

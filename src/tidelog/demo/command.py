@@ -68,7 +68,7 @@ def flash_sale(
     plan = Plan(where.absolute(), spark, orders_per_s, round(expiry * 1000), bursts)
     try:
         with LiveView(console) as view:
-            result = run(plan, view.show)
+            result = run(plan, view)
     except SaleFailed as error:
         raise CommandError(str(error)) from None
     summary(console, result, plan.directory, spark=spark)

@@ -8,10 +8,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, NamedTuple, Self
+from typing import IO, Any, NamedTuple, Protocol, Self
 
 from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
@@ -72,15 +71,22 @@ class Result(NamedTuple):
     duration_s: float
 
 
-Show = Callable[[Sample, int], None]
-"""Called with each sample and how many orders there will be."""
+class Show(Protocol):
+    """Whoever tells a person how far the sale is."""
+
+    def show(self, sample: Sample, expected: int) -> None:
+        """Each sample, and how many orders there will be."""
+
+    def phase(self, name: str) -> None:
+        """What is going on now, as a part of a sentence; called again and again while that lasts."""
 
 
 class Stage:
     """The processes of one sale; ends them all when its block ends."""
 
-    def __init__(self, plan: Plan, bootstrap: str) -> None:
+    def __init__(self, plan: Plan, bootstrap: str, show: Show) -> None:
         self.plan = plan
+        self._show = show
         self.bootstrap = bootstrap
         self.workers: dict[str, str] = {}
         self._processes: dict[str, subprocess.Popen[str]] = {}
@@ -135,13 +141,20 @@ class Stage:
         if code not in (None, 0):
             raise SaleFailed(f"{name} ended with exit code {code}: see {self._log(name)}")
 
-    def finish(self, name: str, line: str = "", *, codes: tuple[int, ...] = (0,)) -> str:
-        """Give the part a line on stdin and wait for its end; what it printed."""
+    def finish(self, name: str, phase: str, line: str = "", *, codes: tuple[int, ...] = (0,)) -> str:
+        """Give the part a line on stdin and wait for its end, which is the `phase`; what it printed."""
         process = self._processes[name]
-        try:
-            out, _ = process.communicate(line, timeout=CHECK_PATIENCE_S)
-        except subprocess.TimeoutExpired:
-            raise SaleFailed(f"{name} took more than {CHECK_PATIENCE_S} s: see {self._log(name)}") from None
+        deadline = time.monotonic() + CHECK_PATIENCE_S
+        given: str | None = line
+        while True:
+            self._show.phase(phase)
+            try:
+                out, _ = process.communicate(given, timeout=SAMPLE_S)
+                break
+            except subprocess.TimeoutExpired:
+                given = None  # the pipe remembers what it was given
+                if time.monotonic() > deadline:
+                    raise SaleFailed(f"{name} took more than {CHECK_PATIENCE_S} s: see {self._log(name)}") from None
         if process.returncode not in codes:
             self.expect(name, process.returncode)
         return out
@@ -195,12 +208,13 @@ def _seen(file: Path) -> int:
 def run(plan: Plan, show: Show) -> Result:
     """The whole sale. Raises SaleFailed."""
     began = time.monotonic()
+    show.phase("reading the orders and starting a broker")
     orders, left_out = read_orders()
     plan.directory.mkdir(parents=True, exist_ok=True)
     Ledger.create(plan.directory / "ledger.sqlite", opening_stock(orders)).close()
     with (
         Broker(process=True, data=plan.directory / "broker", settings=SETTINGS) as broker,
-        Stage(plan, broker.bootstrap) as stage,
+        Stage(plan, broker.bootstrap, show) as stage,
     ):
         make_topics(broker.bootstrap)
         if plan.spark:
@@ -211,9 +225,10 @@ def run(plan: Plan, show: Show) -> Result:
         stage.start_worker("worker-2")
         stage.start("gateway", "gateway", plan.expiry_ms, plan.bursts, plan.pause_s)
         samples = _watch(stage, len(orders), show)
+        show.phase("stopping workers and readers")
         stage.stop(*(name for name, state in stage.workers.items() if state == "works"), *READERS)
         if plan.spark:
-            stage.finish("pipeline", "go\n")
+            stage.finish("pipeline", "Spark makes Parquet of the events", "go\n")
         verdict = _check(stage)
     return Result(samples, verdict, left_out, time.monotonic() - began)
 
@@ -235,7 +250,7 @@ def _watch(stage: Stage, expected: int, show: Show) -> list[Sample]:
             at_s = time.monotonic() - began
             sample = observer.sample(at_s, stage.workers)
             samples.append(sample)
-            show(sample, expected)
+            show.show(sample, expected)
             stage.check_all()
             if stage.workers["worker-1"] == "works" and sample.settled * 100 >= expected * KILL_AT_PERCENT:
                 stage.kill_worker("worker-1")
@@ -254,7 +269,7 @@ def _watch(stage: Stage, expected: int, show: Show) -> list[Sample]:
 
 def _check(stage: Stage) -> dict[str, Any]:
     stage.start("checker", "checker", stage.plan.directory)
-    out = stage.finish("checker", codes=(0, 1))
+    out = stage.finish("checker", "the checker counts again", codes=(0, 1))
     try:
         verdict: dict[str, Any] = json.loads(out)
     except ValueError:

@@ -72,6 +72,25 @@ def test_every_help_teaches_by_examples_and_fits_80_columns(name: str, capsys: p
     assert max(map(len, shown.splitlines())) <= 80
 
 
+@pytest.mark.parametrize("width", [40, 60, 80])
+@pytest.mark.parametrize("name", [name for name, _ in EVERY])
+def test_every_help_has_its_examples_whole(
+    name: str, width: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.delenv("TERMINAL_WIDTH", raising=False)
+    assert main([*name.split(), "--help"]) == 0
+    shown = capsys.readouterr().out
+    command = dict(EVERY)[name]
+    examples = re.findall(r"^ *(\$ .*)$", re.sub(r" *\\\n *", " ", command.help or ""), re.MULTILINE)
+    assert examples
+    # As a shell reads it: a backslash at the end of a line goes on with the next one.
+    whole = re.sub(r" \\ *\n +", " ", shown)
+    for example in examples:
+        if max(map(len, example.split())) <= width - 8:
+            assert re.search(rf"^ {re.escape(example)} *$", whole, re.MULTILINE), shown
+
+
 def examples() -> Iterator[list[str]]:
     """The command lines after `$` in every help, without the shell around them."""
     for _, command in EVERY:
@@ -122,6 +141,8 @@ def test_examples_are_command_lines_that_are_understood(words: list[str]) -> Non
         (["consume", "x", "-f", "{valeu}"], "--format: '{valeu}' is not a field"),
         (["consume", "x", "--json", "-f", "{key}"], "--json and --format do not go together"),
         (["topic", "list", "-b", "host:port"], "--bootstrap takes HOST:PORT, for example localhost:9092"),
+        (["topic", "list", "-b", "http://h:1"], "--bootstrap takes HOST:PORT without http://, that is h:1, not 'http:"),
+        (["log", "dirs", "-b", "tcp://h:1"], "--bootstrap takes HOST:PORT without tcp://, that is h:1, not 'tcp:"),
         (["topic", "list", "-b", " , "], "--bootstrap takes HOST:PORT, for example localhost:9092, not ' , '"),
         (["topic", "list", "-X", "security.protocol"], "-X takes KEY=VALUE"),
         (["bench", "produce", "--acks", "x"], "--acks is one of all, 1, 0, not 'x'"),

@@ -6,8 +6,8 @@ import pytest
 
 from tidelog.cli.cluster import Offsets
 from tidelog.cli.errors import CommandError, UsageError
-from tidelog.cli.group_offsets import Target
-from tidelog.cli.offset_plan import Move, moves_json, moves_table, plan, read_offsets, topics_and_partitions
+from tidelog.cli.group_offsets import Target, tell_left_out
+from tidelog.cli.offset_plan import Move, left_out, moves_json, moves_table, plan, read_offsets, topics_and_partitions
 
 
 def test_topics_and_their_partitions() -> None:
@@ -116,3 +116,15 @@ def test_there_is_one_way_to_say_where() -> None:
     for wrong in (Target(False, False, None, None, None, None), Target(True, False, None, 0, None, None)):
         with pytest.raises(UsageError, match="in one way"):
             wrong.check()
+
+
+def test_partitions_that_a_plan_leaves_out_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    there = [(topic, partition) for topic in ("orders", "a") for partition in (2, 1, 0)]
+    others = left_out([("orders", 1), ("a", 0), ("a", 1), ("a", 2)], there)
+    assert others == [("orders", 0), ("orders", 2)]
+    assert left_out(there, there) == []
+    tell_left_out(others, "billing", "add --topic orders to set them, too")
+    assert capsys.readouterr().err == (
+        "Left out: 2 partitions without a commit of billing (partitions 0,2 of orders);"
+        " add --topic orders to set them, too.\n"
+    )

@@ -13,14 +13,15 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from tidelog.cli.cluster import Offsets, PartitionState, TopicState, no_such_topic
-from tidelog.cli.connection import host_port
+from tidelog.cli.connection import host_port, host_ports, joined
 from tidelog.cli.errors import UsageError
 from tidelog.cli.lag import Lag, behind_text, lag_table, total, urgency
-from tidelog.cli.lag_watch import Progress, fitting, measured, shortened, watch_table, whole_table
+from tidelog.cli.lag_watch import Progress, fitting, measured, watch_table, whole_table
 from tidelog.cli.measure import Point, percentile, rates
 from tidelog.cli.plots import line_plot, short_number
+from tidelog.cli.room import shortened
 from tidelog.cli.tables import Column, Table, print_table, printable, ranges, size
-from tidelog.cli.topic import replicas_text, trouble, value_text
+from tidelog.cli.topic import replicas_text, topic_differences, trouble, value_text
 
 COLUMNS = [Column("Topic"), Column("Records", right=True)]
 
@@ -100,17 +101,42 @@ def test_sizes(number: int, text: str) -> None:
         ("[::1]:9093", ("::1", 9093)),
         ("[::1]", ("::1", 9092)),
         ("PLAINTEXT://h:1", ("h", 1)),
-        ("SSL://h", ("h", 9092)),
+        ("SASL_SSL://h", ("h", 9092)),
     ],
 )
 def test_addresses(address: str, found: tuple[str, int]) -> None:
     assert host_port(address) == found
 
 
-@pytest.mark.parametrize("address", ["h:", "h:x", ":9092", "h:70000"])
-def test_what_is_no_address(address: str) -> None:
-    with pytest.raises(UsageError, match="--bootstrap takes HOST:PORT"):
-        host_port(address)
+@pytest.mark.parametrize("address", ["h:", "h:x", ":9092", "h:70000", "h:0", " , ", "[]:1"])
+def test_what_is_no_address(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UsageError, match=r"^--bootstrap takes HOST:PORT, for example localhost:9092, not "):
+        host_ports(address)
+    monkeypatch.setenv("TIDELOG_BOOTSTRAP", address)
+    with pytest.raises(UsageError, match=r"^TIDELOG_BOOTSTRAP takes HOST:PORT, for example localhost:9092, not "):
+        host_ports(address)
+
+
+@pytest.mark.parametrize(
+    ("address", "plain"),
+    [
+        ("http://h:8080/kafka", "h:8080"),
+        ("tcp://h", "h"),
+        ("kafka://", "localhost:9092"),
+        ("://h:1", "h:1"),
+    ],
+)
+def test_an_address_has_no_scheme(address: str, plain: str) -> None:
+    scheme = address.partition("://")[0]
+    with pytest.raises(UsageError) as raised:
+        host_ports(f"other:1, {address}")
+    assert str(raised.value) == f"--bootstrap takes HOST:PORT without {scheme}://, that is {plain}, not {address!r}"
+
+
+def test_an_ipv6_address_stands_in_brackets() -> None:
+    with pytest.raises(UsageError, match=r"in brackets, for example \[::1\]:9092, not '::1'"):
+        host_ports("::1")
+    assert [joined(*address) for address in host_ports("[::1]:1, h")] == ["[::1]:1", "h:9092"]
 
 
 # Topics
@@ -133,7 +159,22 @@ def test_the_number_of_copies() -> None:
 
 def test_an_unknown_topic_names_the_nearest() -> None:
     assert str(no_such_topic("order", ["orders", "payments"])) == "no such topic: order; did you mean orders?"
-    assert str(no_such_topic("x", [])) == "no such topic: x; create it with: tidelog topic create x"
+    assert str(no_such_topic("x", [])) == "no such topic: x; tidelog topic list shows all"
+
+
+def test_a_topic_that_was_there_before_may_be_another() -> None:
+    there = topic((1, [1], [1]), (1, [1], [1]))
+    have = {"retention.ms": "5", "cleanup.policy": "delete"}
+    assert topic_differences(there, have, 2, 1, {"retention.ms": "5"}) == ([], [])
+    assert topic_differences(there, have, None, None, {}) == ([], [])
+    assert topic_differences(there, have, 1, None, {}) == (["2 partitions, not 1"], [])
+    assert topic_differences(there, have, 3, 2, {"retention.ms": "7", "no.such": "a b"}) == (
+        ["2 partitions, not 3", "replicas 1, not 2", "retention.ms=5, not 7", "no.such=, not a b"],
+        [
+            "tidelog topic add-partitions t 3",
+            "tidelog topic config t --set retention.ms=7 --set 'no.such=a b'",
+        ],
+    )
 
 
 def test_settings_are_explained_at_a_terminal_only(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -357,8 +398,9 @@ def test_a_watched_table_fits_a_terminal(lags: list[Lag], width: int, height: in
     assert len(plain) <= height - 1
     assert max(map(cell_len, plain)) <= width
     if lags:
-        last = plain[-1].split()
-        assert last[0] == "all"
+        at = max(number for number, line in enumerate(plain) if line.split()[:1] == ["all"])
+        last = plain[at].split()
+        assert all(re.match(r"Left out: |A terminal|columns or|--json|shows", line.strip()) for line in plain[at + 1 :])
         assert f"{sum(one.records or 0 for one in lags):,}" in last
         assert sum(bool(re.match(r"\s*\S.*\d", line)) for line in plain) >= min(len(lags), height - 6)
 
