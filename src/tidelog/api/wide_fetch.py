@@ -74,7 +74,10 @@ class WideFetch(Fetch):
 
     def _let_go(self) -> None:
         items, self._fetching.items = self._fetching.items, []
-        self._services.turns.let_go([items, [*self._special.values()], [*self._slices.values()]])
+        left: list[list[Any]] = [items, [*self._special.values()], [*self._slices.values()]]
+        # What they are keys of goes first: who is freed last frees all.
+        self._special, self._slices, self._aborted, self._unknown = {}, {}, {}, {}
+        self._services.turns.let_go(left)
 
     def _read_all(self) -> Steps[FetchResponse | Pending[Any]]:
         watched = self._max_wait_ms > 0
