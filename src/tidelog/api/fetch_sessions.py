@@ -18,6 +18,7 @@ from tidelog.wire.errors import (
 if TYPE_CHECKING:
     from tidelog.replication.partition import Partition
     from tidelog.runtime.interfaces import Clock, Random
+    from tidelog.runtime.turns import Turns
     from tidelog.wire.messages.fetch import FetchPartition, FetchRequest
 
 NO_SESSION = 0
@@ -27,6 +28,8 @@ EVICTABLE_AFTER_S = 120.0
 PARTITIONS_MAX = 1_000_000
 """In all sessions together: some hundred MB at the most, whatever clients name."""
 INT32_MAX = 2**31 - 1
+LARGE = 1000
+"""More partitions than that of a session that ends are freed a little at a time."""
 
 CHANGES_MAX = 20_000
 """Of a session by one request, which makes them at once; a client with more is better off with full requests."""
@@ -142,12 +145,20 @@ class FetchSessions:
     """The cache, least recently used first; bounded in sessions and in their partitions."""
 
     def __init__(
-        self, clock: "Clock", random: "Random", sessions_max: int, *, partitions_max: int = PARTITIONS_MAX
+        self,
+        clock: "Clock",
+        random: "Random",
+        sessions_max: int,
+        *,
+        partitions_max: int = PARTITIONS_MAX,
+        turns: "Turns | None" = None,
     ) -> None:
+        """`turns`: where large sessions are freed, if not at once."""
         self._clock = clock
         self._random = random
         self._sessions_max = sessions_max
         self._partitions_max = partitions_max
+        self._turns = turns
         self._sessions: OrderedDict[int, FetchSession] = OrderedDict()
         self._partitions = 0
 
@@ -216,6 +227,8 @@ class FetchSessions:
         session = self._sessions.pop(session_id, None)
         if session is not None:
             self._partitions -= len(session.items)
+            if self._turns is not None and len(session.items) > LARGE:
+                self._turns.let_go([[*session.items.values()]])
 
 
 def items_of(request: "FetchRequest", uses_topic_ids: bool) -> list[FetchItem]:

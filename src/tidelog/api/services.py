@@ -48,7 +48,9 @@ class Services:
         fetch_sessions: "FetchSessions",
         quotas: "ClientQuotas",
         connection_quotas: "ConnectionQuotas",
+        turns: Turns | None = None,
     ) -> None:
+        """`turns`: shared with whoever else has long work on the loop, if there is anybody."""
         self.runtime = runtime
         self.config = config
         self.metadata = metadata
@@ -59,7 +61,7 @@ class Services:
         self.fetch_sessions = fetch_sessions
         self.quotas = quotas
         self.connection_quotas = connection_quotas
-        self.turns = Turns(runtime.clock, runtime.tasks)
+        self.turns = turns or Turns(runtime.clock, runtime.tasks)
 
 
 class Peer:

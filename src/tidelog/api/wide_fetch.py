@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("tidelog.fetch")
 
 T = TypeVar("T")
+R = TypeVar("R")
 
 ITEMS_PER_STEP = 16
 COLD_LANE: Final = "wide-cold-reads"
@@ -37,6 +38,9 @@ class WideFetch(Fetch):
         self._by_partition: dict[Partition, list[FetchItem]] = {}
         self._reading = True
         self._looking = False
+        return self._ending(self._begun())
+
+    def _begun(self) -> Steps[FetchResponse | Pending[Any] | Coroutine[Any, Any, Any]]:
         cold: list[ColdRead] = []
         for items in _parted(self._fetching.items):
             cold += self.cold_reads(items)
@@ -49,7 +53,31 @@ class WideFetch(Fetch):
 
     async def _warmed(self, cold: list["ColdRead"]) -> Steps[FetchResponse | Pending[Any]]:
         await read_ahead(self._services, cold, COLD_LANE)
-        return self._read_all()
+        return self._ending(self._read_all())
+
+    def _ending(self, steps: Steps[R]) -> Steps[R]:
+        """These steps; when they end with the answer, or fail, or nobody wants them, all that was found is let go."""
+
+        def ending() -> Steps[R]:
+            answer = None
+            try:
+                yield
+                answer = yield from steps
+                return answer
+            finally:
+                if not isinstance(answer, Pending | Coroutine):
+                    self._let_go()
+
+        begun = ending()
+        next(begun)  # what has not begun when nobody wants it any more would not know of its end
+        return begun
+
+    def _let_go(self) -> None:
+        items, self._fetching.items = self._fetching.items, []
+        left: list[list[Any]] = [items, [*self._special.values()], [*self._slices.values()]]
+        # What they are keys of goes first: who is freed last frees all.
+        self._special, self._slices, self._aborted, self._unknown = {}, {}, {}, {}
+        self._services.turns.let_go(left)
 
     def _read_all(self) -> Steps[FetchResponse | Pending[Any]]:
         watched = self._max_wait_ms > 0
@@ -123,12 +151,13 @@ class WideFetch(Fetch):
         if self._pending is not None:
             self._unpark()
             self._unwatch()
+            self._let_go()
 
     def _settle(self, steps: Steps[FetchResponse]) -> None:
         pending: Any = self._pending
         self._unpark()
         self._unwatch()  # here: the client may be gone before it is told
-        pending.complete(steps)
+        pending.complete(self._ending(steps))
 
     def _unpark(self) -> None:
         self._pending = None

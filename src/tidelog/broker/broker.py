@@ -30,6 +30,7 @@ from tidelog.quotas.windows import Window
 from tidelog.replication.compaction import Compaction
 from tidelog.replication.flusher import CHECKPOINTS_LANE
 from tidelog.replication.partitions import Partitions
+from tidelog.runtime.turns import Turns
 
 if TYPE_CHECKING:
     from tidelog.config.broker_config import BrokerConfig
@@ -115,8 +116,9 @@ class Broker:
         take_node_id(identity, self.config, path)
         store = self._store_factory(f"{path}/{METADATA_STORE}", self.runtime)
         cache = MetadataCache()
-        controller = MetadataController(store, self.config, self.runtime, cache)
-        services = self._services = self._wire(directories, cache, controller)
+        turns = Turns(clock, self.runtime.tasks)
+        controller = MetadataController(store, self.config, self.runtime, cache, turns=turns)
+        services = self._services = self._wire(directories, cache, controller, turns)
         await controller.start(identity.cluster_id, self._first_records)
         new_ids = [uuid_text(self.runtime.new_uuid()) for _ in directories.online]
         await run_blocking(directories.write_identity, cache.image.cluster_id, self.config.node_id, new_ids)
@@ -171,7 +173,9 @@ class Broker:
             seconds,
         )
 
-    def _wire(self, directories: DataDirectories, cache: MetadataCache, controller: MetadataController) -> Services:
+    def _wire(
+        self, directories: DataDirectories, cache: MetadataCache, controller: MetadataController, turns: Turns
+    ) -> Services:
         config, runtime = self.config, self.runtime
         topic_settings = TopicSettings(config)
 
@@ -189,8 +193,14 @@ class Broker:
             controller=controller,
             partitions=partitions,
             groups=GroupCoordinators(
-                runtime=runtime, config=config, partitions=partitions, metadata=cache, controller=controller
+                runtime=runtime,
+                config=config,
+                partitions=partitions,
+                metadata=cache,
+                controller=controller,
+                turns=turns,
             ),
+            turns=turns,
             producer_ids=ProducerIds(controller),
             quotas=ClientQuotas(
                 Window(config.quota_window_num, config.quota_window_size_seconds * 1000),
@@ -200,7 +210,7 @@ class Broker:
                 Window(config.quota_window_num, config.quota_window_size_seconds * 1000)
             ),
             fetch_sessions=FetchSessions(
-                runtime.clock, runtime.random, config.max_incremental_fetch_session_cache_slots
+                runtime.clock, runtime.random, config.max_incremental_fetch_session_cache_slots, turns=turns
             ),
         )
 

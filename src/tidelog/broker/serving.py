@@ -6,6 +6,7 @@ from types import GeneratorType
 from typing import TYPE_CHECKING, Any
 
 from tidelog.api.services import CloseConnection
+from tidelog.wire.arrays import parts_of
 from tidelog.wire.primitives import MalformedMessage, skip_tagged_fields_in_steps
 
 if TYPE_CHECKING:
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from tidelog.api.services import RequestContext, Services
     from tidelog.model.steps import Steps
     from tidelog.runtime.interfaces import Piece
+    from tidelog.runtime.turns import Turns
 
 logger = logging.getLogger("tidelog.connection")
 
@@ -43,13 +45,18 @@ def served_in_steps(
         request = yield from found.decode_in_steps(frame, position)
     except (MalformedMessage, IndexError) as error:
         return CloseConnection(f"{found.name} v{context.api_version}: {error}")
-    answer = found.handle_wide(services, context, request)
-    del request
-    return (yield from answered_in_steps(found, answer, is_wanted, context.meter))
+    parts: list[list[Any]] = []
+    try:
+        parts = yield from parts_of(request)
+        answer = found.handle_wide(services, context, request)
+        del request
+        return (yield from answered_in_steps(services.turns, found, answer, is_wanted, context.meter))
+    finally:
+        services.turns.let_go(parts)
 
 
 def answered_in_steps(
-    found: "Route", answer: Any, is_wanted: Callable[[], bool], meter: "Meter | None" = None
+    turns: "Turns", found: "Route", answer: Any, is_wanted: Callable[[], bool], meter: "Meter | None" = None
 ) -> "Steps[Any]":
     """A handler's own steps are taken, a response is `Encoded`, or None when nobody waits for it any more; what else
     may be an answer is left as it is.
@@ -64,10 +71,15 @@ def answered_in_steps(
         meter.settle(answer)
     if not is_wanted():
         return None
+    parts: list[list[Any]] = []
     try:
+        parts = yield from parts_of(answer)
         return Encoded((yield from found.encode_in_steps(answer)))
     except Exception:
         return CloseConnection(not_encoded(found))
+    finally:
+        del answer
+        turns.let_go(parts)
 
 
 def not_encoded(found: "Route") -> str:

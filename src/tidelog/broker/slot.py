@@ -67,8 +67,8 @@ class Slot:
             self.task = connection.services.runtime.tasks.spawn(connection.await_answer(self, answer), name=name)
         elif isinstance(answer, GeneratorType) or type(answer) is self.route.response:
             if not connection.gone or (not self.is_handled and self.route.has_effects):
-                meter = self.context.meter
-                steps = answered_in_steps(self.route, answer, lambda: not connection.gone, meter)
+                meter, turns = self.context.meter, connection.services.turns
+                steps = answered_in_steps(turns, self.route, answer, lambda: not connection.gone, meter)
                 self.begin(timed(meter, steps))
                 return
             if isinstance(answer, GeneratorType):

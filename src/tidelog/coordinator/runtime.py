@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from tidelog.coordinator.decision import Decision, Moment, Reply
 from tidelog.coordinator.loading import Loader
 from tidelog.log.errors import CorruptLog
+from tidelog.runtime.turns import Turns
 from tidelog.wire.errors import ApiError, CoordinatorLoadInProgress, CoordinatorNotAvailable, NotCoordinator
 from tidelog.wire.records import Record, encode_batch
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
     from tidelog.coordinator.loading import LogView
     from tidelog.log.partition_log import Appended
+    from tidelog.model.steps import Steps
     from tidelog.runtime.interfaces import Clock, Tasks, TimerHandle
 
     class PartitionLogView(LogView, Protocol):
@@ -75,12 +77,21 @@ C = TypeVar("C", bound="Core")
 class CoordinatorPartition(Generic[C]):
     """The coordinator that lives on one partition of an internal topic."""
 
-    def __init__(self, partition: "LedPartition", new_core: Callable[[], C], clock: "Clock", tasks: "Tasks") -> None:
+    def __init__(
+        self,
+        partition: "LedPartition",
+        new_core: Callable[[], C],
+        clock: "Clock",
+        tasks: "Tasks",
+        turns: Turns | None = None,
+    ) -> None:
+        """`turns`: shared with whoever else has long work on the loop, if there is anybody."""
         self.partition = partition
         self.name = f"{partition.topic}-{partition.index}"
         self._new_core = new_core
         self._clock = clock
         self._tasks = tasks
+        self._turns = turns or Turns(clock, tasks)
         self._core: C | None = None
         self._closed = False
         self._refusal: ApiError | None = None
@@ -89,6 +100,8 @@ class CoordinatorPartition(Generic[C]):
         self._reload: TimerHandle | None = None
         self._timer: TimerHandle | None = None
         self._timer_ms = 0
+        self._expiring = False
+        """Whether what was due when the timer came up is still being seen to."""
         self._load_task: asyncio.Task[None] | None = None
 
     # State
@@ -159,15 +172,15 @@ class CoordinatorPartition(Generic[C]):
                 self._unload(NotCoordinator(f"{self.name} could not be written"), decision.replies)
                 self._load_later()
                 return
-            except Exception:  # a record that no log can hold: whoever waits for the replies must hear of it
-                self._step_failed(decision.replies)
+            except Exception as error:  # a record that no log can hold: whoever waits for the replies must hear of it
+                self._step_failed(decision.replies, error)
                 return
             shows = appended.next_offset
             try:
                 for record in decision.records:
                     core.replay(record, shows)
-            except Exception:
-                self._step_failed(decision.replies)
+            except Exception as error:
+                self._step_failed(decision.replies, error)
                 return
         self.arm()
         if decision.replies:
@@ -215,6 +228,8 @@ class CoordinatorPartition(Generic[C]):
 
     def arm(self) -> None:
         """To be called when deadlines changed without a decision."""
+        if self._expiring:
+            return  # it ends with a look at what is due next
         core = self._core
         next_ms = core.next_deadline_ms() if core is not None else None
         if next_ms is None or (self._timer is not None and self._timer_ms <= next_ms):
@@ -228,16 +243,30 @@ class CoordinatorPartition(Generic[C]):
 
     def _expire(self) -> None:
         self._timer = None
-        if self._core is not None:
-            try:
-                self.apply_all(self._core.expire(self.now()))
-                self.arm()
-            except Exception:
-                self._step_failed([])
+        core = self._core
+        if core is not None:
+            # In turns: a change of topics makes every group with patterns look for them at once.
+            self._expiring = True
+            self._turns.begin(self._expire_in_steps(core), self._expired)
 
-    def _step_failed(self, undelivered: list[tuple[Reply, Any]]) -> None:
+    def _expire_in_steps(self, core: C) -> "Steps[None]":
+        while self._core is core:
+            decision = next(core.expire(self.now()), None)  # at a new time: what it sets counts from that
+            if decision is None:
+                return
+            self.apply(decision)
+            yield
+
+    def _expired(self, _: None, error: Exception | None) -> None:
+        self._expiring = False
+        if error is None:
+            self.arm()
+        else:
+            self._step_failed([], error)
+
+    def _step_failed(self, undelivered: list[tuple[Reply, Any]], error: Exception) -> None:
         """The core is not what the log says, or its deadlines have stopped: it is built anew."""
-        logger.exception("step failed, loading anew partition=%s", self.name)
+        logger.error("step failed, loading anew partition=%s", self.name, exc_info=error)
         self._unload(NotCoordinator(f"{self.name} is loaded anew"), undelivered)
         self._load_later()
 

@@ -64,13 +64,22 @@ class MetadataController:
     """
 
     def __init__(
-        self, store: Store, config: BrokerConfig, runtime: Runtime, cache: MetadataCache, *, lease_ms: int | None = None
+        self,
+        store: Store,
+        config: BrokerConfig,
+        runtime: Runtime,
+        cache: MetadataCache,
+        *,
+        lease_ms: int | None = None,
+        turns: Turns | None = None,
     ) -> None:
-        """`lease_ms`: how long the controller's lease outlives it; None where nobody else can reach the store."""
+        """`lease_ms`: how long the controller's lease outlives it; None where nobody else can reach the store. `turns`:
+        shared with whoever else has long work on the loop, if there is anybody.
+        """
         self._store = store
         self._config = config
         self._runtime = runtime
-        self._turns = Turns(runtime.clock, runtime.tasks)
+        self._turns = turns or Turns(runtime.clock, runtime.tasks)
         self._cache = cache
         self._lease_ms = lease_ms
         self._image = EMPTY_IMAGE

@@ -1,6 +1,7 @@
 import asyncio
 import logging
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from tidelog.coordinator.group.records import OffsetRecord
 from tidelog.coordinator.group.settings import GroupSettings
 from tidelog.coordinator.runtime import RELOAD_DELAY_MAX_S, CoordinatorPartition
 from tidelog.runtime.tasks import LoopTasks
+from tidelog.runtime.turns import STEPS_PER_TURN
 from tidelog.simulation.loop import SimLoop
 from tidelog.wire.batches import BatchHeader
 from tidelog.wire.errors import (
@@ -210,6 +212,57 @@ def test_one_timer_however_many_deadlines(stage: Stage) -> None:
     assert stage.armed() == 1
     stage.run(1)
     assert fired == list(range(100))
+
+
+def test_very_many_deadlines_at_one_time_leave_others_their_turns(stage: Stage) -> None:
+    count = 5 * STEPS_PER_TURN
+    fired: list[int] = []
+    seen: list[int] = []
+
+    def look() -> None:
+        """As anybody else on the loop."""
+        seen.append(len(fired))
+        if len(fired) < count:
+            stage.loop.call_soon(look)
+
+    def fire(number: int, out: Decision, now: Moment) -> None:
+        if not fired:
+            stage.loop.call_soon(look)
+        fired.append(number)
+        out.records.append(OffsetRecord("g", "t", 0, OffsetCommitValue(offset=number)))
+        if number < 10:  # one that comes up within the turns of the others
+            stage.led.core.deadlines.set(Deadline(fire, count + number), now.monotonic_ms)
+
+    for number in range(count):
+        stage.led.core.deadlines.set(Deadline(fire, number), stage.led.now().monotonic_ms + 100)
+    stage.commit(1)
+    stage.run(1)
+    assert fired == list(range(count + 10))
+    assert max(after - before for before, after in pairwise([0, *seen])) <= STEPS_PER_TURN
+    assert stage.committed() == count + 9
+    assert stage.armed() == 0
+
+
+def test_a_core_that_is_lost_between_two_deadlines_sees_to_no_more_of_them(stage: Stage) -> None:
+    fired: list[int] = []
+    count = 2 * STEPS_PER_TURN
+
+    def fire(number: int, out: Decision, now: Moment) -> None:
+        fired.append(number)
+        if number == count - 10:
+            stage.partition.append_error = StorageError("planted")
+            out.records.append(OffsetRecord("g", "t", 0, OffsetCommitValue(offset=1)))
+
+    for number in range(count):
+        stage.led.core.deadlines.set(Deadline(fire, number), stage.led.now().monotonic_ms + 100)
+    stage.commit(1)
+    stage.run(0.15)
+    assert fired == list(range(count - 9))
+    stage.partition.append_error = None
+    stage.run(1)
+    parked = stage.join()
+    stage.run(0.4)
+    assert parked.only.generation_id == 1, "the next one's deadlines come up"
 
 
 def test_a_timer_that_comes_up_at_a_fraction_of_a_millisecond_does_not_spin(stage: Stage) -> None:

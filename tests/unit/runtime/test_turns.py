@@ -15,6 +15,7 @@ from tidelog.runtime.turns import (
     AT_ONCE_MAX,
     COLLECTION_DEFERRED_S,
     FIRST_TURNS_S,
+    FREED_PER_STEP,
     LIGHT_WEIGHT_MAX,
     LIGHT_WEIGHTS_MAX,
     STEPS_PER_TURN,
@@ -246,6 +247,35 @@ def test_the_collector_waits_while_there_is_something_to_compute(world: World) -
     world.begin("b", 100, step_s=COLLECTION_DEFERRED_S / 10)
     world.run()
     assert world.deferred.count(True) == world.deferred.count(False) > 3  # and not for ever
+
+
+class Thing:
+    """Counts itself out, in a time that it takes."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+
+    def __del__(self) -> None:
+        self.world.now_s += 2**-20
+        self.world.did.append("end")
+
+
+def test_what_is_let_go_ends_a_little_in_each_turn(world: World) -> None:
+    kept = [Thing(world)]
+    lists = [[Thing(world) for _ in range(40_000)], [], kept * 5000, [Thing(world)]]
+    world.turns.let_go(lists)
+    ended = [len(world.did)]
+    while world.queue:
+        ended.append(len(world.turn()))
+    assert sum(ended) == 40_001
+    assert max(ended) * 2**-20 <= TURN_S + FREED_PER_STEP * 2**-20
+    assert lists == [[], [], [], []]
+    assert kept[0].world is world
+
+
+def test_letting_go_of_nothing_costs_no_turn(world: World) -> None:
+    world.turns.let_go([[], []])
+    assert not world.queue
 
 
 def test_a_coroutine_awaits_the_result_or_the_failure() -> None:
