@@ -171,18 +171,20 @@ def _append(
         raise UnsupportedCompressionType(f"zstd comes with Produce v{ZSTD_SINCE} (KIP-110)")
     if header.size != len(records):
         records = records[: header.size]
-    appended: Appended | None = None
+    appended: Appended | None
     if plain:
         try:
             appended = partition.append(records, header)
         except NotInline:
-            appended = None  # it has to wait, as where nothing is plain
-    if appended is None:
+            waits = _Later(partition, PartitionProduceResponse(data.index))
+            partition.queue.examine(records, waits.done)
+            appended = None
+    else:
         waits = _Later(partition, PartitionProduceResponse(data.index))
         appended = partition.queue.append(records, header, waits.done)
-        if appended is None:
-            later.append(waits)
-            return waits.answer
+    if appended is None:
+        later.append(waits)
+        return waits.answer
     base_offset, next_offset, append_time_ms, log_start_offset, _ = appended
     answer = PartitionProduceResponse(data.index, 0, base_offset, append_time_ms, log_start_offset)
     if partition.high_watermark < next_offset:

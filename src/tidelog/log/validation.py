@@ -147,7 +147,7 @@ class _Findings:
         self.without_keys = self.untimely_count = 0
         self.without_key: list[int] = []
         self.untimely: list[tuple[int, str]] = []
-        self.max_timestamp = NO_TIMESTAMP if header.count == 0 else -(1 << 63)
+        self.max_timestamp = NO_TIMESTAMP  # also where all are before 1970, as Kafka has it
         for index, (offset_delta, timestamp, has_key) in enumerate(record_facts(data, header)):
             if offset_delta != index and self.disordered is None:
                 self.disordered = index, offset_delta

@@ -5,6 +5,7 @@ appended in the order in which they came, whoever sent them.
 """
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Callable
 from functools import partial
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from tidelog.log.partition_log import Appended
     from tidelog.replication.partition import Partition
     from tidelog.runtime.interfaces import Tasks
+
+logger = logging.getLogger("tidelog.partition")
 
 INLINE_BYTES_MAX = 16 << 10
 """A batch up to this size is recompressed at once: a thread would take longer."""
@@ -42,7 +45,7 @@ class QueuedBytes:
     def take(self, size: int) -> None:
         """Raises RequestTimedOut, on which clients try again."""
         if self.held and self.held + size > self.limit:
-            raise RequestTimedOut(f"{self.held} bytes of record batches wait to be recompressed; try again")
+            raise RequestTimedOut(f"{self.held} bytes of record batches wait for a thread; try again")
         self.held += size
 
 
@@ -93,7 +96,7 @@ class AppendQueue:
                 try:
                     return self._partition.append(batch, header)
                 except NotInline:
-                    self._examine(self._add(batch, done, ready=False))
+                    self.examine(batch, done)
                     return None
             self._add(batch, done, ready=True)
             return None
@@ -109,6 +112,10 @@ class AppendQueue:
         work = self._tasks.run_blocking(recompress, entry.batch, header, wanted)
         work.add_done_callback(partial(self._recompressed, entry))
         return None
+
+    def examine(self, batch: memoryview, done: Outcome) -> None:
+        """As `append`, of a batch for which `Partition.append` has raised NotInline."""
+        self._examine(self._add(batch, done, ready=False))
 
     def _add(self, batch: memoryview, done: Outcome, *, ready: bool) -> _Entry:
         if self._closed:
@@ -169,3 +176,9 @@ class AppendQueue:
             return self._partition.append(memoryview(batch), BatchHeader(batch), examined=entry.examined)
         except ApiError as error:
             return error
+        except NotInline:
+            raise
+        except Exception as error:
+            # Those behind it must not wait for ever.
+            logger.exception("batch not appended partition=%s-%d", self._partition.topic, self._partition.index)
+            return ApiError(f"it could not be appended: {error!r}")

@@ -1,7 +1,8 @@
 """What a broker has to know of each record of a batch, one after another, without making objects of them.
 
 A few KB of compressed records may be millions: whoever looks at what clients sent looks at it this way, within a limit
-of what is decompressed. Everything that `records.decode_records` checks is checked.
+of what is decompressed. What `records.decode_records` checks is checked, but for the UTF-8 of headers' names, which
+Kafka does not ask for either.
 """
 
 from collections.abc import Iterator

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from log_harness import LogOnDisk, make_batch
 from tidelog.log.appended import Appended
 from tidelog.log.config import LogConfig
+from tidelog.log.partition_log import PartitionLog
 from tidelog.log.validation import RefusedRecords
 from tidelog.replication.append_queue import INLINE_BYTES_MAX, AppendQueue, QueuedBytes
 from tidelog.replication.partition import Partition, SharedByPartitions
@@ -225,7 +226,7 @@ def test_too_much_that_waits_is_refused() -> None:
         bench = Bench(limit=3 * len(LARGE))
         for name in "ab":
             bench.append(name, LARGE)
-        with pytest.raises(RequestTimedOut, match="wait to be recompressed"):
+        with pytest.raises(RequestTimedOut, match="wait for a thread"):
             bench.append("c", LARGE * 2)
         await bench.threads.end(0)
         await bench.threads.end(1)
@@ -313,5 +314,22 @@ def test_recompressed_and_then_looked_at() -> None:
         assert bench.stored() == []
         await bench.threads.end(2)
         assert bench.stored() == ["a", "b"]
+
+    run(scenario)
+
+
+def test_what_nobody_expected_stops_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        bench = Bench("gzip")
+        bench.append("a", bytes(1 << 15), codec=Codec.ZSTD)
+        bench.append("b")
+        with monkeypatch.context() as patched:
+            patched.setattr(PartitionLog, "append", lambda *_, **__: 1 // 0)
+            await bench.threads.end(0)
+        await bench.threads.end(1)
+        outcome = bench.outcomes["a"]
+        assert isinstance(outcome, ApiError)
+        assert "ZeroDivisionError" in str(outcome)
+        assert (bench.stored(), bench.queue.idle) == (["b"], True)
 
     run(scenario)
