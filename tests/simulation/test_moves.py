@@ -397,3 +397,29 @@ def test_power_cuts_at_every_step_of_a_move(seed: int) -> None:
         paths = [world.run(after(cut)) for cut in cuts]
         assert set(paths) == {"/a", "/b"}
         note(f"moves: power cut at {len(cuts)} steps, {paths.count('/b')} times the copy counted")
+
+
+def test_the_longest_names() -> None:
+    """Their directories' names have no room for an id or an ending: not moved, and deleted all the same."""
+
+    async def scenario() -> None:
+        name = "t" * 249
+        broker = await boot(world.host("broker"), **TWO)
+        client = await client_of(world)
+        for _ in range(3):
+            await client.create_topic(name, 1)
+            assert (await client.produce(name, 0, [Record(b"k", b"v", 1)])).base_offset == 0
+            there = (await copies(client, name))[0].path
+            assert await move(client, there, name) == ErrorCode.NONE
+            elsewhere = "/b" if there == "/a" else "/a"
+            assert await move(client, elsewhere, name) == ErrorCode.INVALID_TOPIC_EXCEPTION
+            deletion = DeleteTopicsRequest(topics=[DeleteTopicState(name)], timeout_ms=10_000)
+            answer = await client.ask(deletion, DeleteTopicsResponse)
+            assert answer.responses[0].error_code == ErrorCode.NONE
+        await client.create_topic("other", 2)
+        for index in range(2):
+            assert (await client.produce("other", index, [Record(b"k", b"v", 1)])).error_code == ErrorCode.NONE
+        await stop(world.host("broker"), broker)
+
+    with simulated(1) as world:
+        world.run(scenario())

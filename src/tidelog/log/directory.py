@@ -29,7 +29,7 @@ from tidelog.log.checkpoints import (
     read_properties,
 )
 from tidelog.log.errors import CorruptLog
-from tidelog.log.file_kinds import DELETE_SUFFIX, Kind, file_kind, partition_of, retired_partition
+from tidelog.log.file_kinds import CUT, DELETE_SUFFIX, Kind, aside_stem, file_kind, partition_of, retired_stem
 from tidelog.log.indexes import IndexCache
 from tidelog.log.partition_log import PartitionLog
 from tidelog.log.segment import PASSING
@@ -198,7 +198,7 @@ class DataDirectory:
         there = self._disk.exists(path)
         if new or key in self._retired:
             return there or self.tells_of(key)
-        return not there and self.tells_of(key) and key in map(_retired, self.retired())
+        return not there and self.tells_of(key) and aside_stem(key) in map(_retired, self.retired())
 
     def tells_of(self, key: TopicPartition) -> bool:
         """Whether there is an entry of the partition, on the disk or for the next write."""
@@ -227,7 +227,7 @@ class DataDirectory:
             self._disk.sync_dir(self.path)
 
     def _free_name(self, key: TopicPartition, topic_id: bytes, ending: str) -> str:
-        name = f"{self.path}/{key}.{uuid_text(topic_id)}"
+        name = f"{self.path}/{aside_stem(key)}.{uuid_text(topic_id)}"
         number = 0
         while self._disk.exists(path := f"{name}{f'_{number}' if number else ''}{ending}"):
             number += 1
@@ -367,7 +367,10 @@ class DataDirectory:
         """The last of it, once the checkpoints do not tell of it: while it is there, a start knows that what they tell
         is of no log that is missing. Raises OSError.
         """
-        key = _retired(path)
+        stem = _retired(path)
+        key = None if stem is None else partition_of(stem)
+        if key is not None and CUT in key.topic:
+            key = next((known for known in self.entries() if aside_stem(known) == stem), None)
         if key is not None and self.tells_of(key) and not self._disk.exists(f"{self.path}/{key}"):
             self.give_up(key)
         self._disk.remove_tree(path)
@@ -457,5 +460,5 @@ class DataDirectory:
             self._lock = None
 
 
-def _retired(path: str) -> TopicPartition | None:
-    return retired_partition(path.rpartition("/")[2])
+def _retired(path: str) -> str | None:
+    return retired_stem(path.rpartition("/")[2])

@@ -20,6 +20,10 @@ METADATA_STORE = "metadata.sqlite"
 
 DELETE_SUFFIX = "-delete"
 """Of a partition's directory that is to be removed: TOPIC-INDEX.ANYTHING-delete."""
+STEM_MAX = 209
+"""Of the part before the dot, in bytes: with an id of 32 digits, a number and an ending it is a file's name still."""
+CUT = "~"
+"""Ends a topic's name that was cut to that."""
 
 _OF_SEGMENT = re.compile(r"([0-9]{20})\.(log|index|timeindex|txnindex|snapshot)")
 _METADATA_SNAPSHOT = re.compile(r"[0-9]{20}-[0-9]{10}\.checkpoint")
@@ -84,9 +88,22 @@ def partition_of(name: str) -> TopicPartition | None:
     return TopicPartition(match[1], int(match[2])) if match else None
 
 
-def retired_partition(name: str) -> TopicPartition | None:
-    """Whose log a directory of this name held before it was put aside to be removed."""
-    return partition_of(name.rpartition(".")[0]) if name.endswith(DELETE_SUFFIX) else None
+def aside_stem(partition: TopicPartition) -> str:
+    """What the name of a partition's directory begins with once it is put aside, before `.ID-delete` or the like:
+    TOPIC-INDEX; a long topic is cut there, and marked by what no topic's name has.
+    """
+    stem = str(partition)
+    if len(stem) <= STEM_MAX:
+        return stem
+    ending = f"{CUT}-{partition.partition}"
+    return partition.topic[: STEM_MAX - len(ending)] + ending
+
+
+def retired_stem(name: str) -> str | None:
+    """The `aside_stem` of the partition whose log a directory of this name held before it was put aside to be
+    removed.
+    """
+    return name.rpartition(".")[0] if name.endswith(DELETE_SUFFIX) else None
 
 
 def log_name(path: str) -> str:

@@ -18,7 +18,7 @@ from tidelog.metadata.records import (
     TopicDeleted,
     new_partitions,
 )
-from tidelog.metadata.topic_names import flat_name, name_refusal
+from tidelog.metadata.topic_names import FILE_NAME_MAX, flat_name, name_refusal
 from tidelog.model.ids import NO_TOPIC_ID, TopicId
 from tidelog.model.steps import Steps
 from tidelog.wire.errors import ApiError, ErrorCode
@@ -359,6 +359,9 @@ def _more_partitions(
         raise ApiError(
             f"{topic.name} has {present} partitions, {request.total} would not be more", ErrorCode.INVALID_PARTITIONS
         )
+    if len(topic.name) + len(f"-{request.total - 1}") > FILE_NAME_MAX:
+        message = f"{topic.name}-{request.total - 1} is too long for a directory's name"
+        raise ApiError(message, ErrorCode.INVALID_PARTITIONS)
     if added > PARTITIONS_PER_REQUEST_MAX:
         message = f"one request adds at most {PARTITIONS_PER_REQUEST_MAX} partitions, not {added}"
         raise ApiError(message, ErrorCode.INVALID_PARTITIONS)

@@ -1,7 +1,8 @@
 """Which names a topic may have."""
 
 LENGTH_MAX = 249
-"""A directory is named after topic and partition, and file names end at 255."""
+"""A directory is named after topic and partition, and file names end at `FILE_NAME_MAX`."""
+FILE_NAME_MAX = 255
 
 _LEGAL = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
 

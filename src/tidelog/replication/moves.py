@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from tidelog.log.errors import CorruptLog
 from tidelog.log.future_logs import (
     FoundFuture,
+    can_move,
     future_path,
     has_mark,
     make_final,
@@ -30,7 +31,7 @@ from tidelog.log.future_logs import (
 from tidelog.log.leader_epochs import LeaderEpochs
 from tidelog.log.segment import PASSING
 from tidelog.replication.flusher import CHECKPOINTS_LANE
-from tidelog.wire.errors import ApiError, OffsetOutOfRange, StorageError
+from tidelog.wire.errors import ApiError, InvalidTopic, OffsetOutOfRange, StorageError
 
 if TYPE_CHECKING:
     from tidelog.log.directory import DataDirectory
@@ -101,7 +102,7 @@ class Moves:
         return partition in self._moves
 
     def begin(self, partition: "Partition", target: "DataDirectory") -> None:
-        """Move it to `target`; a move to elsewhere is given up, and one to where it lies is none."""
+        """Move it to `target`; a move to elsewhere is given up, one to where it lies is none. Raises InvalidTopic."""
         before = self._moves.get(partition)
         if before is not None:
             if before.target is target and not before.cancelled:
@@ -109,6 +110,9 @@ class Moves:
             before.cancelled = True
         if partition.log.directory.rpartition("/")[0] == target.path or self._stopped:
             return
+        name = partition.log.topic_partition
+        if not can_move(name):
+            raise InvalidTopic(f"{name}: the name is too long for that of a copy")
         move = self._moves[partition] = Move(partition, target)
         after = before.task if before is not None else None
         move.task = self._runtime.tasks.spawn(self._run(move, after), name="move-partition")

@@ -13,6 +13,7 @@ from tidelog.simulation.tasks import ProcessGone
 from tidelog.simulation.trace import Trace
 
 BIG_DISK_BYTES = 1 << 40
+NAME_BYTES_MAX = 255
 
 
 @dataclass(slots=True)
@@ -184,6 +185,7 @@ class SimDisk:
         self._check_alive()
         if create and not self._exists(path):
             self.begin("create", path)
+            _check_name(path)
             self.medium.create(path, Inode())
             self.done("create", path)
         file = SimFile(self, path, self.medium.inode(path))
@@ -233,6 +235,7 @@ class SimDisk:
             directory = "/" + "/".join(parts[:count])
             if not self._exists(directory):
                 self.begin("make_dir", directory)
+                _check_name(directory)
                 self.medium.create(directory, Directory())
                 self.done("make_dir", directory)
                 self.sync_dir("/" + "/".join(parts[: count - 1]))
@@ -241,6 +244,7 @@ class SimDisk:
 
     def rename(self, source: str, target: str) -> None:
         self.begin("rename", source)
+        _check_name(target)
         self.medium.rename(source, target)
         for file in self._files:
             if file.path == source or file.path.startswith(source + "/"):
@@ -332,3 +336,8 @@ class SimDisk:
     def _check_alive(self) -> None:
         if not self.alive:
             raise ProcessGone
+
+
+def _check_name(path: str) -> None:
+    if len(path.rpartition("/")[2].encode()) > NAME_BYTES_MAX:
+        raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG), path)

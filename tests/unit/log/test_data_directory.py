@@ -197,6 +197,7 @@ def test_a_damaged_checkpoint_costs_a_longer_scan_and_no_record(disk: SimDisk) -
     assert read_records(open_orders(directory)) == [(0, b"a")]
 
 
+RECOVERY = "/data/recovery-point-offset-checkpoint"
 STARTS = "/data/log-start-offset-checkpoint"
 
 
@@ -400,6 +401,39 @@ def test_on_a_full_disk_a_deletion_goes_on_and_its_last_trace_waits_for_the_chec
     directory.remove_retired(retired)
     assert directory.retired() == []
     assert read_offsets(disk, STARTS) == {}
+
+
+def test_a_topic_of_the_longest_name_is_deleted_and_made_anew(disk: SimDisk) -> None:
+    """There is no room for an id and an ending in the name of a directory that is put aside."""
+    keys = [TopicPartition("t" * 249, 0), TopicPartition("t" * 249, 12345)]
+    other = TopicPartition("t" * 249, 7)
+    directory = DataDirectory.open(disk, "/data")
+    logs = {k: directory.open_partition(*k, TOPIC_ID, LogConfig(), NOW_MS, new=True) for k in [*keys, other]}
+    for log in logs.values():
+        append(log, b"old")
+        flush(log)
+    checkpoint(directory, *logs.values())
+    disk.fail("create", "*.tmp", errno.ENOSPC, times=1 << 30)  # the checkpoints go on telling of them
+    retired, _ = directory.retire(TOPIC_ID, {key: logs[key] for key in keys})
+    assert sorted(directory.retired()) == sorted(retired)
+    disk = disk.kill()
+    directory = DataDirectory.open(disk, "/data")
+    disk.repair()
+    assert set(read_offsets(disk, RECOVERY) or {}) == {*keys, other}
+    for key in keys:
+        with pytest.raises(InTheWay):
+            directory.open_partition(*key, OTHER_ID, LogConfig(), NOW_MS)
+    for path in retired:
+        directory.empty_retired(path)
+        directory.remove_retired(path)
+    assert directory.retired() == []
+    assert set(read_offsets(disk, RECOVERY) or {}) == {other}
+    assert read_records(directory.open_partition(*other, TOPIC_ID, LogConfig(), NOW_MS)) == [(0, b"old")]
+    assert [directory.open_partition(*key, OTHER_ID, LogConfig(), NOW_MS).log_end_offset for key in keys] == [0, 0]
+    directory.release()
+    directory = DataDirectory.open(disk, "/data")
+    directory.make_way(keys[0], TOPIC_ID)
+    assert [name[:2] for name in disk.list("/data") if name.endswith("-stray")] == ["tt"]
 
 
 def test_identity_is_written_once(disk: SimDisk) -> None:
