@@ -135,6 +135,14 @@ def test_a_topic_id_that_is_not_known_comes_last(broker: VirtualBroker) -> None:
     ]
 
 
+def test_each_topic_id_that_is_not_known_is_told_of(broker: VirtualBroker) -> None:
+    response = broker.call("OffsetFetch", 10, request(10, [("nosuch", [0]), ("nor this", [0, 1])]))
+    assert told(10, response.groups[0]) == [
+        (topic_id("nosuch"), [(0, -1, -1, "", ErrorCode.UNKNOWN_TOPIC_ID)]),
+        (topic_id("nor this"), [(index, -1, -1, "", ErrorCode.UNKNOWN_TOPIC_ID) for index in (0, 1)]),
+    ]
+
+
 def test_an_answer_waits_until_what_it_tells_is_committed(broker: VirtualBroker) -> None:
     broker.offsets_log("g").hold_commits = True
     commit(broker)
