@@ -18,6 +18,7 @@ from tidelog.metadata.records import PartitionState
 from tidelog.model.ids import TopicId
 from tidelog.model.steps import at_once
 from tidelog.runtime.tasks import LoopTasks
+from tidelog.runtime.turns import Turns
 from tidelog.simulation.loop import SimLoop
 from tidelog.wire.apis import APIS
 from tidelog.wire.errors import ErrorCode
@@ -80,7 +81,9 @@ class VirtualBroker:
         self.made_topics: list[str] = []
         self.refuse_topics: ErrorCode | None = None
         clock = LoopClock(self.loop)
-        runtime = SimpleNamespace(clock=clock, tasks=self.tasks, random=CountingRandom())
+        runtime = SimpleNamespace(
+            clock=clock, tasks=self.tasks, random=CountingRandom(), turns=Turns(clock, self.tasks)
+        )
         runtime.new_uuid = lambda: runtime.random.randbytes(16)
         self.groups = GroupCoordinators(
             runtime=cast(Any, runtime),

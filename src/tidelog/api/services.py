@@ -3,7 +3,6 @@
 from typing import TYPE_CHECKING, Final
 
 from tidelog.metadata.controller import unlimited
-from tidelog.runtime.turns import Turns
 
 if TYPE_CHECKING:
     from tidelog.api.fetch_sessions import FetchSessions
@@ -48,9 +47,7 @@ class Services:
         fetch_sessions: "FetchSessions",
         quotas: "ClientQuotas",
         connection_quotas: "ConnectionQuotas",
-        turns: Turns | None = None,
     ) -> None:
-        """`turns`: shared with whoever else has long work on the loop, if there is anybody."""
         self.runtime = runtime
         self.config = config
         self.metadata = metadata
@@ -61,7 +58,7 @@ class Services:
         self.fetch_sessions = fetch_sessions
         self.quotas = quotas
         self.connection_quotas = connection_quotas
-        self.turns = turns or Turns(runtime.clock, runtime.tasks)
+        self.turns = runtime.turns
 
 
 class Peer:

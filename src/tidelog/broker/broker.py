@@ -30,7 +30,6 @@ from tidelog.quotas.windows import Window
 from tidelog.replication.compaction import Compaction
 from tidelog.replication.flusher import CHECKPOINTS_LANE
 from tidelog.replication.partitions import Partitions
-from tidelog.runtime.turns import Turns
 
 if TYPE_CHECKING:
     from tidelog.config.broker_config import BrokerConfig
@@ -116,9 +115,8 @@ class Broker:
         take_node_id(identity, self.config, path)
         store = self._store_factory(f"{path}/{METADATA_STORE}", self.runtime)
         cache = MetadataCache()
-        turns = Turns(clock, self.runtime.tasks)
-        controller = MetadataController(store, self.config, self.runtime, cache, turns=turns)
-        services = self._services = self._wire(directories, cache, controller, turns)
+        controller = MetadataController(store, self.config, self.runtime, cache)
+        services = self._services = self._wire(directories, cache, controller)
         await controller.start(identity.cluster_id, self._first_records)
         new_ids = [uuid_text(self.runtime.new_uuid()) for _ in directories.online]
         await run_blocking(directories.write_identity, cache.image.cluster_id, self.config.node_id, new_ids)
@@ -173,9 +171,7 @@ class Broker:
             seconds,
         )
 
-    def _wire(
-        self, directories: DataDirectories, cache: MetadataCache, controller: MetadataController, turns: Turns
-    ) -> Services:
+    def _wire(self, directories: DataDirectories, cache: MetadataCache, controller: MetadataController) -> Services:
         config, runtime = self.config, self.runtime
         topic_settings = TopicSettings(config)
 
@@ -193,14 +189,8 @@ class Broker:
             controller=controller,
             partitions=partitions,
             groups=GroupCoordinators(
-                runtime=runtime,
-                config=config,
-                partitions=partitions,
-                metadata=cache,
-                controller=controller,
-                turns=turns,
+                runtime=runtime, config=config, partitions=partitions, metadata=cache, controller=controller
             ),
-            turns=turns,
             producer_ids=ProducerIds(controller),
             quotas=ClientQuotas(
                 Window(config.quota_window_num, config.quota_window_size_seconds * 1000),
@@ -210,7 +200,7 @@ class Broker:
                 Window(config.quota_window_num, config.quota_window_size_seconds * 1000)
             ),
             fetch_sessions=FetchSessions(
-                runtime.clock, runtime.random, config.max_incremental_fetch_session_cache_slots, turns=turns
+                runtime.clock, runtime.random, config.max_incremental_fetch_session_cache_slots, turns=runtime.turns
             ),
         )
 

@@ -18,7 +18,6 @@ from tidelog.coordinator.group.settings import GroupSettings
 from tidelog.coordinator.lag import GroupLags
 from tidelog.metadata.image import CONSUMER_OFFSETS
 from tidelog.model.ids import uuid_text
-from tidelog.runtime.turns import Turns
 from tidelog.wire.errors import (
     ApiError,
     CoordinatorLoadInProgress,
@@ -78,11 +77,8 @@ class GroupCoordinators:
         partitions: "Partitions",
         metadata: "MetadataCache",
         controller: "MetadataController",
-        turns: Turns | None = None,
     ) -> None:
-        """`turns`: shared with whoever else has long work on the loop, if there is anybody."""
         self._runtime = runtime
-        self._turns = turns or Turns(runtime.clock, runtime.tasks)
         self._config = config
         self._partitions = partitions
         self._metadata = metadata
@@ -393,8 +389,8 @@ class GroupCoordinators:
             if partition is not None:
                 from tidelog.coordinator.runtime import CoordinatorPartition  # nothing of it until a group is needed
 
-                clock, tasks = self._runtime.clock, self._runtime.tasks
-                led = CoordinatorPartition(partition, self._new_core, clock, tasks, self._turns)
+                runtime = self._runtime
+                led = CoordinatorPartition(partition, self._new_core, runtime.clock, runtime.tasks, runtime.turns)
                 self._led[index] = led
                 led.load()
 

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from tidelog.coordinator.decision import Decision, Moment, Reply
 from tidelog.coordinator.loading import Loader
 from tidelog.log.errors import CorruptLog
-from tidelog.runtime.turns import Turns
 from tidelog.wire.errors import ApiError, CoordinatorLoadInProgress, CoordinatorNotAvailable, NotCoordinator
 from tidelog.wire.records import Record, encode_batch
 
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
     from tidelog.log.partition_log import Appended
     from tidelog.model.steps import Steps
     from tidelog.runtime.interfaces import Clock, Tasks, TimerHandle
+    from tidelog.runtime.turns import Turns
 
     class PartitionLogView(LogView, Protocol):
         @property
@@ -83,15 +83,14 @@ class CoordinatorPartition(Generic[C]):
         new_core: Callable[[], C],
         clock: "Clock",
         tasks: "Tasks",
-        turns: Turns | None = None,
+        turns: "Turns",
     ) -> None:
-        """`turns`: shared with whoever else has long work on the loop, if there is anybody."""
         self.partition = partition
         self.name = f"{partition.topic}-{partition.index}"
         self._new_core = new_core
         self._clock = clock
         self._tasks = tasks
-        self._turns = turns or Turns(clock, tasks)
+        self._turns = turns
         self._core: C | None = None
         self._closed = False
         self._refusal: ApiError | None = None

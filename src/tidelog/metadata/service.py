@@ -27,7 +27,6 @@ from tidelog.metadata.store import Lease, LeaseLost, PositionTaken, Snapshot, St
 from tidelog.model.ids import TopicId, uuid_text
 from tidelog.model.steps import Steps
 from tidelog.runtime.interfaces import Runtime
-from tidelog.runtime.turns import Turns
 from tidelog.wire.errors import ApiError, ErrorCode
 
 R = TypeVar("R")
@@ -64,22 +63,13 @@ class MetadataController:
     """
 
     def __init__(
-        self,
-        store: Store,
-        config: BrokerConfig,
-        runtime: Runtime,
-        cache: MetadataCache,
-        *,
-        lease_ms: int | None = None,
-        turns: Turns | None = None,
+        self, store: Store, config: BrokerConfig, runtime: Runtime, cache: MetadataCache, *, lease_ms: int | None = None
     ) -> None:
-        """`lease_ms`: how long the controller's lease outlives it; None where nobody else can reach the store. `turns`:
-        shared with whoever else has long work on the loop, if there is anybody.
-        """
+        """`lease_ms`: how long the controller's lease outlives it; None where nobody else can reach the store."""
         self._store = store
         self._config = config
         self._runtime = runtime
-        self._turns = turns or Turns(runtime.clock, runtime.tasks)
+        self._turns = runtime.turns
         self._cache = cache
         self._lease_ms = lease_ms
         self._image = EMPTY_IMAGE

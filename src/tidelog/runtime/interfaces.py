@@ -5,7 +5,10 @@ Real versions stand beside this module; simulated ones in `tidelog.simulation`.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, TypeVar
+
+if TYPE_CHECKING:
+    from tidelog.runtime.turns import Turns
 
 T = TypeVar("T")
 
@@ -284,6 +287,8 @@ class Runtime(NamedTuple):
     disk: Disk
     network: Network
     tasks: Tasks
+    turns: "Turns"
+    """Where whatever takes long on the loop shares its time."""
 
     async def close(self) -> None:
         """End everything it holds: connections, tasks, threads, descriptors. Nothing is synced by it."""

@@ -8,6 +8,7 @@ from tidelog.runtime.interfaces import Runtime
 from tidelog.runtime.network import SocketNetwork
 from tidelog.runtime.randomness import SystemRandom
 from tidelog.runtime.tasks import LoopTasks
+from tidelog.runtime.turns import Turns
 
 
 def real_runtime(*, descriptors_max: int | None = None) -> Runtime:
@@ -16,11 +17,12 @@ def real_runtime(*, descriptors_max: int | None = None) -> Runtime:
     `descriptors_max` bounds the descriptors of files; by default half of the process's soft limit at this moment.
     """
     loop = asyncio.get_running_loop()
-    tasks = LoopTasks(loop)
+    clock, tasks = SystemClock(), LoopTasks(loop)
     return Runtime(
-        clock=SystemClock(),
+        clock=clock,
         random=SystemRandom(),
         disk=LocalDisk(descriptors_max=descriptors_max),
         network=SocketNetwork(loop, tasks),
         tasks=tasks,
+        turns=Turns(clock, tasks),
     )

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from tidelog.runtime.interfaces import Runtime
+from tidelog.runtime.turns import Turns
 from tidelog.simulation.disk import SimDisk
 from tidelog.simulation.loop import SimLoop
 from tidelog.simulation.network import HostNetwork, SimNetwork
@@ -84,7 +85,8 @@ class SimHost:
         self._network = world.network.start_process(self.name)
         self._tasks = SimTasks(world.loop, self.name, world.rng(f"{self.name}/tasks/{self.starts}"), world.trace)
         process_rng = world.rng(f"{self.name}/process/{self.starts}")
-        self._runtime = Runtime(self.clock, process_rng, self._disk, self._network, self._tasks)
+        turns = Turns(self.clock, self._tasks)
+        self._runtime = Runtime(self.clock, process_rng, self._disk, self._network, self._tasks, turns)
         return self._runtime
 
     def insert(self, disk: SimDisk) -> None:

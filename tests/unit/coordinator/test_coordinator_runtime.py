@@ -17,7 +17,7 @@ from tidelog.coordinator.group.records import OffsetRecord
 from tidelog.coordinator.group.settings import GroupSettings
 from tidelog.coordinator.runtime import RELOAD_DELAY_MAX_S, CoordinatorPartition
 from tidelog.runtime.tasks import LoopTasks
-from tidelog.runtime.turns import STEPS_PER_TURN
+from tidelog.runtime.turns import STEPS_PER_TURN, Turns
 from tidelog.simulation.loop import SimLoop
 from tidelog.wire.batches import BatchHeader
 from tidelog.wire.errors import (
@@ -43,12 +43,14 @@ class Stage:
     ) -> None:
         self.loop = SimLoop()
         self.tasks = LoopTasks(self.loop)
+        clock = LoopClock(self.loop)
         self.partition = partition or MemoryPartition("__consumer_offsets", 3)
         self.led: CoordinatorPartition[GroupCore] = CoordinatorPartition(
             self.partition,
             new_core or (lambda: GroupCore(GroupSettings(initial_rebalance_delay_ms=300))),
-            LoopClock(self.loop),
+            clock,
             self.tasks,
+            Turns(clock, self.tasks),
         )
         self.answers: list[Any] = []
         self.timers: list[asyncio.TimerHandle] = []

@@ -16,6 +16,7 @@ from tidelog.coordinator.group.settings import GroupSettings
 from tidelog.coordinator.runtime import CoordinatorPartition
 from tidelog.replication.partition import Partition
 from tidelog.runtime.tasks import LoopTasks
+from tidelog.runtime.turns import Turns
 from tidelog.simulation.loop import SimLoop
 from tidelog.wire.errors import NotCoordinator
 from tidelog.wire.messages.group_records import OffsetCommitValue
@@ -58,7 +59,9 @@ class RealStage:
             "orders", bytes(16), 0, self.disk.log,
             leader_epoch=0, internal=True, clock=clock, tasks=tasks, flusher=self.flusher,
         )  # fmt: skip
-        self.led = CoordinatorPartition(self.partition, lambda: GroupCore(GroupSettings()), clock, tasks)
+        self.led = CoordinatorPartition(
+            self.partition, lambda: GroupCore(GroupSettings()), clock, tasks, Turns(clock, tasks)
+        )
         self.loop.call_soon(self.led.load)
         self.run(0.01)
 
