@@ -228,7 +228,9 @@ class FetchSessions:
         if session is not None:
             self._partitions -= len(session.items)
             if self._turns is not None and len(session.items) > LARGE:
-                self._turns.let_go([[*session.items.values()]])
+                items = [*session.items.values()]
+                del session  # unless a fetch goes on with it, only the list holds them now
+                self._turns.let_go([items])
 
 
 def items_of(request: "FetchRequest", uses_topic_ids: bool) -> list[FetchItem]:

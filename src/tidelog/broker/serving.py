@@ -50,7 +50,9 @@ def served_in_steps(
         parts = yield from parts_of(request)
         answer = found.handle_wide(services, context, request)
         del request
-        return (yield from answered_in_steps(services.turns, found, answer, is_wanted, context.meter))
+        steps = answered_in_steps(services.turns, found, answer, is_wanted, context.meter)
+        del answer  # these steps alone hold it: what they let go is freed
+        return (yield from steps)
     finally:
         services.turns.let_go(parts)
 

@@ -252,15 +252,15 @@ class CoordinatorPartition(Generic[C]):
         while self._core is core:
             decision = next(core.expire(self.now()), None)  # at a new time: what it sets counts from that
             if decision is None:
-                return
+                break
             self.apply(decision)
             yield
+        self._expiring = False
+        self.arm()
 
     def _expired(self, _: None, error: Exception | None) -> None:
         self._expiring = False
-        if error is None:
-            self.arm()
-        else:
+        if error is not None:
             self._step_failed([], error)
 
     def _step_failed(self, undelivered: list[tuple[Reply, Any]], error: Exception) -> None:

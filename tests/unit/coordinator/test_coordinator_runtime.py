@@ -543,6 +543,11 @@ class Broken(GroupCore):
             raise ZeroDivisionError
         return super().loaded(now)
 
+    def next_deadline_ms(self) -> int | None:
+        if self.at == "arm":
+            raise ZeroDivisionError
+        return super().next_deadline_ms()
+
     def expire(self, now: Moment) -> Iterator[Decision]:
         if self.at == "expire":
             raise ZeroDivisionError
@@ -606,6 +611,24 @@ def test_a_step_that_fails_unexpectedly_has_the_core_built_anew(
     stage.run(1)
     assert stage.committed() == (2 if at == "replay" else 1), "what is in the log counts"
     assert len(cores) == 2
+
+
+def test_deadlines_that_cannot_be_told_have_the_core_built_anew(caplog: pytest.LogCaptureFixture) -> None:
+    cores: list[Broken] = []
+
+    def new_core() -> GroupCore:
+        cores.append(Broken(GroupSettings(initial_rebalance_delay_ms=300)))
+        return cores[-1]
+
+    stage = Stage(None, new_core)
+    stage.load()
+    stage.commit(1)
+    stage.join()
+    cores[0].at = "arm"
+    stage.run(0.31)
+    assert [record.message for record in caplog.records] == ["step failed, loading anew partition=__consumer_offsets-3"]
+    stage.run(1)
+    assert (stage.committed(), len(cores)) == (1, 2)
 
 
 def test_several_answers_that_fail_over_one_append_begin_one_load() -> None:
