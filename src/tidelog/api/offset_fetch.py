@@ -191,9 +191,8 @@ def _topics(asked: list[Asked], offsets: _Offsets, error: ErrorCode) -> Steps[li
     """What was committed of these; `error`, or its own, of a topic in error."""
     topics: list[OffsetFetchResponseTopics] = []
     wrong: list[OffsetFetchResponseTopics] = []  # behind the others, as Kafka has it
-    told_of: dict[
-        tuple[str, bytes], dict[int, None]
-    ] = {}  # each offset once: four bytes of a request are KB of metadata
+    # Each offset once: four bytes of a request are KB of metadata.
+    told_of: dict[tuple[str, bytes], dict[int, None]] = {}
     for topic in asked:
         code = error or topic.error
         committed = offsets.get(topic.name, {})

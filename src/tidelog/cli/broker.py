@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tidelog.cli.connection import LOCALHOST, AsJson, Bootstrap, key_value
+from tidelog.cli.connection import LOCALHOST, AsJson, Bootstrap, key_values
 from tidelog.cli.errors import UsageError
 from tidelog.cli.own_client import connected
 from tidelog.cli.tables import Column, Table, listed, print_json, print_table
@@ -114,15 +114,10 @@ def set_settings(
     $ tidelog broker config set max.connections=500 --broker 1
     $ tidelog broker config set log.cleanup.policy=compact,delete --check
     """
-    changes: dict[str, str | None] = {}
-    for text in settings:
-        key, value = key_value(text, "set", "log.retention.ms=86400000")
-        if key in changes:
-            raise UsageError(f"{key} is set twice")
-        changes[key] = value
+    changes = key_values(settings, "set", "log.retention.ms=86400000")
     from tidelog.cli.broker_changes import change
 
-    change(changes, broker, check, bootstrap)
+    change(dict(changes), broker, check, bootstrap)
 
 
 def nothing_to_show(number: int, altered: bool, keys: list[str]) -> str:

@@ -187,6 +187,17 @@ def key_value(text: str, option: str, example: str) -> tuple[str, str]:
     return key.strip(), value.strip()
 
 
+def key_values(texts: Iterable[str], option: str, example: str) -> dict[str, str]:
+    """Split each `KEY=VALUE`. Raises UsageError as `key_value`, and for a key that comes twice."""
+    found: dict[str, str] = {}
+    for text in texts:
+        key, value = key_value(text, option, example)
+        if key in found:
+            raise UsageError(f"{key} is set twice")
+        found[key] = value
+    return found
+
+
 def answer(future: "Future[T]", subject: str = "") -> T:
     """The result of one administrative request. Raises CommandError in one line, about `subject`."""
     from confluent_kafka import KafkaException

@@ -50,7 +50,7 @@ def fit(table: Table, width: int) -> Room:
             above.append(same[0])
             shown.remove(same[0])
             continue
-        spare = max((index for index in shown[1:]), key=lambda index: (table.columns[index].spare, index))
+        spare = max(shown[1:], key=lambda index: (table.columns[index].spare, index))
         if table.columns[spare].spare < 0:
             spare = shown[0] if table.columns[shown[0]].spare >= 0 else shown[1]
         left_out.append(spare)

@@ -8,7 +8,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tidelog.cli import cluster, offline
-from tidelog.cli.connection import ANSWER_S, LOCALHOST, AsJson, Bootstrap, ClientSettings, answer, connect, key_value
+from tidelog.cli.connection import (
+    ANSWER_S,
+    LOCALHOST,
+    AsJson,
+    Bootstrap,
+    ClientSettings,
+    answer,
+    connect,
+    key_value,
+    key_values,
+)
 from tidelog.cli.errors import CommandError, UsageError
 from tidelog.cli.tables import Column, Table, cell, counted, heading, listed, print_json, print_table, size
 from tidelog.cli.when import span
@@ -380,12 +390,7 @@ def configure(
     $ tidelog topic config orders --set retention.ms=86400000 --set cleanup.policy=delete
     $ tidelog topic config orders --unset retention.ms
     """
-    changes: dict[str, str] = {}
-    for text in set:
-        key, value = key_value(text, "--set", "retention.ms=86400000")
-        if key in changes:
-            raise UsageError(f"{key} is set twice")
-        changes[key] = value
+    changes = key_values(set, "--set", "retention.ms=86400000")
     if both := [key for key in unset if key in changes]:
         raise UsageError(f"{both[0]} is set and unset at once: give --set or --unset of it")
     admin = connect(bootstrap, client).admin()

@@ -18,6 +18,7 @@ from tidelog.coordinator.group.settings import GroupSettings
 from tidelog.coordinator.lag import GroupLags
 from tidelog.metadata.image import CONSUMER_OFFSETS
 from tidelog.model.ids import uuid_text
+from tidelog.wire.decoding import STRING_BYTES_MAX
 from tidelog.wire.errors import (
     ApiError,
     CoordinatorLoadInProgress,
@@ -59,8 +60,6 @@ T = TypeVar("T")
 
 PLACES_MAX = 20_000
 """Group ids of which the partition is remembered."""
-NAME_BYTES_MAX = 32_767
-"""Of any name in a message or a record."""
 UUID_FORM_LENGTH = 36
 SWEEP_GROUPS = 20
 """Groups that a sweep looks at in one turn of the loop."""
@@ -434,7 +433,7 @@ def _check_begins_member_id(request: "JoinGroupRequest", client_id: str) -> None
     begin, what = client_id, "client id"
     if request.group_instance_id is not None:
         begin, what = request.group_instance_id, "group instance id"
-    room = NAME_BYTES_MAX - UUID_FORM_LENGTH - 1
+    room = STRING_BYTES_MAX - UUID_FORM_LENGTH - 1
     if not request.member_id and len(begin) * 4 > room and len(begin.encode()) > room:
         raise InvalidRequest(f"the {what}, with which the member id begins, is longer than {room} bytes")
 

@@ -14,7 +14,7 @@ Nothing is compacted while it moves: `.cleaned` and `.swap` files are never thos
 import re
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from tidelog.log.file_kinds import DELETE_SUFFIX, STEM_MAX
+from tidelog.log.file_kinds import DELETE_SUFFIX, aside_stem
 from tidelog.model.ids import TopicPartition
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class FoundFuture(NamedTuple):
 
 def can_move(partition: TopicPartition) -> bool:
     """Whether a copy's name is short enough to be a file's."""
-    return len(str(partition)) <= STEM_MAX
+    return aside_stem(partition) == str(partition)
 
 
 def future_path(target: str, partition: TopicPartition, random: bytes) -> str:

@@ -33,7 +33,6 @@ from tidelog.log.segment import FIRST_TIMESTAMP_PENDING, NOT_OPENED, PASSING, Se
 from tidelog.log.snapshots import restore_producers
 from tidelog.log.validation import Limits, check_client_batch
 from tidelog.model.ids import TopicPartition
-from tidelog.model.steps import at_once
 from tidelog.wire.batches import CONTROL_BIT, TIMESTAMP_TYPE_BIT, BatchHeader
 from tidelog.wire.errors import OffsetOutOfRange, StorageError
 
@@ -393,14 +392,6 @@ class PartitionLog:
         if self.failure is not None or not self.log_start_offset <= start < self.log_end_offset:
             return None
         return self.look_up(lambda: self.reader.cold(start, bytes_max))
-
-    def offset_for_timestamp(self, timestamp_ms: int) -> TimestampOffset | None:
-        """The first record that is not earlier than `timestamp_ms`; None when there is none. Raises StorageError."""
-        return self.look_up(lambda: at_once(self.reader.offset_for_timestamp(timestamp_ms, self.log_start_offset)))
-
-    def max_timestamp_offset(self) -> TimestampOffset | None:
-        """The first record with the largest timestamp in the log; None when no record has one. Raises StorageError."""
-        return self.look_up(lambda: at_once(self.reader.max_timestamp_offset(self.log_start_offset)))
 
     def aborted_transactions(self, start: int, end_offset: int) -> "list[AbortedTransaction]":
         """Those with records among the offsets, in the order of their first offsets. Raises StorageError."""

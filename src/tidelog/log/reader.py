@@ -15,7 +15,8 @@ from tidelog.log.transaction_index import AbortedTransaction
 from tidelog.model.steps import Steps
 from tidelog.wire.batches import BatchHeader
 from tidelog.wire.primitives import MalformedMessage
-from tidelog.wire.record_facts import plain_records, record_facts
+from tidelog.wire.record_facts import record_facts
+from tidelog.wire.records import plain_records
 
 if TYPE_CHECKING:
     from tidelog.log.segment_list import SegmentList

@@ -13,12 +13,12 @@ T = TypeVar("T")
 
 
 def find_timestamp(log: "PartitionLog", timestamp_ms: int) -> Steps[TimestampOffset | None]:
-    """As `PartitionLog.offset_for_timestamp`."""
+    """The first record that is not earlier than `timestamp_ms`; None when there is none. Raises StorageError."""
     return _in_steps(log, lambda start: log.reader.offset_for_timestamp(timestamp_ms, start))
 
 
 def find_max_timestamp(log: "PartitionLog") -> Steps[TimestampOffset | None]:
-    """As `PartitionLog.max_timestamp_offset`."""
+    """The first record with the largest timestamp in the log; None when no record has one. Raises StorageError."""
     return _in_steps(log, log.reader.max_timestamp_offset)
 
 

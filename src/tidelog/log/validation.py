@@ -12,8 +12,8 @@ from tidelog.wire.batches import DECOMPRESSED_BYTES_MAX, TIMESTAMP_TYPE_BIT
 from tidelog.wire.checksums import crc32c
 from tidelog.wire.errors import ApiError, ErrorCode, InvalidRecord, RecordListTooLarge, RecordTooLarge
 from tidelog.wire.primitives import Buffer, TooLargeDecompressed
-from tidelog.wire.record_facts import plain_records, record_facts
-from tidelog.wire.records import WrongRecordCount
+from tidelog.wire.record_facts import record_facts
+from tidelog.wire.records import WrongRecordCount, plain_records
 
 if TYPE_CHECKING:
     from tidelog.log.config import LogConfig
@@ -136,7 +136,7 @@ def examine(
 class _Findings:
     """Of all records of a batch. Raises MalformedMessage."""
 
-    __slots__ = ("disordered", "max_timestamp", "timeless", "untimely", "untimely_count", "without_key", "without_keys")
+    __slots__ = ("disordered", "max_timestamp", "untimely", "untimely_count", "without_key", "without_keys")
 
     def __init__(self, data: bytes, header: "BatchHeader", config: "LogConfig", now_ms: int) -> None:
         earliest = now_ms - config.message_timestamp_before_max_ms

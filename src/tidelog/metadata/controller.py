@@ -359,9 +359,9 @@ def _more_partitions(
         raise ApiError(
             f"{topic.name} has {present} partitions, {request.total} would not be more", ErrorCode.INVALID_PARTITIONS
         )
-    if len(topic.name) + len(f"-{request.total - 1}") > FILE_NAME_MAX:
-        message = f"{topic.name}-{request.total - 1} is too long for a directory's name"
-        raise ApiError(message, ErrorCode.INVALID_PARTITIONS)
+    last = f"{topic.name}-{request.total - 1}"
+    if len(last) > FILE_NAME_MAX:
+        raise ApiError(f"{last} is too long for a directory's name", ErrorCode.INVALID_PARTITIONS)
     if added > PARTITIONS_PER_REQUEST_MAX:
         message = f"one request adds at most {PARTITIONS_PER_REQUEST_MAX} partitions, not {added}"
         raise ApiError(message, ErrorCode.INVALID_PARTITIONS)

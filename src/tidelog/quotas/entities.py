@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
 from tidelog.config.addresses import normal_ip
+from tidelog.wire.decoding import STRING_BYTES_MAX
 from tidelog.wire.errors import ApiError, ErrorCode
 
 USER: Final = "user"
@@ -15,9 +16,6 @@ CONSUMER_BYTE_RATE: Final = "consumer_byte_rate"
 REQUEST_PERCENTAGE: Final = "request_percentage"
 CONTROLLER_MUTATION_RATE: Final = "controller_mutation_rate"
 CONNECTION_CREATION_RATE: Final = "connection_creation_rate"
-
-NAME_MAX: Final = 32767
-"""Bytes of the longest client id that a request can carry."""
 
 Entity = tuple[tuple[str, str | None], ...]
 """Types and names: client-id, then user; or ip. None is the default: whoever has none of its own."""
@@ -52,8 +50,8 @@ def entity_of(parts: Iterable[tuple[str, str | None]]) -> Entity:
             raise _refused(f"{kind!r} has no quotas: user, client-id and ip have")
         if name == "":
             raise _refused(f"the {kind} has no name; the default one is null")
-        if name is not None and len(name.encode()) > NAME_MAX:
-            raise _refused(f"the name of a {kind} is at most {NAME_MAX} bytes long")
+        if name is not None and len(name.encode()) > STRING_BYTES_MAX:
+            raise _refused(f"the name of a {kind} is at most {STRING_BYTES_MAX} bytes long")
         found[kind] = name
     if not found:
         raise _refused("a quota is of a user, a client-id, both, or an ip")

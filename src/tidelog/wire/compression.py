@@ -15,8 +15,6 @@ import cramjam
 from tidelog.wire.batches import Codec
 from tidelog.wire.primitives import Buffer, MalformedMessage, TooLargeDecompressed
 
-__all__ = ["TooLargeDecompressed", "compress", "decompress"]
-
 if TYPE_CHECKING:
     from collections.abc import Callable
 

@@ -8,8 +8,8 @@ Kafka does not ask for either.
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from tidelog.wire.batches import HEADER_BYTES, LEAST_RECORD_BYTES, TIMESTAMP_TYPE_BIT, BatchHeader, Codec
-from tidelog.wire.primitives import Buffer, MalformedMessage, read_varint, read_varlong
+from tidelog.wire.batches import TIMESTAMP_TYPE_BIT, BatchHeader
+from tidelog.wire.primitives import MalformedMessage, read_varint, read_varlong
 from tidelog.wire.records import WrongRecordCount
 
 INT64_MAX = (1 << 63) - 1
@@ -24,23 +24,9 @@ class RecordFacts(NamedTuple):
     has_key: bool
 
 
-def plain_records(batch: Buffer, header: BatchHeader, limit_bytes: int) -> bytes:
-    """The records of the whole `batch`, decompressed. Raises MalformedMessage, TooLargeDecompressed above the limit;
-    WrongRecordCount when the stated number cannot be in there.
-    """
-    data: Buffer = memoryview(batch)[HEADER_BYTES : header.size]
-    if header.codec != Codec.NONE:
-        from tidelog.wire.compression import decompress
-
-        data = decompress(header.codec, data, limit_bytes)
-    if not 0 <= header.count <= len(data) // LEAST_RECORD_BYTES:
-        raise WrongRecordCount(f"record batch: {header.count} records cannot be in {len(data)} bytes")
-    return bytes(data)
-
-
 def record_facts(data: bytes, header: BatchHeader) -> Iterator[RecordFacts]:
-    """Of each of the records in `data`, which `plain_records` gave. Raises MalformedMessage for anything but exactly
-    what the header states, when it is met.
+    """Of each of the records in `data`, which `records.plain_records` gave. Raises MalformedMessage for anything but
+    exactly what the header states, when it is met.
     """
     base_timestamp = header.base_timestamp
     append_time = header.max_timestamp if header.attributes & TIMESTAMP_TYPE_BIT else None

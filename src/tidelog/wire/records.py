@@ -92,6 +92,20 @@ def batches_in(buffer: Buffer, position: int = 0) -> Iterator[BatchHeader]:
         position += header.size
 
 
+def plain_records(batch: Buffer, header: BatchHeader, limit_bytes: int) -> bytes:
+    """The records of the whole `batch`, decompressed. Raises MalformedMessage, TooLargeDecompressed above the limit;
+    WrongRecordCount when the stated number cannot be in there.
+    """
+    data: Buffer = memoryview(batch)[HEADER_BYTES : header.size]
+    if header.codec != Codec.NONE:
+        from tidelog.wire.compression import decompress
+
+        data = decompress(header.codec, data, limit_bytes)
+    if not 0 <= header.count <= len(data) // LEAST_RECORD_BYTES:
+        raise WrongRecordCount(f"record batch: {header.count} records cannot be in {len(data)} bytes")
+    return bytes(data)
+
+
 def decode_records(buffer: Buffer, position: int = 0, *, limit_bytes: int = DECOMPRESSED_BYTES_MAX) -> list[Record]:
     """Every record of the batch at `position`, with absolute offsets and timestamps.
 
@@ -105,15 +119,9 @@ def decode_records(buffer: Buffer, position: int = 0, *, limit_bytes: int = DECO
     _check(header)
     if position + header.size > len(buffer):
         raise MalformedMessage(f"record batch: {header.size} bytes stated, {len(buffer) - position} there")
-    data: Buffer = memoryview(buffer)[position + HEADER_BYTES : position + header.size]
-    if header.codec != Codec.NONE:
-        from tidelog.wire.compression import decompress
-
-        data = decompress(header.codec, data, limit_bytes)
-    if not 0 <= header.count <= len(data) // LEAST_RECORD_BYTES:
-        raise WrongRecordCount(f"record batch: {header.count} records cannot be in {len(data)} bytes")
+    data = plain_records(memoryview(buffer)[position:], header, limit_bytes)
     try:
-        return _decode(header, bytes(data))
+        return _decode(header, data)
     except IndexError:
         raise MalformedMessage("record batch: a record is cut short") from None
 

@@ -10,6 +10,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from log_harness import NOW_MS, LogOnDisk, read_once
 from tidelog.log.config import LogConfig
 from tidelog.log.leader_epochs import EpochEnd
+from tidelog.log.times import find_max_timestamp, find_timestamp
+from tidelog.model.steps import at_once
 from tidelog.simulation.disk import SimDisk
 
 
@@ -76,7 +78,7 @@ class LogModel(RuleBasedStateMachine):
     @rule(when=st.integers(-20, 400))
     def look_up_time(self, when: int) -> None:
         wanted = NOW_MS + when
-        found = self.on.log.offset_for_timestamp(wanted)
+        found = at_once(find_timestamp(self.on.log, wanted))
         expected = next(
             ((base + i, t, epoch) for base, rs, epoch in self.batches for i, (t, _) in enumerate(rs)
              if t >= wanted and base + i >= self.start), None
@@ -85,7 +87,7 @@ class LogModel(RuleBasedStateMachine):
 
     @rule()
     def look_up_latest(self) -> None:
-        found = self.on.log.max_timestamp_offset()
+        found = at_once(find_max_timestamp(self.on.log))
         times = [(t, base + i) for base, rs, _ in self.batches for i, (t, _) in enumerate(rs) if base + i >= self.start]
         assert bool(times) == (found is not None)
         if found:

@@ -198,7 +198,7 @@ def test_log_append_time_is_stamped_and_answered() -> None:
         NOW_MS,
         True,
     )
-    assert on.log.offset_for_timestamp(NOW_MS) == TimestampOffset(0, NOW_MS, 0)
+    assert at_once(find_timestamp(on.log, NOW_MS)) == TimestampOffset(0, NOW_MS, 0)
 
 
 def test_times_find_the_first_record_not_earlier() -> None:
@@ -206,18 +206,18 @@ def test_times_find_the_first_record_not_earlier() -> None:
     times = [NOW_MS + t for t in (10, 10, 30, 20, 20, 50, 40, -1 - NOW_MS)]
     for number, time in enumerate(times):
         on.append(b"%d" % number, timestamps=[time], leader_epoch=number // 4)
-    found = [on.log.offset_for_timestamp(NOW_MS + t) for t in (0, 10, 11, 30, 31, 50, 51)]
+    found = [at_once(find_timestamp(on.log, NOW_MS + t)) for t in (0, 10, 11, 30, 31, 50, 51)]
     assert [f and f.offset for f in found] == [0, 0, 2, 2, 5, 5, None]
     assert found[4] == TimestampOffset(5, NOW_MS + 50, 1)
-    assert on.log.max_timestamp_offset() == TimestampOffset(5, NOW_MS + 50, 1)
-    assert LogOnDisk().log.max_timestamp_offset() is None
+    assert at_once(find_max_timestamp(on.log)) == TimestampOffset(5, NOW_MS + 50, 1)
+    assert at_once(find_max_timestamp(LogOnDisk().log)) is None
 
 
 def test_a_time_in_the_middle_of_a_compressed_batch() -> None:
     on = LogOnDisk()
     on.append(b"a", b"b", b"c", timestamps=[NOW_MS, NOW_MS + 5, NOW_MS + 9], codec=1)
-    assert on.log.offset_for_timestamp(NOW_MS + 4) == TimestampOffset(1, NOW_MS + 5, 0)
-    assert on.log.max_timestamp_offset() == TimestampOffset(2, NOW_MS + 9, 0)
+    assert at_once(find_timestamp(on.log, NOW_MS + 4)) == TimestampOffset(1, NOW_MS + 5, 0)
+    assert at_once(find_max_timestamp(on.log)) == TimestampOffset(2, NOW_MS + 9, 0)
 
 
 def test_a_full_disk_leaves_the_log_as_it_was_and_online() -> None:
@@ -299,7 +299,7 @@ def test_a_missing_index_of_a_closed_segment_is_made_anew_when_wanted(suffix: st
     on.log.close(clean=True)
     on.disk.remove(on.path(0, suffix))
     on.open(clean=True, recovery_point=20)
-    assert on.log.offset_for_timestamp(NOW_MS + 5) == TimestampOffset(5, NOW_MS + 5, 0)
+    assert at_once(find_timestamp(on.log, NOW_MS + 5)) == TimestampOffset(5, NOW_MS + 5, 0)
     assert on.records(3) == [(n, b"%d" % n) for n in range(3, 20)]
     assert on.disk.read(on.path(0, suffix)) == before
 
@@ -446,7 +446,7 @@ def test_a_read_that_fails_takes_the_log_offline_unless_it_may_work_again() -> N
     assert on.log.read(0, 100, 1).size
     on.disk.fail("read", "*.log", errno.EIO)
     with pytest.raises(StorageError, match="offline"):
-        on.log.offset_for_timestamp(0)
+        at_once(find_timestamp(on.log, 0))
     assert on.log.failure is not None
     assert on.log.cold_read(0, 100) is None
 
@@ -526,14 +526,14 @@ def test_times_among_records_that_cannot_be_looked_at_are_their_batchs(made: Cal
     on.append(b"3", timestamps=[NOW_MS - 5])
     latest = BatchHeader(made(NOW_MS)).max_timestamp
     for _ in range(2):
-        assert on.log.offset_for_timestamp(NOW_MS - 10) == TimestampOffset(0, NOW_MS - 10, 0)
-        assert on.log.offset_for_timestamp(NOW_MS - 9) == TimestampOffset(1, latest, 0)
-        assert on.log.max_timestamp_offset() == TimestampOffset(1, latest, 0)
+        assert at_once(find_timestamp(on.log, NOW_MS - 10)) == TimestampOffset(0, NOW_MS - 10, 0)
+        assert at_once(find_timestamp(on.log, NOW_MS - 9)) == TimestampOffset(1, latest, 0)
+        assert at_once(find_max_timestamp(on.log)) == TimestampOffset(1, latest, 0)
         assert on.log.failure is None
         on.kill()
     on.log.delete_before(2)
-    assert on.log.offset_for_timestamp(NOW_MS - 9) == TimestampOffset(2, latest, 0)
-    assert on.log.max_timestamp_offset() == TimestampOffset(2, latest, 0)
+    assert at_once(find_timestamp(on.log, NOW_MS - 9)) == TimestampOffset(2, latest, 0)
+    assert at_once(find_max_timestamp(on.log)) == TimestampOffset(2, latest, 0)
 
 
 def test_times_among_damaged_records_take_the_log_offline() -> None:
@@ -541,7 +541,7 @@ def test_times_among_damaged_records_take_the_log_offline() -> None:
     on.append(b"a" * 50, timestamps=[NOW_MS])
     on.flip(on.path(0), 61)
     with pytest.raises(StorageError, match="cannot be decoded"):
-        on.log.offset_for_timestamp(NOW_MS)
+        at_once(find_timestamp(on.log, NOW_MS))
 
 
 @pytest.mark.parametrize("delta", [2, 1000, -1])
@@ -557,7 +557,7 @@ def test_times_do_not_name_offsets_that_are_not_the_batchs(delta: int) -> None:
     on.append_batch(batch)
     on.append(b"2", timestamps=[NOW_MS])
     on.log.delete_before(1)
-    assert on.log.offset_for_timestamp(NOW_MS) == TimestampOffset(1, NOW_MS, 0)
+    assert at_once(find_timestamp(on.log, NOW_MS)) == TimestampOffset(1, NOW_MS, 0)
 
 
 def test_times_are_looked_for_in_steps() -> None:
@@ -572,8 +572,8 @@ def test_times_are_looked_for_in_steps() -> None:
     on.log.delete_before(1)
     for steps in (find_timestamp(on.log, NOW_MS + 10), find_max_timestamp(on.log)):
         assert len(list(steps)) > 19
-    assert on.log.offset_for_timestamp(NOW_MS + 10) is None
-    assert on.log.max_timestamp_offset() == TimestampOffset(1, NOW_MS, 0)
+    assert at_once(find_timestamp(on.log, NOW_MS + 10)) is None
+    assert at_once(find_max_timestamp(on.log)) == TimestampOffset(1, NOW_MS, 0)
 
 
 def test_a_segment_that_goes_while_a_time_is_looked_for() -> None:

@@ -8,8 +8,8 @@ import cramjam
 import pytest
 
 from tidelog.wire.batches import Codec
-from tidelog.wire.compression import TooLargeDecompressed, compress, decompress
-from tidelog.wire.primitives import MalformedMessage
+from tidelog.wire.compression import compress, decompress
+from tidelog.wire.primitives import MalformedMessage, TooLargeDecompressed
 
 LIMIT = 1 << 20
 CODECS = [Codec.GZIP, Codec.SNAPPY, Codec.LZ4, Codec.ZSTD]

@@ -6,10 +6,10 @@ import pytest
 
 from tidelog.wire.batches import BatchHeader, Codec, TimestampType
 from tidelog.wire.checksums import crc32c
-from tidelog.wire.compression import TooLargeDecompressed, compress
-from tidelog.wire.primitives import MalformedMessage, varint
-from tidelog.wire.record_facts import RecordFacts, plain_records, record_facts
-from tidelog.wire.records import Record, batches_in, decode_records, encode_batch
+from tidelog.wire.compression import compress
+from tidelog.wire.primitives import MalformedMessage, TooLargeDecompressed, varint
+from tidelog.wire.record_facts import RecordFacts, record_facts
+from tidelog.wire.records import Record, batches_in, decode_records, encode_batch, plain_records
 
 RECORDS = [
     Record(b"k", b"v", 1_700_000_000_000),

@@ -5,6 +5,8 @@ from log_harness.compaction import compact, job_of, reports_of, stored
 from tidelog.log.cleaner.job import GroupCleaned
 from tidelog.log.cleaner.swap import Swap
 from tidelog.log.producer_state import ABORT
+from tidelog.log.times import find_max_timestamp, find_timestamp
+from tidelog.model.steps import at_once
 from tidelog.wire.records import Record, encode_batch
 
 
@@ -42,11 +44,11 @@ def look_everywhere(on: LogOnDisk) -> None:
         part = on.log.read(offset, 1, end)
         assert bool(part.size) == bool(following)
     for record in records:
-        found = on.log.offset_for_timestamp(record.timestamp)
+        found = at_once(find_timestamp(on.log, record.timestamp))
         assert found is not None
         assert found.timestamp >= record.timestamp
     on.log.aborted_transactions(0, end)
-    assert on.log.max_timestamp_offset() is not None
+    assert at_once(find_max_timestamp(on.log)) is not None
 
 
 def test_every_look_up_works_between_every_two_steps() -> None:
