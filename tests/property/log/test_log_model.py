@@ -123,6 +123,8 @@ class LogModel(RuleBasedStateMachine):
 
     @rule(seed=st.integers(0, 1 << 30))
     def power_cut(self, seed: int) -> None:
+        if self.on.log.durable_offset < self.start:
+            self.on.flush()  # as the broker does before it writes down where the log begins
         durable = max(self.on.log.recovery_point, self.start)
         self.on.disk = self.on.disk.power_cut(random.Random(seed))
         log = self.on.open(clean=False, log_start_offset=self.start)
