@@ -76,8 +76,8 @@ class MemoryLog:
                         and (other + size - position <= bytes_max or end == position)
                     ):
                         end = other + size
-                return Slice(self.file, position, end - position, base)  # type: ignore[arg-type]
-        return Slice(None, 0, 0, start)
+                return Slice(self.file, position, end - position, base, end - position)  # type: ignore[arg-type]
+        return Slice(None, 0, 0, start, 0)
 
     def fail(self, reason: str) -> None:
         self.failure = reason

@@ -108,6 +108,7 @@ class Fetch:
         "_min_bytes",
         "_moved",
         "_pending",
+        "_readable_bytes",
         "_services",
         "_slices",
         "_special",
@@ -145,6 +146,7 @@ class Fetch:
         self._failed = False
         self._pending: Pending[FetchResponse] | None = None
         self.found_bytes = 0
+        self._readable_bytes = 0
 
     def begin(self) -> FetchResponse | Pending[FetchResponse]:
         """Read; the answer, or what it will come by."""
@@ -193,7 +195,9 @@ class Fetch:
     @property
     def satisfied(self) -> bool:
         # As for Kafka: partitions that nobody knows do not keep the others from waiting, and alone wait for nothing.
-        return self.found_bytes >= self._min_bytes or self._failed or len(self._unknown) == len(self._fetching.items)
+        return (
+            self._readable_bytes >= self._min_bytes or self._failed or len(self._unknown) == len(self._fetching.items)
+        )
 
     def _read(self, item: FetchItem) -> None:
         """Look for data for `item`, within what the request's limits leave. What an earlier look found is void."""
@@ -224,6 +228,9 @@ class Fetch:
         if fits:
             self._slices[item] = found
             self.found_bytes += size
+            self._readable_bytes += found.readable
+        elif size:
+            self._readable_bytes = self._min_bytes  # there is no room for more: nothing to wait for
 
     def _partition(self, item: FetchItem) -> Partition:
         known = item.partition
@@ -288,12 +295,17 @@ class Fetch:
             return
         for item in self._fetching.items:
             if item.partition in moved:
-                found = self._slices.pop(item, None)
-                if found is not None:
-                    self.found_bytes -= found.size
+                self._drop(item)
                 self._read(item)
         if self.satisfied:
             self._complete()
+
+    def _drop(self, item: FetchItem) -> None:
+        """What was found for it is void."""
+        found = self._slices.pop(item, None)
+        if found is not None:
+            self.found_bytes -= found.size
+            self._readable_bytes -= found.readable
 
     def finish(self) -> None:
         """Answer a parked fetch with what is there now: what was found long ago may be gone."""

@@ -1,7 +1,7 @@
 """ListOffsets (key 2), v1-11. v2: isolation level; v4: leader epochs; v7: maximum timestamp (KIP-734);
 v8, v9, v11: local and tiered ends (KIP-405, KIP-1005, KIP-1023), which here are those of the only tier."""
 
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from tidelog.api.services import RequestContext, Services
 from tidelog.log.times import find_max_timestamp, find_timestamp
@@ -17,9 +17,8 @@ from tidelog.wire.messages.list_offsets import (
 )
 
 if TYPE_CHECKING:
+    from tidelog.log.reader import TimestampOffset
     from tidelog.replication.partition import Partition
-
-R = TypeVar("R")
 
 LATEST = -1
 EARLIEST = -2
@@ -90,21 +89,25 @@ def _look_up(
     elif timestamp in (LATEST_TIERED, EARLIEST_PENDING_UPLOAD):
         pass  # nothing is ever tiered
     else:
-        steps = find_max_timestamp(log) if timestamp == MAX_TIMESTAMP else find_timestamp(log, timestamp)
-        found = yield from _while_online(partition, steps)
+        found = yield from _find(partition, timestamp)
         if found is not None and found.offset < end:
             answer.offset = found.offset
             answer.timestamp = found.timestamp
             answer.leader_epoch = found.leader_epoch
 
 
-def _while_online(partition: "Partition", steps: Steps[R]) -> Steps[R]:
-    """Look no further in a log whose topic is deleted meanwhile: its files are closed. Raises StorageError."""
+def _find(partition: "Partition", timestamp: int) -> Steps["TimestampOffset | None"]:
+    """The record of a time, in the log that the partition has at the end: it may move to another directory meanwhile,
+    and the files of a deleted topic are closed. Raises StorageError.
+    """
     while True:
-        partition.check_online()
-        try:
-            next(steps)
-        except StopIteration as end:
-            result: R = end.value
-            return result
-        yield
+        log = partition.log
+        steps = find_max_timestamp(log) if timestamp == MAX_TIMESTAMP else find_timestamp(log, timestamp)
+        while partition.log is log:
+            partition.check_online()
+            try:
+                next(steps)
+            except StopIteration as end:
+                found: TimestampOffset | None = end.value
+                return found
+            yield

@@ -135,9 +135,7 @@ class WideFetch(Fetch):
         for partitions in _parted(moved):
             for partition in partitions:
                 for item in self._by_partition.get(partition, ()):
-                    found = self._slices.pop(item, None)
-                    if found is not None:
-                        self.found_bytes -= found.size
+                    self._drop(item)
                     self._read(item)
             yield
 

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from tidelog.runtime.interfaces import File
 
 PLACES_KEPT = 16
+PLENTY = 1 << 31
+"""More bytes than a fetch can ask for."""
 WARM_BYTES = 8 << 20
 """What was appended last is taken to be in the page cache without asking."""
 LOOKED_AT_BYTES_MAX = 4 << 20
@@ -36,12 +38,15 @@ class Slice(NamedTuple):
     """`size` bytes of whole batches at `position` of `file`; nothing when `size` is 0 and `file` None.
 
     `first_batch_offset` is the base offset of the first batch, which may be below the offset that was asked for.
+    `readable` is what a minimum of bytes is measured by, as Kafka does: what there is up to the limit that was given,
+    were it not for whole batches; `PLENTY` where the log goes on behind this segment. Never less than `size`.
     """
 
     file: "File | None"
     position: int
     size: int
     first_batch_offset: int
+    readable: int
 
 
 class TimestampOffset(NamedTuple):
@@ -92,7 +97,7 @@ class LogReader:
         """A reader waits at the end of the log: its batch will be at the end of the active segment."""
         active = self._segments.active
         self._remember(offset, active, active.size)
-        return Slice(None, 0, 0, offset)
+        return Slice(None, 0, 0, offset, 0)
 
     def slice(self, start: int, bytes_max: int, end_offset: int, log_end_offset: int) -> Slice:
         """Whole batches from the one that holds `start`, below `end_offset`, of one segment. Raises CorruptLog,
@@ -107,12 +112,12 @@ class LogReader:
         if place is None:
             found = self._find(start)
             if found is None or found[2] >= end_offset:
-                return Slice(None, 0, 0, start)
+                return Slice(None, 0, 0, start, 0)
             segment, position, first = found
         active = segment is self._segments.active
         end = segment.size if active and end_offset >= log_end_offset else self._end_position(segment, end_offset)
         if end <= position:
-            return Slice(None, 0, 0, start)
+            return Slice(None, 0, 0, start, 0)
         stop, next_offset = segment.end_of_whole_batches(position, first, bytes_max, end)
         if stop == segment.size:
             if active:
@@ -123,7 +128,14 @@ class LogReader:
                 self._remember(end_offset, segment, stop)
         else:
             self._remember(next_offset if next_offset >= 0 else self._base_offset_at(segment, stop), segment, stop)
-        return Slice(segment.file, position, stop - position, first)
+        size = stop - position
+        if not active and end == segment.size:
+            readable = PLENTY
+        elif stop < end:
+            readable = max(size, min(end - position, bytes_max))
+        else:
+            readable = size
+        return Slice(segment.file, position, size, first, readable)
 
     def cold(self, start: int, bytes_max: int) -> ColdRead | None:
         """What to read ahead, off the loop, when a read of `start` would wait for the disk; None when it would not."""
@@ -198,23 +210,22 @@ class LogReader:
 
     def offset_for_timestamp(self, timestamp_ms: int, start_offset: int) -> Steps[TimestampOffset | None]:
         """The first record at or after `start_offset` that is not earlier than `timestamp_ms`. Raises CorruptLog."""
-        items = self._segments.items
-        for segment in items[self._segments.floor(start_offset) :]:
+        for segment in self._segments.items[self._segments.floor(start_offset) :]:
+            yield from self._step(segment)
             if segment.latest_timestamp() >= timestamp_ms:
                 found = yield from self._search_time(segment, timestamp_ms, start_offset)
                 if found is not None:
                     return found
-            yield from self._step(segment)
         return None
 
     def max_timestamp_offset(self, start_offset: int) -> Steps[TimestampOffset | None]:
         """The first record that has the log's largest timestamp; None when no record has one. Raises CorruptLog."""
         best: tuple[int, int, Segment] | None = None
         for segment in self._segments.items[self._segments.floor(start_offset) :]:
+            yield from self._step(segment)
             latest, offset = yield from self._latest(segment, start_offset)
             if latest != NO_TIMESTAMP and (best is None or latest > best[0]):
                 best = latest, offset, segment
-            yield from self._step(segment)
         if best is None:
             return None
         latest, offset, segment = best

@@ -36,6 +36,11 @@ class TimesLook:
             if _age_from(latest, segment) >= self._kept_from_ms:
                 return  # it stays, and so do all after it
 
+    @property
+    def outdated(self) -> bool:
+        """Whether compaction put other files in the place of those that are looked at: what was found says nothing."""
+        return any(segment.deleted for segment in self._segments)
+
     def take(self) -> None:
         for segment, latest, offset in self._found:
             if segment.max_timestamp == UNKNOWN:

@@ -1,5 +1,6 @@
 """The controller's decisions about settings: AlterConfigs and IncrementalAlterConfigs (KIP-339). Pure."""
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from enum import IntEnum
 from typing import NamedTuple
@@ -203,15 +204,22 @@ def _changed(
 
 
 def _edited(text: str, change: Change) -> str:
-    """The list in `text` with the change's items appended (those that are not there yet) or taken out."""
+    """The list in `text` with the change's items appended, those that are not there yet, or each taken out once."""
     items = [item.strip() for item in text.split(",")] if text.strip() else []
     given = [item.strip() for item in (change.value or "").split(",")]
+    # Both may be long.
     if change.operation == Operation.APPEND:
-        known = dict.fromkeys(items)  # both may be long
-        items += [item for item in given if item not in known]
+        known = set(items)
+        items += [item for item in dict.fromkeys(given) if item not in known]
     else:
-        gone = dict.fromkeys(given)
-        items = [item for item in items if item not in gone]
+        gone = Counter(given)
+        kept = []
+        for item in items:
+            if gone[item]:
+                gone[item] -= 1
+            else:
+                kept.append(item)
+        items = kept
     return ",".join(items)
 
 

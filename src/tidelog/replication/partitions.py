@@ -427,6 +427,7 @@ class Partitions:
         """Take segments out of the log; what to do about their files."""
         log = partition.log
         now_ms = self._runtime.clock.now_ms()
+        look = None
         try:
             look = log.times_look(now_ms) if not partition.deleted else None
             if look is not None:
@@ -438,6 +439,8 @@ class Partitions:
                 self._offsets.note(partition)
             return log.removal(now_ms)
         except Exception as error:
+            if look is not None and look.outdated:
+                return None  # another time
             if isinstance(error, CorruptLog):
                 log.fail(str(error))
             self._retention_failed(partition, error)

@@ -31,7 +31,7 @@ class Partition:
         found = self.finds.pop(0)
         if isinstance(found, ApiError):
             raise found
-        return SimpleNamespace(size=found, file=SimpleNamespace(path="/f"), position=0)
+        return SimpleNamespace(size=found, readable=found, file=SimpleNamespace(path="/f"), position=0)
 
 
 def fetch_of(*partitions: Partition, bytes_max: int = 1000) -> tuple[Fetch, list[FetchItem]]:

@@ -61,13 +61,14 @@ def test_reads_are_whole_batches_from_the_one_that_holds_the_offset() -> None:
     on.append(b"3")
     sizes = [BatchHeader(on.disk.read(on.path(0))).size]
     sizes.append(on.log.size_bytes - sizes[0])
-    assert on.log.read(1, 1, 4)[1:] == (0, sizes[0], 0)  # larger than asked for, because it is the first (KIP-74)
-    assert on.log.read(1, sizes[0] + sizes[1] - 1, 4)[1:] == (0, sizes[0], 0)
-    assert on.log.read(1, sizes[0] + sizes[1], 4)[1:] == (0, sum(sizes), 0)
-    assert on.log.read(3, 1000, 4)[1:] == (sizes[0], sizes[1], 3)
-    assert on.log.read(0, 1000, 3)[1:] == (0, sizes[0], 0)
-    assert on.log.read(0, 1000, 2) == Slice(None, 0, 0, 0)  # a batch that reaches the end offset is not below it
-    assert on.log.read(4, 1000, 4) == Slice(None, 0, 0, 4)
+    first, both = sizes[0], sum(sizes)
+    assert on.log.read(1, 1, 4)[1:] == (0, first, 0, first)  # larger than asked for, because it is the first (KIP-74)
+    assert on.log.read(1, both - 1, 4)[1:] == (0, first, 0, both - 1)
+    assert on.log.read(1, both, 4)[1:] == (0, both, 0, both)
+    assert on.log.read(3, 1000, 4)[1:] == (first, sizes[1], 3, sizes[1])
+    assert on.log.read(0, 1000, 3)[1:] == (0, first, 0, first)
+    assert on.log.read(0, 1000, 2) == Slice(None, 0, 0, 0, 0)  # a batch that reaches the end offset is not below it
+    assert on.log.read(4, 1000, 4) == Slice(None, 0, 0, 4, 0)
 
 
 @pytest.mark.parametrize("offset", [-1, 4, 1 << 62])
@@ -607,6 +608,7 @@ def test_a_read_walks_so_many_unknown_batches_and_no_more() -> None:
     while offset < count:
         part = on.log.read(offset, 1 << 30, count)
         assert part.first_batch_offset == offset
+        assert part.readable >= (count - offset) * size, "a minimum is measured by what there is"
         parts.append(part.size // size)
         offset += parts[-1]
     assert parts == [WALK_BATCHES_MAX, WALK_BATCHES_MAX, 10]

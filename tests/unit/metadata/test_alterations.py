@@ -15,6 +15,7 @@ from tidelog.metadata.image import ImageBuilder, MetadataImage
 from tidelog.metadata.records import BrokerConfigChanged, Record, TopicConfigChanged
 from tidelog.model.steps import at_once
 
+REPLICAS = "leader.replication.throttled.replicas"
 SET, DELETE, APPEND, SUBTRACT = Operation.SET, Operation.DELETE, Operation.APPEND, Operation.SUBTRACT
 TOPIC, BROKER = 2, 4
 
@@ -27,6 +28,7 @@ def cluster() -> MetadataImage:
     return image(
         topic("a", 1, retention_ms="5", cleanup_policy="delete"),
         topic("b", 2),
+        topic("c", 3, **{REPLICAS: "3:3,4:4,3:3,3:3"}),
         BrokerConfigChanged("1", "log.retention.ms", "700000"),
         BrokerConfigChanged("", "log.retention.ms", "600000"),
     )
@@ -61,6 +63,7 @@ def changed(number: int, setting: str, value: str | None) -> TopicConfigChanged:
         (on(TOPIC, "a", ("cleanup.policy", APPEND, "delete, compact")), [
             changed(1, "cleanup.policy", "delete,compact"),
         ]),
+        (on(TOPIC, "b", (REPLICAS, APPEND, "1:1,2:2,1:1")), [changed(2, REPLICAS, "1:1,2:2")]),
         (on(TOPIC, "a", ("cleanup.policy", SUBTRACT, "delete")), [changed(1, "cleanup.policy", "")]),
         (on(TOPIC, "a", ("cleanup.policy", SUBTRACT, "nope")), []),
         (instead(TOPIC, "a", segment_ms="9"), [
@@ -92,6 +95,11 @@ def test_settings_are_changed(alteration: Alteration, records: list[Record]) -> 
     after = ImageBuilder(before).apply(records).build()
     assert alter_configs(after, [alteration], settings()).records == []
     assert alter_configs(before, [alteration], settings(), validate_only=True).records == []
+
+
+def test_each_item_that_is_subtracted_goes_once() -> None:
+    decision = alter_configs(cluster(), [on(TOPIC, "c", (REPLICAS, SUBTRACT, "3:3,4:4,4:4,3:3"))], settings())
+    assert decision.records == [changed(3, REPLICAS, "3:3")]
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,9 @@ from metadata_harness.builders import image, topic
 from tidelog.log.checkpoints import LOG_START_OFFSETS, read_offsets
 from tidelog.log.config import LogConfig
 from tidelog.log.directories import DataDirectories
+from tidelog.log.errors import CorruptLog
 from tidelog.log.partition_log import PartitionLog
-from tidelog.log.retention import Removal
+from tidelog.log.retention import Removal, TimesLook
 from tidelog.metadata.image import EMPTY_IMAGE
 from tidelog.model.ids import TopicPartition
 from tidelog.replication.partition import Partition
@@ -121,6 +122,30 @@ def test_no_file_is_touched_on_the_loop(monkeypatch: pytest.MonkeyPatch) -> None
         assert {name[:20] for name in files if name.endswith((".log", ".index", ".timeindex", ".deleted"))} == {
             f"{COUNT:020d}"
         }
+
+    with simulated(1) as world:
+        world.run(scenario())
+
+
+def test_files_that_compaction_replaces_while_their_times_are_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is read then may be the wrong file, and not there at all: no damage."""
+
+    async def scenario() -> None:
+        node = await aged(world)
+        replaced = [node[0].log.segments.items[0], node[2].log.segments.items[0]]
+
+        def run(look: TimesLook) -> None:
+            if look._segments[0] in replaced:
+                look._segments[0].deleted = look._segments[0] is replaced[0]
+                raise CorruptLog("/data/t-0/x.log", 0, "not what was expected")
+            look_up(look)
+
+        look_up = TimesLook.run
+        monkeypatch.setattr(TimesLook, "run", run)
+        await node.partitions.enforce_retention()
+        assert [p.log.failure is None for p in node.partitions] == [True, True, False]
+        assert [p.log_start_offset for p in node.partitions] == [0, COUNT, 0]
+        monkeypatch.undo()
 
     with simulated(1) as world:
         world.run(scenario())

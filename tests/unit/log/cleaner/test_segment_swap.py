@@ -1,12 +1,19 @@
 """A swap under readers: whoever holds a file of the old segments reads on, and nobody finds a file gone."""
 
+from collections.abc import Callable
+from itertools import islice
+
+import pytest
+
 from log_harness import NOW_MS, LogOnDisk
-from log_harness.compaction import compact, job_of, reports_of, stored
+from log_harness.compaction import compact, job_of, reports_of, stored, swap_in
 from tidelog.log.cleaner.job import GroupCleaned
 from tidelog.log.cleaner.swap import Swap
+from tidelog.log.partition_log import PartitionLog
 from tidelog.log.producer_state import ABORT
+from tidelog.log.reader import TimestampOffset
 from tidelog.log.times import find_max_timestamp, find_timestamp
-from tidelog.model.steps import at_once
+from tidelog.model.steps import Steps, at_once
 from tidelog.wire.records import Record, encode_batch
 
 
@@ -76,6 +83,27 @@ def test_every_look_up_works_between_every_two_steps() -> None:
     on.disk.on_operation = None
     assert list(stored(on.log)) == after
     assert looks > 12
+
+
+@pytest.mark.parametrize("find", [find_max_timestamp, lambda log: find_timestamp(log, NOW_MS + 104)])
+@pytest.mark.parametrize("steps_before", range(6))
+def test_a_time_is_looked_for_while_segments_are_replaced(
+    find: Callable[[PartitionLog], Steps[TimestampOffset | None]], steps_before: int
+) -> None:
+    on = filled(file_delete_delay_ms=0)
+    on.restart()  # nothing is open, no time is known
+    job = job_of(on.log, on.now_ms)
+    group = reports_of(on.disk, job._replace(segments=job.segments[1:]))[0]  # the last of a pass over many
+    assert isinstance(group, GroupCleaned)
+    assert len(group.base_offsets) == 2
+    look = find(on.log)
+    began = sum(1 for _ in islice(look, steps_before))
+    swap_in(on, group)
+    removal = on.log.removal(on.now_ms)
+    assert removal is not None
+    removal.run()
+    assert began < steps_before or at_once(look) == at_once(find(on.log))
+    assert on.log.failure is None
 
 
 def test_who_holds_a_part_of_an_old_segment_reads_it_to_its_end() -> None:

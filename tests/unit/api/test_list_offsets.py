@@ -1,0 +1,48 @@
+"""A time is looked for in steps, and the partition may have another log before the last of them."""
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from log_harness import NOW_MS, LogOnDisk
+from tidelog.api.list_offsets import MAX_TIMESTAMP, handle
+from tidelog.api.services import RequestContext, Services
+from tidelog.model.steps import at_once
+from tidelog.wire.messages.list_offsets import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
+
+
+def log_of(count: int) -> LogOnDisk:
+    on = LogOnDisk(segment_bytes=1000)
+    for number in range(count):
+        on.append(b"%d" % number, timestamps=[NOW_MS + number])
+    return on
+
+
+@pytest.mark.parametrize(("timestamp", "offset"), [(NOW_MS + 90, 90), (MAX_TIMESTAMP, 99)])
+def test_a_log_that_moves_to_another_directory_meanwhile(timestamp: int, offset: int) -> None:
+    old, new = log_of(100), log_of(100)
+    old.restart()  # its files are opened when they are read
+    partition = SimpleNamespace(
+        log=old.log,
+        high_watermark=100,
+        leader_epoch=0,
+        check_online=lambda: None,
+        check_leader_epoch=lambda _: None,
+    )
+    services = SimpleNamespace(partitions=SimpleNamespace(get=lambda topic, index: partition))
+    asked = ListOffsetsTopic(name="t", partitions=[ListOffsetsPartition(0, -1, timestamp)])
+    steps = handle(
+        cast(Services, services),
+        cast(RequestContext, SimpleNamespace(api_version=11)),
+        ListOffsetsRequest(-1, 0, [asked]),
+    )
+    for _ in range(5):
+        next(steps)
+    old.log.close(clean=False)
+    for name in old.files():
+        old.disk.remove(f"{old.log.directory}/{name}")
+    partition.log = new.log
+    [answer] = at_once(cast("Any", steps)).topics[0].partitions
+    assert (answer.error_code, answer.offset) == (0, offset)
+    assert old.log.failure is None
