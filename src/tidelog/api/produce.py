@@ -89,7 +89,7 @@ def handle(
     response = ProduceResponse(topics)
     if not waiting and not later:
         return response
-    return _Acknowledgement(services, waiting, later, request, response).pending
+    return acknowledgement(services, waiting, later, request, response)
 
 
 _Handled = ProduceResponse | Pending[ProduceResponse] | CloseConnection | None
@@ -206,6 +206,13 @@ class _Later:
     def done(self, outcome: "Appended | ApiError") -> None:
         if self.acknowledgement is not None:
             self.acknowledgement.appended(self, outcome)
+
+
+def acknowledgement(
+    services: Services, waiting: _Waiting, later: list[_Later], request: ProduceRequest, response: ProduceResponse
+) -> Pending[Any]:
+    """The answer once all that is `waiting` is committed, and what comes `later` is appended and committed."""
+    return _Acknowledgement(services, waiting, later, request, response).pending
 
 
 class _Acknowledgement:

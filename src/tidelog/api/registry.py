@@ -2,11 +2,14 @@
 
 from collections.abc import Callable
 from importlib import import_module
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tidelog.model.steps import Steps
 from tidelog.wire.apis import APIS
 from tidelog.wire.errors import ApiError, ErrorCode
+
+if TYPE_CHECKING:
+    from tidelog.api.produce_single import Singles
 
 
 class Entry(NamedTuple):
@@ -91,6 +94,7 @@ class Route:
         "name",
         "request",
         "response",
+        "singles",
         "stepwise_decoder",
         "stepwise_encoder",
         "version",
@@ -113,6 +117,13 @@ class Route:
         self.encode: Callable[[Any], list[Any]] = self.response.pieces_encoder(version)
         self.stepwise_decoder: Callable[..., Any] | None = None
         self.stepwise_encoder: Callable[..., Any] | None = None
+        self.singles: Singles | None = None
+        """Of produce, where there are any."""
+        if api_key == PRODUCE_KEY:
+            from tidelog.api import produce_single
+
+            if version >= produce_single.SINCE_VERSION:
+                self.singles = produce_single.Singles(version)
         self.flexible_request = version >= info.flexible_from
         # The client cannot know yet what the broker speaks, so this one header never has tagged fields (KIP-511).
         self.flexible_response = self.flexible_request and api_key != API_VERSIONS_KEY

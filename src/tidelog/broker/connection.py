@@ -60,6 +60,7 @@ class Connection:
     """The receiving end of one stream. Made by `Listener`, which bounds how many there are and what they hold."""
 
     __slots__ = (
+        "_backlog_seen",
         "_client_id",
         "_client_id_raw",
         "_combined",
@@ -68,17 +69,18 @@ class Connection:
         "_frame",
         "_halted",
         "_kept",
+        "_last_active",
         "_listener",
         "_monotonic",
         "_muted",
         "_paused",
         "_quota_known",
         "_resuming",
+        "_single_end",
         "_stash",
         "_stream",
         "_waiting",
         "gone",
-        "last_active",
         "open",
         "peer",
         "services",
@@ -91,7 +93,8 @@ class Connection:
         self.open = False
         """Until all that was asked has come to its end; the client may have `gone` before."""
         self.gone = False
-        self.last_active = 0.0
+        self._last_active = 0.0  # when the client was last seen to send or to read something
+        self._backlog_seen = 0
         self._frame: bytearray | None = None  # a frame whose end has not come, its four bytes of length included
         self._filled = 0
         self._kept: bytearray | None = None  # what the request that has turns lies in
@@ -104,6 +107,7 @@ class Connection:
         self._waiting: deque[Slot] = deque()
         self._combined: list[Piece] | None = None
         self._quota_known: tuple[int, str, bool] | None = None  # for a generation of the quotas and a client id
+        self._single_end = 0  # where this client's produce requests of one batch part from each other
         self._client_id_raw = b""
         self._client_id: str | None = None
 
@@ -115,7 +119,7 @@ class Connection:
         local_host, _, local_port = stream.local.rpartition(":")
         self.peer = Peer(client_host, int(client_port), local_host, int(local_port))
         self.open = True
-        self.last_active = self._monotonic()
+        self._last_active = self._monotonic()
         self._listener.opened(self)
 
     def get_buffer(self) -> memoryview:
@@ -125,6 +129,7 @@ class Connection:
         return memoryview(frame)[self._filled :]
 
     def received(self, count: int) -> None:
+        self._last_active = self._monotonic()
         frame = self._frame
         if frame is not None:
             self._filled += count
@@ -176,10 +181,16 @@ class Connection:
             self._stash = None
             self._listener.ended(self)
 
-    @property
-    def waits(self) -> bool:
-        """Whether the client has a request here that is not answered yet (a long poll, a join)."""
-        return bool(self._waiting)
+    def silent_s(self, now_s: float) -> float:
+        """For how long the client has sent nothing and read nothing; 0 while it waits for an answer (a long poll, a
+        join). Meant to be asked now and then: that is how reading is seen.
+        """
+        if self._waiting:
+            return 0
+        if self._stream.backlog_bytes != self._backlog_seen:
+            self._backlog_seen = self._stream.backlog_bytes
+            self._last_active = now_s
+        return now_s - self._last_active
 
     def drain(self) -> None:
         """Take no more requests; close once everything that was asked is answered and read."""
@@ -240,8 +251,6 @@ class Connection:
             self._handle(view[position + 4 : position + 4 + size])
             position += 4 + size
             handled += 1
-        if handled:
-            self.last_active = self._monotonic()
         if self._combined is not None:
             pieces, self._combined = self._combined, None
             if pieces and self.open:
@@ -364,6 +373,8 @@ class Connection:
                     return
                 found = route(API_VERSIONS_KEY, 0)
                 version = -1  # the handler's sign to say which versions there are
+        if self._single_end and api_key == PRODUCE_KEY and self._handle_single(found, frame, correlation_id):
+            return
         position = HEADER_BYTES
         try:
             if length > 0:
@@ -392,6 +403,8 @@ class Connection:
                 if found.flexible_request:
                     position = skip_tagged_fields(frame, position + 1, frame[position])
                 request, _ = found.decode(frame, position)
+                if found.singles is not None:
+                    self._single_end = found.singles.learn(frame, request)
         except (MalformedMessage, UnicodeDecodeError, IndexError) as error:
             self.close(f"{found.name} v{version}: {error}")
             return
@@ -407,6 +420,23 @@ class Connection:
             known = self._quota_known = (quotas.generation, client_id, quotas.concern(ANONYMOUS, client_id))
         return known[2]
 
+    def _handle_single(self, found: Route, frame: memoryview, correlation_id: int) -> bool:
+        """Handle a produce request that is like an earlier one; False if it is not, and nothing was done."""
+        singles = found.singles
+        if singles is None or self.services.quotas.active or len(frame) > WIDE_PRODUCE_BYTES:
+            return False
+        answer = singles.handle(self.services, frame, self._single_end)
+        if answer is None:
+            return False
+        response: Any = answer
+        if type(answer) is bytes:
+            if not self._waiting:
+                self._send(found, correlation_id, None, [answer])
+                return True
+            response = Encoded([answer])
+        self._wait_for(response, found, RequestContext(PRODUCE_KEY, found.version, correlation_id, None, self.peer))
+        return True
+
     def _call(self, found: Route, context: RequestContext, request: Any) -> None:
         try:
             response = found.handle(self.services, context, request)
@@ -420,8 +450,11 @@ class Connection:
                 return
         except Exception as error:
             response = self.failed(found, context, error)
-        if response is None and not self._waiting:
-            return
+        if response is not None or self._waiting:
+            self._wait_for(response, found, context)
+
+    def _wait_for(self, response: Any, found: Route, context: RequestContext) -> None:
+        """Answer behind those who wait, or once there is an answer."""
         slot = Slot(self, found, context)
         self._waiting.append(slot)
         if isinstance(response, Pending) and not self.gone:
@@ -501,6 +534,7 @@ class Connection:
     def advance(self) -> None:
         """Send what is answered at the head of the queue, then go on with requests that were put aside."""
         waiting = self._waiting
+        self._last_active = self._monotonic()
         while waiting and waiting[0].answered and self.open:
             slot = waiting.popleft()
             if isinstance(slot.response, CloseConnection):

@@ -195,9 +195,9 @@ class Listener:
             self._spare.append(frame)
 
     def _sweep(self) -> None:
-        """Close who has sent nothing whole for `connections.max.idle.ms` and waits for nothing."""
-        now = self._services.runtime.clock.monotonic()
+        """Close who was silent for `connections.max.idle.ms`."""
+        now_s = self._services.runtime.clock.monotonic()
         for connection in list(self._connections):
-            if now - connection.last_active > self._idle_s and not connection.waits:
+            if connection.silent_s(now_s) > self._idle_s:
                 connection.close("idle, connections.max.idle.ms")
         self._sweeper = self._services.runtime.tasks.call_later(IDLE_SWEEP_S, self._sweep)

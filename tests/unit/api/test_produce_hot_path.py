@@ -1,14 +1,17 @@
 """What a batch passes through into a topic that keeps batches as they come: nothing that compression needs."""
 
 import sys
+from collections.abc import Callable
 from types import FrameType, SimpleNamespace
 from typing import Any
 
 from log_harness import LogOnDisk, make_batch
 from tidelog.api.produce import handle
+from tidelog.api.produce_single import Singles
 from tidelog.api.services import RequestContext
 from tidelog.replication.partition import Partition
 from tidelog.wire.batches import Codec
+from tidelog.wire.frames import encode_request
 from tidelog.wire.messages.produce import PartitionProduceData, ProduceRequest, ProduceResponse, TopicProduceData
 
 ON_THE_WAY = [
@@ -24,7 +27,15 @@ ON_THE_WAY = [
     "Partition._advance",
     "Partitions.wake_fetches",
 ]
-"""Each function of the product that runs, in order, but for the making of answers."""
+ON_THE_SHORT_WAY = [
+    "Singles.handle",
+    "Singles._records",
+    "Partitions.find",
+    "Partitions.get",  # of this test's partitions only
+    *ON_THE_WAY[ON_THE_WAY.index("check_produced") :],
+    "_Single.success",
+]
+"""Each function of the product that runs, in order, but for the making of answers that are no template's."""
 
 
 class Partitions:
@@ -37,6 +48,9 @@ class Partitions:
     def get(self, topic: str, index: int) -> Partition:
         del topic, index
         return self.partition
+
+    def find(self, topic: str, index: int) -> Partition:
+        return self.get(topic, index)
 
     def wake_fetches(self) -> None:
         self.appending = False
@@ -62,13 +76,8 @@ def produce(partition: Partition, batch: bytearray) -> ProduceResponse:
     return answer
 
 
-def test_the_path_of_a_topic_that_keeps_batches_as_they_come() -> None:
-    disk = LogOnDisk()
-    partition = made(disk)
-    assert partition.plain
-    produce(partition, make_batch(b"first"))
-    batch = make_batch(*(b"v" * 100 for _ in range(50)), codec=Codec.LZ4)
-    sent = bytes(batch)
+def called(act: Callable[[], object]) -> list[str]:
+    """The functions of the product that run, but for the making of answers and the simulated disk."""
     passed: list[str] = []
 
     def note(frame: FrameType, event: str, argument: object) -> None:
@@ -80,11 +89,36 @@ def test_the_path_of_a_topic_that_keeps_batches_as_they_come() -> None:
 
     sys.setprofile(note)
     try:
-        produce(partition, batch)
+        act()
     finally:
         sys.setprofile(None)
+    return passed
+
+
+def test_the_path_of_a_topic_that_keeps_batches_as_they_come() -> None:
+    disk = LogOnDisk()
+    partition = made(disk)
+    assert partition.plain
+    produce(partition, make_batch(b"first"))
+    batch = make_batch(*(b"v" * 100 for _ in range(50)), codec=Codec.LZ4)
+    sent = bytes(batch)
+    passed = called(lambda: produce(partition, batch))
     assert passed[passed.index("handle") :] == ON_THE_WAY
     part = disk.log.read(1, 1 << 20, disk.log.log_end_offset)
     assert part.file is not None
     stored = part.file.pread(part.size, part.position)
     assert stored[16:] == sent[16:], "but for offset and leader epoch it is what was sent"
+
+
+def test_the_path_of_a_request_that_is_known_again() -> None:
+    partition = made(LogOnDisk())
+    services: Any = SimpleNamespace(partitions=Partitions(partition))
+    topic = TopicProduceData(name="t", partition_data=[PartitionProduceData(index=0, records=make_batch(b"v"))])
+    frame = memoryview(bytearray(encode_request(ProduceRequest(None, 1, 1000, [topic]), 9, 1, "client")))[4:]
+    request, _ = ProduceRequest.decode(frame, 17, 9)
+    singles = Singles(9)
+    end = singles.learn(frame, request)
+    assert partition.append_batch(make_batch(b"first")).next_offset == 1
+    passed = called(lambda: singles.handle(services, frame, end))
+    assert passed[passed.index("Singles.handle") :] == ON_THE_SHORT_WAY
+    assert partition.log_end_offset == 2

@@ -183,6 +183,7 @@ def make_bench(monkeypatch: pytest.MonkeyPatch, **settings: int) -> Bench:
         route.handle = route.handle_wide = made.handle
         route.decode = request.decoder(version)  # type: ignore[attr-defined]
         route.request = request
+        route.singles = None
         route.stepwise_decoder = route.stepwise_encoder = None
         route.response = response
         route.encode = response.pieces_encoder(version)  # type: ignore[attr-defined]
@@ -370,6 +371,21 @@ def test_idle_and_half_sent_frames_end_but_long_polls_do_not(monkeypatch: pytest
     bench.now_s = 5.0
     bench.listener._sweep()
     assert (half.ended, polling.ended) == ("aborted", "")
+
+
+def test_who_sends_or_reads_slowly_is_not_idle(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = make_bench(monkeypatch, connections_max_idle_ms=1000)
+    sending, reading, stuck = FakeStream(), FakeStream(), FakeStream()
+    connection = bench.connect(sending)
+    for stream in (reading, stuck):
+        bench.feed(frame(1), connection=bench.connect(stream))
+        stream.backlog_bytes = 1000
+    for byte in frame(1)[:5]:
+        bench.now_s += 0.7
+        bench.feed(bytes([byte]), connection=connection)
+        reading.backlog_bytes -= 1
+        bench.listener._sweep()
+    assert (sending.ended, reading.ended, stuck.ended) == ("", "", "aborted")
 
 
 def test_a_lost_client_frees_what_it_waits_for(bench: Bench) -> None:

@@ -1,0 +1,187 @@
+"""Requests that are known again by their first bytes are answered, and change the log, as any other request."""
+
+import struct
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from log_harness import NOW_MS, LogOnDisk, make_batch
+from tidelog.api.produce_single import BEGINNING_BYTES_MAX, SINCE_VERSION, Singles
+from tidelog.api.registry import route
+from tidelog.broker.connection import Connection
+from tidelog.replication.partition import Partition
+from tidelog.runtime.turns import Turns
+from tidelog.wire.errors import UnknownTopicId, UnknownTopicOrPartition
+from tidelog.wire.frames import encode_request
+from tidelog.wire.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+
+TOPICS = {b"1" * 16: "t", b"2" * 16: "other"}
+
+
+class Partitions:
+    """The part of `replication.partitions.Partitions` that produce needs."""
+
+    def __init__(self) -> None:
+        self.appending = False
+        self.woken = 0
+        flusher: Any = SimpleNamespace(grown={}, request=lambda _: None)
+        clock: Any = SimpleNamespace(now_ms=lambda: NOW_MS)
+        tasks: Any = None
+        self.table = {}
+        for topic_id, topic in TOPICS.items():
+            for index in range(2):
+                # One takes 500 bytes at the most, one acknowledges what is on the disk, which never comes.
+                limits = {"max_message_bytes": 500} if index else {}
+                log = LogOnDisk(durability="fsync" if topic == "other" and index else "interval", **limits).log
+                self.table[topic, index] = Partition(
+                    topic,
+                    topic_id,
+                    index,
+                    log,
+                    leader_epoch=0,
+                    internal=False,
+                    clock=clock,
+                    tasks=tasks,
+                    flusher=flusher,
+                )
+
+    def find(self, topic: str, index: int) -> Partition | None:
+        return self.table.get((topic, index))
+
+    def get(self, topic: str, index: int) -> Partition:
+        found = self.find(topic, index)
+        if found is None:
+            raise UnknownTopicOrPartition("no such partition")
+        return found
+
+    def topic_name(self, topic_id: bytes) -> str:
+        if topic_id not in TOPICS:
+            raise UnknownTopicId("no such topic")
+        return TOPICS[topic_id]
+
+    def wake_fetches(self) -> None:
+        assert self.appending
+        self.appending = False
+        self.woken += 1
+
+
+class Stream:
+    peer = "10.0.0.1:4000"
+    local = "10.0.0.2:9092"
+    backlog_bytes = 0
+
+    def __init__(self) -> None:
+        self.sent = b""
+        self.ended = False
+
+    def write(self, pieces: list[bytes]) -> None:
+        self.sent += b"".join(pieces)
+
+    def abort(self) -> None:
+        self.ended = True
+
+
+class Broker:
+    """Connections that share the partitions of one broker."""
+
+    def __init__(self, connections: int) -> None:
+        timer = SimpleNamespace(cancel=lambda: None)
+        tasks: Any = SimpleNamespace(call_later=lambda *_: timer, call_soon=lambda *_: None)
+        clock: Any = SimpleNamespace(monotonic=lambda: 0.0)
+        self.partitions = Partitions()
+        services: Any = SimpleNamespace(
+            partitions=self.partitions,
+            quotas=SimpleNamespace(active=False),
+            runtime=SimpleNamespace(clock=clock, tasks=tasks),
+            turns=Turns(clock, tasks),
+        )
+        listener: Any = SimpleNamespace(
+            buffer=memoryview(bytearray(1 << 16)),
+            request_bytes_max=1 << 20,
+            opened=lambda _: None,
+            gone=lambda _: None,
+            ended=lambda _: None,
+        )
+        self.buffer = listener.buffer
+        self.streams = [Stream() for _ in range(connections)]
+        self.connections = [Connection(listener, services) for _ in range(connections)]
+        for connection, stream in zip(self.connections, self.streams, strict=True):
+            connection.connected(stream)  # type: ignore[arg-type]
+
+    def feed(self, number: int, frame: bytes) -> None:
+        if self.connections[number].open:
+            self.buffer[: len(frame)] = frame
+            self.connections[number].received(len(frame))
+
+    @property
+    def outcome(self) -> Any:
+        logs = {
+            key: [bytes(partition.log.segments.active.file.pread(partition.log.size_bytes, 0)), partition.noted]
+            for key, partition in self.partitions.table.items()
+        }
+        return [(stream.sent, stream.ended) for stream in self.streams], logs
+
+
+@st.composite
+def requests(draw: st.DrawFn) -> tuple[int, bytes]:
+    version = draw(st.sampled_from([6, 7, 8, 9, 9, 10, 12, 13, 13]))
+    topics = []
+    for _ in range(draw(st.sampled_from([1, 1, 1, 1, 2]))):
+        data = []
+        for _ in range(draw(st.sampled_from([1, 1, 1, 1, 0, 2]))):
+            batch = make_batch(b"v" * draw(st.sampled_from([1, 40, 100, 600])))
+            if draw(st.integers(0, 9)) == 0:
+                batch[draw(st.integers(0, len(batch) - 1))] ^= 1 << draw(st.integers(0, 7))
+            elif draw(st.integers(0, 9)) == 0:
+                batch += batch[: draw(st.integers(0, len(batch)))]
+            records = None if draw(st.integers(0, 19)) == 0 else bytes(batch)
+            data.append(PartitionProduceData(draw(st.sampled_from([0, 0, 1, 5])), records))
+        topic_id = draw(st.sampled_from([*TOPICS, b"3" * 16]))
+        topics.append(TopicProduceData(TOPICS.get(topic_id, "no"), topic_id, data))
+    request = ProduceRequest(
+        draw(st.sampled_from([None, None, None, "tx"])), draw(st.sampled_from([1, 1, -1, -1, 0, 2])), 1000, topics
+    )
+    client_id = draw(st.sampled_from(["c", "c", None, "", "é" * BEGINNING_BYTES_MAX]))
+    frame = encode_request(request, version, draw(st.integers(-5, 5)), client_id)
+    if version >= 9 and draw(st.integers(0, 4)) == 0:  # a tagged field at the end that nobody knows
+        frame = struct.pack(">i", len(frame) - 4 + 3) + frame[4:-1] + b"\x01\x63\x01\x00"
+    return draw(st.integers(0, 1)), bytes(frame)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(requests(), min_size=1, max_size=4), st.lists(st.integers(0, 3), min_size=2, max_size=12))
+def test_what_is_known_again_makes_no_difference(known: list[tuple[int, bytes]], order: list[int]) -> None:
+    quick, plain = Broker(2), Broker(2)
+    for number in order:
+        connection, frame = known[number % len(known)]
+        quick.feed(connection, frame)
+        plain.connections[connection]._single_end = 0
+        plain.feed(connection, frame)
+        assert quick.outcome == plain.outcome
+
+
+@pytest.mark.parametrize("version", range(SINCE_VERSION, ProduceRequest.max_version + 1))
+@pytest.mark.parametrize("value", [b"v", b"v" * 200, b"v" * 20_000])
+def test_a_request_like_the_last_one_is_known(version: int, value: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    broker = Broker(1)
+    for correlation_id in range(3):
+        topic = TopicProduceData("t", b"1" * 16, [PartitionProduceData(0, bytes(make_batch(value)))])
+        broker.feed(0, bytes(encode_request(ProduceRequest(None, 1, 1000, [topic]), version, correlation_id, "c")))
+        # The first one may have told all there is to know to an earlier test's broker.
+        monkeypatch.setattr(route(0, version), "handle", None)
+    assert broker.partitions.table["t", 0].log_end_offset == 3
+    assert broker.partitions.woken == 3
+
+
+def test_the_number_of_known_beginnings_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tidelog.api.produce_single.KNOWN_MAX", 3)
+    singles = Singles(SINCE_VERSION)
+    for number in range(10):
+        topic = TopicProduceData(f"t{number}", partition_data=[PartitionProduceData(0, bytes(make_batch(b"v")))])
+        frame = memoryview(encode_request(ProduceRequest(None, 1, 1000, [topic]), SINCE_VERSION, 1, "c"))[4:]
+        request, _ = ProduceRequest.decode(frame, 11, SINCE_VERSION)
+        assert singles.learn(frame, request)
+        assert 1 <= len(singles._known) <= 3
