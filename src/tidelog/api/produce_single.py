@@ -2,13 +2,14 @@
 
 Two such requests of one client differ in nothing but the correlation id and the batch. What the other bytes say, and
 how a success is answered, is asked of the message codecs once and kept as a template: decoding and encoding cost
-more than all the rest of a small request. Whatever is no plain success is left to `produce.handle`.
+more than all the rest of a small request. Whatever has to wait before it is appended, or is wrong with a request, is left
+to `produce.handle`.
 """
 
 from struct import Struct
 
 from tidelog.api.pending import Pending
-from tidelog.api.produce import acknowledgement
+from tidelog.api.produce import acknowledgement, refuse
 from tidelog.api.services import Services
 from tidelog.log.validation import NotInline
 from tidelog.wire.batches import check_produced
@@ -114,7 +115,7 @@ class Singles:
         self, services: Services, frame: memoryview, beginning_end: int
     ) -> bytes | Pending[ProduceResponse] | None:
         """As `produce.handle`, for a request that parts at `beginning_end` from one that is known; the response is
-        encoded. None if it is not like that, or something else is to be said than that all is well: nothing was done.
+        encoded. None if it is not like that, or if it is for `produce.handle` to say what is wrong: nothing was done.
         """
         single = self._known.get(bytes(frame[BEGINNING_AT:beginning_end]))
         if single is None:
@@ -129,15 +130,21 @@ class Singles:
             if partition is None or not partition.plain:
                 return None
             header = check_produced(records)
-            if header.size != len(records):
-                return None
-            partitions.appending = True
-            try:
-                base_offset, next_offset, append_time_ms, log_start_offset, _ = partition.append(records, header)
-            finally:
-                partitions.wake_fetches()
-        except (ApiError, NotInline):  # nothing was appended
+        except ApiError:
             return None
+        if header.size != len(records):
+            return None
+        partitions.appending = True
+        try:
+            base_offset, next_offset, append_time_ms, log_start_offset, _ = partition.append(records, header)
+        except NotInline:
+            return None
+        except ApiError as error:  # a second attempt would find offsets in the batch
+            answer = PartitionProduceResponse(single.index)
+            refuse(answer, partition, error)
+            return single.response(answer).encode(self._version)
+        finally:
+            partitions.wake_fetches()
         if partition.high_watermark >= next_offset:
             return single.success(base_offset, append_time_ms, log_start_offset)
         answer = PartitionProduceResponse(single.index, 0, base_offset, append_time_ms, log_start_offset)

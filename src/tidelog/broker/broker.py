@@ -67,6 +67,8 @@ class Broker:
         self._housekeeping: asyncio.Task[None] | None = None
         self._compaction: Compaction | None = None
         self._services: Services | None = None
+        self._opened = False
+        """Whether every log was opened, or told of as offline."""
         self._failed: asyncio.Future[str] = runtime.tasks.future()
 
     @property
@@ -125,6 +127,7 @@ class Broker:
         services.partitions.opened_late = services.groups.opened_late
         await controller.subscribe(self._on_quotas)
         await services.partitions.start()
+        self._opened = True
         services.groups.start()
         await self._listen()
         self._housekeeping = self.runtime.tasks.spawn(self._keep_house(), name="housekeeping")
@@ -275,8 +278,8 @@ class Broker:
         logger.info("stopped cluster=%s node=%d", self.cluster_id, self.config.node_id)
 
     async def _abandon(self) -> None:
-        """Give back what a failed start holds. The directory stays as after a crash; where nothing was before, nothing
-        is left, unless somebody may have connected.
+        """Give back what a failed start holds. Directories that were left in order are so again, others are as after a
+        crash; where nothing was before, nothing is left, unless somebody may have connected.
         """
         if self._housekeeping is not None:
             self._housekeeping.cancel()
@@ -285,14 +288,22 @@ class Broker:
         for listener in self._listeners:
             listener.stop_accepting()
             await listener.drain(0)
+        directories = self._directories
+        in_order = directories is not None and directories.clean and (self._services is None or self._opened)
+        unclean: dict[str, str] = {}
         if self._services is not None:
             self._services.groups.close()
-            await self._services.partitions.abandon()
+            if in_order:
+                unclean = await self._services.partitions.close()
+            else:
+                await self._services.partitions.abandon()
             await self._services.controller.stop()
-        if self._directories is not None:
+        if directories is not None:
             if self._fresh is not None and not self._listeners:
                 await self._remove_made(self._fresh)
-            self._directories.release()
+            elif in_order:
+                await self.runtime.tasks.run_blocking(directories.close, unclean)
+            directories.release()
 
     async def _remove_made(self, fresh: Fresh) -> None:
         """While its lock is held: nobody else has begun to use it."""

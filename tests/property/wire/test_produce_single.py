@@ -1,5 +1,6 @@
 """Requests that are known again by their first bytes are answered, and change the log, as any other request."""
 
+import errno
 import struct
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +15,7 @@ from tidelog.api.registry import route
 from tidelog.broker.connection import Connection
 from tidelog.replication.partition import Partition
 from tidelog.runtime.turns import Turns
+from tidelog.simulation.disk import SimDisk
 from tidelog.wire.errors import UnknownTopicId, UnknownTopicOrPartition
 from tidelog.wire.frames import encode_request
 from tidelog.wire.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
@@ -31,11 +33,14 @@ class Partitions:
         clock: Any = SimpleNamespace(now_ms=lambda: NOW_MS)
         tasks: Any = None
         self.table = {}
+        self.disks: list[SimDisk] = []
         for topic_id, topic in TOPICS.items():
             for index in range(2):
                 # One takes 500 bytes at the most, one acknowledges what is on the disk, which never comes.
                 limits = {"max_message_bytes": 500} if index else {}
-                log = LogOnDisk(durability="fsync" if topic == "other" and index else "interval", **limits).log
+                on = LogOnDisk(durability="fsync" if topic == "other" and index else "interval", **limits)
+                log = on.log
+                self.disks.append(on.disk)
                 self.table[topic, index] = Partition(
                     topic,
                     topic_id,
@@ -116,6 +121,13 @@ class Broker:
             self.buffer[: len(frame)] = frame
             self.connections[number].received(len(frame))
 
+    def fill_disks(self, full: bool) -> None:
+        for disk in self.partitions.disks:
+            if full:
+                disk.fail("write", "*.log", errno.ENOSPC)
+            else:
+                disk.repair()
+
     @property
     def outcome(self) -> Any:
         logs = {
@@ -152,10 +164,15 @@ def requests(draw: st.DrawFn) -> tuple[int, bytes]:
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.lists(requests(), min_size=1, max_size=4), st.lists(st.integers(0, 3), min_size=2, max_size=12))
-def test_what_is_known_again_makes_no_difference(known: list[tuple[int, bytes]], order: list[int]) -> None:
+@given(
+    st.lists(requests(), min_size=1, max_size=4),
+    st.lists(st.tuples(st.integers(0, 3), st.integers(0, 9).map(lambda chance: chance == 0)), min_size=2, max_size=12),
+)
+def test_what_is_known_again_makes_no_difference(known: list[tuple[int, bytes]], order: list[tuple[int, bool]]) -> None:
     quick, plain = Broker(2), Broker(2)
-    for number in order:
+    for number, full in order:
+        for broker in (quick, plain):
+            broker.fill_disks(full)
         connection, frame = known[number % len(known)]
         quick.feed(connection, frame)
         plain.connections[connection]._single_end = 0
