@@ -2,7 +2,7 @@
 
 Two such requests of one client differ in nothing but the correlation id and the batch. What the other bytes say, and
 how a success is answered, is asked of the message codecs once and kept as a template: decoding and encoding cost
-more than all the rest of a small request. Whatever has to wait before it is appended, or is wrong with a request, is left
+more than all the rest of a small request. What has to wait before it is appended, or asks for what cannot be, is left
 to `produce.handle`.
 """
 
