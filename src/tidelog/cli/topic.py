@@ -236,7 +236,7 @@ def tell_offline(topics: list[cluster.TopicState], offsets: dict[tuple[str, int]
 
 
 def shown_settings(admin: "AdminClient", topic: str, every: bool) -> list[cluster.Setting]:
-    return [setting for setting in cluster.settings(admin, topic) if every or setting.origin == cluster.TOPIC]
+    return [setting for setting in cluster.settings(admin, topic) if every or setting.origin != cluster.DEFAULT]
 
 
 def partitions_table(topic: cluster.TopicState, offsets: dict[tuple[str, int], cluster.Offsets]) -> Table:

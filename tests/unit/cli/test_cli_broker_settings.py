@@ -108,3 +108,13 @@ def test_a_topic_says_that_its_broker_was_started_so(bootstrap: str, capsys: pyt
     told = capsys.readouterr().err.splitlines()[0]
     value = "its value, 2000000, is from broker's start settings"
     assert told == f"segment.bytes was not set on topic t; nothing to do ({value})."
+
+
+def test_what_a_topic_has_from_its_broker_is_shown_with_it(bootstrap: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["topic", "create", "shown", "--set", "retention.ms=1000", "--bootstrap", bootstrap]) == 0
+    capsys.readouterr()
+    assert main(["topic", "config", "shown", "--json", "--bootstrap", bootstrap]) == 0
+    found = {name: (setting["value"], setting["from"]) for name, setting in json.loads(capsys.readouterr().out).items()}
+    assert found["retention.ms"] == ("1000", "topic")
+    assert found["segment.bytes"] == ("2000000", "broker's start settings")
+    assert "default" not in {origin for _, origin in found.values()}
