@@ -219,6 +219,7 @@ class Moves:
                 return True
 
     def _check(self, move: Move) -> None:
+        """Raises Abandoned when the move is not to go on: much may have happened while something was awaited."""
         partition = move.partition
         path = move.target.path
         if move.cancelled or partition.deleted or partition.log.failure is not None:
@@ -231,8 +232,9 @@ class Moves:
         left_s = size / limit if limit else 0.0
         while True:
             await self._runtime.tasks.sleep(min(left_s, PAUSE_MAX_S))
+            self._check(move)
             left_s -= PAUSE_MAX_S
-            if left_s <= 0 or move.cancelled:
+            if left_s <= 0:
                 return
 
     async def _flush(self, future: "PartitionLog") -> None:
@@ -246,8 +248,10 @@ class Moves:
         partition, runtime, future = move.partition, self._runtime, move.future
         assert future is not None
         old = partition.log
+        self._check(move)
         source = self._partitions.directories.of(old.topic_partition)
-        assert source is not None
+        if source is None:  # it is out of use since a moment ago
+            raise Abandoned
         partition.freeze()
         try:
             await self._partitions.settled()  # nothing on a thread is at the old log's files
