@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 from tidelog.api.fetch_sessions import FetchSessions
 from tidelog.api.services import Services
 from tidelog.broker.adoption import Identity, adopt, read_all_partitions, read_identities, refuse_foreign, take_node_id
+from tidelog.broker.connection_bounds import ConnectionBounds
 from tidelog.broker.fresh import Fresh, look_for_fresh, remove_made
 from tidelog.broker.listener import Listener
 from tidelog.config.topic_config import TopicSettings
@@ -221,8 +222,9 @@ class Broker:
     async def _listen(self) -> None:
         """Bind every listener, tell clients' metadata of them, then answer."""
         bound: list[Endpoint] = []
+        bounds = ConnectionBounds(self.config)
         for endpoint in self.config.endpoints:
-            listener = Listener(self.services)
+            listener = Listener(self.services, bounds)
             await listener.start(endpoint.host, endpoint.port)
             self._listeners.append(listener)
             bound.append(endpoint._replace(port=listener.port))
