@@ -182,6 +182,9 @@ class Moves:
         """Make the copy, until little is missing. False when it has to be made anew: the log's start overtook it."""
         partition, tasks = move.partition, self._runtime.tasks
         log = partition.log
+        cold = log.cold_read(log.log_start_offset, 1)
+        if cold is not None:
+            await tasks.run_blocking(_warm, cold)
         first = log.read(log.log_start_offset, 1, log.log_end_offset)
         # The batch that holds the start; in a gap, which compaction leaves, there is none.
         start = min(first.first_batch_offset, log.log_start_offset) if first.size else log.log_start_offset
