@@ -2,13 +2,14 @@
 
 import asyncio
 import errno
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
 from process_harness import note
 from simulation_harness import boot, connect
 from tidelog.broker.broker import Broker
+from tidelog.replication.moves import PAUSE_MAX_S, Moves
 from tidelog.simulation.client import SimClient
 from tidelog.simulation.disk import SimDisk
 from tidelog.simulation.member import SimMember
@@ -308,6 +309,59 @@ def test_the_topic_is_deleted_while_it_moves_and_made_anew(delay_s: float) -> No
         assert host.disk.exists("/a/.kafka_cleanshutdown")
         await boot(host, **TWO, log_segment_bytes=1 << 20)
         assert list((await read_all(await client_of(world))).values()) == [b"new"]
+
+    with simulated(1) as world:
+        world.run(scenario())
+
+
+@pytest.mark.parametrize("last", ["_pause", "_flush"])
+@pytest.mark.parametrize("event", ["deleted", "source", "target"])
+def test_what_ends_a_move_just_before_the_switch(
+    last: str, event: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The topic goes, or a directory does, while the copy waits for the last time."""
+
+    async def scenario() -> None:
+        host = world.host("broker")
+        broker, client = await prepared(world)
+        await asyncio.sleep(3)
+        partitions = broker.services.partitions
+        waited = getattr(Moves, last)
+
+        async def wait(moves: Moves, *args: Any) -> None:
+            if event == "deleted":
+                request = DeleteTopicsRequest(topics=[DeleteTopicState(name="t")], timeout_ms=30_000)
+                await client.ask(request, DeleteTopicsResponse)
+            else:
+                partitions.fail_soon("/a" if event == "source" else "/b", "it is broken")
+                await asyncio.sleep(0.1)
+            await waited(moves, *args)
+
+        monkeypatch.setattr(Moves, last, wait)
+        await move(client, "/b")
+        await asyncio.sleep(10)
+        assert not list(partitions.moves)
+        if event != "target":
+            assert [name for name in host.disk.list("/b") if name.startswith("t-0")] == []
+        assert [r.getMessage() for r in caplog.records if r.name in ("tidelog.tasks", "tidelog.moves")] == []
+        if event == "target":
+            assert len(await read_all(client)) == 40
+
+    with simulated(1) as world:
+        world.run(scenario())
+
+
+def test_a_throttled_move_of_a_deleted_topic_ends_soon() -> None:
+    async def scenario() -> None:
+        host = world.host("broker")
+        _, client = await prepared(world, replica_alter_log_dirs_io_max_bytes_per_second=1000)
+        await move(client, "/b")
+        await asyncio.sleep(1)
+        assert [copy.future for copy in await copies(client)] == [False, True]
+        request = DeleteTopicsRequest(topics=[DeleteTopicState(name="t")], timeout_ms=30_000)
+        await client.ask(request, DeleteTopicsResponse)
+        await asyncio.sleep(2 * PAUSE_MAX_S)
+        assert [name for name in host.disk.list("/b") if name.startswith("t-0")] == []
 
     with simulated(1) as world:
         world.run(scenario())

@@ -1,6 +1,7 @@
 """The client on ordinary blocking sockets: it carries out `operations`, one thread at a time.
 
-`start_fetch` and `start_produce` send and come back, so that the caller works while the broker does.
+`start_fetch` and `start_produce` send and come back, so that the caller works while the broker does. A client that is
+over a quota waits in its next call for as long as the broker has said.
 """
 
 import random
@@ -150,7 +151,10 @@ class Client:
         return self._run(operations.list_offsets(self.cluster, self.config.backoff, timestamps, isolation))
 
     def fetch(self, partition: TopicPartition, offset: int, limits: FetchLimits) -> Fetched:
-        """Raises OffsetOutOfRange. The records' view is valid until the client's next call."""
+        """Raises OffsetOutOfRange. The records' view is valid until the client's next call.
+
+        Under a quota it may be `operations.HELD_BACK`.
+        """
         return self.start_fetch(partition, offset, limits).result()
 
     def start_fetch(self, partition: TopicPartition, offset: int, limits: FetchLimits) -> Started[Fetched]:
@@ -188,6 +192,7 @@ class Client:
         for address in self.cluster.contacts():
             try:
                 link = self._link(address, deadline)
+                link.wait_out_throttle(deadline)
                 return link.answer(link.send(request, self._soon(deadline)), self._soon(deadline))
             except BrokerUnreachable as error:
                 self._drop(address)
@@ -200,6 +205,7 @@ class Client:
         for request in ask.requests:
             try:
                 link = self._link(request.address, deadline)
+                link.wait_out_throttle(deadline)
                 tickets.append((link, link.send(request.message, self._soon(deadline), request.version_max)))
             except BrokerUnreachable as error:
                 self._drop(request.address)

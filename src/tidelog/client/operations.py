@@ -115,10 +115,14 @@ class Fetched(NamedTuple):
     records: memoryview
     """Whole batches from the one that holds the offset on; the last may be cut. Empty when nothing came in time."""
     high_watermark: int
+    """-1, as the other offsets, if the broker told nothing of the partition because the client is over its quota."""
     last_stable_offset: int
     log_start_offset: int
     aborted: list[tuple[int, int]]
     """(producer id, first offset), by first offset; empty unless `isolation` is READ_COMMITTED."""
+
+
+HELD_BACK = Fetched(memoryview(b""), -1, -1, -1, [])
 
 
 class ListedOffset(NamedTuple):
@@ -142,13 +146,15 @@ class Retries:
         self._backoff = backoff
         self._topics = topics
         self._attempts = 0
+        self._unknown = 0
 
     def after(self, error: ApiError | Unreachable) -> Pause:
         """The pause. What is known of the topics is forgotten: the next attempt asks anew. Raises a final error."""
         self._attempts += 1
         if isinstance(error, ApiError):
-            unknown = error.code in (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID)
-            if not error.retriable or (unknown and self._attempts >= UNKNOWN_TOPIC_ATTEMPTS):
+            if error.code in (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID):
+                self._unknown += 1
+            if not error.retriable or self._unknown >= UNKNOWN_TOPIC_ATTEMPTS:
                 raise error
         self._cluster.forget(self._topics)
         return Pause(self._backoff.delay_ms(self._attempts - 1), error)
@@ -213,7 +219,10 @@ def list_offsets(
 def fetch(
     cluster: Cluster, backoff: Backoff, partition: TopicPartition, offset: int, limits: FetchLimits
 ) -> Operation[Fetched]:
-    """Record batches of one partition from `offset` on. Raises OffsetOutOfRange, which names the offset."""
+    """Record batches of one partition from `offset` on; HELD_BACK when a quota of the client's allows none at present.
+
+    Raises OffsetOutOfRange, which names the offset.
+    """
     fetched: list[Fetched] = []
 
     def attempt() -> Operation[None]:
@@ -223,6 +232,9 @@ def fetch(
         failures = _Failures()
         ask = Ask([Request(address, request, version_max) for address in leaders])
         for response in failures.answers((yield ask), FetchResponse):
+            if response.error_code == ErrorCode.NONE and not response.responses:
+                fetched.append(HELD_BACK)  # until when, in `throttle_time_ms`, is for who owns the sockets (KIP-219)
+                continue
             item = _fetched_partition(response)
             if item.error_code == ErrorCode.OFFSET_OUT_OF_RANGE:
                 raise OffsetOutOfRange(f"{partition}: offset {offset} is not in the log")
@@ -375,8 +387,8 @@ def _fetch_request(cluster: Cluster, partition: TopicPartition, offset: int, lim
 
 def _fetched_partition(response: FetchResponse) -> PartitionData:
     """The one partition of an answer. An error of the whole request takes its place."""
-    if response.error_code != ErrorCode.NONE or not response.responses:
-        return PartitionData(error_code=response.error_code or ErrorCode.UNKNOWN_SERVER_ERROR)
+    if response.error_code != ErrorCode.NONE:
+        return PartitionData(error_code=response.error_code)
     return response.responses[0].partitions[0]
 
 

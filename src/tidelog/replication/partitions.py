@@ -58,7 +58,7 @@ class Partitions:
         self._runtime = runtime
         self.directories = directories
         self._topic_config = topic_config
-        self._shared = SharedByPartitions()
+        self._shared = SharedByPartitions(runtime.turns)
         self._table: dict[tuple[str, int], Partition] = {}
         self._offline: dict[tuple[str, int], str] = {}
         self._topic_names: dict[bytes, str] = {}

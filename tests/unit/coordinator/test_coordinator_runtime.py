@@ -330,17 +330,17 @@ def test_a_cold_log_is_read_off_the_loop() -> None:
     before.commit(7)
     before.partition.log.file.cold = True
     after = Stage(before.partition)
-    calls = []
+    calls: list[str] = []
 
     def run_blocking(function: Any, *arguments: Any, lane: str = "") -> Any:
-        calls.append(function)
+        calls.append(function.__qualname__)
         future = after.loop.create_future()
         after.loop.call_later(0.001, future.set_result, function(*arguments))
         return future
 
     after.tasks.run_blocking = run_blocking  # type: ignore[method-assign]
     after.load()
-    assert calls == [before.partition.log.file.pread]
+    assert calls == ["MemoryRead.run"]
     assert after.committed() == 7
 
 
