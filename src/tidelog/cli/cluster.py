@@ -111,25 +111,38 @@ def topic_id_text(topic_id: object) -> str:
     return str(topic_id).replace("+", "-").replace("/", "_")
 
 
-def offsets(admin: "AdminClient", topics: Iterable[TopicState]) -> dict[tuple[str, int], Offsets]:
-    """Earliest and latest offset of every partition that can tell: one whose log is offline is left out."""
+def offsets(
+    admin: "AdminClient", topics: Iterable[TopicState], *, committed: bool = False
+) -> dict[tuple[str, int], Offsets]:
+    """Earliest and latest offset of every partition that can tell: one whose log is offline is left out.
+
+    `committed`: the latest is where a consumer that reads committed records ends, before the first open transaction.
+    """
     from confluent_kafka.admin import OffsetSpec
 
     wanted = [(topic.name, part.partition) for topic in topics for part in topic.partitions if part.leader >= 0]
     earliest = list_offsets(admin, wanted, OffsetSpec.earliest(), skip_offline=True)
-    latest = list_offsets(admin, wanted, OffsetSpec.latest(), skip_offline=True)
+    latest = list_offsets(admin, wanted, OffsetSpec.latest(), skip_offline=True, committed=committed)
     return {key: Offsets(earliest[key], latest[key]) for key in wanted if key in earliest and key in latest}
 
 
 def list_offsets(
-    admin: "AdminClient", wanted: Sequence[tuple[str, int]], spec: "OffsetSpec", *, skip_offline: bool = False
+    admin: "AdminClient",
+    wanted: Sequence[tuple[str, int]],
+    spec: "OffsetSpec",
+    *,
+    skip_offline: bool = False,
+    committed: bool = False,
 ) -> dict[tuple[str, int], int]:
     """One offset for each partition, one request a leader."""
-    from confluent_kafka import TopicPartition
+    from confluent_kafka import IsolationLevel, TopicPartition
 
     if not wanted:
         return {}
-    futures = admin.list_offsets({TopicPartition(*key): spec for key in wanted}, request_timeout=ANSWER_S)
+    isolation = IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
+    futures = admin.list_offsets(
+        {TopicPartition(*key): spec for key in wanted}, isolation_level=isolation, request_timeout=ANSWER_S
+    )
     if skip_offline:
         futures = {part: future for part, future in futures.items() if not is_offline(future)}
     results = answers(futures, lambda part: f"{part.topic}-{part.partition}")
