@@ -274,10 +274,19 @@ def test_a_closed_pipe_is_quiet() -> None:
     assert command.returncode == 141
 
 
+FULL = "Error: the output cannot be written: No space left on device\n"
+TRANSACTIONS = str(Path(__file__).parents[2] / "golden/segments/kafka-4.3.1/transactions-0")
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="/dev/full is Linux's")
-def test_a_full_disk_under_the_output_is_one_line() -> None:
+@pytest.mark.parametrize(
+    "arguments",
+    [["--help"], ["log", "verify", TRANSACTIONS], ["log", "dump", *[TRANSACTIONS] * 9]],
+    ids=["help", "verify", "dump"],
+)
+def test_a_full_disk_under_the_output_is_one_line(arguments: list[str]) -> None:
     with open("/dev/full", "wb") as full:
         ran = subprocess.run(
-            [sys.executable, "-m", "tidelog", "--help"], stdout=full, stderr=subprocess.PIPE, text=True, check=False
+            [sys.executable, "-m", "tidelog", *arguments], stdout=full, stderr=subprocess.PIPE, text=True, check=False
         )
-    assert (ran.returncode, ran.stderr) == (1, "Error: the output cannot be written: No space left on device\n")
+    assert (ran.returncode, ran.stderr) == (1, FULL)
