@@ -103,6 +103,8 @@ def consume(
             records = min(records, records_in(connection, name))
         with progress("Reading", records) as show:
             result = measure.measure_consume(connection, name, records, show)
+        if topic is None and result.records < records:
+            raise CommandError(f"{records} records were written, and {result.records} came back")
     report_throughput("read", result, json)
 
 

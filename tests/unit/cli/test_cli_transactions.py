@@ -49,6 +49,11 @@ def test_the_end_is_that_of_what_is_committed(tidelog: Run, where: list[str], fo
     assert tidelog("consume", "transactions", *where, "--until-end") == found
 
 
+def test_bench_reads_what_is_committed(tidelog: Run) -> None:
+    [line, *_] = [line for line in tidelog("bench", "consume", "--topic", "transactions") if "Records read" in line]
+    assert line.split()[-1] == "3"
+
+
 def test_the_end_of_all_that_was_written_where_that_is_wanted(tidelog: Run) -> None:
     found = tidelog("consume", "transactions", "-B", "-e", "-X", "isolation.level=read_uncommitted")
     assert found[:3] == COMMITTED
