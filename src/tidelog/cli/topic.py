@@ -149,13 +149,14 @@ def list_topics(
     $ tidelog topic list --json
     """
     admin = connect(bootstrap, client).admin()
-    topics = cluster.describe(admin, cluster.topic_names(admin))
+    # One that is deleted between two of the questions is none of the answer's.
+    topics = cluster.describe(admin, cluster.topic_names(admin), missing_too=True)
     topics = [topic for topic in topics if internal or not topic.internal]
     if names:
         for topic in topics:
             print(topic.name)
         return
-    offsets = cluster.offsets(admin, topics)
+    offsets = cluster.offsets(admin, topics, missing_too=True)
     # A partition that cannot be asked (its leader has it offline) adds nothing.
     records = {
         t.name: sum(found.records for p in t.partitions if (found := offsets.get((t.name, p.partition))) is not None)
