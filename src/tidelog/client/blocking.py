@@ -29,7 +29,6 @@ from tidelog.client.operations import (
     Produced,
 )
 from tidelog.model.ids import TopicPartition
-from tidelog.wire.errors import ErrorCode
 from tidelog.wire.message import Message
 from tidelog.wire.primitives import Buffer
 
@@ -172,8 +171,8 @@ class Client:
         timeout_ms = self.config.request_timeout_ms
         return self._start(operations.produce(self.cluster, self.config.backoff, batches, acks, timeout_ms))
 
-    def delete_offsets(self, group_id: str, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, ErrorCode]:
-        """Remove what a group has committed; what became of each. Raises ApiError when the group is refused."""
+    def delete_offsets(self, group_id: str, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
+        """Remove what a group has committed; each one's error code. Raises ApiError when the group is refused."""
         return self._run(groups.delete_offsets(self.cluster, self.config.backoff, group_id, partitions))
 
     def _run(self, operation: Operation[T]) -> T:

@@ -9,6 +9,7 @@ from typing import NamedTuple, TypeAlias, TypeVar, cast
 
 from tidelog.client.cluster import Address, Cluster, Topic
 from tidelog.client.connection import NEWEST
+from tidelog.client.error_codes import name_of
 from tidelog.client.errors import BrokerUnreachable, Unreachable
 from tidelog.model.ids import NO_TOPIC_ID, TopicId, TopicPartition
 from tidelog.wire.errors import (
@@ -293,7 +294,7 @@ class _Failures:
         """Whether `code` says that something is wrong, which is then kept."""
         if code == ErrorCode.NONE:
             return False
-        self._errors.append(error_for(code, f"{partition}: {message or _code_name(code)}"))
+        self._errors.append(error_for(code, f"{partition}: {message or name_of(code)}"))
         return True
 
     def raise_first(self) -> None:
@@ -412,10 +413,3 @@ def _produce_message(item: PartitionProduceResponse) -> str | None:
 def _epoch(cluster: Cluster, partition: TopicPartition) -> int:
     led = cluster.leader(partition)
     return led[1].epoch if led else -1
-
-
-def _code_name(code: int) -> str:
-    try:
-        return ErrorCode(code).name
-    except ValueError:
-        return f"error code {code}"
