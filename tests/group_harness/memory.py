@@ -113,6 +113,7 @@ class MemoryPartition:
         self.log = MemoryLog()
         self.high_watermark = 0
         self.hold_commits = False
+        self.deleted = False
         self.append_error: Exception | None = None
         self._waiting: list[tuple[int, Callable[[ApiError | None], None]]] = []
 

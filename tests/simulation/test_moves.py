@@ -314,6 +314,35 @@ def test_the_topic_is_deleted_while_it_moves_and_made_anew(delay_s: float) -> No
         world.run(scenario())
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_the_topic_is_deleted_at_any_step_of_its_move(seed: int, caplog: pytest.LogCaptureFixture) -> None:
+    """That its files are gone is nothing that a directory has to do with."""
+
+    async def scenario() -> None:
+        host = world.host("broker")
+        broker, client = await prepared(world, 5)
+        other = await client_of(world, "other")
+        assert (await client.create_topic("bystander", 1)).error_code == ErrorCode.NONE
+        await asyncio.sleep(3)
+        request = DeleteTopicsRequest(topics=[DeleteTopicState(name="t")], timeout_ms=30_000)
+        rng = world.rng("targets")
+        for _ in range(20):
+            target = rng.choice(["/a", "/b"])
+            await asyncio.gather(move(client, target), other.ask(request, DeleteTopicsResponse))
+            assert (await client.create_topic("t", 1)).error_code == ErrorCode.NONE
+            assert (await client.produce("t", 0, [Record(b"k", VALUE, 1)])).base_offset == 0
+        await asyncio.sleep(100)
+        assert (await client.produce("bystander", 0, [Record(b"k", b"v", 1)])).error_code == ErrorCode.NONE
+        assert not broker.services.partitions.directories.failed
+        assert sorted(name for path in ("/a", "/b") for name in host.disk.list(path) if "-0" in name) == [
+            "bystander-0", "t-0",
+        ]  # fmt: skip
+        assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == []
+
+    with simulated(seed) as world:
+        world.run(scenario())
+
+
 @pytest.mark.parametrize("last", ["_pause", "_flush"])
 @pytest.mark.parametrize("event", ["deleted", "source", "target"])
 def test_what_ends_a_move_just_before_the_switch(

@@ -145,23 +145,26 @@ class Moves:
         name = f"{partition.topic}-{partition.index}"
         try:
             await self._partitions.settled()  # a swap of segments that had begun before
+            self._check(move)
             while not await self._copy(move):
                 await self._discard(move)
             await self._take_over(move, name)
         except Abandoned:
             await self._discard(move)
-        except SourceFailed as error:
-            logger.error("move failed partition=%s to=%s reason=%s", name, move.target.path, error)
-            self._blame(partition.log.directory.rpartition("/")[0], error)
-            await self._discard(move)
-        except (ApiError, OSError, CorruptLog) as error:
-            logger.error("move failed partition=%s to=%s reason=%s", name, move.target.path, error)
-            if partition.log.failure is None:  # else it was the source
-                self._blame(move.target.path, error)
+        except (SourceFailed, ApiError, OSError, CorruptLog) as error:
+            if not partition.deleted:  # else its files are gone, which says nothing of a disk
+                self._failed(move, name, error)
             await self._discard(move)
         finally:
             if self._moves.get(partition) is move:
                 del self._moves[partition]
+
+    def _failed(self, move: Move, name: str, error: Exception) -> None:
+        logger.error("move failed partition=%s to=%s reason=%s", name, move.target.path, error)
+        if isinstance(error, SourceFailed):
+            self._blame(move.partition.log.directory.rpartition("/")[0], error)
+        elif move.partition.log.failure is None:  # else it was the source
+            self._blame(move.target.path, error)
 
     def _blame(self, path: str, error: Exception) -> None:
         cause = error if isinstance(error, OSError) else error.__cause__
@@ -185,6 +188,7 @@ class Moves:
         cold = log.cold_read(log.log_start_offset, 1)
         if cold is not None:
             await tasks.run_blocking(_warm, cold)
+            self._check(move)
         first = log.read(log.log_start_offset, 1, log.log_end_offset)
         # The batch that holds the start; in a gap, which compaction leaves, there is none.
         start = min(first.first_batch_offset, log.log_start_offset) if first.size else log.log_start_offset

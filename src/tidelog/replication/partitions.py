@@ -251,6 +251,7 @@ class Partitions:
                 unopened.append(TopicPartition(topic.name, index))
             else:
                 partition.deleted = True
+                partition.log.on_io_failure = None  # its files go: one that is not there is no fault of the disk
                 self._offsets.forget(partition)
                 partition.fail()
                 removed.append(partition)
