@@ -271,6 +271,16 @@ def test_bash_completes_with_the_script() -> None:
     assert ran.stdout.splitlines() == ["describe", "complete -o default -F _tidelog_completion tidelog"]
 
 
+TRANSACTIONS = str(Path(__file__).parents[2] / "golden/segments/kafka-4.3.1/transactions-0")
+
+
+@pytest.mark.parametrize("arguments", [["--version"], ["log", "verify", TRANSACTIONS]], ids=["version", "verify"])
+def test_a_stdout_that_was_never_open(arguments: list[str]) -> None:
+    command = ["sh", "-c", 'exec "$@" >&-', "sh", sys.executable, "-m", "tidelog", *arguments]
+    ran = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
+    assert (ran.returncode, ran.stderr) == (0, "")
+
+
 def test_a_closed_pipe_is_quiet() -> None:
     command = subprocess.Popen(
         [sys.executable, "-m", "tidelog", "--version"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
@@ -284,7 +294,6 @@ def test_a_closed_pipe_is_quiet() -> None:
 
 
 FULL = "Error: the output cannot be written: No space left on device\n"
-TRANSACTIONS = str(Path(__file__).parents[2] / "golden/segments/kafka-4.3.1/transactions-0")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/dev/full is Linux's")
