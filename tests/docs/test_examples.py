@@ -72,11 +72,12 @@ def test_embedded_counts_on_after_a_restart(tmp_path: Path) -> None:
         starts.append(found[2])
 
 
-def test_spark_sales(tmp_path: Path, bootstrap: str) -> None:
+def test_spark_sales_counts_on_when_it_is_run_again(tmp_path: Path, bootstrap: str) -> None:
     pytest.importorskip("pyspark", reason="needs tidelog[spark]")
-    told = run(tmp_path, str(EXAMPLES / "spark_sales.py"), bootstrap)
-    totals = {line for line in told.splitlines() if ": {" in line}
-    assert totals == {'cocoa: {"units":300}', 'coffee: {"units":300}', 'tea: {"units":300}'}
+    for units in (300, 600):
+        told = run(tmp_path, str(EXAMPLES / "spark_sales.py"), bootstrap, "totals")
+        totals = [line for line in told.splitlines() if ": {" in line]
+        assert totals == [f'{product}: {{"units":{units}}}' for product in ("cocoa", "coffee", "tea")]
 
 
 def test_every_example_is_run_here() -> None:
