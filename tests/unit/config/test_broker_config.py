@@ -106,7 +106,8 @@ def test_attributes_have_the_tables_types() -> None:
             None,
             {"TIDELOG_REMOTE_STORAGE_ENABLE": "true"},
             {},
-            "unknown setting remote.storage.enable (environment variable TIDELOG_REMOTE_STORAGE_ENABLE); it is a topic's",
+            "unknown setting remote.storage.enable (environment variable TIDELOG_REMOTE_STORAGE_ENABLE); "
+            "it is a topic's",
         ),
         (
             "num.partitions=0",
