@@ -120,7 +120,7 @@ def verify(
 ) -> None:
     """Find every defect in log files.
 
-    Findings of one kind in one file, and notes of one kind in one directory,
+    Findings of one kind in one file, and notes of one kind in one partition,
     are one line with their number, damage last; --json has them all.
 
     Checks batches and their CRC, every record, indexes, snapshots and
@@ -160,17 +160,21 @@ def verify(
 
 
 def alike(findings: "Sequence[Finding]") -> "list[tuple[Finding, int, int]]":
-    """The first finding of each kind in each file, of notes in each directory, how many more there are, and the
+    """The first finding of each kind in each file, of notes in each partition, how many more there are, and the
     position of the last; notes first.
 
     Of a kind are those whose reasons differ in numbers only: one cause may have thousands of consequences.
     """
+    from tidelog.log.file_kinds import partition_of
     from tidelog.log.verify import NOTE
 
     kinds: dict[tuple[str, str, str], list[Finding]] = {}
     for finding in sorted(findings, key=lambda finding: finding.severity != NOTE):
         kind = re.sub(r"0x[0-9a-f]+|\d+", "#", finding.reason)
-        place = finding.path.rpartition("/")[0] if finding.severity == NOTE else finding.path
+        place = finding.path
+        directory = place.rpartition("/")[0]
+        if finding.severity == NOTE and partition_of(directory.rpartition("/")[2]):
+            place = directory
         kinds.setdefault((place, finding.severity, kind), []).append(finding)
     return [(found[0], len(found) - 1, found[-1].position) for found in kinds.values()]
 
