@@ -123,12 +123,18 @@ class Connection:
         frame = self._frame
         if frame is None:
             return self._listener.buffer
-        return memoryview(frame)[self._filled :]
+        if self._filled < len(frame):
+            return memoryview(frame)[self._filled :]
+        return self._listener.buffer[: 4 + _SIZE.unpack_from(frame)[0] - len(frame)]
 
     def received(self, count: int) -> None:
         self._last_active = self._monotonic()
         frame = self._frame
         if frame is not None:
+            if self._filled == len(frame):
+                if not self._reserve(len(frame) + count):
+                    return
+                frame += self._listener.buffer[:count]  # in place: a larger one and a copy would hold up the loop
             self._filled += count
             if self._filled == len(frame):
                 self._frame_full(frame)
@@ -257,11 +263,12 @@ class Connection:
         """`part` is the beginning of a frame of `size` bytes (4: its length has not all come)."""
         if self.gone:
             return
-        # Grown step by step: a length that a peer only claims takes no memory.
-        size = min(size, max(self._listener.frame_step_bytes, len(part) + 1))
-        if not self._reserve(size):
+        # What is longer grows as its bytes come: a length that a peer only claims takes no memory.
+        first = min(size, max(self._listener.frame_step_bytes, len(part) + 1))
+        if not self._reserve(first):
             return
-        frame = self._listener.frame_buffer(size)
+        # No view of one that grows may be alive anywhere.
+        frame = self._listener.frame_buffer(size) if first == size else bytearray(first)
         frame[: len(part)] = part
         self._frame = frame
         self._filled = len(part)
@@ -272,12 +279,6 @@ class Connection:
             self._refuse_size(size, memoryview(frame)[:4])
             return
         if len(frame) < size + 4:
-            room = min(size + 4, max(2 * len(frame), self._listener.frame_step_bytes))
-            if not self._reserve(room):
-                return
-            larger = bytearray(room)
-            larger[: len(frame)] = frame
-            self._frame = larger
             return
         self._frame = None
         self._filled = 0

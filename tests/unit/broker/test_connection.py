@@ -216,6 +216,24 @@ def test_a_frame_larger_than_the_shared_buffer_arrives(monkeypatch: pytest.Monke
     assert bench.correlation_ids() == [1]
 
 
+def test_a_large_frame_grows_where_it_is_as_its_bytes_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = make_bench(monkeypatch, socket_request_max_bytes=16 << 20)
+    body = HeartbeatRequest(group_id="g", member_id="m").encode(3)
+    for cut in (2, 4, 1000):  # its length comes apart, alone, with more
+        whole = frame(cut, body=body + bytes(9 << 20))
+        bench.feed(whole[:cut])
+        bench.feed(whole[cut : 3 << 20])
+        growing = bench.connection._frame
+        while len(whole) - bench.connection._filled > 1:
+            bench.feed(whole[bench.connection._filled : -1][:300_000])
+            assert bench.connection._frame is growing
+            assert bench.listener._frame_bytes == len(growing or b"") == bench.connection._filled
+        bench.feed(whole[-1:] + frame(0))
+        bench.tasks.run()
+    assert bench.correlation_ids() == [2, 0, 4, 0, 1000, 0]
+    assert bench.listener._frame_bytes == 0
+
+
 def test_answers_leave_in_the_order_of_the_requests(bench: Bench) -> None:
     first: Pending[ProduceResponse] = Pending()
     second: Pending[ProduceResponse] = Pending()
