@@ -24,6 +24,7 @@ from tidelog.log.cleaner.job import (
 )
 from tidelog.log.cleaner.swap import Swap
 from tidelog.log.errors import CorruptLog
+from tidelog.log.indexes import CorruptIndex
 from tidelog.log.leftovers import remove_cleaned
 from tidelog.replication.flusher import CHECKPOINTS_LANE
 from tidelog.runtime.interfaces import WorkEnded
@@ -279,7 +280,7 @@ class Compaction:
             await self._checkpoint()
         try:
             await run_blocking(swap.announce)
-        except OSError as error:
+        except (OSError, CorruptIndex, CorruptLog) as error:  # the files are not as they were written
             await self._undo(partition, swap)
             raise Abandoned(str(error)) from error
         swap.install()

@@ -234,6 +234,38 @@ def test_a_swap_that_cannot_begin_is_taken_back(
     assert not [name for name in on.disk.list("/data/a-0") if name.endswith((".swap",))]
 
 
+@pytest.mark.parametrize("suffix", ["index", "timeindex", "txnindex"])
+def test_a_cleaned_segment_that_cannot_be_read_is_taken_back(
+    stage: Callable[..., Stage], suffix: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level(logging.INFO, "tidelog.compaction")
+    on = stage({"a": 40})
+    log = on.partitions["a"].log
+    before = on.records("a")
+    inner = work.clean
+
+    def clean(apart: Any, request: bytes, report: Any) -> None:
+        def tell(content: bytes) -> None:
+            report(content.replace(b'"has_transactions": false', b'"has_transactions": true'))
+
+        inner(apart, request, tell if suffix == "txnindex" else report)
+        file = on.disk.open(f"/data/a-0/{0:020d}.{suffix}.cleaned", create=True)
+        file.pwrite(bytes(range(90, 0, -1)) * 4, 0)  # neither rising nor of a version that is known
+        file.close()
+
+    monkeypatch.setattr(work, "clean", clean)
+    assert on.clean()
+    assert lines(caplog, "log cleaning abandoned")
+    assert on.records("a") == before
+    assert log.failure is None
+    assert not log.segments.swapping, "retention goes on"
+    assert not [name for name in on.disk.list("/data/a-0") if name.endswith((".cleaned", ".swap"))]
+    monkeypatch.undo()
+    on.world.run(_sleep(on, REST_S + 1))
+    assert on.clean()
+    assert on.records("a") < before
+
+
 def _groups(on: Stage) -> int:
     """The pass syncs the directory once for each group that it has written."""
     return len(on.partitions["a"].log.segments.items) - 1
