@@ -266,6 +266,22 @@ def test_a_cleaned_segment_that_cannot_be_read_is_taken_back(
     assert on.records("a") < before
 
 
+def test_a_pass_waits_for_the_process_of_a_broker_that_was_killed(
+    stage: Callable[..., Stage], caplog: pytest.LogCaptureFixture
+) -> None:
+    on = stage({"a": 40})
+    before = on.records("a")
+    held = on.disk.lock(f"/data/{work.LOCK}")
+    assert on.clean()
+    (line,) = lines(caplog, "log cleaning interrupted")
+    assert "locked by another process" in line
+    assert on.records("a") == before
+    held.release()
+    on.world.run(_sleep(on, REST_S + 1))
+    assert on.clean()
+    assert on.records("a") < before
+
+
 def _groups(on: Stage) -> int:
     """The pass syncs the directory once for each group that it has written."""
     return len(on.partitions["a"].log.segments.items) - 1
