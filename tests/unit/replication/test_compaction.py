@@ -266,6 +266,42 @@ def test_a_cleaned_segment_that_cannot_be_read_is_taken_back(
     assert on.records("a") < before
 
 
+@pytest.mark.parametrize("skip", range(5))
+@pytest.mark.parametrize("takes_back", [False, True])
+def test_a_swap_waits_for_descriptors(stage: Callable[..., Stage], skip: int, takes_back: bool) -> None:
+    on = stage({"a": 40})
+    log = on.partitions["a"].log
+    table = {record.key: record.value for record in stored(log)}
+    if takes_back:
+        on.disk.fail("rename", "*.index.cleaned", errno.EIO)
+    on.disk.fail("sync_dir", "/data/a-0", errno.EMFILE, skip=_groups(on) + skip, times=3)
+    assert on.clean()
+    assert log.failure is None
+    assert not log.segments.swapping
+    on.disk.repair()
+    on.world.run(_sleep(on, REST_S + 1))
+    on.clean_all()
+    assert on.records("a") < 40
+    assert {record.key: record.value for record in stored(log)} == table
+    on.restart()
+    assert {record.key: record.value for record in stored(on.partitions["a"].log)} == table
+
+
+def test_a_swap_does_not_wait_for_descriptors_when_the_broker_stops(stage: Callable[..., Stage]) -> None:
+    on = stage({"a": 40})
+    table = {record.key: record.value for record in stored(on.partitions["a"].log)}
+    on.disk.fail("sync_dir", "/data/a-0", errno.EMFILE, skip=_groups(on) + 1, times=1 << 30)
+
+    async def live() -> None:
+        on.compaction.start()
+        await on.runtime.tasks.sleep(20)
+        await on.compaction.stop()
+
+    on.world.run(live())
+    on.restart()
+    assert {record.key: record.value for record in stored(on.partitions["a"].log)} == table
+
+
 def test_a_pass_waits_for_the_process_of_a_broker_that_was_killed(
     stage: Callable[..., Stage], caplog: pytest.LogCaptureFixture
 ) -> None:
