@@ -33,7 +33,9 @@ logger = logging.getLogger("tidelog.partitions")
 REMOVE_AGAIN_MS = 10_000
 """When a deleted partition could not be taken off the disk."""
 HOUSEKEEPING_BATCH = 50
-"""Partitions that retention looks at in one turn of the loop, and whose start offsets are persisted at once."""
+"""Partitions that retention looks at in one turn of the loop, and whose start offsets are persisted at once; also those
+that take new settings in one turn, or leave.
+"""
 
 
 class ParkedFetch(Protocol):
@@ -179,17 +181,17 @@ class Partitions:
             if now is None or now.topic_id != topic.topic_id:
                 await self._remove_topic(topic, self._topic_config(old, name).file_delete_delay_ms)
         opening: list[tuple[TopicImage, int, LogConfig]] = []
-        breath = HOUSEKEEPING_BATCH
+        done = 0
         for name, topic in new.topics.items():
             before = old.topics.get(name)
             if before is topic and old.broker_configs is new.broker_configs:
                 continue
-            if len(opening) >= breath:
-                breath = len(opening) + HOUSEKEEPING_BATCH
-                await self._runtime.tasks.sleep(0)
             config = self._topic_config(new, name)
             self._topic_names[topic.topic_id] = name
             for index in range(len(topic.partitions)):
+                done += 1
+                if done % HOUSEKEEPING_BATCH == 0:
+                    await self._runtime.tasks.sleep(0)
                 known = self._table.get((name, index))
                 if known is None:
                     opening.append((topic, index, config))
