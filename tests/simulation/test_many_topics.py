@@ -13,6 +13,7 @@ from tidelog.simulation.client import SimClient
 from tidelog.simulation.world import World, simulated
 from tidelog.wire.errors import ErrorCode
 from tidelog.wire.messages.create_topics import CreatableTopic, CreateTopicsRequest, CreateTopicsResponse
+from tidelog.wire.messages.delete_topics import DeleteTopicsRequest, DeleteTopicsResponse, DeleteTopicState
 from tidelog.wire.messages.incremental_alter_configs import (
     AlterableConfig,
     AlterConfigsResource,
@@ -51,6 +52,31 @@ def counted_by_turn(monkeypatch: pytest.MonkeyPatch, method: str) -> list[int]:
 
     monkeypatch.setattr(Partition, method, counted)
     return turns
+
+
+def test_many_topics_that_are_deleted_leave_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(world: World) -> tuple[list[int], list[str]]:
+        client = await client_of_many_topics(world)
+        disk = world.host("broker").disk
+        turns = counted_by_turn(monkeypatch, "fail")
+        syncs: list[str] = []
+        disk.on_operation = lambda operation, path: syncs.append(path) if "sync" in operation else None
+        names = [f"t{number}" for number in range(TOPICS)]
+        request = DeleteTopicsRequest(topics=[DeleteTopicState(name=name) for name in names], timeout_ms=30_000)
+        deleted = await client.ask(request, DeleteTopicsResponse)
+        assert {topic.error_code for topic in deleted.responses} == {ErrorCode.NONE}
+        await asyncio.sleep(5)
+        disk.on_operation = None
+        assert any(name.endswith("-delete") for name in disk.list("/data"))
+        await asyncio.sleep(70)
+        assert not [name for name in disk.list("/data") if name.startswith("t")]
+        return turns, syncs
+
+    with simulated(1) as world:
+        turns, syncs = world.run(scenario(world), virtual_s=200)
+    assert sum(turns) >= 2 * TOPICS
+    assert max(turns) <= HOUSEKEEPING_BATCH
+    assert len(syncs) < 30
 
 
 def test_a_setting_of_the_broker_reaches_its_partitions_in_many_turns(monkeypatch: pytest.MonkeyPatch) -> None:
