@@ -9,6 +9,7 @@ from pyspark_tidelog.lookup import loss_reporter
 from pyspark_tidelog.options import ReadOptions
 from pyspark_tidelog.plan import OffsetRange
 from pyspark_tidelog.rows import ArrowRows
+from tidelog.client.errors import GaveUp
 from tidelog.client.operations import EARLIEST, LATEST, READ_COMMITTED, Fetched, FetchLimits, ListedOffset
 from tidelog.model.ids import TopicPartition
 from tidelog.wire.batches import HEADER_BYTES, BatchHeader
@@ -48,10 +49,10 @@ class RangeReader:
         self._rows = ArrowRows(self._partition, columns)
         self._record_bytes = float(RECORD_BYTES_GUESS)
         self._report = loss_reporter(options.fail_on_data_loss)
+        self._silent_since: float | None = None  # since the first of the empty answers that came one after another
 
     def record_batches(self) -> "Iterator[pa.RecordBatch]":
         """Raises DataLoss, DamagedBatch, and what the client raises."""
-        progressed = time.monotonic()
         started = self._start()
         while started is not None:
             try:
@@ -64,9 +65,8 @@ class RangeReader:
             headers = whole_batches(self._partition, low, fetched.records)
             if headers:
                 self._advance(headers)
-                progressed = time.monotonic()
             else:
-                self._nothing_came(fetched, time.monotonic() - progressed)
+                self._nothing_came(fetched)
             started = self._start()
             yield from self._rows.batches(self._checked(headers, fetched), low, self._end)
 
@@ -84,6 +84,7 @@ class RangeReader:
         size = last.position + last.size - first.position
         self._record_bytes = size / max(1, last.next_offset - first.base_offset)
         self._position = max(self._position, last.next_offset)
+        self._silent_since = None
 
     def _checked(self, headers: list[BatchHeader], fetched: Fetched) -> Iterator[BatchHeader]:
         """Those with records for a reader, each found undamaged before it is handed on."""
@@ -106,14 +107,27 @@ class RangeReader:
             latest = self._broker.list_offsets({self._partition: LATEST}, isolation)[self._partition].offset
             self._end_early(latest)
 
-    def _nothing_came(self, fetched: Fetched, for_s: float) -> None:
+    def _nothing_came(self, fetched: Fetched) -> None:
         """What was planned is there, so that it comes in time, or never: after an unclean election, say."""
         if len(fetched.records):
             raise damaged(self._partition, self._position, "the broker sent less than one record batch")
+        if fetched.high_watermark < 0:  # HELD_BACK: nothing was told of the partition
+            self._silent_since = None
+            return
+        now = time.monotonic()
+        if self._silent_since is None:
+            self._silent_since = now
         patience_ms = self._options.client.default_api_timeout_ms
-        if for_s * 1000 >= patience_ms:
-            committed = self._options.fetch.isolation == READ_COMMITTED
-            self._end_early(fetched.last_stable_offset if committed else fetched.high_watermark)
+        if (now - self._silent_since) * 1000 < patience_ms:
+            return
+        committed = self._options.fetch.isolation == READ_COMMITTED
+        latest = fetched.last_stable_offset if committed else fetched.high_watermark
+        if latest > self._position:  # the broker says itself that it is not lost
+            raise GaveUp(
+                f"{self._partition}: nothing came from offset {self._position} on for {patience_ms} ms, "
+                f"although the log ends at {latest}"
+            )
+        self._end_early(latest)
 
     def _end_early(self, latest: int) -> None:
         self._report(

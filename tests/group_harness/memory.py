@@ -43,6 +43,16 @@ class MemoryFile:
         return not self.cold
 
 
+class MemoryRead:
+    """Brings the file into the page cache."""
+
+    def __init__(self, file: MemoryFile) -> None:
+        self.file = file
+
+    def run(self) -> None:
+        self.file.cold = False
+
+
 class MemoryLog:
     """Batches one after the other, as a partition log reads them."""
 
@@ -62,7 +72,11 @@ class MemoryLog:
         self.log_end_offset = next_offset
         return next_offset
 
+    def cold_read(self, start: int, bytes_max: int) -> MemoryRead | None:
+        return MemoryRead(self.file) if self.file.cold else None
+
     def read(self, start: int, bytes_max: int, end_offset: int) -> Slice:
+        assert not self.file.cold, "the loop waits for the disk"
         if self.read_error is not None:
             raise self.read_error
         for base, position, next_offset in self.batches:
@@ -99,6 +113,7 @@ class MemoryPartition:
         self.log = MemoryLog()
         self.high_watermark = 0
         self.hold_commits = False
+        self.deleted = False
         self.append_error: Exception | None = None
         self._waiting: list[tuple[int, Callable[[ApiError | None], None]]] = []
 

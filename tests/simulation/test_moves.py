@@ -2,13 +2,14 @@
 
 import asyncio
 import errno
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
 from process_harness import note
 from simulation_harness import boot, connect
 from tidelog.broker.broker import Broker
+from tidelog.replication.moves import PAUSE_MAX_S, Moves
 from tidelog.simulation.client import SimClient
 from tidelog.simulation.disk import SimDisk
 from tidelog.simulation.member import SimMember
@@ -308,6 +309,88 @@ def test_the_topic_is_deleted_while_it_moves_and_made_anew(delay_s: float) -> No
         assert host.disk.exists("/a/.kafka_cleanshutdown")
         await boot(host, **TWO, log_segment_bytes=1 << 20)
         assert list((await read_all(await client_of(world))).values()) == [b"new"]
+
+    with simulated(1) as world:
+        world.run(scenario())
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_the_topic_is_deleted_at_any_step_of_its_move(seed: int, caplog: pytest.LogCaptureFixture) -> None:
+    """That its files are gone is nothing that a directory has to do with."""
+
+    async def scenario() -> None:
+        host = world.host("broker")
+        broker, client = await prepared(world, 5)
+        other = await client_of(world, "other")
+        assert (await client.create_topic("bystander", 1)).error_code == ErrorCode.NONE
+        await asyncio.sleep(3)
+        request = DeleteTopicsRequest(topics=[DeleteTopicState(name="t")], timeout_ms=30_000)
+        rng = world.rng("targets")
+        for _ in range(20):
+            target = rng.choice(["/a", "/b"])
+            await asyncio.gather(move(client, target), other.ask(request, DeleteTopicsResponse))
+            assert (await client.create_topic("t", 1)).error_code == ErrorCode.NONE
+            assert (await client.produce("t", 0, [Record(b"k", VALUE, 1)])).base_offset == 0
+        await asyncio.sleep(100)
+        assert (await client.produce("bystander", 0, [Record(b"k", b"v", 1)])).error_code == ErrorCode.NONE
+        assert not broker.services.partitions.directories.failed
+        assert sorted(name for path in ("/a", "/b") for name in host.disk.list(path) if "-0" in name) == [
+            "bystander-0", "t-0",
+        ]  # fmt: skip
+        assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == []
+
+    with simulated(seed) as world:
+        world.run(scenario())
+
+
+@pytest.mark.parametrize("last", ["_pause", "_flush"])
+@pytest.mark.parametrize("event", ["deleted", "source", "target"])
+def test_what_ends_a_move_just_before_the_switch(
+    last: str, event: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The topic goes, or a directory does, while the copy waits for the last time."""
+
+    async def scenario() -> None:
+        host = world.host("broker")
+        broker, client = await prepared(world)
+        await asyncio.sleep(3)
+        partitions = broker.services.partitions
+        waited = getattr(Moves, last)
+
+        async def wait(moves: Moves, *args: Any) -> None:
+            if event == "deleted":
+                request = DeleteTopicsRequest(topics=[DeleteTopicState(name="t")], timeout_ms=30_000)
+                await client.ask(request, DeleteTopicsResponse)
+            else:
+                partitions.fail_soon("/a" if event == "source" else "/b", "it is broken")
+                await asyncio.sleep(0.1)
+            await waited(moves, *args)
+
+        monkeypatch.setattr(Moves, last, wait)
+        await move(client, "/b")
+        await asyncio.sleep(10)
+        assert not list(partitions.moves)
+        if event != "target":
+            assert [name for name in host.disk.list("/b") if name.startswith("t-0")] == []
+        assert [r.getMessage() for r in caplog.records if r.name in ("tidelog.tasks", "tidelog.moves")] == []
+        if event == "target":
+            assert len(await read_all(client)) == 40
+
+    with simulated(1) as world:
+        world.run(scenario())
+
+
+def test_a_throttled_move_of_a_deleted_topic_ends_soon() -> None:
+    async def scenario() -> None:
+        host = world.host("broker")
+        _, client = await prepared(world, replica_alter_log_dirs_io_max_bytes_per_second=1000)
+        await move(client, "/b")
+        await asyncio.sleep(1)
+        assert [copy.future for copy in await copies(client)] == [False, True]
+        request = DeleteTopicsRequest(topics=[DeleteTopicState(name="t")], timeout_ms=30_000)
+        await client.ask(request, DeleteTopicsResponse)
+        await asyncio.sleep(2 * PAUSE_MAX_S)
+        assert [name for name in host.disk.list("/b") if name.startswith("t-0")] == []
 
     with simulated(1) as world:
         world.run(scenario())

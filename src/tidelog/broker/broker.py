@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Final
 from tidelog.api.fetch_sessions import FetchSessions
 from tidelog.api.services import Services
 from tidelog.broker.adoption import Identity, adopt, read_all_partitions, read_identities, refuse_foreign, take_node_id
-from tidelog.broker.fresh import Fresh, look_for_fresh, remove_made
+from tidelog.broker.connection_bounds import ConnectionBounds
+from tidelog.broker.fresh import Fresh, is_fresh_still, look_for_fresh, remove_made
 from tidelog.broker.listener import Listener
 from tidelog.config.topic_config import TopicSettings
 from tidelog.coordinator.groups import GroupCoordinators
@@ -109,9 +110,11 @@ class Broker:
         run_blocking = self.runtime.tasks.run_blocking
         disk = self.runtime.disk
         await run_blocking(refuse_foreign, disk, self.config.data_directories)
-        self._fresh = await run_blocking(look_for_fresh, disk, self.config.data_directories)
+        fresh = await run_blocking(look_for_fresh, disk, self.config.data_directories)
         directories = await run_blocking(DataDirectories.open, disk, self.config.data_directories)
         self._directories = directories
+        if fresh is not None and await run_blocking(is_fresh_still, disk, self.config.data_directories):
+            self._fresh = fresh
         path = directories.metadata_path
         identity = await run_blocking(read_identities, disk, [directory.path for directory in directories.online])
         take_node_id(identity, self.config, path)
@@ -224,8 +227,9 @@ class Broker:
     async def _listen(self) -> None:
         """Bind every listener, tell clients' metadata of them, then answer."""
         bound: list[Endpoint] = []
+        bounds = ConnectionBounds(self.config)
         for endpoint in self.config.endpoints:
-            listener = Listener(self.services)
+            listener = Listener(self.services, bounds)
             await listener.start(endpoint.host, endpoint.port)
             self._listeners.append(listener)
             bound.append(endpoint._replace(port=listener.port))

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from tidelog.log.directory import LOCK
+
 if TYPE_CHECKING:
     from tidelog.runtime.interfaces import Disk
 
@@ -38,6 +40,16 @@ def _look(disk: "Disk", paths: Sequence[str]) -> Fresh | None:
             path = path.rpartition("/")[0]
         fresh.missing.extend(above for above in reversed(missing) if above not in fresh.missing)
     return fresh
+
+
+def is_fresh_still(disk: "Disk", paths: Sequence[str]) -> bool:
+    """Whether the data directories, which are locked now, hold nothing else: another broker may have come and gone
+    between the first look and the lock. Blocks.
+    """
+    try:
+        return all(name == LOCK for path in paths for name in disk.list(path))
+    except OSError:
+        return False
 
 
 def remove_made(disk: "Disk", fresh: Fresh, paths: Sequence[str]) -> None:

@@ -1,14 +1,14 @@
-"""Accepts connections and bounds them: how many, how long idle, how much memory their unfinished requests hold."""
+"""Accepts connections, and closes those that are too many, or idle for too long."""
 
 import asyncio
 import logging
 from typing import TYPE_CHECKING
 
 from tidelog.broker.connection import Connection
-from tidelog.config.addresses import counts_by_address, normal_ip
 
 if TYPE_CHECKING:
     from tidelog.api.services import Services
+    from tidelog.broker.connection_bounds import ConnectionBounds
     from tidelog.runtime.interfaces import Listener as SocketListener
     from tidelog.runtime.interfaces import TimerHandle
 
@@ -25,7 +25,7 @@ UNLIMITED = 2**31 - 1
 class Listener:
     """One listening address and the connections that came through it."""
 
-    def __init__(self, services: "Services") -> None:
+    def __init__(self, services: "Services", bounds: "ConnectionBounds") -> None:
         config = services.config
         self.buffer = memoryview(bytearray(RECEIVE_BUFFER_BYTES))
         """Shared by all connections: what is received is handled, or copied, before the loop's next turn."""
@@ -35,16 +35,13 @@ class Listener:
         self.port = 0
         self._services = services
         self._connections: dict[Connection, None] = {}
-        self._by_host: dict[str, int] = {}
+        self._ending: dict[Connection, None] = {}
+        """Those whose client has gone before all was done that it asked for."""
+        self._bounds = bounds
+        self.reserve = bounds.reserve
+        self.release = bounds.release
         self._config = config
         self._idle_s: float = config.connections_max_idle_ms / 1000
-        self._frames: dict[Connection, int] = {}
-        self._ending: dict[Connection, int] = {}
-        """Those whose client has gone before all was done that it asked for, and what their requests hold."""
-        self._frame_bytes = 0
-        budget: int = config.queued_max_request_bytes
-        # -1 is Kafka's default and means no limit there; here four of the largest requests may be on their way at once.
-        self._frame_bytes_max = budget if budget > 0 else 4 * self.request_bytes_max
         self._spare: list[bytearray] = []
         self._sockets: SocketListener | None = None
         self._sweeper: TimerHandle | None = None
@@ -103,24 +100,12 @@ class Listener:
     # What connections tell and ask
 
     def opened(self, connection: Connection) -> None:
-        host = connection.peer.client_host
-        of_host = self._by_host.get(host, 0) + 1
         self._connections[connection] = None
-        self._by_host[host] = of_host
-        config = self._config
-        most_of_host = self._most_of(host)
-        if len(self._connections) > config.max_connections:
-            connection.close(f"more than {config.max_connections} connections, max.connections")
-        elif of_host > most_of_host:
-            connection.close(f"more than {most_of_host} from one host, max.connections.per.ip")
+        one_too_many = self._bounds.opened(connection)
+        if one_too_many:
+            connection.close(one_too_many)
         else:
-            self._limit_rate(connection, host)
-
-    def _most_of(self, host: str) -> int:
-        config = self._config
-        overrides = config.max_connections_per_ip_overrides
-        most: int = config.max_connections_per_ip
-        return counts_by_address(overrides).get(normal_ip(host.strip("[]")) or host, most) if overrides else most
+            self._limit_rate(connection, connection.peer.client_host)
 
     def _limit_rate(self, connection: Connection, host: str) -> None:
         """Where connections come too fast: of all, the next ones wait to be accepted; of one address, they are closed
@@ -137,43 +122,17 @@ class Listener:
             connection.mute(refused_ms / 1000, lambda: connection.close(f"{host} is over its connection_creation_rate"))
 
     def gone(self, connection: Connection) -> None:
-        """Its client is. What it holds counts until `ended`."""
+        """Its client is."""
         self._connections.pop(connection, None)
-        self._ending[connection] = self._frames.pop(connection, 0)
-        host = connection.peer.client_host
-        left = self._by_host.get(host, 0) - 1
-        if left > 0:
-            self._by_host[host] = left
-        else:
-            self._by_host.pop(host, None)
+        self._ending[connection] = None
+        self._bounds.gone(connection)
 
     def ended(self, connection: Connection) -> None:
         """Nothing of what it asked for is still to be done."""
-        self._frame_bytes -= self._ending.pop(connection, 0)
+        self._ending.pop(connection, None)
+        self._bounds.ended(connection)
         if not self._connections and not self._ending:
             self._empty()
-
-    def reserve(self, connection: Connection, size: int) -> bool:
-        """Count the `size` bytes that the connection's unfinished requests take now; False when it had to be closed.
-
-        When all together are too much, those go that began first: an honest request is whole after a moment, what is
-        never finished would keep everybody else out.
-        """
-        was_gone = connection.gone
-        held = self._ending if was_gone else self._frames
-        self._frame_bytes += size - held.get(connection, 0)
-        held[connection] = size
-        while self._frame_bytes > self._frame_bytes_max and self._frames:
-            oldest = next(iter(self._frames))
-            oldest.close(f"requests under way hold more than {self._frame_bytes_max} bytes, queued.max.request.bytes")
-        return connection.open and connection.gone == was_gone
-
-    def release(self, connection: Connection) -> None:
-        if connection.gone:
-            self._frame_bytes -= self._ending.get(connection, 0)
-            self._ending[connection] = 0
-        else:
-            self._frame_bytes -= self._frames.pop(connection, 0)
 
     def frame_buffer(self, size: int) -> bytearray:
         """`size` bytes for a frame; memory that was used before costs less than fresh pages."""

@@ -12,6 +12,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from tidelog.cli.errors import CommandError, UsageError
 from tidelog.cli.examples import fit_examples
+from tidelog.cli.output import drop_output
 
 COMPLETION_VARIABLE = "_TIDELOG_COMPLETE"
 """Set by a shell that asks for completions; the rest of its question is in variables, too."""
@@ -99,21 +100,16 @@ def run(arguments: Sequence[str]) -> int:
         code = execute(arguments)
         sys.stdout.flush()
     except BrokenPipeError:
-        _drop_output()  # whoever read it has gone
+        drop_output()  # whoever read it has gone
         return PIPE_CLOSED
     except OSError as error:
         if error.errno not in NO_ROOM or error.filename is not None:
             raise
-        _drop_output()
+        drop_output()
         return fail(f"the output cannot be written: {error.strerror}", 1)
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
     return code
-
-
-def _drop_output() -> None:
-    """The interpreter must not flush to where it cannot write as it ends."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def execute(arguments: Sequence[str]) -> int:

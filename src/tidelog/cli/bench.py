@@ -10,7 +10,7 @@ import typer
 
 from tidelog.cli import measure, offline
 from tidelog.cli.cluster import describe, offsets
-from tidelog.cli.connection import LOCALHOST, AsJson, Bootstrap, ClientSettings, Connection, connect
+from tidelog.cli.connection import INT32_MAX, LOCALHOST, AsJson, Bootstrap, ClientSettings, Connection, connect
 from tidelog.cli.errors import CommandError, UsageError
 from tidelog.cli.produce import ACKS, CODECS
 from tidelog.cli.tables import Column, Table, console, count, counted, print_json, print_table, size
@@ -21,7 +21,9 @@ PERCENTS = (50, 90, 95, 99, 99.9)
 
 Records = Annotated[int, typer.Option("--records", "-n", min=1, metavar="N", help="How many records.")]
 RecordSize = Annotated[int, typer.Option("--size", min=1, metavar="BYTES", help="Of each record's value.")]
-Partitions = Annotated[int, typer.Option("--partitions", "-p", min=1, metavar="N", help="Of the temporary topic.")]
+Partitions = Annotated[
+    int, typer.Option("--partitions", "-p", min=1, max=INT32_MAX, metavar="N", help="Of the temporary topic.")
+]
 Topic = Annotated[
     str | None, typer.Option("--topic", "-t", metavar="TOPIC", help="Use this topic; default: a temporary one.")
 ]
@@ -101,6 +103,8 @@ def consume(
             records = min(records, records_in(connection, name))
         with progress("Reading", records) as show:
             result = measure.measure_consume(connection, name, records, show)
+        if topic is None and result.records < records:
+            raise CommandError(f"{records} records were written, and {result.records} came back")
     report_throughput("read", result, json)
 
 

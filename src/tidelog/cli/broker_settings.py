@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from tidelog.cli.cluster import origin
 from tidelog.cli.errors import CommandError
-from tidelog.cli.own_client import ask, brokers, check
+from tidelog.cli.own_client import ask, broker_of, brokers, check
 from tidelog.client.blocking import Client
 from tidelog.client.cluster import Address
 from tidelog.config.keys import BROKER_KEYS, TOPIC_KEYS, broker_synonyms, nearest
@@ -91,14 +91,11 @@ class BrokerSetting(NamedTuple):
 def address_of(client: Client, broker: int | None) -> tuple[int, Address]:
     """The broker of that number; the only one for None. Raises CommandError."""
     found = brokers(client)
-    numbers = ", ".join(map(str, found))
     if broker is None:
         if len(found) != 1:
-            raise CommandError(f"the cluster has the brokers {numbers}: name one with --broker")
+            raise CommandError(f"the cluster has the brokers {', '.join(map(str, found))}: name one with --broker")
         return next(iter(found.items()))
-    if broker not in found:
-        raise CommandError(f"there is no broker {broker}; the cluster has {numbers}")
-    return broker, found[broker]
+    return broker, broker_of(found, broker)
 
 
 def described(client: Client, address: Address, resource: str, names: Sequence[str]) -> list[BrokerSetting]:

@@ -111,40 +111,60 @@ def topic_id_text(topic_id: object) -> str:
     return str(topic_id).replace("+", "-").replace("/", "_")
 
 
-def offsets(admin: "AdminClient", topics: Iterable[TopicState]) -> dict[tuple[str, int], Offsets]:
-    """Earliest and latest offset of every partition that can tell: one whose log is offline is left out."""
+def offsets(
+    admin: "AdminClient", topics: Iterable[TopicState], *, committed: bool = False, missing_too: bool = False
+) -> dict[tuple[str, int], Offsets]:
+    """Earliest and latest offset of every partition that can tell: one whose log is offline is left out, with
+    `missing_too` also one whose topic has gone.
+
+    `committed`: the latest is where a consumer that reads committed records ends, before the first open transaction.
+    """
     from confluent_kafka.admin import OffsetSpec
 
+    options: dict[str, bool] = {"skip_offline": True, "missing_too": missing_too}
+
     wanted = [(topic.name, part.partition) for topic in topics for part in topic.partitions if part.leader >= 0]
-    earliest = list_offsets(admin, wanted, OffsetSpec.earliest(), skip_offline=True)
-    latest = list_offsets(admin, wanted, OffsetSpec.latest(), skip_offline=True)
+    earliest = list_offsets(admin, wanted, OffsetSpec.earliest(), **options)
+    latest = list_offsets(admin, wanted, OffsetSpec.latest(), committed=committed, **options)
     return {key: Offsets(earliest[key], latest[key]) for key in wanted if key in earliest and key in latest}
 
 
 def list_offsets(
-    admin: "AdminClient", wanted: Sequence[tuple[str, int]], spec: "OffsetSpec", *, skip_offline: bool = False
+    admin: "AdminClient",
+    wanted: Sequence[tuple[str, int]],
+    spec: "OffsetSpec",
+    *,
+    skip_offline: bool = False,
+    missing_too: bool = False,
+    committed: bool = False,
 ) -> dict[tuple[str, int], int]:
-    """One offset for each partition, one request a leader."""
-    from confluent_kafka import TopicPartition
+    """One offset for each partition, one request a leader. Raises CommandError, but for what is left out as `offsets`
+    does.
+    """
+    from confluent_kafka import IsolationLevel, KafkaError, TopicPartition
 
     if not wanted:
         return {}
-    futures = admin.list_offsets({TopicPartition(*key): spec for key in wanted}, request_timeout=ANSWER_S)
-    if skip_offline:
-        futures = {part: future for part, future in futures.items() if not is_offline(future)}
+    isolation = IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
+    futures = admin.list_offsets(
+        {TopicPartition(*key): spec for key in wanted}, isolation_level=isolation, request_timeout=ANSWER_S
+    )
+    left_out = [KafkaError.KAFKA_STORAGE_ERROR] * skip_offline + [KafkaError.UNKNOWN_TOPIC_OR_PART] * missing_too
+    if left_out:
+        futures = {part: future for part, future in futures.items() if error_code(future) not in left_out}
     results = answers(futures, lambda part: f"{part.topic}-{part.partition}")
     return {(part.topic, part.partition): result.offset for part, result in results.items()}
 
 
-def is_offline(future: "Future[Any]") -> bool:
-    """Whether the broker answered that the partition's log cannot be used."""
-    from confluent_kafka import KafkaError, KafkaException
+def error_code(future: "Future[Any]") -> int | None:
+    """What the broker answered; None when all is well."""
+    from confluent_kafka import KafkaException
 
     try:
         error = future.exception(WAIT_S)
     except TimeoutError as late:
         raise silent() from late
-    return isinstance(error, KafkaException) and error.args[0].code() == KafkaError.KAFKA_STORAGE_ERROR
+    return error.args[0].code() if isinstance(error, KafkaException) else None
 
 
 def settings(admin: "AdminClient", topic: str) -> list[Setting]:

@@ -26,6 +26,10 @@ WAIT_S = ANSWER_S + 1
 """librdkafka was seen never to end a request for a group whose broker had gone, whatever its timeout."""
 CONNECT_S = 5.0
 
+INT16_MAX = 2**15 - 1
+INT32_MAX = 2**31 - 1
+"""What the protocol has room for: replicas; partitions."""
+
 Bootstrap = Annotated[
     str,
     typer.Option(
@@ -114,7 +118,7 @@ class Outage:
 
 def connect(bootstrap: str, client: Iterable[str]) -> Connection:
     """The connection that the options name. Raises CommandError at once when nobody listens there."""
-    settings = dict(key_value(text, "-X", "security.protocol=SSL") for text in client)
+    settings = key_values(client, "-X", "security.protocol=SSL")
     reach(bootstrap)
     return Connection(bootstrap, settings)
 

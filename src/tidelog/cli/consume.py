@@ -220,7 +220,8 @@ class Reader:
             if index >= count:
                 raise CommandError(f"topic {self.topic} has no partition {index}: it has 0 to {count - 1}")
         parts = [part for part in topic.partitions if not wanted or part.partition in wanted]
-        offsets = cluster.offsets(self.admin, [topic._replace(partitions=parts)])
+        committed = self.connection.settings.get("isolation.level", "read_committed") == "read_committed"
+        offsets = cluster.offsets(self.admin, [topic._replace(partitions=parts)], committed=committed)
         gone = [part.partition for part in parts if (self.topic, part.partition) not in offsets]
         if gone and (wanted or not offsets):
             raise offline.refuse({self.topic: gone}, "Nobody can read there.")

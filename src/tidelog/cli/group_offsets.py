@@ -293,7 +293,10 @@ def places_of(
 ) -> list[Place]:
     """The partitions that are meant, in order. Raises CommandError for one that there is not."""
     if given is not None:
-        return sorted(place for place in given if not wanted or _is_wanted(place, wanted))
+        found = sorted(place for place in given if not wanted or _is_wanted(place, wanted))
+        if not found:
+            raise CommandError(f"the file has no offsets for {', '.join(wanted)}: leave out --topic, or name others")
+        return found
     if not wanted:
         if not committed:
             raise CommandError(f"group {group} has committed nothing: say where to set it, with --topic")
@@ -406,6 +409,7 @@ def confirm(question: str, yes: bool) -> None:
 
 def remove(connection: Connection, group: str, places: Sequence[Place]) -> list[Place]:
     """Delete these offsets; those that members read are returned. librdkafka's Python client has no call for it."""
+    from tidelog.client.error_codes import name_of
     from tidelog.model.ids import TopicPartition
     from tidelog.wire.errors import ErrorCode
 
@@ -415,5 +419,5 @@ def remove(connection: Connection, group: str, places: Sequence[Place]) -> list[
         codes = client.delete_offsets(group, [TopicPartition(*place) for place in places])
     for place, code in codes.items():
         if code not in (ErrorCode.NONE, ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC):
-            raise CommandError(f"group {group}, {place.topic}-{place.partition}: {code.name}; others may be deleted")
+            raise CommandError(f"group {group}, {place}: {name_of(code)}; others may be deleted")
     return [(place.topic, place.partition) for place, code in codes.items() if code]

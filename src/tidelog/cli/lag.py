@@ -75,9 +75,9 @@ def all_lags(
     # A partition without a commit is one that nobody has read: it must not be left out.
     places |= dict.fromkeys((g, t, other) for g, t, _ in list(places) for other in of_topic.get(t, ()))
     wanted = dict.fromkeys((topic, partition) for _, topic, partition in places if (topic, partition) in led)
-    # One that went offline a moment ago has a leader still, and no offsets.
-    starts = cluster.list_offsets(admin, list(wanted), OffsetSpec.earliest(), skip_offline=True)
-    ends = cluster.list_offsets(admin, list(wanted), OffsetSpec.latest(), skip_offline=True)
+    # One that went offline or was deleted a moment ago has a leader still, and no offsets.
+    starts = cluster.list_offsets(admin, list(wanted), OffsetSpec.earliest(), skip_offline=True, missing_too=True)
+    ends = cluster.list_offsets(admin, list(wanted), OffsetSpec.latest(), skip_offline=True, missing_too=True)
     lags = [
         Lag(*place, committed.get(place), ends.get(place[1:]), readers.get(place, ""), starts.get(place[1:], 0))
         for place in sorted(places)

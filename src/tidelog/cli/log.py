@@ -86,24 +86,30 @@ def dump(
     $ tidelog log dump tidelog-data/orders-0/*.log -r
     $ tidelog log dump tidelog-data/orders-0 --json | jq .base_offset
     """
-    from tidelog.log.dump import dump
-
     check(paths)
     damaged = False
     for path in paths:
         file = None
-        with reading(path) as (disk, full_path):
-            for entry in dump(disk, full_path, records=records):
-                damaged |= entry["kind"] == "damage"
-                if json:
-                    print(json_text.dumps(entry_json(entry), ensure_ascii=False))
-                    continue
-                if entry["file"] != file:
-                    file = entry["file"]
-                    print(f"{as_typed(str(file), full_path, path)}:")
-                print(entry_text(entry))
+        for entry, typed in entries(path, records):
+            damaged |= entry["kind"] == "damage"
+            if json:
+                print(json_text.dumps(entry_json(entry), ensure_ascii=False))
+                continue
+            if typed != file:
+                file = typed
+                print(f"{file}:")
+            print(entry_text(entry))
     if damaged:
         raise CommandError("there is damage, see above (tidelog log verify finds all of it)")
+
+
+def entries(path: str, records: bool) -> "Iterator[tuple[Entry, str]]":
+    """Each entry, and its file as the user typed it. What printing one raises is not taken for an error of the log."""
+    from tidelog.log.dump import dump
+
+    with reading(path) as (disk, full_path):
+        for entry in dump(disk, full_path, records=records):
+            yield entry, as_typed(str(entry["file"]), full_path, path)
 
 
 @app.command()
@@ -182,8 +188,6 @@ def reading(path: str) -> "Iterator[tuple[LocalDisk, str]]":
                 f"{path} is none of Tidelog's or Kafka's log files, nor a partition's directory or a data directory"
             )
         yield disk, full_path
-    except BrokenPipeError:
-        raise
     except OSError as error:
         raise CommandError(f"{error.filename or path}: {error.strerror}") from error
     finally:

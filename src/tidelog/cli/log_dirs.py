@@ -8,7 +8,7 @@ import typer
 
 from tidelog.cli.connection import LOCALHOST, AsJson, Bootstrap, key_value
 from tidelog.cli.errors import CommandError, UsageError
-from tidelog.cli.own_client import ask, brokers, connected
+from tidelog.cli.own_client import ask, broker_of, brokers, connected
 from tidelog.cli.tables import Column, Table, cell, print_json, print_table, size
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def dirs(
         if move:
             begin(client, [parsed(text) for text in move], broker, wait=wait)
             return
-        found = [d for d in directories(client, topics) if broker in (None, d.broker)]
+        found = directories(client, topics, broker)
     if json:
         print_json([directory_json(directory) for directory in found])
     elif partitions:
@@ -90,18 +90,20 @@ def dirs(
         print_table(directory_table(found))
 
 
-def directories(client: "Client", topics: Sequence[str]) -> list[Directory]:
-    """Every directory of every broker, with the replicas of `topics`, or of all when there are none."""
+def directories(client: "Client", topics: Sequence[str], broker: int | None = None) -> list[Directory]:
+    """Every directory of one broker, or of all, with the replicas of `topics`, or of all when there are none."""
     from tidelog.wire.messages.describe_log_dirs import DescribeLogDirsRequest, DescribeLogDirsResponse
 
     addresses = brokers(client)
+    if broker is not None:
+        addresses = {broker: broker_of(addresses, broker)}
     requests = [(address, DescribeLogDirsRequest(topics=None)) for address in addresses.values()]
     answers = ask(client, requests, DescribeLogDirsResponse)
     wanted = set(topics)
     found = [
         directory
-        for broker, answer in zip(addresses, answers, strict=True)
-        for directory in of_answer(broker, answer, wanted)
+        for number, answer in zip(addresses, answers, strict=True)
+        for directory in of_answer(number, answer, wanted)
     ]
     known = {replica.topic for directory in found for replica in directory.replicas}
     missing = [topic for topic in topics if topic not in known]
@@ -111,10 +113,10 @@ def directories(client: "Client", topics: Sequence[str]) -> list[Directory]:
 
 
 def of_answer(broker: int, answer: "DescribeLogDirsResponse", topics: set[str]) -> Iterator[Directory]:
-    from tidelog.wire.errors import ErrorCode
+    from tidelog.client.error_codes import name_of
 
     if answer.error_code:
-        raise CommandError(f"broker {broker}: {ErrorCode(answer.error_code).name}")
+        raise CommandError(f"broker {broker}: {name_of(answer.error_code)}")
     for result in sorted(answer.results, key=lambda r: r.log_dir):
         replicas = [
             Replica(topic.name, p.partition_index, p.partition_size, p.offset_lag, p.is_future_key)
@@ -122,7 +124,7 @@ def of_answer(broker: int, answer: "DescribeLogDirsResponse", topics: set[str]) 
             if not topics or topic.name in topics
             for p in topic.partitions
         ]
-        error = "" if not result.error_code else ErrorCode(result.error_code).name
+        error = "" if not result.error_code else name_of(result.error_code)
         yield Directory(
             broker, result.log_dir, error, result.total_bytes, result.usable_bytes, result.is_cordoned, sorted(replicas)
         )
@@ -188,6 +190,7 @@ def holding(found: Iterable[Directory], move: Move) -> list[Directory]:
 
 
 def check(answer: "AlterReplicaLogDirsResponse", broker: int, moves: list[Move], before: list[Directory]) -> None:
+    from tidelog.client.error_codes import name_of
     from tidelog.wire.errors import ErrorCode
 
     codes = {(t.topic_name, p.partition_index): p.error_code for t in answer.results for p in t.partitions}
@@ -201,18 +204,22 @@ def check(answer: "AlterReplicaLogDirsResponse", broker: int, moves: list[Move],
         if code == ErrorCode.KAFKA_STORAGE_ERROR:
             raise CommandError(f"{move.path} on broker {broker}, or where {move.name} lies, is out of use")
         if code:
-            raise CommandError(f"{move.name}: {ErrorCode(code).name}")
+            raise CommandError(f"{move.name}: {name_of(code)}")
 
 
 def done(client: "Client", holders: dict[Move, list[int]]) -> None:
-    """Wait until each is where it was to go."""
+    """Wait until each is where it was to go. Raises CommandError when one will not be there."""
     left = [(move, broker) for move, numbers in holders.items() for broker in numbers]
     while left:
         found = directories(client, [])
         for move, broker in list(left):
             here = [d.path for d in holding(found, move) if d.broker == broker]
             copies = [d for d in found if d.broker == broker and any(_is_copy(r, move) for r in d.replicas)]
-            if not copies and here:
+            if not copies:
+                if not here:
+                    # A directory that is out of use shows none of what lies in it.
+                    why = "its topic was deleted, or its directory is out of use"
+                    raise CommandError(f"{move.name} is not there any more: {why}")
                 if here != [move.path]:
                     raise CommandError(f"{move.name} is still in {here[0]}: the broker's log says why")
                 print(f"Moved {move.name} to {move.path}.")

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 SAMPLE_S = 0.1
 """Between two points of the curve."""
 CLOCKED_EVERY = 100
-"""Every so many records one has its acknowledgement timed: a clock for each would be measured itself."""
+"""Every so many records one has its acknowledgement timed: a list of them all would be measured itself."""
 STUCK_S = 30.0
 
 
@@ -75,21 +75,23 @@ def measure_produce(
     def delivered(error: "KafkaError | None", message: "Message") -> None:
         if error is not None:
             failures.append(error)
-            return
-        latency = message.latency()
+
+    def clocked(error: "KafkaError | None", message: "Message") -> None:
+        delivered(error, message)
+        latency = message.latency() if error is None else None
         if latency is not None:
             latencies.append(latency * 1000)
 
     written = 0
     while written < records and not failures:
-        clocked = written % CLOCKED_EVERY == 0
+        due = written % CLOCKED_EVERY == 0
         try:
-            producer.produce(topic, value, on_delivery=delivered if clocked else None)
+            producer.produce(topic, value, on_delivery=clocked if due else delivered)
         except BufferError:
             producer.poll(SAMPLE_S / 10)
         else:
             written += 1
-        if clocked:
+        if due:
             producer.poll(0)
             meter.at(written - len(producer))
     while (waiting := producer.flush(SAMPLE_S)) and not failures:
@@ -101,36 +103,48 @@ def measure_produce(
 
 
 def measure_consume(connection: Connection, topic: str, records: int, show: Show) -> Throughput:
-    """Read `records` records of the topic from its beginning; raises CommandError if they do not come."""
-    from confluent_kafka import OFFSET_BEGINNING, TopicPartition
+    """Read `records` records of the topic from its beginning, or all that can be read: compaction and transactions
+    leave holes. Raises CommandError when there is none, and when nothing comes any more.
+    """
+    from confluent_kafka import OFFSET_BEGINNING, KafkaError, TopicPartition
 
     (state,) = cluster.describe(connection.admin(), [topic])
     consumer = connection.consumer(
         {
             "group.id": "tidelog-bench",
             "enable.auto.commit": False,
+            "enable.partition.eof": True,
             "queued.min.messages": 1_000_000,
             "fetch.message.max.bytes": 1 << 20,
         }
     )
     try:
         consumer.assign([TopicPartition(topic, part.partition, OFFSET_BEGINNING) for part in state.partitions])
+        left = {part.partition for part in state.partitions}
         meter = Meter(0, show)
         read = size_bytes = 0
-        arrived = time.monotonic()
-        while read < records:
-            batch = consumer.consume(min(10_000, records - read), SAMPLE_S)
-            for message in batch:
-                if (error := message.error()) is not None:
+        arrived_s = 0.0
+        while read < records and left:
+            before = read
+            # It waits for all of them: the last ones, when there are no more, are not to be timed with a long wait.
+            for message in consumer.consume(min(10_000, records - read), SAMPLE_S / 10):
+                error = message.error()
+                if error is None:
+                    read += 1
+                    size_bytes += len(message)
+                elif error.code() == KafkaError._PARTITION_EOF:
+                    left.discard(message.partition() or 0)
+                else:
                     raise kafka_error(error, f"topic {topic}")
-                size_bytes += len(message)
-            read += len(batch)
-            if batch:
-                arrived = time.monotonic()
-            elif time.monotonic() - arrived > STUCK_S:
+            if read > before:
+                arrived_s = meter.seconds
+            elif meter.seconds - arrived_s > STUCK_S:
                 raise CommandError(f"topic {topic} gave {read} of {records} records, then none for {STUCK_S:.0f} s")
             meter.at(read, size_bytes)
-        return meter.result(read, [], size_bytes)
+        if not read:
+            raise CommandError(f"topic {topic} has no record that can be read")
+        # That there is no more is told by a fetch that waits: it is not what was measured.
+        return meter.result(read, [], size_bytes, arrived_s)
     finally:
         consumer.close()
 
@@ -249,15 +263,24 @@ class Meter:
         self.start = time.perf_counter()
         self.points = [Point(0.0, 0, 0)]
 
+    @property
+    def seconds(self) -> float:
+        """Since the beginning."""
+        return time.perf_counter() - self.start
+
     def at(self, records: int, size_bytes: int | None = None) -> None:
         """So many records by now. Cheap unless a point is due."""
-        seconds = time.perf_counter() - self.start
+        seconds = self.seconds
         if seconds - self.points[-1].seconds >= SAMPLE_S:
             self.points.append(Point(seconds, records, self.bytes_of(records, size_bytes)))
             self.show(self.points[-1])
 
-    def result(self, records: int, latencies_ms: list[float], size_bytes: int | None = None) -> Throughput:
-        seconds = time.perf_counter() - self.start
+    def result(
+        self, records: int, latencies_ms: list[float], size_bytes: int | None = None, seconds: float | None = None
+    ) -> Throughput:
+        """All of it, by now or `seconds` after the beginning."""
+        seconds = self.seconds if seconds is None else seconds
+        self.points = [point for point in self.points if point.seconds < seconds]
         size = self.bytes_of(records, size_bytes)
         self.points.append(Point(seconds, records, size))
         self.show(self.points[-1])

@@ -3,7 +3,7 @@
 Imports of the client are left to the calls: most commands do without it.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeVar
 
@@ -80,9 +80,16 @@ def brokers(client: "Client") -> "dict[int, Address]":
     return {broker.node_id: Address(broker.host, broker.port) for broker in sorted(found, key=lambda b: b.node_id)}
 
 
+def broker_of(found: "Mapping[int, Address]", number: int) -> "Address":
+    """Where the broker of that number listens. Raises CommandError."""
+    if number not in found:
+        raise CommandError(f"there is no broker {number}; the cluster has {', '.join(map(str, found))}")
+    return found[number]
+
+
 def check(code: int, message: str | None) -> None:
     """Raise CommandError unless the code is none."""
-    from tidelog.wire.errors import ErrorCode
+    from tidelog.client.error_codes import name_of
 
     if code:
-        raise CommandError(message or ErrorCode(code).name)
+        raise CommandError(message or name_of(code))

@@ -11,6 +11,7 @@ import typer
 
 from tidelog.cli import cluster, offline
 from tidelog.cli.connection import (
+    INT32_MAX,
     LOCALHOST,
     Bootstrap,
     ClientSettings,
@@ -53,7 +54,8 @@ def produce(
         list[str], typer.Option("--header", "-H", metavar="KEY=VALUE", show_default=False, help="Repeatable.")
     ] = [],  # noqa: B006 - typer copies it
     partition: Annotated[
-        int | None, typer.Option("--partition", "-p", min=0, metavar="N", help="Default: by the key's hash.")
+        int | None,
+        typer.Option("--partition", "-p", min=0, max=INT32_MAX, metavar="N", help="Default: by the key's hash."),
     ] = None,
     null_marker: Annotated[
         str | None, typer.Option("--null-marker", metavar="TEXT", help="This text as key or value means null.")

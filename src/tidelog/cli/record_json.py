@@ -11,6 +11,7 @@ from datetime import datetime
 from json import JSONDecodeError
 from typing import Any, NoReturn
 
+from tidelog.cli.connection import INT32_MAX
 from tidelog.cli.records import Headers, Record
 
 FIELDS = (
@@ -20,7 +21,7 @@ FIELDS = (
 """What a line of `consume --json` can have, and one for `produce --json`."""
 HEADER_FIELDS = ("key", "value", "value_base64")
 AS_WRITTEN = ("key", "value")
-NUMBER_MAX = 1 << 63
+TIMESTAMP_MAX = (1 << 63) - 1
 DIGITS_MAX = 25
 """More are not looked at: Python takes a while for thousands, and refuses more."""
 
@@ -177,7 +178,7 @@ def record_from_json(document: object) -> Record:
         data_from_json(document, "value"),
         headers,
         timestamp_from_json(document),
-        number_from_json(document, "partition"),
+        number_from_json(document, "partition", INT32_MAX),
     )
 
 
@@ -188,17 +189,24 @@ def only(document: dict[str, Any], known: tuple[str, ...], what: str) -> None:
             raise RecordJsonError(f"{json.dumps(name)} is no {what}: there are {', '.join(known)}")
 
 
-def number_from_json(document: dict[str, Any], name: str) -> int | None:
+def number_from_json(document: dict[str, Any], name: str, most: int) -> int | None:
     number = document.get(name)
-    if number is not None and (isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < NUMBER_MAX):
-        raise RecordJsonError(f'"{name}" must be a number that is not negative')
+    if number is not None and (isinstance(number, bool) or not isinstance(number, int) or not 0 <= number <= most):
+        raise RecordJsonError(f'"{name}" must be a number from 0 to {most}')
     return number
 
 
 def timestamp_from_json(document: dict[str, Any]) -> int | None:
-    number, text = number_from_json(document, "timestamp_ms"), document.get("timestamp")
-    if number is not None or text is None:
-        return number
+    """None leaves it to librdkafka, which writes the present time; so it does with 0."""
+    number, text = number_from_json(document, "timestamp_ms", TIMESTAMP_MAX), document.get("timestamp")
+    if number is not None or text is not None:
+        number = number if number is not None else timestamp_from_text(text)
+        if number <= 0:
+            raise RecordJsonError("a time cannot be 1970-01-01T00:00:00.000Z or before: change it, or leave it out")
+    return number
+
+
+def timestamp_from_text(text: Any) -> int:
     try:
         moment = datetime.fromisoformat(text)
     except (TypeError, ValueError):

@@ -132,7 +132,14 @@ async def run_broker(
             starting.cancel()
             return 0
         await starting
-        print(ready_line(broker, ", ".join(config.data_directories)), flush=True)
+        try:
+            print(ready_line(broker, ", ".join(config.data_directories)), flush=True)
+        except OSError as error:
+            from tidelog.cli.output import drop_output
+
+            drop_output()
+            await broker.stop()
+            return fail(f"stdout does not take the line that says where it listens: {error.strerror}")
         failed = loop.create_task(broker.failed())
         await asyncio.wait((stopping, failed), return_when=asyncio.FIRST_COMPLETED)
         await broker.stop()

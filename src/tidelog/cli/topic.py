@@ -10,13 +10,14 @@ import typer
 from tidelog.cli import cluster, offline
 from tidelog.cli.connection import (
     ANSWER_S,
+    INT16_MAX,
+    INT32_MAX,
     LOCALHOST,
     AsJson,
     Bootstrap,
     ClientSettings,
     answer,
     connect,
-    key_value,
     key_values,
 )
 from tidelog.cli.errors import CommandError, UsageError
@@ -53,11 +54,14 @@ def topic() -> None:
 def create(
     name: Name,
     partitions: Annotated[
-        int | None, typer.Option("--partitions", "-p", min=1, metavar="N", help="How many; default: the broker's.")
+        int | None,
+        typer.Option("--partitions", "-p", min=1, max=INT32_MAX, metavar="N", help="How many; default: the broker's."),
     ] = None,
     replicas: Annotated[
         int | None,
-        typer.Option("--replicas", "-r", min=1, metavar="N", help="Copies of each; default: the broker's."),
+        typer.Option(
+            "--replicas", "-r", min=1, max=INT16_MAX, metavar="N", help="Copies of each; default: the broker's."
+        ),
     ] = None,
     set: Settings = [],  # noqa: B006 - typer copies it
     if_not_exists: Annotated[bool, typer.Option("--if-not-exists", help="Succeed if the topic exists.")] = False,
@@ -72,11 +76,11 @@ def create(
     $ tidelog topic create orders --partitions 12 --set retention.ms=86400000
     $ tidelog topic create orders --if-not-exists
     """
+    settings = key_values(set, "--set", "retention.ms=86400000")
     admin = connect(bootstrap, client).admin()
     from confluent_kafka import KafkaError, KafkaException
     from confluent_kafka.admin import NewTopic
 
-    settings = dict(key_value(text, "--set", "retention.ms=86400000") for text in set)
     new = NewTopic(name, num_partitions=partitions or -1, replication_factor=replicas or -1, config=settings)
     future = admin.create_topics([new], request_timeout=ANSWER_S)[name]
     error = future.exception()
@@ -145,13 +149,14 @@ def list_topics(
     $ tidelog topic list --json
     """
     admin = connect(bootstrap, client).admin()
-    topics = cluster.describe(admin, cluster.topic_names(admin))
+    # One that is deleted between two of the questions is none of the answer's.
+    topics = cluster.describe(admin, cluster.topic_names(admin), missing_too=True)
     topics = [topic for topic in topics if internal or not topic.internal]
     if names:
         for topic in topics:
             print(topic.name)
         return
-    offsets = cluster.offsets(admin, topics)
+    offsets = cluster.offsets(admin, topics, missing_too=True)
     # A partition that cannot be asked (its leader has it offline) adds nothing.
     records = {
         t.name: sum(found.records for p in t.partitions if (found := offsets.get((t.name, p.partition))) is not None)
@@ -339,7 +344,8 @@ def delete(
 def add_partitions(
     name: Name,
     total: Annotated[
-        int, typer.Argument(metavar="TOTAL", min=1, show_default=False, help="The new number of partitions.")
+        int,
+        typer.Argument(metavar="TOTAL", min=1, max=INT32_MAX, show_default=False, help="The new number of partitions."),
     ],
     bootstrap: Bootstrap = LOCALHOST,
     client: ClientSettings = [],  # noqa: B006

@@ -19,7 +19,7 @@ UNITS_S = {
     "w": 604800,
     "week": 604800,
 }
-PART = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]+)\s*(?:,|and\b)?\s*")
+PART = re.compile(r"(\d{1,15}(?:\.\d+)?)\s*([a-z]+)\s*(?:,|and\b)?\s*")
 
 
 class NotATimeError(ValueError):
@@ -46,24 +46,28 @@ def parse_time_ms(text: str, now: datetime) -> int:
     """Milliseconds since the Unix epoch of `text`, seen from `now` (without zone, as are times without one: local).
 
     Takes a duration with or without "ago", now, today, yesterday, an ISO 8601 date or time, and milliseconds since the
-    epoch (11 digits or more). Raises NotATimeError.
+    epoch (11 to 18 digits). A time before the epoch becomes the epoch: no record is older, and to a broker a negative
+    time means an end of the log. Raises NotATimeError.
     """
+    return max(_since_epoch_ms(text, now), 0)
+
+
+def _since_epoch_ms(text: str, now: datetime) -> int:
+    """Negative before the epoch."""
     words = text.strip()
     lowered = words.lower()
     midnight = now.replace(hour=0, minute=0, second=0, microsecond=0)
     named = {"now": now, "today": midnight, "yesterday": midnight - timedelta(days=1)}.get(lowered)
     if named is not None:
         return milliseconds(named)
-    if words.isascii() and words.isdigit() and len(words) >= 11:
+    if words.isascii() and words.isdigit() and 11 <= len(words) <= 18:
         return int(words)
     if lowered.endswith("ago"):
         return milliseconds(now) - round(parse_duration_s(lowered.removesuffix("ago")) * 1000)
     try:
-        moment = datetime.fromisoformat(words)
-    except ValueError:
+        return milliseconds(datetime.fromisoformat(words))
+    except (ValueError, OverflowError):  # the latter at the ends of the calendar, by the zone
         pass
-    else:
-        return milliseconds(moment)
     try:
         return milliseconds(now) - round(parse_duration_s(lowered) * 1000)
     except NotATimeError:

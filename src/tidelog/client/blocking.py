@@ -1,6 +1,7 @@
 """The client on ordinary blocking sockets: it carries out `operations`, one thread at a time.
 
-`start_fetch` and `start_produce` send and come back, so that the caller works while the broker does.
+`start_fetch` and `start_produce` send and come back, so that the caller works while the broker does. A client that is
+over a quota waits in its next call for as long as the broker has said.
 """
 
 import random
@@ -28,7 +29,6 @@ from tidelog.client.operations import (
     Produced,
 )
 from tidelog.model.ids import TopicPartition
-from tidelog.wire.errors import ErrorCode
 from tidelog.wire.message import Message
 from tidelog.wire.primitives import Buffer
 
@@ -150,7 +150,10 @@ class Client:
         return self._run(operations.list_offsets(self.cluster, self.config.backoff, timestamps, isolation))
 
     def fetch(self, partition: TopicPartition, offset: int, limits: FetchLimits) -> Fetched:
-        """Raises OffsetOutOfRange. The records' view is valid until the client's next call."""
+        """Raises OffsetOutOfRange. The records' view is valid until the client's next call.
+
+        Under a quota it may be `operations.HELD_BACK`.
+        """
         return self.start_fetch(partition, offset, limits).result()
 
     def start_fetch(self, partition: TopicPartition, offset: int, limits: FetchLimits) -> Started[Fetched]:
@@ -168,8 +171,8 @@ class Client:
         timeout_ms = self.config.request_timeout_ms
         return self._start(operations.produce(self.cluster, self.config.backoff, batches, acks, timeout_ms))
 
-    def delete_offsets(self, group_id: str, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, ErrorCode]:
-        """Remove what a group has committed; what became of each. Raises ApiError when the group is refused."""
+    def delete_offsets(self, group_id: str, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
+        """Remove what a group has committed; each one's error code. Raises ApiError when the group is refused."""
         return self._run(groups.delete_offsets(self.cluster, self.config.backoff, group_id, partitions))
 
     def _run(self, operation: Operation[T]) -> T:
@@ -188,6 +191,7 @@ class Client:
         for address in self.cluster.contacts():
             try:
                 link = self._link(address, deadline)
+                link.wait_out_throttle(deadline)
                 return link.answer(link.send(request, self._soon(deadline)), self._soon(deadline))
             except BrokerUnreachable as error:
                 self._drop(address)
@@ -200,6 +204,7 @@ class Client:
         for request in ask.requests:
             try:
                 link = self._link(request.address, deadline)
+                link.wait_out_throttle(deadline)
                 tickets.append((link, link.send(request.message, self._soon(deadline), request.version_max)))
             except BrokerUnreachable as error:
                 self._drop(request.address)

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from tidelog.client.error_codes import name_of
 from tidelog.model.ids import NO_TOPIC_ID, TopicId, TopicPartition
 from tidelog.wire.errors import ApiError, ErrorCode, error_for
 from tidelog.wire.messages.metadata import MetadataResponse, MetadataResponseTopic
@@ -51,7 +52,7 @@ class Cluster:
             name = topic.name or ""
             if topic.error_code != ErrorCode.NONE:
                 self.topics.pop(name, None)
-                refused[name] = error_for(topic.error_code, f"topic {name!r}: {_name_of(topic.error_code)}")
+                refused[name] = error_for(topic.error_code, f"topic {name!r}: {name_of(topic.error_code)}")
             else:
                 self.topics[name] = _topic(name, topic)
         return refused
@@ -80,10 +81,3 @@ def _topic(name: str, topic: MetadataResponseTopic) -> Topic:
     partitions = sorted(topic.partitions, key=lambda p: p.partition_index)
     leaders = {p.partition_index: PartitionLeader(p.leader_id, p.leader_epoch) for p in partitions}
     return Topic(name, TopicId(topic.topic_id), topic.is_internal, leaders)
-
-
-def _name_of(code: int) -> str:
-    try:
-        return ErrorCode(code).name
-    except ValueError:
-        return f"error code {code}"

@@ -3,10 +3,11 @@
 from collections.abc import Iterable
 
 from tidelog.client.cluster import Address, Cluster
+from tidelog.client.error_codes import name_of
 from tidelog.client.errors import BrokerUnreachable, Unreachable
 from tidelog.client.operations import Ask, AskAny, Backoff, Operation, Request, Retries
 from tidelog.model.ids import TopicPartition
-from tidelog.wire.errors import ApiError, ErrorCode, error_for
+from tidelog.wire.errors import ApiError, error_for
 from tidelog.wire.messages.find_coordinator import FindCoordinatorRequest, FindCoordinatorResponse
 from tidelog.wire.messages.offset_delete import (
     OffsetDeleteRequest,
@@ -18,8 +19,8 @@ from tidelog.wire.messages.offset_delete import (
 
 def delete_offsets(
     cluster: Cluster, backoff: Backoff, group_id: str, partitions: Iterable[TopicPartition]
-) -> Operation[dict[TopicPartition, ErrorCode]]:
-    """What became of each partition's offset. Raises ApiError when the group as a whole is refused."""
+) -> Operation[dict[TopicPartition, int]]:
+    """Each partition's error code, 0 where the offset is deleted. Raises ApiError when the whole group is refused."""
     topics: dict[str, OffsetDeleteRequestTopic] = {}
     for name, index in partitions:
         topic = topics.setdefault(name, OffsetDeleteRequestTopic(name))
@@ -37,7 +38,7 @@ def delete_offsets(
             assert isinstance(answer, OffsetDeleteResponse)
             _check(answer.error_code, f"group {group_id!r}")
             return {
-                TopicPartition(topic.name, part.partition_index): ErrorCode(part.error_code)
+                TopicPartition(topic.name, part.partition_index): part.error_code
                 for topic in answer.topics
                 for part in topic.partitions
             }
@@ -57,4 +58,4 @@ def _coordinator(group_id: str) -> Operation[Address]:
 
 def _check(code: int, subject: str) -> None:
     if code:
-        raise error_for(code, f"{subject}: {ErrorCode(code).name}")
+        raise error_for(code, f"{subject}: {name_of(code)}")

@@ -30,6 +30,7 @@ class Link:
         self._sent = 0
         self._received = 0
         self._early: dict[int, Message] = {}
+        self._throttled_until = 0.0
         self._head = bytearray(SIZE_BYTES)
         self._scratch = bytearray(SCRATCH_BYTES)
         try:
@@ -51,6 +52,12 @@ class Link:
     def close(self) -> None:
         self._socket.close()
 
+    def wait_out_throttle(self, deadline: float) -> None:
+        """Return when the broker reads on, which has said for how long it does not (KIP-219), or at the deadline."""
+        left = min(self._throttled_until, deadline) - time.monotonic()
+        if left > 0:
+            time.sleep(left)
+
     def send(self, message: Message, deadline: float, version_max: int = NEWEST) -> int:
         """Send a request. The number returned is for `answer`."""
         pieces = self._connection.request(message, version_max)
@@ -68,14 +75,19 @@ class Link:
         assert 0 < number <= self._sent
         with _Guard(self):
             while self._received < number - 1:  # those of other callers: kept, in buffers of their own
-                early = self._connection.answer(self._receive(deadline, reuse=False))
-                self._received += 1
+                early = self._next_answer(deadline, reuse=False)
                 self._early[self._received] = early
             if self._received == number - 1:
-                message = self._connection.answer(self._receive(deadline, reuse=reuse))
-                self._received += 1
-                return message
+                return self._next_answer(deadline, reuse=reuse)
         return self._early.pop(number)
+
+    def _next_answer(self, deadline: float, *, reuse: bool) -> Message:
+        message = self._connection.answer(self._receive(deadline, reuse=reuse))
+        self._received += 1
+        throttle_ms = getattr(message, "throttle_time_ms", 0)
+        if throttle_ms > 0:
+            self._throttled_until = time.monotonic() + throttle_ms / 1000
+        return message
 
     def _greet(self, deadline: float) -> None:
         pieces: list[Piece] | None = self._connection.greet()

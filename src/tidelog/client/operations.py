@@ -9,6 +9,7 @@ from typing import NamedTuple, TypeAlias, TypeVar, cast
 
 from tidelog.client.cluster import Address, Cluster, Topic
 from tidelog.client.connection import NEWEST
+from tidelog.client.error_codes import name_of
 from tidelog.client.errors import BrokerUnreachable, Unreachable
 from tidelog.model.ids import NO_TOPIC_ID, TopicId, TopicPartition
 from tidelog.wire.errors import (
@@ -115,10 +116,14 @@ class Fetched(NamedTuple):
     records: memoryview
     """Whole batches from the one that holds the offset on; the last may be cut. Empty when nothing came in time."""
     high_watermark: int
+    """-1, as the other offsets, if the broker told nothing of the partition because the client is over its quota."""
     last_stable_offset: int
     log_start_offset: int
     aborted: list[tuple[int, int]]
     """(producer id, first offset), by first offset; empty unless `isolation` is READ_COMMITTED."""
+
+
+HELD_BACK = Fetched(memoryview(b""), -1, -1, -1, [])
 
 
 class ListedOffset(NamedTuple):
@@ -142,13 +147,15 @@ class Retries:
         self._backoff = backoff
         self._topics = topics
         self._attempts = 0
+        self._unknown = 0
 
     def after(self, error: ApiError | Unreachable) -> Pause:
         """The pause. What is known of the topics is forgotten: the next attempt asks anew. Raises a final error."""
         self._attempts += 1
         if isinstance(error, ApiError):
-            unknown = error.code in (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID)
-            if not error.retriable or (unknown and self._attempts >= UNKNOWN_TOPIC_ATTEMPTS):
+            if error.code in (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID):
+                self._unknown += 1
+            if not error.retriable or self._unknown >= UNKNOWN_TOPIC_ATTEMPTS:
                 raise error
         self._cluster.forget(self._topics)
         return Pause(self._backoff.delay_ms(self._attempts - 1), error)
@@ -213,7 +220,10 @@ def list_offsets(
 def fetch(
     cluster: Cluster, backoff: Backoff, partition: TopicPartition, offset: int, limits: FetchLimits
 ) -> Operation[Fetched]:
-    """Record batches of one partition from `offset` on. Raises OffsetOutOfRange, which names the offset."""
+    """Record batches of one partition from `offset` on; HELD_BACK when a quota of the client's allows none at present.
+
+    Raises OffsetOutOfRange, which names the offset.
+    """
     fetched: list[Fetched] = []
 
     def attempt() -> Operation[None]:
@@ -223,6 +233,9 @@ def fetch(
         failures = _Failures()
         ask = Ask([Request(address, request, version_max) for address in leaders])
         for response in failures.answers((yield ask), FetchResponse):
+            if response.error_code == ErrorCode.NONE and not response.responses:
+                fetched.append(HELD_BACK)  # until when, in `throttle_time_ms`, is for who owns the sockets (KIP-219)
+                continue
             item = _fetched_partition(response)
             if item.error_code == ErrorCode.OFFSET_OUT_OF_RANGE:
                 raise OffsetOutOfRange(f"{partition}: offset {offset} is not in the log")
@@ -281,7 +294,7 @@ class _Failures:
         """Whether `code` says that something is wrong, which is then kept."""
         if code == ErrorCode.NONE:
             return False
-        self._errors.append(error_for(code, f"{partition}: {message or _code_name(code)}"))
+        self._errors.append(error_for(code, f"{partition}: {message or name_of(code)}"))
         return True
 
     def raise_first(self) -> None:
@@ -375,8 +388,8 @@ def _fetch_request(cluster: Cluster, partition: TopicPartition, offset: int, lim
 
 def _fetched_partition(response: FetchResponse) -> PartitionData:
     """The one partition of an answer. An error of the whole request takes its place."""
-    if response.error_code != ErrorCode.NONE or not response.responses:
-        return PartitionData(error_code=response.error_code or ErrorCode.UNKNOWN_SERVER_ERROR)
+    if response.error_code != ErrorCode.NONE:
+        return PartitionData(error_code=response.error_code)
     return response.responses[0].partitions[0]
 
 
@@ -400,10 +413,3 @@ def _produce_message(item: PartitionProduceResponse) -> str | None:
 def _epoch(cluster: Cluster, partition: TopicPartition) -> int:
     led = cluster.leader(partition)
     return led[1].epoch if led else -1
-
-
-def _code_name(code: int) -> str:
-    try:
-        return ErrorCode(code).name
-    except ValueError:
-        return f"error code {code}"

@@ -14,7 +14,7 @@ from tidelog.wire.records import Record, decode_records
 if TYPE_CHECKING:
     from typing import Any, Protocol
 
-    from tidelog.log.reader import Slice
+    from tidelog.log.reader import ColdRead, Slice
     from tidelog.runtime.interfaces import Tasks
 
     class ReplayCore(Protocol):
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         def log_start_offset(self) -> int: ...
         @property
         def log_end_offset(self) -> int: ...
+        def cold_read(self, start: int, bytes_max: int) -> "ColdRead | None": ...
         def read(self, start: int, bytes_max: int, end_offset: int) -> "Slice": ...
 
 
@@ -66,6 +67,11 @@ class Loader:
         """Replay everything below the log's end. Raises CorruptLog, ApiError or OSError; ends early if not wanted."""
         offset = self._log.log_start_offset
         while offset < self._log.log_end_offset and still_wanted():
+            cold = self._log.cold_read(offset, READ_BYTES_MAX)
+            if cold is not None:  # to find the batches is to read their headers
+                await self._tasks.run_blocking(cold.run)
+                if not still_wanted():
+                    return
             piece = self._log.read(offset, READ_BYTES_MAX, self._log.log_end_offset)
             if piece.file is None:
                 break

@@ -47,6 +47,8 @@ if TYPE_CHECKING:
         def index(self) -> int: ...
         @property
         def log(self) -> PartitionLogView: ...
+        @property
+        def deleted(self) -> bool: ...
         def append_batch(self, data: bytearray) -> "Appended": ...
         def fail(self) -> None: ...
         def is_committed(self, next_offset: int) -> bool: ...
@@ -278,9 +280,10 @@ class CoordinatorPartition(Generic[C]):
             if self._core is not None:
                 self._reload_delay_s = RELOAD_DELAY_S
         except CorruptLog as error:
-            log.fail(str(error))  # and that is said by the log
+            if self._counts(log):
+                log.fail(str(error))  # and that is said by the log
         except (ApiError, OSError) as error:
-            if log.failure is None:
+            if log.failure is None and self._counts(log):
                 logger.error("load failed, tried again partition=%s error=%s", self.name, error)
                 self._refusal = CoordinatorNotAvailable(f"{self.name} could not be loaded: {error}")
                 self._load_later()
@@ -288,16 +291,26 @@ class CoordinatorPartition(Generic[C]):
             logger.exception("load failed partition=%s", self.name)
             self._refusal = NotCoordinator(f"{self.name} could not be loaded: {error!r}")
             self._unload(self._refusal, [])
-        if log.failure is not None:
+        if self._core is None and self.partition.log is not log:
+            self._load_later()  # from where it has moved to
+        elif log.failure is not None:
             self.partition.fail()
+
+    def _counts(self, log: "PartitionLogView") -> bool:
+        """Whether it is the partition's log: that may have moved to another directory, or have been deleted."""
+        return self.partition.log is log and not self.partition.deleted
 
     async def _read_log(self) -> None:
         core = self._new_core()
         log = self.partition.log
         began = self._clock.monotonic()
+
+        def is_wanted() -> bool:
+            return not self._closed and log.failure is None and self._counts(log)
+
         loader = Loader(self.name, log, core, self._tasks)
-        await loader.run(lambda: not self._closed and log.failure is None)
-        if self._closed or log.failure is not None:
+        await loader.run(is_wanted)
+        if not is_wanted():
             return
         self._core = core
         self._refusal = None

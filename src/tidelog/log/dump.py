@@ -15,6 +15,7 @@ from tidelog.log.indexes import CorruptIndex, OffsetIndex, TimeIndex
 from tidelog.log.producer_snapshot import CorruptSnapshot, decode_snapshot
 from tidelog.log.replay import end_marker
 from tidelog.log.transaction_index import TransactionIndex
+from tidelog.log.verify import unreadable
 from tidelog.model.ids import uuid_text
 from tidelog.wire.batches import CODEC_MASK, CONTROL_BIT, TIMESTAMP_TYPE_BIT, TRANSACTIONAL_BIT, Codec
 from tidelog.wire.checksums import crc32c
@@ -31,17 +32,24 @@ MARKERS = ("abort", "commit")
 def dump(disk: "Disk", path: str, *, records: bool = False) -> Iterator[Entry]:
     """Every entry of a file, or of each file in a directory and the directories in it. `records`: those of batches too.
 
-    Raises OSError for a path that cannot be read.
+    What cannot be read is damage. Raises OSError for a path that is not there.
     """
     path = path.rstrip("/")
-    if disk.is_dir(path):
-        for name in disk.list(path):
-            yield from dump(disk, f"{path}/{name}", records=records)
-        return
-    name = path.rpartition("/")[2]
+    if not disk.is_dir(path):
+        disk.size(path)  # it must be there
+    yield from _dump(disk, path, records=records)
+
+
+def _dump(disk: "Disk", path: str, *, records: bool) -> Iterator[Entry]:
     try:
-        for entry in _entries(disk, path, name, records=records):
+        if disk.is_dir(path):
+            for name in disk.list(path):
+                yield from _dump(disk, f"{path}/{name}", records=records)
+            return
+        for entry in _entries(disk, path, path.rpartition("/")[2], records=records):
             yield {"file": path, **entry}
+    except OSError as error:
+        yield {"file": path, "kind": "damage", "position": 0, "reason": unreadable(error)}
     except CorruptLog as error:
         yield {"file": error.path, "kind": "damage", "position": error.position, "reason": error.reason}
     except (CorruptIndex, CorruptSnapshot) as error:
@@ -60,7 +68,9 @@ def _entries(disk: "Disk", path: str, name: str, *, records: bool) -> Iterator[E
         return _transactions(disk, path)
     if kind is Kind.PRODUCERS:
         return _producers(disk, path)
-    return _TEXTS.get(kind, _other)(disk.read(path), path)
+    if kind in (Kind.LEFT, Kind.OTHER):
+        return iter([{"kind": "file", "position": 0, "size": disk.size(path)}])
+    return _TEXTS[kind](disk.read(path), path)
 
 
 def _batches(disk: "Disk", path: str, base_offset: int, *, records: bool) -> Iterator[Entry]:
@@ -183,10 +193,6 @@ def _metadata(data: bytes, path: str) -> Iterator[Entry]:
 
 def _properties(data: bytes, path: str) -> Iterator[Entry]:
     yield {"kind": "properties", "position": 0, **read_properties(data, path)}
-
-
-def _other(data: bytes, path: str) -> Iterator[Entry]:
-    yield {"kind": "file", "position": 0, "size": len(data)}
 
 
 _TEXTS: dict[Kind, Callable[[bytes, str], Iterator[Entry]]] = {

@@ -180,6 +180,8 @@ class LogReader:
 
     def _end_position(self, segment: Segment, end_offset: int) -> int:
         """Where batches that reach `end_offset` begin in `segment`; its size when none does."""
+        if self._segments.items[self._segments.floor(end_offset)] is not segment:
+            return segment.size  # not looked for where it cannot be: that would read the segment's end from the disk
         place = self._places.get(end_offset)
         if place is not None and place[0] is segment:
             return place[1]

@@ -23,7 +23,7 @@ NO_TIMESTAMP = -1
 RECORD_ERRORS_MAX = 1000
 """Of one answer; how many there are in all is in its message."""
 INLINE_RECORDS_MAX = 4000
-"""Looked at in the turn in which they came: some ms."""
+"""Looked at on the loop, in a turn that has time for it: some ms."""
 INLINE_BYTES_MAX = 1 << 20
 """The same of their decompressed bytes."""
 EXAMINED_RECORDS_MAX = 1_000_000
@@ -64,8 +64,9 @@ def check_client_batch(
 ) -> int:
     """Check a batch that `check_produced` has passed against the topic's settings; the append time, -1 for CreateTime.
 
-    `limits` may be what a thread has found out of its records. May write into `batch` and `header`: timestamp type and
-    largest timestamp, with a new CRC. Raises the ApiError to answer with, NotInline.
+    `limits` may be what `examine` has found out of its records. May write into `batch` and `header`: timestamp type and
+    largest timestamp, with a new CRC. Raises the ApiError to answer with, NotInline when the records have to be looked
+    at first.
     """
     if header.size > config.max_message_bytes:
         raise too_large(f"{header.size} bytes", config.max_message_bytes)
@@ -76,12 +77,10 @@ def check_client_batch(
         )
     max_timestamp = header.max_timestamp
     if _look_at_records(header, config, now_ms):
-        if not isinstance(limits, bool) and limits.config is config:
-            examined = limits
-        else:
-            examined = examine(batch, header, config, now_ms, inline=True)
+        if isinstance(limits, bool) or limits.config is not config:
+            raise NotInline
         # The header may lie: what its records say is what time indexes and clients go by.
-        max_timestamp = examined.max_timestamp
+        max_timestamp = limits.max_timestamp
     if config.message_timestamp_type == "LogAppendTime":
         if header.attributes & TIMESTAMP_TYPE_BIT:
             _refuse_append_time(header)
@@ -91,9 +90,14 @@ def check_client_batch(
     return -1
 
 
+def looks_at_all_records(config: "LogConfig") -> bool:
+    """Whether the settings ask for a look at the records of every batch."""
+    return config.compacts or config.record_validation == "full"
+
+
 def _look_at_records(header: "BatchHeader", config: "LogConfig", now_ms: int) -> bool:
     """Whether the header does not tell all that the settings ask."""
-    if config.compacts or config.record_validation == "full":
+    if looks_at_all_records(config):
         return True
     if config.message_timestamp_type == "LogAppendTime":
         return False
@@ -174,7 +178,7 @@ class _Findings:
     def refuse(self, header: "BatchHeader", config: "LogConfig") -> None:
         """Raise InvalidRecord or RefusedRecords if the settings do not allow what was found."""
         # Compaction keeps of each key what has the highest offset: it must be one of the batch's own.
-        if self.disordered is not None and (config.compacts or config.record_validation == "full"):
+        if self.disordered is not None and looks_at_all_records(config):
             index, delta = self.disordered
             raise InvalidRecord(f"record {index} of the batch has offset delta {delta}: they must count from 0")
         if self.without_keys and config.compacts:

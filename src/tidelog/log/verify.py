@@ -6,6 +6,7 @@ Nothing is changed. Blocks; slow by nature.
 """
 
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -60,6 +61,9 @@ LEFT_DIRECTORIES = {
 }
 OTHER_DIRECTORY = "a directory that holds no live partition"
 
+UNKNOWN = -1
+"""Where a segment ends that cannot be read."""
+
 
 class Finding(NamedTuple):
     """`position` in bytes of the file `path`; `severity` is DAMAGE or NOTE."""
@@ -97,9 +101,17 @@ class Verified:
 def verify(disk: "Disk", path: str, *, records: bool = True) -> Verified:
     """Verify a file, a partition's directory or a whole data directory. `records`: decode every record.
 
-    Raises OSError for a path that cannot be read.
+    What cannot be read is damage. Raises OSError for a path that is not there.
     """
-    return _Verifier(disk, decode=records).run(path.rstrip("/"))
+    path = path.rstrip("/")
+    if not disk.is_dir(path):
+        disk.size(path)  # it must be there
+    return _Verifier(disk, decode=records).run(path)
+
+
+def unreadable(error: OSError) -> str:
+    """What is said of a file or a directory that the system refuses to read."""
+    return f"it cannot be read: {error.strerror}"
 
 
 def by_ending(reasons: Mapping[str, str], name: str, otherwise: str = "left behind") -> str:
@@ -115,26 +127,40 @@ class _Verifier:
         """Checkpoints that were read, by path."""
 
     def run(self, path: str) -> Verified:
-        if not self._disk.is_dir(path):
-            self._file(path)
-        elif partition_of(path.rpartition("/")[2]) or any(
-            file_kind(name).kind is Kind.SEGMENT for name in self._disk.list(path)
-        ):
-            self._partition(path)
+        if self._disk.is_dir(path):
+            with self._noting(path):
+                self._directory(path)
         else:
-            for name in self._disk.list(path):
-                child = f"{path}/{name}"
-                if not self._disk.is_dir(child):
-                    self._file(child)
-                elif partition_of(name):
-                    self._partition(child)
-                else:
-                    self._result.found(child, 0, by_ending(LEFT_DIRECTORIES, name, OTHER_DIRECTORY), NOTE)
+            self._file(path)
         return self._result
+
+    @contextmanager
+    def _noting(self, path: str) -> Iterator[None]:
+        """That `path` cannot be read is a finding: the rest is verified all the same."""
+        try:
+            yield
+        except OSError as error:
+            self._result.found(path, 0, unreadable(error))
+
+    def _directory(self, path: str) -> None:
+        """A partition's, or a data directory."""
+        names = self._disk.list(path)
+        if partition_of(path.rpartition("/")[2]) or any(file_kind(name).kind is Kind.SEGMENT for name in names):
+            self._partition(path)
+            return
+        for name in names:
+            child = f"{path}/{name}"
+            if not self._disk.is_dir(child):
+                self._file(child)
+            elif partition_of(name):
+                with self._noting(child):
+                    self._partition(child)
+            else:
+                self._result.found(child, 0, by_ending(LEFT_DIRECTORIES, name, OTHER_DIRECTORY), NOTE)
 
     def _partition(self, directory: str) -> None:
         """The segments in their order, each with its indexes, then the other files."""
-        end_offset = -1
+        end_offset = UNKNOWN
         epochs: list[tuple[int, int, str]] = []
         names = self._disk.list(directory)
         segments = [name for name in names if file_kind(name).kind is Kind.SEGMENT]
@@ -142,15 +168,16 @@ class _Verifier:
             path, base_offset = f"{directory}/{name}", file_kind(name).base_offset
             if end_offset > base_offset:
                 self._result.found(path, 0, f"the segment before it reaches offset {end_offset}")
-            elif 0 <= end_offset < base_offset:
+            elif UNKNOWN < end_offset < base_offset:
                 severity = NOTE if self._may_have_holes(directory, base_offset) else DAMAGE
                 self._result.found(path, 0, f"offsets {end_offset} to {base_offset - 1} are in no segment", severity)
             end_offset = self._segment(path, base_offset, epochs)
-        self._ends(directory, segments, end_offset)
+        self._ends(directory, segments, end_offset if segments else 0)
         for name in names:
             kind = file_kind(name).kind
             if kind is Kind.EPOCHS:
-                self._epochs(f"{directory}/{name}", epochs)
+                with self._noting(f"{directory}/{name}"):
+                    self._epochs(f"{directory}/{name}", epochs)
             elif kind not in OF_SEGMENT:
                 self._file(f"{directory}/{name}")
             elif f"{name.partition('.')[0]}.log" not in names:
@@ -183,10 +210,9 @@ class _Verifier:
             own = self._disk.exists(f"{parent}/{METADATA_STORE}")
             reason = f"the log begins at offset {first}, {LOG_START_OFFSETS} says {start}: earlier segments are missing"
             self._result.found(f"{directory}/{segments[0]}", 0, reason, DAMAGE if own else NOTE)
-        if flushed is not None and max(end_offset, start or 0) < flushed:
+        if flushed is not None and end_offset != UNKNOWN and max(end_offset, start or 0) < flushed:
             path = f"{directory}/{segments[-1]}" if segments else directory
-            end = max(end_offset, 0)
-            reason = f"the log ends at offset {end}, {RECOVERY_POINTS} says that {flushed} was on the disk"
+            reason = f"the log ends at offset {end_offset}, {RECOVERY_POINTS} says that {flushed} was on the disk"
             self._result.found(path, self._disk.size(path) if segments else 0, reason)
 
     def _recovery_point(self, directory: str) -> int | None:
@@ -200,7 +226,7 @@ class _Verifier:
         if path not in self._offsets:
             try:
                 self._offsets[path] = read_offsets(self._disk, path)
-            except CorruptLog:
+            except (CorruptLog, OSError):
                 self._offsets[path] = None  # found when the file is verified itself
         offsets = self._offsets[path]
         return None if offsets is None else offsets.get(partition, 0)
@@ -211,9 +237,19 @@ class _Verifier:
         if kind in OF_SEGMENT:
             self._segment(f"{path.rpartition('.')[0]}.log", base_offset, [])
             return
-        if kind is Kind.METADATA_SNAPSHOT:
-            self._chain(path, 0, [], {}, {})
-            return
+        with self._noting(path):
+            if kind is Kind.METADATA_SNAPSHOT:
+                self._chain(path, 0, [], {}, {})
+            elif kind in (Kind.LEFT, Kind.OTHER):
+                self._result.files += 1
+                self._result.bytes += self._disk.size(path)
+                if kind is Kind.LEFT:
+                    self._result.found(path, 0, by_ending(LEFT, path), NOTE)
+            else:
+                self._small_file(path, kind)
+
+    def _small_file(self, path: str, kind: Kind) -> None:
+        """One that is read in one go."""
         data = self._read(path)
         try:
             if kind is Kind.PRODUCERS:
@@ -226,8 +262,6 @@ class _Verifier:
                 parse_partition_metadata(data, path)
             elif kind is Kind.PROPERTIES:
                 read_properties(data, path)
-            elif kind is Kind.LEFT:
-                self._result.found(path, 0, by_ending(LEFT, path), NOTE)
         except CorruptSnapshot as error:
             self._result.found(path, 0, str(error))
         except CorruptLog as error:
@@ -261,37 +295,45 @@ class _Verifier:
     # Segments
 
     def _segment(self, path: str, base_offset: int, epochs: list[tuple[int, int, str]]) -> int:
-        """A segment with its indexes; the offset at which it ends."""
+        """A segment with its indexes; the offset at which it ends, or UNKNOWN."""
         stem = path[: -len(".log")]
         by_position = self._index_rows(OffsetIndex(self._disk, stem + ".index", base_offset))
         by_offset = self._index_rows(TimeIndex(self._disk, stem + ".timeindex", base_offset))
         positions = {position: (row, relative + base_offset) for row, (relative, position) in enumerate(by_position)}
         times = {relative + base_offset: (row, time) for row, (time, relative) in enumerate(by_offset)}
-        end_offset = self._chain(path, base_offset, epochs, positions, times)
-        for row, offset in positions.values():
-            self._result.found(f"{stem}.index", row * 8, f"offset {offset} is indexed where no batch begins")
-        for offset, (row, time) in times.items():
-            self._result.found(f"{stem}.timeindex", row * 12, f"offset {offset} with time {time} is not in the log")
+        end_offset = UNKNOWN
+        with self._noting(path):
+            end_offset = self._chain(path, base_offset, epochs, positions, times)
+            for row, offset in positions.values():
+                reason = f"offset {offset} is not in what begins where it is indexed"
+                self._result.found(f"{stem}.index", row * 8, reason)
+            for offset, (row, time) in times.items():
+                self._result.found(f"{stem}.timeindex", row * 12, f"offset {offset} with time {time} is not in the log")
         transactions = f"{stem}.txnindex"
         if self._disk.exists(transactions):
-            self._result.files += 1
-            self._result.bytes += self._disk.size(transactions)
-            try:
-                TransactionIndex(self._disk, transactions, exists=True).read()
-            except CorruptLog as error:
-                self._result.found(error.path, error.position, error.reason)
+            with self._noting(transactions):
+                self._transactions(transactions)
         return end_offset
+
+    def _transactions(self, path: str) -> None:
+        self._result.files += 1
+        self._result.bytes += self._disk.size(path)
+        try:
+            TransactionIndex(self._disk, path, exists=True).read()
+        except CorruptLog as error:
+            self._result.found(error.path, error.position, error.reason)
 
     def _index_rows(self, index: OffsetIndex | TimeIndex) -> list[tuple[int, int]]:
         if not self._disk.exists(index.path):
             return []
-        self._result.files += 1
-        self._result.bytes += self._disk.size(index.path)
-        try:
-            return index.rows()
-        except CorruptIndex as error:
-            self._result.found(index.path, 0, str(error).partition(": ")[2])
-            return []
+        with self._noting(index.path):
+            self._result.files += 1
+            self._result.bytes += self._disk.size(index.path)
+            try:
+                return index.rows()
+            except CorruptIndex as error:
+                self._result.found(index.path, 0, str(error).partition(": ")[2])
+        return []
 
     def _chain(
         self,
@@ -301,9 +343,17 @@ class _Verifier:
         positions: dict[int, tuple[int, int]],
         times: dict[int, tuple[int, int]],
     ) -> int:
-        """Every batch of a file; index entries that agree with it are taken out of `positions` and `times`."""
+        """Every batch of a file; index entries that agree with it are taken out of `positions` and `times`.
+
+        Which offset an entry has changed with Kafka's versions. Before 4.0 it was the last one of an append, which may
+        be several batches (a follower's, compaction's), at the position of the first of them; up to 3.7 a time had the
+        first record's of that time, not the batch's last. Look-ups find the same with either.
+        """
         next_offset = base_offset
         latest = -1
+        indexed = -1
+        timed = sorted(times)
+        seen = 0
         for position, batch, fields in self._sound_chain(path, base_offset):
             self._result.batches += 1
             if crc32c(batch[21:]) != fields[CRC]:
@@ -318,10 +368,14 @@ class _Verifier:
             last_offset = offset + fields[LAST_OFFSET_DELTA]
             if fields[COUNT]:  # compaction leaves batches without records, whose time says nothing
                 latest = max(latest, fields[MAX_TIMESTAMP])
-            if position in positions and positions[position][1] == last_offset:
-                del positions[position]
-            if last_offset in times and times[last_offset][1] == latest:
-                del times[last_offset]
+            if position in positions:
+                indexed = position
+            if indexed in positions and offset <= positions[indexed][1] <= last_offset:
+                del positions[indexed]
+            while seen < len(timed) and timed[seen] <= last_offset:
+                if timed[seen] >= offset and times[timed[seen]][1] == latest:
+                    del times[timed[seen]]
+                seen += 1
             next_offset = last_offset + 1
         return next_offset
 

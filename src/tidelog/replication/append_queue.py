@@ -1,7 +1,8 @@
 """Batches that cannot be appended in the turn in which they came, and all that come to their partition behind them.
 
-A batch waits while it is recompressed on a thread, or its records are looked at there. Batches of one partition are
-appended in the order in which they came, whoever sent them.
+A batch waits while it is recompressed on a thread, or its records are looked at there, or when such work on small ones
+has had its time in this turn of the loop. Batches of one partition are appended in the order in which they came,
+whoever sent them.
 """
 
 import asyncio
@@ -13,18 +14,21 @@ from typing import TYPE_CHECKING, Any
 
 from tidelog.log.recompression import recompress
 from tidelog.log.validation import Examined, NotInline, too_large
+from tidelog.runtime.turns import NoTurn, Turns
 from tidelog.wire.batches import BatchHeader
 from tidelog.wire.errors import ApiError, NotLeaderOrFollower, RequestTimedOut
 
 if TYPE_CHECKING:
     from tidelog.log.partition_log import Appended
+    from tidelog.log.recompression import Recompression
+    from tidelog.model.steps import Steps
     from tidelog.replication.partition import Partition
     from tidelog.runtime.interfaces import Tasks
 
 logger = logging.getLogger("tidelog.partition")
 
 INLINE_BYTES_MAX = 16 << 10
-"""A batch up to this size is recompressed at once: a thread would take longer."""
+"""A batch up to this size is recompressed on the loop while that has time: a thread would take longer."""
 INLINE_DECOMPRESSED_BYTES_MAX = 32 << 10
 QUEUED_BYTES_MAX = 64 << 20
 """Of all batches that wait; what comes beyond them is refused, to be sent again."""
@@ -45,7 +49,7 @@ class QueuedBytes:
     def take(self, size: int) -> None:
         """Raises RequestTimedOut, on which clients try again."""
         if self.held and self.held + size > self.limit:
-            raise RequestTimedOut(f"{self.held} bytes of record batches wait for a thread; try again")
+            raise RequestTimedOut(f"{self.held} bytes of record batches wait to be appended; try again")
         self.held += size
 
 
@@ -64,13 +68,15 @@ class _Entry:
 class AppendQueue:
     """Of one partition; empty most of the time. Everything is called on the loop."""
 
-    __slots__ = ("_bytes", "_closed", "_entries", "_partition", "_tasks")
+    __slots__ = ("_appending", "_bytes", "_closed", "_entries", "_partition", "_tasks", "_turns")
 
-    def __init__(self, partition: "Partition", tasks: "Tasks", queued_bytes: QueuedBytes) -> None:
+    def __init__(self, partition: "Partition", tasks: "Tasks", turns: Turns, queued_bytes: QueuedBytes) -> None:
         self._partition = partition
         self._tasks = tasks
+        self._turns = turns
         self._bytes = queued_bytes
         self._entries: deque[_Entry] = deque()
+        self._appending = False
         self._closed = False
 
     @property
@@ -80,9 +86,9 @@ class AppendQueue:
     def close(self) -> None:
         """Append nothing any more; who waits is told so."""
         self._closed = True
-        for entry in self._entries:
-            entry.ready = True
-        self._drain()
+        while self._entries:
+            self._tell(self._entries[0], NotLeaderOrFollower("the broker stops"))
+        self._partition.settle_plain()
 
     def append(self, batch: memoryview, header: "BatchHeader", done: Outcome) -> "Appended | None":
         """Append a client's checked batch in its turn. None: that is not now, and `done` is told later.
@@ -91,31 +97,45 @@ class AppendQueue:
         waits.
         """
         wanted = self._partition.recompression
-        if wanted is None or header.codec == wanted.codec:
-            if self.idle:
-                try:
-                    return self._partition.append(batch, header)
-                except NotInline:
-                    self.examine(batch, done)
-                    return None
-            self._add(batch, done, ready=True)
-            return None
-        if header.size > wanted.batch_bytes_max:
-            raise too_large(f"{header.size} bytes", wanted.batch_bytes_max)
-        if self.idle and header.size <= INLINE_BYTES_MAX:
+        if wanted is not None:
+            if header.codec == wanted.codec:
+                wanted = None
+            elif header.size > wanted.batch_bytes_max:
+                raise too_large(f"{header.size} bytes", wanted.batch_bytes_max)
+        if self.idle:
             try:
-                smaller = recompress(batch, header, wanted, INLINE_DECOMPRESSED_BYTES_MAX)
-                return self._partition.append(memoryview(smaller), BatchHeader(smaller))
-            except NotInline:
+                return self._turns.at_once(self._append_at_once, batch, header, wanted)
+            except (NotInline, NoTurn):
                 pass
-        entry = self._add(batch, done, ready=False)
-        work = self._tasks.run_blocking(recompress, entry.batch, header, wanted)
-        work.add_done_callback(partial(self._recompressed, entry))
+        if wanted is None:
+            self.examine(batch, done)
+        else:
+            entry = self._add(batch, done, ready=False)
+            work = self._tasks.run_blocking(recompress, entry.batch, header, wanted)
+            work.add_done_callback(partial(self._recompressed, entry))
         return None
 
     def examine(self, batch: memoryview, done: Outcome) -> None:
         """As `append`, of a batch for which `Partition.append` has raised NotInline."""
-        self._examine(self._add(batch, done, ready=False))
+        self._add(batch, done, ready=True)
+        if len(self._entries) == 1:
+            self._tasks.call_soon(self._go_on)  # not now: `done` is told in a later turn
+
+    def _append_at_once(self, batch: memoryview, header: "BatchHeader", wanted: "Recompression | None") -> "Appended":
+        if wanted is not None:
+            if header.size > INLINE_BYTES_MAX:
+                raise NotInline
+            batch = memoryview(recompress(batch, header, wanted, INLINE_DECOMPRESSED_BYTES_MAX))
+            header = BatchHeader(batch)
+        return self._append(batch, header, None)
+
+    def _append(self, batch: memoryview, header: "BatchHeader", examined: Examined | None) -> "Appended":
+        """Raises NotInline when a thread has to look at it."""
+        try:
+            return self._partition.append(batch, header, examined=examined)
+        except NotInline:
+            examined = self._partition.examine_inline(batch, header)
+            return self._partition.append(batch, header, examined=examined)
 
     def _add(self, batch: memoryview, done: Outcome, *, ready: bool) -> _Entry:
         if self._closed:
@@ -126,21 +146,17 @@ class AppendQueue:
         self._partition.settle_plain()
         return entry
 
-    def _examine(self, entry: _Entry) -> None:
-        entry.ready = False
-        self._partition.examine(entry.batch).add_done_callback(partial(self._examined, entry))
-
     def _examined(self, entry: _Entry, work: "asyncio.Future[Examined]") -> None:
         self._settle(entry, work, "its records could not be looked at")
         if entry.failure is None:
             entry.examined = work.result()
-        self._drain()
+        self._go_on()
 
     def _recompressed(self, entry: _Entry, work: "asyncio.Future[bytearray]") -> None:
         self._settle(entry, work, "recompression failed")
         if entry.failure is None:
             entry.batch = work.result()
-        self._drain()
+        self._go_on()
 
     def _settle(self, entry: _Entry, work: "asyncio.Future[Any]", what: str) -> None:
         """Note what came of the work on a batch, if that was nothing good."""
@@ -150,30 +166,48 @@ class AppendQueue:
         elif (error := work.exception()) is not None:
             entry.failure = error if isinstance(error, ApiError) else ApiError(f"{what}: {error!r}")
 
-    def _drain(self) -> None:
+    def _go_on(self) -> None:
+        """Append what is ready at the head, with the others that have turns of the loop: it may be a thousand batches,
+        each of some ms.
+        """
+        if not self._appending and self._entries and self._entries[0].ready:
+            self._appending = True
+            self._turns.begin(self._append_ready(), self._appended)
+
+    def _append_ready(self) -> "Steps[None]":
         entries = self._entries
         while entries and entries[0].ready:
             entry = entries[0]
             try:
                 outcome = self._outcome(entry)
             except NotInline:  # nobody knew before it was recompressed, or the settings have changed
-                self._examine(entry)
+                entry.ready = False
+                self._partition.examine(entry.batch).add_done_callback(partial(self._examined, entry))
                 return
-            entries.popleft()
-            self._bytes.held -= entry.size
-            entry.done(outcome)
+            self._tell(entry, outcome)
+            yield
+
+    def _appended(self, _: None, error: Exception | None) -> None:
+        self._appending = False
         if self.idle:
             self._partition.settle_plain()
+        if error is not None:
+            self._tasks.call_soon(self._go_on)  # those behind it must not wait for ever
+            raise error
+
+    def _tell(self, entry: _Entry, outcome: "Appended | ApiError") -> None:
+        """`entry` is the first."""
+        self._entries.popleft()
+        self._bytes.held -= entry.size
+        entry.done(outcome)
 
     def _outcome(self, entry: _Entry) -> "Appended | ApiError":
         """Raises NotInline."""
-        if self._closed:
-            return NotLeaderOrFollower("the broker stops")
         if entry.failure is not None:
             return entry.failure
         try:
             batch = entry.batch
-            return self._partition.append(memoryview(batch), BatchHeader(batch), examined=entry.examined)
+            return self._append(memoryview(batch), BatchHeader(batch), entry.examined)
         except ApiError as error:
             return error
         except NotInline:

@@ -145,23 +145,26 @@ class Moves:
         name = f"{partition.topic}-{partition.index}"
         try:
             await self._partitions.settled()  # a swap of segments that had begun before
+            self._check(move)
             while not await self._copy(move):
                 await self._discard(move)
             await self._take_over(move, name)
         except Abandoned:
             await self._discard(move)
-        except SourceFailed as error:
-            logger.error("move failed partition=%s to=%s reason=%s", name, move.target.path, error)
-            self._blame(partition.log.directory.rpartition("/")[0], error)
-            await self._discard(move)
-        except (ApiError, OSError, CorruptLog) as error:
-            logger.error("move failed partition=%s to=%s reason=%s", name, move.target.path, error)
-            if partition.log.failure is None:  # else it was the source
-                self._blame(move.target.path, error)
+        except (SourceFailed, ApiError, OSError, CorruptLog) as error:
+            if not partition.deleted:  # else its files are gone, which says nothing of a disk
+                self._failed(move, name, error)
             await self._discard(move)
         finally:
             if self._moves.get(partition) is move:
                 del self._moves[partition]
+
+    def _failed(self, move: Move, name: str, error: Exception) -> None:
+        logger.error("move failed partition=%s to=%s reason=%s", name, move.target.path, error)
+        if isinstance(error, SourceFailed):
+            self._blame(move.partition.log.directory.rpartition("/")[0], error)
+        elif move.partition.log.failure is None:  # else it was the source
+            self._blame(move.target.path, error)
 
     def _blame(self, path: str, error: Exception) -> None:
         cause = error if isinstance(error, OSError) else error.__cause__
@@ -182,6 +185,10 @@ class Moves:
         """Make the copy, until little is missing. False when it has to be made anew: the log's start overtook it."""
         partition, tasks = move.partition, self._runtime.tasks
         log = partition.log
+        cold = log.cold_read(log.log_start_offset, 1)
+        if cold is not None:
+            await tasks.run_blocking(_warm, cold)
+            self._check(move)
         first = log.read(log.log_start_offset, 1, log.log_end_offset)
         # The batch that holds the start; in a gap, which compaction leaves, there is none.
         start = min(first.first_batch_offset, log.log_start_offset) if first.size else log.log_start_offset
@@ -219,6 +226,7 @@ class Moves:
                 return True
 
     def _check(self, move: Move) -> None:
+        """Raises Abandoned when the move is not to go on: much may have happened while something was awaited."""
         partition = move.partition
         path = move.target.path
         if move.cancelled or partition.deleted or partition.log.failure is not None:
@@ -231,8 +239,9 @@ class Moves:
         left_s = size / limit if limit else 0.0
         while True:
             await self._runtime.tasks.sleep(min(left_s, PAUSE_MAX_S))
+            self._check(move)
             left_s -= PAUSE_MAX_S
-            if left_s <= 0 or move.cancelled:
+            if left_s <= 0:
                 return
 
     async def _flush(self, future: "PartitionLog") -> None:
@@ -246,8 +255,10 @@ class Moves:
         partition, runtime, future = move.partition, self._runtime, move.future
         assert future is not None
         old = partition.log
+        self._check(move)
         source = self._partitions.directories.of(old.topic_partition)
-        assert source is not None
+        if source is None:  # it is out of use since a moment ago
+            raise Abandoned
         partition.freeze()
         try:
             await self._partitions.settled()  # nothing on a thread is at the old log's files

@@ -11,9 +11,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 from tidelog.log.recompression import Recompression, recompression
-from tidelog.log.validation import Examined, examine
+from tidelog.log.validation import Examined, examine, looks_at_all_records
 from tidelog.replication.append_queue import AppendQueue, QueuedBytes
 from tidelog.replication.full_directories import FullDirectories
+from tidelog.runtime.turns import Turns
 from tidelog.wire.batches import BatchHeader
 from tidelog.wire.errors import ApiError, FencedLeaderEpoch, OffsetOutOfRange, StorageError, UnknownLeaderEpoch
 
@@ -53,9 +54,10 @@ class FlushRequests(Protocol):
 class SharedByPartitions:
     """What all partitions of a broker have in common."""
 
-    __slots__ = ("full", "queued_bytes", "told_too_large")
+    __slots__ = ("full", "queued_bytes", "told_too_large", "turns")
 
-    def __init__(self) -> None:
+    def __init__(self, turns: Turns) -> None:
+        self.turns = turns
         self.full = FullDirectories()
         self.queued_bytes = QueuedBytes()
         self.told_too_large: dict[str, None] = {}
@@ -125,7 +127,7 @@ class Partition:
         self._refusing = False  # the disk is full, or descriptors have run out: it may pass
         self._committing: deque[tuple[int, CommitListener]] = deque()
         self._watchers: dict[HighWatermarkWatcher, None] = {}
-        self._shared = shared or SharedByPartitions()
+        self._shared = shared or SharedByPartitions(Turns(clock, tasks))
         self._queue: AppendQueue | None = None
         self.high_watermark: int = log.log_end_offset
         """Exclusive end of what consumers may see. What recovery kept is durable: it was synced before this."""
@@ -145,13 +147,14 @@ class Partition:
     def settle_plain(self) -> None:
         """Work out `plain`: whether anyone's batch can be appended as it came, at once."""
         waits = self._queue is not None and not self._queue.idle
-        self.plain = not (self.internal or waits or self.recompression is not None)
+        looked_at = self.recompression is not None or looks_at_all_records(self.config)
+        self.plain = not (self.internal or waits or looked_at)
 
     @property
     def queue(self) -> AppendQueue:
         """Where clients' batches go while the partition is not `plain`."""
         if self._queue is None:
-            self._queue = AppendQueue(self, self._tasks, self._shared.queued_bytes)
+            self._queue = AppendQueue(self, self._tasks, self._shared.turns, self._shared.queued_bytes)
         return self._queue
 
     def close_queue(self) -> None:
@@ -190,7 +193,7 @@ class Partition:
         """Append one checked batch of a client; offsets are assigned in `batch` itself.
 
         Raises StorageError when the log is offline, or what the log finds (sequence, timestamp, size); NotInline when
-        its records have to be looked at by `examine` first.
+        its records have to be looked at first, by `examine` or `examine_inline`.
         """
         if self.deleted:
             raise self._offline()
@@ -227,6 +230,10 @@ class Partition:
         """
         header = BatchHeader(batch)
         return self._tasks.run_blocking(examine, batch, header, self.log.config, self._now_ms(), lane=RECORDS_LANE)
+
+    def examine_inline(self, batch: memoryview, header: "BatchHeader") -> Examined:
+        """The same now, for some ms; raises NotInline when that is not enough."""
+        return examine(batch, header, self.log.config, self._now_ms(), inline=True)
 
     def _flush_early(self) -> None:
         """`flush.messages` and `flush.ms`: sooner than the interval, with nobody waiting for it."""

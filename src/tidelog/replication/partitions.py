@@ -60,7 +60,7 @@ class Partitions:
         self._runtime = runtime
         self.directories = directories
         self._topic_config = topic_config
-        self._shared = SharedByPartitions()
+        self._shared = SharedByPartitions(runtime.turns)
         self._table: dict[tuple[str, int], Partition] = {}
         self._offline: dict[tuple[str, int], str] = {}
         self._topic_names: dict[bytes, str] = {}
@@ -262,6 +262,7 @@ class Partitions:
                     unopened.append((topic.topic_id, TopicPartition(topic.name, index)))
                 else:
                     partition.deleted = True
+                    partition.log.on_io_failure = None  # its files go: one that is not there is no fault of the disk
                     self._offsets.forget(partition)
                     partition.fail()
                     removed.append(partition)

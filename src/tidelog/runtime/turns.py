@@ -34,6 +34,10 @@ WEIGHT_MAX = 16 << 20
 """Of what has turns at the same time, so that intermediate results do not add up; one alone may weigh more."""
 
 
+class NoTurn(Exception):
+    """What might be done at once has to wait for a later turn."""
+
+
 class Work(Generic[R]):
     """One computation, from `Turns.begin` to its end."""
 
@@ -140,9 +144,27 @@ class Turns:
         if not work.ended:
             self._class_of(work).waiting.append(work)
             self._call()
-        elif self._first_turns_s < FIRST_TURNS_S / 2:
-            self._call()  # it is renewed there
+        else:
+            self._renew_soon()
         return work
+
+    def at_once(self, function: Callable[..., R], *args: object) -> R:
+        """What `function` returns: some ms that cannot be parted. They count as a first turn, and are the last one
+        until the loop's next turn if they take its time. Raises NoTurn if there is none left.
+        """
+        left_s = self._first_turns_s
+        if left_s <= 0:
+            raise NoTurn
+        began_s = self._monotonic()
+        try:
+            return function(*args)
+        finally:
+            self._first_turns_s = left_s - (self._monotonic() - began_s)
+            self._renew_soon()
+
+    def _renew_soon(self) -> None:
+        if self._first_turns_s < FIRST_TURNS_S / 2:
+            self._call()
 
     def _class_of(self, work: Work[Any]) -> _Class:
         return self._light if work.weight <= LIGHT_WEIGHT_MAX else self._heavy

@@ -40,6 +40,7 @@ class BrokerThread:
             raise BrokerFailedError(self._why(self._error)) from self._error
 
     def stop(self) -> None:
+        """Returns when the thread has ended. Raises BrokerFailedError when it had by itself, or did not in order."""
         # Either the thread, still starting, sees the flag, or we see its loop.
         self._stopping = True
         if self._loop is not None:
@@ -56,6 +57,8 @@ class BrokerThread:
         return ""
 
     def _why(self, error: BaseException) -> str:
+        if isinstance(error, BrokerFailedError):  # just after the start
+            return str(error)
         if not isinstance(error, Exception):
             return f"the start was broken off: {type(error).__name__}"
         address = f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
@@ -81,7 +84,11 @@ class BrokerThread:
             await broker.start()
             self.host, self.port = broker.host, broker.port
             self._ready.set()
-            await self._asked_to_stop.wait()
+            asked = asyncio.ensure_future(self._asked_to_stop.wait())
+            failed = asyncio.ensure_future(broker.failed())
+            await asyncio.wait((asked, failed), return_when=asyncio.FIRST_COMPLETED)
             await broker.stop()
+            if failed.done():
+                raise BrokerFailedError(failed.result())
         finally:
             await runtime.close()

@@ -58,7 +58,7 @@ class Partitions:
 
 def made(disk: LogOnDisk) -> Partition:
     nothing: Any = None
-    clock: Any = SimpleNamespace(now_ms=int(disk.now_ms).__int__)
+    clock: Any = SimpleNamespace(now_ms=int(disk.now_ms).__int__, monotonic=float)
     flusher: Any = SimpleNamespace(grown={})
     return Partition(
         "t", bytes(16), 0, disk.log, leader_epoch=0, internal=False, clock=clock, tasks=nothing, flusher=flusher

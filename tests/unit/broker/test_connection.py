@@ -13,6 +13,7 @@ from tidelog.api.pending import Pending
 from tidelog.api.services import CloseConnection
 from tidelog.broker import connection as connection_module
 from tidelog.broker.connection import Connection
+from tidelog.broker.connection_bounds import ConnectionBounds
 from tidelog.broker.listener import UNLIMITED, Listener
 from tidelog.model.steps import Steps
 from tidelog.quotas.client_quotas import ClientQuotas
@@ -120,7 +121,8 @@ class Bench:
             runtime=SimpleNamespace(clock=clock, tasks=self.tasks),
             turns=Turns(clock, self.tasks),  # type: ignore[arg-type]
         )
-        self.listener = Listener(self.services)  # type: ignore[arg-type]
+        self.bounds = ConnectionBounds(self.services.config)
+        self.listener = Listener(self.services, self.bounds)  # type: ignore[arg-type]
         self.requests: list[Any] = []
         self.answers: list[Any] = []
         self.stream = FakeStream()
@@ -492,9 +494,9 @@ def test_nobody_writes_to_what_a_request_in_turns_lies_in(bench: Bench) -> None:
     bench.answers = [Clocked(bench).steps(10, HeartbeatResponse())]
     bench.feed(wide_frame(1))
     assert bench.listener.buffer.obj is not before
-    assert bench.listener._frame_bytes == len(before)
+    assert bench.bounds.frame_bytes == len(before)
     bench.tasks.run()
-    assert bench.listener._frame_bytes == 0
+    assert bench.bounds.frame_bytes == 0
     assert bench.correlation_ids() == [1]
 
 
@@ -508,7 +510,7 @@ def test_the_work_for_a_client_that_has_gone_is_abandoned(bench: Bench) -> None:
     bench.tasks.run()
     assert clocked.taken == taken
     assert bench.stream.sent == b""
-    assert bench.listener._frame_bytes == 0
+    assert bench.bounds.frame_bytes == 0
 
 
 def test_steps_that_come_too_late_are_not_begun(bench: Bench) -> None:
@@ -559,15 +561,15 @@ def two_wide_produces(bench: Bench) -> Clocked:
 
 def test_what_a_client_asked_for_before_it_left_is_done(bench: Bench) -> None:
     clocked = two_wide_produces(bench)
-    held = bench.listener._frame_bytes
+    held = bench.bounds.frame_bytes
     bench.connection.closed(None)
     assert bench.listener.connection_count == 0
-    assert bench.listener._frame_bytes == held  # nobody may write there
+    assert bench.bounds.frame_bytes == held  # nobody may write there
     bench.tasks.run()
     assert clocked.taken == 100
     assert [type(request) for request in bench.requests] == [ProduceRequest] * 3
     assert bench.stream.sent == b""
-    assert (bench.listener._frame_bytes, bench.listener._ending) == (0, {})
+    assert (bench.bounds.frame_bytes, bench.listener._ending) == (0, {})
     assert not bench.connection.open
 
 
@@ -577,7 +579,7 @@ def test_a_connection_that_is_closed_ends_what_was_begun_and_begins_no_more(benc
     bench.tasks.run()
     assert clocked.taken == 100
     assert len(bench.requests) == 1
-    assert (bench.listener._frame_bytes, bench.listener._ending) == (0, {})
+    assert (bench.bounds.frame_bytes, bench.listener._ending) == (0, {})
 
 
 def test_nothing_is_handled_behind_what_breaks_the_protocol(bench: Bench) -> None:
@@ -599,7 +601,7 @@ def test_requests_of_clients_that_left_count_against_the_budget_until_they_are_d
     assert late.ended == "aborted"
     bench.tasks.run()
     assert clocked.taken == 100
-    assert bench.listener._frame_bytes == 0
+    assert bench.bounds.frame_bytes == 0
     later = FakeStream()
     bench.feed(struct.pack(">i", 2000) + b"x", connection=bench.connect(later))
     assert later.ended == ""
@@ -634,7 +636,7 @@ def test_a_stop_waits_for_the_requests_of_clients_that_left(bench: Bench) -> Non
     asyncio.run(scenario())
     assert clocked.taken == 100
     assert len(bench.requests) == 1  # what was not begun is not
-    assert bench.listener._frame_bytes == 0
+    assert bench.bounds.frame_bytes == 0
 
 
 # A client over its quota
@@ -671,13 +673,13 @@ def test_a_client_over_its_quota_is_answered_and_then_not_read(bench: Bench, siz
     assert throttles(bench) == [pytest.approx((size / 1000 - 10) * 1000, rel=0.01)]
     assert timer.delay_s * 1000 == throttles(bench)[0]
     # What is in the way of others meanwhile: the two small requests that had come.
-    assert bench.listener._frame_bytes == len(frame(2) + frame(3))
+    assert bench.bounds.frame_bytes == len(frame(2) + frame(3))
     bench.stream.sent = b""
     timer.call()
     bench.tasks.run()
     assert bench.correlation_ids() == [2, 3]
     assert bench.stream.reading
-    assert bench.listener._frame_bytes == 0
+    assert bench.bounds.frame_bytes == 0
 
 
 def test_requests_of_a_limited_client_do_not_overtake_the_wait(bench: Bench) -> None:
@@ -764,7 +766,7 @@ def test_a_muted_connection_makes_room_for_others(monkeypatch: pytest.MonkeyPatc
     bench.feed(big(1) + bytes(0) + big(2, 90_000))
     bench.tasks.run()
     assert not bench.stream.reading
-    assert bench.listener._frame_bytes > 90_000
+    assert bench.bounds.frame_bytes > 90_000
     other = bench.connect(FakeStream())
     bench.feed(big(3, 250_000)[:-1], 50_000, other)
     assert bench.stream.ended == "aborted"

@@ -123,6 +123,13 @@ def test_examples_are_command_lines_that_are_understood(words: list[str]) -> Non
         (["topic", "create"], "Missing argument 'TOPIC'. (see tidelog topic create --help)"),
         (["topic", "create", "x", "--partitions", "0"], "Invalid value for '--partitions' / '-p'"),
         (["topic", "create", "x", "--nope"], "No such option: --nope"),
+        (["topic", "create", "x", "--set", "k=1", "--set", "k=2"], "k is set twice"),
+        (["topic", "list", "-X", "k=1", "-X", "k=1"], "k is set twice"),
+        (["topic", "create", "x", "-p", "9999999999"], "Invalid value for '--partitions' / '-p'"),
+        (["topic", "create", "x", "-r", "99999"], "Invalid value for '--replicas' / '-r'"),
+        (["topic", "add-partitions", "x", "9999999999"], "Invalid value for 'TOTAL'"),
+        (["bench", "produce", "-p", "9999999999"], "Invalid value for '--partitions' / '-p'"),
+        (["produce", "x", "-p", "9999999999"], "Invalid value for '--partition' / '-p'"),
         (["produce", "x", "--acks", "2"], "--acks is one of all, 1, 0, not '2'"),
         (["produce", "x", "-z", "zip"], "--compression is one of none, gzip, snappy, lz4, zstd, not 'zip'"),
         (["produce", "x", "-k", "a", "-K", ":"], "--key and --key-separator do not go together"),
@@ -267,10 +274,19 @@ def test_a_closed_pipe_is_quiet() -> None:
     assert command.returncode == 141
 
 
+FULL = "Error: the output cannot be written: No space left on device\n"
+TRANSACTIONS = str(Path(__file__).parents[2] / "golden/segments/kafka-4.3.1/transactions-0")
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="/dev/full is Linux's")
-def test_a_full_disk_under_the_output_is_one_line() -> None:
+@pytest.mark.parametrize(
+    "arguments",
+    [["--help"], ["log", "verify", TRANSACTIONS], ["log", "dump", *[TRANSACTIONS] * 9]],
+    ids=["help", "verify", "dump"],
+)
+def test_a_full_disk_under_the_output_is_one_line(arguments: list[str]) -> None:
     with open("/dev/full", "wb") as full:
         ran = subprocess.run(
-            [sys.executable, "-m", "tidelog", "--help"], stdout=full, stderr=subprocess.PIPE, text=True, check=False
+            [sys.executable, "-m", "tidelog", *arguments], stdout=full, stderr=subprocess.PIPE, text=True, check=False
         )
-    assert (ran.returncode, ran.stderr) == (1, "Error: the output cannot be written: No space left on device\n")
+    assert (ran.returncode, ran.stderr) == (1, FULL)

@@ -34,7 +34,7 @@ HELP_PACKAGES = {
     "tidelog", "typer", "rich", "annotated_doc", "markdown_it", "mdurl", "pygments", "shellingham", "click",
 }  # fmt: skip
 HELP_TIDELOG = {"cli"}
-HELP_CLI = {"main", "app", "errors", "examples"}
+HELP_CLI = {"main", "app", "errors", "examples", "output"}
 HELP_NOT_OF_THE_LIBRARY = {"asyncio", "concurrent", "http", "multiprocessing", "sqlite3", "ssl", "unittest"}
 
 

@@ -4,13 +4,14 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 from process_harness.child import address_of, start
-from tidelog.cli.errors import UsageError
+from tidelog.cli import log_dirs
+from tidelog.cli.errors import CommandError, UsageError
 from tidelog.cli.log_dirs import Directory, Move, Replica, directory_table, parsed, partition_table
 
 LIMIT_S = 30
@@ -79,6 +80,7 @@ def test_moving(tidelog: Running) -> None:
         (["--move", "refused-0=/no/such"], "/no/such is no data directory of broker 1: it has "),
         (["--move", "refused-7=/no/such"], "refused-7 is in no data directory on any broker"),
         (["--move", "refused-0=/no/such", "--broker", 5], "refused-0 is in no data directory on broker 5"),
+        (["--broker", 5], "there is no broker 5; the cluster has 1"),
         (["--topic", "nothing"], "no directory holds a partition of nothing"),
     ],
 )
@@ -89,6 +91,21 @@ def test_what_is_refused(tidelog: Running, arguments: list[object], line: str) -
 
 def test_nobody_there() -> None:
     assert "nothing listens on" in Running([], "127.0.0.1:1")("log", "dirs", code=1)
+
+
+def test_a_partition_that_goes_while_its_move_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    there, copy = Replica("t", 0, 10, 0, False), Replica("t", 0, 5, 1, True)
+    looks = iter([([there], [copy]), ([], []), ([there], [])])
+
+    def directories(client: object, topics: Sequence[str]) -> list[Directory]:
+        a, b = next(looks)
+        return [Directory(1, "/a", "", -1, -1, False, a), Directory(1, "/b", "", -1, -1, False, b)]
+
+    monkeypatch.setattr(log_dirs, "directories", directories)
+    with pytest.raises(CommandError, match="t-0 is not there any more: its topic was deleted"):
+        log_dirs.done(None, {Move("t", 0, "/b"): [1]})  # type: ignore[arg-type]
+    with pytest.raises(CommandError, match="t-0 is still in /a"):
+        log_dirs.done(None, {Move("t", 0, "/b"): [1]})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("text", ["orders=/disk", "orders-x=/disk", "-1=/disk", "orders-0", "orders-0="])

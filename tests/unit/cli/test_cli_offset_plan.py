@@ -6,7 +6,7 @@ import pytest
 
 from tidelog.cli.cluster import Offsets
 from tidelog.cli.errors import CommandError, UsageError
-from tidelog.cli.group_offsets import Target, tell_left_out
+from tidelog.cli.group_offsets import Target, places_of, tell_left_out
 from tidelog.cli.offset_plan import Move, left_out, moves_json, moves_table, plan, read_offsets, topics_and_partitions
 
 
@@ -128,3 +128,11 @@ def test_partitions_that_a_plan_leaves_out_are_named(capsys: pytest.CaptureFixtu
         "Left out: 2 partitions without a commit of billing (partitions 0,2 of orders);"
         " add --topic orders to set them, too.\n"
     )
+
+
+def test_a_file_that_has_nothing_of_the_topics_that_are_named() -> None:
+    given = {("t", 0): 5, ("t", 1): 6}
+    # No broker is asked for what the file names.
+    assert places_of(None, "g", {"t": [1]}, given, {}) == [("t", 1)]  # type: ignore[arg-type]
+    with pytest.raises(CommandError, match="the file has no offsets for u, v: leave out --topic"):
+        places_of(None, "g", {"u": None, "v": [0]}, given, {})  # type: ignore[arg-type]

@@ -40,5 +40,7 @@ def test_a_code_is_told_by_its_message_or_its_name() -> None:
     check(ErrorCode.NONE, None)
     with pytest.raises(CommandError, match="INVALID_CONFIG"):
         check(ErrorCode.INVALID_CONFIG, None)
+    with pytest.raises(CommandError, match="error code 9999"):
+        check(9999, None)
     with pytest.raises(CommandError, match="it is so"):
         check(ErrorCode.INVALID_CONFIG, "it is so")

@@ -167,9 +167,14 @@ def test_json_by_hand() -> None:
         {"value": 1, "vaule": 2},
         {"value": 1, "partition": -1},
         {"value": 1, "partition": True},
+        {"value": 1, "partition": 1 << 31},
         {"value": 1, "timestamp_ms": "now"},
         {"value": 1, "timestamp": "2026-03-01T12:00:00"},
         {"value": 1, "timestamp": 5},
+        {"value": 1, "timestamp_ms": 0},
+        {"value": 1, "timestamp_ms": 1 << 63},
+        {"value": 1, "timestamp": "1970-01-01T00:00:00.000Z"},
+        {"value": 1, "timestamp": "1969-12-31T23:59:59.999Z"},
     ],
 )
 def test_json_that_is_no_record(document: object) -> None:

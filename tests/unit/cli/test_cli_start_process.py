@@ -188,6 +188,30 @@ def test_a_second_signal_ends_it_at_once(start: Start, tmp_path: Path) -> None:
     port_of(again, data)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="/dev/full is Linux's")
+@pytest.mark.parametrize(
+    ("output", "reason"), [("/dev/full", "No space left on device"), ("closed pipe", "Broken pipe")]
+)
+def test_a_ready_line_that_cannot_be_written_stops_it_in_order(
+    start: Start, tmp_path: Path, output: str, reason: str
+) -> None:
+    if output == "closed pipe":
+        reading, descriptor = os.pipe()
+        os.close(reading)
+    else:
+        descriptor = os.open(output, os.O_WRONLY)
+    command = [sys.executable, "-m", "tidelog", "start", "--listen", "127.0.0.1:0", "--data", str(tmp_path)]
+    with open(descriptor, "wb") as stdout:
+        ran = subprocess.run(command, stdout=stdout, stderr=subprocess.PIPE, text=True, timeout=30)
+    assert ran.returncode == 1
+    line = f"Error: stdout does not take the line that says where it listens: {reason}"
+    assert ran.stderr.splitlines()[-1] == line
+    again = start("--listen", "127.0.0.1:0", "--data", str(tmp_path))
+    port_of(again, tmp_path)
+    again.terminate()
+    assert " directory=clean " in again.communicate(timeout=30)[1]
+
+
 def test_the_log_says_how_the_directory_was_found(start: Start, tmp_path: Path) -> None:
     data = tmp_path / "data"
 

@@ -64,13 +64,32 @@ def test_what_is_no_duration(text: str) -> None:
         ("2026-02-01T06:00Z", utc(2026, 2, 1, 6)),
         ("2026-02-01T06:00:00.250+05:30", utc(2026, 2, 1, 0, 30) + 250),
         ("1767225600000", 1767225600000),
+        ("1970-01-01T00:00:00.001Z", 1),
+        ("1969-12-31T23:59:59.999Z", 0),
+        ("1960-01-01", 0),
+        ("99999 weeks ago", 0),
+        ("9" * 18, 10**18 - 1),
     ],
 )
 def test_moments(text: str, timestamp_ms: int) -> None:
     assert parse_time_ms(text, NOW) == timestamp_ms
 
 
-@pytest.mark.parametrize("text", ["", "soon", "10 minutes from now", "2026-13-01", "12:00", "123456", "ago"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "soon",
+        "10 minutes from now",
+        "2026-13-01",
+        "12:00",
+        "123456",
+        "ago",
+        "9" * 19,
+        "9" * 400 + "d",
+        "0001-01-01",
+    ],
+)
 def test_what_is_no_moment(text: str) -> None:
     with pytest.raises(NotATimeError):
         parse_time_ms(text, NOW)

@@ -5,10 +5,17 @@ import threading
 import pytest
 
 from tidelog.client.blocking import Client, ClientConfig
-from tidelog.client.operations import EARLIEST, LATEST, Backoff, FetchLimits
+from tidelog.client.operations import EARLIEST, HELD_BACK, LATEST, Backoff, FetchLimits
 from tidelog.model.ids import TopicPartition
 from tidelog.testing import Broker
 from tidelog.wire.errors import OffsetOutOfRange, RecordTooLarge, UnknownTopicOrPartition
+from tidelog.wire.messages.alter_client_quotas import (
+    AlterClientQuotasRequest,
+    AlterClientQuotasResponse,
+    EntityData,
+    EntryData,
+    OpData,
+)
 from tidelog.wire.records import Record, batches_in, decode_records, encode_batch
 
 T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)
@@ -53,3 +60,28 @@ def test_a_restart_is_waited_for() -> None:
         finally:
             restart.join()
         assert values(client, T0) == [b"before", b"after"]
+
+
+def test_a_consumer_quota_is_kept_and_everything_comes() -> None:
+    """However often the broker has nothing to give for a while."""
+    entity = [EntityData(entity_type="client-id", entity_name=CONFIG.client_id)]
+    quota = EntryData(entity=entity, ops=[OpData(key="consumer_byte_rate", value=100_000.0)])
+    limits = FetchLimits(max_wait_ms=10, partition_max_bytes=150_000)
+    settings = {"quota.window.num": 2}
+    with Broker(settings=settings) as broker, Client(broker.bootstrap, CONFIG) as client:
+        client.topics(["t"], create=True)
+        sent = [b"%d" % number + bytes(50_000) for number in range(8)]
+        for value in sent:
+            client.produce({T0: encode_batch([Record(value=value)])})
+        answer = client.ask_any(AlterClientQuotasRequest(entries=[quota]), client.deadline())
+        assert isinstance(answer, AlterClientQuotasResponse)
+        assert answer.entries[0].error_code == 0
+        came: list[bytes | None] = []
+        held_back = 0
+        while len(came) < len(sent):
+            fetched = client.fetch(T0, len(came), limits)
+            held_back += fetched is HELD_BACK
+            for header in batches_in(fetched.records):
+                came += [record.value for record in decode_records(fetched.records, header.position)]
+        assert came == sent
+        assert held_back

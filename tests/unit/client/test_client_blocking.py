@@ -12,7 +12,7 @@ import pytest
 from tidelog.client.blocking import Client, ClientConfig, parse_bootstrap
 from tidelog.client.cluster import Address
 from tidelog.client.errors import BrokenProtocol, ClientError, GaveUp
-from tidelog.client.operations import EARLIEST, Backoff, FetchLimits, Produced
+from tidelog.client.operations import EARLIEST, HELD_BACK, Backoff, FetchLimits, Produced
 from tidelog.model.ids import TopicPartition
 from tidelog.wire.frames import RequestHeader, decode_request_header, encode_response
 from tidelog.wire.message import Message
@@ -168,6 +168,37 @@ def test_a_connection_that_breaks_is_made_again() -> None:
     with running(handle) as broker, connect(broker) as client:
         assert client.list_offsets({T0: EARLIEST})[T0].offset == 5
         assert broker.connections == 3
+
+
+def test_a_client_over_its_quota_waits_before_it_asks_again() -> None:
+    asked: list[float] = []
+
+    def handle(header: RequestHeader, body: bytes) -> Message | bytes | None:
+        if header.api_key == 1:
+            asked.append(time.monotonic())
+            if len(asked) == 1:
+                return FetchResponse(throttle_time_ms=300)
+        return broker.serve(header, body)
+
+    # A call may take less than that: what the broker has asked for is no failure to answer.
+    with running(handle) as broker, connect(broker, PATIENT._replace(request_timeout_ms=200)) as client:
+        assert client.fetch(T0, 11, FetchLimits()) is HELD_BACK
+        assert bytes(client.fetch(T0, 11, FetchLimits()).records) == b"11" * 1000
+        assert bytes(client.fetch(T0, 22, FetchLimits()).records) == b"22" * 1000
+        assert broker.connections == 1
+    assert asked[1] - asked[0] >= 0.3
+    assert asked[2] - asked[1] < 0.3
+
+
+def test_the_wait_for_a_quota_is_bounded_by_the_time_of_the_call() -> None:
+    def handle(header: RequestHeader, body: bytes) -> Message | bytes | None:
+        return FetchResponse(throttle_time_ms=1 << 30) if header.api_key == 1 else broker.serve(header, body)
+
+    with running(handle) as broker, connect(broker, QUICK) as client:
+        assert client.fetch(T0, 11, FetchLimits()) is HELD_BACK
+        began = time.monotonic()
+        assert client.fetch(T0, 11, FetchLimits()) is HELD_BACK, "on another connection"
+        assert 0.2 < time.monotonic() - began < 5
 
 
 @pytest.mark.parametrize("answer", [b"", b"\0\0\0\x10half"], ids=["silence", "half a frame"])

@@ -20,11 +20,11 @@ ONE = Address("one", 9092)
 T0, T1, U0 = TopicPartition("t", 0), TopicPartition("t", 1), TopicPartition("u", 0)
 
 
-def found(code: ErrorCode = ErrorCode.NONE) -> FindCoordinatorResponse:
+def found(code: int = ErrorCode.NONE) -> FindCoordinatorResponse:
     return FindCoordinatorResponse(coordinators=[Coordinator("g", 1, "one", 9092, code)])
 
 
-def told(*codes: ErrorCode) -> OffsetDeleteResponse:
+def told(*codes: int) -> OffsetDeleteResponse:
     parts = [OffsetDeleteResponsePartition(index, code) for index, code in enumerate(codes)]
     return OffsetDeleteResponse(topics=[OffsetDeleteResponseTopic("t", parts)])
 
@@ -80,3 +80,10 @@ def test_a_coordinator_that_has_moved_is_looked_for_again(answers: list[object])
 def test_a_group_that_is_refused() -> None:
     with pytest.raises(ApiError, match="group 'g': GROUP_ID_NOT_FOUND"):
         played(found(), OffsetDeleteResponse(error_code=ErrorCode.GROUP_ID_NOT_FOUND))
+
+
+def test_codes_that_this_release_does_not_know() -> None:
+    assert played(found(), told(9999))[0] == {T0: 9999}
+    for answers in ([found(9999)], [found(), OffsetDeleteResponse(error_code=9999)]):
+        with pytest.raises(ApiError, match="group 'g': error code 9999"):
+            played(*answers)

@@ -11,8 +11,10 @@ from tidelog.client.errors import BrokerUnreachable, GaveUp, NoBrokerReachable
 from tidelog.client.operations import (
     EARLIEST,
     FETCH_BY_NAME,
+    HELD_BACK,
     LATEST,
     READ_COMMITTED,
+    UNKNOWN_TOPIC_ATTEMPTS,
     Answer,
     Ask,
     AskAny,
@@ -213,6 +215,14 @@ def test_an_unknown_topic_is_given_some_time_only() -> None:
     assert all(request.allow_auto_topic_creation for request in play.metadata_requests)
 
 
+def test_what_else_went_wrong_takes_none_of_that_time() -> None:
+    """A broker that restarts may not know its topics for a moment when it is back."""
+    play = Play(metadata())
+    away = [NoBrokerReachable("restarts")] * 2 * UNKNOWN_TOPIC_ATTEMPTS
+    play.metadata = [*away, metadata(error=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION), metadata((1, 2))]
+    assert list(play.run(topics(play.cluster, BACKOFF, ["t"], create=False))["t"].leaders) == [0, 1]
+
+
 def test_a_partition_that_the_topic_does_not_have() -> None:
     play = Play(metadata((1, 2)))
     with pytest.raises(UnknownTopicOrPartition, match="t-5: the topic has 2 partitions"):
@@ -288,6 +298,13 @@ def test_an_error_of_the_whole_fetch_counts() -> None:
     play.brokers = {ONE: in_turn(FetchResponse(error_code=ErrorCode.UNKNOWN_TOPIC_ID), fetched(records=b"r"))}
     assert bytes(play.run(fetch(play.cluster, BACKOFF, T0, 0, FetchLimits())).records) == b"r"
     assert len(play.metadata_requests) == 2
+
+
+def test_an_answer_without_the_partition_is_that_of_a_quota() -> None:
+    play = Play(metadata())
+    play.brokers = {ONE: in_turn(FetchResponse(throttle_time_ms=500))}
+    assert play.run(fetch(play.cluster, BACKOFF, T0, 0, FetchLimits())) is HELD_BACK
+    assert len(play.metadata_requests) == 1
 
 
 def produced(answers: dict[int, PartitionProduceResponse]) -> ProduceResponse:

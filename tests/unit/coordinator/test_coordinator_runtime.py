@@ -1,4 +1,5 @@
 import asyncio
+import copy
 import logging
 from collections.abc import Callable, Iterator
 from itertools import pairwise
@@ -330,17 +331,17 @@ def test_a_cold_log_is_read_off_the_loop() -> None:
     before.commit(7)
     before.partition.log.file.cold = True
     after = Stage(before.partition)
-    calls = []
+    calls: list[str] = []
 
     def run_blocking(function: Any, *arguments: Any, lane: str = "") -> Any:
-        calls.append(function)
+        calls.append(function.__qualname__)
         future = after.loop.create_future()
         after.loop.call_later(0.001, future.set_result, function(*arguments))
         return future
 
     after.tasks.run_blocking = run_blocking  # type: ignore[method-assign]
     after.load()
-    assert calls == [before.partition.log.file.pread]
+    assert calls == ["MemoryRead.run"]
     assert after.committed() == 7
 
 
@@ -364,6 +365,46 @@ def test_closing_during_a_load_ends_it() -> None:
     after.loop.call_soon(after.led.close)
     after.run(1)
     assert not after.led.is_loaded
+
+
+@pytest.mark.parametrize("then", ["the end of a read", "a read that fails"])
+def test_a_log_that_is_deleted_while_it_is_loaded_is_no_failure(then: str, caplog: pytest.LogCaptureFixture) -> None:
+    before = Stage()
+    before.load()
+    for number in range(1500):
+        before.commit(number)
+    after = Stage(before.partition)
+
+    def delete() -> None:
+        after.partition.deleted = True
+        if then == "a read that fails":
+            after.partition.log.read_error = OSError(2, "No such file or directory")
+
+    after.loop.call_soon(after.led.load)
+    after.loop.call_soon(delete)
+    after.run(10)
+    assert not after.led.is_loaded
+    assert after.partition.log.failure is None
+    assert [record.levelname for record in caplog.records] == []
+
+
+def test_a_log_that_moves_while_it_is_loaded_is_loaded_from_there() -> None:
+    before = Stage()
+    before.load()
+    for number in range(1500):
+        before.commit(number)
+    after = Stage(before.partition)
+    old = after.partition.log
+
+    def move() -> None:
+        after.partition.log = copy.copy(old)
+        old.read_error = OSError(2, "No such file or directory")
+
+    after.loop.call_soon(after.led.load)
+    after.loop.call_soon(move)
+    after.run(10)
+    assert after.committed() == 1499
+    assert old.failure is None
 
 
 # What other writers left

@@ -1,5 +1,6 @@
 """`verify` and `dump` on logs of our own: sound ones are, and each kind of harm is found where it was done."""
 
+import errno
 import struct
 
 import pytest
@@ -143,6 +144,41 @@ def test_index_entries_that_the_log_does_not_bear_out() -> None:
     ]
 
 
+def of_five_records_each() -> LogOnDisk:
+    """Six batches, each of five records of one millisecond."""
+    on = LogOnDisk(index_interval_bytes=0)
+    for number in range(6):
+        on.append(*[b"%02d" % number] * 5, timestamps=[NOW_MS + number] * 5, leader_epoch=0)
+    on.log.close(clean=True)
+    return on
+
+
+FIVE_BYTES = len(make_batch(*[b"00"] * 5))
+
+
+def test_times_of_the_first_record_as_kafka_wrote_them_up_to_3_7() -> None:
+    on = of_five_records_each()
+    times = [(NOW_MS + number, 5 * number) for number in range(1, 6)]
+    on.disk.write_atomic(on.path(0, ".timeindex"), b"".join(struct.pack(">qi", *row) for row in times))
+    assert findings(on) == []
+    for wrong in ((NOW_MS + 5, 24), (NOW_MS + 4, 25), (NOW_MS + 5, 30)):
+        on.disk.write_atomic(on.path(0, ".timeindex"), struct.pack(">qi", *wrong))
+        assert [f[:3] for f in findings(on)] == [(on.path(0, ".timeindex"), 0, DAMAGE)]
+
+
+def test_positions_of_an_append_of_several_batches_as_kafka_wrote_them_before_4_0() -> None:
+    on = of_five_records_each()
+    of_two = [(19, 2 * FIVE_BYTES), (29, 4 * FIVE_BYTES)]
+    on.disk.write_atomic(on.path(0, ".index"), b"".join(struct.pack(">ii", *row) for row in of_two))
+    assert findings(on) == []
+    for row, wrong in enumerate([(9, 2 * FIVE_BYTES), (30, 4 * FIVE_BYTES)]):
+        rows = [*of_two[:row], wrong, *of_two[row + 1 :]]
+        on.disk.write_atomic(on.path(0, ".index"), b"".join(struct.pack(">ii", *row) for row in rows))
+        assert [f[:3] for f in findings(on)] == [(on.path(0, ".index"), 8 * row, DAMAGE)]
+    on.disk.write_atomic(on.path(0, ".index"), struct.pack(">iiii", 24, 2 * FIVE_BYTES, 29, 4 * FIVE_BYTES))
+    assert [f[:3] for f in findings(on)] == [(on.path(0, ".index"), 0, DAMAGE)]
+
+
 def test_indexes_out_of_order_and_leftover_files() -> None:
     on = written()
     on.disk.write_atomic(on.path(0, ".index"), struct.pack(">iiii", 5, 50, 3, 60))
@@ -195,6 +231,50 @@ def test_one_file_alone() -> None:
     assert verify(on.disk, on.path(0, ".index")).batches == 8  # against its log
     with pytest.raises(FileNotFoundError):
         verify(on.disk, "/data/nothing-0/x")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "recovery-point-offset-checkpoint", "orders-0/leader-epoch-checkpoint",
+        "orders-0/00000000000000000008.log", "orders-0/00000000000000000008.index",
+        "orders-0/00000000000000000008.timeindex", "orders-0/00000000000000000016.log",
+        "orders-0/00000000000000000020.snapshot",
+    ],
+)  # fmt: skip
+def test_a_file_that_cannot_be_read_hides_no_other_damage(name: str) -> None:
+    on = written()
+    with_checkpoints(on, 20, 0)
+    on.flip(on.path(0), 3 * BATCH_BYTES + 70)
+    path = f"/data/{name}"
+    for operation in ("read", "size"):
+        on.disk.fail(operation, path, errno.EIO, times=99)
+    found = findings(on, "/data")
+    assert {(f.path, f.position, f.severity) for f in found} == {
+        (path, 0, DAMAGE),
+        (on.path(0), 3 * BATCH_BYTES, DAMAGE),
+    }
+    assert [f.reason for f in found if f.path == path] == ["it cannot be read: Input/output error (planted)"]
+    damage = [entry for entry in dump(on.disk, "/data") if entry["kind"] == "damage"]
+    assert [(entry["file"], entry["reason"]) for entry in damage] == [(path, found[-1].reason)]
+
+
+def test_a_directory_that_cannot_be_listed_hides_no_other_damage() -> None:
+    on = written()
+    on.disk.write_atomic("/data/meta.properties", b"\xff what?")
+    on.disk.fail("list", DIRECTORY, errno.EACCES, times=99)
+    assert {f[:3] for f in findings(on, "/data")} == {(DIRECTORY, 0, DAMAGE), ("/data/meta.properties", 0, DAMAGE)}
+    assert DIRECTORY in {entry["file"] for entry in dump(on.disk, "/data") if entry["kind"] == "damage"}
+
+
+def test_files_of_which_only_the_size_counts_are_not_read() -> None:
+    on = written()
+    for path in (on.path(0, ".log.deleted"), f"{DIRECTORY}/notes"):
+        on.disk.write_atomic(path, b"12345")
+        on.disk.fail("read", path, errno.EIO, times=99)
+        assert [entry["size"] for entry in dump(on.disk, path)] == [5]
+        assert verify(on.disk, path).bytes == 5
+    assert [f.severity for f in findings(on)] == [NOTE]
 
 
 def test_dump_of_each_kind_of_file() -> None:

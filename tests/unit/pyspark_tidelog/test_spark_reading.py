@@ -11,12 +11,13 @@ from hypothesis import strategies as st
 
 pa = pytest.importorskip("pyarrow")
 
-from pyspark_tidelog import rows
+from pyspark_tidelog import reading, rows
 from pyspark_tidelog.errors import DamagedBatch, DataLoss
 from pyspark_tidelog.options import ReadOptions, read_options
 from pyspark_tidelog.plan import OffsetRange
 from pyspark_tidelog.reading import RangeReader
-from tidelog.client.operations import EARLIEST, READ_COMMITTED, Fetched, FetchLimits, ListedOffset
+from tidelog.client.errors import GaveUp
+from tidelog.client.operations import EARLIEST, HELD_BACK, READ_COMMITTED, Fetched, FetchLimits, ListedOffset
 from tidelog.model.ids import TopicPartition
 from tidelog.wire.batches import BatchHeader, Codec
 from tidelog.wire.errors import OffsetOutOfRange
@@ -203,6 +204,59 @@ def test_an_end_that_never_comes_is_a_loss_once_the_time_is_over() -> None:
     with pytest.raises(DataLoss, match="orders-3: offsets 5 to 8 are gone, the log ends at 5"):
         read(log, 0, 9, hasty)
     assert len(log.asked) >= 2
+
+
+class Told(Log):
+    """A log whose broker has some of its answers made up: (high watermark, last stable offset), nothing else."""
+
+    def __init__(self, *answers: tuple[int, int] | None) -> None:
+        super().__init__([batch(0, 5), batch(5, 5)])
+        self.answers = list(answers)
+
+    def fetch(self, offset: int, limits: FetchLimits) -> Fetched:
+        if self.answers and (answer := self.answers.pop(0)) is not None:
+            return HELD_BACK._replace(high_watermark=answer[0], last_stable_offset=answer[1])
+        served = super().fetch(offset, limits)
+        return served._replace(records=served.records[: BatchHeader(served.records).size])
+
+
+HASTY = {"kafka_default_api_timeout_ms": "1000"}
+
+
+@pytest.fixture
+def passing(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Seconds that pass at each look at the clock; the last of them for ever."""
+    steps = [0.0]
+    now = [0.0]
+
+    def monotonic() -> float:
+        now[0] += steps.pop(0) if len(steps) > 1 else steps[0]
+        return now[0]
+
+    monkeypatch.setattr(reading.time, "monotonic", monotonic)
+    return steps
+
+
+def test_time_that_passes_downstream_is_not_the_brokers_silence(passing: list[float]) -> None:
+    passing[:] = [9.0, 0.1]
+    log = Told(None, (10, 10))
+    got = RangeReader(log, options(**HASTY), OffsetRange(*ORDERS, 0, 10), COLUMNS).record_batches()
+    assert offsets(got) == list(range(10))
+
+
+def test_a_client_that_is_held_back_waits_for_as_long_as_it_takes(passing: list[float]) -> None:
+    passing[:] = [0.9]
+    log = Told((0, 0), (-1, -1), (0, 0), *[(-1, -1)] * 100, None)
+    assert offsets(read(log, 0, 10, options(**HASTY))) == list(range(10))
+
+
+@pytest.mark.parametrize(("isolation", "told"), [("read_uncommitted", (7, 0)), ("read_committed", (7, 7))])
+def test_what_the_broker_says_is_there_is_not_gone(isolation: str, told: tuple[int, int], passing: list[float]) -> None:
+    passing[:] = [0.4]
+    lenient = options(failOnDataLoss="false", kafka_isolation_level=isolation, **HASTY)
+    assert offsets(read(Told(told, told, None), 0, 10, lenient)) == list(range(10))
+    with pytest.raises(GaveUp, match="orders-3: nothing came from offset 0 on for 1000 ms, although the log ends at 7"):
+        read(Told(*[told] * 9), 0, 10, lenient)
 
 
 def damages() -> Iterator[tuple[str, bytes, str]]:

@@ -1,4 +1,4 @@
-"""Batches that wait for their recompression: appended in the order in which they came."""
+"""Batches that wait for a thread, or for a turn of the loop: appended in the order in which they came."""
 
 import asyncio
 import random
@@ -17,6 +17,7 @@ from tidelog.log.partition_log import PartitionLog
 from tidelog.log.validation import RefusedRecords
 from tidelog.replication.append_queue import INLINE_BYTES_MAX, AppendQueue, QueuedBytes
 from tidelog.replication.partition import Partition, SharedByPartitions
+from tidelog.runtime.turns import FIRST_TURNS_S, TURN_S, Turns
 from tidelog.wire.batches import BatchHeader, Codec
 from tidelog.wire.errors import ApiError, ErrorCode, NotLeaderOrFollower, RequestTimedOut
 from tidelog.wire.records import Record, decode_records, encode_batch
@@ -24,8 +25,8 @@ from tidelog.wire.records import Record, decode_records, encode_batch
 LARGE = b"v" * 2 * INLINE_BYTES_MAX
 
 
-class Threads:
-    """`run_blocking` whose calls end when and in the order that the test says."""
+class Loop:
+    """The loop that runs, and `run_blocking` whose calls end when and in the order that the test says."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[asyncio.Future[Any], Callable[[], Any]]] = []
@@ -35,6 +36,12 @@ class Threads:
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self.calls.append((future, lambda: function(*args)))
         return future
+
+    def call_soon(self, callback: Callable[..., object], *args: object) -> None:
+        asyncio.get_running_loop().call_soon(callback, *args)
+
+    def defer_collection(self, deferred: bool) -> None:
+        pass
 
     async def end(self, number: int) -> None:
         future, call = self.calls[number]
@@ -47,20 +54,27 @@ class Threads:
 
 
 class Bench:
-    def __init__(self, compression_type: str = "gzip", limit: int = 1 << 20) -> None:
-        self.threads = Threads()
-        self.config = LogConfig(compression_type=compression_type)
+    def __init__(self, compression_type: str = "gzip", limit: int = 1 << 20, **settings: Any) -> None:
+        self.threads = Loop()
+        self.config = LogConfig(compression_type=compression_type, **settings)
         self.disk = LogOnDisk(self.config)
-        shared = SharedByPartitions()
-        shared.queued_bytes = QueuedBytes(limit)
-        clock: Any = type("Clock", (), {"now_ms": staticmethod(lambda: self.disk.now_ms)})
+        self.time_s = 0.0
+        self.append_takes_s = 0.0
+        clock: Any = SimpleNamespace(now_ms=self.now_ms, monotonic=lambda: self.time_s)
         flusher: Any = SimpleNamespace(grown={})
         tasks: Any = self.threads
+        shared = SharedByPartitions(Turns(clock, tasks))
+        shared.queued_bytes = QueuedBytes(limit)
         self.partition = Partition(
             "orders", bytes(16), 0, self.disk.log, leader_epoch=0, internal=False,
             clock=clock, tasks=tasks, flusher=flusher, shared=shared,
         )  # fmt: skip
         self.outcomes: dict[str, Appended | ApiError] = {}
+
+    def now_ms(self) -> int:
+        """Asked for in every append."""
+        self.time_s += self.append_takes_s
+        return int(self.disk.now_ms)
 
     @property
     def queue(self) -> AppendQueue:
@@ -226,7 +240,7 @@ def test_too_much_that_waits_is_refused() -> None:
         bench = Bench(limit=3 * len(LARGE))
         for name in "ab":
             bench.append(name, LARGE)
-        with pytest.raises(RequestTimedOut, match="wait for a thread"):
+        with pytest.raises(RequestTimedOut, match="wait to be appended"):
             bench.append("c", LARGE * 2)
         await bench.threads.end(0)
         await bench.threads.end(1)
@@ -265,35 +279,31 @@ def test_of_a_compacted_topic_long_batches_are_looked_at_on_a_thread() -> None:
     """Which a few KB may be: others are served meanwhile, and what comes behind waits its turn."""
 
     async def scenario() -> None:
-        bench = Bench("producer")
-        settings = LogConfig(cleanup_policy="compact")
-        bench.disk.log.configure(settings)
-        bench.partition.configure(settings)
-        assert bench.partition.plain
+        bench = Bench("producer", cleanup_policy="compact")
+        assert not bench.partition.plain
         assert bench.append("a") is not None
         assert bench.append("b", bytes(1 << 20), codec=Codec.ZSTD) is None
-        assert not bench.partition.plain
         assert bench.append("c") is None
         assert bench.append("d", bytes(1 << 20), codec=Codec.ZSTD) is None
+        await asyncio.sleep(0)
+        assert (bench.stored(), list(bench.outcomes)) == (["a"], [])
         await bench.threads.end(0)
         assert (bench.stored(), list(bench.outcomes)) == (["a", "b", "c"], ["b", "c"])
         await bench.threads.end(1)
         assert (bench.stored(), list(bench.outcomes)) == (["a", "b", "c", "d"], ["b", "c", "d"])
-        assert bench.partition.plain
+        assert bench.append("e") is not None, "and now at once again"
 
     run(scenario)
 
 
 def test_what_a_thread_finds_wrong_is_answered() -> None:
     async def scenario() -> None:
-        bench = Bench("producer")
-        settings = LogConfig(cleanup_policy="compact")
-        bench.disk.log.configure(settings)
-        bench.partition.configure(settings)
+        bench = Bench("producer", cleanup_policy="compact")
         batch = encode_batch([Record(None, bytes(1 << 20), bench.disk.now_ms)], codec=Codec.ZSTD)
         told: list[Any] = []
         assert bench.queue.append(memoryview(batch), BatchHeader(batch), told.append) is None
         bench.append("b")
+        await asyncio.sleep(0)
         await bench.threads.end(0)
         assert isinstance(told[0], RefusedRecords)
         assert bench.stored() == ["b"]
@@ -303,10 +313,7 @@ def test_what_a_thread_finds_wrong_is_answered() -> None:
 
 def test_recompressed_and_then_looked_at() -> None:
     async def scenario() -> None:
-        bench = Bench("gzip")
-        settings = LogConfig(cleanup_policy="compact", compression_type="gzip")
-        bench.disk.log.configure(settings)
-        bench.partition.configure(settings)
+        bench = Bench("gzip", cleanup_policy="compact")
         bench.append("a", bytes(1 << 20), codec=Codec.ZSTD)
         bench.append("b")
         await bench.threads.end(1)
@@ -331,5 +338,90 @@ def test_what_nobody_expected_stops_nobody_else(monkeypatch: pytest.MonkeyPatch)
         assert isinstance(outcome, ApiError)
         assert "ZeroDivisionError" in str(outcome)
         assert (bench.stored(), bench.queue.idle) == (["b"], True)
+
+    run(scenario)
+
+
+SLOW_S = 0.002
+MOST = round((FIRST_TURNS_S + TURN_S) / SLOW_S) + 2
+"""Of batches that take SLOW_S: what one turn of the loop may append; the last of each kind may overdraw."""
+NAMES = [chr(ord("A") + number) for number in range(50)]
+
+
+@pytest.mark.parametrize("settings", [{"cleanup_policy": "compact"}, {"compression_type": "gzip"}], ids=str)
+def test_many_small_ones_have_some_ms_of_each_turn_together(settings: dict[str, Any]) -> None:
+    async def scenario() -> None:
+        bench = Bench(**{"compression_type": "producer", **settings})
+        bench.append_takes_s = SLOW_S
+        at_once = [name for name in NAMES if bench.append(name) is not None]
+        assert 0 < len(at_once) <= MOST
+        assert bench.stored() == at_once
+        for number in range(len(bench.threads.calls)):
+            await bench.threads.end(number)
+        before = len(bench.outcomes)
+        while len(bench.outcomes) < len(NAMES) - len(at_once):
+            await asyncio.sleep(0)
+            assert len(bench.outcomes) - before <= MOST
+            before = len(bench.outcomes)
+        assert bench.stored() == NAMES
+        assert [*at_once, *bench.outcomes] == NAMES, "answered in order"
+        await asyncio.sleep(0)
+        assert bench.append("a") is not None, "and now at once again"
+
+    run(scenario)
+
+
+def test_what_a_thread_held_up_comes_in_turns_too() -> None:
+    async def scenario() -> None:
+        bench = Bench("producer", limit=4 << 20, cleanup_policy="compact")
+        assert bench.append("0", bytes(1 << 20), codec=Codec.ZSTD) is None
+        await asyncio.sleep(0)
+        assert len(bench.threads.calls) == 1
+        for name in NAMES:
+            assert bench.append(name) is None
+        bench.append_takes_s = SLOW_S
+        await bench.threads.end(0)
+        assert 0 < len(bench.outcomes) <= 2 * MOST
+        for _ in NAMES:
+            await asyncio.sleep(0)
+        assert bench.stored() == ["0", *NAMES] == list(bench.outcomes)
+
+    run(scenario)
+
+
+def test_at_the_end_those_that_have_turns_are_told_as_well() -> None:
+    async def scenario() -> None:
+        bench = Bench("producer", cleanup_policy="compact")
+        bench.append_takes_s = SLOW_S
+        at_once = [name for name in NAMES if bench.append(name) is not None]
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        stored = bench.stored()
+        assert len(at_once) < len(stored) < len(NAMES)
+        bench.partition.close_queue()
+        refused = [name for name, outcome in bench.outcomes.items() if isinstance(outcome, NotLeaderOrFollower)]
+        assert [*stored, *refused] == NAMES
+        await asyncio.sleep(0)
+        assert bench.stored() == stored
+
+    run(scenario)
+
+
+def test_an_answer_that_fails_stops_nobody_else() -> None:
+    async def scenario() -> None:
+        bench = Bench("producer", cleanup_policy="compact")
+        told: list[dict[str, Any]] = []
+
+        def fail() -> None:
+            raise ZeroDivisionError
+
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
+        batch = make_batch(b"a", timestamps=[bench.disk.now_ms])
+        bench.queue.examine(memoryview(batch), lambda _: fail())
+        assert bench.append("b") is None
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert isinstance(told[0]["exception"], ZeroDivisionError)
+        assert (bench.stored(), list(bench.outcomes)) == (["a", "b"], ["b"])
 
     run(scenario)

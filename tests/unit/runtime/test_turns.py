@@ -21,6 +21,7 @@ from tidelog.runtime.turns import (
     STEPS_PER_TURN,
     TURN_S,
     WEIGHT_MAX,
+    NoTurn,
     Turns,
 )
 
@@ -339,3 +340,35 @@ def test_at_once() -> None:
         return 3
 
     assert at_once(steps()) == 3
+
+
+def test_what_cannot_be_parted_counts_as_a_first_turn() -> None:
+    world = World()
+
+    def work(seconds: float) -> float:
+        world.now_s += seconds
+        return seconds
+
+    assert world.turns.at_once(work, FIRST_TURNS_S / 4) == FIRST_TURNS_S / 4
+    assert not world.queue, "there is enough of it left"
+    assert world.turns.at_once(work, FIRST_TURNS_S) == FIRST_TURNS_S
+    with pytest.raises(NoTurn):
+        world.turns.at_once(work, 0)
+    world.begin("a", 1)
+    assert world.did == [], "nor is there any for those that can"
+    world.queue.popleft()()
+    assert world.did == ["a"]
+    assert world.turns.at_once(work, 0) == 0
+
+
+def test_what_fails_at_once_has_taken_its_time() -> None:
+    world = World()
+
+    def work() -> None:
+        world.now_s += FIRST_TURNS_S
+        raise OSError
+
+    with pytest.raises(OSError):
+        world.turns.at_once(work)
+    with pytest.raises(NoTurn):
+        world.turns.at_once(work)

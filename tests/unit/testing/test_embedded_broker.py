@@ -17,6 +17,7 @@ import pytest
 from confluent_kafka import Consumer, Producer
 from confluent_kafka.admin import AdminClient
 
+from tidelog.broker.broker import Broker as RunningBroker
 from tidelog.testing import Broker, BrokerFailedError
 from tidelog.testing.broker import TEST_SETTINGS, setting_text
 
@@ -350,6 +351,34 @@ def test_a_process_that_ended_by_itself_is_told() -> None:
     with pytest.raises(BrokerFailedError, match=r"ended by itself \(exit code -9\)"):
         broker.stop()
     assert broker.data is None
+
+
+def test_a_thread_whose_directories_failed_ends_and_is_told(
+    leaves_nothing: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a process: a broker without a directory is of no use, however long it is left running."""
+    made: list[tuple[RunningBroker, asyncio.AbstractEventLoop]] = []
+
+    class Kept(RunningBroker):
+        async def start(self) -> None:
+            await super().start()
+            made.append((self, asyncio.get_running_loop()))
+
+    monkeypatch.setattr("tidelog.testing.thread.Broker", Kept)
+    broker = Broker()
+    broker.start()
+    address = broker.bootstrap
+    [(running, loop)] = made
+    partitions = running.services.partitions
+    loop.call_soon_threadsafe(partitions.fail_soon, partitions.directories.paths[0], "Input/output error")
+    deadline = time.monotonic() + 20
+    while accepts(address):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    with pytest.raises(BrokerFailedError, match=r"the broker failed: .*Input/output error"):
+        broker.stop()
+    broker.stop()
+    made.clear()
 
 
 def test_the_log_of_a_process() -> None:

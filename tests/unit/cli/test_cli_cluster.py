@@ -1,0 +1,45 @@
+"""What commands ask a cluster, while topics come and go."""
+
+import json
+from collections.abc import Iterator
+
+import pytest
+from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec
+
+from tidelog.cli import cluster
+from tidelog.cli.errors import CommandError
+from tidelog.cli.main import main
+from tidelog.testing import Broker
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[Broker]:
+    with Broker() as broker:
+        admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+        admin.create_topics([NewTopic("kept", 1)])["kept"].result()
+        yield broker
+
+
+@pytest.mark.parametrize("asked", ["topic_names", "describe"])
+def test_a_topic_that_is_deleted_while_topics_are_listed(
+    asked: str, broker: Broker, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It was told of by the first question, or by the second, and the next one does not find it."""
+    if asked == "topic_names":
+        monkeypatch.setattr(cluster, "topic_names", lambda admin: ["gone", "kept"])
+    else:
+        one = cluster.PartitionState(0, 1, [1], [1])
+        topics = [cluster.TopicState(name, "", False, [one]) for name in ("gone", "kept")]
+        monkeypatch.setattr(cluster, "describe", lambda *asked, **options: topics)
+    assert main(["topic", "list", "--json", "-b", broker.bootstrap]) == 0
+    listed = {topic["topic"]: topic["records"] for topic in json.loads(capsys.readouterr().out)}
+    assert listed == ({"kept": 0} if asked == "topic_names" else {"gone": 0, "kept": 0})
+
+
+def test_offsets_of_what_has_gone(broker: Broker) -> None:
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+    places = [("gone", 0), ("kept", 0)]
+    found = cluster.list_offsets(admin, places, OffsetSpec.latest(), skip_offline=True, missing_too=True)
+    assert found == {("kept", 0): 0}
+    with pytest.raises(CommandError, match="gone-0: no such topic"):
+        cluster.list_offsets(admin, places, OffsetSpec.latest(), skip_offline=True)
