@@ -459,8 +459,8 @@ class Partitions:
                 self._offsets.note(partition)
             return log.removal(now_ms)
         except Exception as error:
-            if look is not None and look.outdated:
-                return None  # another time
+            if partition.frozen or log is not partition.log or (look is not None and look.outdated):
+                return None  # another time: the files have gone elsewhere
             if isinstance(error, CorruptLog):
                 log.fail(str(error))
             self._retention_failed(partition, error)
