@@ -34,5 +34,16 @@ def never_end(apart: Apart, request: bytes, report: Callable[[bytes], None]) -> 
         time.sleep(1)
 
 
+def report_again(apart: Apart, request: bytes, report: Callable[[bytes], None]) -> None:
+    """Once the file that the request names is there."""
+    report(b"%d" % os.getpid())
+    while not apart.disk.exists(request.decode()):
+        time.sleep(0.001)
+    try:
+        report(b"again")
+    except OSError as error:
+        report(str(error).encode())
+
+
 def send_nonsense(apart: Apart, request: bytes, report: Callable[[bytes], None]) -> None:
     report(bytes(2 << 20))

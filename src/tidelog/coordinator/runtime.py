@@ -169,7 +169,8 @@ class CoordinatorPartition(Generic[C]):
             try:
                 appended = self.partition.append_batch(self._batch(decision))
             except (ApiError, OSError) as error:
-                logger.error("append failed, loading anew partition=%s error=%s", self.name, error)
+                if not self.partition.deleted:
+                    logger.error("append failed, loading anew partition=%s error=%s", self.name, error)
                 self._unload(NotCoordinator(f"{self.name} could not be written"), decision.replies)
                 self._load_later()
                 return

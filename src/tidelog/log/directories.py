@@ -283,13 +283,13 @@ class DataDirectories:
         """Usable directories with a directory of its name in them."""
         return [d for d in self._holders.get(partition, ()) if d.path not in self.failed]
 
-    def retire(self, topic_id: bytes, logs: Mapping[str, Mapping[TopicPartition, "PartitionLog | None"]]) -> list[str]:
+    def retire(self, logs: Mapping[str, Mapping[TopicPartition, tuple[bytes, "PartitionLog | None"]]]) -> list[str]:
         """See `DataDirectory.retire`; `logs` by the paths of their directories. Where they are now."""
         retired: list[str] = []
         for path, of_directory in logs.items():
             directory = self.by_path(path)
             assert directory is not None
-            aside, error = directory.retire(topic_id, of_directory)
+            aside, error = directory.retire(of_directory)
             retired += aside
             if error is not None and error.errno not in PASSING:
                 self._newly_failed[path] = str(error)

@@ -234,10 +234,10 @@ class DataDirectory:
         return path
 
     def retire(
-        self, topic_id: bytes, logs: Mapping[TopicPartition, PartitionLog | None]
+        self, logs: Mapping[TopicPartition, tuple[bytes, PartitionLog | None]]
     ) -> tuple[list[str], OSError | None]:
-        """Put partitions of a deleted topic out of the way; None for one that is not open. Where they are now, for
-        `empty_retired` and `remove_retired`, and the first error, after all have been tried.
+        """Put partitions of deleted topics out of the way: the topic's id, and the log unless it is not open. Where
+        they are now, for `empty_retired` and `remove_retired`, and the first error, after all have been tried.
 
         A full disk is no hindrance: what its checkpoints tell goes before the directories that were put aside do.
         """
@@ -249,7 +249,7 @@ class DataDirectory:
             logger.warning("old entries stay in the checkpoints for now path=%s reason=%s", self.path, error)
             failed = None if error.errno in PASSING else error
         retired = []
-        for key, log in logs.items():
+        for key, (topic_id, log) in logs.items():
             if log is not None:
                 log.close(clean=False)
             try:

@@ -135,6 +135,26 @@ class Durability:
             plan.obsolete = self.snapshots.take_obsolete(self._segments)
         return plan
 
+    def put_back(self, plan: FlushPlan) -> None:
+        """A plan could not be run, for want of descriptors, and nothing is lost: the next one does its work as well."""
+        kept = [segment for segment in dict.fromkeys(s for s, _ in plan.indexes) if segment in self._segments.items]
+        for segment, index in plan.indexes:
+            if index is segment.transactions:
+                segment.transactions.unsynced = True
+            else:
+                segment.indexes_unsynced = True
+        # The active one too: a snapshot that was to be taken in it stands behind its indexes.
+        self._sealed = [*kept, *(segment for segment in self._sealed if segment not in kept)]
+        self.directory_unsynced |= bool(plan.directories)
+        self._small_files_put_off(plan)
+        self.snapshots.give_back(plan.obsolete)
+
+    def _small_files_put_off(self, plan: FlushPlan) -> None:
+        if plan.generation == self._generation:
+            self._rolled = {**plan.snapshots, **self._rolled}
+        if plan.leader_epochs is not None:
+            plan.leader_epochs.dirty = True
+
     def flushed(self, plan: FlushPlan) -> None:
         """A plan has run. One from before a cut says nothing any more."""
         if plan.generation == self._generation:
@@ -146,6 +166,4 @@ class Durability:
                 return
             # What recovery needs beside the records is written by a later plan, when there is space again.
             self._durable_offset = max(self._durable_offset, plan.end_offset)
-            self._rolled = {**plan.snapshots, **self._rolled}
-            if plan.leader_epochs is not None:
-                plan.leader_epochs.dirty = True
+            self._small_files_put_off(plan)

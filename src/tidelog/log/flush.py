@@ -79,7 +79,8 @@ class FlushPlan:
         """Snapshots that this plan's make superfluous."""
 
     def run(self, directories: "DirectorySyncs | None" = None) -> None:
-        """Blocks. Raises OSError, after which the log must be failed: what the disk holds is not known any more.
+        """Blocks. Raises OSError, after which the log must be failed: what the disk holds is not known any more. Unless
+        it is one of NOT_OPENED: a file or a directory that could not be opened has lost nothing, see `put_back`.
 
         `directories` is shared with plans that were all made before the first of them is run.
         """

@@ -562,7 +562,7 @@ class PartitionLog:
         """What to sync so that everything up to the log's end is durable. Run it off the loop, then give it to
         `flushed`.
 
-        A plan that was taken must be run; if that fails, call `fail`. Two may overlap.
+        A plan that was taken must be run; if that fails, call `put_back` or `fail`: see its `run`. Two may overlap.
         """
         due = self._durability.snapshot_due()
         return self._durability.plan(self.log_end_offset, self.producers, self.epochs, with_snapshot=due)
@@ -570,6 +570,10 @@ class PartitionLog:
     def flushed(self, plan: FlushPlan) -> None:
         """A plan has run: move the recovery point."""
         self._durability.flushed(plan)
+
+    def put_back(self, plan: FlushPlan) -> None:
+        """A plan could not be run for want of descriptors: have the next one do all that it was to do."""
+        self._durability.put_back(plan)
 
     def close(self, *, clean: bool = True) -> None:
         """End. `clean`: write and sync everything, so that the next start trusts it; if that fails, it is logged and

@@ -70,6 +70,11 @@ class Snapshots:
         self.offsets = [offset for offset in self.offsets if offset in kept]
         return [self.path(offset) for offset in gone]
 
+    def give_back(self, obsolete: list[str]) -> None:
+        """What `take_obsolete` gave was not removed."""
+        for path in obsolete:
+            self.add(int(path.rpartition("/")[2][: -len(SUFFIX)]))
+
 
 def restore_producers(snapshots: Snapshots, segments: "SegmentList", start: int, end: int) -> ProducerState:
     """The producers of a log whose batches are sound from `start` to `end`: the newest snapshot, and what follows it.

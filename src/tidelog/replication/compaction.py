@@ -8,6 +8,7 @@ copy. What a pass has written is removed when the pass ends early.
 import asyncio
 import logging
 from collections import deque
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from tidelog.log.cleaner.choice import Cleanable, cleanable
@@ -24,8 +25,10 @@ from tidelog.log.cleaner.job import (
 )
 from tidelog.log.cleaner.swap import Swap
 from tidelog.log.errors import CorruptLog
+from tidelog.log.indexes import CorruptIndex
 from tidelog.log.leftovers import remove_cleaned
-from tidelog.replication.flusher import CHECKPOINTS_LANE
+from tidelog.log.segment import NOT_OPENED
+from tidelog.replication.flusher import AGAIN_S, CHECKPOINTS_LANE
 from tidelog.runtime.interfaces import WorkEnded
 
 if TYPE_CHECKING:
@@ -61,12 +64,14 @@ class Compaction:
         self._failed: dict[Partition, None] = {}
         """Whose last pass ended with its process."""
         self._running: asyncio.Task[None] | None = None
+        self._stopping = False
 
     def start(self) -> None:
         self._running = self._runtime.tasks.spawn(self._run(), name="compaction")
 
     async def stop(self) -> None:
         """End the pass that runs, once no file is on its way from one name to another."""
+        self._stopping = True
         if self._running is not None:
             self._running.cancel()
             await asyncio.wait([self._running])
@@ -279,12 +284,12 @@ class Compaction:
             await self._checkpoint()
         try:
             await run_blocking(swap.announce)
-        except OSError as error:
+        except (OSError, CorruptIndex, CorruptLog) as error:  # the files are not as they were written
             await self._undo(partition, swap)
             raise Abandoned(str(error)) from error
         swap.install()
         try:
-            await run_blocking(swap.finish)
+            await self._patiently(swap.finish, partition)
         except OSError as error:
             if not partition.deleted:
                 partition.log.fail(f"a cleaned segment could not be put in place: {error}", error)
@@ -294,12 +299,25 @@ class Compaction:
 
     async def _undo(self, partition: "Partition", swap: Swap) -> None:
         try:
-            await self._runtime.tasks.run_blocking(swap.discard)
+            await self._patiently(swap.discard, partition)
         except OSError as error:
             if not partition.deleted:  # the next start would finish what this process has not
                 partition.log.fail(f"a cleaned segment could not be taken back: {error}", error)
                 partition.fail()
         swap.give_up()
+
+    async def _patiently(self, step: Callable[[], None], partition: "Partition") -> None:
+        """A step that ends in nothing but the log's failure. For want of descriptors it waits until there are some.
+
+        Raises OSError; for want of descriptors only when the broker stops or the partition is deleted.
+        """
+        while True:
+            try:
+                return await self._runtime.tasks.run_blocking(step)
+            except OSError as error:
+                if error.errno not in NOT_OPENED or self._stopping or partition.deleted:
+                    raise
+            await self._runtime.tasks.sleep(AGAIN_S)
 
     def _give_up(self, partition: "Partition", reason: str) -> None:
         """Until the next start, after which somebody may have repaired it."""

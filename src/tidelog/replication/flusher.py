@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Final
 
 from tidelog.log.flush import DirectorySyncs
+from tidelog.log.segment import NOT_OPENED
 
 if TYPE_CHECKING:
     from tidelog.log.partition_log import FlushPlan
@@ -25,6 +26,8 @@ CHECKPOINTS_LANE: Final = "checkpoints"
 GROUP_MAX: Final = 16
 """Partitions that one call syncs; then those are told. Of more, the oldest and the newest: who asks for one waits for a
 group, not for the hundreds that somebody else has asked for, and these go on all the same."""
+AGAIN_S: Final = 0.25
+"""After a sync for which a descriptor was wanting."""
 COMMITS_LANE: Final = "commits"
 """Where syncs run that somebody waits for: cold reads and deletions may fill the threads without a lane."""
 
@@ -51,6 +54,9 @@ class Flusher:
         self._asked: dict[Partition, None] = {}
         self._syncing: dict[Partition, asyncio.Future[None]] = {}
         """What is being synced, and what is done when that has ended and its outcome was taken."""
+        self._put_off: dict[Partition, None] = {}
+        """What could not be synced for want of descriptors, until it is; it is asked for again and again."""
+        self._again: TimerHandle | None = None
         self._running = False
         self._unwritten = False  # whether the last checkpoint failed
         self._stopped = False
@@ -63,8 +69,9 @@ class Flusher:
     def stop(self) -> None:
         """No further flush; those that run end by themselves: see `settled`."""
         self._stopped = True
-        if self._timer is not None:
-            self._timer.cancel()
+        for timer in (self._timer, self._again):
+            if timer is not None:
+                timer.cancel()
 
     def request(self, partition: "Partition") -> None:
         """Flush it now, or right after the flushes that somebody waits for, or that of its own, which run."""
@@ -134,7 +141,9 @@ class Flusher:
                 self._timer = self._tasks.call_later(self._interval_s, self._tick)
 
     async def flush_to(self, partition: "Partition", end_offset: int) -> None:
-        """Sync the partition unless it is durable up to `end_offset` by then. A failure takes it offline."""
+        """Sync the partition unless it is durable up to `end_offset` by then. A failure takes it offline; where
+        descriptors are wanting it is tried again, after this has returned.
+        """
         while not self._stopped and partition.log.recovery_point < end_offset and _may_sync(partition):
             under_way = self._syncing.get(partition)
             if under_way is None:
@@ -146,7 +155,7 @@ class Flusher:
 
     async def _sync(self, partitions: list["Partition"], lane: str) -> None:
         """Sync them, none of which is being synced, and tell each; a failed sync takes its partition offline and is
-        logged, not raised.
+        logged, not raised. One for which a descriptor was wanting is tried again: who waits goes on waiting.
         """
         plans: list[tuple[Partition, FlushPlan]] = []
         ended = self._tasks.future()
@@ -163,13 +172,40 @@ class Flusher:
             if plans:
                 failures = await self._tasks.run_blocking(_run_all, [plan for _, plan in plans], lane=lane)
                 for (partition, plan), failure in zip(plans, failures, strict=True):
-                    _take_outcome(partition, plan, failure)
+                    self._take_outcome(partition, plan, failure)
         finally:
             for partition, _ in plans:
                 del self._syncing[partition]
             ended.set_result(None)
             if self._asked and not self._stopped:
                 self._commit()
+
+    def _take_outcome(self, partition: "Partition", plan: "FlushPlan", failure: Exception | None) -> None:
+        if isinstance(failure, OSError) and failure.errno in NOT_OPENED:
+            partition.log.put_back(plan)
+            self._try_again(partition, failure)
+            return
+        self._put_off.pop(partition, None)
+        if failure is None:
+            partition.log.flushed(plan)
+        else:
+            partition.log.fail(f"sync failed: {failure}", failure)
+            logger.error("partition offline partition=%s-%d reason=%s", partition.topic, partition.index, failure)
+        partition.flushed()
+
+    def _try_again(self, partition: "Partition", error: OSError) -> None:
+        if not self._put_off:
+            logger.warning("sync put off partition=%s-%d reason=%s", partition.topic, partition.index, error)
+        self._put_off[partition] = None
+        if self._again is None:
+            self._again = self._tasks.call_later(AGAIN_S, self._ask_again)
+
+    def _ask_again(self) -> None:
+        self._again = None
+        self._put_off = dict.fromkeys(filter(_may_sync, self._put_off))
+        if self._put_off and not self._stopped:
+            self._asked.update(self._put_off)
+            self._commit()
 
 
 def _is_due(partition: "Partition") -> bool:
@@ -180,15 +216,6 @@ def _is_due(partition: "Partition") -> bool:
 
 def _may_sync(partition: "Partition") -> bool:
     return not (partition.deleted or partition.frozen) and partition.log.failure is None
-
-
-def _take_outcome(partition: "Partition", plan: "FlushPlan", failure: Exception | None) -> None:
-    if failure is None:
-        partition.log.flushed(plan)
-    else:
-        partition.log.fail(f"sync failed: {failure}", failure)
-        logger.error("partition offline partition=%s-%d reason=%s", partition.topic, partition.index, failure)
-    partition.flushed()
 
 
 def _run_all(plans: list["FlushPlan"]) -> list[Exception | None]:

@@ -34,7 +34,9 @@ logger = logging.getLogger("tidelog.partitions")
 REMOVE_AGAIN_MS = 10_000
 """When a deleted partition could not be taken off the disk."""
 HOUSEKEEPING_BATCH = 50
-"""Partitions that retention looks at in one turn of the loop, and whose start offsets are persisted at once."""
+"""Partitions that retention looks at in one turn of the loop, and whose start offsets are persisted at once; also those
+that take new settings in one turn, or leave.
+"""
 
 
 WAKING_PER_TURN = 1000
@@ -203,22 +205,25 @@ class Partitions:
             await self._runtime.tasks.run_blocking(
                 self.directories.forget_others, partial(_is_known, new), lane=CHECKPOINTS_LANE
             )
+        gone: dict[int, list[TopicImage]] = {}  # by how long their files are kept
         for name, topic in old.topics.items():
             now = new.topics.get(name)
             if now is None or now.topic_id != topic.topic_id:
-                await self._remove_topic(topic, self._topic_config(old, name).file_delete_delay_ms)
+                gone.setdefault(self._topic_config(old, name).file_delete_delay_ms, []).append(topic)
+        for delay_ms, topics in gone.items():
+            await self._remove_topics(topics, delay_ms)
         opening: list[tuple[TopicImage, int, LogConfig]] = []
-        breath = HOUSEKEEPING_BATCH
+        done = 0
         for name, topic in new.topics.items():
             before = old.topics.get(name)
             if before is topic and old.broker_configs is new.broker_configs:
                 continue
-            if len(opening) >= breath:
-                breath = len(opening) + HOUSEKEEPING_BATCH
-                await self._runtime.tasks.sleep(0)
             config = self._topic_config(new, name)
             self._topic_names[topic.topic_id] = name
             for index in range(len(topic.partitions)):
+                done += 1
+                if done % HOUSEKEEPING_BATCH == 0:
+                    await self._runtime.tasks.sleep(0)
                 known = self._table.get((name, index))
                 if known is None:
                     opening.append((topic, index, config))
@@ -267,38 +272,44 @@ class Partitions:
         if isinstance(error, OSError) and error.errno in PASSING:
             self._passing[topic.name, index] = topic, config
 
-    async def _remove_topic(self, topic: "TopicImage", delay_ms: int) -> None:
-        self._topic_names.pop(topic.topic_id, None)
-        self._shared.told_too_large.pop(topic.name, None)
+    async def _remove_topics(self, topics: list["TopicImage"], delay_ms: int) -> None:
+        """All at once: what is synced is synced once for all."""
         removed: list[Partition] = []
-        unopened: list[TopicPartition] = []
-        for index in range(len(topic.partitions)):
-            self._offline.pop((topic.name, index), None)
-            self._passing.pop((topic.name, index), None)
-            partition = self._table.pop((topic.name, index), None)
-            if partition is None:
-                unopened.append(TopicPartition(topic.name, index))
-            else:
-                partition.deleted = True
-                partition.log.on_io_failure = None  # its files go: one that is not there is no fault of the disk
-                self._offsets.forget(partition)
-                partition.fail()
-                removed.append(partition)
+        unopened: list[tuple[bytes, TopicPartition]] = []
+        done = 0
+        for topic in topics:
+            self._topic_names.pop(topic.topic_id, None)
+            self._shared.told_too_large.pop(topic.name, None)
+            for index in range(len(topic.partitions)):
+                done += 1
+                if done % HOUSEKEEPING_BATCH == 0:
+                    await self._runtime.tasks.sleep(0)
+                self._offline.pop((topic.name, index), None)
+                self._passing.pop((topic.name, index), None)
+                partition = self._table.pop((topic.name, index), None)
+                if partition is None:
+                    unopened.append((topic.topic_id, TopicPartition(topic.name, index)))
+                else:
+                    partition.deleted = True
+                    partition.log.on_io_failure = None  # its files go: one that is not there is no fault of the disk
+                    self._offsets.forget(partition)
+                    partition.fail()
+                    removed.append(partition)
         if removed:
             await self.settled()  # a flush that runs would find the files gone
         # By directory. What lies in one that is out of use is put aside when the next topic of that name comes there.
-        logs: dict[str, dict[TopicPartition, PartitionLog | None]] = {}
-        for key in unopened:
+        logs: dict[str, dict[TopicPartition, tuple[bytes, PartitionLog | None]]] = {}
+        for topic_id, key in unopened:
             for directory in self.directories.holders(key):
-                logs.setdefault(directory.path, {})[key] = None
+                logs.setdefault(directory.path, {})[key] = topic_id, None
         for partition in removed:
-            if self.directories.of(partition.log.topic_partition) is not None:
-                path = partition.log.directory.rpartition("/")[0]
-                logs.setdefault(path, {})[partition.log.topic_partition] = partition.log
-        run_blocking = self._runtime.tasks.run_blocking
-        for retired in await run_blocking(self.directories.retire, topic.topic_id, logs, lane=CHECKPOINTS_LANE):
-            self.remove_later(retired, delay_ms)
-        for key in [*unopened, *(partition.log.topic_partition for partition in removed)]:
+            log = partition.log
+            if self.directories.of(log.topic_partition) is not None:
+                path = log.directory.rpartition("/")[0]
+                logs.setdefault(path, {})[log.topic_partition] = partition.topic_id, log
+        retired = await self._runtime.tasks.run_blocking(self.directories.retire, logs, lane=CHECKPOINTS_LANE)
+        self._runtime.tasks.call_later(delay_ms / 1000, partial(self._remove_soon, retired))
+        for key in [*(key for _, key in unopened), *(partition.log.topic_partition for partition in removed)]:
             self.directories.forget(key)
         self._look_at_failures()
         self._write_checkpoints_again()
@@ -312,9 +323,17 @@ class Partitions:
         def remove() -> None:
             if log is not None:
                 log.close(clean=False)
-            self._runtime.tasks.spawn(self._remove(retired), name="remove-deleted")
+            self._remove_soon([retired])
 
         self._runtime.tasks.call_later(delay_ms / 1000, remove)
+
+    def _remove_soon(self, retired: list[str]) -> None:
+        if retired:
+            self._runtime.tasks.spawn(self._remove_all(retired), name="remove-deleted")
+
+    async def _remove_all(self, retired: list[str]) -> None:
+        for path in retired:
+            await self._remove(path)
 
     async def _remove(self, retired: str) -> None:
         run_blocking = self._runtime.tasks.run_blocking
@@ -469,8 +488,8 @@ class Partitions:
                 self._offsets.note(partition)
             return log.removal(now_ms)
         except Exception as error:
-            if look is not None and look.outdated:
-                return None  # another time
+            if partition.frozen or log is not partition.log or (look is not None and look.outdated):
+                return None  # another time: the files have gone elsewhere
             if isinstance(error, CorruptLog):
                 log.fail(str(error))
             self._retention_failed(partition, error)

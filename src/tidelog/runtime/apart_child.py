@@ -2,6 +2,7 @@
 
 import gc
 import os
+import signal
 import sys
 import threading
 import time
@@ -18,10 +19,12 @@ NICENESS = 19
 IOPRIO_SET = {"x86_64": 251, "aarch64": 30, "arm64": 30}
 """Numbers of the system call, by machine; only Linux has it."""
 IOPRIO_IDLE = 3 << 13
+PR_SET_PDEATHSIG = 1
 CALL_BYTES_MAX = REQUEST_BYTES_MAX + 1024
 
 
 def main() -> None:
+    die_with_broker()
     lower_priority()
     gc.disable()  # plain work on bytes makes no cycles worth the search
     results = os.fdopen(os.dup(1), "wb")
@@ -47,8 +50,11 @@ def answer(apart: Apart, call: bytes, results: IO[bytes]) -> None:
     """Do one call and write what it gives."""
 
     def write(kind: bytes, content: bytes) -> None:
-        results.write(FRAME.pack(kind, len(content)) + content)
-        results.flush()
+        try:
+            results.write(FRAME.pack(kind, len(content)) + content)
+            results.flush()
+        except BrokenPipeError:
+            os._exit(0)  # the broker is gone, and the next one's log is not the place to say so
 
     name, _, request = call.partition(b"\n")
     module, _, function = name.decode().partition(":")
@@ -58,6 +64,17 @@ def answer(apart: Apart, call: bytes, results: IO[bytes]) -> None:
         write(FAILED, repr(error)[:1000].encode())
     else:
         write(DONE, b"")
+
+
+def die_with_broker() -> None:
+    """Where the system knows such a thing: also while stopped, or before `read_calls` has its turn. A broker that is
+    gone by now has left a pipe that has ended.
+    """
+    if sys.platform == "linux":
+        import ctypes
+
+        with suppress(OSError, AttributeError):
+            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def lower_priority() -> None:

@@ -8,12 +8,18 @@ import logging
 import os
 import threading
 from collections import OrderedDict
+from collections.abc import Callable
+from contextlib import suppress
+from itertools import chain
 from typing import Protocol
 
 log = logging.getLogger("tidelog.disk")
 
 SCAN_MAX = 128
 """Descriptors looked at for one that can go. Bounds the cost of an open when nearly all are dirty."""
+
+SPARE = 8
+"""Descriptors held back for syncs, which run on a few threads: by them other files become clean, and can go."""
 
 OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
 
@@ -75,13 +81,17 @@ class DescriptorPool:
         self._order: OrderedDict[Pooled, None] = OrderedDict()
         self._leaving: list[tuple[Pooled, int]] = []
         self._exceeded = False
+        self._spare: list[int] = []
 
     @property
     def open_count(self) -> int:
         return len(self._order) + len(self._leaving)
 
-    def open(self, file: Pooled, flags: int) -> int:
-        """The file's descriptor, opened if it has none. The caller has pinned the file. Raises OSError."""
+    def open(self, file: Pooled, flags: int, *, to_sync: bool = False) -> int:
+        """The file's descriptor, opened if it has none. The caller has pinned the file. Raises OSError.
+
+        `to_sync`: when all others are taken, one of those held back may be used.
+        """
         with self._lock:
             if file.descriptor >= 0:
                 return file.descriptor
@@ -89,15 +99,61 @@ class DescriptorPool:
             excess = len(self._order) - self.descriptors_max + 1
             if excess > 0:
                 self._note(exceeded=self._evict(excess) < excess)
+            self._hold_back()
             try:
                 descriptor = _open(file.path, flags)
             except OSError as error:
-                if error.errno not in OUT_OF_DESCRIPTORS or not self._evict(16):
-                    raise
-                descriptor = _open(file.path, flags)
+                descriptor = self._open_after(error, lambda: _open(file.path, flags), to_sync=to_sync)
             self._order[file] = None
             file.descriptor = descriptor
             return descriptor
+
+    def open_beside(self, path: str, flags: int) -> int:
+        """A descriptor that is none of the pool's, to sync something and then `close_beside`. Raises OSError."""
+
+        def open_it() -> int:
+            return os.open(path, flags | os.O_CLOEXEC, 0o644)
+
+        try:
+            return open_it()  # without the lock: it may wait for the disk
+        except OSError as error:
+            with self._lock:
+                return self._open_after(error, open_it, to_sync=True)
+
+    def close_beside(self, descriptor: int) -> None:
+        os.close(descriptor)
+        if len(self._spare) < SPARE:
+            with self._lock:
+                self._hold_back()
+
+    def _open_after(self, failure: OSError, open_it: Callable[[], int], *, to_sync: bool) -> int:
+        """Try again, if it was for want of descriptors, with those that can go. Raises OSError."""
+        if failure.errno not in OUT_OF_DESCRIPTORS:
+            raise failure
+        for freed in chain((self._evict(16),), (self._give_spare() for _ in range(SPARE if to_sync else 0))):
+            if freed:
+                try:
+                    return open_it()
+                except OSError as error:
+                    failure = error  # somebody else was faster: a client that connects, say
+        raise failure
+
+    def _hold_back(self) -> None:
+        with suppress(OSError):
+            while len(self._spare) < SPARE:
+                self._spare.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+
+    def _give_spare(self) -> bool:
+        if self._spare:
+            os.close(self._spare.pop())
+            return True
+        return False
+
+    def close(self) -> None:
+        """Give up what is held back; files are closed by themselves."""
+        with self._lock:
+            while self._give_spare():
+                pass
 
     def give_up(self, file: Pooled) -> None:
         """Close the file's descriptor, dirty or not; later, if a call in another thread is using it."""

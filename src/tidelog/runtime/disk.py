@@ -146,7 +146,7 @@ class LocalFile:
             raise OSError(self._failure.errno, f"an earlier sync failed: {self._failure.strerror}", self.path)
         self.pins.append(None)
         try:
-            descriptor = self.descriptor if self.descriptor >= 0 else self._open()
+            descriptor = self.descriptor if self.descriptor >= 0 else self._open(to_sync=True)
             seen = self._writes
             try:
                 _sync_descriptor(descriptor)
@@ -215,15 +215,15 @@ class LocalFile:
             disk.forget(self)
             self._pool.give_up(self)
 
-    def _open(self) -> int:
+    def _open(self, *, to_sync: bool = False) -> int:
         disk = self._disk
         if disk is None:
             raise OSError(errno.EBADF, "the file is closed", self.path)
         try:
-            return self._pool.open(self, 0)
+            return self._pool.open(self, 0, to_sync=to_sync)
         except FileNotFoundError:
             disk.wait_for_renames()
-            return self._pool.open(self, 0)
+            return self._pool.open(self, 0, to_sync=to_sync)
 
 
 def _has_directories(path: str) -> bool:
@@ -332,7 +332,7 @@ class LocalDisk:
 
     def write_atomic(self, path: str, data: bytes) -> None:
         temporary = path + ".tmp"
-        descriptor = os.open(temporary, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_CLOEXEC, 0o644)
+        descriptor = self.pool.open_beside(temporary, os.O_CREAT | os.O_TRUNC | os.O_WRONLY)
         try:
             try:
                 written = 0
@@ -340,7 +340,7 @@ class LocalDisk:
                     written += os.write(descriptor, data[written:])
                 _sync_descriptor(descriptor)
             finally:
-                os.close(descriptor)
+                self.pool.close_beside(descriptor)
             os.replace(temporary, path)
         except OSError:
             if os.path.exists(temporary):
@@ -405,11 +405,11 @@ class LocalDisk:
         os.rmdir(path)
 
     def sync_dir(self, path: str) -> None:
-        descriptor = os.open(path or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        descriptor = self.pool.open_beside(path or ".", os.O_RDONLY | os.O_DIRECTORY)
         try:
             os.fsync(descriptor)
         finally:
-            os.close(descriptor)
+            self.pool.close_beside(descriptor)
 
     def lock(self, path: str) -> LocalLock:
         return _lock_file(path)
@@ -426,3 +426,4 @@ class LocalDisk:
         for files in list(self._files.values()):
             for file in list(files):
                 file.close()
+        self.pool.close()

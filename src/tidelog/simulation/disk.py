@@ -14,6 +14,7 @@ from tidelog.simulation.trace import Trace
 
 BIG_DISK_BYTES = 1 << 40
 NAME_BYTES_MAX = 255
+NOT_OPENED = (errno.EMFILE, errno.ENFILE)
 
 
 @dataclass(slots=True)
@@ -53,10 +54,10 @@ class SimFile:
         try:
             self._begin("write")
             self._disk.check_space(max(position + len(content) - len(self._inode.cached), 0), self.path)
-        except OSError:
+        except OSError as error:
             # As a disk that fills up in the middle of a write: a part of it is on the file.
             part = content[: self._disk.rng.randrange(len(content) + 1)]
-            if part and not self._closed:
+            if part and error.errno not in NOT_OPENED and not self._closed:
                 self._inode.write(part, position)
                 self._disk.done("write", self.path, f"at={position} torn", part)
             raise
@@ -78,7 +79,7 @@ class SimFile:
         try:
             self._begin("sync")
         except OSError as error:
-            if not self._closed:
+            if not self._closed and error.errno not in NOT_OPENED:
                 self._failure = error
                 self._inode.forget_unsynced()
             raise
@@ -156,7 +157,8 @@ class SimDisk:
         """Operations on paths that match `pattern` (as in a shell) raise `error`: `times` times after `skip` good ones.
 
         Operations are those of `on_operation`, and read, size, resident, list. A failed sync loses what it should have
-        written, though it stays readable until the power is cut; a failed write leaves a part of its bytes.
+        written, though it stays readable until the power is cut; a failed write leaves a part of its bytes. Where
+        descriptors are wanting (EMFILE, ENFILE) neither had begun.
         """
         self._faults.append(Fault(operation, pattern, error, skip, times))
 

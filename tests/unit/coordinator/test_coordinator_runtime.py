@@ -164,6 +164,16 @@ def test_a_failed_append_unloads_and_loads_anew(stage: Stage, caplog: pytest.Log
     assert stage.committed() == 3
 
 
+def test_an_append_to_what_is_being_deleted_is_no_failure(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
+    stage.commit(1)
+    stage.partition.deleted = True
+    stage.partition.append_error = StorageError("it is being deleted")
+    stage.commit(2)
+    assert isinstance(stage.answers[-1], NotCoordinator)
+    stage.run(1)
+    assert caplog.records == []
+
+
 def test_whoever_waits_is_told_when_an_append_fails(stage: Stage) -> None:
     parked = stage.join()
     assert not parked.answers

@@ -35,7 +35,7 @@ def open_orders(directory: DataDirectory, topic_id: bytes = TOPIC_ID) -> Partiti
 
 
 def retire(directory: DataDirectory, log: PartitionLog) -> str:
-    [retired], error = directory.retire(TOPIC_ID, {KEY: log})
+    [retired], error = directory.retire({KEY: (TOPIC_ID, log)})
     assert error is None
     return retired
 
@@ -414,7 +414,7 @@ def test_a_topic_of_the_longest_name_is_deleted_and_made_anew(disk: SimDisk) -> 
         flush(log)
     checkpoint(directory, *logs.values())
     disk.fail("create", "*.tmp", errno.ENOSPC, times=1 << 30)  # the checkpoints go on telling of them
-    retired, _ = directory.retire(TOPIC_ID, {key: logs[key] for key in keys})
+    retired, _ = directory.retire({key: (TOPIC_ID, logs[key]) for key in keys})
     assert sorted(directory.retired()) == sorted(retired)
     disk = disk.kill()
     directory = DataDirectory.open(disk, "/data")

@@ -68,6 +68,39 @@ def test_a_sync_that_fails_takes_the_log_offline_when_the_caller_says_so() -> No
         plan.run()
 
 
+@pytest.mark.parametrize("skip", range(3))
+@pytest.mark.parametrize(
+    ("operation", "pattern"), [("sync", "*.log"), ("sync", "*index"), ("sync_dir", "*"), ("create", "*.tmp")]
+)
+def test_a_plan_that_wanted_a_descriptor_is_put_back_and_the_next_does_its_work(
+    operation: str, pattern: str, skip: int
+) -> None:
+    on = LogOnDisk(segment_bytes=SNAPSHOT_INTERVAL_BYTES + (1 << 20), index_interval_bytes=0)
+    chunk = bytes((1 << 20) - 200)
+    for number in range((2 * SNAPSHOT_INTERVAL_BYTES >> 20) + 2):  # a roll, and a snapshot is due in the active segment
+        on.append(chunk, producer_id=5, producer_epoch=0, base_sequence=number)
+    plan = on.log.flush_plan()
+    wanted = set(plan.snapshots)
+    assert len(wanted) == 2
+    on.disk.fail(operation, pattern, errno.EMFILE, skip=skip)
+    try:
+        plan.run()
+    except OSError:
+        on.log.put_back(plan)
+        assert on.log.durable_offset == on.log.recovery_point == 0
+    else:
+        on.log.flushed(plan)  # small files are put off in another way, or there were not that many operations
+    on.disk.repair()
+    on.append(b"last", producer_id=5, producer_epoch=0, base_sequence=number + 1)
+    end = on.log.log_end_offset
+    on.flush()
+    assert on.log.recovery_point == end
+    on.disk = on.disk.power_cut()
+    assert on.open(clean=False).log_end_offset == end
+    assert wanted <= {int(name[:20]) for name in on.files() if name.endswith(".snapshot")}
+    assert on.append(b"last", producer_id=5, producer_epoch=0, base_sequence=number + 1).duplicate
+
+
 def test_a_plan_from_before_a_truncation_says_nothing() -> None:
     on = LogOnDisk()
     for value in (b"a", b"b", b"c"):

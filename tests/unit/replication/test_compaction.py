@@ -234,6 +234,90 @@ def test_a_swap_that_cannot_begin_is_taken_back(
     assert not [name for name in on.disk.list("/data/a-0") if name.endswith((".swap",))]
 
 
+@pytest.mark.parametrize("suffix", ["index", "timeindex", "txnindex"])
+def test_a_cleaned_segment_that_cannot_be_read_is_taken_back(
+    stage: Callable[..., Stage], suffix: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level(logging.INFO, "tidelog.compaction")
+    on = stage({"a": 40})
+    log = on.partitions["a"].log
+    before = on.records("a")
+    inner = work.clean
+
+    def clean(apart: Any, request: bytes, report: Any) -> None:
+        def tell(content: bytes) -> None:
+            report(content.replace(b'"has_transactions": false', b'"has_transactions": true'))
+
+        inner(apart, request, tell if suffix == "txnindex" else report)
+        file = on.disk.open(f"/data/a-0/{0:020d}.{suffix}.cleaned", create=True)
+        file.pwrite(bytes(range(90, 0, -1)) * 4, 0)  # neither rising nor of a version that is known
+        file.close()
+
+    monkeypatch.setattr(work, "clean", clean)
+    assert on.clean()
+    assert lines(caplog, "log cleaning abandoned")
+    assert on.records("a") == before
+    assert log.failure is None
+    assert not log.segments.swapping, "retention goes on"
+    assert not [name for name in on.disk.list("/data/a-0") if name.endswith((".cleaned", ".swap"))]
+    monkeypatch.undo()
+    on.world.run(_sleep(on, REST_S + 1))
+    assert on.clean()
+    assert on.records("a") < before
+
+
+@pytest.mark.parametrize("skip", range(5))
+@pytest.mark.parametrize("takes_back", [False, True])
+def test_a_swap_waits_for_descriptors(stage: Callable[..., Stage], skip: int, takes_back: bool) -> None:
+    on = stage({"a": 40})
+    log = on.partitions["a"].log
+    table = {record.key: record.value for record in stored(log)}
+    if takes_back:
+        on.disk.fail("rename", "*.index.cleaned", errno.EIO)
+    on.disk.fail("sync_dir", "/data/a-0", errno.EMFILE, skip=_groups(on) + skip, times=3)
+    assert on.clean()
+    assert log.failure is None
+    assert not log.segments.swapping
+    on.disk.repair()
+    on.world.run(_sleep(on, REST_S + 1))
+    on.clean_all()
+    assert on.records("a") < 40
+    assert {record.key: record.value for record in stored(log)} == table
+    on.restart()
+    assert {record.key: record.value for record in stored(on.partitions["a"].log)} == table
+
+
+def test_a_swap_does_not_wait_for_descriptors_when_the_broker_stops(stage: Callable[..., Stage]) -> None:
+    on = stage({"a": 40})
+    table = {record.key: record.value for record in stored(on.partitions["a"].log)}
+    on.disk.fail("sync_dir", "/data/a-0", errno.EMFILE, skip=_groups(on) + 1, times=1 << 30)
+
+    async def live() -> None:
+        on.compaction.start()
+        await on.runtime.tasks.sleep(20)
+        await on.compaction.stop()
+
+    on.world.run(live())
+    on.restart()
+    assert {record.key: record.value for record in stored(on.partitions["a"].log)} == table
+
+
+def test_a_pass_waits_for_the_process_of_a_broker_that_was_killed(
+    stage: Callable[..., Stage], caplog: pytest.LogCaptureFixture
+) -> None:
+    on = stage({"a": 40})
+    before = on.records("a")
+    held = on.disk.lock(f"/data/{work.LOCK}")
+    assert on.clean()
+    (line,) = lines(caplog, "log cleaning interrupted")
+    assert "locked by another process" in line
+    assert on.records("a") == before
+    held.release()
+    on.world.run(_sleep(on, REST_S + 1))
+    assert on.clean()
+    assert on.records("a") < before
+
+
 def _groups(on: Stage) -> int:
     """The pass syncs the directory once for each group that it has written."""
     return len(on.partitions["a"].log.segments.items) - 1

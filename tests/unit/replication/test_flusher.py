@@ -1,6 +1,7 @@
 """Group commit: one sync for all that came while the last one ran; a failed sync fails its own log alone."""
 
 import asyncio
+import errno
 import random
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -44,13 +45,14 @@ class FakePartition:
     def __init__(self, *, broken: Exception | None = None) -> None:
         self.syncs = 0
         self.broken = broken
-        self.told = 0
+        self.told = self.put_back = 0
         self.log: Any = FakeLog(
             failure=None,
             log_end_offset=0,
             recovery_point=0,
             flush_plan=lambda: FakePlan(self),
             flushed=lambda plan: setattr(self.log, "recovery_point", plan.end_offset),
+            put_back=lambda _plan: setattr(self, "put_back", self.put_back + 1),
             fail=lambda reason, error=None: setattr(self.log, "failure", reason),
         )
 
@@ -154,6 +156,30 @@ def test_who_asks_for_one_does_not_wait_for_the_hundreds_of_another() -> None:
         assert groups <= 22
 
     asyncio.run(scenario())
+
+
+def test_what_wants_a_descriptor_is_synced_when_there_is_one(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        tasks, partition, other = FakeTasks(), FakePartition(broken=OSError(errno.EMFILE, "none left")), FakePartition()
+        made = flusher(tasks)
+        partition.appended = other.appended = 1
+        made.request(partition)  # type: ignore[arg-type]
+        made.request(other)  # type: ignore[arg-type]
+        await asyncio.sleep(0)
+        for count in (1, 2):
+            await tasks.release()
+            assert (partition.durable, partition.told, partition.log.failure) == (0, 0, None)
+            assert (partition.put_back, other.durable) == (count, 1)
+            assert tasks.blocked == [], "not at once"
+            tasks.timers.pop()()
+            await asyncio.sleep(0)
+        partition.broken = None
+        await tasks.release()
+        assert (partition.durable, partition.told, partition.log.failure) == (1, 1, None)
+        assert (tasks.blocked, tasks.timers) == ([], [])
+
+    asyncio.run(scenario())
+    assert len([r for r in caplog.records if "sync put off" in r.getMessage()]) == 1
 
 
 def test_a_frozen_partition_is_not_synced() -> None:

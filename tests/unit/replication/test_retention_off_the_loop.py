@@ -151,6 +151,39 @@ def test_files_that_compaction_replaces_while_their_times_are_looked_up(monkeypa
         world.run(scenario())
 
 
+@pytest.mark.parametrize("error", [FileNotFoundError(errno.ENOENT, "No such file"), CorruptLog("x.log", 0, "cut off")])
+@pytest.mark.parametrize("how", ["frozen", "moved"])
+def test_a_log_that_moves_while_its_times_are_looked_up(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, how: str, error: Exception
+) -> None:
+    async def scenario() -> None:
+        node = await aged(world)
+        partition = node[0]
+
+        def run(look: TimesLook) -> None:
+            if look._segments[0] is first:
+                if how == "frozen":
+                    partition.frozen = True
+                else:
+                    partition.log = node[1].log
+                raise error
+            look_up(look)
+
+        first, look_up, log = partition.log.segments.items[0], TimesLook.run, partition.log
+        monkeypatch.setattr(TimesLook, "run", run)
+        await node.partitions.enforce_retention()
+        partition.frozen, partition.log = False, log
+        assert log.failure is None
+        assert [p.log_start_offset for p in node.partitions] == [0, COUNT, COUNT]
+        monkeypatch.undo()
+        await node.partitions.enforce_retention()
+        assert [p.log_start_offset for p in node.partitions] == [COUNT, COUNT, COUNT]
+
+    with simulated(1) as world:
+        world.run(scenario())
+    assert not [r for r in caplog.records if "retention failed" in r.getMessage()]
+
+
 @pytest.mark.parametrize("seed", range(10))
 def test_beside_appends_and_reads(seed: int) -> None:
     async def append(node: Node) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -13,6 +14,7 @@ import pytest
 
 import apart_harness
 from tidelog.runtime import tasks
+from tidelog.runtime.apart import CALL, FRAME, RESULT
 from tidelog.runtime.apart_child import NICENESS
 from tidelog.runtime.interfaces import ApartWork, Runtime, WorkEnded
 
@@ -114,7 +116,8 @@ def test_it_ends_when_it_has_had_nothing_to_do(run: Run, monkeypatch: pytest.Mon
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="looks for processes in /proc")
-def test_it_dies_with_its_broker() -> None:
+@pytest.mark.parametrize("stopped", [False, True])
+def test_it_dies_with_its_broker(stopped: bool) -> None:
     program = (
         "import asyncio, apart_harness\n"
         "from tidelog.runtime.real import real_runtime\n"
@@ -129,5 +132,27 @@ def test_it_dies_with_its_broker() -> None:
         assert broker.stdout is not None
         pid = int(broker.stdout.readline())
         assert lives(pid)
+        if stopped and sys.platform == "linux":
+            os.kill(pid, signal.SIGSTOP)
         broker.kill()
     asyncio.run(ended(pid))
+
+
+def test_it_says_nothing_when_nobody_takes_its_results(tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    command = [sys.executable, "-m", "tidelog.runtime.apart_child"]
+    go_on = tmp_path / "go on"
+    content = b"apart_harness:report_again\n" + bytes(go_on)
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdin.write(FRAME.pack(CALL, len(content)) + content)
+        process.stdin.flush()
+        assert process.stdout.read(FRAME.size)[:1] == RESULT
+        process.stdout.close()
+        go_on.touch()
+        assert process.stderr.read() == b""
+        assert process.wait(LIMIT_S) == 0

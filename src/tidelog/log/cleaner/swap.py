@@ -22,7 +22,7 @@ class Swap:
     (loop). The blocking ones raise OSError.
     """
 
-    __slots__ = ("_directory", "_disk", "_group", "_log", "_new", "_old")
+    __slots__ = ("_directory", "_disk", "_group", "_log", "_new", "_old", "_old_gone")
 
     def __init__(self, disk: "Disk", log: "PartitionLog", group: "GroupCleaned") -> None:
         self._disk = disk
@@ -30,6 +30,7 @@ class Swap:
         self._group = group
         self._directory = log.directory
         self._old: list[Segment] = []
+        self._old_gone = False
         self._new = Segment(
             disk, log.directory, group.base_offsets[0], group.size, has_transactions=group.has_transactions
         )
@@ -68,9 +69,12 @@ class Swap:
         self._log.replace_segments(self._old, self._new)
 
     def finish(self) -> None:
-        for segment in self._old:
-            segment.rename_deleted()
-        self._disk.sync_dir(self._directory)
+        """After an error it may be tried again: it goes on where it was."""
+        if not self._old_gone:
+            for segment in self._old:
+                segment.rename_deleted()
+            self._disk.sync_dir(self._directory)
+            self._old_gone = True
         put_in_place(self._disk, self._directory, self._new.base_offset)
 
     def end(self, now_ms: int) -> None:
@@ -84,7 +88,9 @@ class Swap:
         self._log.segments.swapping = False
 
     def discard(self) -> None:
-        """Remove the files, after `begin` said no or `announce` failed. Blocks. Raises OSError."""
+        """Remove the files, after `begin` said no or `announce` failed. Blocks. Raises OSError; then it may be tried
+        again.
+        """
         if self._new.opened is not None:
             self._new.opened.close()
         # First goes what says that the set is whole, last what says that it is not: a start in between looks at that.

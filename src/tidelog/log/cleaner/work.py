@@ -2,10 +2,13 @@
 
 Runs beside the broker, in a process of its own: reads the segments that the job names, writes `.cleaned` files, and
 touches nothing else. The broker puts what is reported in place while the next group is written.
+
+One process at a time writes in a data directory: that of a broker that was killed may outlive it for a while, and the
+names are the same.
 """
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from tidelog.log.batch_scan import ATTRIBUTES, BASE_OFFSET, COUNT, CRC, HEADER, LAST_OFFSET_DELTA, Fields, batches
 from tidelog.log.cleaner.batch_filter import BatchFilter
@@ -25,12 +28,19 @@ from tidelog.wire.checksums import crc32c
 if TYPE_CHECKING:
     from tidelog.runtime.interfaces import Apart, Disk
 
+LOCK: Final = ".cleaning.lock"
+"""In the data directory. It ends with the process that holds it."""
+
 
 def clean(apart: "Apart", request: bytes, report: Callable[[bytes], None]) -> None:
     """The work of one request; every outcome is a report."""
     try:
         job = CleanJob.decode(request)
-        report(_Pass(apart, job, report).run().encode())
+        lock = apart.disk.lock(f"{job.directory.rpartition('/')[0]}/{LOCK}")
+        try:
+            report(_Pass(apart, job, report).run().encode())
+        finally:
+            lock.release()
     except CorruptLog as error:
         report(Uncleanable(str(error)).encode())
     except OSError as error:
