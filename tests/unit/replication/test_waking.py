@@ -19,6 +19,7 @@ class Stage:
             tasks=SimpleNamespace(call_soon=self.soon.append),
             clock=SimpleNamespace(monotonic=float, now_ms=int),
             disk=None,
+            turns=None,
         )
         self.partitions = Partitions(runtime, nothing, nothing, flush_interval_ms=1000)
         self.woken: list[int] = []
