@@ -14,7 +14,7 @@ from tidelog.api.services import CloseConnection
 from tidelog.broker import connection as connection_module
 from tidelog.broker.connection import Connection
 from tidelog.broker.listener import UNLIMITED, Listener
-from tidelog.broker.pipelining import COMBINE_REQUESTS, REQUESTS_PER_TURN, SHARE_MIN
+from tidelog.broker.pipelining import ALL_PER_TURN, COMBINE_REQUESTS, REQUESTS_PER_TURN, SHARE_MIN
 from tidelog.model.steps import Steps
 from tidelog.quotas.client_quotas import ClientQuotas
 from tidelog.quotas.connections import ConnectionQuotas
@@ -301,7 +301,7 @@ def test_all_that_pipeline_share_the_turns_of_the_loop(monkeypatch: pytest.Monke
     asked = b"".join(frame(i) for i in range(REQUESTS_PER_TURN))
     for connection in connections:
         bench.feed(asked, connection=connection)
-    assert len(bench.requests) <= 2 * REQUESTS_PER_TURN + SHARE_MIN * len(connections)
+    assert len(bench.requests) <= ALL_PER_TURN + REQUESTS_PER_TURN + SHARE_MIN * len(connections)
     turns = 0
     while bench.tasks.soon:
         turns += 1
@@ -314,6 +314,21 @@ def test_all_that_pipeline_share_the_turns_of_the_loop(monkeypatch: pytest.Monke
     assert all(stream.sent == sent and stream.reading for stream in streams)
     bench.stream.sent = sent
     assert bench.correlation_ids() == list(range(REQUESTS_PER_TURN))
+
+
+def test_all_whose_waits_end_together_share_a_turn(bench: Bench) -> None:
+    many = [bench.connect(FakeStream()) for _ in range(50)]
+    for connection in many:
+        parked: Pending[HeartbeatResponse] = Pending()
+        bench.answers = [parked]
+        bench.feed(b"".join(frame(i) for i in range(REQUESTS_PER_TURN)), connection=connection)
+        bench.answers = []
+        parked.complete(HeartbeatResponse())
+    before = len(bench.requests)
+    bench.tasks.run_turn()
+    assert len(bench.requests) - before <= ALL_PER_TURN + REQUESTS_PER_TURN + SHARE_MIN * len(many)
+    bench.tasks.run()
+    assert len(bench.requests) == len(many) * REQUESTS_PER_TURN
 
 
 def test_who_has_little_more_to_ask_does_not_wait_for_all_of_the_others(bench: Bench) -> None:
