@@ -343,7 +343,10 @@ class Connection:
     def resume_soon(self) -> None:
         if not self._resuming:
             self._resuming = True
-            self.services.runtime.tasks.call_soon(self.go_on, self._listener.pipelining.share)
+            self.services.runtime.tasks.call_soon(self._resume_now)
+
+    def _resume_now(self) -> None:
+        self.go_on(self._listener.pipelining.share)
 
     def go_on(self, most: int) -> None:
         """The later turn has come: for at most so many requests."""

@@ -11,6 +11,8 @@ if TYPE_CHECKING:
 
 REQUESTS_PER_TURN = 64
 """Of one connection, and of all whose requests were put aside; then the loop has its next turn."""
+ALL_PER_TURN = 256
+"""Of all connections, as they come: producers with five requests on their way need no second turn until they are 50."""
 COMBINE_REQUESTS = 16
 """With at least so many complete small frames at hand, their responses leave in one send."""
 SHARE_MIN = 2
@@ -23,7 +25,7 @@ class Pipelining:
     def __init__(self, tasks: "Tasks") -> None:
         self._tasks = tasks
         self._behind: deque[Connection] = deque()
-        self._left = 2 * REQUESTS_PER_TURN
+        self._left = ALL_PER_TURN
         """How many more may be handled until it is renewed: in the loop's next turn, once half of it is used."""
         self._called = False
         self.share = REQUESTS_PER_TURN
@@ -32,7 +34,7 @@ class Pipelining:
     def handled(self, count: int) -> None:
         """A connection had so many requests handled, one behind the other."""
         self._left -= count
-        if self._left < REQUESTS_PER_TURN:
+        if self._left < ALL_PER_TURN // 2:
             self._call()
         self._divide()
 
@@ -53,13 +55,13 @@ class Pipelining:
     def _turn(self) -> None:
         behind = self._behind
         self._called = False
-        self._left = 2 * REQUESTS_PER_TURN
+        self._left = ALL_PER_TURN
         self._divide()
         most = max(COMBINE_REQUESTS, REQUESTS_PER_TURN // max(1, len(behind)))
         try:
             for _ in range(len(behind)):  # who has still more to do is added again
                 behind.popleft().go_on(most)
-                if self._left <= REQUESTS_PER_TURN:
+                if self._left <= ALL_PER_TURN - REQUESTS_PER_TURN:
                     break
         finally:
             if behind:

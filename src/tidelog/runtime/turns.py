@@ -242,7 +242,7 @@ class Turns:
         """One, and more while those that have theirs come to their end before the time is over."""
         left_s = TURN_S
         until_s = self._monotonic() + left_s
-        for _ in range(AT_ONCE_MAX):
+        for _ in range(LIGHT_AT_ONCE_MAX):
             if not self._running:  # the end of one may have cancelled the others
                 return
             work = self._running[0]

@@ -15,7 +15,7 @@ from tidelog.broker import connection as connection_module
 from tidelog.broker.connection import Connection
 from tidelog.broker.connection_bounds import ConnectionBounds
 from tidelog.broker.listener import UNLIMITED, Listener
-from tidelog.broker.pipelining import COMBINE_REQUESTS, REQUESTS_PER_TURN, SHARE_MIN
+from tidelog.broker.pipelining import ALL_PER_TURN, COMBINE_REQUESTS, REQUESTS_PER_TURN, SHARE_MIN
 from tidelog.model.steps import Steps
 from tidelog.quotas.client_quotas import ClientQuotas
 from tidelog.quotas.connections import ConnectionQuotas
@@ -148,6 +148,11 @@ class Bench:
             raise answer
         return answer
 
+    @property
+    def held_bytes(self) -> int:
+        """What requests that are not handled yet count for."""
+        return self.listener._frame_bytes
+
     def feed(self, data: bytes, step: int = 1 << 30, connection: Connection | None = None) -> None:
         connection = connection or self.connection
         while data and connection.open:
@@ -229,11 +234,11 @@ def test_a_large_frame_grows_where_it_is_as_its_bytes_come(monkeypatch: pytest.M
         while len(whole) - bench.connection._filled > 1:
             bench.feed(whole[bench.connection._filled : -1][:300_000])
             assert bench.connection._frame is growing
-            assert bench.listener._bounds.frame_bytes == len(growing or b"") == bench.connection._filled
+            assert bench.held_bytes == len(growing or b"") == bench.connection._filled
         bench.feed(whole[-1:] + frame(0))
         bench.tasks.run()
     assert bench.correlation_ids() == [2, 0, 4, 0, 1000, 0]
-    assert bench.listener._bounds.frame_bytes == 0
+    assert bench.held_bytes == 0
 
 
 def test_answers_leave_in_the_order_of_the_requests(bench: Bench) -> None:
@@ -303,7 +308,7 @@ def test_all_that_pipeline_share_the_turns_of_the_loop(monkeypatch: pytest.Monke
     asked = b"".join(frame(i) for i in range(REQUESTS_PER_TURN))
     for connection in connections:
         bench.feed(asked, connection=connection)
-    assert len(bench.requests) <= 2 * REQUESTS_PER_TURN + SHARE_MIN * len(connections)
+    assert len(bench.requests) <= ALL_PER_TURN + REQUESTS_PER_TURN + SHARE_MIN * len(connections)
     turns = 0
     while bench.tasks.soon:
         turns += 1
@@ -316,6 +321,21 @@ def test_all_that_pipeline_share_the_turns_of_the_loop(monkeypatch: pytest.Monke
     assert all(stream.sent == sent and stream.reading for stream in streams)
     bench.stream.sent = sent
     assert bench.correlation_ids() == list(range(REQUESTS_PER_TURN))
+
+
+def test_all_whose_waits_end_together_share_a_turn(bench: Bench) -> None:
+    many = [bench.connect(FakeStream()) for _ in range(50)]
+    for connection in many:
+        parked: Pending[HeartbeatResponse] = Pending()
+        bench.answers = [parked]
+        bench.feed(b"".join(frame(i) for i in range(REQUESTS_PER_TURN)), connection=connection)
+        bench.answers = []
+        parked.complete(HeartbeatResponse())
+    before = len(bench.requests)
+    bench.tasks.run_turn()
+    assert len(bench.requests) - before <= ALL_PER_TURN + REQUESTS_PER_TURN + SHARE_MIN * len(many)
+    bench.tasks.run()
+    assert len(bench.requests) == len(many) * REQUESTS_PER_TURN
 
 
 def test_who_has_little_more_to_ask_does_not_wait_for_all_of_the_others(bench: Bench) -> None:
@@ -338,7 +358,7 @@ def test_requests_that_wait_for_their_turn_are_not_copied_for_each(bench: Bench)
         bench.tasks.run_turn()
     assert len(buffers) < 12
     assert bench.correlation_ids() == list(range(20_000))
-    assert bench.listener._bounds.frame_bytes == 0
+    assert bench.held_bytes == 0
 
 
 def test_nobody_writes_to_a_frame_that_waits_where_it_came(bench: Bench) -> None:
@@ -356,7 +376,7 @@ def test_nobody_writes_to_a_frame_that_waits_where_it_came(bench: Bench) -> None
     bench.connection.drained()
     bench.tasks.run()
     assert [request.group_id[0] for request in bench.requests] == ["b", "a"]
-    assert bench.listener._bounds.frame_bytes == 0
+    assert bench.held_bytes == 0
 
 
 def test_a_coroutine_is_awaited_and_its_error_is_the_answer(bench: Bench) -> None:

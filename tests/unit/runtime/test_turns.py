@@ -14,8 +14,10 @@ from tidelog.runtime.tasks import LoopTasks
 from tidelog.runtime.turns import (
     AT_ONCE_MAX,
     COLLECTION_DEFERRED_S,
+    FIRST_TURN_S,
     FIRST_TURNS_S,
     FREED_PER_STEP,
+    LIGHT_AT_ONCE_MAX,
     LIGHT_WEIGHT_MAX,
     LIGHT_WEIGHTS_MAX,
     STEPS_PER_TURN,
@@ -95,6 +97,17 @@ def test_a_turn_ends_by_the_clock_or_by_its_steps(world: World) -> None:
     assert world.did.count("fast") == STEPS_PER_TURN
     world.run()
     assert world.outcomes == {"slow": "SLOW", "fast": "FAST"}
+
+
+def test_many_that_are_short_and_had_to_wait_need_few_turns_of_the_loop(world: World) -> None:
+    world.begin("long", 100)
+    while world.turns._first_turns_s > 0:
+        world.begin("long too", 100)
+    for i in range(LIGHT_AT_ONCE_MAX // 2):
+        world.begin(f"short {i}", 1, step_s=0.00001)
+    for _ in range(2 * (1 + round(FIRST_TURNS_S / FIRST_TURN_S))):
+        world.turn()
+    assert all(f"short {i}" in world.outcomes for i in range(LIGHT_AT_ONCE_MAX // 2))
 
 
 def test_one_of_them_has_a_turn_and_they_take_turns(world: World) -> None:
