@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Final
 
 from tidelog.log.flush import DirectorySyncs
-from tidelog.log.segment import NOT_OPENED
+from tidelog.replication.patience import AGAIN_S, wants_descriptor
 
 if TYPE_CHECKING:
     from tidelog.log.partition_log import FlushPlan
@@ -26,8 +26,6 @@ CHECKPOINTS_LANE: Final = "checkpoints"
 GROUP_MAX: Final = 16
 """Partitions that one call syncs; then those are told. Of more, the oldest and the newest: who asks for one waits for a
 group, not for the hundreds that somebody else has asked for, and these go on all the same."""
-AGAIN_S: Final = 0.25
-"""After a sync for which a descriptor was wanting."""
 COMMITS_LANE: Final = "commits"
 """Where syncs run that somebody waits for: cold reads and deletions may fill the threads without a lane."""
 
@@ -181,7 +179,7 @@ class Flusher:
                 self._commit()
 
     def _take_outcome(self, partition: "Partition", plan: "FlushPlan", failure: Exception | None) -> None:
-        if isinstance(failure, OSError) and failure.errno in NOT_OPENED:
+        if isinstance(failure, OSError) and wants_descriptor(failure):
             partition.log.put_back(plan)
             self._try_again(partition, failure)
             return
