@@ -55,6 +55,7 @@ class Flusher:
         self._put_off: dict[Partition, None] = {}
         """What could not be synced for want of descriptors, until it is; it is asked for again and again."""
         self._again: TimerHandle | None = None
+        self._hurrying = False
         self._running = False
         self._unwritten = False  # whether the last checkpoint failed
         self._stopped = False
@@ -75,6 +76,20 @@ class Flusher:
         """Flush it now, or right after the flushes that somebody waits for, or that of its own, which run."""
         self._asked[partition] = None
         self._commit()
+
+    def hurry(self) -> None:
+        """Sync in the next turn all that was appended to: until then its files keep their descriptors, which others
+        want.
+        """
+        if not self._hurrying:
+            self._hurrying = True
+            self._tasks.call_soon(self._ask_for_all)
+
+    def _ask_for_all(self) -> None:
+        self._hurrying = False
+        if not self._stopped:
+            self._asked.update((p, None) for p in self.grown if p.log.unflushed and _may_sync(p))
+            self._commit()
 
     def write_again(self) -> None:
         """Have the checkpoints written at the next interval, and every one after it until that succeeds."""
