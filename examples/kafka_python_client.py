@@ -1,6 +1,6 @@
 """Administration and replay with kafka-python: a topic with settings, records, and reading again from a point in time.
 
-pip install kafka-python
+pip install . kafka-python              # in a clone of the repository
 tidelog start                           # in a terminal of its own
 python examples/kafka_python_client.py [HOST:PORT]
 """

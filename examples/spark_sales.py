@@ -1,14 +1,15 @@
-"""Counts sales by product with Spark Structured Streaming: from topic `sales` to totals in topic `totals`.
+"""Counts sales by product with Spark Structured Streaming: from topic `shop-sales` to totals in topic `shop-totals`.
 
     pip install '.[spark]'              # in a clone of the repository
     tidelog start                       # in a terminal of its own
-    python examples/spark_sales.py [HOST:PORT]
+    python examples/spark_sales.py [HOST:PORT [DIRECTORY]]       run it twice: it goes on counting
 
-It processes what is there and stops; run it again with the same checkpoint directory and it goes on.
+It processes what is there and stops. What it has counted is in DIRECTORY, by default ./sales-totals: Spark's
+checkpoint. It belongs to the broker's topics; without them, begin with a new one.
 """
 
 import sys
-import tempfile
+from pathlib import Path
 
 from confluent_kafka import Producer
 from pyspark.sql import DataFrame
@@ -16,23 +17,26 @@ from pyspark.sql import functions as f
 
 from pyspark_tidelog.session import local_session
 
+SALES = "shop-sales"
+TOTALS = "shop-totals"
+
 
 def sell(bootstrap: str) -> None:
     producer = Producer({"bootstrap.servers": bootstrap})
     for number in range(600):
         product = ("tea", "coffee", "cocoa")[number % 3]
-        producer.produce("sales", key=product, value=str(1 + number % 2))
+        producer.produce(SALES, key=product, value=str(1 + number % 2))
     producer.flush()
 
 
-def main(bootstrap: str) -> None:
+def main(bootstrap: str, directory: Path) -> None:
     sell(bootstrap)
     spark = local_session("sales", cores=2)
     spark.sparkContext.setLogLevel("ERROR")
     sales = (
         spark.readStream.format("tidelog")
         .option("kafka.bootstrap.servers", bootstrap)
-        .option("subscribe", "sales")
+        .option("subscribe", SALES)
         .option("startingOffsets", "earliest")
         .load()
     )
@@ -45,22 +49,24 @@ def main(bootstrap: str) -> None:
     def write(batch: DataFrame, _: int) -> None:
         """Changed totals, not only new ones: Spark's Python sinks take those by foreachBatch."""
         writer = batch.write.format("tidelog").mode("append")
-        writer.option("kafka.bootstrap.servers", bootstrap).option("topic", "totals").save()
+        writer.option("kafka.bootstrap.servers", bootstrap).option("topic", TOTALS).save()
 
     query = (
         totals.writeStream.foreachBatch(write)
-        .option("checkpointLocation", tempfile.mkdtemp(prefix="sales-checkpoint-"))
+        .option("checkpointLocation", str(directory.absolute()))
         .outputMode("update")
         .trigger(availableNow=True)
         .start()
     )
     query.awaitTermination()
-    written = spark.read.format("tidelog").option("kafka.bootstrap.servers", bootstrap).option("subscribe", "totals")
-    rows = written.load().selectExpr("cast(key as string) as key", "cast(value as string) as value").collect()
-    for row in sorted(rows):
+    written = spark.read.format("tidelog").option("kafka.bootstrap.servers", bootstrap).option("subscribe", TOTALS)
+    rows = written.load().selectExpr("cast(key as string) as key", "cast(value as string) as value", "offset")
+    latest = rows.groupBy("key").agg(f.max_by("value", "offset").alias("value"))  # of one key all are in one partition
+    for row in latest.sort("key").collect():
         print(f"{row['key']}: {row['value']}")
     spark.stop()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1] if len(sys.argv) > 1 else "127.0.0.1:9092")
+    given = sys.argv[1:]
+    main(given[0] if given else "127.0.0.1:9092", Path(given[1] if len(given) > 1 else "sales-totals"))

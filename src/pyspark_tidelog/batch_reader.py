@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
+from pyspark_tidelog.connecting import connect
 from pyspark_tidelog.lookup import Lookup, loss_reporter, without_lost
 from pyspark_tidelog.offsets import Everywhere
 from pyspark_tidelog.options import ReadOptions
 from pyspark_tidelog.plan import OffsetRange, split
-from tidelog.client.blocking import Client
 from tidelog.client.operations import LATEST
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ class TidelogReader(DataSourceReader):
     def partitions(self) -> list[InputPartition]:
         """Asks the brokers where the bounds lie; each action on the DataFrame does so anew. Raises DataLoss."""
         options = self._options
-        with Client(options.bootstrap, options.client) as client:
+        with connect(options) as client:
             lookup = Lookup(client, options.subscription, options.fetch.isolation)
             partitions = lookup.partitions()
             starts = lookup.resolve("startingOffsets", options.starting, partitions)
@@ -51,5 +51,5 @@ def read_range(options: ReadOptions, columns: tuple[str, ...], partition: InputP
     from pyspark_tidelog.reading import RangeReader  # numpy, pyarrow, numba: half a second that planning can do without
 
     if isinstance(partition, RangePartition):
-        with Client(options.bootstrap, options.client) as client:
+        with connect(options) as client:
             yield from RangeReader(client, options, partition.value, columns).record_batches()

@@ -154,11 +154,10 @@ def write_options(given: Mapping[str, str]) -> WriteOptions:
     options = Options(given)
     options.refuse_others(WRITE, WRITE_UNSUPPORTED)
     client = client_config(options, "tidelog-spark-sink")
+    delivery_timeout_ms = options.integer(PREFIX + "delivery.timeout.ms", client.delivery_timeout_ms, at_least=1)
     return WriteOptions(
         bootstrap=bootstrap(options),
-        client=client._replace(
-            default_api_timeout_ms=options.integer(PREFIX + "delivery.timeout.ms", 120_000, at_least=1)
-        ),
+        client=client._replace(delivery_timeout_ms=delivery_timeout_ms),
         topic=options.text("topic") or None,
         acks=options.choice(PREFIX + "acks", {"all": -1, "-1": -1, "1": 1}, "all"),
         codec=Codec(options.choice(PREFIX + "compression.type", CODECS, "none")),

@@ -21,6 +21,7 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from pyspark_tidelog.batch_reader import RangePartition, read_range
+from pyspark_tidelog.connecting import connect
 from pyspark_tidelog.lookup import Lookup, loss_reporter, without_lost
 from pyspark_tidelog.offsets import Offsets, Specific, from_json_object, to_json_object
 from pyspark_tidelog.options import ReadOptions
@@ -151,7 +152,7 @@ class TidelogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _lookup(self) -> Lookup:
         if self._client is None:
-            self._client = Client(self._options.bootstrap, self._options.client)
+            self._client = connect(self._options)
         return Lookup(self._client, self._options.subscription, self._options.fetch.isolation)
 
 

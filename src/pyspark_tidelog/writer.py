@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import ArrayType, BinaryType, DataType, IntegerType, StringType, StructField, StructType
 
+from pyspark_tidelog.connecting import connect
 from pyspark_tidelog.errors import OptionError, SchemaError
 from pyspark_tidelog.options import WriteOptions
 from tidelog.client.blocking import Client, Started
@@ -122,7 +123,7 @@ def write_rows(options: WriteOptions, rows: "Iterator[pa.RecordBatch]") -> Writt
 
     context = TaskContext.get()
     written = 0
-    with Client(options.bootstrap, options.client) as client:
+    with connect(options) as client:
         counts: dict[str, int] = {}
 
         def partition_count(topic: str) -> int:

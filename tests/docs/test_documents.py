@@ -6,6 +6,7 @@ an ellipsis stands for anything.
 """
 
 import ast
+import json
 import os
 import re
 import signal
@@ -29,6 +30,14 @@ RUN = [
     ROOT / "README.zh-CN.md",
     *sorted(path for path in (ROOT / "docs").glob("*.md") if path.name not in REPORTS),
 ]
+ON_ONE_BROKER = [
+    ROOT / name
+    for name in (
+        "README.md",
+        *(f"docs/{page}.md" for page in ("getting-started", "changing-settings", "groups", "quotas", "spark")),
+    )
+]
+"""Pages that take the broker which `tidelog start` gives without more: whoever reads on has one running already."""
 LIMIT_S = 240
 
 SKIPPED = {
@@ -43,6 +52,10 @@ SKIPPED = {
 """Lines that a reader runs and this test does not, by how they begin, with the reason."""
 
 FENCE = re.compile(r"^```(\S*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+MADE = re.compile(
+    r"""(?:topic create |tidelog produce |\.produce\("|"topic", "|^SALES = "|^TOTALS = ")([a-z][\w-]*)""", re.MULTILINE
+)
+"""A topic's name, where a command or a program makes it or writes to it."""
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 
 
@@ -66,6 +79,9 @@ class Reader:
         self.broker: subprocess.Popen[str] | None = None
         self.output = ""
         self.tests = 0
+        self.keeps_broker = False
+        """Whether the first `tidelog start` is to serve for all."""
+        self._started = ""
 
     def environment(self) -> dict[str, str]:
         path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
@@ -115,6 +131,9 @@ class Reader:
 
     def start(self, line: str) -> None:
         """On a free port, whatever the line says: 9092 may be taken."""
+        if self.keeps_broker and self.broker is not None:
+            self.output = self._started
+            return
         self.stop()
         words = line.split("#")[0].split()
         at = words.index("--listen") + 1 if "--listen" in words else 0
@@ -130,7 +149,7 @@ class Reader:
             text=True,
         )
         assert self.broker.stdout is not None
-        self.output = self.broker.stdout.readline()
+        self.output = self._started = self.broker.stdout.readline()
         address = re.search(r"listening on \S+:(\d+) ", self.output)
         assert address, f"{line}: {self.output!r}"
         self.bootstrap = f"127.0.0.1:{address[1]}"
@@ -181,11 +200,51 @@ def test_a_document_can_be_followed(document: Path, reader: Reader) -> None:
         as_kafka_leaves_it(reader.directory / "copy-of-kafka-data")
     if "9092" not in "".join(block.text for block in found if block.text.startswith("tidelog start")):
         reader.start("tidelog start")  # a document that takes one for granted
+    follow(reader, document, found)
+
+
+def follow(reader: Reader, document: Path, found: list[Block]) -> None:
     for block in found:
         try:
             reader.follow(block)
         except AssertionError as error:
             raise AssertionError(f"{document.relative_to(ROOT)}:{block.line}: {error}") from error
+
+
+def test_pages_can_be_followed_one_after_another(reader: Reader) -> None:
+    """On one broker, which no page leaves in another's way: nothing that it needs is made or altered by another."""
+    reader.keeps_broker = True
+    reader.start("tidelog start")
+    for document in ON_ONE_BROKER:
+        if document.name != "spark.md":  # which takes its time, and has topics of its own
+            follow(reader, document, blocks(document))
+    reader.shell("tidelog broker config describe --json")
+    assert set(json.loads(reader.output)) == {"listeners", "log.dirs"}, "a page leaves settings behind"
+
+
+@pytest.mark.parametrize("document", sorted((ROOT / "docs").glob("*.md")), ids=lambda path: path.name)
+def test_a_page_has_the_common_broker_or_one_of_its_own(document: Path) -> None:
+    starts = [
+        line
+        for block in blocks(document)
+        if block.language == "sh"
+        for line in block.text.splitlines()
+        if is_server(line) and "--data" not in line
+    ]
+    assert bool(starts) == (document in ON_ONE_BROKER)
+
+
+def test_each_page_and_example_has_topics_of_its_own() -> None:
+    makers: dict[str, set[str]] = {}
+    programs = sorted((ROOT / "examples").glob("*.py"))
+    for path in [*(path for path in RUN if path.name != "README.zh-CN.md"), *programs]:
+        texts = [path.read_text()] if path in programs else [block.text for block in blocks(path)]
+        for text in texts:
+            if "Broker(" not in text and "tidelog_broker" not in text:  # else the broker is its own, too
+                for topic in MADE.findall(text):
+                    makers.setdefault(topic, set()).add(path.name)
+    assert {"orders", "parcels", "sales", "shop-sales"} <= set(makers)
+    assert not {topic: sorted(names) for topic, names in makers.items() if len(names) > 1}
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
@@ -249,7 +308,8 @@ def test_the_chinese_readme_is_in_step() -> None:
             "blocks": [
                 (b.language, [line.split("#")[0].rstrip() for line in b.text.splitlines()]) for b in blocks(path)
             ],
-            "links": [t for t in LINK.findall(prose) if not t.startswith("README")],
+            # A heading's anchor is in the page's own language.
+            "links": [t.partition("#")[0] for t in LINK.findall(prose) if not t.startswith("README")],
             "rows": len(re.findall(r"^\|", prose, re.MULTILINE)),
             "items": len(re.findall(r"^- ", prose, re.MULTILINE)),
         }

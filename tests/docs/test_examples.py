@@ -46,9 +46,18 @@ def test_kafka_python_client(tmp_path: Path, bootstrap: str) -> None:
     assert told == "offset 21: hour 21\noffset 22: hour 22\noffset 23: hour 23\n"
 
 
-def test_with_fixture(tmp_path: Path) -> None:
-    told = run(tmp_path, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(EXAMPLES / "test_with_fixture.py"))
-    assert "2 passed" in told
+def test_with_fixture() -> None:
+    """By its own header, and with no plugin of pytest but Tidelog's: not with those that the project's tests have."""
+    program = EXAMPLES / "test_with_fixture.py"
+    header = re.search(r"^pytest (.*)$", program.read_text(), re.MULTILINE)
+    assert header
+    command = [sys.executable, "-m", "pytest", "-p", "tidelog.testing.pytest_plugin", *header[1].split()]
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    environment = kept | {"PYTHONPATH": str(EXAMPLES.parent / "src"), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    done = subprocess.run(
+        command, cwd=EXAMPLES.parent, env=environment, capture_output=True, text=True, timeout=LIMIT_S
+    )
+    assert "2 passed" in done.stdout, done.stdout + done.stderr
 
 
 def test_embedded_counts_on_after_a_restart(tmp_path: Path) -> None:
@@ -63,11 +72,12 @@ def test_embedded_counts_on_after_a_restart(tmp_path: Path) -> None:
         starts.append(found[2])
 
 
-def test_spark_sales(tmp_path: Path, bootstrap: str) -> None:
+def test_spark_sales_counts_on_when_it_is_run_again(tmp_path: Path, bootstrap: str) -> None:
     pytest.importorskip("pyspark", reason="needs tidelog[spark]")
-    told = run(tmp_path, str(EXAMPLES / "spark_sales.py"), bootstrap)
-    totals = {line for line in told.splitlines() if ": {" in line}
-    assert totals == {'cocoa: {"units":300}', 'coffee: {"units":300}', 'tea: {"units":300}'}
+    for units in (300, 600):
+        told = run(tmp_path, str(EXAMPLES / "spark_sales.py"), bootstrap, "totals")
+        totals = [line for line in told.splitlines() if ": {" in line]
+        assert totals == [f'{product}: {{"units":{units}}}' for product in ("cocoa", "coffee", "tea")]
 
 
 def test_every_example_is_run_here() -> None:

@@ -6,7 +6,6 @@ from typing import Any
 
 from tidelog.log.config import LogConfig
 from tidelog.log.partition_log import Appended, PartitionLog
-from tidelog.log.validation import NotInline, examine
 from tidelog.simulation.disk import SimDisk
 from tidelog.wire.batches import BatchHeader
 from tidelog.wire.records import Record, batches_in, decode_records, encode_batch
@@ -19,18 +18,6 @@ def make_batch(*values: bytes, timestamps: Sequence[int] | None = None, **fields
     """A batch of records with these values, keyed `k`, as a producer sends it."""
     times = timestamps or [NOW_MS] * len(values)
     return encode_batch([Record(b"k", value, time) for value, time in zip(values, times, strict=True)], **fields)
-
-
-def append_client_batch(
-    log: PartitionLog, batch: bytearray, *, leader_epoch: int = 0, now_ms: int = NOW_MS
-) -> Appended:
-    """As a partition does it: where the log asks for a look at the records, they are looked at."""
-    header = BatchHeader(batch)
-    try:
-        return log.append(memoryview(batch), header, leader_epoch=leader_epoch, now_ms=now_ms)
-    except NotInline:
-        examined = examine(batch, header, log.config, now_ms)
-        return log.append(memoryview(batch), header, leader_epoch=leader_epoch, now_ms=now_ms, limits=examined)
 
 
 class LogOnDisk:
@@ -71,7 +58,7 @@ class LogOnDisk:
         return self.append_batch(make_batch(*values, **fields), leader_epoch=leader_epoch)
 
     def append_batch(self, batch: bytearray, *, leader_epoch: int = 0) -> Appended:
-        return append_client_batch(self.log, batch, leader_epoch=leader_epoch, now_ms=self.now_ms)
+        return self.log.append(memoryview(batch), BatchHeader(batch), leader_epoch=leader_epoch, now_ms=self.now_ms)
 
     def flush(self, *, checkpoint: bool = True) -> None:
         plan = self.log.flush_plan()

@@ -45,6 +45,10 @@ logger = logging.getLogger("tidelog.fetch")
 _EMPTY: Final = b""
 WIDE_ITEMS = 200
 """More partitions than that, of a request and its session, are looked at in turns."""
+PASSED_PER_LOOK = 32
+"""Partitions that a woken fetch passes over in the time of one that it looks at."""
+LOOKS_PER_ANSWER = 4
+"""Partitions that are looked at in the time in which one is answered and sent."""
 
 
 def handle(
@@ -100,6 +104,7 @@ class Fetch:
         "_aborted",
         "_bytes_max",
         "_context",
+        "_expired",
         "_failed",
         "_fetching",
         "_from_follower",
@@ -144,6 +149,7 @@ class Fetch:
         self._moved: dict[Partition, None] = {}
         self._unknown: dict[FetchItem, int] = {}
         self._failed = False
+        self._expired = False
         self._pending: Pending[FetchResponse] | None = None
         self.found_bytes = 0
         self._readable_bytes = 0
@@ -278,7 +284,7 @@ class Fetch:
         for item in self._fetching.items:
             if item.partition is not None:
                 item.partition.watch(self)
-        self._timer = self._services.runtime.tasks.call_later(self._max_wait_ms / 1000, self.finish)
+        self._timer = self._services.runtime.tasks.call_later(self._max_wait_ms / 1000, self._expire)
         self._services.partitions.park(self)
         return pending
 
@@ -288,17 +294,28 @@ class Fetch:
             self._services.partitions.wake_later(self)
         self._moved[partition] = None
 
-    def wake(self) -> None:
-        """Look again at the partitions that moved; answer when that is enough."""
+    def _expire(self) -> None:
+        self._expired = True
+        self._services.partitions.wake_expired(self)
+
+    def wake(self) -> int:
+        """Look again at the partitions that moved; answer when that is enough, or the time is over."""
         moved, self._moved = self._moved, {}
         if self._pending is None:
-            return
-        for item in self._fetching.items:
-            if item.partition in moved:
-                self._drop(item)
-                self._read(item)
+            return 0
+        items = self._fetching.items
+        if moved:
+            for item in items:
+                if item.partition in moved:
+                    self._drop(item)
+                    self._read(item)
         if self.satisfied:
             self._complete()
+        elif self._expired:
+            self.finish()
+        else:
+            return len(moved) + len(items) // PASSED_PER_LOOK
+        return len(moved) + len(items) * LOOKS_PER_ANSWER
 
     def _drop(self, item: FetchItem) -> None:
         """What was found for it is void."""

@@ -107,14 +107,15 @@ class WideFetch(Fetch):
         self.wake()  # for what moved while others were read
         return pending
 
-    def wake(self) -> None:
-        """Look again at what moved, unless that is done already or still to come."""
+    def wake(self) -> int:
+        """Look again at what moved, in turns, unless that is done already or still to come."""
         if self._pending is None:
             if not self._reading:
                 self._moved = {}
         elif self._moved and not self._looking:
             self._looking = True
             self._services.turns.begin(self._look(), self._looked)
+        return 0
 
     def _look(self) -> Steps[None]:
         while self._moved and self._pending is not None and not self.satisfied:

@@ -21,6 +21,7 @@ from tidelog.api.pending import Pending
 from tidelog.api.registry import API_VERSIONS_KEY, PRODUCE_KEY, Route, route, routes
 from tidelog.api.services import NO_RESPONSE, CloseConnection, Peer, RequestContext, Services
 from tidelog.broker.gone import GONE
+from tidelog.broker.pipelining import COMBINE_REQUESTS
 from tidelog.broker.serving import Encoded, not_encoded, served_in_steps
 from tidelog.broker.slot import Slot
 from tidelog.quotas.client_quotas import ANONYMOUS
@@ -44,16 +45,12 @@ OTHER_REQUEST_BYTES_MAX = 16 << 20
 """Of all but produce, which carries records: what is that long can only be meant to keep the loop busy."""
 PIPELINED_MAX = 1000
 """Produce requests of one connection that wait for their acknowledgement; then it is read no further."""
-REQUESTS_PER_TURN = 64
-"""Then other connections have their turn."""
 BACKLOG_BYTES_MAX = 1 << 20
 """Of responses that the client has not read; then no more of its requests are handled."""
 WIDE_REQUEST_BYTES = 16 << 10
 """What is longer may name thousands of things: it is decoded, handled and answered in turns."""
 WIDE_PRODUCE_BYTES = 100 << 10
 """The same of produce, whose bytes are mostly records: some 1,500 of the smallest batches, 10 ms."""
-COMBINE_REQUESTS = 16
-"""With at least so many complete small frames at hand, their responses leave in one send."""
 
 
 class Connection:
@@ -98,9 +95,9 @@ class Connection:
         self._frame: bytearray | None = None  # a frame whose end has not come, its four bytes of length included
         self._filled = 0
         self._kept: bytearray | None = None  # what the request that has turns lies in
-        self._stash: bytearray | None = None  # complete and partial frames that wait for earlier requests
+        self._stash: memoryview | None = None  # complete and partial frames that wait, of a buffer of their own
         self._paused = False
-        self._resuming = False
+        self._resuming = False  # it is to go on in a later turn of the loop
         self._draining = False  # no further request is begun
         self._muted: TimerHandle | None = None  # until it comes, the client is over a quota
         self._halted = False  # draining or muted
@@ -126,20 +123,26 @@ class Connection:
         frame = self._frame
         if frame is None:
             return self._listener.buffer
-        return memoryview(frame)[self._filled :]
+        if self._filled < len(frame):
+            return memoryview(frame)[self._filled :]
+        return self._listener.buffer[: 4 + _SIZE.unpack_from(frame)[0] - len(frame)]
 
     def received(self, count: int) -> None:
         self._last_active = self._monotonic()
         frame = self._frame
         if frame is not None:
+            if self._filled == len(frame):
+                if not self._reserve(len(frame) + count):
+                    return
+                frame += self._listener.buffer[:count]  # in place: a larger one and a copy would hold up the loop
             self._filled += count
             if self._filled == len(frame):
                 self._frame_full(frame)
             return
-        self._take(self._listener.buffer, count)
+        self._take(self._listener.buffer, count, self._listener.pipelining.share)
 
     def drained(self) -> None:
-        self._resume()
+        self._resume(self._listener.pipelining.share)
 
     def closed(self, error: OSError | None) -> None:
         if self.open and not self.gone:
@@ -214,7 +217,7 @@ class Connection:
     def _unmute(self) -> None:
         self._muted = None
         self._halted = self._draining
-        self._resume()
+        self._resume(self._listener.pipelining.share)
 
     def _pause(self) -> None:
         if not self._paused:
@@ -223,18 +226,16 @@ class Connection:
 
     # Frames
 
-    def _take(self, view: memoryview, end: int) -> None:
-        """Handle the frames of `view[:end]`, keep what is not whole or may not run yet."""
+    def _take(self, view: memoryview, end: int, most: int) -> None:
+        """Handle the frames of `view[:end]`, at most so many; keep what is not whole or may not run yet."""
         position = 0
         handled = 0
         while self.open:
             left = end - position
             if not left:
                 break
-            if handled >= REQUESTS_PER_TURN or (
-                (self._waiting or self._halted or self._stream.backlog_bytes) and self._must_wait()
-            ):
-                self._put_aside(view[position:end], handled >= REQUESTS_PER_TURN)
+            if handled >= most or ((self._waiting or self._halted or self._stream.backlog_bytes) and self._must_wait()):
+                self._put_aside(view[position:end], handled >= most)
                 break
             if left < 4:
                 self._begin_frame(view[position:end], 4)
@@ -242,7 +243,7 @@ class Connection:
             (size,) = _SIZE.unpack_from(view, position)
             if size < HEADER_BYTES or size > self._listener.request_bytes_max:
                 self._refuse_size(size, view[position : position + 4])
-                return
+                break
             if left - 4 < size:
                 self._begin_frame(view[position:end], size + 4)
                 break
@@ -255,16 +256,19 @@ class Connection:
             pieces, self._combined = self._combined, None
             if pieces and self.open:
                 self._stream.write(pieces)
+        if handled > 1:
+            self._listener.pipelining.handled(handled)
 
     def _begin_frame(self, part: memoryview, size: int) -> None:
         """`part` is the beginning of a frame of `size` bytes (4: its length has not all come)."""
         if self.gone:
             return
-        # Grown step by step: a length that a peer only claims takes no memory.
-        size = min(size, max(self._listener.frame_step_bytes, len(part) + 1))
-        if not self._reserve(size):
+        # What is longer grows as its bytes come: a length that a peer only claims takes no memory.
+        first = min(size, max(self._listener.frame_step_bytes, len(part) + 1))
+        if not self._reserve(first):
             return
-        frame = self._listener.frame_buffer(size)
+        # No view of one that grows may be alive anywhere.
+        frame = self._listener.frame_buffer(size) if first == size else bytearray(first)
         frame[: len(part)] = part
         self._frame = frame
         self._filled = len(part)
@@ -275,18 +279,12 @@ class Connection:
             self._refuse_size(size, memoryview(frame)[:4])
             return
         if len(frame) < size + 4:
-            room = min(size + 4, max(2 * len(frame), self._listener.frame_step_bytes))
-            if not self._reserve(room):
-                return
-            larger = bytearray(room)
-            larger[: len(frame)] = frame
-            self._frame = larger
             return
         self._frame = None
         self._filled = 0
         self._release()
-        self._take(memoryview(frame), size + 4)
-        if self._kept is not frame:
+        self._take(memoryview(frame), size + 4, 1)
+        if self._kept is not frame and (self._stash is None or self._stash.obj is not frame):
             self._listener.recycle(frame)
 
     def _drop_frame(self) -> None:
@@ -331,21 +329,28 @@ class Connection:
     def _put_aside(self, rest: memoryview, later: bool) -> None:
         if not self._reserve(len(rest)):
             return
-        self._stash = bytearray(rest)  # writable, as every frame: batches get their offsets in place
+        buffer = rest.obj
+        assert isinstance(buffer, bytearray)
+        if buffer is self._listener.buffer.obj or len(buffer) > 2 * len(rest):
+            # Not again for each turn: a buffer of our own does until half of it is done with.
+            rest = memoryview(bytearray(rest))  # writable, as every frame: batches get their offsets in place
+        self._stash = rest
         self._pause()
-        if later:
-            self.resume_soon()
+        if later and not self._resuming:
+            self._resuming = True
+            self._listener.pipelining.add(self)
 
     def resume_soon(self) -> None:
         if not self._resuming:
             self._resuming = True
-            self.services.runtime.tasks.call_soon(self._resume_now)
+            self.services.runtime.tasks.call_soon(self.go_on, self._listener.pipelining.share)
 
-    def _resume_now(self) -> None:
+    def go_on(self, most: int) -> None:
+        """The later turn has come: for at most so many requests."""
         self._resuming = False
-        self._resume()
+        self._resume(most)
 
-    def _resume(self) -> None:
+    def _resume(self, most: int) -> None:
         """Go on with what was put aside, once nothing is in its way."""
         if not self.open or self._must_wait():
             return
@@ -353,7 +358,7 @@ class Connection:
         if stash is not None:
             self._stash = None
             self._release()
-            self._take(memoryview(stash), len(stash))
+            self._take(stash, len(stash), most)
         if self.open and self._stash is None and self._paused:
             self._paused = False
             self._stream.resume_reading()

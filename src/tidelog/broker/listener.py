@@ -5,6 +5,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from tidelog.broker.connection import Connection
+from tidelog.broker.pipelining import Pipelining
 
 if TYPE_CHECKING:
     from tidelog.api.services import Services
@@ -31,6 +32,7 @@ class Listener:
         """Shared by all connections: what is received is handled, or copied, before the loop's next turn."""
         self.frame_step_bytes = FRAME_STEP_BYTES
         self.request_bytes_max: int = config.socket_request_max_bytes
+        self.pipelining = Pipelining(services.runtime.tasks)
         self.host = ""
         self.port = 0
         self._services = services

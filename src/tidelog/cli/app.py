@@ -120,6 +120,7 @@ def execute(arguments: Sequence[str]) -> int:
 
         return instructed(command, os.environ[COMPLETION_VARIABLE])
     try:
+        check_text(arguments)
         with command.make_context("tidelog", list(arguments) or ["--help"]) as context:
             result = command.invoke(context)
     except typer.Exit as leave:
@@ -131,6 +132,19 @@ def execute(arguments: Sequence[str]) -> int:
             return told
         raise
     return result if isinstance(result, int) else 0
+
+
+def check_text(arguments: Sequence[str]) -> None:
+    """Raise UsageError for what is not UTF-8, paths of log files aside: it cannot be sent, and librdkafka's client
+    crashes over it.
+    """
+    if tuple(arguments[:2]) in (("log", "dump"), ("log", "verify")):
+        return
+    for argument in arguments:
+        try:
+            argument.encode()
+        except UnicodeEncodeError:
+            raise UsageError(f"{argument!r} is not UTF-8") from None
 
 
 def known_failure(error: Exception) -> int | None:

@@ -1,5 +1,6 @@
 """`tidelog bench`: produce, consume, latency."""
 
+import math
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -10,7 +11,7 @@ import typer
 
 from tidelog.cli import measure, offline
 from tidelog.cli.cluster import describe, offsets
-from tidelog.cli.connection import INT32_MAX, LOCALHOST, AsJson, Bootstrap, ClientSettings, Connection, connect
+from tidelog.cli.connection import LOCALHOST, PARTITIONS_MAX, AsJson, Bootstrap, ClientSettings, Connection, connect
 from tidelog.cli.errors import CommandError, UsageError
 from tidelog.cli.produce import ACKS, CODECS
 from tidelog.cli.tables import Column, Table, console, count, counted, print_json, print_table, size
@@ -18,11 +19,15 @@ from tidelog.cli.tables import Column, Table, console, count, counted, print_jso
 app = typer.Typer(add_completion=False, no_args_is_help=True)
 
 PERCENTS = (50, 90, 95, 99, 99.9)
+SIZE_MAX = 1_000_000_000
+"""Of a record, in bytes: librdkafka takes no larger message.max.bytes."""
 
 Records = Annotated[int, typer.Option("--records", "-n", min=1, metavar="N", help="How many records.")]
-RecordSize = Annotated[int, typer.Option("--size", min=1, metavar="BYTES", help="Of each record's value.")]
+RecordSize = Annotated[
+    int, typer.Option("--size", min=1, max=SIZE_MAX, metavar="BYTES", help="Of each record's value.")
+]
 Partitions = Annotated[
-    int, typer.Option("--partitions", "-p", min=1, max=INT32_MAX, metavar="N", help="Of the temporary topic.")
+    int, typer.Option("--partitions", "-p", min=1, max=PARTITIONS_MAX, metavar="N", help="Of the temporary topic.")
 ]
 Topic = Annotated[
     str | None, typer.Option("--topic", "-t", metavar="TOPIC", help="Use this topic; default: a temporary one.")
@@ -129,6 +134,8 @@ def latency(
     $ tidelog bench latency
     $ tidelog bench latency --rate 10000 --seconds 30
     """
+    if not math.isfinite(rate * seconds):
+        raise UsageError("--rate and --seconds take finite numbers")
     settings = producer_settings(acks, "none")
     connection = connect(bootstrap, client)
     total = max(round(rate * seconds), 1)

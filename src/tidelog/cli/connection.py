@@ -26,9 +26,11 @@ WAIT_S = ANSWER_S + 1
 """librdkafka was seen never to end a request for a group whose broker had gone, whatever its timeout."""
 CONNECT_S = 5.0
 
-INT16_MAX = 2**15 - 1
-INT32_MAX = 2**31 - 1
-"""What the protocol has room for: replicas; partitions."""
+REPLICAS_MAX = 2**15 - 1
+PARTITION_MAX = 2**31 - 1
+"""What the protocol has room for: copies of a partition, and a partition's number."""
+PARTITIONS_MAX = 100_000
+"""Of a topic: librdkafka asks for no more."""
 
 Bootstrap = Annotated[
     str,
@@ -130,7 +132,7 @@ def reach(bootstrap: str) -> None:
         address = joined(host, port)
         try:
             socket.create_connection((host, port), timeout=CONNECT_S).close()
-        except socket.gaierror:
+        except (socket.gaierror, UnicodeError):  # the latter for what cannot even be asked for
             reasons.append(f"host {host} cannot be found")
         except TimeoutError:
             reasons.append(f"{address} does not answer")

@@ -120,8 +120,8 @@ def verify(
 ) -> None:
     """Find every defect in log files.
 
-    Findings of one kind in one file are one line with their number; --json
-    has them all.
+    Findings of one kind in one file, and notes of one kind in one partition,
+    are one line with their number, damage last; --json has them all.
 
     Checks batches and their CRC, every record, indexes, snapshots and
     checkpoints. The exit code is 1 if there is damage; notes are no damage.
@@ -133,7 +133,7 @@ def verify(
     $ tidelog log verify tidelog-data/orders-0 --no-records
     $ tidelog log verify /var/lib/kafka/data --json
     """
-    from tidelog.log.verify import Verified, verify
+    from tidelog.log.verify import NOTE, Verified, verify
 
     check(paths)
     result = Verified()
@@ -143,7 +143,10 @@ def verify(
         result.add(found)
         for finding, more, last in alike(found.findings if not json else ()):
             file = as_typed(finding.path, full_path, path)
-            others = f" (and {counted(more, 'more', 'more')} of the kind, the last at {last})" if more else ""
+            others = ""
+            if more:
+                place = " beside it" if finding.severity == NOTE else f", the last at {last}"
+                others = f" (and {counted(more, 'more', 'more')} of the kind{place})"
             print(printable(f"{finding.severity}: {file} at {finding.position}: {finding.reason}{others}"))
     if json:
         print_json(verified_json(result))
@@ -157,14 +160,22 @@ def verify(
 
 
 def alike(findings: "Sequence[Finding]") -> "list[tuple[Finding, int, int]]":
-    """The first finding of each kind in each file, how many more there are, and the position of the last.
+    """The first finding of each kind in each file, of notes in each partition, how many more there are, and the
+    position of the last; notes first.
 
     Of a kind are those whose reasons differ in numbers only: one cause may have thousands of consequences.
     """
+    from tidelog.log.file_kinds import partition_of
+    from tidelog.log.verify import NOTE
+
     kinds: dict[tuple[str, str, str], list[Finding]] = {}
-    for finding in findings:
+    for finding in sorted(findings, key=lambda finding: finding.severity != NOTE):
         kind = re.sub(r"0x[0-9a-f]+|\d+", "#", finding.reason)
-        kinds.setdefault((finding.path, finding.severity, kind), []).append(finding)
+        place = finding.path
+        directory = place.rpartition("/")[0]
+        if finding.severity == NOTE and partition_of(directory.rpartition("/")[2]):
+            place = directory
+        kinds.setdefault((place, finding.severity, kind), []).append(finding)
     return [(found[0], len(found) - 1, found[-1].position) for found in kinds.values()]
 
 

@@ -1,5 +1,6 @@
 """The entry point `tidelog`: hands `start` over before anything slow is imported, everything else to the typer app."""
 
+import os
 import sys
 from collections.abc import Sequence
 
@@ -8,6 +9,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return the process's exit code: 0 done, 1 failed, 2 wrong usage, 130 interrupted."""
     if arguments is None:
         arguments = sys.argv[1:]
+    open_standard_streams()
     # A broker must be ready in a blink and stay small, so it never sees typer, rich or librdkafka.
     if arguments[:1] == ["start"] and not {"--help", "-h"} & set(arguments):
         from tidelog.cli.start import main as start
@@ -16,3 +18,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from tidelog.cli.app import run
 
     return run(arguments)
+
+
+def open_standard_streams() -> None:
+    """The null device for those that were closed when the process began (`>&-`): else a file of the log would get such
+    a number, and what is written for people.
+    """
+    for descriptor, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        if getattr(sys, name) is None:
+            opened = os.open(os.devnull, os.O_RDWR)
+            if opened != descriptor:
+                os.dup2(opened, descriptor)
+                os.close(opened)
+            os.set_inheritable(descriptor, True)
+            setattr(sys, name, open(descriptor, mode, closefd=False))  # noqa: SIM115 - until the process ends

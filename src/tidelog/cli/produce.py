@@ -11,8 +11,8 @@ import typer
 
 from tidelog.cli import cluster, offline
 from tidelog.cli.connection import (
-    INT32_MAX,
     LOCALHOST,
+    PARTITION_MAX,
     Bootstrap,
     ClientSettings,
     Connection,
@@ -55,7 +55,7 @@ def produce(
     ] = [],  # noqa: B006 - typer copies it
     partition: Annotated[
         int | None,
-        typer.Option("--partition", "-p", min=0, max=INT32_MAX, metavar="N", help="Default: by the key's hash."),
+        typer.Option("--partition", "-p", min=0, max=PARTITION_MAX, metavar="N", help="Default: by the key's hash."),
     ] = None,
     null_marker: Annotated[
         str | None, typer.Option("--null-marker", metavar="TEXT", help="This text as key or value means null.")

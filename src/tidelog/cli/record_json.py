@@ -11,7 +11,7 @@ from datetime import datetime
 from json import JSONDecodeError
 from typing import Any, NoReturn
 
-from tidelog.cli.connection import INT32_MAX
+from tidelog.cli.connection import PARTITION_MAX
 from tidelog.cli.records import Headers, Record
 
 FIELDS = (
@@ -178,7 +178,7 @@ def record_from_json(document: object) -> Record:
         data_from_json(document, "value"),
         headers,
         timestamp_from_json(document),
-        number_from_json(document, "partition", INT32_MAX),
+        number_from_json(document, "partition", PARTITION_MAX),
     )
 
 

@@ -14,7 +14,7 @@ def start(
         str, typer.Option(metavar="FILE", show_default=False, help="Settings, one KEY=VALUE per line.")
     ] = "",
     data: Annotated[
-        str, typer.Option(metavar="DIR", help="Where the data lives; created if missing.")
+        str, typer.Option(metavar="DIR,...", help="Where the data lives, one directory or several; created if missing.")
     ] = "./tidelog-data",
     listen: Annotated[str, typer.Option(metavar="HOST:PORT", help="Port 0 picks a free one.")] = "127.0.0.1:9092",
     set: Annotated[

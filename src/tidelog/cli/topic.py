@@ -10,9 +10,9 @@ import typer
 from tidelog.cli import cluster, offline
 from tidelog.cli.connection import (
     ANSWER_S,
-    INT16_MAX,
-    INT32_MAX,
     LOCALHOST,
+    PARTITIONS_MAX,
+    REPLICAS_MAX,
     AsJson,
     Bootstrap,
     ClientSettings,
@@ -55,12 +55,14 @@ def create(
     name: Name,
     partitions: Annotated[
         int | None,
-        typer.Option("--partitions", "-p", min=1, max=INT32_MAX, metavar="N", help="How many; default: the broker's."),
+        typer.Option(
+            "--partitions", "-p", min=1, max=PARTITIONS_MAX, metavar="N", help="How many; default: the broker's."
+        ),
     ] = None,
     replicas: Annotated[
         int | None,
         typer.Option(
-            "--replicas", "-r", min=1, max=INT16_MAX, metavar="N", help="Copies of each; default: the broker's."
+            "--replicas", "-r", min=1, max=REPLICAS_MAX, metavar="N", help="Copies of each; default: the broker's."
         ),
     ] = None,
     set: Settings = [],  # noqa: B006 - typer copies it
@@ -345,7 +347,9 @@ def add_partitions(
     name: Name,
     total: Annotated[
         int,
-        typer.Argument(metavar="TOTAL", min=1, max=INT32_MAX, show_default=False, help="The new number of partitions."),
+        typer.Argument(
+            metavar="TOTAL", min=1, max=PARTITIONS_MAX, show_default=False, help="The new number of partitions."
+        ),
     ],
     bootstrap: Bootstrap = LOCALHOST,
     client: ClientSettings = [],  # noqa: B006

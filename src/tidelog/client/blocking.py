@@ -6,13 +6,13 @@ over a quota waits in its next call for as long as the broker has said.
 
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Generic, NamedTuple, Self, TypeAlias, TypeVar
 
 from tidelog.client import groups, operations
 from tidelog.client.cluster import Address, Cluster, Topic
-from tidelog.client.errors import BrokerUnreachable, GaveUp, NoBrokerReachable
+from tidelog.client.errors import BrokerUnreachable, GaveUp, NoBrokerReachable, Unreachable
 from tidelog.client.link import Link
 from tidelog.client.operations import (
     ACKS_ALL,
@@ -36,6 +36,8 @@ T = TypeVar("T")
 Ticket: TypeAlias = tuple[Link, int] | BrokerUnreachable
 """A request on its way, or why it is not."""
 
+TELL_AFTER_S = 5.0
+"""A call that has found no broker for this long tells of it, and goes on: a restart takes less."""
 JITTER = 0.2
 """Pauses vary by this much either way, so that clients that failed together do not return together."""
 
@@ -46,7 +48,9 @@ class ClientConfig(NamedTuple):
     client_id: str = "tidelog"
     request_timeout_ms: int = 30_000
     default_api_timeout_ms: int = 60_000
-    """For one call with all its attempts."""
+    """For one call with all its attempts, other than a produce."""
+    delivery_timeout_ms: int = 120_000
+    """For one produce with all its attempts."""
     socket_connection_setup_timeout_ms: int = 10_000
     backoff: Backoff = Backoff()
     frame_bytes_max: int = 512 << 20
@@ -69,19 +73,23 @@ def parse_bootstrap(servers: str) -> list[Address]:
 class Started(Generic[T]):
     """An operation whose first requests to leaders are on their way."""
 
-    def __init__(self, client: "Client", operation: Operation[T]) -> None:
+    def __init__(self, client: "Client", operation: Operation[T], timeout_ms: int) -> None:
         self._client = client
         self._operation = operation
+        self._timeout_ms = timeout_ms
         self._tickets: list[Ticket] = []
         self._outcome: list[T] = []
-        self._carry_out(None, client.deadline(), to_first_ask=True)
+        self._carry_out(None, self._deadline(), to_first_ask=True)
 
     def result(self) -> T:
         """Wait for the answers, with whatever retries they need; the time for it runs from here. To be called once."""
         if not self._outcome:
-            deadline = self._client.deadline()
+            deadline = self._deadline()
             self._carry_out(self._client.collect(self._tickets, deadline), deadline, to_first_ask=False)
         return self._outcome.pop()
+
+    def _deadline(self) -> float:
+        return time.monotonic() + self._timeout_ms / 1000
 
     def _carry_out(self, answer: Answer, deadline: float, *, to_first_ask: bool) -> None:
         """Do what the operation asks for until it returns or, if so wanted, until its first `Ask` is sent."""
@@ -98,7 +106,7 @@ class Started(Generic[T]):
                     elif isinstance(effect, AskAny):
                         answer = client.ask_any(effect.request, deadline)
                     else:
-                        client.pause(effect, deadline)
+                        client.pause(effect, deadline, self._timeout_ms)
                         answer = None
                 except (GaveUp, NoBrokerReachable) as error:
                     effect = self._operation.throw(error)
@@ -114,9 +122,16 @@ class Client:
     Not for several threads at once, nor across a fork.
     """
 
-    def __init__(self, bootstrap: str | Sequence[Address], config: ClientConfig | None = None) -> None:
+    def __init__(
+        self,
+        bootstrap: str | Sequence[Address],
+        config: ClientConfig | None = None,
+        tell: Callable[[str], None] | None = None,
+    ) -> None:
+        """`tell` is called once, with a line for people, when a call goes on trying without a broker that answers."""
         seeds = parse_bootstrap(bootstrap) if isinstance(bootstrap, str) else list(bootstrap)
         self.config = config or ClientConfig()
+        self._tell = tell
         self.cluster = Cluster(seeds)
         self._links: dict[Address, Link] = {}
 
@@ -168,8 +183,9 @@ class Client:
         self, batches: Mapping[TopicPartition, Buffer], acks: int = ACKS_ALL
     ) -> Started[dict[TopicPartition, Produced]]:
         """The buffers must stay as they are until `result` has returned."""
-        timeout_ms = self.config.request_timeout_ms
-        return self._start(operations.produce(self.cluster, self.config.backoff, batches, acks, timeout_ms))
+        config = self.config
+        operation = operations.produce(self.cluster, config.backoff, batches, acks, config.request_timeout_ms)
+        return Started(self, operation, config.delivery_timeout_ms)
 
     def delete_offsets(self, group_id: str, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
         """Remove what a group has committed; each one's error code. Raises ApiError when the group is refused."""
@@ -179,7 +195,7 @@ class Client:
         return self._start(operation).result()
 
     def _start(self, operation: Operation[T]) -> Started[T]:
-        return Started(self, operation)
+        return Started(self, operation, self.config.default_api_timeout_ms)
 
     def deadline(self) -> float:
         """The `time.monotonic` by which a call that begins now must be over."""
@@ -225,12 +241,15 @@ class Client:
                 answers.append(error)
         return answers
 
-    def pause(self, pause: Pause, deadline: float) -> None:
-        """See `operations.Pause`."""
+    def pause(self, pause: Pause, deadline: float, timeout_ms: int) -> None:
+        """See `operations.Pause`. The call that waits has `timeout_ms` in all, until `deadline`."""
         delay = pause.delay_ms / 1000 * random.uniform(1 - JITTER, 1 + JITTER)  # noqa: S311
-        if time.monotonic() + delay > deadline:
-            timeout = self.config.default_api_timeout_ms
-            raise GaveUp(f"no success within {timeout} ms: {pause.because}") from pause.because
+        now = time.monotonic()
+        if now + delay > deadline:
+            raise GaveUp(f"no success within {timeout_ms} ms: {pause.because}") from pause.because
+        if self._tell and isinstance(pause.because, Unreachable) and deadline - now <= timeout_ms / 1000 - TELL_AFTER_S:
+            tell, self._tell = self._tell, None
+            tell(f"{pause.because}; trying for {timeout_ms / 1000:g} s")
         time.sleep(delay)
 
     def _link(self, address: Address, deadline: float) -> Link:

@@ -1,5 +1,6 @@
 """One broker's settings: flags over environment over file over defaults, and over all what was altered since."""
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from typing import Any, NamedTuple
@@ -22,6 +23,18 @@ from tidelog.config.retired_keys import retired
 
 NOT_SETTINGS = ("TIDELOG_BOOTSTRAP",)
 """Names in the environment that mean something to other parts of Tidelog."""
+FLAGS = {
+    "TIDELOG_CONFIG": "the flag --config FILE",
+    "TIDELOG_DATA": "TIDELOG_LOG_DIRS, or the flag --data DIR",
+    "TIDELOG_LISTEN": "TIDELOG_LISTENERS, or the flag --listen HOST:PORT",
+    "TIDELOG_LOG_LEVEL": "the flag --log-level LEVEL",
+    "TIDELOG_SET": "a variable for each setting, or the flag --set KEY=VALUE",
+}
+"""Names that somebody makes of a flag of `tidelog start`, and what there is."""
+SERVICE_LINK = re.compile(
+    r"TIDELOG_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)"
+)
+"""What Kubernetes sets for a service whose name begins with tidelog."""
 
 
 class ConfigError(Exception):
@@ -35,7 +48,7 @@ class Setting(NamedTuple):
 
 
 class Ignored(NamedTuple):
-    """A name in a file that is no setting here."""
+    """A name in a file or in the environment that is no setting here."""
 
     name: str
     origin: str
@@ -109,7 +122,7 @@ class BrokerConfig:
         self.origins = {name: setting.origin for name, setting in static.items()}
         """Where that was, for people: a file and line, a variable, the command line."""
         self.ignored: list[Ignored] = []
-        """Unknown names of the file that `load` was given, for a warning each at the start."""
+        """Unknown names of the file and of the environment that `load` was given, for a warning each at the start."""
         self.dynamic_cluster: Mapping[str, str] = {}
         self.dynamic_own: Mapping[str, str] = {}
         self.generation = 0
@@ -140,8 +153,8 @@ class BrokerConfig:
         """Settings from the file at `file` (through `read`), TIDELOG_* variables and flags (names as in the file).
 
         `flags_origin` is what errors call the place of the flags. A file may have names that are unknown here, as
-        Kafka lets it: they are `ignored`, unless they look like a misspelling. Raises ConfigError, and what `read`
-        raises.
+        Kafka lets it, and so may the environment: they are `ignored`, unless they look like a misspelling. Raises
+        ConfigError, and what `read` raises.
         """
         static: dict[str, Setting] = {}
         ignored: list[Ignored] = []
@@ -149,12 +162,13 @@ class BrokerConfig:
             assert read is not None, "a file needs a way to read it"
             from_file, ignored = _from_file(file, read(file))
             static.update(from_file)
-        static.update(_from_environment(environment))
+        from_environment, ignored_there = _from_environment(environment)
+        static.update(from_environment)
         for name, text in flags.items():
             _known(name, flags_origin)
             static[name] = Setting(text, flags_origin)
         config = cls(_with_node_id(static))
-        config.ignored = ignored
+        config.ignored = [*ignored, *ignored_there]
         return config
 
     # What is in force
@@ -328,22 +342,28 @@ def _from_file(path: str, content: bytes) -> tuple[dict[str, Setting], list[Igno
     return found, ignored
 
 
-def _from_environment(environment: Mapping[str, str]) -> dict[str, Setting]:
+def _from_environment(environment: Mapping[str, str]) -> tuple[dict[str, Setting], list[Ignored]]:
     variables = {name: text for name, text in environment.items() if name.startswith(ENVIRONMENT_PREFIX)}
     if not variables:
-        return {}
+        return {}, []
     known = {environment_name(name): name for name in BROKER_KEYS}
+    of_topics = {environment_name(name): name for name in TOPIC_KEYS}
     found: dict[str, Setting] = {}
+    ignored: list[Ignored] = []
     for variable, text in sorted(variables.items()):
         if variable in known:
             found[known[variable]] = Setting(text, f"environment variable {variable}")
-        elif variable not in NOT_SETTINGS:
-            # Others may own it: container platforms set TIDELOG_PORT for a service of that name. A misspelt
-            # setting is refused, the rest left alone.
-            near = nearest(variable, known, NEAR_ENOUGH)
-            if near is not None:
-                raise ConfigError(f"unknown setting in the environment: {variable}; did you mean {near}?")
-    return found
+        elif variable in NOT_SETTINGS or SERVICE_LINK.fullmatch(variable):
+            continue
+        elif variable in FLAGS:
+            raise ConfigError(f"unknown setting in the environment: {variable}; there is {FLAGS[variable]}")
+        elif variable in of_topics:
+            raise _unknown(of_topics[variable], f"environment variable {variable}")
+        elif (near := nearest(variable, known, NEAR_ENOUGH)) is not None:
+            raise ConfigError(f"unknown setting in the environment: {variable}; did you mean {near}?")
+        else:
+            ignored.append(Ignored(variable, "environment", "Tidelog does not know it"))  # others may own it
+    return found, ignored
 
 
 def _with_node_id(static: dict[str, Setting]) -> dict[str, Setting]:

@@ -1,5 +1,7 @@
 """`tidelog demo`: shows what Tidelog is for, on real data."""
 
+import shutil
+import sys
 import tempfile
 from pathlib import Path
 from typing import Annotated
@@ -59,7 +61,8 @@ def flash_sale(
             import pyspark  # noqa: F401
         except ImportError as error:
             raise CommandError(
-                f"the Spark pipeline needs {error.name}: pip install 'tidelog[spark]', or use --no-spark"
+                f"the Spark pipeline needs {error.name}: pip install '.[spark]' in a clone of Tidelog,"
+                " or use --no-spark"
             ) from None
     where = directory or Path(tempfile.mkdtemp(prefix="tidelog-flash-sale-"))
     if where.exists() and any(where.iterdir()):
@@ -71,6 +74,12 @@ def flash_sale(
             result = run(plan, view)
     except SaleFailed as error:
         raise CommandError(str(error)) from None
+    except KeyboardInterrupt:
+        if directory is None:  # nobody has chosen it, nor been told of it
+            shutil.rmtree(where, ignore_errors=True)
+        else:
+            print(f"stopped; files: {plan.directory}", file=sys.stderr)
+        raise
     summary(console, result, plan.directory, spark=spark)
     if result.verdict["problems"]:
         raise typer.Exit(1)

@@ -22,6 +22,8 @@ from tidelog.demo.worker import SESSION_MS
 from tidelog.testing import Broker
 
 SETTINGS = {"offsets.topic.num.partitions": 3, "group.min.session.timeout.ms": SESSION_MS}
+QUIET: dict[str, Any] = {"log_level": 0}
+"""Of clients in this process: librdkafka's own lines would go into the display."""
 SAMPLE_S = 0.25
 PATIENCE_S = 100
 """Until everything is settled; then the sale has failed."""
@@ -175,7 +177,7 @@ class Observer:
     """Looks at topics, ledger and readers without disturbing them."""
 
     def __init__(self, bootstrap: str, directory: Path) -> None:
-        self._consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "observer"})
+        self._consumer = Consumer({**QUIET, "bootstrap.servers": bootstrap, "group.id": "observer"})
         self._ledger = Ledger(directory / "ledger.sqlite")
         self._directory = directory
 
@@ -234,7 +236,7 @@ def run(plan: Plan, show: Show) -> Result:
 
 
 def make_topics(bootstrap: str) -> None:
-    admin = AdminClient({"bootstrap.servers": bootstrap})
+    admin = AdminClient({**QUIET, "bootstrap.servers": bootstrap})
     topics = [NewTopic(ORDERS, PARTITIONS, 1), NewTopic(EVENTS, PARTITIONS, 1), NewTopic(REORDERS, 1, 1)]
     for future in admin.create_topics(topics).values():
         future.result(30)

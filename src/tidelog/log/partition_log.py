@@ -193,8 +193,9 @@ class PartitionLog:
         """Append one batch as the leader; base offset and leader epoch are written into `batch`.
 
         A repeat of one of its producer's last five batches is not appended but answered as then (`duplicate`).
-        `limits`: apply the topic's limits on clients, with what `examine` found. Raises the ApiError to answer with,
-        StorageError when the log is or goes offline, NotInline to have `examine` asked; nothing is appended then.
+        `limits`: apply the topic's limits on clients, with what `examine` found, or what looks. Raises the ApiError to
+        answer with, StorageError when the log is or goes offline, NotInline to have `examine` asked; nothing is
+        appended then.
         """
         segment = self._segments.active
         size = header.size

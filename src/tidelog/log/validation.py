@@ -5,6 +5,7 @@ not enough: `record.validation=full`, compacted topics, where a record without a
 refused. They may be many, out of few compressed bytes: then that is for a thread.
 """
 
+from collections.abc import Callable
 from struct import Struct
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
@@ -45,7 +46,7 @@ class RefusedRecords(ApiError):
 
 
 class NotInline(Exception):
-    """It takes longer than the loop may: for a thread. No ApiError: what can go there must send it."""
+    """It takes longer than the loop may: for a thread, or a later turn. No ApiError: what can go there must send it."""
 
 
 class Examined(NamedTuple):
@@ -55,8 +56,10 @@ class Examined(NamedTuple):
     max_timestamp: int
 
 
-Limits: TypeAlias = bool | Examined
-"""Whether a topic's limits on clients apply, or, where they do, what is known of the records already."""
+Look: TypeAlias = "Callable[[memoryview, BatchHeader, LogConfig, int], Examined]"
+"""Looks at the records of a batch now: `examine_inline`, or who knows whether there is time for it."""
+Limits: TypeAlias = "bool | Examined | Look"
+"""Whether a topic's limits on clients apply; where they do, what is known of the records already, or how to know it."""
 
 
 def check_client_batch(
@@ -64,9 +67,8 @@ def check_client_batch(
 ) -> int:
     """Check a batch that `check_produced` has passed against the topic's settings; the append time, -1 for CreateTime.
 
-    `limits` may be what `examine` has found out of its records. May write into `batch` and `header`: timestamp type and
-    largest timestamp, with a new CRC. Raises the ApiError to answer with, NotInline when the records have to be looked
-    at first.
+    `limits` may be what a thread has found out of its records, or what looks at them. May write into `batch` and
+    `header`: timestamp type and largest timestamp, with a new CRC. Raises the ApiError to answer with, NotInline.
     """
     if header.size > config.max_message_bytes:
         raise too_large(f"{header.size} bytes", config.max_message_bytes)
@@ -77,10 +79,15 @@ def check_client_batch(
         )
     max_timestamp = header.max_timestamp
     if _look_at_records(header, config, now_ms):
-        if isinstance(limits, bool) or limits.config is not config:
-            raise NotInline
+        if isinstance(limits, Examined):
+            if limits.config is not config:
+                raise NotInline
+            examined = limits
+        else:
+            look = examine_inline if isinstance(limits, bool) else limits
+            examined = look(batch, header, config, now_ms)
         # The header may lie: what its records say is what time indexes and clients go by.
-        max_timestamp = limits.max_timestamp
+        max_timestamp = examined.max_timestamp
     if config.message_timestamp_type == "LogAppendTime":
         if header.attributes & TIMESTAMP_TYPE_BIT:
             _refuse_append_time(header)
@@ -90,14 +97,9 @@ def check_client_batch(
     return -1
 
 
-def looks_at_all_records(config: "LogConfig") -> bool:
-    """Whether the settings ask for a look at the records of every batch."""
-    return config.compacts or config.record_validation == "full"
-
-
 def _look_at_records(header: "BatchHeader", config: "LogConfig", now_ms: int) -> bool:
     """Whether the header does not tell all that the settings ask."""
-    if looks_at_all_records(config):
+    if config.compacts or config.record_validation == "full":
         return True
     if config.message_timestamp_type == "LogAppendTime":
         return False
@@ -135,6 +137,11 @@ def examine(
         raise ApiError(f"the records cannot be decoded: {error}", ErrorCode.UNKNOWN_SERVER_ERROR) from error
     found.refuse(header, config)
     return Examined(config, found.max_timestamp)
+
+
+def examine_inline(batch: memoryview, header: "BatchHeader", config: "LogConfig", now_ms: int) -> Examined:
+    """As `examine`; raises NotInline for what it would look at for longer than some ms."""
+    return examine(batch, header, config, now_ms, inline=True)
 
 
 class _Findings:
@@ -178,7 +185,7 @@ class _Findings:
     def refuse(self, header: "BatchHeader", config: "LogConfig") -> None:
         """Raise InvalidRecord or RefusedRecords if the settings do not allow what was found."""
         # Compaction keeps of each key what has the highest offset: it must be one of the batch's own.
-        if self.disordered is not None and looks_at_all_records(config):
+        if self.disordered is not None and (config.compacts or config.record_validation == "full"):
             index, delta = self.disordered
             raise InvalidRecord(f"record {index} of the batch has offset delta {delta}: they must count from 0")
         if self.without_keys and config.compacts:

@@ -55,7 +55,7 @@ LEFT = {
 }
 """What files are, by how their names end."""
 LEFT_DIRECTORIES = {
-    DELETE_SUFFIX: "a deleted partition: it goes once file.delete.delay.ms is over, or with the broker's next start",
+    DELETE_SUFFIX: "a deleted or moved partition: it goes after file.delete.delay.ms, or with the broker's next start",
     "-future": "a partition that moves here from another data directory",
     "-stray": "a partition that no topic has any more, put aside: yours to delete",
 }
@@ -286,7 +286,12 @@ class _Verifier:
                 # No checksum covers it, but the checkpoint is written before the recovery point.
                 self._result.found(segment, 0, f"epoch {epoch} from {offset} is not in {path}")
             elif epoch <= entries[0][0] and offset < entries[0][1]:
-                self._result.found(path, 0, f"offset {offset} lies before the epochs that are known: deleted", NOTE)
+                self._result.found(
+                    path,
+                    0,
+                    f"a batch at offset {offset} is older than the list of epochs: records there were deleted",
+                    NOTE,
+                )
             elif starts.get(epoch, offset + 1) > offset:
                 self._result.found(
                     path, 0, f"a batch at offset {offset} in {segment} is of epoch {epoch}, the checkpoint disagrees"

@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tidelog.log.recompression import recompress
-from tidelog.log.validation import Examined, NotInline, too_large
+from tidelog.log.validation import Examined, NotInline, examine_inline, too_large
 from tidelog.runtime.turns import NoTurn, Turns
 from tidelog.wire.batches import BatchHeader
 from tidelog.wire.errors import ApiError, NotLeaderOrFollower, RequestTimedOut
@@ -104,7 +104,10 @@ class AppendQueue:
                 raise too_large(f"{header.size} bytes", wanted.batch_bytes_max)
         if self.idle:
             try:
-                return self._turns.at_once(self._append_at_once, batch, header, wanted)
+                if wanted is not None:
+                    batch = memoryview(self._turns.at_once(_recompress_small, batch, header, wanted))
+                    header, wanted = BatchHeader(batch), None
+                return self._partition.append(batch, header)
             except (NotInline, NoTurn):
                 pass
         if wanted is None:
@@ -120,22 +123,6 @@ class AppendQueue:
         self._add(batch, done, ready=True)
         if len(self._entries) == 1:
             self._tasks.call_soon(self._go_on)  # not now: `done` is told in a later turn
-
-    def _append_at_once(self, batch: memoryview, header: "BatchHeader", wanted: "Recompression | None") -> "Appended":
-        if wanted is not None:
-            if header.size > INLINE_BYTES_MAX:
-                raise NotInline
-            batch = memoryview(recompress(batch, header, wanted, INLINE_DECOMPRESSED_BYTES_MAX))
-            header = BatchHeader(batch)
-        return self._append(batch, header, None)
-
-    def _append(self, batch: memoryview, header: "BatchHeader", examined: Examined | None) -> "Appended":
-        """Raises NotInline when a thread has to look at it."""
-        try:
-            return self._partition.append(batch, header, examined=examined)
-        except NotInline:
-            examined = self._partition.examine_inline(batch, header)
-            return self._partition.append(batch, header, examined=examined)
 
     def _add(self, batch: memoryview, done: Outcome, *, ready: bool) -> _Entry:
         if self._closed:
@@ -207,7 +194,7 @@ class AppendQueue:
             return entry.failure
         try:
             batch = entry.batch
-            return self._append(memoryview(batch), BatchHeader(batch), entry.examined)
+            return self._partition.append(memoryview(batch), BatchHeader(batch), entry.examined or examine_inline)
         except ApiError as error:
             return error
         except NotInline:
@@ -216,3 +203,10 @@ class AppendQueue:
             # Those behind it must not wait for ever.
             logger.exception("batch not appended partition=%s-%d", self._partition.topic, self._partition.index)
             return ApiError(f"it could not be appended: {error!r}")
+
+
+def _recompress_small(batch: memoryview, header: "BatchHeader", wanted: "Recompression") -> bytearray:
+    """Raises what `recompress` does; NotInline for what is not small."""
+    if header.size > INLINE_BYTES_MAX:
+        raise NotInline
+    return recompress(batch, header, wanted, INLINE_DECOMPRESSED_BYTES_MAX)

@@ -11,16 +11,17 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 from tidelog.log.recompression import Recompression, recompression
-from tidelog.log.validation import Examined, examine, looks_at_all_records
+from tidelog.log.validation import Examined, NotInline, examine, examine_inline
 from tidelog.replication.append_queue import AppendQueue, QueuedBytes
 from tidelog.replication.full_directories import FullDirectories
-from tidelog.runtime.turns import Turns
+from tidelog.runtime.turns import NoTurn, Turns
 from tidelog.wire.batches import BatchHeader
 from tidelog.wire.errors import ApiError, FencedLeaderEpoch, OffsetOutOfRange, StorageError, UnknownLeaderEpoch
 
 if TYPE_CHECKING:
     from tidelog.log.config import LogConfig
     from tidelog.log.partition_log import Appended, PartitionLog, Slice
+    from tidelog.log.validation import Limits
     from tidelog.runtime.interfaces import Clock, Tasks, TimerHandle
 
 logger = logging.getLogger("tidelog.partition")
@@ -63,6 +64,13 @@ class SharedByPartitions:
         self.told_too_large: dict[str, None] = {}
         """Topics of which the log has said that a batch was too large; until their settings change."""
 
+    def look(self, batch: memoryview, header: "BatchHeader", config: "LogConfig", now_ms: int) -> Examined:
+        """As `examine_inline`; raises NotInline as well when that has had its time in this turn of the loop."""
+        try:
+            return self.turns.at_once(examine_inline, batch, header, config, now_ms)
+        except NoTurn:
+            raise NotInline from None
+
 
 class Partition:
     """Leader of `topic`-`index`. Everything is called on the loop."""
@@ -73,6 +81,7 @@ class Partition:
         "_flush_timer",
         "_flusher",
         "_flushes_early",
+        "_look",
         "_now_ms",
         "_queue",
         "_refusing",
@@ -128,6 +137,7 @@ class Partition:
         self._committing: deque[tuple[int, CommitListener]] = deque()
         self._watchers: dict[HighWatermarkWatcher, None] = {}
         self._shared = shared or SharedByPartitions(Turns(clock, tasks))
+        self._look = self._shared.look
         self._queue: AppendQueue | None = None
         self.high_watermark: int = log.log_end_offset
         """Exclusive end of what consumers may see. What recovery kept is durable: it was synced before this."""
@@ -147,8 +157,7 @@ class Partition:
     def settle_plain(self) -> None:
         """Work out `plain`: whether anyone's batch can be appended as it came, at once."""
         waits = self._queue is not None and not self._queue.idle
-        looked_at = self.recompression is not None or looks_at_all_records(self.config)
-        self.plain = not (self.internal or waits or looked_at)
+        self.plain = not (self.internal or waits or self.recompression is not None)
 
     @property
     def queue(self) -> AppendQueue:
@@ -185,23 +194,21 @@ class Partition:
 
     def append_batch(self, data: bytearray) -> "Appended":
         """Append a batch that the broker itself built: no client's limits apply. Raises StorageError."""
-        return self.append(memoryview(data), BatchHeader(data), limits=False)
+        return self.append(memoryview(data), BatchHeader(data), False)
 
-    def append(
-        self, batch: memoryview, header: "BatchHeader", *, limits: bool = True, examined: Examined | None = None
-    ) -> "Appended":
+    def append(self, batch: memoryview, header: "BatchHeader", limits: "Limits | None" = None) -> "Appended":
         """Append one checked batch of a client; offsets are assigned in `batch` itself.
 
         Raises StorageError when the log is offline, or what the log finds (sequence, timestamp, size); NotInline when
-        its records have to be looked at first, by `examine` or `examine_inline`.
+        its records have to be looked at, and there is no time for it now. `limits`: as the log's, if not these.
         """
         if self.deleted:
             raise self._offline()
+        if limits is None:
+            limits = self._look
         try:
             now_ms = self._now_ms()
-            appended = self.log.append(
-                batch, header, leader_epoch=self.leader_epoch, now_ms=now_ms, limits=examined or limits
-            )
+            appended = self.log.append(batch, header, leader_epoch=self.leader_epoch, now_ms=now_ms, limits=limits)
         except StorageError as error:
             if self.log.failure is not None:
                 self.fail()
@@ -230,10 +237,6 @@ class Partition:
         """
         header = BatchHeader(batch)
         return self._tasks.run_blocking(examine, batch, header, self.log.config, self._now_ms(), lane=RECORDS_LANE)
-
-    def examine_inline(self, batch: memoryview, header: "BatchHeader") -> Examined:
-        """The same now, for some ms; raises NotInline when that is not enough."""
-        return examine(batch, header, self.log.config, self._now_ms(), inline=True)
 
     def _flush_early(self) -> None:
         """`flush.messages` and `flush.ms`: sooner than the interval, with nobody waiting for it."""

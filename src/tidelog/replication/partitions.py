@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import islice
@@ -38,12 +39,18 @@ that take new settings in one turn, or leave.
 """
 
 
+WAKING_PER_TURN = 1000
+"""Of parked fetches that are woken, as their `wake` counts it: some ms; then the loop has its next turn."""
+
+
 class ParkedFetch(Protocol):
     def finish(self) -> None:
         """Answer now, with what there is."""
 
-    def wake(self) -> None:
-        """Look again at what moved, and answer if that is enough."""
+    def wake(self) -> int:
+        """Look again at what moved, and answer if that is enough or the time is over. How much that was: about the
+        number of partitions that were looked at.
+        """
 
 
 class Partitions:
@@ -66,7 +73,10 @@ class Partitions:
         self._topic_names: dict[bytes, str] = {}
         self.appending = False
         """Set by who appends several batches and calls `wake_fetches` after them: a turn of the loop is saved."""
-        self._to_wake: list[ParkedFetch] = []
+        self._to_wake: deque[ParkedFetch] = deque()
+        self._waking_left = WAKING_PER_TURN
+        """Until it is renewed: in the loop's next turn, once half of it is used."""
+        self._renewing = False
         self._parked: dict[ParkedFetch, None] = {}
         self._offsets = Offsets()
         self._housework: asyncio.Future[Any] | None = None
@@ -140,16 +150,35 @@ class Partitions:
         self._to_wake.append(fetch)
 
     def wake_fetches(self) -> None:
-        """Let every parked fetch with news look again. Called when all of a request's batches are appended."""
+        """Let parked fetches with news look again: all of them, or when they are very many the rest in later turns of
+        the loop, in their order. Called when all of a request's batches are appended.
+        """
         self.appending = False
-        while self._to_wake:
-            waking, self._to_wake = self._to_wake, []
-            for fetch in waking:
-                try:
-                    fetch.wake()
-                except Exception:
-                    # Called for a producer, who is not at fault, and on behalf of all the others.
-                    logger.exception("parked fetch failed")
+        if self._to_wake:
+            self._wake()
+
+    def wake_expired(self, fetch: ParkedFetch) -> None:
+        """The time of `fetch` is over: it is woken behind those who were before it."""
+        self._to_wake.append(fetch)
+        self._wake()
+
+    def _wake(self) -> None:
+        while self._to_wake and self._waking_left > 0:
+            fetch = self._to_wake.popleft()
+            self._waking_left -= 1
+            try:
+                self._waking_left -= fetch.wake()
+            except Exception:
+                # Called for a producer, who is not at fault, and on behalf of all the others.
+                logger.exception("parked fetch failed")
+        if self._waking_left < WAKING_PER_TURN // 2 and not self._renewing:
+            self._renewing = True
+            self._runtime.tasks.call_soon(self._wake_on)
+
+    def _wake_on(self) -> None:
+        self._renewing = False
+        self._waking_left = WAKING_PER_TURN
+        self._wake()
 
     def park(self, fetch: ParkedFetch) -> None:
         """Remember it until `unpark`, for the day when the broker stops."""

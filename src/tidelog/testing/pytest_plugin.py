@@ -21,14 +21,22 @@ class Started:
         """The file of the first test that had it."""
 
 
+SCOPES = ("function", "class", "module", "package", "session")
 RUNNING = pytest.StashKey[dict[int, Started]]()
 """By the broker's id."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addini(
-        "tidelog_broker_scope", "Scope of the fixture tidelog_broker: function, module, session ...", default="function"
+        "tidelog_broker_scope", f"Scope of the fixture tidelog_broker: {', '.join(SCOPES)}", default="function"
     )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Raises UsageError, of which pytest makes one line: it does not do that for the scope of a fixture."""
+    scope = config.getini("tidelog_broker_scope")
+    if scope not in SCOPES:
+        raise pytest.UsageError(f"tidelog_broker_scope is {scope!r}; it takes {', '.join(SCOPES[:-1])} or {SCOPES[-1]}")
 
 
 def _scope(fixture_name: str, config: pytest.Config) -> Any:
@@ -45,7 +53,7 @@ def tidelog_settings() -> Mapping[str, object]:
 def tidelog_broker(tidelog_settings: Mapping[str, object], request: pytest.FixtureRequest) -> "Iterator[Broker]":
     """A running broker. `tidelog_broker.bootstrap` is its HOST:PORT; topics are made when they are first used.
 
-    One for each test, unless the ini option `tidelog_broker_scope` says session, module or class. A test whose
+    One for each test, unless the ini option `tidelog_broker_scope` says class, module, package or session. A test whose
     `tidelog_settings` are others than those of the broker that runs by then ends in an error.
     """
     from tidelog.testing import Broker

@@ -13,6 +13,7 @@ from log_harness import NOW_MS, LogOnDisk, make_batch
 from tidelog.api.produce_single import BEGINNING_BYTES_MAX, SINCE_VERSION, Singles
 from tidelog.api.registry import route
 from tidelog.broker.connection import Connection
+from tidelog.broker.pipelining import Pipelining
 from tidelog.replication.partition import Partition
 from tidelog.runtime.turns import Turns
 from tidelog.simulation.disk import SimDisk
@@ -105,6 +106,7 @@ class Broker:
         )
         listener: Any = SimpleNamespace(
             buffer=memoryview(bytearray(1 << 16)),
+            pipelining=Pipelining(tasks),
             request_bytes_max=1 << 20,
             opened=lambda _: None,
             gone=lambda _: None,

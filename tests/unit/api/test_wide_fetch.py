@@ -15,6 +15,7 @@ from tidelog.api.services import Peer, RequestContext, Services
 from tidelog.metadata.controller import NewTopic
 from tidelog.model.steps import at_once
 from tidelog.replication.partition import Partition
+from tidelog.replication.partitions import Partitions
 from tidelog.simulation.world import simulated
 from tidelog.wire.batches import BatchHeader
 from tidelog.wire.errors import ErrorCode
@@ -187,5 +188,42 @@ def test_a_fetch_that_is_finished_twice_is_answered_once(count: int) -> None:
             fetch.finish()
             await asyncio.sleep(0.1)
         assert len(told) == 1
+
+    on_a_stage(scenario)
+
+
+def test_fetches_that_end_together_are_answered_in_several_turns_of_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    many, each = 40, 150
+    turns: list[Partitions] = []
+    wake_on = Partitions._wake_on
+    monkeypatch.setattr(Partitions, "_wake_on", lambda self: (turns.append(self), wake_on(self)))
+
+    async def scenario(stage: Stage) -> None:
+        told = [stage.parked(count=each, min_bytes=1 << 30, max_wait_ms=100)[1] for _ in range(many)]
+        for index in range(each):
+            stage.append(index)
+        await asyncio.sleep(0.09)
+        turns.clear()
+        await asyncio.sleep(0.02)
+        assert len(turns) >= many // 2
+        for [answer] in told:
+            assert all(data.records.size for data in answer.responses[0].partitions)
+        assert not stage.watched
+
+    on_a_stage(scenario)
+
+
+def test_a_fetch_whose_time_is_over_before_it_is_woken_tells_what_came() -> None:
+    async def scenario(stage: Stage) -> None:
+        others = [stage.parked(count=150, min_bytes=1 << 30, max_wait_ms=100)[1] for _ in range(40)]
+        pending, told = stage.parked(count=FEW, min_bytes=1 << 30, max_wait_ms=100)
+        await asyncio.sleep(0.0999)
+        for index in range(150):
+            stage.append(index)
+        await asyncio.sleep(0.01)
+        assert pending.done
+        assert all(others)
+        for [answer] in [told, *others]:
+            assert all(data.records.size for data in answer.responses[0].partitions)
 
     on_a_stage(scenario)

@@ -15,6 +15,7 @@ from tidelog.broker import connection as connection_module
 from tidelog.broker.connection import Connection
 from tidelog.broker.connection_bounds import ConnectionBounds
 from tidelog.broker.listener import UNLIMITED, Listener
+from tidelog.broker.pipelining import COMBINE_REQUESTS, REQUESTS_PER_TURN, SHARE_MIN
 from tidelog.model.steps import Steps
 from tidelog.quotas.client_quotas import ClientQuotas
 from tidelog.quotas.connections import ConnectionQuotas
@@ -91,7 +92,12 @@ class FakeTasks:
 
     def run(self) -> None:
         while self.soon:
-            callback, args = self.soon.pop(0)
+            self.run_turn()
+
+    def run_turn(self) -> None:
+        """What one turn of the loop runs."""
+        ready, self.soon = self.soon, []
+        for callback, args in ready:
             callback(*args)
 
 
@@ -212,6 +218,24 @@ def test_a_frame_larger_than_the_shared_buffer_arrives(monkeypatch: pytest.Monke
     assert bench.correlation_ids() == [1]
 
 
+def test_a_large_frame_grows_where_it_is_as_its_bytes_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = make_bench(monkeypatch, socket_request_max_bytes=16 << 20)
+    body = HeartbeatRequest(group_id="g", member_id="m").encode(3)
+    for cut in (2, 4, 1000):  # its length comes apart, alone, with more
+        whole = frame(cut, body=body + bytes(9 << 20))
+        bench.feed(whole[:cut])
+        bench.feed(whole[cut : 3 << 20])
+        growing = bench.connection._frame
+        while len(whole) - bench.connection._filled > 1:
+            bench.feed(whole[bench.connection._filled : -1][:300_000])
+            assert bench.connection._frame is growing
+            assert bench.listener._bounds.frame_bytes == len(growing or b"") == bench.connection._filled
+        bench.feed(whole[-1:] + frame(0))
+        bench.tasks.run()
+    assert bench.correlation_ids() == [2, 0, 4, 0, 1000, 0]
+    assert bench.listener._bounds.frame_bytes == 0
+
+
 def test_answers_leave_in_the_order_of_the_requests(bench: Bench) -> None:
     first: Pending[ProduceResponse] = Pending()
     second: Pending[ProduceResponse] = Pending()
@@ -264,12 +288,75 @@ def test_a_client_that_does_not_read_is_read_no_further(bench: Bench) -> None:
 
 
 def test_many_small_requests_yield_the_loop_and_are_answered_together(bench: Bench) -> None:
-    count = connection_module.REQUESTS_PER_TURN + 10
+    count = REQUESTS_PER_TURN + 10
     bench.feed(b"".join(frame(i) for i in range(count)))
-    assert len(bench.requests) == connection_module.REQUESTS_PER_TURN
+    assert len(bench.requests) == REQUESTS_PER_TURN
     assert bench.stream.writes == 1
     bench.tasks.run()
     assert bench.correlation_ids() == list(range(count))
+
+
+def test_all_that_pipeline_share_the_turns_of_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = make_bench(monkeypatch, max_connections=1000, max_connections_per_ip=1000)
+    streams = [FakeStream() for _ in range(400)]
+    connections = [bench.connect(stream) for stream in streams]
+    asked = b"".join(frame(i) for i in range(REQUESTS_PER_TURN))
+    for connection in connections:
+        bench.feed(asked, connection=connection)
+    assert len(bench.requests) <= 2 * REQUESTS_PER_TURN + SHARE_MIN * len(connections)
+    turns = 0
+    while bench.tasks.soon:
+        turns += 1
+        before = len(bench.requests)
+        bench.feed(frame(turns))
+        assert len(bench.correlation_ids()) == turns, "who asks one thing waits for none of them"
+        bench.tasks.run_turn()
+        assert len(bench.requests) - before <= 1 + REQUESTS_PER_TURN + COMBINE_REQUESTS
+    sent = streams[0].sent
+    assert all(stream.sent == sent and stream.reading for stream in streams)
+    bench.stream.sent = sent
+    assert bench.correlation_ids() == list(range(REQUESTS_PER_TURN))
+
+
+def test_who_has_little_more_to_ask_does_not_wait_for_all_of_the_others(bench: Bench) -> None:
+    many = [bench.connect(FakeStream()) for _ in range(20)]
+    for connection in many:
+        bench.feed(b"".join(frame(i) for i in range(10 * REQUESTS_PER_TURN)), connection=connection)
+    bench.feed(b"".join(frame(i) for i in range(10)))
+    before = len(bench.requests)
+    while len(bench.correlation_ids()) < 10:
+        bench.tasks.run_turn()
+    assert len(bench.requests) - before <= len(many) * COMBINE_REQUESTS + 10 + REQUESTS_PER_TURN
+
+
+def test_requests_that_wait_for_their_turn_are_not_copied_for_each(bench: Bench) -> None:
+    bench.feed(b"".join(frame(i) for i in range(20_000)))
+    buffers = set()
+    while (stash := bench.connection._stash) is not None:
+        buffers.add(len(stash.obj))  # type: ignore[arg-type]  # a bytearray
+        assert len(stash.obj) <= 2 * len(stash)  # type: ignore[arg-type]  # nor is much more held than counts
+        bench.tasks.run_turn()
+    assert len(buffers) < 12
+    assert bench.correlation_ids() == list(range(20_000))
+    assert bench.listener._bounds.frame_bytes == 0
+
+
+def test_nobody_writes_to_a_frame_that_waits_where_it_came(bench: Bench) -> None:
+    def long(group: str) -> bytes:
+        message = HeartbeatRequest(group_id=group * 30_000, member_id="m")
+        return frame(1, body=message.encode(3) + bytes(100_000))  # enough for its buffer to be used again
+
+    bench.feed(long("a")[:1000])
+    bench.stream.backlog_bytes = connection_module.BACKLOG_BYTES_MAX + 1
+    bench.feed(long("a")[1000:])
+    other = bench.connect(FakeStream())
+    bench.feed(long("b"), 1000, other)
+    bench.tasks.run()
+    bench.stream.backlog_bytes = 0
+    bench.connection.drained()
+    bench.tasks.run()
+    assert [request.group_id[0] for request in bench.requests] == ["b", "a"]
+    assert bench.listener._bounds.frame_bytes == 0
 
 
 def test_a_coroutine_is_awaited_and_its_error_is_the_answer(bench: Bench) -> None:

@@ -125,10 +125,14 @@ def test_examples_are_command_lines_that_are_understood(words: list[str]) -> Non
         (["topic", "create", "x", "--nope"], "No such option: --nope"),
         (["topic", "create", "x", "--set", "k=1", "--set", "k=2"], "k is set twice"),
         (["topic", "list", "-X", "k=1", "-X", "k=1"], "k is set twice"),
-        (["topic", "create", "x", "-p", "9999999999"], "Invalid value for '--partitions' / '-p'"),
+        (["topic", "create", "x", "-p", "100001"], "Invalid value for '--partitions' / '-p'"),
         (["topic", "create", "x", "-r", "99999"], "Invalid value for '--replicas' / '-r'"),
-        (["topic", "add-partitions", "x", "9999999999"], "Invalid value for 'TOTAL'"),
-        (["bench", "produce", "-p", "9999999999"], "Invalid value for '--partitions' / '-p'"),
+        (["topic", "add-partitions", "x", "100001"], "Invalid value for 'TOTAL'"),
+        (["topic", "describe", "x\udcff"], "'x\\udcff' is not UTF-8"),
+        (["bench", "produce", "-p", "100001"], "Invalid value for '--partitions' / '-p'"),
+        (["bench", "produce", "--size", "1000000001"], "Invalid value for '--size'"),
+        (["bench", "latency", "--rate", "nan"], "--rate and --seconds take finite numbers"),
+        (["bench", "latency", "--seconds", "1e400"], "--rate and --seconds take finite numbers"),
         (["produce", "x", "-p", "9999999999"], "Invalid value for '--partition' / '-p'"),
         (["produce", "x", "--acks", "2"], "--acks is one of all, 1, 0, not '2'"),
         (["produce", "x", "-z", "zip"], "--compression is one of none, gzip, snappy, lz4, zstd, not 'zip'"),
@@ -190,6 +194,11 @@ def test_no_broker_is_one_line_that_says_how_to_start_one(
         f"Error: nothing listens on {unused_address}: is a broker running? Start one with: tidelog start"
         " (or name another with --bootstrap)\n"
     )
+
+
+def test_a_host_that_nobody_can_ask_for(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["topic", "list", "-b", "a" * 64]) == 1
+    assert capsys.readouterr().err.startswith(f"Error: host {'a' * 64} cannot be found: is a broker running?")
 
 
 def test_the_bootstrap_of_the_environment(
@@ -262,6 +271,16 @@ def test_bash_completes_with_the_script() -> None:
     assert ran.stdout.splitlines() == ["describe", "complete -o default -F _tidelog_completion tidelog"]
 
 
+TRANSACTIONS = str(Path(__file__).parents[2] / "golden/segments/kafka-4.3.1/transactions-0")
+
+
+@pytest.mark.parametrize("arguments", [["--version"], ["log", "verify", TRANSACTIONS]], ids=["version", "verify"])
+def test_a_stdout_that_was_never_open(arguments: list[str]) -> None:
+    command = ["sh", "-c", 'exec "$@" >&-', "sh", sys.executable, "-m", "tidelog", *arguments]
+    ran = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
+    assert (ran.returncode, ran.stderr) == (0, "")
+
+
 def test_a_closed_pipe_is_quiet() -> None:
     command = subprocess.Popen(
         [sys.executable, "-m", "tidelog", "--version"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
@@ -275,7 +294,6 @@ def test_a_closed_pipe_is_quiet() -> None:
 
 
 FULL = "Error: the output cannot be written: No space left on device\n"
-TRANSACTIONS = str(Path(__file__).parents[2] / "golden/segments/kafka-4.3.1/transactions-0")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/dev/full is Linux's")

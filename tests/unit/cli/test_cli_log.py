@@ -68,7 +68,7 @@ def test_findings_of_one_kind_are_one_line_with_their_number(data: Path, capsys:
         for row in range(9)
     ]
     other = Finding(str(epochs), 0, "note", "left by an interrupted deletion or cleaning")
-    assert alike([*found[:5], other, *found[5:]]) == [(found[0], 8, 64), (other, 0, 0)]
+    assert alike([*found[:5], other, *found[5:]]) == [(other, 0, 0), (found[0], 8, 64)]
 
     for name in ("a-stray", "b-stray"):
         (data / name).mkdir()
@@ -106,9 +106,25 @@ def test_what_waits_is_no_interruption(data: Path, capsys: pytest.CaptureFixture
     *notes, _ = capsys.readouterr().out.splitlines()
     assert [note.partition(" at 0: ")[2].partition(":")[0] for note in notes] == [
         "a retired file",
-        "a deleted partition",
+        "a deleted or moved partition",
         "a partition that moves here from another data directory",
     ]
+
+
+def test_notes_of_one_kind_are_one_line_for_a_directory_and_come_before_damage(
+    data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for number in range(3):
+        (data / "orders-0" / f"{number:020d}.log.deleted").touch()
+        (data / "orders-0" / f"{number:020d}.index.deleted").touch()
+    flip(data / "orders-0" / SEGMENT, 70)
+    (data / "orders-1.0123456789abcdef-delete").mkdir()
+    assert main(["log", "verify", str(data)]) == 1
+    retired, deleted, damage, _ = capsys.readouterr().out.splitlines()
+    assert retired.startswith(f"note: {data}/orders-0/00000000000000000000.index.deleted at 0: a retired file: ")
+    assert retired.endswith(" (and 5 more of the kind beside it)")
+    assert deleted.startswith("note: ")
+    assert damage.startswith("damage: ")
 
 
 def test_findings_as_json(data: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeAlias
@@ -210,6 +211,24 @@ def test_a_ready_line_that_cannot_be_written_stops_it_in_order(
     port_of(again, tmp_path)
     again.terminate()
     assert " directory=clean " in again.communicate(timeout=30)[1]
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="what a process has open is told by Linux")
+def test_streams_that_were_never_open_are_no_files_of_the_log(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tidelog", "start", "--listen", "127.0.0.1:0", "--data", str(tmp_path / "data")]
+    with subprocess.Popen(["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", *command]) as broker:
+        try:
+            deadline = time.monotonic() + 30
+            # It is a file that it makes once it has started.
+            while not (tmp_path / "data" / "metadata.sqlite").exists():
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+            streams = {Path(f"/proc/{broker.pid}/fd/{descriptor}").readlink() for descriptor in range(3)}
+            assert streams == {Path(os.devnull)}
+            broker.terminate()
+            assert broker.wait(30) == 0
+        finally:
+            broker.kill()
 
 
 def test_the_log_says_how_the_directory_was_found(start: Start, tmp_path: Path) -> None:

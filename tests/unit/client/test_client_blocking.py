@@ -11,9 +11,10 @@ import pytest
 
 from tidelog.client.blocking import Client, ClientConfig, parse_bootstrap
 from tidelog.client.cluster import Address
-from tidelog.client.errors import BrokenProtocol, ClientError, GaveUp
-from tidelog.client.operations import EARLIEST, HELD_BACK, Backoff, FetchLimits, Produced
+from tidelog.client.errors import BrokenProtocol, ClientError, GaveUp, NoBrokerReachable
+from tidelog.client.operations import EARLIEST, HELD_BACK, Backoff, FetchLimits, Pause, Produced
 from tidelog.model.ids import TopicPartition
+from tidelog.wire.errors import NotLeaderOrFollower
 from tidelog.wire.frames import RequestHeader, decode_request_header, encode_response
 from tidelog.wire.message import Message
 from tidelog.wire.messages.api_versions import ApiVersion, ApiVersionsResponse
@@ -218,6 +219,40 @@ def test_nobody_there_is_an_error_that_lists_who_was_tried() -> None:
         pytest.raises(GaveUp, match=f"within 300 ms: broker {address} cannot be"),
     ):
         client.topics(["t"])
+
+
+def test_a_produce_has_a_time_of_its_own() -> None:
+    def handle(header: RequestHeader, body: bytes) -> Message | bytes | None:
+        return b"" if header.api_key == 0 else broker.serve(header, body)
+
+    config = QUICK._replace(default_api_timeout_ms=60_000, request_timeout_ms=60_000, delivery_timeout_ms=200)
+    with running(handle) as broker, connect(broker, config) as client:
+        began = time.monotonic()
+        with pytest.raises(GaveUp, match=r"within 200 ms: broker .* no answer in time"):
+            client.produce({T0: b"batch"})
+        assert 0.2 < time.monotonic() - began < 5
+
+
+def test_a_call_that_waits_for_brokers_says_so_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tidelog.client.blocking.TELL_AFTER_S", 0.05)
+    with socket.create_server(("127.0.0.1", 0)) as unused:
+        address = Address(*unused.getsockname())
+    told: list[str] = []
+    with Client(f"{address}", QUICK, tell=told.append) as client:
+        for _ in range(2):
+            with pytest.raises(GaveUp):
+                client.topics(["t"])
+    assert told == [f"broker {address} cannot be reached: Connection refused; trying for 0.3 s"]
+
+
+def test_a_call_that_waits_for_something_else_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tidelog.client.blocking.TELL_AFTER_S", 0.0)
+    told: list[str] = []
+    client = Client("127.0.0.1:1", QUICK, tell=told.append)
+    client.pause(Pause(1, NotLeaderOrFollower()), time.monotonic() + 1, 1000)
+    assert not told
+    client.pause(Pause(1, NoBrokerReachable("nobody")), time.monotonic() + 1, 1000)
+    assert told == ["nobody; trying for 1 s"]
 
 
 def test_the_next_seed_is_tried(broker: FakeBroker) -> None:

@@ -4,6 +4,7 @@ import typing
 
 import pytest
 
+from tidelog.cli import start
 from tidelog.config.broker_config import BrokerConfig, ConfigError
 from tidelog.config.endpoints import Endpoint
 from tidelog.config.key import Type
@@ -94,6 +95,19 @@ def test_attributes_have_the_tables_types() -> None:
             {"TIDELOG_NUM_PARTITION": "3"},
             {},
             "unknown setting in the environment: TIDELOG_NUM_PARTITION; did you mean TIDELOG_NUM_PARTITIONS?",
+        ),
+        (
+            None,
+            {"TIDELOG_DATA": "/x"},
+            {},
+            "unknown setting in the environment: TIDELOG_DATA; there is TIDELOG_LOG_DIRS, or the flag --data DIR",
+        ),
+        (
+            None,
+            {"TIDELOG_REMOTE_STORAGE_ENABLE": "true"},
+            {},
+            "unknown setting remote.storage.enable (environment variable TIDELOG_REMOTE_STORAGE_ENABLE); "
+            "it is a topic's",
         ),
         (
             "num.partitions=0",
@@ -191,9 +205,28 @@ def test_variables_that_container_platforms_set_are_left_alone() -> None:
         "TIDELOG_PORT_9092_TCP_PROTO": "tcp",
         "TIDELOG_PORT_9092_TCP_PORT": "9092",
         "TIDELOG_PORT_9092_TCP_ADDR": "10.0.0.1",
+        "TIDELOG_UI_PORT": "tcp://10.0.0.2:80",
+        "TIDELOG_UI_SERVICE_HOST": "10.0.0.2",
         "TIDELOG_BOOTSTRAP": "localhost:9092",
     }
-    assert load(environment=environment).static == {}
+    config = load(environment=environment)
+    assert (config.static, config.ignored) == ({}, [])
+
+
+def test_unknown_variables_are_ignored_with_a_warning_each() -> None:
+    config = load("of.a.plugin=1", environment={"TIDELOG_FOO": "x", "FOO": "x"})
+    assert config.static == {}
+    assert config.ignored == [
+        ("of.a.plugin", "server.properties:1", "Tidelog does not know it"),
+        ("TIDELOG_FOO", "environment", "Tidelog does not know it"),
+    ]
+
+
+def test_each_flag_of_the_start_is_refused_as_a_variable() -> None:
+    for flag in set(start.FLAGS) - {"--parent-pipe"}:
+        variable = "TIDELOG_" + flag.removeprefix("--").replace("-", "_").upper()
+        with pytest.raises(ConfigError, match=f"{variable}; there is .*flag {flag} "):
+            load(environment={variable: "x"})
 
 
 def test_listeners_and_what_clients_are_told() -> None:

@@ -26,12 +26,7 @@ HOUR_MS = 3_600_000
 
 
 def check(batch: bytearray, **settings: Any) -> int:
-    config, header = LogConfig(**settings), BatchHeader(batch)
-    try:
-        return check_client_batch(memoryview(batch), header, config, NOW_MS)
-    except NotInline:
-        examined = examine(batch, header, config, NOW_MS, inline=True)
-        return check_client_batch(memoryview(batch), header, config, NOW_MS, examined)
+    return check_client_batch(memoryview(batch), BatchHeader(batch), LogConfig(**settings), NOW_MS)
 
 
 def refused(batch: bytearray, **settings: Any) -> ApiError:
@@ -187,8 +182,6 @@ def test_compacted_topics_take_no_offsets_that_do_not_count_up() -> None:
 def test_what_takes_long_is_for_a_thread(batch: bytearray, settings: dict[str, Any]) -> None:
     config = LogConfig(max_message_bytes=1 << 24, **settings)
     header = BatchHeader(batch)
-    with pytest.raises(NotInline):
-        examine(batch, header, config, NOW_MS, inline=True)
     with pytest.raises(NotInline):
         check_client_batch(memoryview(batch), header, config, NOW_MS)
     examined = examine(batch, header, config, NOW_MS)

@@ -177,7 +177,9 @@ def test_write_options() -> None:
     more = {"kafka.acks": "1", "kafka.compression.type": "zstd", "kafka.batch.size": "7", "topic": "t"}
     options = write_options(given | more | {"checkpointLocation": "/x", "kafka.delivery.timeout.ms": "9"})
     assert (options.topic, options.acks, options.codec, options.batch_bytes) == ("t", 1, Codec.ZSTD, 7)
-    assert options.client.default_api_timeout_ms == 9
+    assert (options.client.delivery_timeout_ms, options.client.default_api_timeout_ms) == (9, 60_000)
+    options = write_options(given | {"kafka.default.api.timeout.ms": "3000"})
+    assert (options.client.delivery_timeout_ms, options.client.default_api_timeout_ms) == (120_000, 3000)
     with pytest.raises(OptionError, match=r"option kafka.acks is '0': it takes all or -1 or 1"):
         write_options(given | {"kafka.acks": "0"})
     with pytest.raises(OptionError, match=r"option subscribe is not known"):

@@ -59,8 +59,8 @@ class Bench:
         self.config = LogConfig(compression_type=compression_type, **settings)
         self.disk = LogOnDisk(self.config)
         self.time_s = 0.0
-        self.append_takes_s = 0.0
-        clock: Any = SimpleNamespace(now_ms=self.now_ms, monotonic=lambda: self.time_s)
+        self.step_s = 0.0
+        clock: Any = SimpleNamespace(now_ms=lambda: self.disk.now_ms, monotonic=self.monotonic)
         flusher: Any = SimpleNamespace(grown={})
         tasks: Any = self.threads
         shared = SharedByPartitions(Turns(clock, tasks))
@@ -71,10 +71,9 @@ class Bench:
         )  # fmt: skip
         self.outcomes: dict[str, Appended | ApiError] = {}
 
-    def now_ms(self) -> int:
-        """Asked for in every append."""
-        self.time_s += self.append_takes_s
-        return int(self.disk.now_ms)
+    def monotonic(self) -> float:
+        self.time_s += self.step_s
+        return self.time_s
 
     @property
     def queue(self) -> AppendQueue:
@@ -280,9 +279,10 @@ def test_of_a_compacted_topic_long_batches_are_looked_at_on_a_thread() -> None:
 
     async def scenario() -> None:
         bench = Bench("producer", cleanup_policy="compact")
-        assert not bench.partition.plain
+        assert bench.partition.plain
         assert bench.append("a") is not None
         assert bench.append("b", bytes(1 << 20), codec=Codec.ZSTD) is None
+        assert not bench.partition.plain
         assert bench.append("c") is None
         assert bench.append("d", bytes(1 << 20), codec=Codec.ZSTD) is None
         await asyncio.sleep(0)
@@ -291,6 +291,7 @@ def test_of_a_compacted_topic_long_batches_are_looked_at_on_a_thread() -> None:
         assert (bench.stored(), list(bench.outcomes)) == (["a", "b", "c"], ["b", "c"])
         await bench.threads.end(1)
         assert (bench.stored(), list(bench.outcomes)) == (["a", "b", "c", "d"], ["b", "c", "d"])
+        assert bench.partition.plain
         assert bench.append("e") is not None, "and now at once again"
 
     run(scenario)
@@ -352,7 +353,7 @@ NAMES = [chr(ord("A") + number) for number in range(50)]
 def test_many_small_ones_have_some_ms_of_each_turn_together(settings: dict[str, Any]) -> None:
     async def scenario() -> None:
         bench = Bench(**{"compression_type": "producer", **settings})
-        bench.append_takes_s = SLOW_S
+        bench.step_s = SLOW_S
         at_once = [name for name in NAMES if bench.append(name) is not None]
         assert 0 < len(at_once) <= MOST
         assert bench.stored() == at_once
@@ -379,7 +380,7 @@ def test_what_a_thread_held_up_comes_in_turns_too() -> None:
         assert len(bench.threads.calls) == 1
         for name in NAMES:
             assert bench.append(name) is None
-        bench.append_takes_s = SLOW_S
+        bench.step_s = SLOW_S
         await bench.threads.end(0)
         assert 0 < len(bench.outcomes) <= 2 * MOST
         for _ in NAMES:
@@ -392,7 +393,7 @@ def test_what_a_thread_held_up_comes_in_turns_too() -> None:
 def test_at_the_end_those_that_have_turns_are_told_as_well() -> None:
     async def scenario() -> None:
         bench = Bench("producer", cleanup_policy="compact")
-        bench.append_takes_s = SLOW_S
+        bench.step_s = SLOW_S
         at_once = [name for name in NAMES if bench.append(name) is not None]
         await asyncio.sleep(0)
         await asyncio.sleep(0)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from log_harness import NOW_MS, append_client_batch
+from log_harness import NOW_MS
 from log_harness.compaction import stored
 from tidelog.config.broker_config import BrokerConfig
 from tidelog.log.checkpoints import CLEANER_OFFSETS, read_offsets
@@ -22,6 +22,7 @@ from tidelog.replication.compaction import REST_S, Compaction
 from tidelog.runtime.interfaces import WorkEnded
 from tidelog.simulation.disk import SimDisk
 from tidelog.simulation.world import World, simulated
+from tidelog.wire.batches import BatchHeader
 from tidelog.wire.records import Record, encode_batch
 
 
@@ -99,7 +100,7 @@ class Stage:
         log = self.opened(topic)
         for number in range(count):
             batch = encode_batch([Record(b"k%d" % (number % 3), b"%d" % number + bytes(40), NOW_MS)])
-            append_client_batch(log, batch)
+            log.append(memoryview(batch), BatchHeader(batch), leader_epoch=0, now_ms=NOW_MS)
         plan = log.flush_plan()
         plan.run()
         log.flushed(plan)
@@ -151,7 +152,7 @@ def test_the_dirtiest_comes_first_and_each_has_its_line(
         log = on.partitions[topic].log
         for number in range(50 if topic == "b" else 30):
             batch = encode_batch([Record(b"k", bytes(40), NOW_MS)])
-            append_client_batch(log, batch, now_ms=NOW_MS + number)
+            log.append(memoryview(batch), BatchHeader(batch), leader_epoch=0, now_ms=NOW_MS + number)
         plan = log.flush_plan()
         plan.run()
         log.flushed(plan)

@@ -43,7 +43,7 @@ def run_pytest(
         timeout=120,
     )
     assert ran.returncode == code, ran.stdout + ran.stderr
-    return ran.stdout
+    return ran.stdout + ran.stderr
 
 
 def loaded(output: str) -> list[str]:
@@ -139,3 +139,11 @@ def test_each_module_has_its_settings_where_each_has_its_broker(tmp_path: Path) 
     (tmp_path / "test_other.py").write_text(OVERRIDING.replace("PARTITIONS", "5"))
     other = OVERRIDING.replace("PARTITIONS", "7")
     assert "2 passed" in run_pytest(tmp_path, other, *PLUGIN, ini="tidelog_broker_scope = module")
+
+
+def test_a_misspelt_scope_is_one_line(tmp_path: Path) -> None:
+    told = run_pytest(
+        tmp_path, BOOTSTRAPS, *PLUGIN, ini="tidelog_broker_scope = sesion", code=pytest.ExitCode.USAGE_ERROR
+    )
+    line = "ERROR: tidelog_broker_scope is 'sesion'; it takes function, class, module, package or session"
+    assert [said for said in told.splitlines() if said and not said.startswith("LOADED")] == [line]
