@@ -9,7 +9,7 @@ import pytest
 from process_harness import note
 from simulation_harness import boot, connect
 from tidelog.broker.broker import Broker
-from tidelog.replication.moves import PAUSE_MAX_S, Moves
+from tidelog.replication.moves import AT_ONCE, PAUSE_MAX_S, Move, Moves
 from tidelog.simulation.client import SimClient
 from tidelog.simulation.disk import SimDisk
 from tidelog.simulation.member import SimMember
@@ -111,6 +111,74 @@ async def prepared(world: World, records: int = 40, **settings: object) -> tuple
 async def stop(host: SimHost, broker: Broker) -> None:
     await host.runtime.tasks.spawn(broker.stop(), name="stop")
     host.kill()
+
+
+@pytest.mark.parametrize("skip", [*range(8), 12, 20])
+@pytest.mark.parametrize("operation", ["create", "sync", "sync_dir", "read", "list"])
+def test_a_move_waits_for_descriptors(operation: str, skip: int, caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        host = world.host("broker")
+        broker, client = await prepared(world, durability="fsync")
+        before = await read_all(client)
+        for path in ("/b", "/a"):
+            host.disk.fail(operation, "/[ab]/*", errno.EMFILE, skip=skip, times=3)
+            host.disk.fail(operation, "/[ab]", errno.EMFILE, skip=skip // 4, times=3)
+            assert await move(client, path) == ErrorCode.NONE
+            await moved(client, path)
+            host.disk.repair()
+        assert await read_all(client) == before
+        assert (await client.produce("t", 0, [Record(b"k", b"new", 1)])).error_code == ErrorCode.NONE
+        await stop(host, broker)
+        await boot(host, **TWO)
+        found = await read_all(await client_of(world, "later"))
+        assert found == {**before, len(before): b"new"}
+
+    with simulated(1) as world:
+        world.run(scenario(), virtual_s=200)
+    lines = [r.getMessage() for r in caplog.records]
+    assert not [line for line in lines if "offline" in line or "move failed" in line or "not removed" in line]
+
+
+def test_of_many_moves_some_go_on_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
+    side_by_side: list[int] = []
+    copying: list[None] = []
+    inner = Moves._copy
+
+    async def copy(moves: Moves, one: Move) -> bool:
+        copying.append(None)
+        side_by_side.append(len(copying))
+        try:
+            return await inner(moves, one)
+        finally:
+            copying.pop()
+
+    monkeypatch.setattr(Moves, "_copy", copy)
+
+    async def scenario() -> None:
+        host = world.host("broker")
+        broker = await boot(host, **TWO)
+        client = await client_of(world)
+        await client.create_topic("t", 50)
+        for path in ("/a", "/b", "/a"):
+            wanted = [AlterReplicaLogDir(path, [AlterReplicaLogDirTopic("t", list(range(50)))])]
+            await client.ask(AlterReplicaLogDirsRequest(wanted), AlterReplicaLogDirsResponse)
+            if path == "/a":
+                while any(broker.services.partitions.moves):
+                    await asyncio.sleep(0.01)
+        assert {p.log.directory.rpartition("/")[0] for p in broker.services.partitions} == {"/a"}
+        assert not [name for path in ("/a", "/b") for name in host.disk.list(path) if name.endswith("-future")]
+        wanted = [AlterReplicaLogDir("/b", [AlterReplicaLogDirTopic("t", list(range(50)))])]
+        await client.ask(AlterReplicaLogDirsRequest(wanted), AlterReplicaLogDirsResponse)
+        await stop(host, broker)  # those that wait do not keep it from that
+        broker = await boot(host, **TWO)
+        while any(broker.services.partitions.moves):
+            await asyncio.sleep(0.01)
+        assert {p.log.directory.rpartition("/")[0] for p in broker.services.partitions} == {"/b"}, "none is forgotten"
+        assert not [name for path in ("/a", "/b") for name in host.disk.list(path) if name.endswith("-future")]
+
+    with simulated(1) as world:
+        world.run(scenario(), virtual_s=60)
+    assert 1 < max(side_by_side) <= AT_ONCE
 
 
 @pytest.mark.parametrize("durability", ["interval", "fsync"])

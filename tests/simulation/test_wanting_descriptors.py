@@ -4,6 +4,8 @@ import asyncio
 import errno
 import random
 
+import pytest
+
 from process_harness import amount, seed_of
 from simulation_harness import boot, connect
 from tidelog.simulation.client import SimClient
@@ -71,6 +73,48 @@ async def look(world: World, acknowledged: list[dict[bytes, bytes]]) -> None:
     client = await connect(world.host("later"), host)
     for index in range(2):
         assert await last_values(client, index) == acknowledged[index]
+
+
+async def synced_for_others(world: World, durability: str) -> list[str]:
+    host = world.host("broker")
+    await boot(host, durability=durability, log_flush_interval_ms=600_000)
+    client = await connect(world.host("client"), host)
+    await client.create_topic("t", partitions=3)
+    for index in (1, 2):
+        assert (await client.produce("t", index, [Record(b"k", b"v", EPOCH_MS)])).error_code == ErrorCode.NONE
+    synced: list[str] = []
+    host.disk.on_operation = lambda operation, path: synced.append(path) if operation == "sync" else None
+    host.disk.fail("write", "/data/t-0/*.log", errno.EMFILE)
+    assert (await client.produce("t", 0, [Record(b"k", b"v", EPOCH_MS)])).error_code == ErrorCode.KAFKA_STORAGE_ERROR
+    await asyncio.sleep(1)
+    assert (await client.produce("t", 0, [Record(b"k", b"v", EPOCH_MS)])).error_code == ErrorCode.NONE
+    return synced
+
+
+@pytest.mark.parametrize("durability", ["interval", "os"])
+def test_when_an_append_wants_a_descriptor_the_others_are_synced_at_once(durability: str) -> None:
+    with simulated(1) as world:
+        synced = world.run(synced_for_others(world, durability), virtual_s=60)
+    assert {f"/data/t-{index}/{0:020d}.log" for index in (1, 2)} <= set(synced)
+
+
+def test_descriptors_that_come_and_go_are_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario(world: World) -> None:
+        host = world.host("broker")
+        await boot(host, log_flush_interval_ms=1000)
+        client = await connect(world.host("client"), host)
+        await client.create_topic("t")
+        for _ in range(40):
+            host.disk.fail("write", "/data/t-0/*.log", errno.EMFILE)
+            for wanted in (ErrorCode.KAFKA_STORAGE_ERROR, ErrorCode.NONE):
+                assert (await client.produce("t", 0, [Record(b"k", b"v", EPOCH_MS)])).error_code == wanted
+            await asyncio.sleep(0.1)
+        await asyncio.sleep(3)
+
+    with simulated(1) as world:
+        world.run(scenario(world), virtual_s=60)
+    lines = [r.getMessage().split(" path")[0] for r in caplog.records if r.getMessage().startswith("appends")]
+    assert lines == ["appends refused", "appends go on"]
 
 
 def test_a_broker_that_runs_out_of_descriptors_goes_on_and_loses_nothing() -> None:

@@ -135,6 +135,21 @@ class Durability:
             plan.obsolete = self.snapshots.take_obsolete(self._segments)
         return plan
 
+    def settle(self, end_offset: int, producers: "ProducerState", epochs: "LeaderEpochs") -> None:
+        """Write and sync everything. Blocks. Raises OSError; for want of descriptors it may be called again."""
+        if self.is_settled(end_offset, epochs):
+            return
+        self._segments.active.finish()
+        plan = self.plan(end_offset, producers, epochs, with_snapshot=True)
+        try:
+            plan.run()
+        except OSError:
+            self.put_back(plan)
+            raise
+        self.flushed(plan)
+        if plan.put_off is not None:
+            raise plan.put_off
+
     def put_back(self, plan: FlushPlan) -> None:
         """A plan could not be run, for want of descriptors, and nothing is lost: the next one does its work as well."""
         kept = [segment for segment in dict.fromkeys(s for s, _ in plan.indexes) if segment in self._segments.items]

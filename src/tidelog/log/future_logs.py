@@ -70,10 +70,11 @@ def put_beside(disk: "Disk", future: str, source: str, partition: TopicPartition
 def put_aside(disk: "Disk", source: str, partition: TopicPartition, random: bytes) -> str:
     """Take the old log's name from it, durably; where it is now. Blocks.
 
-    Raises OSError: the next start does it then.
+    Raises OSError: then it may be called again, or the next start does it.
     """
     old = f"{source}/{partition}.{random.hex()}{DELETE_SUFFIX}"
-    disk.rename(f"{source}/{partition}", old)
+    if not disk.exists(old):
+        disk.rename(f"{source}/{partition}", old)
     disk.sync_dir(source)
     return old
 

@@ -575,18 +575,15 @@ class PartitionLog:
         """A plan could not be run for want of descriptors: have the next one do all that it was to do."""
         self._durability.put_back(plan)
 
+    def settle(self) -> None:
+        """Write and sync everything, so that a start trusts it. Blocks. Raises OSError, as a plan's `run`."""
+        self._durability.settle(self.log_end_offset, self.producers, self.epochs)
+
     def close(self, *, clean: bool = True) -> None:
-        """End. `clean`: write and sync everything, so that the next start trusts it; if that fails, it is logged and
-        the next start recovers this log. Blocks.
-        """
-        if clean and self.failure is None and not self._durability.is_settled(self.log_end_offset, self.epochs):
+        """End. `clean`: `settle` first; if that fails, it is logged and the next start recovers this log. Blocks."""
+        if clean and self.failure is None:
             try:
-                self._segments.active.finish()
-                plan = self._durability.plan(self.log_end_offset, self.producers, self.epochs, with_snapshot=True)
-                plan.run()
-                self.flushed(plan)
-                if plan.put_off is not None:
-                    raise plan.put_off
+                self.settle()
             except OSError as error:
                 self.fail(f"closing failed: {error}")
         for segment in [*self._segments.items, *self._retention.retired()]:

@@ -27,8 +27,8 @@ from tidelog.log.cleaner.swap import Swap
 from tidelog.log.errors import CorruptLog
 from tidelog.log.indexes import CorruptIndex
 from tidelog.log.leftovers import remove_cleaned
-from tidelog.log.segment import NOT_OPENED
-from tidelog.replication.flusher import AGAIN_S, CHECKPOINTS_LANE
+from tidelog.replication.flusher import CHECKPOINTS_LANE
+from tidelog.replication.patience import patiently
 from tidelog.runtime.interfaces import WorkEnded
 
 if TYPE_CHECKING:
@@ -289,7 +289,7 @@ class Compaction:
             raise Abandoned(str(error)) from error
         swap.install()
         try:
-            await self._patiently(swap.finish, partition)
+            await self._to_its_end(swap.finish, partition)
         except OSError as error:
             if not partition.deleted:
                 partition.log.fail(f"a cleaned segment could not be put in place: {error}", error)
@@ -299,25 +299,16 @@ class Compaction:
 
     async def _undo(self, partition: "Partition", swap: Swap) -> None:
         try:
-            await self._patiently(swap.discard, partition)
+            await self._to_its_end(swap.discard, partition)
         except OSError as error:
             if not partition.deleted:  # the next start would finish what this process has not
                 partition.log.fail(f"a cleaned segment could not be taken back: {error}", error)
                 partition.fail()
         swap.give_up()
 
-    async def _patiently(self, step: Callable[[], None], partition: "Partition") -> None:
-        """A step that ends in nothing but the log's failure. For want of descriptors it waits until there are some.
-
-        Raises OSError; for want of descriptors only when the broker stops or the partition is deleted.
-        """
-        while True:
-            try:
-                return await self._runtime.tasks.run_blocking(step)
-            except OSError as error:
-                if error.errno not in NOT_OPENED or self._stopping or partition.deleted:
-                    raise
-            await self._runtime.tasks.sleep(AGAIN_S)
+    async def _to_its_end(self, step: Callable[[], None], partition: "Partition") -> None:
+        """A step without which the log fails. Raises OSError."""
+        await patiently(self._runtime.tasks, lambda: not (self._stopping or partition.deleted), step)
 
     def _give_up(self, partition: "Partition", reason: str) -> None:
         """Until the next start, after which somebody may have repaired it."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Final
 
 from tidelog.log.flush import DirectorySyncs
-from tidelog.log.segment import NOT_OPENED
+from tidelog.replication.patience import AGAIN_S, wants_descriptor
 
 if TYPE_CHECKING:
     from tidelog.log.partition_log import FlushPlan
@@ -26,8 +26,6 @@ CHECKPOINTS_LANE: Final = "checkpoints"
 GROUP_MAX: Final = 16
 """Partitions that one call syncs; then those are told. Of more, the oldest and the newest: who asks for one waits for a
 group, not for the hundreds that somebody else has asked for, and these go on all the same."""
-AGAIN_S: Final = 0.25
-"""After a sync for which a descriptor was wanting."""
 COMMITS_LANE: Final = "commits"
 """Where syncs run that somebody waits for: cold reads and deletions may fill the threads without a lane."""
 
@@ -57,6 +55,7 @@ class Flusher:
         self._put_off: dict[Partition, None] = {}
         """What could not be synced for want of descriptors, until it is; it is asked for again and again."""
         self._again: TimerHandle | None = None
+        self._hurrying = False
         self._running = False
         self._unwritten = False  # whether the last checkpoint failed
         self._stopped = False
@@ -77,6 +76,20 @@ class Flusher:
         """Flush it now, or right after the flushes that somebody waits for, or that of its own, which run."""
         self._asked[partition] = None
         self._commit()
+
+    def hurry(self) -> None:
+        """Sync in the next turn all that was appended to: until then its files keep their descriptors, which others
+        want.
+        """
+        if not self._hurrying:
+            self._hurrying = True
+            self._tasks.call_soon(self._ask_for_all)
+
+    def _ask_for_all(self) -> None:
+        self._hurrying = False
+        if not self._stopped:
+            self._asked.update((p, None) for p in self.grown if p.log.unflushed and _may_sync(p))
+            self._commit()
 
     def write_again(self) -> None:
         """Have the checkpoints written at the next interval, and every one after it until that succeeds."""
@@ -181,7 +194,7 @@ class Flusher:
                 self._commit()
 
     def _take_outcome(self, partition: "Partition", plan: "FlushPlan", failure: Exception | None) -> None:
-        if isinstance(failure, OSError) and failure.errno in NOT_OPENED:
+        if isinstance(failure, OSError) and wants_descriptor(failure):
             partition.log.put_back(plan)
             self._try_again(partition, failure)
             return

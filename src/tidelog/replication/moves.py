@@ -15,6 +15,7 @@ Until the end of `aside` a crash leaves the old log as the one that counts: it h
 import asyncio
 import logging
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING
 
 from tidelog.log.errors import CorruptLog
@@ -31,12 +32,14 @@ from tidelog.log.future_logs import (
 from tidelog.log.leader_epochs import LeaderEpochs
 from tidelog.log.segment import PASSING
 from tidelog.replication.flusher import CHECKPOINTS_LANE
+from tidelog.replication.patience import AGAIN_S, patiently, wants_descriptor
 from tidelog.wire.errors import ApiError, InvalidTopic, OffsetOutOfRange, StorageError
 
 if TYPE_CHECKING:
     from tidelog.log.directory import DataDirectory
     from tidelog.log.partition_log import PartitionLog
     from tidelog.log.reader import ColdRead, Slice
+    from tidelog.model.ids import TopicPartition
     from tidelog.replication.partition import Partition
     from tidelog.replication.partitions import Partitions
     from tidelog.runtime.interfaces import Disk, Runtime
@@ -48,6 +51,8 @@ FLUSH_BYTES = 16 << 20
 """Copied between two syncs of the copy."""
 CLOSE_BYTES = 256 << 10
 """When less than this is missing, the switch may begin."""
+AT_ONCE = 8
+"""Moves that go on side by side; the others wait. Each has files open, and one request may ask for thousands."""
 PAUSE_MAX_S = 0.5
 """Then a throttled move looks whether it is wanted still."""
 
@@ -94,6 +99,7 @@ class Moves:
         self.bytes_per_second: Callable[[], int | None] = lambda: None
         """Of each move; None for as fast as it goes."""
         self._stopped = False
+        self._places = asyncio.Semaphore(AT_ONCE)
 
     def __iter__(self) -> Iterator[Move]:
         return iter(list(self._moves.values()))
@@ -141,9 +147,32 @@ class Moves:
     async def _run(self, move: Move, after: "asyncio.Task[None] | None") -> None:
         if after is not None:
             await asyncio.wait([after])
+        try:
+            if self._places.locked():
+                await self._make_known(move)
+            async with self._places:
+                while not await self._is_over(move):
+                    await self._runtime.tasks.sleep(AGAIN_S)
+        finally:
+            if self._moves.get(move.partition) is move:
+                del self._moves[move.partition]
+
+    async def _make_known(self, move: Move) -> None:
+        """To the next start, by an empty directory: it may be long until there is a copy."""
+        name = move.partition.log.topic_partition
+        move.path = future_path(move.target.path, name, self._runtime.random.randbytes(16))
+        try:
+            await self._runtime.tasks.run_blocking(self._runtime.disk.make_dirs, move.path)
+        except OSError as error:
+            self._blame(move.target.path, error)
+
+    async def _is_over(self, move: Move) -> bool:
+        """Move it, or say that it cannot be moved. False when descriptors were wanting: it is to be begun anew."""
         partition = move.partition
         name = f"{partition.topic}-{partition.index}"
+        again = False
         try:
+            self._check(move)
             await self._partitions.settled()  # a swap of segments that had begun before
             self._check(move)
             while not await self._copy(move):
@@ -152,12 +181,11 @@ class Moves:
         except Abandoned:
             await self._discard(move)
         except (SourceFailed, ApiError, OSError, CorruptLog) as error:
-            if not partition.deleted:  # else its files are gone, which says nothing of a disk
+            again = wants_descriptor(error) and partition.log.failure is None
+            if not (again or partition.deleted):  # its files are gone then, which says nothing of a disk
                 self._failed(move, name, error)
             await self._discard(move)
-        finally:
-            if self._moves.get(partition) is move:
-                del self._moves[partition]
+        return not again
 
     def _failed(self, move: Move, name: str, error: Exception) -> None:
         logger.error("move failed partition=%s to=%s reason=%s", name, move.target.path, error)
@@ -174,10 +202,15 @@ class Moves:
     async def _discard(self, move: Move) -> None:
         """Remove the copy, unless the next start is to begin again."""
         future, move.future = move.future, None
-        if future is None or (self._stopped and not move.partition.deleted):
+        path, move.path = move.path, ""
+        if not path or (self._stopped and not move.partition.deleted):
             return
-        args = (self._runtime.disk, move.target, future, move.path, self._runtime.random.randbytes(16))
-        await self._runtime.tasks.run_blocking(_remove, *args, lane=CHECKPOINTS_LANE)
+        key, random = move.partition.log.topic_partition, self._runtime.random.randbytes(16)
+        args = (self._runtime.disk, move.target, key, future, path, random)
+        try:
+            await patiently(self._runtime.tasks, lambda: not self._stopped, _remove, *args, lane=CHECKPOINTS_LANE)
+        except OSError as error:
+            logger.error("copy not removed path=%s reason=%s", path, error)
 
     # Copying
 
@@ -193,7 +226,7 @@ class Moves:
         # The batch that holds the start; in a gap, which compaction leaves, there is none.
         start = min(first.first_batch_offset, log.log_start_offset) if first.size else log.log_start_offset
         random = self._runtime.random.randbytes(16)
-        move.path = future_path(move.target.path, log.topic_partition, random)
+        move.path = move.path or future_path(move.target.path, log.topic_partition, random)
         future = move.future = await tasks.run_blocking(
             move.target.open_future,
             move.path,
@@ -224,6 +257,9 @@ class Moves:
                 await self._flush(future)
             if near:
                 return True
+
+    def _is_wanted(self, partition: "Partition") -> bool:
+        return not (self._stopped or partition.deleted)
 
     def _check(self, move: Move) -> None:
         """Raises Abandoned when the move is not to go on: much may have happened while something was awaited."""
@@ -272,11 +308,12 @@ class Moves:
             self._check(move)
             _copy_rest(old, new, runtime.clock.now_ms())
             self._switch(move, old, new)
-            move.future = None
+            move.future, move.path = None, ""  # it is none that could be discarded any more
             random = runtime.random.randbytes(16)
+            wanted = partial(self._is_wanted, partition)
             try:
-                aside = await runtime.tasks.run_blocking(
-                    _put_aside, runtime.disk, source, old, random, lane=CHECKPOINTS_LANE
+                aside = await patiently(
+                    runtime.tasks, wanted, _put_aside, runtime.disk, source, old, random, lane=CHECKPOINTS_LANE
                 )
                 self._partitions.remove_later(aside, partition.config.file_delete_delay_ms, old)
             except OSError as error:
@@ -302,7 +339,7 @@ class Moves:
         logger.error("moved log not put aside path=%s reason=%s", old.directory, error)
         args = (self._runtime.disk, move.target.path, old.topic_partition)
         try:
-            await self._runtime.tasks.run_blocking(make_final, *args)
+            await patiently(self._runtime.tasks, partial(self._is_wanted, move.partition), make_final, *args)
         except OSError as second:
             if move.partition.deleted:
                 return
@@ -358,9 +395,7 @@ def _put_beside(
     disk: "Disk", source: "DataDirectory", target: "DataDirectory", copy: "PartitionLog", now_ms: int
 ) -> "PartitionLog":
     """Make the copy durable and give it its name; the log that it is then."""
-    plan = copy.flush_plan()
-    plan.run()
-    copy.flushed(plan)
+    copy.settle()
     copy.close(clean=True)
     if copy.failure is not None:
         raise StorageError(copy.failure)
@@ -380,9 +415,11 @@ def _put_aside(disk: "Disk", source: "DataDirectory", old: "PartitionLog", rando
     return aside
 
 
-def _remove(disk: "Disk", target: "DataDirectory", copy: "PartitionLog", path: str, random: bytes) -> None:
-    copy.close(clean=False)
-    key = copy.topic_partition
+def _remove(
+    disk: "Disk", target: "DataDirectory", key: "TopicPartition", copy: "PartitionLog | None", path: str, random: bytes
+) -> None:
+    if copy is not None:
+        copy.close(clean=False)
     beside = f"{target.path}/{key}"
     try:
         if not disk.exists(path):
@@ -394,4 +431,6 @@ def _remove(disk: "Disk", target: "DataDirectory", copy: "PartitionLog", path: s
         if target.tells_of(key) and not disk.exists(beside):
             target.give_up(key)
     except OSError as error:
+        if wants_descriptor(error):
+            raise
         logger.error("copy not removed path=%s reason=%s", path, error)

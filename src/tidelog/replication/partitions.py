@@ -93,6 +93,7 @@ class Partitions:
         """Compaction's work on files that runs or was the last: it outlives the pass."""
         self.moves = Moves(runtime, self)
         self.flusher = Flusher(runtime.tasks, flush_interval_ms, self.checkpoint, self._look_at_directories)
+        self._shared.full.no_descriptors = self.flusher.hurry
 
     def get(self, topic: str, index: int) -> Partition:
         """Raises UnknownTopicOrPartition, or StorageError for one whose log could not be opened."""
