@@ -151,7 +151,7 @@ class Bench:
     @property
     def held_bytes(self) -> int:
         """What requests that are not handled yet count for."""
-        return self.listener._frame_bytes
+        return self.listener._bounds.frame_bytes
 
     def feed(self, data: bytes, step: int = 1 << 30, connection: Connection | None = None) -> None:
         connection = connection or self.connection
