@@ -31,7 +31,7 @@ class Partitions:
         self.appending = False
         self.woken = 0
         flusher: Any = SimpleNamespace(grown={}, request=lambda _: None)
-        clock: Any = SimpleNamespace(now_ms=lambda: NOW_MS)
+        clock: Any = SimpleNamespace(now_ms=lambda: NOW_MS, monotonic=lambda: 0.0)
         tasks: Any = None
         self.table = {}
         self.disks: list[SimDisk] = []
