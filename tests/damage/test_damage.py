@@ -30,6 +30,7 @@ TOPICS = {"orders": 2, "events": 1}
 GROUP = "billing"
 ROUNDS = 60
 VALUE_BYTES = 40_000
+BASE_OFFSET_BYTES = 8
 WHOLE = ("metadata.sqlite", "metadata.sqlite-wal", "meta.properties")
 """Without these nobody knows what there should be: the broker may refuse to start, and says which it is."""
 SMALL_SEGMENTS = {"log.segment.bytes": 1 << 20, "offsets.topic.num.partitions": 1}
@@ -206,7 +207,9 @@ def verify_names(image: Image, case: int, seed: int, work: Path) -> tuple[Damage
     assert "Traceback" not in result.stderr
     if done.what == "gone":  # its index may tell of it; what never had one cannot be missed
         return done, done.path.stem in result.stdout
-    return done, result.returncode == 1 and done.path.name in result.stdout
+    # No checksum covers a batch's base offset. Of a log of one batch, nothing but its index tells that it is wrong.
+    name = done.path.stem if done.path.suffix == ".log" and done.position < BASE_OFFSET_BYTES else done.path.name
+    return done, result.returncode == 1 and name in result.stdout
 
 
 @pytest.fixture
