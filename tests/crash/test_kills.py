@@ -43,7 +43,8 @@ def test_every_acknowledged_record_is_there_in_order_once(tmp_path: Path) -> Non
             broker.restart()
             restarts.append(time.monotonic() - restarted)
             assert not workload.wrong, f"kill {number}: {workload.wrong[:5]}"
-            checked = check(broker, checked, acknowledged, committed)
+            with workload.at_rest():
+                checked = check(broker, checked, acknowledged, committed)
         workload.stop()
         assert not workload.wrong, workload.wrong[:5]
         check(broker, [0] * PARTITIONS, workload.acknowledged, workload.committed)

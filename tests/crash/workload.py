@@ -6,7 +6,8 @@ or change of order is a value in the wrong place.
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 
@@ -43,6 +44,7 @@ class Workload:
         self._sent = [0] * PARTITIONS
         self._next = [0] * PARTITIONS
         self._stopping = threading.Event()
+        self._resting = threading.Event()
         self._bootstrap = broker.bootstrap
         self._threads = [threading.Thread(target=target, daemon=True) for target in (self._produce, self._consume)]
 
@@ -56,6 +58,15 @@ class Workload:
         for thread in self._threads:
             thread.join(PATIENCE_S)
             assert not thread.is_alive(), "a client hangs"
+
+    @contextmanager
+    def at_rest(self) -> Iterator[None]:
+        """Nothing new is sent: who reads what was sent, in the same process, might never catch up."""
+        self._resting.set()
+        try:
+            yield
+        finally:
+            self._resting.clear()
 
     @property
     def total(self) -> int:
@@ -76,6 +87,9 @@ class Workload:
         )
         partition = 0
         while not self._stopping.is_set():
+            if self._resting.is_set():
+                producer.poll(0.01)
+                continue
             partition = (partition + 1) % PARTITIONS
             for _ in range(100):
                 try:
