@@ -328,7 +328,7 @@ class Fetch:
         """Answer a parked fetch with what is there now: what was found long ago may be gone."""
         if self._pending is not None:
             found, self._slices = self._slices, {}
-            self.found_bytes = 0
+            self.found_bytes = self._readable_bytes = 0
             for item in found:
                 self._read(item)
             self._complete()

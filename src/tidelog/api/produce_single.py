@@ -102,7 +102,7 @@ class Singles:
                 if length > 0x7F:
                     length, position = finish_uvarint(frame, position, length)
                 end = position + length - 1
-                if end + 3 != len(frame) or frame[end:] != self._end:
+                if frame[end:] != self._end:
                     return None
                 return frame[position:end]
             if _LENGTH.unpack_from(frame, position)[0] == len(frame) - position - 4:

@@ -181,7 +181,7 @@ class WideFetch(Fetch):
     def _read_again(self) -> Steps[FetchResponse]:
         """What was found long ago may be gone."""
         found, self._slices = self._slices, {}
-        self.found_bytes = 0
+        self.found_bytes = self._readable_bytes = 0
         for items in _parted(found):
             for item in items:
                 self._read(item)

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 from classic_world import Reply
@@ -574,6 +574,9 @@ def test_a_log_that_fails_later_takes_its_coordinator_along() -> None:
     stage.led.check_known()
 
 
+C = TypeVar("C", bound=GroupCore)
+
+
 class Broken(GroupCore):
     """Fails where `at` says, as a bug would."""
 
@@ -603,6 +606,19 @@ class Broken(GroupCore):
         if self.at == "expire":
             raise ZeroDivisionError
         return super().expire(now)
+
+
+def stage_that_keeps_its_cores(kind: type[C]) -> tuple[Stage, list[C]]:
+    """A stage that is loaded, and every core that it was given."""
+    cores: list[C] = []
+
+    def new_core() -> C:
+        cores.append(kind(GroupSettings(initial_rebalance_delay_ms=300)))
+        return cores[-1]
+
+    stage = Stage(None, new_core)
+    stage.load()
+    return stage, cores
 
 
 @pytest.mark.parametrize("at", ["decode", "replay", "loaded", "new"])
@@ -636,14 +652,7 @@ def test_a_load_that_fails_unexpectedly_is_said_once_and_clients_are_sent_away(
 def test_a_step_that_fails_unexpectedly_has_the_core_built_anew(
     at: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cores: list[Broken] = []
-
-    def new_core() -> GroupCore:
-        cores.append(Broken(GroupSettings(initial_rebalance_delay_ms=300)))
-        return cores[-1]
-
-    stage = Stage(None, new_core)
-    stage.load()
+    stage, cores = stage_that_keeps_its_cores(Broken)
     stage.commit(1)
     parked = stage.join()
     cores[0].at = at
@@ -665,14 +674,7 @@ def test_a_step_that_fails_unexpectedly_has_the_core_built_anew(
 
 
 def test_deadlines_that_cannot_be_told_have_the_core_built_anew(caplog: pytest.LogCaptureFixture) -> None:
-    cores: list[Broken] = []
-
-    def new_core() -> GroupCore:
-        cores.append(Broken(GroupSettings(initial_rebalance_delay_ms=300)))
-        return cores[-1]
-
-    stage = Stage(None, new_core)
-    stage.load()
+    stage, cores = stage_that_keeps_its_cores(Broken)
     stage.commit(1)
     stage.join()
     cores[0].at = "arm"
@@ -683,14 +685,7 @@ def test_deadlines_that_cannot_be_told_have_the_core_built_anew(caplog: pytest.L
 
 
 def test_several_answers_that_fail_over_one_append_begin_one_load() -> None:
-    cores: list[GroupCore] = []
-
-    def new_core() -> GroupCore:
-        cores.append(GroupCore(GroupSettings(initial_rebalance_delay_ms=300)))
-        return cores[-1]
-
-    stage = Stage(None, new_core)
-    stage.load()
+    stage, cores = stage_that_keeps_its_cores(GroupCore)
     stage.partition.hold_commits = True
     for offset in range(5):
         stage.commit(offset)
