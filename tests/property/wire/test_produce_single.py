@@ -119,7 +119,7 @@ class Broker:
             connection.connected(stream)  # type: ignore[arg-type]
 
     def feed(self, number: int, frame: bytes) -> None:
-        if self.connections[number].open:
+        if not self.streams[number].ended:  # nothing comes from a socket that was closed
             self.buffer[: len(frame)] = frame
             self.connections[number].received(len(frame))
 
