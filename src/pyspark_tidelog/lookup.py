@@ -16,7 +16,7 @@ from tidelog.model.ids import TopicPartition
 logger = logging.getLogger("tidelog.spark")
 
 
-class Brokers(Protocol):
+class OffsetLookupClient(Protocol):
     """The part of `tidelog.client.blocking.Client` that planning needs."""
 
     def topics(self, names: list[str]) -> dict[str, Topic]: ...
@@ -29,7 +29,7 @@ class Brokers(Protocol):
 class Lookup:
     """Questions about the partitions of one subscription, at one isolation level."""
 
-    def __init__(self, brokers: Brokers, subscription: Subscription, isolation: int) -> None:
+    def __init__(self, brokers: OffsetLookupClient, subscription: Subscription, isolation: int) -> None:
         self._brokers = brokers
         self._subscription = subscription
         self._isolation = isolation

@@ -28,7 +28,7 @@ class StartedFetch(Protocol):
     def result(self) -> Fetched: ...
 
 
-class Broker(Protocol):
+class PartitionClient(Protocol):
     """The part of `tidelog.client.blocking.Client` that a task needs."""
 
     def start_fetch(self, partition: TopicPartition, offset: int, limits: FetchLimits) -> StartedFetch: ...
@@ -40,7 +40,9 @@ class Broker(Protocol):
 class RangeReader:
     """Reads one range, once. The next fetch is on its way while the rows of the last are decoded and handed over."""
 
-    def __init__(self, broker: Broker, options: ReadOptions, wanted: OffsetRange, columns: tuple[str, ...]) -> None:
+    def __init__(
+        self, broker: PartitionClient, options: ReadOptions, wanted: OffsetRange, columns: tuple[str, ...]
+    ) -> None:
         self._broker = broker
         self._options = options
         self._partition = wanted.topic_partition

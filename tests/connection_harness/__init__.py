@@ -10,7 +10,7 @@ import pytest
 
 from tidelog.api import registry
 from tidelog.broker import connection as connection_module
-from tidelog.broker.connection import Connection
+from tidelog.broker.connection import ServerConnection
 from tidelog.broker.connection_bounds import ConnectionBounds
 from tidelog.broker.listener import UNLIMITED, Listener
 from tidelog.model.steps import Steps
@@ -129,8 +129,8 @@ class Bench:
         self.stream = FakeStream()
         self.connection = self.connect(self.stream)
 
-    def connect(self, stream: FakeStream) -> Connection:
-        connection = Connection(self.listener, self.services)  # type: ignore[arg-type]
+    def connect(self, stream: FakeStream) -> ServerConnection:
+        connection = ServerConnection(self.listener, self.services)  # type: ignore[arg-type]
         connection.connected(stream)
         return connection
 
@@ -148,7 +148,7 @@ class Bench:
         """What requests that are not handled yet count for."""
         return self.bounds.frame_bytes
 
-    def feed(self, data: bytes, step: int = 1 << 30, connection: Connection | None = None) -> None:
+    def feed(self, data: bytes, step: int = 1 << 30, connection: ServerConnection | None = None) -> None:
         connection = connection or self.connection
         while data and connection.open:
             buffer = connection.get_buffer()

@@ -9,7 +9,7 @@ from tidelog.metadata.records import (
     BrokerRegistered,
     ClusterNamed,
     ControllerElected,
-    Record,
+    JournalRecord,
     TopicCreated,
     new_partition,
 )
@@ -40,9 +40,9 @@ def broker(number: int) -> BrokerRegistered:
     return BrokerRegistered(number, 0, f"run-{number}", (Endpoint("PLAINTEXT", f"broker-{number}", 9092),), None)
 
 
-def image(*records: Record, brokers: Sequence[int] = (1,)) -> MetadataImage:
+def image(*records: JournalRecord, brokers: Sequence[int] = (1,)) -> MetadataImage:
     """A cluster with these brokers, controlled by the first, after these records."""
-    base: list[Record] = [ClusterNamed("test-cluster"), ControllerElected(brokers[0] if brokers else -1, 1)]
+    base: list[JournalRecord] = [ClusterNamed("test-cluster"), ControllerElected(brokers[0] if brokers else -1, 1)]
     builder = ImageBuilder(EMPTY_IMAGE).apply([*base, *(broker(b) for b in brokers)])
     for record in records:
         builder.apply([record])

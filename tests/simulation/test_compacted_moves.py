@@ -9,7 +9,7 @@ import pytest
 
 from process_harness import amount, seed_of
 from simulation_harness import boot, connect
-from tidelog.broker.broker import Broker
+from tidelog.broker.broker import BrokerServer
 from tidelog.log.checkpoints import CLEANER_OFFSETS, LOG_START_OFFSETS, read_offsets
 from tidelog.model.ids import TopicPartition
 from tidelog.simulation.client import SimClient
@@ -49,7 +49,7 @@ async def move(client: SimClient, path: str) -> int:
     return answer.results[0].partitions[0].error_code
 
 
-async def moved(broker: Broker, path: str) -> None:
+async def moved(broker: BrokerServer, path: str) -> None:
     partitions = broker.services.partitions
     partition = partitions.get(*KEY)
     while partition in partitions.moves or partition.log.directory != f"{path}/{KEY}":
@@ -86,13 +86,13 @@ def clean_offset(disk: SimDisk, path: str) -> int | None:
     return (read_offsets(disk, f"{path}/{CLEANER_OFFSETS}") or {}).get(KEY)
 
 
-async def started(world: World, **settings: object) -> tuple[SimHost, Broker, SimClient]:
+async def started(world: World, **settings: object) -> tuple[SimHost, BrokerServer, SimClient]:
     host = world.host("broker")
     broker = await boot(host, **{**SETTINGS, **settings})
     return host, broker, await connect(world.host(f"client-{host.starts}"), host)
 
 
-async def stop(host: SimHost, broker: Broker) -> None:
+async def stop(host: SimHost, broker: BrokerServer) -> None:
     await host.runtime.tasks.spawn(broker.stop(), name="stop")
     host.kill()
 

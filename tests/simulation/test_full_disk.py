@@ -8,7 +8,7 @@ import pytest
 
 from process_harness import amount, note
 from simulation_harness import boot, connect
-from tidelog.broker.broker import Broker
+from tidelog.broker.broker import BrokerServer
 from tidelog.simulation.client import SimClient
 from tidelog.simulation.disk import SimDisk
 from tidelog.simulation.world import World, simulated
@@ -200,7 +200,7 @@ def test_power_that_is_cut_while_it_is_full(seed: int) -> None:
             world.run(after(number, cut))
 
 
-async def started(world: World) -> Broker:
+async def started(world: World) -> BrokerServer:
     return await boot(world.host("broker"), **SEGMENT)
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from process_harness import note
 from simulation_harness import boot, connect
-from tidelog.broker.broker import Broker
+from tidelog.broker.broker import BrokerServer
 from tidelog.replication.moves import AT_ONCE, PAUSE_MAX_S, Move, Moves
 from tidelog.simulation.client import SimClient
 from tidelog.simulation.disk import SimDisk
@@ -97,7 +97,7 @@ async def read_all(client: SimClient, topic: str = "t", start: int = 0) -> dict[
         start = records[-1].offset + 1
 
 
-async def prepared(world: World, records: int = 40, **settings: object) -> tuple[Broker, SimClient]:
+async def prepared(world: World, records: int = 40, **settings: object) -> tuple[BrokerServer, SimClient]:
     """A broker with two directories and a topic in the first, of several segments."""
     broker = await boot(world.host("broker"), **TWO, log_segment_bytes=1 << 20, **settings)
     client = await client_of(world)
@@ -108,7 +108,7 @@ async def prepared(world: World, records: int = 40, **settings: object) -> tuple
     return broker, client
 
 
-async def stop(host: SimHost, broker: Broker) -> None:
+async def stop(host: SimHost, broker: BrokerServer) -> None:
     await host.runtime.tasks.spawn(broker.stop(), name="stop")
     host.kill()
 

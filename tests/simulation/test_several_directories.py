@@ -5,7 +5,7 @@ import errno
 import pytest
 
 from simulation_harness import boot, connect
-from tidelog.broker.broker import Broker
+from tidelog.broker.broker import BrokerServer
 from tidelog.log.directories import UnusableDirectories
 from tidelog.simulation.client import SimClient
 from tidelog.simulation.world import SimHost, World, simulated
@@ -49,7 +49,7 @@ async def read(client: SimClient, partition: int, topic: str = "t") -> tuple[int
     return answer.error_code, [record.value for record in records]
 
 
-async def stop(host: SimHost, broker: Broker) -> None:
+async def stop(host: SimHost, broker: BrokerServer) -> None:
     await host.runtime.tasks.spawn(broker.stop(), name="stop")
     host.kill()
 

@@ -11,7 +11,7 @@ import pytest
 
 from process_harness import amount, note
 from simulation_harness import boot, connect
-from tidelog.broker.broker import Broker
+from tidelog.broker.broker import BrokerServer
 from tidelog.log.checkpoints import LOG_START_OFFSETS, RECOVERY_POINTS, read_offsets
 from tidelog.model.ids import TopicPartition
 from tidelog.simulation.client import SimClient
@@ -64,7 +64,7 @@ class Life:
         self.damaged = False
         self.old_id: bytes | None = None
         self.ends: list[End] = []
-        self.broker: Broker
+        self.broker: BrokerServer
         self.client: SimClient
 
     async def start(self) -> None:

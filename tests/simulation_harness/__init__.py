@@ -1,6 +1,6 @@
 """The real broker on simulated hosts, and a client's account of what it was promised."""
 
-from tidelog.broker.broker import Broker
+from tidelog.broker.broker import BrokerServer
 from tidelog.config.broker_config import BrokerConfig
 from tidelog.metadata.store import Store
 from tidelog.runtime.interfaces import Runtime
@@ -27,9 +27,9 @@ def config(host: SimHost, **settings: object) -> BrokerConfig:
     return BrokerConfig.load(None, {}, flags)
 
 
-async def boot(host: SimHost, **settings: object) -> Broker:
+async def boot(host: SimHost, **settings: object) -> BrokerServer:
     """Start a broker in a new process of this host; returns when it serves."""
-    broker = Broker(config(host, **settings), host.runtime, store_factory=store)
+    broker = BrokerServer(config(host, **settings), host.runtime, store_factory=store)
     await host.runtime.tasks.spawn(broker.start(), name="start")
     return broker
 

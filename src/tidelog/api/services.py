@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Services:
-    """The broker's parts that handlers use; made once by `broker.Broker`."""
+    """The broker's parts that handlers use; made once by `broker.BrokerServer`."""
 
     __slots__ = (
         "config",

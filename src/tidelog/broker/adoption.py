@@ -24,7 +24,7 @@ from tidelog.log.errors import CorruptLog
 from tidelog.log.file_kinds import METADATA_STORE, OF_SEGMENT, Kind, file_kind
 from tidelog.metadata.image import CLUSTER_METADATA
 from tidelog.metadata.internal_topics import internal_settings
-from tidelog.metadata.records import PartitionState, ProducerIdsAllocated, Record, TopicCreated, new_partition
+from tidelog.metadata.records import JournalRecord, PartitionState, ProducerIdsAllocated, TopicCreated, new_partition
 from tidelog.metadata.topic_names import name_refusal
 from tidelog.model.ids import NO_TOPIC_ID, TopicId, TopicPartition, uuid_text
 from tidelog.runtime.interfaces import Disk
@@ -70,7 +70,7 @@ class Found(NamedTuple):
 
 
 class Adoption(NamedTuple):
-    records: list[Record]
+    records: list[JournalRecord]
     notices: list[str]
     """Lines for the log and the operator."""
 
@@ -186,7 +186,7 @@ def adopt(found: Found, config: BrokerConfig, new_id: Callable[[], TopicId], dir
         if partition >= PARTITIONS_MAX:
             raise AdoptionError(f"{directory}: partition {partition} of topic {topic} is more than a topic can have")
         counts[topic] = max(counts.get(topic, 0), partition + 1)
-    records: list[Record] = []
+    records: list[JournalRecord] = []
     notices: list[str] = []
     for topic, count in counts.items():
         present = {i: p for i in range(count) if (p := found.partitions.get(TopicPartition(topic, i))) is not None}

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from tidelog.config.broker_config import BrokerConfig
     from tidelog.config.endpoints import Endpoint
     from tidelog.metadata.image import MetadataImage
-    from tidelog.metadata.records import Record
+    from tidelog.metadata.records import JournalRecord
     from tidelog.metadata.store import Store
     from tidelog.runtime.interfaces import Runtime
 
@@ -53,7 +53,7 @@ def sqlite_store(path: str, runtime: "Runtime") -> "Store":
     return SqliteStore(path, runtime.clock, runtime.tasks)
 
 
-class Broker:
+class BrokerServer:
     """A broker that is built but not started. All methods run on the runtime's loop."""
 
     def __init__(
@@ -210,7 +210,7 @@ class Broker:
             ),
         )
 
-    async def _first_records(self) -> "Sequence[Record]":
+    async def _first_records(self) -> "Sequence[JournalRecord]":
         """What a new journal begins with: the topics of a directory that Kafka wrote."""
         directories = self._directories
         assert directories is not None

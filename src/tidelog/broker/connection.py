@@ -53,7 +53,7 @@ WIDE_PRODUCE_BYTES = 100 << 10
 """The same of produce, whose bytes are mostly records: some 1,500 of the smallest batches, 10 ms."""
 
 
-class Connection:
+class ServerConnection:
     """The receiving end of one stream. Made by `Listener`, which bounds how many there are and what they hold."""
 
     __slots__ = (

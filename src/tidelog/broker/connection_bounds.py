@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from tidelog.config.addresses import counts_by_address, normal_ip
 
 if TYPE_CHECKING:
-    from tidelog.broker.connection import Connection
+    from tidelog.broker.connection import ServerConnection
     from tidelog.config.broker_config import BrokerConfig
 
 
@@ -16,15 +16,15 @@ class ConnectionBounds:
         self._config = config
         self._count = 0
         self._by_host: dict[str, int] = {}
-        self._frames: dict[Connection, int] = {}
-        self._ending: dict[Connection, int] = {}
+        self._frames: dict[ServerConnection, int] = {}
+        self._ending: dict[ServerConnection, int] = {}
         """Those whose client has gone before all was done that it asked for, and what their requests hold."""
         self.frame_bytes = 0
         budget: int = config.queued_max_request_bytes
         # -1 is Kafka's default and means no limit there; here four of the largest requests may be on their way at once.
         self._frame_bytes_max = budget if budget > 0 else 4 * config.socket_request_max_bytes
 
-    def opened(self, connection: "Connection") -> str:
+    def opened(self, connection: "ServerConnection") -> str:
         """Count one more; the reason to close it at once, if it is one too many."""
         host = connection.peer.client_host
         of_host = self._by_host.get(host, 0) + 1
@@ -44,7 +44,7 @@ class ConnectionBounds:
         most: int = config.max_connections_per_ip
         return counts_by_address(overrides).get(normal_ip(host.strip("[]")) or host, most) if overrides else most
 
-    def gone(self, connection: "Connection") -> None:
+    def gone(self, connection: "ServerConnection") -> None:
         """Its client is. What it holds counts until `ended`."""
         self._count -= 1
         self._ending[connection] = self._frames.pop(connection, 0)
@@ -55,11 +55,11 @@ class ConnectionBounds:
         else:
             self._by_host.pop(host, None)
 
-    def ended(self, connection: "Connection") -> None:
+    def ended(self, connection: "ServerConnection") -> None:
         """Nothing of what it asked for is still to be done."""
         self.frame_bytes -= self._ending.pop(connection, 0)
 
-    def reserve(self, connection: "Connection", size: int) -> bool:
+    def reserve(self, connection: "ServerConnection", size: int) -> bool:
         """Count the `size` bytes that the connection's unfinished requests take now; False when it had to be closed.
 
         When all together are too much, those go that began first: an honest request is whole after a moment, what is
@@ -74,7 +74,7 @@ class ConnectionBounds:
             oldest.close(f"requests under way hold more than {self._frame_bytes_max} bytes, queued.max.request.bytes")
         return connection.open and connection.gone == was_gone
 
-    def release(self, connection: "Connection") -> None:
+    def release(self, connection: "ServerConnection") -> None:
         """Its unfinished requests hold nothing any more."""
         if connection.gone:
             self.frame_bytes -= self._ending.get(connection, 0)

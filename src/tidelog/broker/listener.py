@@ -4,7 +4,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
-from tidelog.broker.connection import Connection
+from tidelog.broker.connection import ServerConnection
 from tidelog.broker.pipelining import Pipelining
 
 if TYPE_CHECKING:
@@ -36,8 +36,8 @@ class Listener:
         self.host = ""
         self.port = 0
         self._services = services
-        self._connections: dict[Connection, None] = {}
-        self._ending: dict[Connection, None] = {}
+        self._connections: dict[ServerConnection, None] = {}
+        self._ending: dict[ServerConnection, None] = {}
         """Those whose client has gone before all was done that it asked for."""
         self._bounds = bounds
         self.reserve = bounds.reserve
@@ -96,12 +96,12 @@ class Listener:
     def connection_count(self) -> int:
         return len(self._connections)
 
-    def _accept(self) -> Connection:
-        return Connection(self, self._services)
+    def _accept(self) -> ServerConnection:
+        return ServerConnection(self, self._services)
 
     # What connections tell and ask
 
-    def opened(self, connection: Connection) -> None:
+    def opened(self, connection: ServerConnection) -> None:
         self._connections[connection] = None
         one_too_many = self._bounds.opened(connection)
         if one_too_many:
@@ -109,7 +109,7 @@ class Listener:
         else:
             self._limit_rate(connection, connection.peer.client_host)
 
-    def _limit_rate(self, connection: Connection, host: str) -> None:
+    def _limit_rate(self, connection: ServerConnection, host: str) -> None:
         """Where connections come too fast: of all, the next ones wait to be accepted; of one address, they are closed
         after a while."""
         quotas = self._services.connection_quotas
@@ -123,13 +123,13 @@ class Listener:
         if refused_ms:
             connection.mute(refused_ms / 1000, lambda: connection.close(f"{host} is over its connection_creation_rate"))
 
-    def gone(self, connection: Connection) -> None:
+    def gone(self, connection: ServerConnection) -> None:
         """Its client is."""
         self._connections.pop(connection, None)
         self._ending[connection] = None
         self._bounds.gone(connection)
 
-    def ended(self, connection: Connection) -> None:
+    def ended(self, connection: ServerConnection) -> None:
         """Nothing of what it asked for is still to be done."""
         self._ending.pop(connection, None)
         self._bounds.ended(connection)

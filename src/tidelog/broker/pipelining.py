@@ -6,7 +6,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from tidelog.broker.connection import Connection
+    from tidelog.broker.connection import ServerConnection
     from tidelog.runtime.interfaces import Tasks
 
 REQUESTS_PER_TURN = 64
@@ -24,7 +24,7 @@ class Pipelining:
 
     def __init__(self, tasks: "Tasks") -> None:
         self._tasks = tasks
-        self._behind: deque[Connection] = deque()
+        self._behind: deque[ServerConnection] = deque()
         self._left = ALL_PER_TURN
         """How many more may be handled until it is renewed: in the loop's next turn, once half of it is used."""
         self._called = False
@@ -38,7 +38,7 @@ class Pipelining:
             self._call()
         self._divide()
 
-    def add(self, connection: "Connection") -> None:
+    def add(self, connection: "ServerConnection") -> None:
         """Let it go on in a later turn."""
         self._behind.append(connection)
         self._call()

@@ -12,7 +12,7 @@ from tidelog.model.steps import Steps
 from tidelog.runtime.turns import Work
 
 if TYPE_CHECKING:
-    from tidelog.broker.connection import Connection
+    from tidelog.broker.connection import ServerConnection
 
 _SETTLED = (Encoded, CloseConnection)
 """Answers that do not say any more how long the client waits."""
@@ -35,7 +35,7 @@ class Slot:
         "work",
     )
 
-    def __init__(self, connection: "Connection", found: Route, context: RequestContext) -> None:
+    def __init__(self, connection: "ServerConnection", found: Route, context: RequestContext) -> None:
         self.connection = connection
         self.route = found
         self.context = context

@@ -11,7 +11,15 @@ import typer
 
 from tidelog.cli import measure, offline
 from tidelog.cli.cluster import describe, offsets
-from tidelog.cli.connection import LOCALHOST, PARTITIONS_MAX, AsJson, Bootstrap, ClientSettings, Connection, connect
+from tidelog.cli.connection import (
+    LOCALHOST,
+    PARTITIONS_MAX,
+    AsJson,
+    Bootstrap,
+    ClientSettings,
+    ConnectionOptions,
+    connect,
+)
 from tidelog.cli.errors import CommandError, UsageError
 from tidelog.cli.produce import ACKS, CODECS
 from tidelog.cli.tables import Column, Table, console, count, counted, print_json, print_table, size
@@ -153,7 +161,7 @@ def producer_settings(acks: str, compression: str) -> dict[str, Any]:
 
 
 @contextmanager
-def topic_or_temporary(connection: Connection, topic: str | None, partitions: int) -> Iterator[str]:
+def topic_or_temporary(connection: ConnectionOptions, topic: str | None, partitions: int) -> Iterator[str]:
     """The topic that was named, which has to be there, or one for this measurement."""
     if topic is not None:
         gone = offline.offline_of(describe(connection.admin(), [topic]))
@@ -163,7 +171,7 @@ def topic_or_temporary(connection: Connection, topic: str | None, partitions: in
         yield name
 
 
-def records_in(connection: Connection, topic: str) -> int:
+def records_in(connection: ConnectionOptions, topic: str) -> int:
     admin = connection.admin()
     found = sum(known.records for known in offsets(admin, describe(admin, [topic])).values())
     if not found:

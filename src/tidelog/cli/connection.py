@@ -61,7 +61,7 @@ DEFAULT_PORT = 9092
 SECURITY_PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 
 
-class Connection(NamedTuple):
+class ConnectionOptions(NamedTuple):
     """Where the cluster is, and with what client settings it is reached."""
 
     bootstrap: str
@@ -118,11 +118,11 @@ class Outage:
             print("No broker can be reached any more; still trying. Ctrl-C stops.", file=sys.stderr)
 
 
-def connect(bootstrap: str, client: Iterable[str]) -> Connection:
+def connect(bootstrap: str, client: Iterable[str]) -> ConnectionOptions:
     """The connection that the options name. Raises CommandError at once when nobody listens there."""
     settings = key_values(client, "-X", "security.protocol=SSL")
     reach(bootstrap)
-    return Connection(bootstrap, settings)
+    return ConnectionOptions(bootstrap, settings)
 
 
 def reach(bootstrap: str) -> None:

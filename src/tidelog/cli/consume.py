@@ -16,7 +16,7 @@ from tidelog.cli.connection import (
     LOCALHOST,
     Bootstrap,
     ClientSettings,
-    Connection,
+    ConnectionOptions,
     Outage,
     connect,
     kafka_error,
@@ -187,7 +187,7 @@ class Reader:
     """Reads until Ctrl-C, the limit of records, or the ends that were there when it began."""
 
     def __init__(
-        self, connection: Connection, topic: str, sink: Sink, records_max: int | None, until_end: bool
+        self, connection: ConnectionOptions, topic: str, sink: Sink, records_max: int | None, until_end: bool
     ) -> None:
         self.connection = connection
         self.topic = topic

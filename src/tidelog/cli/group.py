@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tidelog.cli.connection import LOCALHOST, AsJson, Bootstrap, ClientSettings, Connection, connect, reach
+from tidelog.cli.connection import LOCALHOST, AsJson, Bootstrap, ClientSettings, ConnectionOptions, connect, reach
 from tidelog.cli.group_offsets import copy_offsets, delete, delete_offsets, reset_offsets
 from tidelog.cli.groups import describe_groups, existing, group_names, reads, state
 from tidelog.cli.lag import NO_LAG, Ages, Lag, Total, all_lags, lag_json, lag_table, total
@@ -189,7 +189,7 @@ class Look:
     """Measures the lag of the chosen groups: those named, or whatever groups there are by then."""
 
     def __init__(
-        self, connection: Connection, groups: Sequence[str], topic: str | None, settings: dict[str, int]
+        self, connection: ConnectionOptions, groups: Sequence[str], topic: str | None, settings: dict[str, int]
     ) -> None:
         self.connection = connection
         self.settings = settings

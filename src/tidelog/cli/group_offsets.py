@@ -15,7 +15,7 @@ from tidelog.cli.connection import (
     AsJson,
     Bootstrap,
     ClientSettings,
-    Connection,
+    ConnectionOptions,
     answer,
     connect,
 )
@@ -407,7 +407,7 @@ def confirm(question: str, yes: bool) -> None:
     typer.confirm(question, abort=True)
 
 
-def remove(connection: Connection, group: str, places: Sequence[Place]) -> list[Place]:
+def remove(connection: ConnectionOptions, group: str, places: Sequence[Place]) -> list[Place]:
     """Delete these offsets; those that members read are returned. librdkafka's Python client has no call for it."""
     from tidelog.client.error_codes import name_of
     from tidelog.model.ids import TopicPartition

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tidelog.cli import cluster
-from tidelog.cli.connection import ANSWER_S, Connection, answer
+from tidelog.cli.connection import ANSWER_S, ConnectionOptions, answer
 from tidelog.cli.own_client import open_client
 from tidelog.cli.tables import Column, Table, cell, is_terminal
 from tidelog.cli.when import span
@@ -91,7 +91,7 @@ class Ages:
     Our own client gives headers of batches; it speaks PLAINTEXT only, and elsewhere no age is known.
     """
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: ConnectionOptions) -> None:
         self._client = open_client(connection.bootstrap) if connection.is_plaintext else None
         self._times: dict[tuple[str, int, int], int | None] = {}
 

@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tidelog.cli import cluster
-from tidelog.cli.connection import ANSWER_S, Connection, answer, kafka_error
+from tidelog.cli.connection import ANSWER_S, ConnectionOptions, answer, kafka_error
 from tidelog.cli.errors import CommandError
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class Latency(NamedTuple):
 
 
 @contextmanager
-def temporary_topic(connection: Connection, partitions: int) -> Iterator[str]:
+def temporary_topic(connection: ConnectionOptions, partitions: int) -> Iterator[str]:
     """A topic for one measurement, deleted afterwards."""
     from confluent_kafka.admin import NewTopic
 
@@ -64,7 +64,7 @@ def temporary_topic(connection: Connection, partitions: int) -> Iterator[str]:
 
 
 def measure_produce(
-    connection: Connection, topic: str, records: int, value: bytes, settings: dict[str, Any], show: Show
+    connection: ConnectionOptions, topic: str, records: int, value: bytes, settings: dict[str, Any], show: Show
 ) -> Throughput:
     """Write `value` so often and wait for every acknowledgement. Raises CommandError when one is refused."""
     producer = connection.producer({"queue.buffering.max.messages": 1_000_000, "linger.ms": 5, **settings})
@@ -102,7 +102,7 @@ def measure_produce(
     return meter.result(written, sorted(latencies))
 
 
-def measure_consume(connection: Connection, topic: str, records: int, show: Show) -> Throughput:
+def measure_consume(connection: ConnectionOptions, topic: str, records: int, show: Show) -> Throughput:
     """Read `records` records of the topic from its beginning, or all that can be read: compaction and transactions
     leave holes. Raises CommandError when there is none, and when nothing comes any more.
     """
@@ -150,7 +150,13 @@ def measure_consume(connection: Connection, topic: str, records: int, show: Show
 
 
 def measure_latency(
-    connection: Connection, topic: str, rate: float, seconds: float, value: bytes, settings: dict[str, Any], show: Show
+    connection: ConnectionOptions,
+    topic: str,
+    rate: float,
+    seconds: float,
+    value: bytes,
+    settings: dict[str, Any],
+    show: Show,
 ) -> Latency:
     """Write at a steady rate and time each record's way to a consumer that is already waiting.
 

@@ -15,7 +15,7 @@ from tidelog.cli.connection import (
     PARTITION_MAX,
     Bootstrap,
     ClientSettings,
-    Connection,
+    ConnectionOptions,
     Outage,
     connect,
     kafka_error,
@@ -24,7 +24,7 @@ from tidelog.cli.connection import (
 from tidelog.cli.errors import CommandError, UsageError
 from tidelog.cli.interrupts import Interrupts, interrupts_noted
 from tidelog.cli.record_json import RecordJsonError, record_from_line
-from tidelog.cli.records import Headers, Record
+from tidelog.cli.records import Headers, OutgoingRecord
 from tidelog.cli.tables import count, counted, size
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ def lines(interrupts: Interrupts) -> Iterator[bytes]:
         yield line.removesuffix(b"\n").removesuffix(b"\r")
 
 
-Parser = Callable[[int, bytes], Record]
+Parser = Callable[[int, bytes], OutgoingRecord]
 
 
 def text_parser(separator: str | None, key: str | None, headers: Headers, null_marker: str | None) -> Parser:
@@ -129,7 +129,7 @@ def text_parser(separator: str | None, key: str | None, headers: Headers, null_m
     null = null_marker.encode() if null_marker is not None else None
     fixed_key = key.encode() if key is not None else None
 
-    def parse(number: int, line: bytes) -> Record:
+    def parse(number: int, line: bytes) -> OutgoingRecord:
         found: bytes | None = fixed_key
         value: bytes | None = line
         if split is not None:
@@ -139,7 +139,7 @@ def text_parser(separator: str | None, key: str | None, headers: Headers, null_m
         if null is not None:
             found = None if found == null else found
             value = None if value == null else value
-        return Record(found, value, headers)
+        return OutgoingRecord(found, value, headers)
 
     if split == b"":
         raise UsageError("--key-separator must not be empty")
@@ -149,7 +149,7 @@ def text_parser(separator: str | None, key: str | None, headers: Headers, null_m
 def json_parser(key: str | None, headers: Headers, keep_partitions: bool) -> Parser:
     fixed_key = key.encode() if key is not None else None
 
-    def parse(number: int, line: bytes) -> Record:
+    def parse(number: int, line: bytes) -> OutgoingRecord:
         try:
             record = record_from_line(line)
         except RecordJsonError as error:
@@ -173,7 +173,7 @@ class Writer:
 
     def __init__(
         self,
-        connection: Connection,
+        connection: ConnectionOptions,
         topic: str,
         partition: int | None,
         settings: dict[str, str],
@@ -227,7 +227,7 @@ class Writer:
             self.online = cycle(online)
             offline.warn(gone, "Records whose key belongs there cannot be written, all others are.")
 
-    def write_all(self, records: Iterable[Record]) -> None:
+    def write_all(self, records: Iterable[OutgoingRecord]) -> None:
         """Write them; print the summary. Raises CommandError when a record was not written, and KeyboardInterrupt."""
         try:
             for record in records:
@@ -258,7 +258,7 @@ class Writer:
             ' --key-separator TEXT splits it off the line, --key TEXT gives one to all, a line of --json has "key"'
         )
 
-    def write(self, record: Record) -> None:
+    def write(self, record: OutgoingRecord) -> None:
         from confluent_kafka import KafkaException
 
         self.read += 1

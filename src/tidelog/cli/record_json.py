@@ -12,7 +12,7 @@ from json import JSONDecodeError
 from typing import Any, NoReturn
 
 from tidelog.cli.connection import PARTITION_MAX
-from tidelog.cli.records import Headers, Record
+from tidelog.cli.records import Headers, OutgoingRecord
 
 FIELDS = (
     *("topic", "partition", "offset", "timestamp", "timestamp_ms"),
@@ -43,7 +43,7 @@ class Written(bytes):
     """A JSON value as it stands in the line."""
 
 
-def record_from_line(line: bytes) -> Record:
+def record_from_line(line: bytes) -> OutgoingRecord:
     """What `to_json` wrote, as a record; `topic` and `offset` are where it came from, and not taken over.
 
     Of `timestamp_ms` and `timestamp` the first counts. Raises JSONDecodeError, and RecordJsonError for other reasons.
@@ -158,7 +158,7 @@ SCAN = DECODER.scan_once  # type: ignore[attr-defined]
 WHOLE = json.JSONDecoder(object_pairs_hook=without_repeats, parse_int=whole_number, parse_constant=refused)
 
 
-def record_from_json(document: object) -> Record:
+def record_from_json(document: object) -> OutgoingRecord:
     """Of what `parsed` returned. Raises RecordJsonError."""
     if not isinstance(document, dict) or not ({"value", "value_base64"} & set(document)):
         raise RecordJsonError('it must be an object with "value"')
@@ -173,7 +173,7 @@ def record_from_json(document: object) -> Record:
         only(header, HEADER_FIELDS, "field of a header")
         utf8(header["key"], "key")
         headers.append((header["key"], data_from_json(header, "value")))
-    return Record(
+    return OutgoingRecord(
         data_from_json(document, "key"),
         data_from_json(document, "value"),
         headers,

@@ -23,7 +23,7 @@ Headers = list[tuple[str, str | bytes | None]]
 RenderRecord = Callable[["Message"], bytes]
 
 
-class Record(NamedTuple):
+class OutgoingRecord(NamedTuple):
     """One record to write."""
 
     key: bytes | None

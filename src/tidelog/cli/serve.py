@@ -28,7 +28,7 @@ SWITCH_INTERVAL_S = 0.0005
 
 
 class RunningBroker(Protocol):
-    """What this module needs of `tidelog.broker.broker.Broker`."""
+    """What this module needs of `tidelog.broker.broker.BrokerServer`."""
 
     @property
     def host(self) -> str: ...
@@ -54,14 +54,14 @@ def serve(options: Options) -> int:
         return fail(str(error))
     except OSError as error:
         return fail(f"{options.config_file}: {error.strerror}")
-    from tidelog.broker.broker import Broker
+    from tidelog.broker.broker import BrokerServer
     from tidelog.runtime.descriptors import raise_descriptor_limit
     from tidelog.runtime.real import real_runtime
 
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     raise_descriptor_limit()  # each connection takes one, and the usual soft limit is 1,024
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
-        return runner.run(run_broker(config, Broker, real_runtime, options.parent_pipe))
+        return runner.run(run_broker(config, BrokerServer, real_runtime, options.parent_pipe))
 
 
 def load_config(options: Options, environment: Mapping[str, str]) -> BrokerConfig:

@@ -38,7 +38,7 @@ class _Awaited(NamedTuple):
     version: int
 
 
-class Connection:
+class ClientConnection:
     """`greet` and `greeted` first, then `request` and `answer` as often as wanted, pipelined or not."""
 
     def __init__(self, client_id: str) -> None:

@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from tidelog.client.cluster import Address
-from tidelog.client.connection import NEWEST, SIZE_BYTES, Connection, VersionRange
+from tidelog.client.connection import NEWEST, SIZE_BYTES, ClientConnection, VersionRange
 from tidelog.client.errors import BrokenProtocol, BrokerUnreachable
 from tidelog.wire.message import Message
 
@@ -25,7 +25,7 @@ class Link:
 
     def __init__(self, address: Address, client_id: str, frame_bytes_max: int, deadline: float) -> None:
         self.address = address
-        self._connection = Connection(client_id)
+        self._connection = ClientConnection(client_id)
         self._frame_bytes_max = frame_bytes_max
         self._sent = 0
         self._received = 0

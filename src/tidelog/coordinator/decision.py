@@ -10,7 +10,7 @@ Reply: TypeAlias = Callable[[Any], None]
 if TYPE_CHECKING:
     from typing import Protocol
 
-    class Record(Protocol):
+    class CoordinatorRecord(Protocol):
         """One record of an internal topic, decoded."""
 
         def encode(self) -> tuple[bytes, bytes | None]:
@@ -30,7 +30,7 @@ class Decision:
     __slots__ = ("batch", "records", "replies", "shows")
 
     def __init__(self) -> None:
-        self.records: list[Record] = []
+        self.records: list[CoordinatorRecord] = []
         """Appended first, as one batch, then replayed."""
         self.batch: bytearray | None = None
         """The batch of the records, where they are so many that it was made in steps before."""

@@ -9,13 +9,13 @@ from tidelog.config.broker_config import BrokerConfig
 from tidelog.config.key import Key, Type
 from tidelog.config.keys import BROKER_KEYS, GROUP_KEYS, TOPIC_KEYS
 from tidelog.config.topic_config import InvalidTopicConfig, check_topic_config, default_text
-from tidelog.metadata.controller import Decision
+from tidelog.metadata.controller import JournalDecision
 from tidelog.metadata.image import MetadataImage
 from tidelog.metadata.records import (
     BrokerConfigChanged,
     ClientMetricsConfigChanged,
     GroupConfigChanged,
-    Record,
+    JournalRecord,
     TopicConfigChanged,
 )
 from tidelog.metadata.setting_checks import check_broker_settings, check_client_metrics, check_group_settings
@@ -65,9 +65,9 @@ class AlterationResult(NamedTuple):
 
 def alter_configs(
     image: MetadataImage, alterations: Sequence[Alteration], config: BrokerConfig, *, validate_only: bool = False
-) -> Steps[Decision[list[AlterationResult]]]:
+) -> Steps[JournalDecision[list[AlterationResult]]]:
     """Each resource is changed as a whole or not at all, and succeeds or fails alone."""
-    records: list[Record] = []
+    records: list[JournalRecord] = []
     results: list[AlterationResult] = []
     counts: dict[tuple[int, str], int] = {}
     for alteration in alterations:
@@ -85,10 +85,10 @@ def alter_configs(
             results.append(AlterationResult(*resource, error.code, error.message))
         else:
             results.append(AlterationResult(*resource))
-    return Decision([] if validate_only else records, results)
+    return JournalDecision([] if validate_only else records, results)
 
 
-def _alter(image: MetadataImage, alteration: Alteration, config: BrokerConfig) -> list[Record]:
+def _alter(image: MetadataImage, alteration: Alteration, config: BrokerConfig) -> list[JournalRecord]:
     settings = [change.setting for change in alteration.changes]
     if len(dict.fromkeys(settings)) != len(settings):
         raise ApiError("the request has a setting more than once", ErrorCode.INVALID_REQUEST)
@@ -103,7 +103,7 @@ def _alter(image: MetadataImage, alteration: Alteration, config: BrokerConfig) -
     raise ApiError(f"resource type {alteration.resource_type} is not known here", ErrorCode.INVALID_REQUEST)
 
 
-def _alter_topic(image: MetadataImage, alteration: Alteration, config: BrokerConfig) -> list[Record]:
+def _alter_topic(image: MetadataImage, alteration: Alteration, config: BrokerConfig) -> list[JournalRecord]:
     name = alteration.resource_name
     if not name:
         raise ApiError("settings of all topics together are the broker's, log.*", ErrorCode.INVALID_REQUEST)
@@ -122,7 +122,7 @@ def _alter_topic(image: MetadataImage, alteration: Alteration, config: BrokerCon
     return [TopicConfigChanged(topic.topic_id, setting, value) for setting, value in _difference(before, after)]
 
 
-def _alter_broker(image: MetadataImage, alteration: Alteration, config: BrokerConfig) -> list[Record]:
+def _alter_broker(image: MetadataImage, alteration: Alteration, config: BrokerConfig) -> list[JournalRecord]:
     broker = broker_name(alteration.resource_name, config.node_id)
     before = image.broker_configs.get(broker, {})
     after = _changed(alteration, before, BROKER_KEYS, lambda key: _static_text(key, config))
@@ -133,7 +133,7 @@ def _alter_broker(image: MetadataImage, alteration: Alteration, config: BrokerCo
     return [BrokerConfigChanged(broker, setting, value) for setting, value in difference]
 
 
-def _alter_group(image: MetadataImage, alteration: Alteration, config: BrokerConfig) -> list[Record]:
+def _alter_group(image: MetadataImage, alteration: Alteration, config: BrokerConfig) -> list[JournalRecord]:
     group = alteration.resource_name
     if not group:
         raise ApiError("settings of all groups together are the broker's, group.*", ErrorCode.INVALID_REQUEST)
@@ -145,7 +145,7 @@ def _alter_group(image: MetadataImage, alteration: Alteration, config: BrokerCon
     return [GroupConfigChanged(group, setting, value) for setting, value in _difference(before, after)]
 
 
-def _alter_client_metrics(image: MetadataImage, alteration: Alteration) -> list[Record]:
+def _alter_client_metrics(image: MetadataImage, alteration: Alteration) -> list[JournalRecord]:
     name = alteration.resource_name
     if not name:
         raise ApiError("the subscription has no name", ErrorCode.INVALID_REQUEST)

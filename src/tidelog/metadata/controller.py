@@ -10,10 +10,10 @@ from tidelog.metadata.image import CLUSTER_METADATA, MetadataImage, TopicImage
 from tidelog.metadata.placement import place
 from tidelog.metadata.records import (
     BrokerRegistered,
+    JournalRecord,
     LeadershipRenewed,
     PartitionsAdded,
     ProducerIdsAllocated,
-    Record,
     TopicCreated,
     TopicDeleted,
     new_partitions,
@@ -38,8 +38,8 @@ def unlimited(count: int) -> bool:
     return True
 
 
-class Decision(NamedTuple, Generic[R]):
-    records: list[Record]
+class JournalDecision(NamedTuple, Generic[R]):
+    records: list[JournalRecord]
     """Appended first, whole or not at all."""
     reply: R
     """Holds once they are."""
@@ -90,7 +90,7 @@ def create_topics(
     *,
     validate_only: bool = False,
     take: TakePartitions = unlimited,
-) -> Steps[Decision[list[TopicResult]]]:
+) -> Steps[JournalDecision[list[TopicResult]]]:
     """Each topic succeeds or fails alone. Results are in the order of the request, names that came twice at the end."""
     unique: dict[str, NewTopic] = {}
     asked = 0
@@ -103,8 +103,8 @@ def create_topics(
     repeated = yield from _repeated(topic.name for topic in topics)
     if asked > PARTITIONS_PER_REQUEST_MAX:
         message = f"one request makes at most {PARTITIONS_PER_REQUEST_MAX} partitions, not {asked}"
-        return Decision([], (yield from _refused(unique, ErrorCode.POLICY_VIOLATION, message)))
-    records: list[Record] = []
+        return JournalDecision([], (yield from _refused(unique, ErrorCode.POLICY_VIOLATION, message)))
+    records: list[JournalRecord] = []
     results: list[TopicResult] = []
     flat = yield from _flat_names(image, unique)
     for topic in unique.values():
@@ -129,7 +129,7 @@ def create_topics(
         )
         records.append(created)
     results += yield from _refused(repeated, ErrorCode.INVALID_REQUEST, MORE_THAN_ONCE)
-    return Decision([] if validate_only else records, results)
+    return JournalDecision([] if validate_only else records, results)
 
 
 def _take(take: TakePartitions, count: int) -> None:
@@ -254,7 +254,7 @@ def _check_brokers(image: MetadataImage, replication_factor: int) -> None:
 
 def delete_topics(
     image: MetadataImage, choices: Sequence[TopicChoice], *, take: TakePartitions = unlimited
-) -> Steps[Decision[list[TopicResult]]]:
+) -> Steps[JournalDecision[list[TopicResult]]]:
     """Each choice succeeds or fails alone; a topic that is chosen more than once is answered once, and stays."""
     repeated = yield from _repeated(c for c in choices if (c.name is None) != (c.topic_id == NO_TOPIC_ID))
     results: list[TopicResult] = []
@@ -272,7 +272,7 @@ def delete_topics(
             results.append(TopicResult(*choice, error.code, error.message))
         else:
             times[topic_id] = times.get(topic_id, 0) + 1
-    records: list[Record] = []
+    records: list[JournalRecord] = []
     for topic_id, count in times.items():
         yield
         topic = image.topics_by_id[topic_id]
@@ -284,7 +284,7 @@ def delete_topics(
         else:
             results.append(TopicResult(name, topic_id))
             records.append(TopicDeleted(topic_id))
-    return Decision(records, results)
+    return JournalDecision(records, results)
 
 
 def _chosen(image: MetadataImage, choice: TopicChoice) -> TopicImage:
@@ -318,7 +318,7 @@ def create_partitions(
     validate_only: bool = False,
     cordoned: bool = False,
     take: TakePartitions = unlimited,
-) -> Steps[Decision[list[TopicResult]]]:
+) -> Steps[JournalDecision[list[TopicResult]]]:
     """Each topic succeeds or fails alone; one that came twice is answered once. Unknown ones are answered first.
 
     `cordoned`: no data directory takes new partitions.
@@ -335,7 +335,7 @@ def create_partitions(
             results.append(TopicResult(request.topic, error=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION))
         else:
             known.append((topic, request))
-    records: list[Record] = []
+    records: list[JournalRecord] = []
     for topic, request in known:
         yield
         try:
@@ -347,7 +347,7 @@ def create_partitions(
             results.append(TopicResult(topic.name, error=error.code, message=error.message or None))
         else:
             results.append(TopicResult(topic.name))
-    return Decision([] if validate_only else records, results)
+    return JournalDecision([] if validate_only else records, results)
 
 
 def _more_partitions(
@@ -379,21 +379,21 @@ def _more_partitions(
 
 def register_broker(
     image: MetadataImage, broker_id: int, incarnation: str, endpoints: Sequence[Endpoint], rack: str | None
-) -> Decision[None]:
+) -> JournalDecision[None]:
     """The journal's position is the broker epoch, as it grows with everything that is appended."""
-    return Decision([BrokerRegistered(broker_id, image.position, incarnation, tuple(endpoints), rack)], None)
+    return JournalDecision([BrokerRegistered(broker_id, image.position, incarnation, tuple(endpoints), rack)], None)
 
 
-def renew_leadership(image: MetadataImage, broker_id: int) -> list[Record]:
+def renew_leadership(image: MetadataImage, broker_id: int) -> list[JournalRecord]:
     """What a restarted broker's partitions need; nothing if it leads none."""
     leads = any(p.leader == broker_id for topic in image.topics.values() for p in topic.partitions)
     return [LeadershipRenewed(broker_id)] if leads else []
 
 
-def allocate_producer_ids(image: MetadataImage, broker_id: int) -> Decision[range]:
+def allocate_producer_ids(image: MetadataImage, broker_id: int) -> JournalDecision[range]:
     first = image.producer_ids_next
     block = range(first, first + PRODUCER_ID_BLOCK)
-    return Decision([ProducerIdsAllocated(broker_id, block.stop)], block)
+    return JournalDecision([ProducerIdsAllocated(broker_id, block.stop)], block)
 
 
 T = TypeVar("T")

@@ -12,12 +12,12 @@ from tidelog.metadata.records import (
     ClusterNamed,
     ControllerElected,
     GroupConfigChanged,
+    JournalRecord,
     LeadershipRenewed,
     PartitionChanged,
     PartitionsAdded,
     PartitionState,
     ProducerIdsAllocated,
-    Record,
     TopicConfigChanged,
     TopicCreated,
     TopicDeleted,
@@ -158,11 +158,11 @@ class ImageBuilder:
         self._client_metrics_configs = image.client_metrics_configs
         self._own_topics: tuple[dict[str, TopicImage], dict[TopicId, TopicImage]] | None = None
 
-    def apply(self, records: Iterable[Record]) -> "ImageBuilder":
+    def apply(self, records: Iterable[JournalRecord]) -> "ImageBuilder":
         """Take one entry's records, which were decided from the image that this builder holds."""
         return at_once(self.apply_in_steps(records))
 
-    def apply_in_steps(self, records: Iterable[Record]) -> "Steps[ImageBuilder]":
+    def apply_in_steps(self, records: Iterable[JournalRecord]) -> "Steps[ImageBuilder]":
         """As `apply`."""
         for record in records:
             _APPLY[type(record)](self, record)
@@ -303,9 +303,9 @@ _APPLY: dict[type[Any], Callable[[ImageBuilder, Any], None]] = {
 }
 
 
-def snapshot(image: MetadataImage) -> list[Record]:
+def snapshot(image: MetadataImage) -> list[JournalRecord]:
     """The records whose replay on an empty image gives `image`, its position aside."""
-    records: list[Record] = [
+    records: list[JournalRecord] = [
         ClusterNamed(image.cluster_id),
         ControllerElected(image.controller_id, image.controller_epoch),
         ProducerIdsAllocated(image.controller_id, image.producer_ids_next),

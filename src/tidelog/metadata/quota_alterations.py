@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from tidelog.metadata.controller import Decision
+from tidelog.metadata.controller import JournalDecision
 from tidelog.metadata.image import MetadataImage
-from tidelog.metadata.records import ClientQuotaChanged, Record
+from tidelog.metadata.records import ClientQuotaChanged, JournalRecord
 from tidelog.model.steps import Steps
 from tidelog.quotas.entities import CLIENT_ID, IP, USER, Entity, check_quota, entity_of
 from tidelog.wire.errors import ApiError, ErrorCode
@@ -36,7 +36,7 @@ class QuotaResult(NamedTuple):
 
 def alter_quotas(
     image: MetadataImage, alterations: Sequence[QuotaAlteration], *, validate_only: bool = False
-) -> Steps[Decision[list[QuotaResult]]]:
+) -> Steps[JournalDecision[list[QuotaResult]]]:
     """Each entity is changed as a whole or not at all, and succeeds or fails alone.
 
     One that comes more than once, or with a key more than once, is answered once and stays as it is.
@@ -45,7 +45,7 @@ def alter_quotas(
     for alteration in alterations:
         by_entity.setdefault(_plain(alteration.entity), []).append(alteration)
         yield
-    records: list[Record] = []
+    records: list[JournalRecord] = []
     results: list[QuotaResult] = []
     added = 0
     for parts, several in by_entity.items():
@@ -62,7 +62,7 @@ def alter_quotas(
             results.append(QuotaResult(parts, error.code, error.message))
         else:
             results.append(QuotaResult(parts))
-    return Decision([] if validate_only else records, results)
+    return JournalDecision([] if validate_only else records, results)
 
 
 def _alter(image: MetadataImage, parts: Parts, changes: Sequence[QuotaChange]) -> tuple[list[ClientQuotaChanged], bool]:

@@ -146,7 +146,7 @@ class ProducerIdsAllocated(NamedTuple):
     """Exclusive."""
 
 
-Record: TypeAlias = (
+JournalRecord: TypeAlias = (
     ClusterNamed
     | ControllerElected
     | BrokerRegistered
@@ -230,12 +230,12 @@ def _states(runs: list[list[Any]]) -> tuple[PartitionState, ...]:
     return tuple(states)
 
 
-def encode(epoch: int, records: Iterable[Record]) -> bytes:
+def encode(epoch: int, records: Iterable[JournalRecord]) -> bytes:
     """One entry, by the controller of `epoch`."""
     return at_once(encode_in_steps(epoch, records))
 
 
-def encode_in_steps(epoch: int, records: Iterable[Record]) -> Steps[bytes]:
+def encode_in_steps(epoch: int, records: Iterable[JournalRecord]) -> Steps[bytes]:
     """As `encode`."""
     parts = []
     for record in records:
@@ -244,7 +244,7 @@ def encode_in_steps(epoch: int, records: Iterable[Record]) -> Steps[bytes]:
     return f'{{"v":{FORMAT_VERSION},"epoch":{epoch},"records":[{",".join(parts)}]}}'.encode()
 
 
-def _encode_record(record: Record) -> dict[str, Any]:
+def _encode_record(record: JournalRecord) -> dict[str, Any]:
     defaults: dict[str, Any] = record._field_defaults
     fields: dict[str, Any] = {"kind": _NAMES[type(record)]}
     for name, value in zip(record._fields, record, strict=True):
@@ -256,7 +256,7 @@ def _encode_record(record: Record) -> dict[str, Any]:
 
 class Entry(NamedTuple):
     epoch: int
-    records: list[Record]
+    records: list[JournalRecord]
 
 
 def decode(data: bytes, position: int) -> Entry:
@@ -271,7 +271,7 @@ def decode(data: bytes, position: int) -> Entry:
         raise JournalError(f"metadata entry {position} is damaged: {error!r}") from None
 
 
-def _decode_record(fields: dict[str, Any], position: int) -> Record:
+def _decode_record(fields: dict[str, Any], position: int) -> JournalRecord:
     kind = _KINDS.get(fields["kind"])
     if kind is None:
         raise JournalError(
@@ -282,7 +282,7 @@ def _decode_record(fields: dict[str, Any], position: int) -> Record:
         if name in fields:
             decoder = _DECODERS.get((kind, name))
             values[name] = fields[name] if decoder is None else decoder(fields[name])
-    record: Record = kind(**values)
+    record: JournalRecord = kind(**values)
     return record
 
 

@@ -11,7 +11,7 @@ from tidelog.config.topic_config import topics_without_effect
 from tidelog.metadata import controller, records
 from tidelog.metadata.alterations import Alteration, AlterationResult, alter_configs
 from tidelog.metadata.controller import (
-    Decision,
+    JournalDecision,
     MorePartitions,
     NewTopic,
     TakePartitions,
@@ -22,7 +22,7 @@ from tidelog.metadata.controller import (
 from tidelog.metadata.image import EMPTY_IMAGE, ImageBuilder, MetadataImage, snapshot
 from tidelog.metadata.internal_topics import internal_topic
 from tidelog.metadata.quota_alterations import QuotaAlteration, QuotaResult, alter_quotas
-from tidelog.metadata.records import ClusterNamed, ControllerElected, JournalError, Record
+from tidelog.metadata.records import ClusterNamed, ControllerElected, JournalError, JournalRecord
 from tidelog.metadata.store import Lease, LeaseLost, PositionTaken, Snapshot, Store, StoreFailed, StoreUnavailable
 from tidelog.model.ids import TopicId, uuid_text
 from tidelog.model.steps import Steps
@@ -42,7 +42,7 @@ ImageListener = Callable[[MetadataImage, MetadataImage], Awaitable[None] | None]
 anything and wait for it: the next change waits for this one."""
 
 
-Decide = Callable[[MetadataImage], Decision[R] | Steps[Decision[R]]]
+Decide = Callable[[MetadataImage], JournalDecision[R] | Steps[JournalDecision[R]]]
 """One change, from the image before it."""
 
 
@@ -86,7 +86,9 @@ class MetadataController:
     # Starting and stopping
 
     async def start(
-        self, cluster_id: str | None = None, first_records: Callable[[], Awaitable[Sequence[Record]]] | None = None
+        self,
+        cluster_id: str | None = None,
+        first_records: Callable[[], Awaitable[Sequence[JournalRecord]]] | None = None,
     ) -> None:
         """Take the controller's lease and replay the journal.
 
@@ -99,7 +101,7 @@ class MetadataController:
             raise LeaseLost("another broker is the controller of this cluster")
         self._lease = lease
         self._image = image = await self._replay()
-        opening: list[Record] = []
+        opening: list[JournalRecord] = []
         if image.position == 0:
             opening.append(ClusterNamed(cluster_id or uuid_text(self._runtime.new_uuid())))
             if first_records is not None:
@@ -183,7 +185,7 @@ class MetadataController:
         A topic that exists by now is a success. Leaves it to the caller whether topics are made on demand.
         """
 
-        def decide(image: MetadataImage) -> Steps[Decision[list[TopicResult]]]:
+        def decide(image: MetadataImage) -> Steps[JournalDecision[list[TopicResult]]]:
             missing: dict[str, NewTopic] = {}
             present: list[TopicResult] = []
             for name in names:
@@ -194,7 +196,7 @@ class MetadataController:
                     missing[name] = internal_topic(name, self._config, len(image.brokers)) or NewTopic(name)
             topics = list(missing.values())
             decision = yield from controller.create_topics(image, topics, self._config, self._new_topic_id, take=take)
-            return Decision(decision.records, present + decision.reply)
+            return JournalDecision(decision.records, present + decision.reply)
 
         return await self._commit(decide)
 
@@ -251,7 +253,7 @@ class MetadataController:
             if self._failed is not None:
                 raise ApiError(f"metadata cannot be changed: {self._failed}", ErrorCode.NOT_CONTROLLER)
             decided = decide(self._image)
-            decision = decided if isinstance(decided, Decision) else await self._turns.run(decided)
+            decision = decided if isinstance(decided, JournalDecision) else await self._turns.run(decided)
             if not decision.records:
                 return decision.reply
             old = self._image
@@ -263,7 +265,7 @@ class MetadataController:
         await published
         return decision.reply
 
-    async def _append(self, new_records: list[Record]) -> None:
+    async def _append(self, new_records: list[JournalRecord]) -> None:
         """Append one entry and take it into the image. Raises what `Store.append` raises."""
         lease, image = self._lease, self._image
         assert lease is not None, "only the controller appends"
@@ -272,7 +274,7 @@ class MetadataController:
         self._bytes_since_snapshot += len(data)
         self._image = (await self._turns.run(ImageBuilder(image).apply_in_steps(new_records))).build()
 
-    async def _append_for_client(self, new_records: list[Record]) -> None:
+    async def _append_for_client(self, new_records: list[JournalRecord]) -> None:
         """Raises ApiError; for good, unless the store says that it is as it was."""
         try:
             await self._append(new_records)

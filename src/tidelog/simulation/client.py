@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import TypeVar, cast
 
-from tidelog.client.connection import NEWEST, SIZE_BYTES, Connection
+from tidelog.client.connection import NEWEST, SIZE_BYTES, ClientConnection
 from tidelog.client.errors import BrokenProtocol
 from tidelog.runtime.interfaces import Runtime, Stream
 from tidelog.wire.batches import Codec
@@ -54,7 +54,7 @@ class SimClient:
         self.closed_by: OSError | None = None
         self.open = False
         self._runtime = runtime
-        self._connection = Connection(client_id)
+        self._connection = ClientConnection(client_id)
         self._stream: Stream
         self._buffer = memoryview(bytearray(BUFFER_BYTES))
         self._received = bytearray()

@@ -5,7 +5,7 @@ import contextlib
 import os
 import threading
 
-from tidelog.broker.broker import Broker
+from tidelog.broker.broker import BrokerServer
 from tidelog.config.broker_config import BrokerConfig
 from tidelog.runtime.failures import IN_PYTHON, explain
 from tidelog.runtime.real import real_runtime
@@ -80,7 +80,7 @@ class BrokerThread:
             self._asked_to_stop.set()
         runtime = real_runtime()
         try:
-            broker = Broker(self._config, runtime)
+            broker = BrokerServer(self._config, runtime)
             await broker.start()
             self.host, self.port = broker.host, broker.port
             self._ready.set()

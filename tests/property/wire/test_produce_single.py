@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from log_harness import NOW_MS, LogOnDisk, make_batch
 from tidelog.api.produce_single import BEGINNING_BYTES_MAX, SINCE_VERSION, Singles
 from tidelog.api.registry import route
-from tidelog.broker.connection import Connection
+from tidelog.broker.connection import ServerConnection
 from tidelog.broker.pipelining import Pipelining
 from tidelog.replication.partition import Partition
 from tidelog.runtime.turns import Turns
@@ -114,7 +114,7 @@ class Broker:
         )
         self.buffer = listener.buffer
         self.streams = [Stream() for _ in range(connections)]
-        self.connections = [Connection(listener, services) for _ in range(connections)]
+        self.connections = [ServerConnection(listener, services) for _ in range(connections)]
         for connection, stream in zip(self.connections, self.streams, strict=True):
             connection.connected(stream)  # type: ignore[arg-type]
 

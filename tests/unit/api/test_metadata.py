@@ -224,6 +224,6 @@ def test_a_partition_that_is_offline(ask: Any) -> None:
 
 
 def _leaderless(topic_id: Any) -> Any:
-    from tidelog.metadata.controller import Decision
+    from tidelog.metadata.controller import JournalDecision
 
-    return Decision([PartitionChanged(topic_id, 0, leader=-1, isr=(2,), replicas=(1, 2))], None)
+    return JournalDecision([PartitionChanged(topic_id, 0, leader=-1, isr=(2,), replicas=(1, 2))], None)

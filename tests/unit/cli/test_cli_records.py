@@ -11,7 +11,7 @@ from tidelog.cli.consume import Where, beginning, visible
 from tidelog.cli.errors import CommandError, UsageError
 from tidelog.cli.produce import json_parser, text_parser
 from tidelog.cli.record_json import RecordJsonError, record_from_line
-from tidelog.cli.records import Record, TemplateError, template, to_json
+from tidelog.cli.records import OutgoingRecord, TemplateError, template, to_json
 
 Headers = list[tuple[str, str | bytes | None]]
 
@@ -102,7 +102,7 @@ def test_json_of_what_is_not_text() -> None:
 def test_json_and_back(key: bytes | None, value: bytes | None, headers: Headers) -> None:
     line = to_json(message(value, key, headers))
     assert b"\n" not in line
-    assert record_from_line(line) == Record(key, value, headers, 1000, 3)
+    assert record_from_line(line) == OutgoingRecord(key, value, headers, 1000, 3)
 
 
 WRITTEN = [
@@ -123,10 +123,10 @@ WRITTEN = [
 @pytest.mark.parametrize("text", WRITTEN, ids=lambda text: text[:20])
 def test_what_is_no_string_is_passed_on_as_it_is_written(text: str) -> None:
     written = text.encode()
-    assert record_from_line(b'{"value":%b}' % written) == Record(None, written, [])
-    assert record_from_line(b' {"key" :\t%b , "value":null} ' % written) == Record(written, None, [])
+    assert record_from_line(b'{"value":%b}' % written) == OutgoingRecord(None, written, [])
+    assert record_from_line(b' {"key" :\t%b , "value":null} ' % written) == OutgoingRecord(written, None, [])
     line = b'{"headers": [ {"key":"h", "value": %b} , {"value":null,"key":"n"} ], "value":"v"}' % written
-    assert record_from_line(line) == Record(None, b"v", [("h", written), ("n", None)])
+    assert record_from_line(line) == OutgoingRecord(None, b"v", [("h", written), ("n", None)])
 
 
 @given(
@@ -141,13 +141,13 @@ def test_any_json_value_as_it_is_written(value: object, separators: tuple[str, s
     written = json.dumps(value, separators=separators, ensure_ascii=escaped)
     expected = value if value is None or isinstance(value, str) else written
     line = f'{{"partition": 2,"value": {written},"headers":[]}}'.encode()
-    assert record_from_line(line) == Record(None, None if expected is None else expected.encode(), [], None, 2)
+    assert record_from_line(line) == OutgoingRecord(None, None if expected is None else expected.encode(), [], None, 2)
 
 
 def test_json_by_hand() -> None:
     assert record_from_line(b'\xef\xbb\xbf{"value":"of Windows"}').value == b"of Windows"
-    assert record_from_line(b'{"value":"v","headers":[]}') == Record(None, b"v", [])
-    assert record_from_line(b'{"value":"v","headers":null,"partition":null}') == Record(None, b"v", [])
+    assert record_from_line(b'{"value":"v","headers":[]}') == OutgoingRecord(None, b"v", [])
+    assert record_from_line(b'{"value":"v","headers":null,"partition":null}') == OutgoingRecord(None, b"v", [])
 
 
 @pytest.mark.parametrize(
@@ -234,14 +234,14 @@ def test_a_timestamp_by_hand_is_in_either_form() -> None:
 
 
 def test_a_line_is_a_value() -> None:
-    assert text_parser(None, None, [], None)(1, b"a:b") == Record(None, b"a:b", [])
-    assert text_parser(None, "k", [("h", "1")], None)(1, b"") == Record(b"k", b"", [("h", "1")])
+    assert text_parser(None, None, [], None)(1, b"a:b") == OutgoingRecord(None, b"a:b", [])
+    assert text_parser(None, "k", [("h", "1")], None)(1, b"") == OutgoingRecord(b"k", b"", [("h", "1")])
 
 
 def test_a_separator_splits_key_and_value_once() -> None:
     parse = text_parser("::", None, [], None)
-    assert parse(1, b"k::v::w") == Record(b"k", b"v::w", [])
-    assert parse(2, b"::v") == Record(b"", b"v", [])
+    assert parse(1, b"k::v::w") == OutgoingRecord(b"k", b"v::w", [])
+    assert parse(2, b"::v") == OutgoingRecord(b"", b"v", [])
     with pytest.raises(CommandError, match=r"line 3 has no separator '::' between key and value"):
         parse(3, b"k:v")
     with pytest.raises(UsageError, match="--key-separator must not be empty"):
@@ -250,13 +250,13 @@ def test_a_separator_splits_key_and_value_once() -> None:
 
 def test_a_marker_stands_for_null() -> None:
     parse = text_parser(":", None, [], "NULL")
-    assert parse(1, b"k:NULL") == Record(b"k", None, [])
-    assert parse(2, b"NULL:NULL!") == Record(None, b"NULL!", [])
+    assert parse(1, b"k:NULL") == OutgoingRecord(b"k", None, [])
+    assert parse(2, b"NULL:NULL!") == OutgoingRecord(None, b"NULL!", [])
 
 
 def test_json_lines() -> None:
     parse = json_parser(None, [("added", "1")], False)
-    assert parse(1, b'{"key":"k","value":"v","headers":[{"key":"h","value":"x"}]}') == Record(
+    assert parse(1, b'{"key":"k","value":"v","headers":[{"key":"h","value":"x"}]}') == OutgoingRecord(
         b"k", b"v", [("h", b"x"), ("added", "1")]
     )
     assert json_parser("fixed", [], False)(1, b'{"key":"k","value":"v"}').key == b"fixed"

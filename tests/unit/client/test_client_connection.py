@@ -2,7 +2,7 @@
 
 import pytest
 
-from tidelog.client.connection import Connection, VersionRange, response_class
+from tidelog.client.connection import ClientConnection, VersionRange, response_class
 from tidelog.client.errors import ApiNotSupported, BrokenProtocol
 from tidelog.wire.apis import APIS
 from tidelog.wire.errors import ApiError, ErrorCode
@@ -28,8 +28,8 @@ def answered(message: Message, version: int, correlation_id: int) -> bytes:
     return b"".join(bytes(piece) for piece in encode_response(message, version, correlation_id))[4:]  # type: ignore[arg-type]
 
 
-def greeted(ranges: dict[int, tuple[int, int]]) -> Connection:
-    connection = Connection("me")
+def greeted(ranges: dict[int, tuple[int, int]]) -> ClientConnection:
+    connection = ClientConnection("me")
     _, version, correlation_id, _ = sent(connection.greet())
     keys = [ApiVersion(key, first, last) for key, (first, last) in ranges.items()]
     assert connection.greeted(answered(ApiVersionsResponse(api_keys=keys), version, correlation_id)) is None
@@ -37,7 +37,7 @@ def greeted(ranges: dict[int, tuple[int, int]]) -> Connection:
 
 
 def test_the_greeting_says_who_we_are_and_learns_the_versions() -> None:
-    connection = Connection("me")
+    connection = ClientConnection("me")
     key, version, correlation_id, body = sent(connection.greet())
     assert (key, version) == (18, ApiVersionsRequest.max_version)
     request, _ = ApiVersionsRequest.decode(body, 0, version)
@@ -50,7 +50,7 @@ def test_the_greeting_says_who_we_are_and_learns_the_versions() -> None:
 @pytest.mark.parametrize(("offered", "again"), [([ApiVersion(18, 0, 2)], 2), ([], 0), ([ApiVersion(18, 0, 9)], 3)])
 def test_a_broker_that_knows_only_older_greetings_is_greeted_again(offered: list[ApiVersion], again: int) -> None:
     """It answers in version 0 with UNSUPPORTED_VERSION (KIP-511)."""
-    connection = Connection("me")
+    connection = ClientConnection("me")
     _, _, correlation_id, _ = sent(connection.greet())
     refusal = ApiVersionsResponse(error_code=ErrorCode.UNSUPPORTED_VERSION, api_keys=offered)
     pieces = connection.greeted(answered(refusal, 0, correlation_id))
@@ -63,7 +63,7 @@ def test_a_broker_that_knows_only_older_greetings_is_greeted_again(offered: list
 
 
 def test_a_greeting_that_is_refused_otherwise_is_an_error() -> None:
-    connection = Connection("me")
+    connection = ClientConnection("me")
     _, version, correlation_id, _ = sent(connection.greet())
     refusal = ApiVersionsResponse(error_code=ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
     with pytest.raises(ApiError, match="refuses to tell its versions") as raised:

@@ -10,9 +10,9 @@ from metadata_harness.builders import image, settings, topic, topic_id
 from tidelog.config.key import TEXT_BYTES_MAX
 from tidelog.metadata import alterations
 from tidelog.metadata.alterations import Alteration, AlterationResult, Change, Operation
-from tidelog.metadata.controller import Decision
+from tidelog.metadata.controller import JournalDecision
 from tidelog.metadata.image import ImageBuilder, MetadataImage
-from tidelog.metadata.records import BrokerConfigChanged, Record, TopicConfigChanged
+from tidelog.metadata.records import BrokerConfigChanged, JournalRecord, TopicConfigChanged
 from tidelog.model.steps import at_once
 
 REPLICAS = "leader.replication.throttled.replicas"
@@ -20,7 +20,7 @@ SET, DELETE, APPEND, SUBTRACT = Operation.SET, Operation.DELETE, Operation.APPEN
 TOPIC, BROKER = 2, 4
 
 
-def alter_configs(*arguments: Any, **options: Any) -> Decision[list[AlterationResult]]:
+def alter_configs(*arguments: Any, **options: Any) -> JournalDecision[list[AlterationResult]]:
     return at_once(alterations.alter_configs(*arguments, **options))
 
 
@@ -85,7 +85,7 @@ def changed(number: int, setting: str, value: str | None) -> TopicConfigChanged:
         (on(BROKER, "1", ("num.io.threads", SET, "4")), [BrokerConfigChanged("1", "num.io.threads", "4")]),
     ],
 )  # fmt: skip
-def test_settings_are_changed(alteration: Alteration, records: list[Record]) -> None:
+def test_settings_are_changed(alteration: Alteration, records: list[JournalRecord]) -> None:
     before = cluster()
     decision = alter_configs(before, [alteration], settings())
     (result,) = decision.reply

@@ -20,10 +20,10 @@ from tidelog.metadata.controller import (
 from tidelog.metadata.image import MetadataImage
 from tidelog.metadata.records import (
     BrokerRegistered,
+    JournalRecord,
     LeadershipRenewed,
     PartitionsAdded,
     ProducerIdsAllocated,
-    Record,
     TopicCreated,
     TopicDeleted,
     new_partition,
@@ -34,15 +34,15 @@ from tidelog.wire.errors import ErrorCode
 TWO_BROKERS = image(brokers=[1, 2])
 
 
-def create_topics(*arguments: Any, **options: Any) -> controller.Decision[list[TopicResult]]:
+def create_topics(*arguments: Any, **options: Any) -> controller.JournalDecision[list[TopicResult]]:
     return at_once(controller.create_topics(*arguments, **options))
 
 
-def delete_topics(*arguments: Any) -> controller.Decision[list[TopicResult]]:
+def delete_topics(*arguments: Any) -> controller.JournalDecision[list[TopicResult]]:
     return at_once(controller.delete_topics(*arguments))
 
 
-def create_partitions(*arguments: Any, **options: Any) -> controller.Decision[list[TopicResult]]:
+def create_partitions(*arguments: Any, **options: Any) -> controller.JournalDecision[list[TopicResult]]:
     return at_once(controller.create_partitions(*arguments, **options))
 
 
@@ -226,7 +226,7 @@ def test_topics_are_deleted_by_name_or_id(
     ],
 )  # fmt: skip
 def test_partitions_are_added(
-    requests: list[MorePartitions], results: list[tuple[str, str]], records: list[Record]
+    requests: list[MorePartitions], results: list[tuple[str, str]], records: list[JournalRecord]
 ) -> None:
     before = image(topic("a", 1, [(1, 2), (2, 1)]), topic("b", 2, [(1,)]), brokers=[1, 2])
     decision = create_partitions(before, requests)

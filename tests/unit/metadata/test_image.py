@@ -18,12 +18,12 @@ from tidelog.metadata.records import (
     BrokerConfigChanged,
     BrokerRegistered,
     ClientQuotaChanged,
+    JournalRecord,
     LeadershipRenewed,
     PartitionChanged,
     PartitionsAdded,
     PartitionState,
     ProducerIdsAllocated,
-    Record,
     TopicConfigChanged,
     TopicDeleted,
     decode,
@@ -47,7 +47,7 @@ def contents(image: MetadataImage) -> object:
     )
 
 
-def after(before: MetadataImage, *records: Record) -> MetadataImage:
+def after(before: MetadataImage, *records: JournalRecord) -> MetadataImage:
     return ImageBuilder(before).apply(records).build()
 
 
@@ -152,9 +152,9 @@ def test_topics_know_their_replication_factor() -> None:
 
 
 @st.composite
-def histories(draw: st.DrawFn) -> list[list[Record]]:
+def histories(draw: st.DrawFn) -> list[list[JournalRecord]]:
     """Entries that follow from each other."""
-    entries: list[list[Record]] = [[broker(1), broker(2)]]
+    entries: list[list[JournalRecord]] = [[broker(1), broker(2)]]
     partitions: dict[int, int] = {}
     for number in range(draw(st.integers(0, 25))):
         kind = draw(st.integers(0, 9))
@@ -166,7 +166,7 @@ def histories(draw: st.DrawFn) -> list[list[Record]]:
             )
             partitions[number] = len(replicas)
             continue
-        change: Record
+        change: JournalRecord
         if kind == 2:
             change = TopicDeleted(topic_id(known))
         elif kind == 3:
@@ -197,7 +197,7 @@ def histories(draw: st.DrawFn) -> list[list[Record]]:
 
 
 @given(histories(), st.data())
-def test_replay_gives_the_same_image_however_it_is_cut(entries: list[list[Record]], data: st.DataObject) -> None:
+def test_replay_gives_the_same_image_however_it_is_cut(entries: list[list[JournalRecord]], data: st.DataObject) -> None:
     live = EMPTY_IMAGE
     journal: list[bytes] = []
     for entry in entries:

@@ -18,12 +18,12 @@ from tidelog.metadata.records import (
     ControllerElected,
     GroupConfigChanged,
     JournalError,
+    JournalRecord,
     LeadershipRenewed,
     PartitionChanged,
     PartitionsAdded,
     PartitionState,
     ProducerIdsAllocated,
-    Record,
     TopicConfigChanged,
     TopicCreated,
     TopicDeleted,
@@ -35,7 +35,7 @@ from tidelog.model.ids import TopicId
 
 ONE = "AAAAAAAAAAAAAAAAAAAAAQ"
 
-WRITTEN: list[tuple[Record, str]] = [
+WRITTEN: list[tuple[JournalRecord, str]] = [
     (ClusterNamed("c"), '{"kind":"cluster","cluster_id":"c"}'),
     (ControllerElected(1, 7), '{"kind":"controller","broker_id":1,"epoch":7}'),
     (
@@ -92,7 +92,7 @@ WRITTEN: list[tuple[Record, str]] = [
 
 
 @pytest.mark.parametrize(("record", "text"), WRITTEN, ids=lambda value: type(value).__name__)
-def test_each_kind_has_its_form(record: Record, text: str) -> None:
+def test_each_kind_has_its_form(record: JournalRecord, text: str) -> None:
     """A change here is a change of the format on disk: older journals must stay readable."""
     data = encode(3, [record])
     assert data.decode() == f'{{"v":1,"epoch":3,"records":[{text}]}}'
@@ -100,7 +100,7 @@ def test_each_kind_has_its_form(record: Record, text: str) -> None:
 
 
 def test_every_kind_is_tested() -> None:
-    assert {type(record) for record, _ in WRITTEN} == set(Record.__args__)
+    assert {type(record) for record, _ in WRITTEN} == set(JournalRecord.__args__)
 
 
 def test_an_entry_is_one_line_of_many_records() -> None:

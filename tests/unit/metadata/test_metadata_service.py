@@ -9,7 +9,7 @@ from metadata_harness.controlled import Node, run, with_node
 from tidelog.metadata.alterations import Alteration, Change, Operation
 from tidelog.metadata.controller import MorePartitions, NewTopic, TopicChoice
 from tidelog.metadata.image import MetadataImage
-from tidelog.metadata.records import ClusterNamed, JournalError, Record, TopicCreated, encode, new_partition
+from tidelog.metadata.records import ClusterNamed, JournalError, JournalRecord, TopicCreated, encode, new_partition
 from tidelog.metadata.service import SNAPSHOT_BYTES_MIN
 from tidelog.metadata.store import Lease, LeaseLost, PositionTaken, Store, StoreFailed, StoreUnavailable
 from tidelog.model.ids import TopicId, uuid_from_text
@@ -59,7 +59,7 @@ def test_a_cluster_with_a_given_id_and_topics_to_begin_with() -> None:
     async def scenario(host: SimHost) -> None:
         topic = TopicCreated("old", TopicId(bytes(15) + b"\1"), (new_partition((1,), 5),), {"retention.ms": "-1"})
 
-        async def first() -> list[Record]:
+        async def first() -> list[JournalRecord]:
             return [topic]
 
         node = Node(host, {})

@@ -6,7 +6,7 @@ import pytest
 
 from metadata_harness.builders import image, settings, topic, topic_id
 from tidelog.metadata import controller, quota_alterations
-from tidelog.metadata.controller import Decision, MorePartitions, NewTopic, TopicChoice
+from tidelog.metadata.controller import JournalDecision, MorePartitions, NewTopic, TopicChoice
 from tidelog.metadata.image import ImageBuilder, MetadataImage
 from tidelog.metadata.quota_alterations import QuotaAlteration, QuotaChange, QuotaResult
 from tidelog.metadata.records import ClientQuotaChanged
@@ -17,7 +17,7 @@ C = (("client-id", "c"),)
 U = (("user", None),)
 
 
-def alter(before: MetadataImage, *alterations: QuotaAlteration, **options: Any) -> Decision[list[QuotaResult]]:
+def alter(before: MetadataImage, *alterations: QuotaAlteration, **options: Any) -> JournalDecision[list[QuotaResult]]:
     return at_once(quota_alterations.alter_quotas(before, alterations, **options))
 
 

@@ -17,7 +17,7 @@ import pytest
 from confluent_kafka import Consumer, Producer
 from confluent_kafka.admin import AdminClient
 
-from tidelog.broker.broker import Broker as RunningBroker
+from tidelog.broker.broker import BrokerServer
 from tidelog.testing import Broker, BrokerFailedError
 from tidelog.testing.broker import TEST_SETTINGS, setting_text
 
@@ -357,14 +357,14 @@ def test_a_thread_whose_directories_failed_ends_and_is_told(
     leaves_nothing: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As a process: a broker without a directory is of no use, however long it is left running."""
-    made: list[tuple[RunningBroker, asyncio.AbstractEventLoop]] = []
+    made: list[tuple[BrokerServer, asyncio.AbstractEventLoop]] = []
 
-    class Kept(RunningBroker):
+    class Kept(BrokerServer):
         async def start(self) -> None:
             await super().start()
             made.append((self, asyncio.get_running_loop()))
 
-    monkeypatch.setattr("tidelog.testing.thread.Broker", Kept)
+    monkeypatch.setattr("tidelog.testing.thread.BrokerServer", Kept)
     broker = Broker()
     broker.start()
     address = broker.bootstrap

@@ -6,6 +6,7 @@ Nobody leads: every member is told its assignment, which is its target as far as
 
 from tidelog.coordinator.consumer.embedded import embedded_version, read_subscription, reported, write_assignment
 from tidelog.coordinator.consumer.fencing import remove
+from tidelog.coordinator.consumer.group_context import GroupContext
 from tidelog.coordinator.consumer.heartbeats import (
     check_instance,
     check_memory,
@@ -20,7 +21,6 @@ from tidelog.coordinator.consumer.settings import MigrationPolicy
 from tidelog.coordinator.consumer.state import PROTOCOL_TYPE, ConsumerGroup
 from tidelog.coordinator.consumer.step import Step
 from tidelog.coordinator.consumer.timers import Timer
-from tidelog.coordinator.consumer.world import World
 from tidelog.coordinator.decision import Decision, Moment, Reply
 from tidelog.coordinator.group.classic import KNOWN_ID_VERSION, Joining, protocols_of
 from tidelog.coordinator.group.members import Protocols
@@ -41,15 +41,15 @@ from tidelog.wire.messages.sync_group import SyncGroupRequest, SyncGroupResponse
 from tidelog.wire.primitives import MalformedMessage
 
 
-def join(world: World, group: ConsumerGroup, joining: Joining, now: Moment) -> Decision:
+def join(context: GroupContext, group: ConsumerGroup, joining: Joining, now: Moment) -> Decision:
     """Answered at once: the broker needs to wait for nobody. Raises ApiError."""
     request = joining.request
-    if world.consumer.migration is MigrationPolicy.DISABLED:
+    if context.consumer.migration is MigrationPolicy.DISABLED:
         raise InconsistentGroupProtocol("group.consumer.migration.policy keeps classic members out of consumer groups")
-    check_size(world, group, request.member_id)
+    check_size(context, group, request.member_id)
     protocols = protocols_of(request)
     _check_protocols(group, request.protocol_type, protocols)
-    step = Step(world, group, now)
+    step = Step(context, group, now)
     is_new = request.member_id == NO_MEMBER_ID
     member_id = joining.fresh_id if is_new else request.member_id
     if is_new and request.group_instance_id is None and joining.version >= KNOWN_ID_VERSION:
@@ -75,13 +75,13 @@ def _move(
     step: Step, known: Member, told: Member, predecessor: Member | None, subscription: ConsumerProtocolSubscription
 ) -> Member:
     """The member after its join, in this group or in the classic one that the group becomes by it."""
-    world = step.world
+    context = step.context
     group = step.group
     replaced = None if predecessor is None else predecessor.member_id
-    goes_down = predecessor is not None and may_downgrade_by(world, group, predecessor)
+    goes_down = predecessor is not None and may_downgrade_by(context, group, predecessor)
     pattern_changed, _ = take_in_pattern(step, known, told)
     changed = step.take_in(known, told, pattern_is_ready=pattern_changed, pattern_changed=pattern_changed)
-    owned = reported(subscription, world.image_now())
+    owned = reported(subscription, context.image_now())
     if goes_down:
         is_current = group.assignment_epoch >= step.epoch
         after = told
@@ -99,7 +99,7 @@ def _move(
 def _joined(step: Step, member: Member) -> None:
     """It has the rebalance timeout to ask for its assignment."""
     assert member.classic is not None
-    timers = step.world.timers
+    timers = step.context.timers
     group_id = step.group.group_id
     timers.cancel(Timer.JOIN, group_id, member.member_id)
     timers.set(Timer.SESSION, group_id, member.member_id, member.classic.session_timeout_ms, step.now)
@@ -155,19 +155,19 @@ def _told(known: Member, joining: Joining, subscription: ConsumerProtocolSubscri
 # After the join
 
 
-def sync(world: World, group: ConsumerGroup, request: SyncGroupRequest, reply: Reply, now: Moment) -> Decision:
+def sync(context: GroupContext, group: ConsumerGroup, request: SyncGroupRequest, reply: Reply, now: Moment) -> Decision:
     """Answered with the member's own assignment; those that the request may bring are nobody's business here."""
-    step = Step(world, group, now)
+    step = Step(context, group, now)
     try:
-        member = _check_sync(world, group, request, now)
+        member = _check_sync(context, group, request, now)
         assert member.classic is not None
         version = embedded_version(member.classic.protocols[0][1])
-        assignment = write_assignment(without_epochs(member.owned), version, world.image_now())
+        assignment = write_assignment(without_epochs(member.owned), version, context.image_now())
     except ApiError as error:
         step.out.reply(reply, SyncGroupResponse(error_code=error.code))
         return step.finish()
-    world.timers.cancel(Timer.SYNC, group.group_id, member.member_id)
-    _renew_session(world, group, member, now)
+    context.timers.cancel(Timer.SYNC, group.group_id, member.member_id)
+    _renew_session(context, group, member, now)
     answer = SyncGroupResponse(
         protocol_type=request.protocol_type, protocol_name=request.protocol_name, assignment=assignment
     )
@@ -175,7 +175,7 @@ def sync(world: World, group: ConsumerGroup, request: SyncGroupRequest, reply: R
     return step.finish()
 
 
-def _check_sync(world: World, group: ConsumerGroup, request: SyncGroupRequest, now: Moment) -> Member:
+def _check_sync(context: GroupContext, group: ConsumerGroup, request: SyncGroupRequest, now: Moment) -> Member:
     member = _classic_member(group, request.member_id, request.group_instance_id)
     assert member.classic is not None
     if request.generation_id != member.epoch:
@@ -185,30 +185,32 @@ def _check_sync(world: World, group: ConsumerGroup, request: SyncGroupRequest, n
     if request.protocol_name not in (None, member.classic.protocols[0][0]):
         raise InconsistentGroupProtocol
     if group.assignment_epoch > member.epoch and member.state is not MemberState.UNREVOKED:
-        _expect_join(world, group, member, now)
+        _expect_join(context, group, member, now)
         raise RebalanceInProgress
     return member
 
 
-def heartbeat(world: World, group: ConsumerGroup, request: HeartbeatRequest, now: Moment) -> ErrorCode:
+def heartbeat(context: GroupContext, group: ConsumerGroup, request: HeartbeatRequest, now: Moment) -> ErrorCode:
     """NONE, or REBALANCE_IN_PROGRESS when the member has to join again to go on. Raises ApiError."""
     member = _classic_member(group, request.member_id, request.group_instance_id)
     if request.generation_id != member.epoch:
         raise IllegalGeneration
-    _renew_session(world, group, member, now)
+    _renew_session(context, group, member, now)
     if (
         member.epoch < group.assignment_epoch
         or member.state is MemberState.UNREVOKED
         or (member.state is MemberState.UNRELEASED and not _waits_for_others(group, member))
     ):
-        _expect_join(world, group, member, now)
+        _expect_join(context, group, member, now)
         return ErrorCode.REBALANCE_IN_PROGRESS
     return ErrorCode.NONE
 
 
-def leave(world: World, group: ConsumerGroup, request: LeaveGroupRequest, reply: Reply, now: Moment) -> Decision:
+def leave(
+    context: GroupContext, group: ConsumerGroup, request: LeaveGroupRequest, reply: Reply, now: Moment
+) -> Decision:
     """Members of either protocol may be named, by member id or (with an empty one) by group instance id."""
-    step = Step(world, group, now)
+    step = Step(context, group, now)
     gone: dict[str, None] = {}
     told = []
     for identity in request.members:
@@ -248,14 +250,14 @@ def _classic_member(group: ConsumerGroup, member_id: str, instance_id: str | Non
     return member
 
 
-def _renew_session(world: World, group: ConsumerGroup, member: Member, now: Moment) -> None:
+def _renew_session(context: GroupContext, group: ConsumerGroup, member: Member, now: Moment) -> None:
     assert member.classic is not None
-    world.timers.set(Timer.SESSION, group.group_id, member.member_id, member.classic.session_timeout_ms, now)
+    context.timers.set(Timer.SESSION, group.group_id, member.member_id, member.classic.session_timeout_ms, now)
 
 
-def _expect_join(world: World, group: ConsumerGroup, member: Member, now: Moment) -> None:
-    if not world.timers.is_set(Timer.JOIN, group.group_id, member.member_id):
-        world.timers.set(Timer.JOIN, group.group_id, member.member_id, member.rebalance_timeout_ms, now)
+def _expect_join(context: GroupContext, group: ConsumerGroup, member: Member, now: Moment) -> None:
+    if not context.timers.is_set(Timer.JOIN, group.group_id, member.member_id):
+        context.timers.set(Timer.JOIN, group.group_id, member.member_id, member.rebalance_timeout_ms, now)
 
 
 def _waits_for_others(group: ConsumerGroup, member: Member) -> bool:

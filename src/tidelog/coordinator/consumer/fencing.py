@@ -2,13 +2,13 @@
 
 import logging
 
+from tidelog.coordinator.consumer.group_context import GroupContext
 from tidelog.coordinator.consumer.member import STATIC_LEAVING_EPOCH, Member, end_records
 from tidelog.coordinator.consumer.migration import downgrade, may_downgrade
 from tidelog.coordinator.consumer.state import ConsumerGroup
 from tidelog.coordinator.consumer.step import Step
 from tidelog.coordinator.consumer.timers import Subject, Timer
 from tidelog.coordinator.consumer.topics import metadata_hash
-from tidelog.coordinator.consumer.world import World
 from tidelog.coordinator.decision import Decision, Moment
 
 logger = logging.getLogger("tidelog.coordinator")
@@ -17,23 +17,23 @@ logger = logging.getLogger("tidelog.coordinator")
 def remove(step: Step, member_ids: list[str]) -> None:
     """Take members out, each once. Their group may be a classic one afterwards."""
     group = step.group
-    world = step.world
+    context = step.context
     if not member_ids:
         return
-    if may_downgrade(world, group, member_ids):
+    if may_downgrade(context, group, member_ids):
         downgrade(step, member_ids, None, None, rebalance=True)
         return
     gone = [group.members[member_id] for member_id in member_ids]
     for member_id in member_ids:
         step.out.records += end_records(group.group_id, member_id)
     names = _names_without(step, group, gone)
-    step.out.records.append(group.epoch_record(group.epoch + 1, metadata_hash(world.image_now(), names)))
-    step.at_end(lambda: _forget(world, group.group_id, member_ids))
+    step.out.records.append(group.epoch_record(group.epoch + 1, metadata_hash(context.image_now(), names)))
+    step.at_end(lambda: _forget(context, group.group_id, member_ids))
 
 
-def _forget(world: World, group_id: str, member_ids: list[str]) -> None:
+def _forget(context: GroupContext, group_id: str, member_ids: list[str]) -> None:
     for member_id in member_ids:
-        world.timers.forget(group_id, member_id)
+        context.timers.forget(group_id, member_id)
 
 
 def _names_without(step: Step, group: ConsumerGroup, gone: list[Member]) -> dict[str, None]:
@@ -63,16 +63,16 @@ def keep_place(step: Step, member: Member) -> None:
     step.out.records.append(away.assignment_record(step.group.group_id))
 
 
-def time_is_up(world: World, subject: Subject, out: Decision, now: Moment) -> None:
+def time_is_up(context: GroupContext, subject: Subject, out: Decision, now: Moment) -> None:
     """One of a member's timers ran out."""
-    group = world.group(subject.group_id)
+    group = context.group(subject.group_id)
     member = None if group is None else group.members.get(subject.member_id)
     if group is None or member is None:
         return
     if subject.timer is Timer.REBALANCE and member.epoch != subject.epoch:
         return  # it has moved on since
     logger.info("member removed group=%s member=%s reason=%s", subject.group_id, subject.member_id, subject.timer.value)
-    step = Step(world, group, now)
+    step = Step(context, group, now)
     remove(step, [subject.member_id])
     decided = step.finish()
     out.records += decided.records

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 from tidelog.coordinator.consumer import classic_members, heartbeats
 from tidelog.coordinator.consumer.describe import describe
 from tidelog.coordinator.consumer.fencing import time_is_up
+from tidelog.coordinator.consumer.group_context import GroupContext
 from tidelog.coordinator.consumer.heartbeats import Beat
 from tidelog.coordinator.consumer.member import Member, MemberState
 from tidelog.coordinator.consumer.patterns import Resolver
 from tidelog.coordinator.consumer.state import ConsumerGroup
 from tidelog.coordinator.consumer.timers import Subject, Timer, Timers
-from tidelog.coordinator.consumer.world import World
 from tidelog.coordinator.deadlines import Deadlines
 from tidelog.coordinator.decision import Decision, Moment, Reply
 from tidelog.coordinator.group.classic import ClassicGroup, Joining
@@ -50,26 +50,26 @@ class ConsumerGroups:
         deadlines: Deadlines,
         image_now: "Callable[[], MetadataImage]",
     ) -> None:
-        self.resolver = Resolver(lambda: self.world)
+        self.resolver = Resolver(lambda: self.context)
         timers = Timers(deadlines, self._time_is_up)
-        self.world = World(settings, durable, classics, deadlines, image_now, timers, self.resolver.wake)
+        self.context = GroupContext(settings, durable, classics, deadlines, image_now, timers, self.resolver.wake)
 
     def find(self, group_id: str) -> ConsumerGroup | None:
-        return self.world.group(group_id)
+        return self.context.group(group_id)
 
     # The life of the coordinator
 
     def loaded(self, now: Moment) -> None:
         """Every member gets a new session; what was asked to give up partitions has its whole time for that again."""
-        for group_id, durable in self.world.durable.by_id.items():
+        for group_id, durable in self.context.durable.by_id.items():
             group = durable.consumer
             if group is None:
                 continue
-            session_ms = self.world.session_timeout_ms(group_id)
+            session_ms = self.context.session_timeout_ms(group_id)
             for member in group.members.values():
-                self.world.timers.set(Timer.SESSION, group_id, member.member_id, session_ms, now)
+                self.context.timers.set(Timer.SESSION, group_id, member.member_id, session_ms, now)
                 if member.state is MemberState.UNREVOKED and member.classic is None:
-                    self.world.timers.set(
+                    self.context.timers.set(
                         Timer.REBALANCE, group_id, member.member_id, member.rebalance_timeout_ms, now, member.epoch
                     )
             if group.patterns:
@@ -77,55 +77,55 @@ class ConsumerGroups:
 
     def topics_changed(self, changed: dict[str, None], now: Moment) -> None:
         """Topics are new, gone, made anew or grown: the next heartbeat assigns a group that reads them anew."""
-        for group_id, durable in self.world.durable.by_id.items():
+        for group_id, durable in self.context.durable.by_id.items():
             group = durable.consumer
             if group is None:
                 continue
             self.resolver.topics_changed(group, changed, now.monotonic_ms)
-            if group_id in self.world.checked and not group.subscribed().keys().isdisjoint(changed):
-                del self.world.checked[group_id]
+            if group_id in self.context.checked and not group.subscribed().keys().isdisjoint(changed):
+                del self.context.checked[group_id]
 
     def _time_is_up(self, subject: Subject, out: Decision, now: Moment) -> None:
-        time_is_up(self.world, subject, out, now)
+        time_is_up(self.context, subject, out, now)
 
     # Requests
 
     def heartbeat(self, beat: Beat, now: Moment) -> Decision:
         """Answered with a ConsumerGroupHeartbeatResponse. Raises ApiError."""
-        return heartbeats.heartbeat(self.world, beat, now)
+        return heartbeats.heartbeat(self.context, beat, now)
 
     def join(self, group: ConsumerGroup, joining: Joining, now: Moment) -> Decision:
         try:
-            return classic_members.join(self.world, group, joining, now)
+            return classic_members.join(self.context, group, joining, now)
         except ApiError as error:
             out = Decision()
             refuse_join(joining.reply, joining.request.member_id, error.code, out)
             return out
 
     def sync(self, group: ConsumerGroup, request: "SyncGroupRequest", reply: Reply, now: Moment) -> Decision:
-        return classic_members.sync(self.world, group, request, reply, now)
+        return classic_members.sync(self.context, group, request, reply, now)
 
     def classic_heartbeat(self, group: ConsumerGroup, request: "HeartbeatRequest", now: Moment) -> ErrorCode:
         try:
-            return classic_members.heartbeat(self.world, group, request, now)
+            return classic_members.heartbeat(self.context, group, request, now)
         except ApiError as error:
             return error.code
 
     def leave(self, group: ConsumerGroup, request: "LeaveGroupRequest", reply: Reply, now: Moment) -> Decision:
-        return classic_members.leave(self.world, group, request, reply, now)
+        return classic_members.leave(self.context, group, request, reply, now)
 
     def forget(self, group_id: str) -> None:
         """The soft part of a group whose records end."""
-        self.world.timers.forget_group(group_id)
-        self.world.checked.pop(group_id, None)
+        self.context.timers.forget_group(group_id)
+        self.context.checked.pop(group_id, None)
 
     def describe(self, group_id: str) -> "DescribedGroup":
         """Raises GroupIdNotFound unless it is a group of the consumer protocol."""
         group = self.find(group_id)
         if group is None:
-            known = group_id in self.world.durable.by_id or group_id in self.world.classics
+            known = group_id in self.context.durable.by_id or group_id in self.context.classics
             raise GroupIdNotFound(f"Group {group_id} {'is not a consumer group' if known else 'not found'}.")
-        return describe(group, self.world.consumer.assignors[0], self.world.image_now())
+        return describe(group, self.context.consumer.assignors[0], self.context.image_now())
 
     # Offsets
 
@@ -164,12 +164,12 @@ class ConsumerGroups:
 
     def validate(self) -> None:
         """Assert what must hold between any two steps."""
-        timers = self.world.timers
-        for group_id, durable in self.world.durable.by_id.items():
+        timers = self.context.timers
+        for group_id, durable in self.context.durable.by_id.items():
             group = durable.consumer
             if group is None:
                 continue
-            assert group_id not in self.world.classics
+            assert group_id not in self.context.classics
             group.check()
             assert all(timers.is_set(Timer.SESSION, group_id, member_id) for member_id in group.members)
             assert timers.members(group_id) == [] or all(m in group.members for m in timers.members(group_id))

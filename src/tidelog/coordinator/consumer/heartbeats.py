@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 from tidelog.coordinator.consumer.fencing import keep_place, remove
+from tidelog.coordinator.consumer.group_context import GroupContext
 from tidelog.coordinator.consumer.member import (
     JOINING_EPOCH,
     LEAVING_EPOCH,
@@ -19,7 +20,6 @@ from tidelog.coordinator.consumer.settings import ConsumerSettings
 from tidelog.coordinator.consumer.state import ConsumerGroup, subscription_bytes
 from tidelog.coordinator.consumer.step import Step
 from tidelog.coordinator.consumer.timers import Timer
-from tidelog.coordinator.consumer.world import World
 from tidelog.coordinator.decision import Decision, Moment, Reply
 from tidelog.coordinator.group.settings import METADATA_BYTES_MAX
 from tidelog.wire.errors import (
@@ -82,15 +82,15 @@ def check_request(request: ConsumerGroupHeartbeatRequest, version: int, settings
         )
 
 
-def heartbeat(world: World, beat: Beat, now: Moment) -> Decision:
+def heartbeat(context: GroupContext, beat: Beat, now: Moment) -> Decision:
     """Answered with a ConsumerGroupHeartbeatResponse. Raises ApiError."""
     request = beat.request
     if request.member_epoch in (LEAVING_EPOCH, STATIC_LEAVING_EPOCH):
-        return _leave(world, beat, now)
+        return _leave(context, beat, now)
     joins = request.member_epoch == JOINING_EPOCH
-    step = open_group(world, request.group_id, now, create=joins)
+    step = open_group(context, request.group_id, now, create=joins)
     group = step.group
-    check_size(world, group, request.member_id)
+    check_size(context, group, request.member_id)
     reported = _reported(request)
     known, replaced = _known(step, beat, reported)
     told = _told(known, beat)
@@ -99,12 +99,12 @@ def heartbeat(world: World, beat: Beat, now: Moment) -> Decision:
     changed = step.take_in(known, told, pattern_is_ready=pattern_is_ready, pattern_changed=pattern_changed)
     target_epoch, target = step.target(told, replaced)
     after = step.reconcile(told, replaced, target_epoch, target, reported, subscription_changed=changed)
-    session_ms = world.session_timeout_ms(group.group_id)
-    step.at_end(lambda: world.timers.set(Timer.SESSION, group.group_id, after.member_id, session_ms, now))
+    session_ms = context.session_timeout_ms(group.group_id)
+    step.at_end(lambda: context.timers.set(Timer.SESSION, group.group_id, after.member_id, session_ms, now))
     response = ConsumerGroupHeartbeatResponse(
         member_id=after.member_id,
         member_epoch=after.epoch,
-        heartbeat_interval_ms=world.heartbeat_interval_ms(group.group_id),
+        heartbeat_interval_ms=context.heartbeat_interval_ms(group.group_id),
     )
     if joins or _is_full(request) or not same_partitions(known.owned, after.owned):
         response.assignment = Assignment(
@@ -117,8 +117,8 @@ def heartbeat(world: World, beat: Beat, now: Moment) -> Decision:
 # Who it is
 
 
-def check_size(world: World, group: ConsumerGroup, member_id: str) -> None:
-    most = world.consumer.max_size
+def check_size(context: GroupContext, group: ConsumerGroup, member_id: str) -> None:
+    most = context.consumer.max_size
     if len(group.members) >= most and member_id not in group.members:
         raise GroupMaxSizeReached(f"the group has {most} members already (group.consumer.max.size)")
 
@@ -194,7 +194,7 @@ def replace_static(step: Step, member: Member, member_id: str) -> Member:
     step.out.records.append(fresh.metadata_record(group.group_id))
     step.out.records.append(target_record(group.group_id, member_id, group.targets.get(member.member_id, {})))
     step.out.records.append(fresh.assignment_record(group.group_id))
-    step.at_end(lambda: step.world.timers.forget(group.group_id, member.member_id))
+    step.at_end(lambda: step.context.timers.forget(group.group_id, member.member_id))
     return fresh
 
 
@@ -236,7 +236,7 @@ def take_in_pattern(step: Step, known: Member, told: Member) -> tuple[bool, bool
     if new in group.patterns:
         return True, new in group.resolved
     check_pattern(group, new)
-    step.at_end(lambda: step.world.wake_resolver(group.group_id, step.now.monotonic_ms))
+    step.at_end(lambda: step.context.wake_resolver(group.group_id, step.now.monotonic_ms))
     return True, False
 
 
@@ -265,9 +265,9 @@ def same_partitions(before: Owned, after: Owned) -> bool:
 # Leaving
 
 
-def _leave(world: World, beat: Beat, now: Moment) -> Decision:
+def _leave(context: GroupContext, beat: Beat, now: Moment) -> Decision:
     request = beat.request
-    step = open_group(world, request.group_id, now, create=False)
+    step = open_group(context, request.group_id, now, create=False)
     group = step.group
     if request.instance_id is None:
         member = group.members.get(request.member_id)

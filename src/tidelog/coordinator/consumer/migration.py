@@ -8,12 +8,12 @@ import logging
 from typing import TYPE_CHECKING
 
 from tidelog.coordinator.consumer.embedded import embedded_version, read_assignment, read_subscription, write_assignment
+from tidelog.coordinator.consumer.group_context import GroupContext
 from tidelog.coordinator.consumer.member import NO_TARGET, ClassicPart, Member, Owned, target_record, without_epochs
 from tidelog.coordinator.consumer.state import PROTOCOL_TYPE, ConsumerGroup
 from tidelog.coordinator.consumer.step import Step
 from tidelog.coordinator.consumer.timers import Timer
 from tidelog.coordinator.consumer.topics import metadata_hash
-from tidelog.coordinator.consumer.world import World
 from tidelog.coordinator.decision import Moment
 from tidelog.coordinator.group.classic import ClassicGroup
 from tidelog.coordinator.group.members import Member as ClassicMember
@@ -30,28 +30,28 @@ if TYPE_CHECKING:
 logger = logging.getLogger("tidelog.coordinator")
 
 
-def open_group(world: World, group_id: str, now: Moment, *, create: bool) -> Step:
+def open_group(context: GroupContext, group_id: str, now: Moment, *, create: bool) -> Step:
     """The step that a request to the group begins; the group may be made, or made of a classic one, by it.
 
     Raises GroupIdNotFound when there is no group of this kind and it is not to be made, or cannot be.
     """
-    durable = world.durable.by_id.get(group_id)
+    durable = context.durable.by_id.get(group_id)
     if durable is not None and durable.consumer is not None:
-        return Step(world, durable.consumer, now)
-    classic = world.classics.get(group_id)
+        return Step(context, durable.consumer, now)
+    classic = context.classics.get(group_id)
     if not create:
         kind = "does not exist" if durable is None and classic is None else "is no group of the consumer protocol"
         raise GroupIdNotFound(f"group {group_id!r} {kind}")
-    if durable is None and len(world.durable.by_id) >= GROUPS_MAX:
+    if durable is None and len(context.durable.by_id) >= GROUPS_MAX:
         raise CoordinatorNotAvailable(f"there are {GROUPS_MAX} groups here already")
-    step = Step(world, ConsumerGroup(group_id), now)
+    step = Step(context, ConsumerGroup(group_id), now)
     if classic is not None and classic.state is not GroupState.EMPTY:
         _upgrade(step, classic)
         return step
     if durable is not None and durable.metadata is not None:
         step.out.records.append(GroupRecord(group_id, None))
     if classic is not None:
-        step.at_end(lambda: _forget_classic(world, classic, step))
+        step.at_end(lambda: _forget_classic(context, classic, step))
     return step
 
 
@@ -60,15 +60,15 @@ def open_group(world: World, group_id: str, now: Moment, *, create: bool) -> Ste
 
 def _upgrade(step: Step, classic: ClassicGroup) -> None:
     """`step.group` becomes what the classic group is, every member of it with what it was assigned last."""
-    world = step.world
+    context = step.context
     group_id = classic.group_id
-    if not world.consumer.migration.may_upgrade:
+    if not context.consumer.migration.may_upgrade:
         raise GroupIdNotFound(f"group {group_id!r} is a classic one and group.consumer.migration.policy keeps it so")
     if classic.protocol_type != PROTOCOL_TYPE:
         raise GroupIdNotFound(f"group {group_id!r} is not one of consumers")
-    if len(classic.members) > world.consumer.max_size:
+    if len(classic.members) > context.consumer.max_size:
         raise GroupIdNotFound(f"group {group_id!r} has more members than group.consumer.max.size")
-    image = world.image_now()
+    image = context.image_now()
     try:
         made = _from_classic(classic, image)
     except MalformedMessage as error:
@@ -81,19 +81,19 @@ def _upgrade(step: Step, classic: ClassicGroup) -> None:
 
 
 def _upgraded(step: Step, classic: ClassicGroup, made: ConsumerGroup) -> None:
-    _forget_classic(step.world, classic, step)
+    _forget_classic(step.context, classic, step)
     for member in made.members.values():
         assert member.classic is not None
-        step.world.timers.set(
+        step.context.timers.set(
             Timer.SESSION, made.group_id, member.member_id, member.classic.session_timeout_ms, step.now
         )
     logger.info("group upgraded to the consumer protocol group=%s members=%d", made.group_id, len(made.members))
 
 
-def _forget_classic(world: World, classic: ClassicGroup, step: Step) -> None:
+def _forget_classic(context: GroupContext, classic: ClassicGroup, step: Step) -> None:
     """Whoever waits for the classic group is told to join again, and then finds the other one."""
     classic.dissolve(ErrorCode.REBALANCE_IN_PROGRESS, step.out)
-    world.classics.pop(classic.group_id, None)
+    context.classics.pop(classic.group_id, None)
 
 
 def _from_classic(classic: ClassicGroup, image: "MetadataImage") -> ConsumerGroup:
@@ -139,23 +139,23 @@ def _from_classic(classic: ClassicGroup, image: "MetadataImage") -> ConsumerGrou
 # Down
 
 
-def may_downgrade(world: World, group: ConsumerGroup, without: list[str]) -> bool:
+def may_downgrade(context: GroupContext, group: ConsumerGroup, without: list[str]) -> bool:
     """Whether the group is a classic one when these members are gone."""
     left = len(group.members) - len(without)
     consumers = sum(group.members[member_id].classic is None for member_id in without)
     if not consumers or group.classic_count + consumers != len(group.members) or left < 1:
         return False
-    if not world.consumer.migration.may_downgrade or left > world.settings.group_max_size:
+    if not context.consumer.migration.may_downgrade or left > context.settings.group_max_size:
         logger.info("group is not downgraded to the classic protocol group=%s members=%d", group.group_id, left)
         return False
     return group.classic_count == left
 
 
-def may_downgrade_by(world: World, group: ConsumerGroup, replaced: Member) -> bool:
+def may_downgrade_by(context: GroupContext, group: ConsumerGroup, replaced: Member) -> bool:
     """Whether the group is a classic one when this static member comes back as a member of the classic protocol."""
     if replaced.classic is not None or group.classic_count != len(group.members) - 1:
         return False
-    return world.consumer.migration.may_downgrade and len(group.members) <= world.settings.group_max_size
+    return context.consumer.migration.may_downgrade and len(group.members) <= context.settings.group_max_size
 
 
 def downgrade(step: Step, leaving: list[str], joining: Member | None, replaced: str | None, *, rebalance: bool) -> None:
@@ -179,11 +179,11 @@ def downgrade(step: Step, leaving: list[str], joining: Member | None, replaced: 
 
 
 def _downgraded(step: Step, classic: ClassicGroup, *, rebalance: bool) -> None:
-    world = step.world
+    context = step.context
     group_id = classic.group_id
-    world.timers.forget_group(group_id)
-    world.checked.pop(group_id, None)
-    world.classics[group_id] = classic
+    context.timers.forget_group(group_id)
+    context.checked.pop(group_id, None)
+    context.classics[group_id] = classic
     classic.renew_sessions(step.now)
     if rebalance:
         classic.begin_rebalance(step.out, step.now)
@@ -192,7 +192,7 @@ def _downgraded(step: Step, classic: ClassicGroup, *, rebalance: bool) -> None:
 
 def _to_classic(step: Step, members: list[Member], joining: Member | None, replaced: str | None) -> ClassicGroup:
     group = step.group
-    world = step.world
+    context = step.context
     told = [
         MemberMetadata(
             member_id=member.member_id,
@@ -206,13 +206,13 @@ def _to_classic(step: Step, members: list[Member], joining: Member | None, repla
         if member.classic is not None
     ]
     value = GroupMetadataValue(PROTOCOL_TYPE, group.epoch, None, None, step.now.wall_ms, told)
-    classic = ClassicGroup.from_record(group.group_id, value, world.settings, world.deadlines, step.now)
+    classic = ClassicGroup.from_record(group.group_id, value, context.settings, context.deadlines, step.now)
     for member in members:
         known: ClassicMember = classic.members.by_id[member.member_id]
         assert member.classic is not None
         classic.members.set_protocols(known, list(member.classic.protocols))
     classic.protocol_name = classic.members.select_protocol()
-    image = world.image_now()
+    image = context.image_now()
     for member in members:
         known = classic.members.by_id[member.member_id]
         held = replaced if joining is not None and member.member_id == joining.member_id else None

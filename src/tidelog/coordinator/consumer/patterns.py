@@ -16,7 +16,7 @@ from tidelog.coordinator.decision import Decision, Moment
 from tidelog.wire.errors import ApiError, ErrorCode
 
 if TYPE_CHECKING:
-    from tidelog.coordinator.consumer.world import World
+    from tidelog.coordinator.consumer.group_context import GroupContext
 
 PROGRAM_BYTES_MAX = 1 << 19
 """For the program of one expression and what RE2 caches of its states."""
@@ -89,8 +89,8 @@ class _Search:
 class Resolver:
     """Keeps the expressions of all groups of one coordinator partition resolved. Soft state but for its records."""
 
-    def __init__(self, world: "Callable[[], World]") -> None:
-        self._world = world
+    def __init__(self, context: "Callable[[], GroupContext]") -> None:
+        self._world = context
         self._searches: dict[str, _Search] = {}
         self._stale: dict[str, dict[str, None] | None] = {}
         """Group -> names of topics that have come or gone since its last search began; None for all there are."""
@@ -121,9 +121,9 @@ class Resolver:
         return group_id not in self._searches
 
     def _turn(self, group_id: str, out: Decision, now: Moment) -> None:
-        world = self._world()
+        context = self._world()
         search = self._searches[group_id]
-        group = world.group(group_id)
+        group = context.group(group_id)
         if group is None or not (search.found or self._begin(group, search)):
             del self._searches[group_id]
             self._stale.pop(group_id, None)
@@ -132,7 +132,7 @@ class Resolver:
         if search.place >= len(search.names):
             self._write(group, search, out, now)
             search.restart((), (), adds=False)
-        world.deadlines.set(search.deadline, now.monotonic_ms + TURN_MS)
+        context.deadlines.set(search.deadline, now.monotonic_ms + TURN_MS)
 
     def _begin(self, group: ConsumerGroup, search: _Search) -> bool:
         """Returns whether there is anything to do."""
@@ -165,8 +165,8 @@ class Resolver:
         search.place = end
 
     def _write(self, group: ConsumerGroup, search: _Search, out: Decision, now: Moment) -> None:
-        world = self._world()
-        image = world.image_now()
+        context = self._world()
+        image = context.image_now()
         bump = False
         names = dict.fromkeys(group.topics)
         for pattern in group.patterns:
@@ -182,4 +182,4 @@ class Resolver:
         fresh_hash = metadata_hash(image, names)
         if bump or fresh_hash != group.metadata_hash:
             out.records.append(group.epoch_record(group.epoch + 1, fresh_hash))
-            world.checked[group.group_id] = None
+            context.checked[group.group_id] = None

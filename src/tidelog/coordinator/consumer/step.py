@@ -7,13 +7,13 @@ when nothing can be refused any more.
 from collections.abc import Callable
 
 from tidelog.coordinator.consumer.assignors import ASSIGNORS, AssigningMember
+from tidelog.coordinator.consumer.group_context import GroupContext
 from tidelog.coordinator.consumer.member import NO_TARGET, Member, MemberState, Target, target_record
 from tidelog.coordinator.consumer.reconcile import Reconciliation, Reported
 from tidelog.coordinator.consumer.records import PARTITION_METADATA, ConsumerRecord
 from tidelog.coordinator.consumer.state import ConsumerGroup
 from tidelog.coordinator.consumer.timers import Timer
 from tidelog.coordinator.consumer.topics import metadata_hash, names_read, topic_ids
-from tidelog.coordinator.consumer.world import World
 from tidelog.coordinator.decision import Decision, Moment
 from tidelog.model.ids import TopicId
 
@@ -21,10 +21,10 @@ from tidelog.model.ids import TopicId
 class Step:
     """`group` is as it was before the step, or, if the step makes or converts it, as the records so far say."""
 
-    __slots__ = ("_afterwards", "epoch", "group", "now", "out", "world")
+    __slots__ = ("_afterwards", "context", "epoch", "group", "now", "out")
 
-    def __init__(self, world: World, group: ConsumerGroup, now: Moment) -> None:
-        self.world = world
+    def __init__(self, context: GroupContext, group: ConsumerGroup, now: Moment) -> None:
+        self.context = context
         self.group = group
         self.now = now
         self.out = Decision()
@@ -39,7 +39,7 @@ class Step:
     def finish(self) -> Decision:
         for change in self._afterwards:
             change()
-        self.out.shows = self.world.durable.next_offset(self.group.group_id)
+        self.out.shows = self.context.durable.next_offset(self.group.group_id)
         return self.out
 
     # The member and the group's epoch
@@ -55,19 +55,19 @@ class Step:
             self.out.records.append(told.metadata_record(group.group_id))
             names_changed = told.topics != known.topics
         bump = names_changed or pattern_is_ready
-        if bump or group.group_id not in self.world.checked:
+        if bump or group.group_id not in self.context.checked:
             self._check_topics(self._names_after(known, told), bump=bump)
         return names_changed or pattern_changed
 
     def _check_topics(self, names: dict[str, None], *, bump: bool) -> None:
         group = self.group
-        fresh_hash = metadata_hash(self.world.image_now(), names)
+        fresh_hash = metadata_hash(self.context.image_now(), names)
         if bump or fresh_hash != group.metadata_hash:
             self.epoch = group.epoch + 1
             self.out.records.append(group.epoch_record(self.epoch, fresh_hash))
         if group.has_partition_metadata:
             self.out.records.append(ConsumerRecord(PARTITION_METADATA, group.group_id, "", None))
-        self.at_end(lambda: self.world.checked.setdefault(group.group_id))
+        self.at_end(lambda: self.context.checked.setdefault(group.group_id))
 
     def _names_after(self, known: Member, told: Member) -> dict[str, None]:
         group = self.group
@@ -95,7 +95,7 @@ class Step:
         if group.assignment_epoch >= self.epoch or not self._may_assign():
             return group.assignment_epoch, before
         members = self._assigning(told, replaced)
-        image = self.world.image_now()
+        image = self.context.image_now()
         counts: dict[bytes, int] = {
             topic.topic_id: len(topic.partitions)
             for ids in dict.fromkeys(member.topic_ids for member in members.values())
@@ -110,13 +110,13 @@ class Step:
         return self.epoch, targets[told.member_id]
 
     def _may_assign(self) -> bool:
-        interval_ms = self.world.assignment_interval_ms(self.group.group_id)
+        interval_ms = self.context.assignment_interval_ms(self.group.group_id)
         last_ms = self.group.assignment_time_ms
         return not last_ms or not interval_ms or self.now.wall_ms >= last_ms + interval_ms
 
     def _assigning(self, told: Member, replaced: str | None) -> dict[str, AssigningMember]:
         group = self.group
-        image = self.world.image_now()
+        image = self.context.image_now()
         known: dict[tuple[tuple[str, ...], str], frozenset[bytes]] = {}
         members: dict[str, AssigningMember] = {}
         for member in (*group.members.values(), told):
@@ -135,7 +135,7 @@ class Step:
 
     def _assignor(self, told: Member) -> str:
         group = self.group
-        served = self.world.consumer.assignors
+        served = self.context.consumer.assignors
         votes = dict(group.assignors)
         known = group.members.get(told.member_id)
         if known is not None and known.assignor is not None:
@@ -162,7 +162,7 @@ class Step:
             return told
         group = self.group
         own = (None, told.member_id, replaced)
-        subscribed = topic_ids(self.world.image_now(), names_read(group, told))
+        subscribed = topic_ids(self.context.image_now(), names_read(group, told))
         reconciliation = Reconciliation(
             target_epoch, target, subscribed, lambda topic_id, p: group.owner(topic_id, p) in own, reported
         )
@@ -174,7 +174,7 @@ class Step:
         return after
 
     def _time_rebalance(self, member: Member) -> None:
-        timers = self.world.timers
+        timers = self.context.timers
         group_id = self.group.group_id
         if member.state is MemberState.UNREVOKED:
             timers.set(Timer.REBALANCE, group_id, member.member_id, member.rebalance_timeout_ms, self.now, member.epoch)

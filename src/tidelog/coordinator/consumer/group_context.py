@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tidelog.metadata.image import MetadataImage
 
 
-class World:
+class GroupContext:
     """Nothing here is durable but what `durable` holds."""
 
     __slots__ = ("checked", "classics", "deadlines", "durable", "image_now", "settings", "timers", "wake_resolver")
