@@ -230,7 +230,7 @@ class FetchSessions:
             if self._turns is not None and len(session.items) > LARGE:
                 items = [*session.items.values()]
                 del session  # unless a fetch goes on with it, only the list holds them now
-                self._turns.let_go([items])
+                self._turns.free_in_steps([items])
 
 
 def items_of(request: "FetchRequest", uses_topic_ids: bool) -> list[FetchItem]:

@@ -77,7 +77,7 @@ class WideFetch(Fetch):
         left: list[list[Any]] = [items, [*self._special.values()], [*self._slices.values()]]
         # What they are keys of goes first: who is freed last frees all.
         self._special, self._slices, self._aborted, self._unknown = {}, {}, {}, {}
-        self._services.turns.let_go(left)
+        self._services.turns.free_in_steps(left)
 
     def _read_all(self) -> Steps[FetchResponse | Pending[Any]]:
         watched = self._max_wait_ms > 0

@@ -54,7 +54,7 @@ def served_in_steps(
         del answer  # these steps alone hold it: what they let go is freed
         return (yield from steps)
     finally:
-        services.turns.let_go(parts)
+        services.turns.free_in_steps(parts)
 
 
 def answered_in_steps(
@@ -81,7 +81,7 @@ def answered_in_steps(
         return CloseConnection(not_encoded(found))
     finally:
         del answer
-        turns.let_go(parts)
+        turns.free_in_steps(parts)
 
 
 def not_encoded(found: "Route") -> str:

@@ -105,7 +105,7 @@ class AppendQueue:
         if self.idle:
             try:
                 if wanted is not None:
-                    batch = memoryview(self._turns.at_once(_recompress_small, batch, header, wanted))
+                    batch = memoryview(self._turns.run_inline(_recompress_small, batch, header, wanted))
                     header, wanted = BatchHeader(batch), None
                 return self._partition.append(batch, header)
             except (NotInline, NoTurn):

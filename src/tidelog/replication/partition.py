@@ -67,7 +67,7 @@ class SharedByPartitions:
     def look(self, batch: memoryview, header: "BatchHeader", config: "LogConfig", now_ms: int) -> Examined:
         """As `examine_inline`; raises NotInline as well when that has had its time in this turn of the loop."""
         try:
-            return self.turns.at_once(examine_inline, batch, header, config, now_ms)
+            return self.turns.run_inline(examine_inline, batch, header, config, now_ms)
         except NoTurn:
             raise NotInline from None
 

@@ -1,6 +1,8 @@
-"""Long computations on the loop, a little in each of its turns, so that whoever else has something to do is not held.
+"""Cooperative scheduling of long computations on the event loop.
 
-It all happens on the loop's thread: nothing runs beside a step, what others do comes between two of them.
+A long computation is a generator (`Steps`) that yields after every small piece of work. `Turns` runs such generators
+for a few milliseconds in each iteration ("turn") of the event loop, so that other connections are served in between.
+Everything runs on the loop's thread: no other code runs during a step, only between two steps.
 """
 
 import asyncio
@@ -14,32 +16,38 @@ from tidelog.runtime.interfaces import Clock, Tasks
 R = TypeVar("R")
 
 FIRST_TURN_S = 0.001
-"""Within the call that begins it: most computations are no longer than that, and cost no turn of the loop."""
+"""Time that a computation gets inside the call that begins it. Most end within it and never wait for a loop turn."""
 FIRST_TURNS_S = 0.004
-"""All of these together, between two turns of the loop: hundreds of requests may come in one."""
+"""Bound on the sum of all first turns between two loop turns: one loop turn may bring hundreds of requests."""
 TURN_S = 0.004
+"""Time that all computations together get in one loop turn, after their first turns."""
 STEPS_PER_TURN = 256
-"""However short they are; on a virtual clock, where a turn takes no time, it is this that ends it."""
-AT_ONCE_MAX = 4
+"""Steps that one computation runs in a turn. On the simulation's virtual clock time stands still during a turn, so this
+bound is what ends the turn there."""
 LIGHT_WEIGHT_MAX = 256 << 10
-"""What weighs no more need not wait for what does."""
+"""Computations up to this weight (bytes) never queue behind heavier ones."""
 LIGHT_AT_ONCE_MAX = 64
+"""Light computations that take turns side by side."""
 LIGHT_WEIGHTS_MAX = 4 << 20
-"""The same as `AT_ONCE_MAX` and `WEIGHT_MAX`, of the light ones."""
+"""Sum of the weights of the light computations that take turns side by side, in bytes."""
+HEAVY_AT_ONCE_MAX = 4
+"""Heavy computations that take turns side by side."""
+HEAVY_WEIGHTS_MAX = 16 << 20
+"""Sum of the weights of the heavy computations that take turns side by side, in bytes; it bounds the memory of their
+intermediate results. A single computation may weigh more."""
 FREED_PER_STEP = 512
-"""Elements of lists that are let go."""
+"""Elements that `Turns.free_in_steps` drops from a list in one step."""
 COLLECTION_DEFERRED_S = 10.0
-"""At most, where there is always more to compute; see `Tasks.defer_collection`."""
-WEIGHT_MAX = 16 << 20
-"""Of what has turns at the same time, so that intermediate results do not add up; one alone may weigh more."""
+"""The garbage collector is put off for at most this long while computations follow each other without a pause; see
+`Tasks.defer_collection`."""
 
 
 class NoTurn(Exception):
-    """What might be done at once has to wait for a later turn."""
+    """No time is left for a first turn before the next loop turn: the caller has to queue its work."""
 
 
 class Work(Generic[R]):
-    """One computation, from `Turns.begin` to its end."""
+    """One computation, from `Turns.begin` until it ends, fails or is cancelled."""
 
     __slots__ = ("_done", "_steps", "_turns", "ended", "weight")
 
@@ -53,14 +61,14 @@ class Work(Generic[R]):
         self.ended = False
 
     def cancel(self) -> None:
-        """Do no further step; nobody hears of it."""
+        """Run no further step. The `done` callback is not called."""
         if not self.ended:
             self.ended = True
             self._steps.close()
-            self._turns.cancelled(self)
+            self._turns.discard(self)
 
     def turn(self, monotonic: Callable[[], float], seconds: float) -> None:
-        """Some steps. At the end, what came out of it is told."""
+        """Run steps for `seconds`, at most STEPS_PER_TURN. The last step of all is followed by the call of `done`."""
         until = monotonic() + seconds
         left = STEPS_PER_TURN
         value, failure = None, None
@@ -78,8 +86,8 @@ class Work(Generic[R]):
         self._done(value, failure)
 
 
-class _Class:
-    """Computations of like weight: what waits, in the order in which it was begun, and what has turns."""
+class _WeightClass:
+    """The light or the heavy computations: a queue of those that wait, and the sums over those that take turns."""
 
     __slots__ = ("at_once_max", "running", "waiting", "weight", "weight_max")
 
@@ -90,8 +98,8 @@ class _Class:
         self.running = 0
         self.weight = 0
 
-    def next(self) -> "Work[Any] | None":
-        """What may have turns now."""
+    def admit(self) -> "Work[Any] | None":
+        """Take the oldest waiting computation out of the queue if the bounds allow it to take turns now."""
         if not self.waiting or self.running >= self.at_once_max:
             return None
         if self.running and self.weight + self.waiting[0].weight > self.weight_max:
@@ -107,20 +115,21 @@ class _Class:
 
 
 class Turns:
-    """Runs the long computations of one process, one after another, for some milliseconds in each turn of the loop.
+    """Runs the long computations of one process for a few milliseconds in each turn of the event loop.
 
-    They come in the order in which they were begun, a few side by side, so that a short one does not wait for a long
-    one; the others have had their first turn at the most and hold little.
+    Computations are admitted in the order in which they were begun. A few take turns side by side, so that a short one
+    does not wait for a long one. A computation that still waits has had at most its first turn, so it holds little
+    memory.
     """
 
     def __init__(self, clock: Clock, tasks: Tasks) -> None:
         self._monotonic = clock.monotonic
         self._tasks = tasks
-        self._heavy = _Class(AT_ONCE_MAX, WEIGHT_MAX)
-        self._light = _Class(LIGHT_AT_ONCE_MAX, LIGHT_WEIGHTS_MAX)
+        self._heavy = _WeightClass(HEAVY_AT_ONCE_MAX, HEAVY_WEIGHTS_MAX)
+        self._light = _WeightClass(LIGHT_AT_ONCE_MAX, LIGHT_WEIGHTS_MAX)
         self._running: deque[Work[Any]] = deque()
         self._first_turns_s = FIRST_TURNS_S
-        """What is left of it until the loop's next turn."""
+        """What is left of FIRST_TURNS_S until the next loop turn."""
         self._called = False
         self._deferred_until_s: float | None = None
         self._settled: asyncio.Future[None] | None = None
@@ -128,9 +137,10 @@ class Turns:
     def begin(
         self, steps: Steps[R], done: Callable[[R | None, Exception | None], object], *, weight: int = 0
     ) -> Work[R]:
-        """Compute, then call `done` with the result or the failure: now if it is short, else from a later turn.
+        """Run `steps`, then call `done(result, None)` or `done(None, failure)`.
 
-        `weight` is about the memory that it works on, in bytes of the request.
+        A short computation ends within this call, before it returns; a longer one ends in a later loop turn.
+        `weight` estimates the memory that the computation works on, as the size of the request in bytes.
         """
         work = Work(self, steps, done, weight)
         left_s = self._first_turns_s
@@ -139,7 +149,7 @@ class Turns:
             try:
                 work.turn(self._monotonic, min(FIRST_TURN_S, left_s))
             finally:
-                # `done` may have begun others: this is their time too.
+                # `done` may have begun other computations inside this call; their time counts here as well.
                 self._first_turns_s = left_s - (self._monotonic() - began_s)
         if not work.ended:
             self._class_of(work).waiting.append(work)
@@ -148,9 +158,10 @@ class Turns:
             self._renew_soon()
         return work
 
-    def at_once(self, function: Callable[..., R], *args: object) -> R:
-        """What `function` returns: some ms that cannot be parted. They count as a first turn, and are the last one
-        until the loop's next turn if they take its time. Raises NoTurn if there is none left.
+    def run_inline(self, function: Callable[..., R], *args: object) -> R:
+        """Call `function`, which takes some milliseconds and cannot be split into steps, and return its result.
+
+        Its time counts as a first turn. Raises NoTurn, without calling, if the time for first turns is used up.
         """
         left_s = self._first_turns_s
         if left_s <= 0:
@@ -166,7 +177,7 @@ class Turns:
         if self._first_turns_s < FIRST_TURNS_S / 2:
             self._call()
 
-    def _class_of(self, work: Work[Any]) -> _Class:
+    def _class_of(self, work: Work[Any]) -> _WeightClass:
         return self._light if work.weight <= LIGHT_WEIGHT_MAX else self._heavy
 
     @property
@@ -174,7 +185,7 @@ class Turns:
         return not (self._running or self._light.waiting or self._heavy.waiting)
 
     async def run(self, steps: Steps[R]) -> R:
-        """The result of the computation; with the caller it is cancelled."""
+        """Run `steps` and return their result. When the caller is cancelled, the computation is cancelled too."""
         future = self._tasks.future()
 
         def done(value: R | None, failure: Exception | None) -> None:
@@ -191,19 +202,20 @@ class Turns:
         finally:
             work.cancel()
 
-    def let_go(self, lists: Iterable[list[Any]]) -> None:
-        """Free what is in these lists, unless somebody else holds it, and empty them: a little at a time, since the end
-        of a million objects takes a tenth of a second.
+    def free_in_steps(self, lists: Iterable[list[Any]]) -> None:
+        """Empty these lists a few elements at a time, so that freeing the elements does not hold up the loop.
+
+        Freeing a million objects at once would take about a tenth of a second.
         """
         held = [elements for elements in lists if elements]
         if held:
-            self.begin(_freed(held), _nobody_hears)
+            self.begin(_drop_elements(held), _ignore_outcome)
 
-    async def settled(self, patience_s: float) -> None:
-        """Return when nothing is being computed, at the latest after `patience_s`."""
+    async def settled(self, timeout_s: float) -> None:
+        """Return when no computation is left, or after `timeout_s`, whichever comes first."""
         if not self._idle:
             self._settled = self._tasks.future()
-            deadline = self._tasks.call_later(patience_s, self._settle)
+            deadline = self._tasks.call_later(timeout_s, self._settle)
             await self._settled
             deadline.cancel()
 
@@ -211,8 +223,8 @@ class Turns:
         if self._settled is not None and not self._settled.done():
             self._settled.set_result(None)
 
-    def cancelled(self, work: Work[Any]) -> None:
-        """`work` will take no turn any more."""
+    def discard(self, work: Work[Any]) -> None:
+        """Take the cancelled `work` out of the queue or out of the round of turns."""
         if work in self._running:
             self._running.remove(work)
             self._class_of(work).ended(work)
@@ -220,7 +232,7 @@ class Turns:
             waiting = self._class_of(work).waiting
             if work in waiting:
                 waiting.remove(work)
-        self._collect_when_due()
+        self._resume_collection_when_due()
 
     def _call(self) -> None:
         if not self._called:
@@ -234,16 +246,16 @@ class Turns:
         try:
             self._take_turns()
         finally:
-            self._collect_when_due()
+            self._resume_collection_when_due()
             if not self._idle:
                 self._call()
 
     def _take_turns(self) -> None:
-        """One, and more while those that have theirs come to their end before the time is over."""
+        """Give the next computation a turn; go on with the following ones while each ends before TURN_S is used up."""
         left_s = TURN_S
         until_s = self._monotonic() + left_s
         for _ in range(LIGHT_AT_ONCE_MAX):
-            if not self._running:  # the end of one may have cancelled the others
+            if not self._running:  # the `done` of one computation may have cancelled the others
                 return
             work = self._running[0]
             try:
@@ -260,14 +272,14 @@ class Turns:
 
     def _admit(self) -> None:
         running = self._running
-        for these in (self._light, self._heavy):
-            while (work := these.next()) is not None:
+        for weight_class in (self._light, self._heavy):
+            while (work := weight_class.admit()) is not None:
                 running.append(work)
         if running and self._deferred_until_s is None:
             self._deferred_until_s = self._monotonic() + COLLECTION_DEFERRED_S
             self._tasks.defer_collection(True)
 
-    def _collect_when_due(self) -> None:
+    def _resume_collection_when_due(self) -> None:
         until_s = self._deferred_until_s
         if until_s is not None and (self._idle or self._monotonic() >= until_s):
             self._deferred_until_s = None
@@ -276,7 +288,7 @@ class Turns:
             self._settle()
 
 
-def _freed(held: list[list[Any]]) -> Steps[None]:
+def _drop_elements(held: list[list[Any]]) -> Steps[None]:
     while held:
         elements = held[-1]
         del elements[-FREED_PER_STEP:]
@@ -285,5 +297,5 @@ def _freed(held: list[list[Any]]) -> Steps[None]:
         yield
 
 
-def _nobody_hears(_: None, error: Exception | None) -> None:
+def _ignore_outcome(_: None, error: Exception | None) -> None:
     pass

@@ -12,17 +12,17 @@ from tidelog.model.steps import Steps, at_once
 from tidelog.runtime.interfaces import Clock, Tasks
 from tidelog.runtime.tasks import LoopTasks
 from tidelog.runtime.turns import (
-    AT_ONCE_MAX,
     COLLECTION_DEFERRED_S,
     FIRST_TURN_S,
     FIRST_TURNS_S,
     FREED_PER_STEP,
+    HEAVY_AT_ONCE_MAX,
+    HEAVY_WEIGHTS_MAX,
     LIGHT_AT_ONCE_MAX,
     LIGHT_WEIGHT_MAX,
     LIGHT_WEIGHTS_MAX,
     STEPS_PER_TURN,
     TURN_S,
-    WEIGHT_MAX,
     NoTurn,
     Turns,
 )
@@ -135,28 +135,28 @@ def test_the_end_of_one_may_be_that_of_all_others(world: World) -> None:
 
 
 def test_no_more_than_a_few_at_a_time_in_their_order(world: World) -> None:
-    names = [f"w{i}" for i in range(AT_ONCE_MAX + 1)]
+    names = [f"w{i}" for i in range(HEAVY_AT_ONCE_MAX + 1)]
     for name in names:
         world.begin(name, 30, weight=HEAVY, step_s=2**-11)  # which adds up without rounding
-    for _ in range(2 * AT_ONCE_MAX):
+    for _ in range(2 * HEAVY_AT_ONCE_MAX):
         assert names[-1] not in world.turn()
     world.run()
     assert list(world.outcomes) == names
 
 
 def test_heavy_ones_wait_for_each_other_and_hold_back_what_is_behind(world: World) -> None:
-    world.begin("a", 20, weight=WEIGHT_MAX)
-    world.begin("b", 20, weight=2 * WEIGHT_MAX)  # alone it may
+    world.begin("a", 20, weight=HEAVY_WEIGHTS_MAX)
+    world.begin("b", 20, weight=2 * HEAVY_WEIGHTS_MAX)  # alone it may
     world.begin("c", 20, weight=HEAVY)
     world.run()
     assert list(world.outcomes) == ["a", "b", "c"]
 
 
 def test_light_ones_need_not_wait_for_heavy_ones(world: World) -> None:
-    for name in range(AT_ONCE_MAX):
+    for name in range(HEAVY_AT_ONCE_MAX):
         world.begin(f"heavy{name}", 500, weight=HEAVY)
     world.begin("light", 30, weight=LIGHT_WEIGHT_MAX)
-    for _ in range(4 * (AT_ONCE_MAX + 1)):
+    for _ in range(4 * (HEAVY_AT_ONCE_MAX + 1)):
         world.turn()
     assert list(world.outcomes) == ["light"]
     world.run()
@@ -239,7 +239,7 @@ def test_what_is_cancelled_is_cleaned_up_and_makes_room(world: World, turns: int
 
     works = [
         world.turns.begin(cast(Steps[None], steps()), lambda value, error: ended.append("told"), weight=HEAVY)
-        for _ in range(AT_ONCE_MAX)
+        for _ in range(HEAVY_AT_ONCE_MAX)
     ]
     world.begin("next", 50, weight=HEAVY)
     for _ in range(turns):
@@ -247,7 +247,7 @@ def test_what_is_cancelled_is_cleaned_up_and_makes_room(world: World, turns: int
     for work in works:
         work.cancel()
         work.cancel()
-    assert ended == ["cleaned up"] * AT_ONCE_MAX
+    assert ended == ["cleaned up"] * HEAVY_AT_ONCE_MAX
     world.run()
     assert world.outcomes == {"next": "NEXT"}
 
@@ -277,7 +277,7 @@ class Thing:
 def test_what_is_let_go_ends_a_little_in_each_turn(world: World) -> None:
     kept = [Thing(world)]
     lists = [[Thing(world) for _ in range(40_000)], [], kept * 5000, [Thing(world)]]
-    world.turns.let_go(lists)
+    world.turns.free_in_steps(lists)
     ended = [len(world.did)]
     while world.queue:
         ended.append(len(world.turn()))
@@ -288,7 +288,7 @@ def test_what_is_let_go_ends_a_little_in_each_turn(world: World) -> None:
 
 
 def test_letting_go_of_nothing_costs_no_turn(world: World) -> None:
-    world.turns.let_go([[], []])
+    world.turns.free_in_steps([[], []])
     assert not world.queue
 
 
@@ -362,16 +362,16 @@ def test_what_cannot_be_parted_counts_as_a_first_turn() -> None:
         world.now_s += seconds
         return seconds
 
-    assert world.turns.at_once(work, FIRST_TURNS_S / 4) == FIRST_TURNS_S / 4
+    assert world.turns.run_inline(work, FIRST_TURNS_S / 4) == FIRST_TURNS_S / 4
     assert not world.queue, "there is enough of it left"
-    assert world.turns.at_once(work, FIRST_TURNS_S) == FIRST_TURNS_S
+    assert world.turns.run_inline(work, FIRST_TURNS_S) == FIRST_TURNS_S
     with pytest.raises(NoTurn):
-        world.turns.at_once(work, 0)
+        world.turns.run_inline(work, 0)
     world.begin("a", 1)
     assert world.did == [], "nor is there any for those that can"
     world.queue.popleft()()
     assert world.did == ["a"]
-    assert world.turns.at_once(work, 0) == 0
+    assert world.turns.run_inline(work, 0) == 0
 
 
 def test_what_fails_at_once_has_taken_its_time() -> None:
@@ -382,6 +382,6 @@ def test_what_fails_at_once_has_taken_its_time() -> None:
         raise OSError
 
     with pytest.raises(OSError):
-        world.turns.at_once(work)
+        world.turns.run_inline(work)
     with pytest.raises(NoTurn):
-        world.turns.at_once(work)
+        world.turns.run_inline(work)
