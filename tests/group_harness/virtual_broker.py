@@ -16,7 +16,7 @@ from tidelog.metadata.controller import TopicResult
 from tidelog.metadata.image import CONSUMER_OFFSETS, BrokerRegistration, MetadataImage, TopicImage
 from tidelog.metadata.records import PartitionState
 from tidelog.model.ids import TopicId
-from tidelog.model.steps import at_once
+from tidelog.model.steps import run_all
 from tidelog.runtime.tasks import LoopTasks
 from tidelog.runtime.turns import Turns
 from tidelog.simulation.loop import SimLoop
@@ -234,7 +234,7 @@ class Sent:
             task = self._loop.create_task(returned)
             task.add_done_callback(lambda done: self._settle(done.result()))
         elif isinstance(returned, GeneratorType):
-            self._settle(at_once(returned))
+            self._settle(run_all(returned))
         else:
             self._answer(returned)
 

@@ -13,7 +13,7 @@ from tidelog.config.endpoints import Endpoint
 from tidelog.metadata.image import MetadataImage
 from tidelog.metadata.service import MetadataCache, MetadataController, ProducerIds
 from tidelog.metadata.store import Store
-from tidelog.model.steps import at_once
+from tidelog.model.steps import run_all
 from tidelog.simulation.store import SimStore
 from tidelog.simulation.world import SimHost, World, simulated
 from tidelog.wire.apis import APIS
@@ -77,7 +77,7 @@ class Node:
         peer = Peer("127.0.0.1", 50000, "127.0.0.1", PORT)
         answer = handle(self.services, RequestContext(key, version, 1, "test", peer), request)
         while isinstance(answer, GeneratorType | CoroutineType):
-            answer = at_once(answer) if isinstance(answer, GeneratorType) else await answer
+            answer = run_all(answer) if isinstance(answer, GeneratorType) else await answer
         encoded = answer.encode(version)
         decoded, end = type(answer).decode(encoded, 0, version)
         assert end == len(encoded)

@@ -110,7 +110,7 @@ class Meter:
     @property
     def fetch_most(self) -> int | None:
         """More bytes at once would be over the quota whatever came before: a fetch of them would never be answered."""
-        most = self._quotas.fetch.most(self.user, self.client_id)
+        most = self._quotas.fetch.burst_max(self.user, self.client_id)
         return None if most is None else int(min(most, 2**31 - 1))
 
     def fetched(self, size: int) -> int:

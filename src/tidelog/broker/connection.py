@@ -425,7 +425,7 @@ class ServerConnection:
         quotas = self.services.quotas
         known = self._quota_known
         if known is None or known[0] != quotas.generation or known[1] != client_id:
-            known = self._quota_known = (quotas.generation, client_id, quotas.concern(ANONYMOUS, client_id))
+            known = self._quota_known = (quotas.generation, client_id, quotas.has_quota(ANONYMOUS, client_id))
         return known[2]
 
     def _handle_single(self, found: Route, frame: memoryview, correlation_id: int) -> bool:

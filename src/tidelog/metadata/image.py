@@ -24,7 +24,7 @@ from tidelog.metadata.records import (
     new_partitions,
 )
 from tidelog.model.ids import TopicId
-from tidelog.model.steps import Steps, at_once
+from tidelog.model.steps import Steps, run_all
 from tidelog.quotas.entities import Entity
 
 NO_LEADER: Final = -1
@@ -160,7 +160,7 @@ class ImageBuilder:
 
     def apply(self, records: Iterable[JournalRecord]) -> "ImageBuilder":
         """Take one entry's records, which were decided from the image that this builder holds."""
-        return at_once(self.apply_in_steps(records))
+        return run_all(self.apply_in_steps(records))
 
     def apply_in_steps(self, records: Iterable[JournalRecord]) -> "Steps[ImageBuilder]":
         """As `apply`."""

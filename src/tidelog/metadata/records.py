@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from tidelog.config.endpoints import Endpoint
 from tidelog.model.ids import TopicId, uuid_from_text, uuid_text
-from tidelog.model.steps import Steps, at_once
+from tidelog.model.steps import Steps, run_all
 from tidelog.quotas.entities import Entity
 
 FORMAT_VERSION = 1
@@ -232,7 +232,7 @@ def _states(runs: list[list[Any]]) -> tuple[PartitionState, ...]:
 
 def encode(epoch: int, records: Iterable[JournalRecord]) -> bytes:
     """One entry, by the controller of `epoch`."""
-    return at_once(encode_in_steps(epoch, records))
+    return run_all(encode_in_steps(epoch, records))
 
 
 def encode_in_steps(epoch: int, records: Iterable[JournalRecord]) -> Steps[bytes]:

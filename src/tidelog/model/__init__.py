@@ -1,1 +1,1 @@
-"""Identifiers and exceptions that every layer shares; pure."""
+"""Identifiers and types that all layers share. Pure."""

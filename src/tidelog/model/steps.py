@@ -1,6 +1,6 @@
-"""Computations in steps: generators that yield after every little, so that others can have their turn in between.
+"""Long computations as generators that yield after each step, so that the event loop can do other work in between.
 
-A step is some fifty microseconds of work. The result is what the generator returns. `runtime.turns` runs them.
+A step takes about fifty microseconds. The generator's return value is the result. `runtime.turns` runs the generators.
 """
 
 from collections.abc import Generator
@@ -9,11 +9,11 @@ from typing import TypeAlias, TypeVar
 R = TypeVar("R")
 
 Steps: TypeAlias = Generator[None, None, R]
-"""`yield from` takes the steps of one within another; `at_once` takes all of them."""
+"""A computation in steps. `yield from` runs one inside another; `run_all` runs one to its end."""
 
 
-def at_once(steps: Steps[R]) -> R:
-    """Every step, and the result: for what is known to be short, and for tests."""
+def run_all(steps: Steps[R]) -> R:
+    """Run all steps now and return the result: for computations that are known to be short, and for tests."""
     try:
         while True:
             next(steps)

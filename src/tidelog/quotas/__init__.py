@@ -1,1 +1,4 @@
-"""Client quotas: who has which, and what is over it. Pure: time is passed in, in milliseconds that never go back."""
+"""Client quotas: which client has which quota, and by how much it exceeds it.
+
+Pure: callers pass the time, in monotonic milliseconds.
+"""

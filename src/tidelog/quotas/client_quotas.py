@@ -1,4 +1,4 @@
-"""The broker's quotas of clients: what is recorded of whom, and for how long a client has to wait."""
+"""The broker's client quotas: record what each client used, and compute how long it is throttled."""
 
 from collections.abc import Callable
 from typing import Final, Generic, TypeVar
@@ -21,7 +21,7 @@ ANONYMOUS: Final = "ANONYMOUS"
 
 
 class _Quota(Generic[S]):
-    """One quota: its limits, and what each of those that have one has used, measured by `kind`."""
+    """One quota: the limit of each user and client id, and one sensor for each client that has a limit."""
 
     __slots__ = ("_limits", "_sensors", "_window")
 
@@ -40,7 +40,7 @@ class _Quota(Generic[S]):
 
 
 class RateQuota(_Quota[Rate]):
-    """One quota of a rate: bytes, or percent of a thread."""
+    """A quota on a rate: bytes per second, or percent of one thread's time."""
 
     __slots__ = ("_throttle_max_ms",)
 
@@ -49,7 +49,7 @@ class RateQuota(_Quota[Rate]):
         self._throttle_max_ms = throttle_max_ms
 
     def record(self, user: str, client_id: str, value: float, now_ms: int) -> int:
-        """Count `value`; returns for how many milliseconds the client has to wait, 0 within its quota."""
+        """Record `value` and return the throttle time in milliseconds; 0 while the client is within its quota."""
         limit = self._limits.of(user, client_id)
         if limit is None:
             return 0
@@ -58,8 +58,8 @@ class RateQuota(_Quota[Rate]):
         throttle_ms = sensor.throttle_ms(limit.bound, self._window, now_ms)
         return throttle_ms if self._throttle_max_ms is None else min(throttle_ms, self._throttle_max_ms)
 
-    def most(self, user: str, client_id: str) -> float | None:
-        """What may come at once after a long pause without being over the quota; None without a quota."""
+    def burst_max(self, user: str, client_id: str) -> float | None:
+        """Return the largest value that an idle client may use at once within its quota; None without a quota."""
         limit = self._limits.of(user, client_id)
         if limit is None:
             return None
@@ -67,7 +67,7 @@ class RateQuota(_Quota[Rate]):
 
 
 class MutationQuota(_Quota[TokenBucket]):
-    """`controller_mutation_rate`: partitions made or deleted, in a second (KIP-599)."""
+    """`controller_mutation_rate`: partitions created or deleted per second (KIP-599)."""
 
     __slots__ = ()
 
@@ -75,10 +75,10 @@ class MutationQuota(_Quota[TokenBucket]):
         super().__init__(TokenBucket, window)
 
     def take(self, user: str, client_id: str, count: int, now_ms: int, *, strict: bool) -> tuple[bool, int]:
-        """Take `count` partitions: whether they may be made, and for how long the client has to wait.
+        """Take `count` partitions from the client's tokens. Return (allowed, throttle time in ms).
 
-        Who is not in debt yet may always take some. `strict`: who is gets none; otherwise they are taken, and the
-        client only waits for longer.
+        A client with tokens left may take more than it has, which puts it into debt. A client in debt is refused when
+        `strict`; otherwise its partitions are taken as well and its throttle time grows.
         """
         limit = self._limits.of(user, client_id)
         if limit is None:
@@ -95,22 +95,22 @@ class MutationQuota(_Quota[TokenBucket]):
 
 
 class ClientQuotas:
-    """All that clients have quotas of."""
+    """All client quotas: produced bytes, fetched bytes, request time and partition mutations."""
 
     __slots__ = ("active", "fetch", "generation", "mutations", "produce", "requests")
 
     def __init__(self, window: Window, mutation_window: Window) -> None:
         self.active = False
-        """Whether any client has any: where not, nothing is looked up or recorded."""
+        """Whether any quota is set. While it is False, callers skip look-ups and recording."""
         self.generation = 0
-        """Grows with every change: a key for caches."""
+        """Incremented by every change of the quotas; callers use it to invalidate their caches."""
         self.produce = RateQuota(window)
         self.fetch = RateQuota(window)
         self.requests = RateQuota(window, throttle_max_ms=window.sample_ms)
         self.mutations = MutationQuota(mutation_window)
 
     def set(self, quotas: Quotas) -> None:
-        """From now on these hold. What was recorded stays."""
+        """Replace all quotas. Recorded usage is kept."""
         self.active = False
         self.generation += 1
         for quota, key in (
@@ -123,8 +123,8 @@ class ClientQuotas:
             quota.set(limits)
             self.active = self.active or bool(limits)
 
-    def concern(self, user: str, client_id: str) -> bool:
-        """Whether anything of that client's is counted."""
+    def has_quota(self, user: str, client_id: str) -> bool:
+        """Return whether any quota applies to this client."""
         return any(
             quota.applies(user, client_id) for quota in (self.produce, self.fetch, self.requests, self.mutations)
         )

@@ -1,4 +1,4 @@
-"""How fast connections may come: to the broker, and from one address."""
+"""Limits on the rate of new connections: for the whole broker, and for one IP address (KIP-612)."""
 
 from tidelog.config.addresses import normal_ip
 from tidelog.quotas.entities import CONNECTION_CREATION_RATE, Quotas
@@ -8,7 +8,10 @@ from tidelog.quotas.windows import Rate, Window
 
 
 class ConnectionQuotas:
-    """`max.connection.creation.rate` and the addresses' `connection_creation_rate`. No wait is over one sample."""
+    """`max.connection.creation.rate` and the quotas `connection_creation_rate` of IP addresses.
+
+    No computed wait is longer than one sample of the quota window.
+    """
 
     __slots__ = ("_addresses", "_all", "_limits", "_window")
 
@@ -24,15 +27,21 @@ class ConnectionQuotas:
             self._addresses.clear()
 
     def broker_wait_ms(self, bound: float, now_ms: int) -> int:
-        """Count one connection; for how long no other is to be accepted. `bound`: connections a second."""
+        """Count one connection and return for how many milliseconds the broker accepts no further one.
+
+        `bound` is in connections per second; 0 accepts none.
+        """
         self._all.record(1, self._window, now_ms)
         if not bound:
             return self._window.sample_ms
         return min(self._all.throttle_ms(bound, self._window, now_ms), self._window.sample_ms)
 
     def refused_ms(self, address: str, now_ms: int) -> int:
-        """Count a connection from `address`; where that is one too many it is not counted, and is to be closed after
-        so many milliseconds: a client that is shut out at once comes back at once."""
+        """Count a connection from `address`. Return 0 if it is within the limit.
+
+        Otherwise the connection is not counted, and the caller closes it after the returned number of milliseconds: a
+        client whose connection is closed immediately would reconnect immediately.
+        """
         if not self._limits:
             return 0
         address = normal_ip(address.strip("[]")) or address

@@ -1,4 +1,4 @@
-"""What can have a quota, which quotas there are, and the filters of DescribeClientQuotas (KIP-546)."""
+"""Quota entities, quota keys, and the filters of DescribeClientQuotas (KIP-546)."""
 
 from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
@@ -18,15 +18,16 @@ CONTROLLER_MUTATION_RATE: Final = "controller_mutation_rate"
 CONNECTION_CREATION_RATE: Final = "connection_creation_rate"
 
 Entity = tuple[tuple[str, str | None], ...]
-"""Types and names: client-id, then user; or ip. None is the default: whoever has none of its own."""
+"""Pairs of entity type and name: client-id and user, in this order; or ip alone. The name None is the default entity,
+which applies to every entity of the type without a quota of its own."""
 
 Quotas = Mapping[Entity, Mapping[str, float]]
-"""Each entity's quotas by key."""
+"""For each entity, the value of each of its quotas by key."""
 
 _INT_MAX: Final = 2**31 - 1
 _LONG_MAX: Final = 2**63 - 1
 _WHOLE: Final = 1e-6
-"""How far from a whole number a whole number may be."""
+"""A value within this distance above a whole number counts as whole (as in Kafka)."""
 
 _CLIENT_KEYS: Final[Mapping[str, int | None]] = {
     PRODUCER_BYTE_RATE: _LONG_MAX,
@@ -34,7 +35,7 @@ _CLIENT_KEYS: Final[Mapping[str, int | None]] = {
     REQUEST_PERCENTAGE: None,
     CONTROLLER_MUTATION_RATE: None,
 }
-"""The largest value of those that take whole numbers."""
+"""Keys of users and client ids, with the largest value of keys that take whole numbers only."""
 _IP_KEYS: Final[Mapping[str, int | None]] = {CONNECTION_CREATION_RATE: _INT_MAX}
 
 MATCH_EXACT: Final = 0
@@ -43,7 +44,7 @@ MATCH_ANY: Final = 2
 
 
 def entity_of(parts: Iterable[tuple[str, str | None]]) -> Entity:
-    """Raises ApiError with INVALID_REQUEST for what no quota can be of."""
+    """Build the entity. Raises ApiError (INVALID_REQUEST) for a combination that cannot have quotas."""
     found: dict[str, str | None] = {}
     for kind, name in parts:
         if kind not in (USER, CLIENT_ID, IP):
@@ -54,18 +55,18 @@ def entity_of(parts: Iterable[tuple[str, str | None]]) -> Entity:
             raise _refused(f"the name of a {kind} is at most {STRING_BYTES_MAX} bytes long")
         found[kind] = name
     if not found:
-        raise _refused("a quota is of a user, a client-id, both, or an ip")
+        raise _refused("a quota belongs to a user, a client-id, both, or an ip")
     if IP in found:
         if len(found) > 1:
-            raise _refused("an ip is combined with neither user nor client-id")
+            raise _refused("an ip cannot be combined with a user or a client-id")
         address = found[IP]
         if address is not None and normal_ip(address) is None:
-            raise _refused(f"{address!r} is no IP address; names of hosts are not looked up")
+            raise _refused(f"{address!r} is not an IP address; host names are not resolved")
     return tuple((kind, found[kind]) for kind in (CLIENT_ID, USER, IP) if kind in found)
 
 
 def check_quota(entity: Entity, key: str, value: float) -> None:
-    """Raises ApiError with INVALID_REQUEST unless `entity` can have the quota with that value."""
+    """Raise ApiError (INVALID_REQUEST) unless `entity` can have the quota `key` with this value."""
     keys = _IP_KEYS if entity[0][0] == IP else _CLIENT_KEYS
     if key not in keys:
         raise _refused(f"{entity[0][0]} has no quota {key!r}: it takes {', '.join(keys)}")
@@ -77,7 +78,7 @@ def check_quota(entity: Entity, key: str, value: float) -> None:
 
 
 class Component(NamedTuple):
-    """One part of a filter."""
+    """One component of a filter: an entity type, and which names of it match."""
 
     kind: str
     match_type: int
@@ -85,12 +86,12 @@ class Component(NamedTuple):
 
 
 class Filter:
-    """Which entities are asked for."""
+    """Selects the entities that a DescribeClientQuotas request asks for."""
 
     __slots__ = ("_any", "_exact", "_strict")
 
     def __init__(self, components: Iterable[Component], *, strict: bool) -> None:
-        """`strict`: an entity may have no further parts. Raises ApiError."""
+        """`strict`: an entity with types that the filter does not name does not match. Raises ApiError."""
         self._exact: dict[str, str | None] = {}
         self._any: dict[str, None] = {}
         self._strict = strict
@@ -98,7 +99,7 @@ class Filter:
             self._add(component)
         kinds = [*self._exact, *self._any]
         if IP in kinds and len(kinds) > 1:
-            raise _refused("an ip is combined with neither user nor client-id")
+            raise _refused("an ip cannot be combined with a user or a client-id")
 
     def _add(self, component: Component) -> None:
         kind, match_type, match = component

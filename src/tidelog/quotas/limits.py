@@ -1,4 +1,4 @@
-"""Which of several quotas counts for a client, and who shares it: Kafka's order of precedence."""
+"""Find the quota that applies to a client, by Kafka's order of precedence, and the clients that share it."""
 
 from typing import Final, NamedTuple
 
@@ -9,17 +9,17 @@ _ABSENT: Final = object()
 
 
 class Limit(NamedTuple):
-    """One quota as it counts for one client."""
+    """The quota that applies to one client, and the key of the sensor that counts its use."""
 
     bound: float
     user: str
-    """"": whoever has that client id shares it, whatever the user."""
+    """"" if all users with this client id share the quota."""
     client_id: str
-    """"": all clients of the user share it."""
+    """"" if all clients of the user share the quota."""
 
 
 class Limits:
-    """The quotas of one key, by whom they are of."""
+    """The quotas of one key, by user and client id."""
 
     __slots__ = ("_bounds",)
 
@@ -34,7 +34,10 @@ class Limits:
         return bool(self._bounds)
 
     def of(self, user: str, client_id: str) -> Limit | None:
-        """The most particular one: that of user and client, of the user, of all users, of the client; None without."""
+        """Return the most specific quota of this client, or None if no quota applies.
+
+        The order is: user and client id, user, default user (each with client id first), client id.
+        """
         bounds = self._bounds
         if not bounds:
             return None
@@ -54,7 +57,7 @@ class Limits:
 
 
 class AddressLimits:
-    """The quotas of one key by address."""
+    """The quotas of one key, by IP address."""
 
     __slots__ = ("_bounds", "_default")
 

@@ -1,4 +1,4 @@
-"""What each client was seen to use: a bounded number of sensors, of which the longest unused goes first."""
+"""Sensors that record what each client used. Their number is bounded; the least recently used one is dropped first."""
 
 from collections import OrderedDict
 from collections.abc import Callable
@@ -8,15 +8,16 @@ from typing import Final, Generic, TypeVar
 S = TypeVar("S")
 
 SENSORS_MAX: Final = 10_000
-"""Of one quota; some 15 MB when all are busy. Beyond it the longest unused client is forgotten, and begins anew."""
+"""Sensors of one quota, about 15 MB when all are busy. When there are more clients, the least recently used sensor is
+dropped, and its client starts again with an empty one."""
 IDLE_MS: Final = 3_600_000
-"""As in Kafka: what was not used for an hour is dropped."""
+"""A sensor that was not used for this long is dropped, as in Kafka."""
 _NAME_MAX: Final = 100
 _DIGEST_BYTES: Final = 16
 
 
 class Sensors(Generic[S]):
-    """Sensors by user and client id."""
+    """A least-recently-used cache of sensors by user and client id."""
 
     def __init__(self, make: Callable[[], S], *, sensors_max: int = SENSORS_MAX) -> None:
         self._make = make
@@ -27,28 +28,28 @@ class Sensors(Generic[S]):
         return len(self._sensors)
 
     def of(self, user: str, client_id: str, now_ms: int) -> S:
-        """The sensor of that pair; a new one when it has none, or was forgotten."""
+        """Return the sensor of this user and client id; create one if there is none (any more)."""
         sensors = self._sensors
         key = (_short(user), _short(client_id))
-        found = sensors.get(key)
-        if found is None:
+        entry = sensors.get(key)
+        if entry is None:
             while sensors:
                 oldest = next(iter(sensors))
                 if len(sensors) < self._max and now_ms - sensors[oldest][1][0] < IDLE_MS:
                     break
                 del sensors[oldest]
-            found = sensors[key] = (self._make(), [now_ms])
+            entry = sensors[key] = (self._make(), [now_ms])
         else:
-            found[1][0] = now_ms
+            entry[1][0] = now_ms
             sensors.move_to_end(key)
-        return found[0]
+        return entry[0]
 
     def clear(self) -> None:
         self._sensors.clear()
 
 
 def _short(name: str) -> str:
-    """Names are the clients' choice and may be long: then a digest stands for them."""
+    """Return `name`, or a digest of it if it is long: clients choose their names, and the keys must stay small."""
     if len(name) <= _NAME_MAX:
         return name
     return "#" + blake2b(name.encode(), digest_size=_DIGEST_BYTES).hexdigest()

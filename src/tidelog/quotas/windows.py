@@ -1,13 +1,13 @@
-"""The arithmetic of quotas, as Kafka has it: a rate over a sliding window, and a bucket of tokens (KIP-599)."""
+"""Kafka's quota arithmetic: a rate over a sliding window of samples, and a token bucket (KIP-599)."""
 
 from typing import Final, NamedTuple
 
 THROTTLE_MS_MAX: Final = 2**31 - 1
-"""What `throttle_time_ms` can say."""
+"""The largest value of the field `throttle_time_ms`."""
 
 
 class Window(NamedTuple):
-    """How long is looked back (`quota.window.num`, `quota.window.size.seconds`)."""
+    """Number and length of the samples that a rate is computed over (`quota.window.num`, `.size.seconds`)."""
 
     samples: int
     sample_ms: int
@@ -26,11 +26,11 @@ class _Sample:
 
 
 class Rate:
-    """A sum over the last samples, by the time that they took.
+    """The sum of the recent samples, divided by the time that they span.
 
-    A sample takes what comes within `sample_ms` of its beginning and counts until `samples * sample_ms` after its last
-    value; there are `samples + 1` at the most. While less than `samples - 1` of them could be full, the time is taken
-    as if so many were: a first value is no burst.
+    A sample collects the values that are recorded within `sample_ms` of its start. It expires `samples * sample_ms`
+    after its last value. At most `samples + 1` samples exist. While the span is shorter than `samples - 1` full
+    samples, that length is used instead, so that the first value alone does not look like a burst.
     """
 
     __slots__ = ("_current", "_samples")
@@ -54,26 +54,26 @@ class Rate:
         sample.last_ms = now_ms
 
     def span_ms(self, window: Window, now_ms: int) -> int:
-        """What the sum is divided by; at least 1."""
-        self._forget(window, now_ms)
+        """Return the time that the sum is divided by; at least 1."""
+        self._reset_expired(window, now_ms)
         elapsed = now_ms - min(sample.began_ms for sample in self._samples)
         full = elapsed // window.sample_ms
         return max(elapsed + max(window.samples - 1 - full, 0) * window.sample_ms, 1)
 
     def measure(self, window: Window, now_ms: int) -> float:
-        """Per second."""
+        """Return the rate per second."""
         span_ms = self.span_ms(window, now_ms)
         return sum(sample.sum for sample in self._samples) / (span_ms / 1000)
 
     def throttle_ms(self, bound: float, window: Window, now_ms: int) -> int:
-        """For how long nothing may come until the rate is `bound` again; 0 when it is not over it."""
+        """Return how long the client must be idle until its rate is down to `bound`; 0 if it is not above."""
         rate = self.measure(window, now_ms)
         if rate <= bound:
             return 0
         return _rounded((rate - bound) / bound * self.span_ms(window, now_ms))
 
-    def _forget(self, window: Window, now_ms: int) -> None:
-        """What is too old begins anew: an empty sample still says since when there has been nothing."""
+    def _reset_expired(self, window: Window, now_ms: int) -> None:
+        """Reset expired samples. A reset sample stays, since its start time shows how long the client was idle."""
         samples = self._samples
         if not samples:
             samples.append(_Sample(now_ms))
@@ -84,12 +84,12 @@ class Rate:
 
 
 class TokenBucket:
-    """Holds `rate` tokens for each second of the window at the most; what is taken may leave it in debt."""
+    """A bucket that gains `rate` tokens per second, up to `rate` times the window's length. It may go into debt."""
 
     __slots__ = ("_tokens", "_updated_ms")
 
     def __init__(self) -> None:
-        self._tokens: float | None = None  # full, whatever that is
+        self._tokens: float | None = None  # None: full; the first use computes the capacity
         self._updated_ms = 0
 
     def take(self, count: float, rate: float, window: Window, now_ms: int) -> None:
@@ -97,7 +97,7 @@ class TokenBucket:
         self._tokens = min(burst, self.tokens(rate, window, now_ms) - count)
 
     def tokens(self, rate: float, window: Window, now_ms: int) -> float:
-        """What is in it now; below 0 is debt."""
+        """Refill the bucket up to now and return its tokens; a negative number is debt."""
         burst = _burst(rate, window)
         if self._tokens is None:
             self._tokens = burst
@@ -107,7 +107,7 @@ class TokenBucket:
         return self._tokens
 
     def throttle_ms(self, rate: float, window: Window, now_ms: int) -> int:
-        """How long the debt lasts; 0 without one."""
+        """Return the time until the debt is paid off; 0 without debt."""
         tokens = self.tokens(rate, window, now_ms)
         return _rounded(-tokens / rate * 1000) if tokens < 0 else 0
 
@@ -117,5 +117,5 @@ def _burst(rate: float, window: Window) -> float:
 
 
 def _rounded(value: float) -> int:
-    """To the nearest, halves up; capped where a float has no whole number any more."""
+    """Round to the nearest integer, halves up, capped at THROTTLE_MS_MAX."""
     return int(min(value, THROTTLE_MS_MAX) + 0.5)

@@ -1,7 +1,8 @@
-"""A process of low priority for what computes for long: the broker's side of the pipe.
+"""A child process of low priority for long computations: the broker's side of the pipe.
 
-Started by the first call, ended when it has had nothing to do for a while. It dies with the broker, whichever way that
-ends: the pipe's end is its end. Frames, both ways: kind (1 byte), length (uint32), content.
+The first call starts the process; it is ended after a time without calls. The child exits when the pipe is closed, so
+it never outlives the broker, however the broker ends. Frames in both directions: kind (1 byte), length (uint32),
+content.
 
     broker -> process   C  MODULE:FUNCTION \\n request
     process -> broker   R  one result       D  done       F  a line that says why it failed
@@ -22,28 +23,28 @@ CALL, RESULT, DONE, FAILED = b"C", b"R", b"D", b"F"
 REQUEST_BYTES_MAX = 64 << 20
 RESULT_BYTES_MAX = 1 << 20
 LANE = "apart"
-"""Of blocking calls: whatever waits for the process does so there, one at a time."""
+"""The lane (see `Tasks.run_blocking`) of all calls that wait for the child process, one at a time."""
 END_S = 5.0
 
 
 class ApartProcess:
-    """Its methods block, in one lane, but for `kill`, which any thread may call."""
+    """The child process. All methods but `kill` block and are called in LANE; `kill` is thread-safe."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
-        self._serving: object | None = None
+        self._current_token: object | None = None
         self.calls = 0
 
     def call(self, token: object, work: ApartWork, request: bytes, result: Callable[[bytes], None]) -> None:
-        """Raises WorkEnded."""
+        """Run `work` in the child and pass each of its results to `result`. Raises WorkEnded."""
         self.calls += 1
-        self._serving = token
+        self._current_token = token
         try:
             self._exchange(work, request, result)
         except OSError as error:
             raise WorkEnded(f"{self._how_it_ended()} ({error})") from error
         finally:
-            self._serving = None
+            self._current_token = None
 
     def _exchange(self, work: ApartWork, request: bytes, result: Callable[[bytes], None]) -> None:
         if len(request) > REQUEST_BYTES_MAX:
@@ -60,7 +61,7 @@ class ApartProcess:
             content = results.read(length) if length <= RESULT_BYTES_MAX else b""
             if len(content) < length or kind not in (RESULT, DONE, FAILED):
                 self.end()
-                raise WorkEnded("it sent what is no result")
+                raise WorkEnded("the process sent an invalid frame")
             if kind == DONE:
                 return
             if kind == FAILED:
@@ -69,37 +70,37 @@ class ApartProcess:
 
     def _pipes(self) -> tuple[IO[bytes], IO[bytes]]:
         if self._process is None or self._process.poll() is not None:
-            self._process = self._started()
+            self._process = self._start_process()
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         return self._process.stdin, self._process.stdout
 
-    def _started(self) -> "subprocess.Popen[bytes]":
+    def _start_process(self) -> "subprocess.Popen[bytes]":
         self.end()
-        # What this process imports from, wherever that is: a checkout, an environment, an application's own path.
+        # The child imports from where this process does: a checkout, an environment, or an application's own path.
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
         return subprocess.Popen(
             [sys.executable, "-P", "-m", "tidelog.runtime.apart_child"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=environment,
-            start_new_session=True,  # a Ctrl-C is for the broker, which ends it when it is done
+            start_new_session=True,  # Ctrl-C must reach the broker only, which then ends the child
         )
 
     def kill(self, token: object) -> None:
-        """End the process if it works on the call with this token."""
+        """Kill the process if it is running the call with this token."""
         process = self._process
-        if process is not None and self._serving is token:
+        if process is not None and self._current_token is token:
             process.kill()
 
     def end(self) -> None:
-        """End the process, whatever it does, and wait until it is gone."""
+        """End the process, even during a call, and wait until it has exited."""
         process, self._process = self._process, None
         if process is None:
             return
         assert process.stdin is not None
         assert process.stdout is not None
-        with suppress(OSError):  # it was gone before it took everything
+        with suppress(OSError):  # it exited before it read everything
             process.stdin.close()
         try:
             process.wait(END_S)

@@ -1,4 +1,4 @@
-"""The process of `apart`: takes calls from its standard input, one after the other, until that ends."""
+"""The child process of `tidelog.runtime.apart`: runs the calls from its standard input, one at a time."""
 
 import gc
 import os
@@ -17,7 +17,7 @@ from tidelog.runtime.interfaces import Apart
 
 NICENESS = 19
 IOPRIO_SET = {"x86_64": 251, "aarch64": 30, "arm64": 30}
-"""Numbers of the system call, by machine; only Linux has it."""
+"""The number of the Linux system call ioprio_set, by machine type."""
 IOPRIO_IDLE = 3 << 13
 PR_SET_PDEATHSIG = 1
 CALL_BYTES_MAX = REQUEST_BYTES_MAX + 1024
@@ -26,9 +26,9 @@ CALL_BYTES_MAX = REQUEST_BYTES_MAX + 1024
 def main() -> None:
     die_with_broker()
     lower_priority()
-    gc.disable()  # plain work on bytes makes no cycles worth the search
+    gc.disable()  # work on bytes makes hardly any reference cycles
     results = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what anything prints is for people
+    os.dup2(2, 1)  # anything that the work prints goes to standard error, not into the frames
     calls: SimpleQueue[bytes] = SimpleQueue()
     threading.Thread(target=read_calls, args=(sys.stdin.buffer, calls), daemon=True).start()
     apart = Apart(LocalDisk(), time.monotonic, time.sleep)
@@ -37,7 +37,7 @@ def main() -> None:
 
 
 def read_calls(requests: IO[bytes], calls: "SimpleQueue[bytes]") -> None:
-    """Until the broker closes the pipe or is gone: then this process ends at once, in the middle of its work."""
+    """Queue calls until the broker closes the pipe or dies; then exit at once, even in the middle of a call."""
     while len(head := requests.read(FRAME.size)) == FRAME.size:
         kind, length = FRAME.unpack(head)
         if kind != CALL or length > CALL_BYTES_MAX or len(content := requests.read(length)) < length:
@@ -47,14 +47,14 @@ def read_calls(requests: IO[bytes], calls: "SimpleQueue[bytes]") -> None:
 
 
 def answer(apart: Apart, call: bytes, results: IO[bytes]) -> None:
-    """Do one call and write what it gives."""
+    """Run one call and write its results."""
 
     def write(kind: bytes, content: bytes) -> None:
         try:
             results.write(FRAME.pack(kind, len(content)) + content)
             results.flush()
         except BrokenPipeError:
-            os._exit(0)  # the broker is gone, and the next one's log is not the place to say so
+            os._exit(0)  # the broker has died; its successor's log must not get a line about it
 
     name, _, request = call.partition(b"\n")
     module, _, function = name.decode().partition(":")
@@ -67,8 +67,10 @@ def answer(apart: Apart, call: bytes, results: IO[bytes]) -> None:
 
 
 def die_with_broker() -> None:
-    """Where the system knows such a thing: also while stopped, or before `read_calls` has its turn. A broker that is
-    gone by now has left a pipe that has ended.
+    """Ask Linux to kill this process when the broker dies.
+
+    This also works while the process is stopped (SIGSTOP) and before `read_calls` runs. If the broker has died before
+    this call, `read_calls` finds the pipe closed.
     """
     if sys.platform == "linux":
         import ctypes
@@ -78,11 +80,11 @@ def die_with_broker() -> None:
 
 
 def lower_priority() -> None:
-    """Take what the broker and everybody else leave of processor and disk, where the system knows such a thing."""
-    with suppress(OSError):  # a container may forbid it: the work goes on at the priority it has
+    """Use only CPU and disk time that other processes leave idle, where the operating system supports it."""
+    with suppress(OSError):  # a container may forbid it; the work then runs at normal priority
         os.setpriority(os.PRIO_PROCESS, 0, NICENESS)
         if hasattr(os, "SCHED_IDLE"):
-            # Whoever wakes up takes the processor from it at once; niceness alone lets it finish its slice.
+            # Any process that wakes up preempts SCHED_IDLE at once; niceness alone lets it finish its time slice.
             os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     number = IOPRIO_SET.get(os.uname().machine) if sys.platform == "linux" else None
     if number is not None:

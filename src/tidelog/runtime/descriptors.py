@@ -1,6 +1,6 @@
-"""A bounded pool of file descriptors: files open theirs on demand and give it up when others need it more.
+"""A bounded pool of file descriptors: a file opens its descriptor on demand and loses it when other files need one.
 
-A partition has three files and a process may hold fewer descriptors than a broker has partitions.
+A partition has three files, so a broker may have more files than the process may have descriptors.
 """
 
 import errno
@@ -16,16 +16,17 @@ from typing import Protocol
 log = logging.getLogger("tidelog.disk")
 
 SCAN_MAX = 128
-"""Descriptors looked at for one that can go. Bounds the cost of an open when nearly all are dirty."""
+"""Descriptors examined when one has to be closed. Bounds the cost of an open when nearly all files are dirty."""
 
-SPARE = 8
-"""Descriptors held back for syncs, which run on a few threads: by them other files become clean, and can go."""
+RESERVED_FOR_SYNCS = 8
+"""Descriptors reserved for syncs. A sync makes a file clean, and only a clean file's descriptor may be closed; without
+a reserve, a process whose files are all dirty could not sync any of them."""
 
 OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
 
 
 def descriptor_limit() -> int:
-    """The process's soft limit of open descriptors."""
+    """Return the process's soft limit of open descriptors."""
     import resource
 
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -33,11 +34,14 @@ def descriptor_limit() -> int:
 
 
 def raise_descriptor_limit() -> int:
-    """Raise the soft limit as far as the hard one allows and return it. Process-wide: only for a process of our own."""
+    """Raise the soft limit as far as the hard limit allows, and return it.
+
+    The limit concerns the whole process, so an embedded broker must not call this.
+    """
     import resource
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    # macOS says "infinity" and then takes no more than OPEN_MAX.
+    # macOS reports "infinity" but refuses values above OPEN_MAX.
     wanted = [hard] if hard != resource.RLIM_INFINITY else [1 << 20, 1 << 16, 10_240]
     for limit in wanted:
         if soft != resource.RLIM_INFINITY and limit > soft:
@@ -50,130 +54,133 @@ def raise_descriptor_limit() -> int:
 
 
 class Pooled(Protocol):
-    """What the pool knows of a file."""
+    """The fields of a file that the pool reads and writes."""
 
     path: str
     descriptor: int
-    """-1 when it is not open."""
+    """-1 when the file has no descriptor."""
     used: bool
-    """Set at each use but the one that opened it; the second chance."""
+    """Set by every use except the one that opened the descriptor (the bit of the second-chance algorithm)."""
     pins: list[None]
-    """Not empty while a call uses the descriptor."""
+    """One element for each call that uses the descriptor at this moment."""
 
     @property
     def dirty(self) -> bool: ...
 
 
 class DescriptorPool:
-    """Descriptors of files, at most `descriptors_max` unless the rest are dirty or in use.
+    """At most `descriptors_max` open file descriptors; more only while all of them are dirty or in use.
 
-    Second chance: an unused clean descriptor goes first. One with unsynced bytes is never closed: the kernel reports a
-    failed write-back to descriptors that were open at the time, so closing it could lose the only report.
+    Eviction is second chance: a clean descriptor that was not used lately is closed first. A descriptor with unsynced
+    bytes is never closed: the kernel reports a failed write-back only to descriptors that were open at the time, so
+    closing it could lose the only report.
 
-    Any thread may call. A file pins itself (`pins.append`) before it reads `descriptor`; the pool takes the descriptor
-    away before it looks at the pins, and gives it back if it finds one. Whichever comes first, no call meets a closed
-    descriptor.
+    All methods are thread-safe. A file pins itself (`pins.append`) before it reads `descriptor`. The pool sets
+    `descriptor` to -1 before it reads `pins`, and restores it if there is a pin. Therefore no call ever uses a closed
+    descriptor, whichever thread is first.
     """
 
     def __init__(self, descriptors_max: int) -> None:
         self.descriptors_max = descriptors_max
         self._lock = threading.Lock()
         self._order: OrderedDict[Pooled, None] = OrderedDict()
-        self._leaving: list[tuple[Pooled, int]] = []
+        self._retiring: list[tuple[Pooled, int]] = []
         self._exceeded = False
-        self._spare: list[int] = []
+        self._reserved: list[int] = []
 
     @property
     def open_count(self) -> int:
-        return len(self._order) + len(self._leaving)
+        return len(self._order) + len(self._retiring)
 
     def open(self, file: Pooled, flags: int, *, to_sync: bool = False) -> int:
-        """The file's descriptor, opened if it has none. The caller has pinned the file. Raises OSError.
+        """Return the file's descriptor; open one if it has none. The caller has pinned the file. Raises OSError.
 
-        `to_sync`: when all others are taken, one of those held back may be used.
+        `to_sync`: use a reserved descriptor when no other is available.
         """
         with self._lock:
             if file.descriptor >= 0:
                 return file.descriptor
-            self._close_leaving()
+            self._close_retiring()
             excess = len(self._order) - self.descriptors_max + 1
             if excess > 0:
-                self._note(exceeded=self._evict(excess) < excess)
-            self._hold_back()
+                self._warn_when(exceeded=self._evict(excess) < excess)
+            self._refill_reserve()
             try:
                 descriptor = _open(file.path, flags)
             except OSError as error:
-                descriptor = self._open_after(error, lambda: _open(file.path, flags), to_sync=to_sync)
+                descriptor = self._reopen_after(error, lambda: _open(file.path, flags), to_sync=to_sync)
             self._order[file] = None
             file.descriptor = descriptor
             return descriptor
 
-    def open_beside(self, path: str, flags: int) -> int:
-        """A descriptor that is none of the pool's, to sync something and then `close_beside`. Raises OSError."""
+    def open_unpooled(self, path: str, flags: int) -> int:
+        """Open a descriptor that the pool does not count, for a sync; end it by `close_unpooled`. Raises OSError."""
 
         def open_it() -> int:
             return os.open(path, flags | os.O_CLOEXEC, 0o644)
 
         try:
-            return open_it()  # without the lock: it may wait for the disk
+            return open_it()  # without the lock, since it may wait for the disk
         except OSError as error:
             with self._lock:
-                return self._open_after(error, open_it, to_sync=True)
+                return self._reopen_after(error, open_it, to_sync=True)
 
-    def close_beside(self, descriptor: int) -> None:
+    def close_unpooled(self, descriptor: int) -> None:
         os.close(descriptor)
-        if len(self._spare) < SPARE:
+        if len(self._reserved) < RESERVED_FOR_SYNCS:
             with self._lock:
-                self._hold_back()
+                self._refill_reserve()
 
-    def _open_after(self, failure: OSError, open_it: Callable[[], int], *, to_sync: bool) -> int:
-        """Try again, if it was for want of descriptors, with those that can go. Raises OSError."""
+    def _reopen_after(self, failure: OSError, open_it: Callable[[], int], *, to_sync: bool) -> int:
+        """Retry after EMFILE or ENFILE: close clean descriptors, then use reserved ones. Raises OSError."""
         if failure.errno not in OUT_OF_DESCRIPTORS:
             raise failure
-        for freed in chain((self._evict(16),), (self._give_spare() for _ in range(SPARE if to_sync else 0))):
+        for freed in chain(
+            (self._evict(16),), (self._close_one_reserved() for _ in range(RESERVED_FOR_SYNCS if to_sync else 0))
+        ):
             if freed:
                 try:
                     return open_it()
                 except OSError as error:
-                    failure = error  # somebody else was faster: a client that connects, say
+                    failure = error  # another thread or a new connection took the freed descriptor
         raise failure
 
-    def _hold_back(self) -> None:
+    def _refill_reserve(self) -> None:
         with suppress(OSError):
-            while len(self._spare) < SPARE:
-                self._spare.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+            while len(self._reserved) < RESERVED_FOR_SYNCS:
+                self._reserved.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
 
-    def _give_spare(self) -> bool:
-        if self._spare:
-            os.close(self._spare.pop())
+    def _close_one_reserved(self) -> bool:
+        if self._reserved:
+            os.close(self._reserved.pop())
             return True
         return False
 
     def close(self) -> None:
-        """Give up what is held back; files are closed by themselves."""
+        """Close the reserved descriptors. Each file closes its own descriptor."""
         with self._lock:
-            while self._give_spare():
+            while self._close_one_reserved():
                 pass
 
     def give_up(self, file: Pooled) -> None:
-        """Close the file's descriptor, dirty or not; later, if a call in another thread is using it."""
+        """Close the file's descriptor even if it is dirty; if a call in another thread uses it, close it afterwards."""
         with self._lock:
             descriptor = file.descriptor
             if descriptor >= 0:
                 file.descriptor = -1
                 del self._order[file]
-                self._leaving.append((file, descriptor))
-            self._close_leaving()
+                self._retiring.append((file, descriptor))
+            self._close_retiring()
 
-    def _close_leaving(self) -> None:
-        if self._leaving:
-            for file, descriptor in self._leaving:
+    def _close_retiring(self) -> None:
+        if self._retiring:
+            for file, descriptor in self._retiring:
                 if not file.pins:
                     os.close(descriptor)
-            self._leaving = [(file, descriptor) for file, descriptor in self._leaving if file.pins]
+            self._retiring = [(file, descriptor) for file, descriptor in self._retiring if file.pins]
 
     def _evict(self, count: int) -> int:
-        """Close up to `count` descriptors that can go; returns how many did."""
+        """Close up to `count` clean and unused descriptors, and return the number of closed ones."""
         evicted = 0
         for _ in range(min(len(self._order) * 2, SCAN_MAX + count)):
             if evicted == count or not self._order:
@@ -194,7 +201,7 @@ class DescriptorPool:
             evicted += 1
         return evicted
 
-    def _note(self, *, exceeded: bool) -> None:
+    def _warn_when(self, *, exceeded: bool) -> None:
         if exceeded and not self._exceeded:
             log.warning("more open descriptors than planned, unsynced files hold the rest max=%d", self.descriptors_max)
         self._exceeded = exceeded
@@ -204,7 +211,7 @@ def _open(path: str, flags: int) -> int:
     try:
         return os.open(path, flags | os.O_RDWR | os.O_CLOEXEC, 0o644)
     except OSError as error:
-        # A directory mounted or given read-only can still be looked at (log verify, log dump).
+        # `log verify` and `log dump` also read directories that are mounted or permitted read-only.
         if flags & os.O_CREAT or error.errno not in (errno.EACCES, errno.EROFS, errno.EPERM):
             raise
         return os.open(path, os.O_RDONLY | os.O_CLOEXEC)

@@ -11,7 +11,7 @@ from tidelog.runtime.descriptors import DescriptorPool, descriptor_limit
 from tidelog.runtime.interfaces import Buffer
 
 PROBE_STEP_BYTES = 128 * 1024
-"""The kernel reads ahead about this much at once, so pages come and go in such runs."""
+"""Distance between the bytes that `resident` probes; the kernel reads ahead and evicts in runs of about this size."""
 
 READ_STEP_BYTES = 1 << 20
 
@@ -24,9 +24,9 @@ def _platform_sync() -> Callable[[int], None]:
 
         def full_sync(descriptor: int) -> None:
             try:
-                fcntl(descriptor, F_FULLFSYNC)  # fsync alone leaves the bytes in the drive's own cache
+                fcntl(descriptor, F_FULLFSYNC)  # plain fsync leaves the bytes in the drive's volatile cache
             except OSError:
-                os.fsync(descriptor)  # file systems without it (network mounts)
+                os.fsync(descriptor)  # some file systems do not support it (network mounts)
 
         return full_sync
     return getattr(os, "fdatasync", os.fsync)
@@ -36,7 +36,7 @@ _sync_descriptor = _platform_sync()
 
 
 class LocalFile:
-    """A file by path. Any thread may call; the descriptor belongs to the pool."""
+    """`File` on the local disk. All methods are thread-safe; the descriptor belongs to the pool."""
 
     __slots__ = (
         "_closing",
@@ -115,7 +115,7 @@ class LocalFile:
                 descriptor = self._open()
             try:
                 written = os.pwrite(descriptor, data, position)
-                while written < len(data):  # a nearly full disk takes a part, then says why
+                while written < len(data):  # a nearly full disk accepts a part; the next write raises ENOSPC
                     written += os.pwrite(descriptor, memoryview(data)[written:], position + written)
             finally:
                 self._writes += 1
@@ -139,7 +139,7 @@ class LocalFile:
             self.pins.pop()
         if self._disk is None:
             raise OSError(errno.EBADF, "the file is closed", self.path)
-        return os.stat(self.path).st_size  # a start asks this of every file: no descriptor for it
+        return os.stat(self.path).st_size  # a start asks this of every file, so do not open one
 
     def sync(self) -> None:
         if self._failure is not None:
@@ -158,7 +158,10 @@ class LocalFile:
             self.pins.pop()
 
     def resident(self, position: int, size: int) -> bool:
-        """One byte of every 128 KiB, and the last, is asked for without waiting; true where the kernel cannot tell."""
+        """Read one byte of every 128 KiB, and the last one, without waiting (RWF_NOWAIT).
+
+        Returns True where the kernel does not support such reads.
+        """
         if not _RWF_NOWAIT or size <= 0:
             return True
         self.pins.append(None)
@@ -178,7 +181,10 @@ class LocalFile:
         return True
 
     def send_to(self, socket_descriptor: int, position: int, size: int) -> int:
-        """sendfile: how many bytes went, 0 at the end of the file. BlockingIOError when the socket is full."""
+        """Send by sendfile and return the number of bytes that were sent, 0 at the end of the file.
+
+        Raises BlockingIOError when the socket accepts no bytes.
+        """
         self.pins.append(None)
         try:
             descriptor = self.descriptor
@@ -232,7 +238,7 @@ def _has_directories(path: str) -> bool:
 
 
 class LocalLock:
-    """A lock that ends with `release` or with the process."""
+    """A file lock that ends at `release` or at the end of the process."""
 
     def __init__(self, descriptor: int, identity: tuple[int, int]) -> None:
         self._descriptor = descriptor
@@ -248,14 +254,14 @@ class LocalLock:
 
 _lock_table = threading.Lock()
 _locked: set[tuple[int, int]] = set()
-"""Device and inode of what this process has locked."""
+"""Device and inode of each file that this process has locked."""
 
 
 def _lock_file(path: str) -> LocalLock:
-    """The POSIX kind, which a JVM takes as well.
+    """Take a POSIX lock, the kind that a JVM (Apache Kafka) takes as well.
 
-    A process never conflicts with itself there, and closing any descriptor of the file would end the lock: so a second
-    attempt is refused by our own table before it opens anything.
+    A POSIX lock never conflicts with a lock of the same process, and closing any descriptor of the file ends it.
+    Therefore a table of this process refuses a second attempt before it opens the file.
     """
     import fcntl
 
@@ -280,12 +286,12 @@ def _identity(state: os.stat_result) -> tuple[int, int]:
 
 
 class LocalDisk:
-    """`Disk` on this machine. Any thread may call."""
+    """`Disk` on the local file system. All methods are thread-safe."""
 
     def __init__(self, *, descriptors_max: int | None = None) -> None:
         self.pool = DescriptorPool(descriptors_max or max(descriptor_limit() // 2, 16))
         self._lock = threading.Lock()
-        self._files: dict[str, dict[LocalFile, None]] = {}  # by directory, so that a rename finds them
+        self._files: dict[str, dict[LocalFile, None]] = {}  # by directory, so that the rename of a directory finds them
 
     def open(self, path: str, *, create: bool = False) -> LocalFile:
         file = LocalFile(self, self.pool, path)
@@ -302,12 +308,12 @@ class LocalDisk:
         return file
 
     def forget(self, file: LocalFile) -> None:
-        """The file is closed; its path need not follow renames any more."""
+        """Stop updating the path of a closed file when it is renamed."""
         with self._lock:
             self._drop(file)
 
     def wait_for_renames(self) -> None:
-        """Return when files that another thread is renaming know their new paths."""
+        """Wait until a rename in another thread has updated the paths of its files."""
         with self._lock:
             pass
 
@@ -319,12 +325,12 @@ class LocalDisk:
             self._files.pop(directory, None)
 
     def read(self, path: str) -> bytes:
-        # Not open(): a start reads many small files, and that asks the kernel twice as much for each.
+        # The builtin open() makes twice as many system calls, and a start reads many small files.
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             size = os.fstat(descriptor).st_size
             data = os.read(descriptor, size + 1)
-            while len(data) != size and (more := os.read(descriptor, READ_STEP_BYTES)):  # it changes just now
+            while len(data) != size and (more := os.read(descriptor, READ_STEP_BYTES)):  # the file just grew
                 data += more
             return data
         finally:
@@ -332,7 +338,7 @@ class LocalDisk:
 
     def write_atomic(self, path: str, data: bytes) -> None:
         temporary = path + ".tmp"
-        descriptor = self.pool.open_beside(temporary, os.O_CREAT | os.O_TRUNC | os.O_WRONLY)
+        descriptor = self.pool.open_unpooled(temporary, os.O_CREAT | os.O_TRUNC | os.O_WRONLY)
         try:
             try:
                 written = 0
@@ -340,7 +346,7 @@ class LocalDisk:
                     written += os.write(descriptor, data[written:])
                 _sync_descriptor(descriptor)
             finally:
-                self.pool.close_beside(descriptor)
+                self.pool.close_unpooled(descriptor)
             os.replace(temporary, path)
         except OSError:
             if os.path.exists(temporary):
@@ -405,11 +411,11 @@ class LocalDisk:
         os.rmdir(path)
 
     def sync_dir(self, path: str) -> None:
-        descriptor = self.pool.open_beside(path or ".", os.O_RDONLY | os.O_DIRECTORY)
+        descriptor = self.pool.open_unpooled(path or ".", os.O_RDONLY | os.O_DIRECTORY)
         try:
             os.fsync(descriptor)
         finally:
-            self.pool.close_beside(descriptor)
+            self.pool.close_unpooled(descriptor)
 
     def lock(self, path: str) -> LocalLock:
         return _lock_file(path)

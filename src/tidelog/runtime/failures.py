@@ -1,4 +1,4 @@
-"""Why a broker did not start, in one line that says what to do."""
+"""Turn the exception of a failed start into one line that names the cause and the remedy."""
 
 import errno
 import logging
@@ -10,7 +10,7 @@ log = logging.getLogger("tidelog.broker")
 
 
 class Remedies(NamedTuple):
-    """How whoever started the broker says something else."""
+    """How the user can choose another address or directory: on the command line or in Python."""
 
     another_address: str
     another_directory: str
@@ -21,13 +21,13 @@ IN_PYTHON = Remedies("choose another with host= and port=", "choose another with
 
 
 def explain(error: Exception, directory: str, address: str, remedies: Remedies) -> str:
-    """One line for `error`, met while a broker with this data directory and `HOST:PORT` started.
+    """Return one line for `error`, which a broker with this data directory and address HOST:PORT raised at its start.
 
-    Errors that Tidelog raises say it themselves, those of the system are told by their number; anything else is a
-    defect of ours, and the log gets where it came from.
+    Exceptions of Tidelog carry their own text, and errors of the operating system are explained by their number. Any
+    other exception is a defect of Tidelog; its traceback goes to the log.
     """
-    if isinstance(error, OSError) and (told := system_error(error, directory, address, remedies)):
-        return told
+    if isinstance(error, OSError) and (explanation := system_error(error, directory, address, remedies)):
+        return explanation
     if type(error).__module__.startswith("tidelog."):
         return " ".join(str(error).split())
     sqlite = sys.modules.get("sqlite3")

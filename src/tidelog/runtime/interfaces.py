@@ -1,6 +1,7 @@
-"""What the product asks of the world: protocols only, no implementation.
+"""Protocols for everything outside the product: clock, randomness, disk, network, threads and processes.
 
-Real versions stand beside this module; simulated ones in `tidelog.simulation`.
+This module holds no implementation. The real implementations are in the other modules of this package, the simulated
+ones in `tidelog.simulation`.
 """
 
 import asyncio
@@ -33,49 +34,54 @@ class Random(Protocol):
 
 
 class File(Protocol):
-    """One open file, random access. All calls may block on a cold or slow disk except where said.
+    """One open file with random access. A call may block on a cold or slow disk unless its docstring says otherwise.
 
-    The descriptor behind it is opened when it is needed and may be closed in between: a thousand open files are cheap.
+    The file descriptor is opened on demand and may be closed between calls, so a process may have more open files than
+    descriptors.
     """
 
     path: str
-    """Where it is now; follows a `Disk.rename` of the file or of its directory."""
+    """The current path; a `Disk.rename` of the file or of its directory changes it."""
 
     def pread(self, size: int, position: int) -> bytes:
-        """At most `size` bytes; fewer only at the end of the file."""
+        """Return `size` bytes from `position`; fewer only at the end of the file."""
 
     def pread_into(self, buffer: memoryview | bytearray, position: int) -> int:
-        """Fill `buffer` from `position`; returns the count, smaller only at the end of the file."""
+        """Fill `buffer` from `position` and return the number of bytes; it is smaller only at the end of the file."""
 
     def pwrite(self, data: Buffer, position: int) -> None:
-        """Write all of `data`. Raises OSError (ENOSPC ...); bytes up to the failure may be on the file."""
+        """Write all of `data`. Raises OSError (ENOSPC ...); after a failure the file may hold a part of `data`."""
 
     def truncate(self, size: int) -> None: ...
     def size(self) -> int: ...
 
     def sync(self) -> None:
-        """fdatasync: every byte written before the call is durable after it. Blocks: call through `Tasks.run_blocking`.
+        """Make every byte that was written before the call durable (fdatasync).
 
-        A failure is for good: the kernel may have dropped the bytes, so every later call raises again.
+        The call blocks: use `Tasks.run_blocking`. A failure is permanent: the kernel may have dropped the bytes, so
+        every later call raises again.
         """
 
     def resident(self, position: int, size: int) -> bool:
-        """Whether a read of these bytes would not wait for the disk, as far as can be told without waiting."""
+        """Return whether the page cache holds these bytes, so that a read will not wait for the disk. Never blocks.
+
+        The answer is a guess: the kernel may drop the pages at any time.
+        """
 
     def hold(self) -> None:
-        """Until as many calls of `release`, neither `close` nor the file's removal take its bytes from who reads them.
+        """Keep the bytes readable after `close` and after removal of the file, until the matching call of `release`.
 
-        For what reads on later: a descriptor is kept for it. Raises OSError.
+        Calls are counted. A reader that continues later calls it; a descriptor stays open meanwhile. Raises OSError.
         """
 
     def release(self) -> None: ...
 
     def close(self) -> None:
-        """Nothing is synced by it. A later use of the file raises OSError (EBADF)."""
+        """Close the file without a sync. A later use of the file raises OSError (EBADF)."""
 
 
 class FileRegion:
-    """`size` bytes of `file` from `position`, which a stream sends, by sendfile where that pays. Not to be changed."""
+    """`size` bytes of `file` from `position`, to be sent by a stream (by sendfile where that is faster). Immutable."""
 
     __slots__ = ("file", "position", "size")
 
@@ -89,7 +95,7 @@ class FileRegion:
 
 
 Piece: TypeAlias = bytes | bytearray | memoryview | FileRegion
-"""A part of a response, above `runtime/`. A memoryview is one of plain bytes (format "B", contiguous)."""
+"""A part of a response. A memoryview must be contiguous and of format "B"."""
 
 
 class Lock(Protocol):
@@ -100,50 +106,53 @@ class Disk(Protocol):
     """A file system. Paths are absolute `str`. Errors are `OSError`."""
 
     def open(self, path: str, *, create: bool = False) -> File:
-        """FileNotFoundError if it is absent and `create` is false."""
+        """Open a file for reading and writing. Raises FileNotFoundError if it is absent and `create` is false."""
 
     def read(self, path: str) -> bytes: ...
 
     def write_atomic(self, path: str, data: bytes) -> None:
-        """Replace the whole file, durably: temporary file, sync, rename, sync of the directory.
+        """Replace the whole file durably: write a temporary file, sync it, rename it, sync the directory.
 
-        After a power cut it is the old or the new one, whole.
+        After a power cut the file has either its whole old content or its whole new content.
         """
 
     def exists(self, path: str) -> bool: ...
     def size(self, path: str) -> int: ...
 
     def list(self, directory: str) -> list[str]:
-        """Names in it, sorted."""
+        """Return the sorted names in the directory."""
 
     def is_dir(self, path: str) -> bool: ...
     def make_dirs(self, path: str) -> None:
-        """The directory and its missing parents. What is made is durable: a lost directory takes all that is in it."""
+        """Create the directory and its missing parents durably: a lost directory would lose every file in it."""
 
     def rename(self, source: str, target: str) -> None:
-        """A file (an existing target is replaced) or a directory. Atomic; durable after `sync_dir`."""
+        """Rename a file or a directory atomically; an existing target file is replaced. Durable after `sync_dir`."""
 
     def remove(self, path: str) -> None: ...
     def remove_tree(self, path: str) -> None: ...
 
     def sync_dir(self, path: str) -> None:
-        """Make the directory's entries durable (creations, renames, removals)."""
+        """Make earlier creations, renames and removals in this directory durable."""
 
     def lock(self, path: str) -> Lock:
-        """An exclusive advisory lock on a file, made if absent. BlockingIOError when another process holds it."""
+        """Take an exclusive advisory lock on a file, which is created if absent.
+
+        Raises BlockingIOError when another process holds the lock.
+        """
 
     def free_bytes(self, path: str) -> int:
-        """Of the file system that holds `path`, for those without privileges."""
+        """Return the bytes that an unprivileged process can still write on the file system that holds `path`."""
 
     def total_bytes(self, path: str) -> int:
-        """The size of the file system that holds `path`."""
+        """Return the size in bytes of the file system that holds `path`."""
 
     def close(self) -> None:
-        """Close the descriptors of every file. Syncs nothing."""
+        """Close the descriptors of all files without a sync."""
 
 
 class Apart(NamedTuple):
-    """What work in a process of its own is given of the world."""
+    """The resources that a function gets when it runs in a child process (see `Tasks.run_apart`)."""
 
     disk: Disk
     monotonic: Callable[[], float]
@@ -151,11 +160,11 @@ class Apart(NamedTuple):
 
 
 ApartWork: TypeAlias = Callable[[Apart, bytes, Callable[[bytes], None]], None]
-"""A function of a module: takes a request, and gives its results to the last argument, one by one."""
+"""A module-level function that runs in a child process. It calls its last argument with each result."""
 
 
 class WorkEnded(Exception):
-    """The process that worked is gone before it was done."""
+    """The child process ended before its work was complete."""
 
 
 class TimerHandle(Protocol):
@@ -163,10 +172,10 @@ class TimerHandle(Protocol):
 
 
 class Tasks(Protocol):
-    """Concurrency. Everything runs on the one loop of the runtime, except what `run_blocking` is given."""
+    """Concurrency. Everything runs on the runtime's one event loop, except the functions given to `run_blocking`."""
 
     def spawn(self, coroutine: Coroutine[Any, Any, T], *, name: str) -> "asyncio.Task[T]":
-        """Start it and keep a reference until it ends. A failure that nobody awaits is logged with the name."""
+        """Start a task and keep a reference to it until it ends. A failure that nobody awaits is logged with `name`."""
 
     def call_later(self, delay_s: float, callback: Callable[..., object], *args: object) -> TimerHandle: ...
     def call_soon(self, callback: Callable[..., object], *args: object) -> object: ...
@@ -174,32 +183,33 @@ class Tasks(Protocol):
     def sleep(self, delay_s: float) -> Awaitable[None]: ...
 
     def run_blocking(self, function: Callable[..., T], *args: object, lane: str = "") -> "asyncio.Future[T]":
-        """Run what waits for a disk or a database off the loop (threads; inline after a virtual delay in simulation).
+        """Run a function that waits for a disk or a database on a thread (in simulation: inline after a virtual delay).
 
-        It starts at once, awaited or not. Calls of one named `lane` run one at a time in order on one thread of their
-        own (SQLite); those without a lane share a few threads and keep no order.
+        The call starts at once, whether the future is awaited or not. Calls with the same named `lane` run one at a
+        time, in order, on a thread of that lane (SQLite needs this). Calls without a lane share a few threads and run
+        in any order.
         """
 
     def run_apart(
         self, work: ApartWork, disk: Disk, request: bytes, report: Callable[[bytes], None]
     ) -> "asyncio.Future[None]":
-        """Run what computes for long in a process of low priority, which the loop does not feel: one call at a time.
+        """Run a long computation in a child process of low priority, one call at a time.
 
-        Results come to `report`, on the loop, in order, all before the future is done. Cancelling the future ends the
-        process. WorkEnded: it ended by itself, or `work` raised. In simulation `work` runs on `disk` after a virtual
-        delay; otherwise on a disk of its own.
+        `report` is called on the loop with each result, in order, before the future is done. Cancelling the future
+        ends the child process. The future fails with WorkEnded when the process died or `work` raised. In simulation
+        `work` runs on `disk` after a virtual delay; in reality the child opens the real disk by itself.
         """
 
     def defer_collection(self, deferred: bool) -> None:
-        """Keep Python's collector of cyclic garbage from running, until it is called with False.
+        """Switch Python's cyclic garbage collector off (True) or on again (False).
 
-        For a burst of objects that are in no cycle: to look through hundreds of thousands of them holds the loop for
-        as long as the work that makes them. What of the burst is in a cycle all the same is found by a full collection
-        only.
+        It is off during a burst of allocations without reference cycles: the collector would traverse hundreds of
+        thousands of objects, which takes as long as the work itself. Cycles made during the burst are found only by
+        the next full collection.
         """
 
     async def close(self) -> None:
-        """Cancel the tasks that still run and wait for them, let blocking calls end, end the threads."""
+        """Cancel the running tasks and wait for them, wait for blocking calls, then end the threads."""
 
 
 class Stream(Protocol):
@@ -210,47 +220,53 @@ class Stream(Protocol):
     local: str
 
     backlog_bytes: int
-    """Bytes that were written and that the other side's window has not taken yet. To read only."""
+    """Bytes that were written and that the kernel has not accepted yet, since the peer reads slowly. Read-only."""
 
     def write(self, pieces: Sequence[Piece]) -> None:
-        """Send in order after everything written before. What cannot go at once is kept and goes when it can.
+        """Send `pieces` in order, after everything written before. Bytes that the kernel does not accept are queued.
 
         The caller may reuse the memory of a bytearray or memoryview as soon as this returns. A FileRegion is read when
-        its turn comes. Never raises for a broken connection (`Receiver.closed` tells) and never calls the receiver;
-        after `finish`, `abort` or the end of the connection the pieces are dropped.
+        it is sent. A broken connection raises nothing here (`Receiver.closed` reports it), and the receiver is never
+        called from within. After `finish`, `abort` or the end of the connection the pieces are dropped.
         """
 
     def pause_reading(self) -> None:
-        """No `received` until `resume_reading`. If nothing more came, that the other side has gone is still noticed."""
+        """Do not call `received` until `resume_reading`.
+
+        If no unread bytes are pending, the end of the connection is still noticed while reading is paused.
+        """
 
     def resume_reading(self) -> None: ...
 
     def finish(self) -> None:
-        """Read no more; close once the backlog is out and the other side has had a moment to take it."""
+        """Stop reading; close after the backlog is sent and the peer has had a moment to read it."""
 
     def abort(self) -> None:
-        """Close now; the backlog is lost."""
+        """Close the connection now and drop the backlog."""
 
 
 class Receiver(Protocol):
-    """What a stream calls: the shape of `asyncio.BufferedProtocol`, so that a large frame arrives in its own buffer.
+    """The callbacks of a stream. As in `asyncio.BufferedProtocol` the receiver supplies the buffer for incoming bytes.
 
-    An exception that escapes from it is logged and ends the connection.
+    An exception that escapes from a callback is logged and ends the connection.
     """
 
     def connected(self, stream: Stream) -> None: ...
 
     def get_buffer(self) -> memoryview:
-        """Where the next bytes go; never empty."""
+        """Return the memory for the next incoming bytes; never empty."""
 
     def received(self, count: int) -> None:
-        """`count` bytes are in the buffer of the last `get_buffer`."""
+        """Process `count` bytes that were stored at the start of the last `get_buffer`."""
 
     def drained(self) -> None:
-        """The backlog, which had not gone out at once, is out."""
+        """The backlog was not empty and is empty now."""
 
     def closed(self, error: OSError | None) -> None:
-        """The last call, made once, never from within a call to the stream. None when either side closed in order."""
+        """The connection has ended. This is the last callback, never made from within a call to the stream.
+
+        `error` is None when either side closed the connection in order.
+        """
 
 
 class Listener(Protocol):
@@ -259,28 +275,29 @@ class Listener(Protocol):
     """The real port, also when 0 was asked for."""
 
     def pause(self, delay_s: float) -> None:
-        """Accept none for so long. Who connects meanwhile waits, as long as there is room."""
+        """Accept no connection for `delay_s`. Connections wait meanwhile in the kernel's backlog while it has room."""
 
     def close(self) -> None:
-        """Accept no more; connections live on."""
+        """Stop accepting connections. Connections that are open stay open."""
 
 
 class Network(Protocol):
     async def listen(self, host: str, port: int, receiver: Callable[[], Receiver]) -> Listener:
-        """Accept connections; each gets a new receiver. Raises OSError (EADDRINUSE ...).
+        """Accept connections; `receiver` makes the receiver of each. Raises OSError (EADDRINUSE ...).
 
-        A name is resolved now and every address of it is listened on, all with one port. "" means every address.
+        A host name is resolved once, now, and the listener binds every address of it with the same port. "" means
+        every address of the machine.
         """
 
     async def connect(self, host: str, port: int, receiver: Receiver) -> Stream:
-        """Raises OSError. `receiver.connected` is called before this returns."""
+        """Open a connection. `receiver.connected` is called before this returns. Raises OSError."""
 
     def close(self) -> None:
         """Close every listener and abort every stream."""
 
 
 class Runtime(NamedTuple):
-    """The world as one value, passed to whatever needs a part of it."""
+    """Clock, randomness, disk, network and tasks as one value, passed to every part that needs some of them."""
 
     clock: Clock
     random: Random
@@ -288,16 +305,16 @@ class Runtime(NamedTuple):
     network: Network
     tasks: Tasks
     turns: "Turns"
-    """Where whatever takes long on the loop shares its time."""
+    """Runs long computations step by step on the loop."""
 
     async def close(self) -> None:
-        """End everything it holds: connections, tasks, threads, descriptors. Nothing is synced by it."""
+        """Close connections, tasks, threads and descriptors, in that order, without a sync."""
         self.network.close()
         await self.tasks.close()
         self.disk.close()
 
     def new_uuid(self) -> bytes:
-        """16 random bytes, version 4, never Kafka's reserved ids (all zero; 1)."""
+        """Return 16 random bytes as a UUID of version 4, which is never one of Kafka's reserved ids (zero and one)."""
         raw = bytearray(self.random.randbytes(16))
         raw[6] = raw[6] & 0x0F | 0x40
         raw[8] = raw[8] & 0x3F | 0x80

@@ -1,6 +1,7 @@
-"""The broker's loggers and their levels, under the names of Kafka's: changed while it runs, forgotten with the process.
+"""The broker's loggers and their levels, by Kafka's level names. Changes last until the process ends.
 
-`root` stands for all that Tidelog logs. Loggers of a program that embeds a broker are its own business.
+The name `root` stands for the logger `tidelog`, the parent of all of Tidelog's loggers. Loggers of an application that
+embeds a broker are neither shown nor changed.
 """
 
 import logging
@@ -12,7 +13,7 @@ _TOP: Final = logging.getLogger("tidelog")
 
 
 def levels() -> dict[str, str]:
-    """The level in force of every logger, by name, sorted; `root` first."""
+    """Return the effective level of every logger by name: `root` first, then sorted."""
     prefix = f"{_TOP.name}."
     names = sorted(
         name
@@ -23,12 +24,12 @@ def levels() -> dict[str, str]:
 
 
 def set_level(name: str, level: str) -> None:
-    """`name` is one of `levels()`, `level` one of LEVELS."""
+    """Set the level of a logger. `name` is a key of `levels()`, `level` a key of LEVELS."""
     _logger(name).setLevel(LEVELS[level])
 
 
 def follow_root(name: str) -> None:
-    """Take back the level of a logger's own; `name` is not the root."""
+    """Remove the logger's own level, so that it inherits that of `root`. `name` is not the root."""
     _logger(name).setLevel(logging.NOTSET)
 
 

@@ -1,6 +1,7 @@
-"""TCP by our own non-blocking sockets on the loop: listening, accepting, connecting. Streams are in `stream.py`.
+"""TCP on non-blocking sockets of our own: listening, accepting, connecting. `stream.py` has the open connections.
 
-asyncio's transports are not used: they cost several microseconds a request and copy what sendfile need not.
+asyncio's transports are not used: they cost several microseconds per request and would copy file regions that sendfile
+sends without a copy.
 """
 
 import asyncio
@@ -16,16 +17,23 @@ from tidelog.runtime.stream import SocketStream
 log = logging.getLogger("tidelog.network")
 
 ACCEPTS_PER_TURN = 16
-"""A storm of connections leaves room for the requests of those that are in."""
+"""Connections that one turn of the loop accepts, so that a burst of them does not hold up requests of open ones."""
 
 LISTEN_BACKLOG = 4096
 RETRY_SECONDS = 0.5
-"""After a failed accept; sooner when one of our own connections ends."""
+"""Wait after a failed accept. It ends early when one of this process's connections closes and frees a descriptor."""
 
 PORT_ATTEMPTS = 16
 
-_PEER_WENT = (errno.ECONNABORTED, errno.EPROTO, errno.EPERM, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ETIMEDOUT)
-"""What accept() reports of a connection that failed before it was taken. Not the listener's fault."""
+_CONNECTION_FAILED = (
+    errno.ECONNABORTED,
+    errno.EPROTO,
+    errno.EPERM,
+    errno.EHOSTUNREACH,
+    errno.ENETUNREACH,
+    errno.ETIMEDOUT,
+)
+"""Errors of accept() that concern one connection which failed before it was accepted, not the listener."""
 
 
 class SocketListener:
@@ -72,7 +80,7 @@ class SocketListener:
         self._network.forget_listener(self)
 
     def descriptor_freed(self) -> None:
-        """If it waits for one, it tries again in the next turn."""
+        """Retry in the next turn of the loop if an accept failed for want of a descriptor."""
         if self._retry is not None and not self._paused:
             self._retry.cancel()
             self._retry = self._network.loop.call_soon(self._try_again)
@@ -90,12 +98,12 @@ class SocketListener:
             try:
                 connection, _address = listening.accept()
             except (BlockingIOError, InterruptedError):
-                if self._starved_since is not None:  # nobody waits any more
+                if self._starved_since is not None:  # the kernel's queue is empty again
                     log.warning("accepting again after_s=%.1f", self._network.loop.time() - self._starved_since)
                     self._starved_since = None
                 return
             except OSError as error:
-                if error.errno in _PEER_WENT:
+                if error.errno in _CONNECTION_FAILED:
                     continue
                 self._back_off(error)
                 return
@@ -104,9 +112,9 @@ class SocketListener:
                 return
 
     def _back_off(self, error: OSError) -> None:
-        if not self._sockets:  # a receiver closed us meanwhile
+        if not self._sockets:  # a receiver has closed this listener meanwhile
             return
-        # The waiting connection keeps the socket readable: without this the loop would spin.
+        # The connection in the kernel's queue keeps the socket readable, so the loop would spin if it kept the reader.
         loop = self._network.loop
         if self._starved_since is None:
             self._starved_since = loop.time()
@@ -164,13 +172,16 @@ class SocketNetwork:
             stream.abort()
 
     def adopt(self, connection: socket.socket, receiver: Callable[[], Receiver]) -> SocketStream | None:
-        """Make a connected socket a stream of ours. None if it is gone already or the receiver refuses by raising."""
+        """Make a stream of a connected socket.
+
+        Returns None if the connection has ended already, or if the receiver refuses it by raising.
+        """
         try:
             connection.setblocking(False)
             peer = connection.getpeername()
             _tune(connection, peer[0])
             stream = SocketStream(self, connection, _host_port(peer), _host_port(connection.getsockname()))
-        except OSError:  # reset between the hand-shake and now
+        except OSError:  # the peer reset the connection after the handshake
             connection.close()
             return None
         self._streams[stream] = None
@@ -183,7 +194,7 @@ class SocketNetwork:
         return stream
 
     def forget(self, stream: SocketStream) -> None:
-        """The stream's descriptor is closed."""
+        """Forget a closed stream; its descriptor is free now."""
         self._streams.pop(stream, None)
         for listener in self._listeners:
             listener.descriptor_freed()
@@ -193,18 +204,17 @@ class SocketNetwork:
 
     async def _resolve(self, host: str, port: int, flags: int) -> list[tuple[int, tuple[object, ...]]]:
         def resolve(more_flags: int) -> list[tuple[int, int, int, str, tuple[object, ...]]]:
-            found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=flags | more_flags)
-            return list(found)
+            return list(socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=flags | more_flags))
 
         try:
-            found = resolve(socket.AI_NUMERICHOST)  # numbers need no resolver and no thread
+            results = resolve(socket.AI_NUMERICHOST)  # a numeric address needs neither a resolver nor a thread
         except socket.gaierror:
-            found = await self._tasks.run_blocking(resolve, 0)
-        return list(dict.fromkeys((family, address) for family, _type, _protocol, _name, address in found))
+            results = await self._tasks.run_blocking(resolve, 0)
+        return list(dict.fromkeys((family, address) for family, _type, _protocol, _name, address in results))
 
 
 def _listen_on_all(addresses: list[tuple[int, tuple[object, ...]]], port: int) -> list[socket.socket]:
-    """Sockets that listen on each address that this machine has, all on one port. Raises OSError, all or nothing."""
+    """Listen on each of the addresses that this machine has, all on the same port. Raises OSError."""
     failure: OSError | None = None
     for _ in range(PORT_ATTEMPTS if port == 0 else 1):
         sockets: list[socket.socket] = []
@@ -212,14 +222,14 @@ def _listen_on_all(addresses: list[tuple[int, tuple[object, ...]]], port: int) -
         try:
             for family, address in addresses:
                 try:
-                    # "::" alone takes IPv4 too; beside "0.0.0.0", and any other address, its own family only.
+                    # "::" alone also accepts IPv4; beside another address each socket accepts its own family only.
                     dual = len(addresses) == 1 and address[0] == "::"
                     sockets.append(_listen_on(family, (address[0], chosen, *address[2:]), dual=dual))
                     chosen = sockets[0].getsockname()[1]
                 except OSError as error:
                     if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
                         raise
-                    failure = error  # "localhost" names ::1 on machines without IPv6 too
+                    failure = error  # "localhost" resolves to ::1 even on machines without IPv6
             if sockets:
                 return sockets
         except OSError as error:
@@ -250,7 +260,7 @@ def _tune(connection: socket.socket, peer_host: str) -> None:
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     if sys.platform == "linux" and peer_host.startswith(("127.", "::1", "::ffff:127.")):
-        # bbr paces even on loopback, where there is nothing to pace for: a third of the throughput.
+        # The bbr algorithm also paces loopback connections, which costs a third of their throughput.
         for algorithm in (b"reno", b"cubic"):
             try:
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, algorithm)

@@ -1,7 +1,7 @@
-"""Randomness of the operating system: nobody can foretell the ids that are made from it."""
+"""Randomness of the operating system, so that the ids made from it cannot be predicted."""
 
 import random
 
 
 class SystemRandom(random.SystemRandom):
-    """`random.SystemRandom` under the shape of the runtime's `Random`."""
+    """`random.SystemRandom` as an implementation of the protocol `Random`."""

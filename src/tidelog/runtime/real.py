@@ -1,4 +1,4 @@
-"""The real world as one value."""
+"""The runtime of a real process: the implementations of this package as one value."""
 
 import asyncio
 
@@ -12,9 +12,9 @@ from tidelog.runtime.turns import Turns
 
 
 def real_runtime(*, descriptors_max: int | None = None) -> Runtime:
-    """The runtime of the running asyncio or uvloop loop; `Runtime.close()` gives everything back.
+    """Return a runtime on the running asyncio or uvloop loop. `Runtime.close()` releases all its resources.
 
-    `descriptors_max` bounds the descriptors of files; by default half of the process's soft limit at this moment.
+    `descriptors_max` bounds the open descriptors of files. The default is half of the process's current soft limit.
     """
     loop = asyncio.get_running_loop()
     clock, tasks = SystemClock(), LoopTasks(loop)

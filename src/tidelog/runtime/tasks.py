@@ -17,9 +17,9 @@ T = TypeVar("T")
 log = logging.getLogger("tidelog.tasks")
 
 IDLE_S = 30.0
-"""How long the process for work apart is kept with nothing to do."""
+"""An idle child process (see `LoopTasks.run_apart`) is ended after this time."""
 IO_THREADS_MAX = 4
-"""Threads that share the calls without a lane. They wait for disks, they do not compute."""
+"""Threads that share the blocking calls without a lane. The calls wait for disks and use little CPU."""
 
 
 class LoopTasks:
@@ -82,7 +82,7 @@ class LoopTasks:
         return future
 
     def _rest(self, process: "ApartProcess", calls: int) -> None:
-        """The process has had nothing to do since its call number `calls`, or it has."""
+        """End the child process if it has had no call since its call number `calls`."""
         from tidelog.runtime.apart import LANE
 
         if not self._closed and process.calls == calls:
@@ -90,20 +90,20 @@ class LoopTasks:
 
     def defer_collection(self, deferred: bool) -> None:
         if deferred and not self._closed:
-            self._collector_off = gc.isenabled()  # an application around the broker may do without it
+            self._collector_off = gc.isenabled()  # an application that embeds the broker may have switched it off
             gc.disable()
         elif self._collector_off:
             self._collector_off = False
             if not gc.get_freeze_count():
-                # All that is young becomes old, unseen: the next collection would look through every object of the
-                # burst that is still alive, for half a second.
+                # Move all young objects to the oldest generation without traversing them. Otherwise the next collection
+                # would traverse every object of the burst that is still alive, which takes half a second.
                 gc.freeze()
                 gc.unfreeze()
             gc.enable()
 
     async def close(self) -> None:
-        """Cancel what still runs, let blocking calls end, join the threads. The caller's own task is left alone."""
-        await asyncio.sleep(0)  # what a turn has pending (the last call of closed connections) still runs
+        """Cancel the running tasks, wait for blocking calls, join the threads. The calling task is not cancelled."""
+        await asyncio.sleep(0)  # let callbacks run that are already scheduled (`closed` of connections)
         current = asyncio.current_task()
         while others := [task for task in self._running if task is not current]:
             for task in others:
@@ -116,26 +116,27 @@ class LoopTasks:
             await workers.close()
         if self._apart is not None:
             self._apart.end()
-        self.defer_collection(False)  # whatever was being computed has ended with the loop
+        self.defer_collection(False)  # computations in steps have ended, so nothing else would switch it on again
 
     def _ended(self, task: "asyncio.Task[Any]") -> None:
         del self._running[task]
-        # asyncio clears the flag when somebody takes the exception; whoever awaits the task now does so in this turn.
+        # asyncio clears the flag when somebody retrieves the exception. A task that awaits this one does so in this
+        # turn of the loop, so look again in the next one.
         if not task.cancelled() and getattr(task, "_log_traceback", True) and not self._loop.is_closed():
             self._loop.call_soon(report_failure, task)
 
 
 def report_failure(task: "asyncio.Task[Any]") -> None:
-    """Log the failure of a task unless somebody has taken its exception."""
+    """Log the failure of a task unless its exception was retrieved."""
     if getattr(task, "_log_traceback", True) and (error := task.exception()) is not None:
         log.error("task failed name=%s error=%r", task.get_name(), error, exc_info=error)
 
 
 class _Workers:
-    """Threads that serve one queue of calls; the first starts with the first call.
+    """Threads that serve one queue of calls. The first thread starts with the first call.
 
-    Half the price of `concurrent.futures` per call (20 us against 35), and group commit makes one call per fsync.
-    The threads are daemons: an application that forgets `close()` must still be able to exit.
+    A call costs 20 us, against 35 us with `concurrent.futures`; group commit makes one call per fsync. The threads are
+    daemon threads, so that an application that forgets `close()` can still exit.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, name: str, threads_max: int) -> None:
@@ -178,11 +179,11 @@ class _Workers:
             try:
                 if not future.cancelled():
                     result = function(*args)
-            except BaseException as failure:  # KeyboardInterrupt and SystemExit too belong to who asked
+            except BaseException as failure:  # the caller also gets KeyboardInterrupt and SystemExit
                 error = failure
             try:
                 self._loop.call_soon_threadsafe(self._finished, future, result, error)
-            except RuntimeError:  # the loop was closed without us: nobody waits any more
+            except RuntimeError:  # the loop was closed, so nobody waits for the result
                 return
             del call, future, function, args, result, error
 
@@ -191,7 +192,7 @@ class _Workers:
         if not future.done():
             if error is None:
                 future.set_result(result)
-            elif isinstance(error, StopIteration):  # a future cannot hold it
+            elif isinstance(error, StopIteration):  # a future refuses this exception
                 future.set_exception(RuntimeError(f"blocking call raised {error!r}"))
             else:
                 future.set_exception(error)

@@ -13,7 +13,7 @@ from tidelog.log.errors import CorruptLog
 from tidelog.log.partition_log import PartitionLog
 from tidelog.log.times import find_max_timestamp, find_timestamp
 from tidelog.log.verify import verify
-from tidelog.model.steps import at_once
+from tidelog.model.steps import run_all
 from tidelog.simulation.disk import SimDisk
 from tidelog.wire.errors import StorageError
 from tidelog.wire.primitives import MalformedMessage
@@ -111,8 +111,8 @@ def test_harm_is_found_or_harmless(
         for value in served(log, bytes_max):
             values.append(value)
         for when in range(-1, 31, 5):
-            at_once(find_timestamp(log, NOW_MS + when))
-        at_once(find_max_timestamp(log))
+            run_all(find_timestamp(log, NOW_MS + when))
+        run_all(find_max_timestamp(log))
     except StorageError:
         assert log.failure is not None
         return

@@ -11,7 +11,7 @@ from log_harness import NOW_MS, LogOnDisk, read_once
 from tidelog.log.config import LogConfig
 from tidelog.log.leader_epochs import EpochEnd
 from tidelog.log.times import find_max_timestamp, find_timestamp
-from tidelog.model.steps import at_once
+from tidelog.model.steps import run_all
 from tidelog.simulation.disk import SimDisk
 
 
@@ -78,7 +78,7 @@ class LogModel(RuleBasedStateMachine):
     @rule(when=st.integers(-20, 400))
     def look_up_time(self, when: int) -> None:
         wanted = NOW_MS + when
-        found = at_once(find_timestamp(self.on.log, wanted))
+        found = run_all(find_timestamp(self.on.log, wanted))
         expected = next(
             ((base + i, t, epoch) for base, rs, epoch in self.batches for i, (t, _) in enumerate(rs)
              if t >= wanted and base + i >= self.start), None
@@ -87,7 +87,7 @@ class LogModel(RuleBasedStateMachine):
 
     @rule()
     def look_up_latest(self) -> None:
-        found = at_once(find_max_timestamp(self.on.log))
+        found = run_all(find_max_timestamp(self.on.log))
         times = [(t, base + i) for base, rs, _ in self.batches for i, (t, _) in enumerate(rs) if base + i >= self.start]
         assert bool(times) == (found is not None)
         if found:

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from wire_values import api_messages, project, trees, versions_of, wire_settings
 
-from tidelog.model.steps import at_once
+from tidelog.model.steps import run_all
 from tidelog.wire import decoding, encoding
 from tidelog.wire.message import Message
 from tidelog.wire.primitives import MalformedMessage, skip_tagged_fields, skip_tagged_fields_in_steps, uvarint
@@ -30,19 +30,19 @@ def test_same_as_at_once(message: type[Message], data: st.DataObject) -> None:
     version = data.draw(st.sampled_from(list(versions_of(message))))
     ours = project(message, tree, version)
     encoded = ours.encode(version)
-    pieces = at_once(message.stepwise_encoder(version)(ours))
+    pieces = run_all(message.stepwise_encoder(version)(ours))
     assert isinstance(pieces[0], bytes)
     assert b"".join(pieces) == encoded
     decode = message.stepwise_decoder(version)
-    assert at_once(decode(b"?" + encoded, 1)) == (ours, 1 + len(encoded))
+    assert run_all(decode(b"?" + encoded, 1)) == (ours, 1 + len(encoded))
     cut = encoded[: data.draw(st.integers(0, len(encoded)))]
     try:
         expected = message.decode(cut, 0, version)
     except MalformedMessage:
         with pytest.raises(MalformedMessage):
-            at_once(decode(cut, 0))
+            run_all(decode(cut, 0))
     else:
-        assert at_once(decode(cut, 0)) == expected
+        assert run_all(decode(cut, 0)) == expected
 
 
 @pytest.mark.parametrize("count", [0, 1, 127, 128, 129, 1000])
@@ -50,5 +50,5 @@ def test_unknown_tagged_fields_are_skipped_in_steps(count: int) -> None:
     fields = b"".join(uvarint(tag) + b"\x02ab" for tag in range(count))
     data = uvarint(count) + fields + b"!"
     first, start = data[0], 1
-    assert at_once(skip_tagged_fields_in_steps(data, start, first)) == len(data) - 1
+    assert run_all(skip_tagged_fields_in_steps(data, start, first)) == len(data) - 1
     assert skip_tagged_fields(data, start, first) == len(data) - 1

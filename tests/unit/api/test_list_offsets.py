@@ -8,7 +8,7 @@ import pytest
 from log_harness import NOW_MS, LogOnDisk
 from tidelog.api.list_offsets import MAX_TIMESTAMP, handle
 from tidelog.api.services import RequestContext, Services
-from tidelog.model.steps import at_once
+from tidelog.model.steps import run_all
 from tidelog.wire.messages.list_offsets import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
 
 
@@ -43,6 +43,6 @@ def test_a_log_that_moves_to_another_directory_meanwhile(timestamp: int, offset:
     for name in old.files():
         old.disk.remove(f"{old.log.directory}/{name}")
     partition.log = new.log
-    [answer] = at_once(cast("Any", steps)).topics[0].partitions
+    [answer] = run_all(cast("Any", steps)).topics[0].partitions
     assert (answer.error_code, answer.offset) == (0, offset)
     assert old.log.failure is None

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from tidelog.api.metering import Meter
-from tidelog.model.steps import Steps, at_once
+from tidelog.model.steps import Steps, run_all
 from tidelog.quotas.client_quotas import ClientQuotas
 from tidelog.quotas.entities import entity_of
 from tidelog.quotas.windows import Window
@@ -49,7 +49,7 @@ def test_the_time_of_steps_counts_and_that_between_them_does_not() -> None:
     metered.settle(answer)
     assert answer.throttle_time_ms == 1000
     other = meter(clock, request_percentage=0.55)
-    assert at_once(other.timed(steps())) == "done"
+    assert run_all(other.timed(steps())) == "done"
     other.settle(answer)
     assert answer.throttle_time_ms == 0
 

@@ -13,7 +13,7 @@ from tidelog.api.fetch_sessions import FetchItem
 from tidelog.api.pending import Pending
 from tidelog.api.services import Peer, RequestContext, Services
 from tidelog.metadata.controller import NewTopic
-from tidelog.model.steps import at_once
+from tidelog.model.steps import run_all
 from tidelog.replication.partition import Partition
 from tidelog.replication.partitions import Partitions
 from tidelog.simulation.world import simulated
@@ -49,7 +49,7 @@ class Stage:
         )
         context = RequestContext(1, VERSION, 1, "test", Peer("127.0.0.1", 1, "127.0.0.1", 2))
         answer = handle(self.services, context, request)
-        return at_once(answer) if isinstance(answer, GeneratorType) else answer
+        return run_all(answer) if isinstance(answer, GeneratorType) else answer
 
     def parked(self, **fields: Any) -> tuple[Pending[Any], list[Any]]:
         pending = self.ask(**fields)
@@ -112,11 +112,11 @@ def test_what_moves_is_read_in_steps_and_all_of_it_is_told() -> None:
         assert not told
         await asyncio.sleep(1)
         assert not told  # too little
-        answer = at_once(few[0])
+        answer = run_all(few[0])
         assert sum(bool(data.records) for data in answer.responses[0].partitions) == COUNT
         assert stage.watched == COUNT  # by the one that waits
         stage.services.partitions.release_waiting()
-        answer = at_once(told[0])
+        answer = run_all(told[0])
         assert [data.high_watermark for data in answer.responses[0].partitions] == [1] * COUNT
         assert sum(bool(data.records) for data in answer.responses[0].partitions) == COUNT
         await asyncio.sleep(0.1)
@@ -141,12 +141,12 @@ def test_what_moves_while_the_first_look_is_taken_is_not_missed() -> None:
                 answer = end.value
             if stage.watched == COUNT:
                 stage.append(0)
-                answer = at_once(steps)
+                answer = run_all(steps)
         if isinstance(answer, Pending):
             told: list[Any] = []
             answer.listen(told.append)
             await asyncio.sleep(0.1)
-            answer = at_once(told[0])
+            answer = run_all(told[0])
         assert answer.responses[0].partitions[0].records
 
     on_a_stage(scenario)
@@ -163,7 +163,7 @@ def test_a_topic_that_is_deleted_while_it_is_told_of_gives_no_records() -> None:
             pass
         for partition in stage.partitions:
             partition.deleted = True
-        answer = at_once(steps)
+        answer = run_all(steps)
         for data in answer.responses[0].partitions:
             assert (data.error_code, bool(data.records)) == (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, False)
 

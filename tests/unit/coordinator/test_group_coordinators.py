@@ -10,7 +10,7 @@ from tidelog.coordinator.group.core import SWEEP_RECORDS_MAX
 from tidelog.coordinator.group.offsets import OffsetCommit, OffsetToCommit
 from tidelog.coordinator.groups import uuid_form
 from tidelog.metadata.image import CONSUMER_OFFSETS, MetadataImage
-from tidelog.model.steps import at_once
+from tidelog.model.steps import run_all
 from tidelog.wire.errors import (
     CoordinatorLoadInProgress,
     CoordinatorNotAvailable,
@@ -173,7 +173,7 @@ def test_a_commit_that_a_deletion_overtakes_brings_no_offset_back(
     there = {"u": 1, CONSUMER_OFFSETS: 4}
     broker.change_topics({"t": 3, **there} if anew else there, ids={"t": topic_id("another")} if anew else {})
     assert committed(broker, "g") is None
-    at_once(steps)
+    run_all(steps)
     broker.settle()
     unknown = ErrorCode.UNKNOWN_TOPIC_ID if version >= 10 else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     assert told == [[ErrorCode.NONE, unknown, ErrorCode.NONE, unknown]]

@@ -15,7 +15,7 @@ from tidelog.log.partition_log import PartitionLog
 from tidelog.log.times import find_timestamp
 from tidelog.log.verify import DAMAGE, verify
 from tidelog.model.ids import TopicPartition
-from tidelog.model.steps import at_once
+from tidelog.model.steps import run_all
 from tidelog.simulation.disk import SimDisk
 from tidelog.wire.batches import BatchHeader
 
@@ -108,7 +108,7 @@ def test_look_ups_agree_with_a_scan_from_the_start(name: str) -> None:
                 assert part.file is not None
                 assert (part.file.path, part.position, part.size) == (file.path, position, size)
     for fields in batches:
-        found_time = at_once(find_timestamp(log, fields[MAX_TIMESTAMP]))
+        found_time = run_all(find_timestamp(log, fields[MAX_TIMESTAMP]))
         first = next(f for f in batches if f[MAX_TIMESTAMP] >= fields[MAX_TIMESTAMP])
         assert found_time is not None
         assert first[BASE_OFFSET] <= found_time.offset <= first[BASE_OFFSET] + first[LAST_OFFSET_DELTA]

@@ -10,7 +10,7 @@ from log_harness import DIRECTORY, NOW_MS, LogOnDisk, make_batch
 from tidelog.log.errors import CorruptLog
 from tidelog.log.reader import TimestampOffset
 from tidelog.log.times import find_timestamp
-from tidelog.model.steps import at_once
+from tidelog.model.steps import run_all
 from tidelog.wire.batches import BatchHeader
 
 BATCH_BYTES = len(make_batch(b"00"))
@@ -48,7 +48,7 @@ def test_a_killed_log_is_whole_and_everything_derived_is_as_before() -> None:
     log = on.kill()
     assert on.records(end=20) == expected(20)
     assert log.epochs.entries() == before
-    assert at_once(find_timestamp(log, NOW_MS + 13)) == TimestampOffset(13, NOW_MS + 13, 1)
+    assert run_all(find_timestamp(log, NOW_MS + 13)) == TimestampOffset(13, NOW_MS + 13, 1)
     assert on.append(b"p", base_sequence=0, leader_epoch=9, **fields).duplicate
     assert log.recovery_point == log.log_end_offset == 21
     assert log.recovery.truncated_bytes == 0
@@ -236,7 +236,7 @@ def test_indexes_are_made_anew_from_the_log(suffix: str, harm: str) -> None:
     on.open(clean=False)
     assert on.records() == expected(20)
     for number in range(20):
-        assert at_once(find_timestamp(on.log, NOW_MS + number)) == TimestampOffset(number, NOW_MS + number, number // 8)
+        assert run_all(find_timestamp(on.log, NOW_MS + number)) == TimestampOffset(number, NOW_MS + number, number // 8)
     on.log.close(clean=True)
     assert on.disk.read(on.path(8, suffix)).rstrip(b"\0") == sound[8].rstrip(b"\0")
     assert on.disk.read(on.path(16, suffix)) == sound[16]

@@ -11,7 +11,7 @@ from tidelog.log.partition_log import Appended, Slice
 from tidelog.log.reader import HEADERS_PER_STEP, LOOKED_AT_BYTES_MAX, TimestampOffset
 from tidelog.log.segment import WALK_BATCHES_MAX
 from tidelog.log.times import find_max_timestamp, find_timestamp
-from tidelog.model.steps import at_once
+from tidelog.model.steps import run_all
 from tidelog.wire.batches import BatchHeader, TimestampType
 from tidelog.wire.checksums import crc32c
 from tidelog.wire.errors import (
@@ -199,7 +199,7 @@ def test_log_append_time_is_stamped_and_answered() -> None:
         NOW_MS,
         True,
     )
-    assert at_once(find_timestamp(on.log, NOW_MS)) == TimestampOffset(0, NOW_MS, 0)
+    assert run_all(find_timestamp(on.log, NOW_MS)) == TimestampOffset(0, NOW_MS, 0)
 
 
 def test_times_find_the_first_record_not_earlier() -> None:
@@ -207,18 +207,18 @@ def test_times_find_the_first_record_not_earlier() -> None:
     times = [NOW_MS + t for t in (10, 10, 30, 20, 20, 50, 40, -1 - NOW_MS)]
     for number, time in enumerate(times):
         on.append(b"%d" % number, timestamps=[time], leader_epoch=number // 4)
-    found = [at_once(find_timestamp(on.log, NOW_MS + t)) for t in (0, 10, 11, 30, 31, 50, 51)]
+    found = [run_all(find_timestamp(on.log, NOW_MS + t)) for t in (0, 10, 11, 30, 31, 50, 51)]
     assert [f and f.offset for f in found] == [0, 0, 2, 2, 5, 5, None]
     assert found[4] == TimestampOffset(5, NOW_MS + 50, 1)
-    assert at_once(find_max_timestamp(on.log)) == TimestampOffset(5, NOW_MS + 50, 1)
-    assert at_once(find_max_timestamp(LogOnDisk().log)) is None
+    assert run_all(find_max_timestamp(on.log)) == TimestampOffset(5, NOW_MS + 50, 1)
+    assert run_all(find_max_timestamp(LogOnDisk().log)) is None
 
 
 def test_a_time_in_the_middle_of_a_compressed_batch() -> None:
     on = LogOnDisk()
     on.append(b"a", b"b", b"c", timestamps=[NOW_MS, NOW_MS + 5, NOW_MS + 9], codec=1)
-    assert at_once(find_timestamp(on.log, NOW_MS + 4)) == TimestampOffset(1, NOW_MS + 5, 0)
-    assert at_once(find_max_timestamp(on.log)) == TimestampOffset(2, NOW_MS + 9, 0)
+    assert run_all(find_timestamp(on.log, NOW_MS + 4)) == TimestampOffset(1, NOW_MS + 5, 0)
+    assert run_all(find_max_timestamp(on.log)) == TimestampOffset(2, NOW_MS + 9, 0)
 
 
 def test_a_full_disk_leaves_the_log_as_it_was_and_online() -> None:
@@ -300,7 +300,7 @@ def test_a_missing_index_of_a_closed_segment_is_made_anew_when_wanted(suffix: st
     on.log.close(clean=True)
     on.disk.remove(on.path(0, suffix))
     on.open(clean=True, recovery_point=20)
-    assert at_once(find_timestamp(on.log, NOW_MS + 5)) == TimestampOffset(5, NOW_MS + 5, 0)
+    assert run_all(find_timestamp(on.log, NOW_MS + 5)) == TimestampOffset(5, NOW_MS + 5, 0)
     assert on.records(3) == [(n, b"%d" % n) for n in range(3, 20)]
     assert on.disk.read(on.path(0, suffix)) == before
 
@@ -447,7 +447,7 @@ def test_a_read_that_fails_takes_the_log_offline_unless_it_may_work_again() -> N
     assert on.log.read(0, 100, 1).size
     on.disk.fail("read", "*.log", errno.EIO)
     with pytest.raises(StorageError, match="offline"):
-        at_once(find_timestamp(on.log, 0))
+        run_all(find_timestamp(on.log, 0))
     assert on.log.failure is not None
     assert on.log.cold_read(0, 100) is None
 
@@ -527,14 +527,14 @@ def test_times_among_records_that_cannot_be_looked_at_are_their_batchs(made: Cal
     on.append(b"3", timestamps=[NOW_MS - 5])
     latest = BatchHeader(made(NOW_MS)).max_timestamp
     for _ in range(2):
-        assert at_once(find_timestamp(on.log, NOW_MS - 10)) == TimestampOffset(0, NOW_MS - 10, 0)
-        assert at_once(find_timestamp(on.log, NOW_MS - 9)) == TimestampOffset(1, latest, 0)
-        assert at_once(find_max_timestamp(on.log)) == TimestampOffset(1, latest, 0)
+        assert run_all(find_timestamp(on.log, NOW_MS - 10)) == TimestampOffset(0, NOW_MS - 10, 0)
+        assert run_all(find_timestamp(on.log, NOW_MS - 9)) == TimestampOffset(1, latest, 0)
+        assert run_all(find_max_timestamp(on.log)) == TimestampOffset(1, latest, 0)
         assert on.log.failure is None
         on.kill()
     on.log.delete_before(2)
-    assert at_once(find_timestamp(on.log, NOW_MS - 9)) == TimestampOffset(2, latest, 0)
-    assert at_once(find_max_timestamp(on.log)) == TimestampOffset(2, latest, 0)
+    assert run_all(find_timestamp(on.log, NOW_MS - 9)) == TimestampOffset(2, latest, 0)
+    assert run_all(find_max_timestamp(on.log)) == TimestampOffset(2, latest, 0)
 
 
 def test_times_among_damaged_records_take_the_log_offline() -> None:
@@ -542,7 +542,7 @@ def test_times_among_damaged_records_take_the_log_offline() -> None:
     on.append(b"a" * 50, timestamps=[NOW_MS])
     on.flip(on.path(0), 61)
     with pytest.raises(StorageError, match="cannot be decoded"):
-        at_once(find_timestamp(on.log, NOW_MS))
+        run_all(find_timestamp(on.log, NOW_MS))
 
 
 @pytest.mark.parametrize("delta", [2, 1000, -1])
@@ -558,7 +558,7 @@ def test_times_do_not_name_offsets_that_are_not_the_batchs(delta: int) -> None:
     on.append_batch(batch)
     on.append(b"2", timestamps=[NOW_MS])
     on.log.delete_before(1)
-    assert at_once(find_timestamp(on.log, NOW_MS)) == TimestampOffset(1, NOW_MS, 0)
+    assert run_all(find_timestamp(on.log, NOW_MS)) == TimestampOffset(1, NOW_MS, 0)
 
 
 def test_times_are_looked_for_in_steps() -> None:
@@ -573,8 +573,8 @@ def test_times_are_looked_for_in_steps() -> None:
     on.log.delete_before(1)
     for steps in (find_timestamp(on.log, NOW_MS + 10), find_max_timestamp(on.log)):
         assert len(list(steps)) > 19
-    assert at_once(find_timestamp(on.log, NOW_MS + 10)) is None
-    assert at_once(find_max_timestamp(on.log)) == TimestampOffset(1, NOW_MS, 0)
+    assert run_all(find_timestamp(on.log, NOW_MS + 10)) is None
+    assert run_all(find_max_timestamp(on.log)) == TimestampOffset(1, NOW_MS, 0)
 
 
 def test_a_segment_that_goes_while_a_time_is_looked_for() -> None:
@@ -589,8 +589,8 @@ def test_a_segment_that_goes_while_a_time_is_looked_for() -> None:
     assert on.retain(NOW_MS) > 1
     start = on.log.log_start_offset
     assert start > 1
-    assert at_once(looks[0]) == TimestampOffset(start, NOW_MS + start, 0)
-    assert at_once(looks[1]) == TimestampOffset(199, NOW_MS + 199, 0)
+    assert run_all(looks[0]) == TimestampOffset(start, NOW_MS + start, 0)
+    assert run_all(looks[1]) == TimestampOffset(199, NOW_MS + 199, 0)
     assert on.log.failure is None
 
 

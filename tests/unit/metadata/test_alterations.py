@@ -13,7 +13,7 @@ from tidelog.metadata.alterations import Alteration, AlterationResult, Change, O
 from tidelog.metadata.controller import JournalDecision
 from tidelog.metadata.image import ImageBuilder, MetadataImage
 from tidelog.metadata.records import BrokerConfigChanged, JournalRecord, TopicConfigChanged
-from tidelog.model.steps import at_once
+from tidelog.model.steps import run_all
 
 REPLICAS = "leader.replication.throttled.replicas"
 SET, DELETE, APPEND, SUBTRACT = Operation.SET, Operation.DELETE, Operation.APPEND, Operation.SUBTRACT
@@ -21,7 +21,7 @@ TOPIC, BROKER = 2, 4
 
 
 def alter_configs(*arguments: Any, **options: Any) -> JournalDecision[list[AlterationResult]]:
-    return at_once(alterations.alter_configs(*arguments, **options))
+    return run_all(alterations.alter_configs(*arguments, **options))
 
 
 def cluster() -> MetadataImage:

@@ -28,22 +28,22 @@ from tidelog.metadata.records import (
     TopicDeleted,
     new_partition,
 )
-from tidelog.model.steps import at_once
+from tidelog.model.steps import run_all
 from tidelog.wire.errors import ErrorCode
 
 TWO_BROKERS = image(brokers=[1, 2])
 
 
 def create_topics(*arguments: Any, **options: Any) -> controller.JournalDecision[list[TopicResult]]:
-    return at_once(controller.create_topics(*arguments, **options))
+    return run_all(controller.create_topics(*arguments, **options))
 
 
 def delete_topics(*arguments: Any) -> controller.JournalDecision[list[TopicResult]]:
-    return at_once(controller.delete_topics(*arguments))
+    return run_all(controller.delete_topics(*arguments))
 
 
 def create_partitions(*arguments: Any, **options: Any) -> controller.JournalDecision[list[TopicResult]]:
-    return at_once(controller.create_partitions(*arguments, **options))
+    return run_all(controller.create_partitions(*arguments, **options))
 
 
 def made(name: str, replicas: Sequence[Sequence[int]], number: int = 100, **config: str) -> TopicCreated:

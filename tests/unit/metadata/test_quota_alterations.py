@@ -10,7 +10,7 @@ from tidelog.metadata.controller import JournalDecision, MorePartitions, NewTopi
 from tidelog.metadata.image import ImageBuilder, MetadataImage
 from tidelog.metadata.quota_alterations import QuotaAlteration, QuotaChange, QuotaResult
 from tidelog.metadata.records import ClientQuotaChanged
-from tidelog.model.steps import at_once
+from tidelog.model.steps import run_all
 from tidelog.wire.errors import ErrorCode
 
 C = (("client-id", "c"),)
@@ -18,7 +18,7 @@ U = (("user", None),)
 
 
 def alter(before: MetadataImage, *alterations: QuotaAlteration, **options: Any) -> JournalDecision[list[QuotaResult]]:
-    return at_once(quota_alterations.alter_quotas(before, alterations, **options))
+    return run_all(quota_alterations.alter_quotas(before, alterations, **options))
 
 
 def on(entity: Any, **changes: float | None) -> QuotaAlteration:
@@ -85,15 +85,15 @@ def test_partitions_are_asked_for_before_they_are_made_or_deleted() -> None:
 
     before = cluster()
     wanted = [NewTopic("a", 1), NewTopic("b", 4), NewTopic("c", 4), NewTopic("d", 1)]
-    made = at_once(controller.create_topics(before, wanted, settings(), lambda: topic_id(9), take=take))
+    made = run_all(controller.create_topics(before, wanted, settings(), lambda: topic_id(9), take=take))
     assert [(r.name, r.error) for r in made.reply] == [
         ("a", ErrorCode.TOPIC_ALREADY_EXISTS), ("b", 0),
         ("c", ErrorCode.THROTTLING_QUOTA_EXCEEDED), ("d", ErrorCode.THROTTLING_QUOTA_EXCEEDED),
     ]  # fmt: skip
     assert [record.name for record in made.records] == ["b"]  # type: ignore[union-attr]
-    gone = at_once(controller.delete_topics(before, [TopicChoice("a"), TopicChoice("no")], take=lambda count: False))
+    gone = run_all(controller.delete_topics(before, [TopicChoice("a"), TopicChoice("no")], take=lambda count: False))
     assert {r.error for r in gone.reply} == {ErrorCode.THROTTLING_QUOTA_EXCEEDED, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}
     assert gone.records == []
-    more = at_once(controller.create_partitions(before, [MorePartitions("a", 3)], take=lambda count: count < 2))
+    more = run_all(controller.create_partitions(before, [MorePartitions("a", 3)], take=lambda count: count < 2))
     assert [r.error for r in more.reply] == [ErrorCode.THROTTLING_QUOTA_EXCEEDED]
     assert more.records == []

@@ -86,10 +86,10 @@ def test_nothing_is_active_without_a_quota() -> None:
 def test_whom_quotas_concern() -> None:
     quotas = client_quotas(**{CONTROLLER_MUTATION_RATE: 1.0})
     before = quotas.generation
-    assert quotas.concern("u", "c")
-    assert not quotas.concern("u", "other")
+    assert quotas.has_quota("u", "c")
+    assert not quotas.has_quota("u", "other")
     quotas.set({entity_of([("user", "u")]): {REQUEST_PERCENTAGE: 1.0}})
-    assert quotas.concern("u", "other")
+    assert quotas.has_quota("u", "other")
     assert quotas.generation > before
 
 

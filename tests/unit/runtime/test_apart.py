@@ -70,7 +70,7 @@ def test_it_has_a_disk_of_its_own(run: Run, tmp_path: Path) -> None:
     [
         (apart_harness.raise_error, "planted"),
         (apart_harness.die, "status -9"),
-        (apart_harness.send_nonsense, "no result"),
+        (apart_harness.send_nonsense, "invalid frame"),
     ],
 )
 def test_work_that_fails_is_told_and_the_next_goes_well(run: Run, work: ApartWork, reason: str) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from tidelog.runtime import descriptors as descriptors_module
 from tidelog.runtime import disk as disk_module
-from tidelog.runtime.descriptors import SPARE, descriptor_limit, raise_descriptor_limit
+from tidelog.runtime.descriptors import RESERVED_FOR_SYNCS, descriptor_limit, raise_descriptor_limit
 from tidelog.runtime.disk import LocalDisk, LocalFile
 
 
@@ -126,7 +126,7 @@ def test_opening_takes_no_descriptor_and_the_pool_is_bounded(disk: LocalDisk, tm
         for number, file in enumerate(files):
             assert file.pread(10, 0) == b"%d" % number
             assert disk.pool.open_count <= 4
-            assert open_descriptors() <= before + 4 + SPARE
+            assert open_descriptors() <= before + 4 + RESERVED_FOR_SYNCS
     disk.close()
     assert open_descriptors() == before
 

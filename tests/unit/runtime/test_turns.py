@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from tidelog.model.steps import Steps, at_once
+from tidelog.model.steps import Steps, run_all
 from tidelog.runtime.interfaces import Clock, Tasks
 from tidelog.runtime.tasks import LoopTasks
 from tidelog.runtime.turns import (
@@ -352,7 +352,7 @@ def test_at_once() -> None:
         yield
         return 3
 
-    assert at_once(steps()) == 3
+    assert run_all(steps()) == 3
 
 
 def test_what_cannot_be_parted_counts_as_a_first_turn() -> None:

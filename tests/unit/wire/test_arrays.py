@@ -2,7 +2,7 @@
 
 from itertools import chain
 
-from tidelog.model.steps import at_once
+from tidelog.model.steps import run_all
 from tidelog.wire.arrays import PART_ITEMS, parts_of
 from tidelog.wire.messages.fetch import AbortedTransaction, FetchableTopicResponse, FetchResponse, PartitionData
 from tidelog.wire.messages.find_coordinator import FindCoordinatorRequest
@@ -10,14 +10,14 @@ from tidelog.wire.messages.offset_fetch import OffsetFetchRequest, OffsetFetchRe
 
 
 def test_what_is_short_has_no_parts() -> None:
-    assert at_once(parts_of(FindCoordinatorRequest(coordinator_keys=["k"] * PART_ITEMS))) == []
-    assert at_once(parts_of(FetchResponse())) == []
+    assert run_all(parts_of(FindCoordinatorRequest(coordinator_keys=["k"] * PART_ITEMS))) == []
+    assert run_all(parts_of(FetchResponse())) == []
 
 
 def test_a_long_array_in_parts_of_its_order() -> None:
     keys = [f"key-{number}" for number in range(3 * PART_ITEMS + 5)]
     request = FindCoordinatorRequest(coordinator_keys=keys)
-    parts = at_once(parts_of(request))
+    parts = run_all(parts_of(request))
     assert [*chain(*parts)] == keys
     assert [len(part) for part in parts] == [PART_ITEMS] * 3 + [5]
     for part in parts:
@@ -31,7 +31,7 @@ def test_long_arrays_are_found_within_short_ones_and_in_each_other() -> None:
     data = [PartitionData(index) for index in range(count)]
     data[7].aborted_transactions = aborted
     response = FetchResponse(responses=[FetchableTopicResponse("short"), FetchableTopicResponse("t", partitions=data)])
-    held = {id(thing) for thing in chain(*at_once(parts_of(response)))}
+    held = {id(thing) for thing in chain(*run_all(parts_of(response)))}
     assert held == {id(thing) for thing in [*aborted, *data]}
 
 
@@ -41,7 +41,7 @@ def test_arrays_of_numbers_and_absent_ones() -> None:
         OffsetFetchRequestGroup("all", topics=None),
         OffsetFetchRequestGroup("some", topics=[OffsetFetchRequestTopics(name="t", partition_indexes=numbers)]),
     ]
-    assert [*chain(*at_once(parts_of(OffsetFetchRequest(groups=groups))))] == numbers
+    assert [*chain(*run_all(parts_of(OffsetFetchRequest(groups=groups))))] == numbers
 
 
 def test_it_takes_steps_whatever_is_many() -> None:

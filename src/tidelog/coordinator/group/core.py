@@ -20,7 +20,7 @@ from tidelog.coordinator.group.records import AnyRecord, GroupRecord, OffsetReco
 from tidelog.coordinator.group.settings import GROUPS_MAX, GroupSettings
 from tidelog.coordinator.group.state import GroupState
 from tidelog.metadata.image import MetadataImage
-from tidelog.model.steps import at_once
+from tidelog.model.steps import run_all
 from tidelog.wire.errors import (
     ApiError,
     CoordinatorNotAvailable,
@@ -173,7 +173,7 @@ class GroupCore:
         """Answered with one error code for each offset of the commit. Raises ApiError when the committer is refused."""
         self.check_commit(commit, now)
         if prepared is None:
-            prepared = at_once(prepare_commit(commit, self.settings, now))
+            prepared = run_all(prepare_commit(commit, self.settings, now))
         out = Decision()
         out.records, out.batch = list(prepared.records), prepared.batch
         out.reply(reply, prepared.codes)

@@ -13,7 +13,7 @@ from tidelog.log.partition_log import PartitionLog
 from tidelog.log.producer_state import ABORT
 from tidelog.log.reader import TimestampOffset
 from tidelog.log.times import find_max_timestamp, find_timestamp
-from tidelog.model.steps import Steps, at_once
+from tidelog.model.steps import Steps, run_all
 from tidelog.wire.records import Record, encode_batch
 
 
@@ -51,11 +51,11 @@ def look_everywhere(on: LogOnDisk) -> None:
         part = on.log.read(offset, 1, end)
         assert bool(part.size) == bool(following)
     for record in records:
-        found = at_once(find_timestamp(on.log, record.timestamp))
+        found = run_all(find_timestamp(on.log, record.timestamp))
         assert found is not None
         assert found.timestamp >= record.timestamp
     on.log.aborted_transactions(0, end)
-    assert at_once(find_max_timestamp(on.log)) is not None
+    assert run_all(find_max_timestamp(on.log)) is not None
 
 
 def test_every_look_up_works_between_every_two_steps() -> None:
@@ -102,7 +102,7 @@ def test_a_time_is_looked_for_while_segments_are_replaced(
     removal = on.log.removal(on.now_ms)
     assert removal is not None
     removal.run()
-    assert began < steps_before or at_once(look) == at_once(find(on.log))
+    assert began < steps_before or run_all(look) == run_all(find(on.log))
     assert on.log.failure is None
 
 
