@@ -1,4 +1,4 @@
-"""How the coordinators' topics are made when they are first needed."""
+"""Partitions, replicas and settings of the coordinators' internal topics, which are created at their first use."""
 
 from tidelog.config.broker_config import BrokerConfig
 from tidelog.metadata.controller import NewTopic
@@ -6,9 +6,9 @@ from tidelog.metadata.image import CONSUMER_OFFSETS, INTERNAL_TOPICS
 
 
 def internal_topic(name: str, config: BrokerConfig, brokers: int) -> NewTopic | None:
-    """The topic to make for `name`; None when it is not one that a coordinator here needs.
+    """Return the topic to create for `name`, or None if no coordinator of this broker uses a topic of this name.
 
-    It has at most as many replicas as there are brokers: a single one has to do with what it has.
+    The replication factor is at most the number of brokers, so that a single broker can create the topic.
     """
     if name != CONSUMER_OFFSETS:
         return None
@@ -18,7 +18,10 @@ def internal_topic(name: str, config: BrokerConfig, brokers: int) -> NewTopic | 
 
 
 def internal_settings(name: str, config: BrokerConfig) -> dict[str, str]:
-    """Settings of an internal topic; none for another. Its records are state: they never expire by age."""
+    """Return the settings of an internal topic; empty for any other topic.
+
+    Internal topics are compacted: their records are the coordinators' state and never expire by age.
+    """
     settings: dict[str, str] = {}
     if name in INTERNAL_TOPICS:
         settings = {"cleanup.policy": "compact", "compression.type": "producer"}

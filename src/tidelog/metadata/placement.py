@@ -1,4 +1,4 @@
-"""Which brokers hold a new topic's partitions."""
+"""Replica placement: choose the brokers of a new topic's partitions."""
 
 from collections.abc import Sequence
 
@@ -6,10 +6,11 @@ from tidelog.metadata.image import MetadataImage
 
 
 def place(image: MetadataImage, partitions: int, replication_factor: int, first: int = 0) -> list[tuple[int, ...]]:
-    """Replicas of each partition, the leader first: leaders go round the brokers, and so do the followers of each.
+    """Return the replicas of each partition, the leader first. Leaders and followers rotate over the brokers.
 
-    Needs as many brokers as replicas. Where the round begins depends on how many partitions there are already, so that
-    many topics of one partition spread as well as one topic of many.
+    There must be at least `replication_factor` brokers. The first leader depends on the number of existing partitions
+    (plus `first`, the partitions that this request has placed before), so that many topics with one partition are
+    spread as evenly as one topic with many.
     """
     brokers = list(image.brokers)
     start = image.partition_count + first
@@ -21,7 +22,8 @@ def _replicas(brokers: Sequence[int], turn: int, replication_factor: int) -> tup
     leader = turn % count
     if count == 1:
         return (brokers[0],)
-    # The followers' distance to the leader grows with every whole round: when a broker stops, its load spreads.
+    # After each full round of leaders the followers shift by one, so that the partitions led by one broker have their
+    # followers on different brokers, and its load spreads when it stops.
     shift = 1 + turn // count % (count - 1)
     others = (1 + (shift - 1 + i) % (count - 1) for i in range(replication_factor - 1))
     return (brokers[leader], *(brokers[(leader + distance) % count] for distance in others))

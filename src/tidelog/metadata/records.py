@@ -1,8 +1,8 @@
-"""The journal's records, and their encoding: one line of JSON per entry, made for reading with any tool.
+"""The records of the metadata journal and their encoding: one line of JSON per entry, readable with any tool.
 
-An entry is what one decision appends, whole or not at all: `{"v":1,"epoch":3,"records":[{"kind":"topic",...},...]}`.
-A reader leaves out fields that it does not know. What changes the meaning of a known field, or has to be understood,
-takes a new kind or a higher version, which older brokers refuse.
+An entry holds the records of one decision and is appended atomically:
+`{"v":1,"epoch":3,"records":[{"kind":"topic",...},...]}`. A reader ignores fields that it does not know. A change that
+older brokers must not ignore needs a new record kind or a higher version, both of which they refuse.
 """
 
 import json
@@ -18,7 +18,7 @@ FORMAT_VERSION = 1
 
 
 class JournalError(Exception):
-    """An entry cannot be read: damaged, or written by a newer Tidelog. One line that says which and why."""
+    """An entry cannot be decoded: it is damaged or was written by a newer Tidelog. The text names entry and cause."""
 
 
 class ClusterNamed(NamedTuple):
@@ -28,58 +28,59 @@ class ClusterNamed(NamedTuple):
 
 
 class ControllerElected(NamedTuple):
-    """A broker took the controller lease; entries of lower epochs are over."""
+    """A broker acquired the controller lease. No entry of a lower epoch may follow."""
 
     broker_id: int
     epoch: int
 
 
 class BrokerRegistered(NamedTuple):
-    """A broker started: where it listens. Replaces what it said before."""
+    """A broker started, with the addresses of its listeners. Replaces the broker's earlier registration."""
 
     broker_id: int
     epoch: int
-    """Grows with every registration."""
+    """Higher than in every earlier registration."""
     incarnation: str
-    """Of this run of its process."""
+    """Identifies this run of the broker's process."""
     endpoints: tuple[Endpoint, ...]
     rack: str | None
 
 
 class LeadershipRenewed(NamedTuple):
-    """Every partition that the broker leads begins a new leader epoch: it restarted, and its last records may be lost.
+    """Begin a new leader epoch for every partition that the broker leads.
 
-    Clients that read them then see where the old epoch ends, and find out (KIP-320).
+    The broker restarted, and the last records of the old epoch may be lost. A client that has read them asks where the
+    old epoch ended, and so detects the loss (KIP-320).
     """
 
     broker_id: int
 
 
 class PartitionState(NamedTuple):
-    """Who holds one partition, and who leads it."""
+    """The replicas of one partition, its leader and its in-sync replicas (ISR)."""
 
     leader: int
-    """-1: none."""
+    """Broker id, or -1 without a leader."""
     leader_epoch: int
     replicas: tuple[int, ...]
-    """The preferred leader first."""
+    """Broker ids; the first one is the preferred leader."""
     isr: tuple[int, ...]
     partition_epoch: int
-    """Grows with every change of this state."""
+    """Incremented by every change of this state."""
 
 
 class TopicCreated(NamedTuple):
-    """A topic as it is: new, adopted, or in a snapshot."""
+    """A topic with its partitions: new, adopted from a Kafka directory, or part of a snapshot."""
 
     name: str
     topic_id: TopicId
     partitions: tuple[PartitionState, ...]
     config: Mapping[str, str] = {}
-    """Its own settings, as they were given."""
+    """The settings that were set for this topic, as the client wrote them."""
 
 
 class PartitionsAdded(NamedTuple):
-    """More partitions, numbered on from `first`."""
+    """New partitions of an existing topic, numbered from `first`."""
 
     topic_id: TopicId
     first: int
@@ -87,12 +88,13 @@ class PartitionsAdded(NamedTuple):
 
 
 class PartitionChanged(NamedTuple):
-    """A change of replicas, ISR or leader; None leaves as it is. A leader, even the same, begins a leader epoch."""
+    """A change of leader, ISR or replicas; None means no change. A record with a leader begins a new leader epoch, even
+    if the leader stays the same."""
 
     topic_id: TopicId
     partition: int
     leader: int | None = None
-    """-1: none."""
+    """Broker id, or -1 for no leader."""
     isr: tuple[int, ...] | None = None
     replicas: tuple[int, ...] | None = None
 
@@ -105,12 +107,12 @@ class TopicConfigChanged(NamedTuple):
     topic_id: TopicId
     setting: str
     value: str | None
-    """None takes it back to its default."""
+    """None removes the setting, so that the default applies."""
 
 
 class BrokerConfigChanged(NamedTuple):
     broker: str
-    """A number, or "" for all."""
+    """A broker id, or "" for all brokers."""
     setting: str
     value: str | None
 
@@ -119,27 +121,27 @@ class GroupConfigChanged(NamedTuple):
     group: str
     setting: str
     value: str | None
-    """None takes it back to the broker's."""
+    """None removes the setting, so that the broker's value applies."""
 
 
 class ClientQuotaChanged(NamedTuple):
     entity: Entity
     key: str
     value: float | None
-    """None takes it away."""
+    """None removes the quota."""
 
 
 class ClientMetricsConfigChanged(NamedTuple):
-    """Of a subscription to clients' metrics (KIP-714), which is there as long as it has a setting."""
+    """A setting of a client metrics subscription (KIP-714). A subscription exists while it has at least one setting."""
 
     subscription: str
     setting: str
     value: str | None
-    """None takes it back to its default."""
+    """None removes the setting, so that the default applies."""
 
 
 class ProducerIdsAllocated(NamedTuple):
-    """A broker got the ids up to `next_id`."""
+    """A block of producer ids, which ends before `next_id`, was given to a broker."""
 
     broker_id: int
     next_id: int
@@ -183,12 +185,12 @@ _NAMES = {kind: name for name, kind in _KINDS.items()}
 
 
 def new_partition(replicas: Sequence[int], leader_epoch: int = 0) -> PartitionState:
-    """Led by the first of its replicas, all in sync."""
+    """Return the state of a new partition: the first replica leads, and all replicas are in sync."""
     return PartitionState(replicas[0], leader_epoch, tuple(replicas), tuple(replicas), 0)
 
 
 def new_partitions(replicas: Iterable[Sequence[int]]) -> tuple[PartitionState, ...]:
-    """As `new_partition` each; those of equal replicas share one object."""
+    """Call `new_partition` for each partition. Partitions with equal replicas share one object."""
     known: dict[tuple[int, ...], PartitionState] = {}
     states: list[PartitionState] = []
     for each in map(tuple, replicas):
@@ -199,7 +201,7 @@ def new_partitions(replicas: Iterable[Sequence[int]]) -> tuple[PartitionState, .
 
 
 def _runs(states: Sequence[PartitionState]) -> list[list[Any]]:
-    """Equal neighbours together, as on a single broker all are: their number, then a row."""
+    """Run-length encode the states: the number of equal neighbours, then the fields of `_row`."""
     runs: list[list[Any]] = []
     before: PartitionState | None = None
     for state in states:
@@ -212,7 +214,7 @@ def _runs(states: Sequence[PartitionState]) -> list[list[Any]]:
 
 
 def _row(state: PartitionState) -> list[Any]:
-    """Replicas, then as much of leader epoch, partition epoch, leader and ISR as a new partition has otherwise."""
+    """Return replicas, leader epoch, partition epoch, leader and ISR, without trailing default values."""
     if state.isr != state.replicas or state.leader != state.replicas[0]:
         return [state.replicas, state.leader_epoch, state.partition_epoch, state.leader, state.isr]
     if state.partition_epoch:
@@ -221,7 +223,7 @@ def _row(state: PartitionState) -> list[Any]:
 
 
 def _states(runs: list[list[Any]]) -> tuple[PartitionState, ...]:
-    """Partitions of equal state share one object."""
+    """Decode `_runs`. Partitions with equal states share one object."""
     states: list[PartitionState] = []
     for count, *row in runs:
         replicas = tuple(row[0])
@@ -231,12 +233,12 @@ def _states(runs: list[list[Any]]) -> tuple[PartitionState, ...]:
 
 
 def encode(epoch: int, records: Iterable[JournalRecord]) -> bytes:
-    """One entry, by the controller of `epoch`."""
+    """Encode one entry, written by the controller of `epoch`."""
     return run_all(encode_in_steps(epoch, records))
 
 
 def encode_in_steps(epoch: int, records: Iterable[JournalRecord]) -> Steps[bytes]:
-    """As `encode`."""
+    """Encode one entry in steps; see `encode`."""
     parts = []
     for record in records:
         parts.append(json.dumps(_encode_record(record), separators=(",", ":")))
@@ -260,7 +262,7 @@ class Entry(NamedTuple):
 
 
 def decode(data: bytes, position: int) -> Entry:
-    """The entry that stands at `position`. Raises JournalError."""
+    """Decode the entry at `position`. Raises JournalError."""
     try:
         entry = json.loads(data)
         version = entry["v"]

@@ -1,7 +1,7 @@
-"""The default store: one SQLite file in WAL mode, which the brokers of one host share.
+"""The default metadata store: one SQLite file in WAL mode, shared by the brokers of one host.
 
-Every call runs on one thread, in order. A commit is durable when it returns (synchronous=FULL); `wait` looks again now
-and then, as SQLite tells nobody of another process's commit.
+All calls run in order on one thread. A commit is durable when it returns (synchronous=FULL). `wait` polls, since SQLite
+does not notify a process of another process's commit.
 """
 
 from collections.abc import Callable, Iterator
@@ -26,10 +26,10 @@ T = TypeVar("T")
 
 LANE: Final = "metadata"
 APPLICATION_ID: Final = 0x7464_6C67
-"""Marks the file as ours, for file(1) and for us: "tdlg"."""
+"""Identifies the file as a metadata store of Tidelog, for file(1) and for this module: "tdlg"."""
 SCHEMA_VERSION: Final = 1
 BUSY_MS: Final = 5000
-"""How long a call waits for another process's commit."""
+"""Longest time that a call waits for another process's commit."""
 POLL_MIN_S: Final = 0.01
 POLL_MAX_S: Final = 0.25
 
@@ -41,7 +41,7 @@ CREATE TABLE leases (name TEXT PRIMARY KEY, holder TEXT NOT NULL, epoch INTEGER 
 
 
 class SqliteStore:
-    """`Store` in the file at `path`, made when it is first used."""
+    """`Store` in the file at `path`, which is created at the first use."""
 
     def __init__(self, path: str, clock: Clock, tasks: Tasks) -> None:
         self.path = path
@@ -79,7 +79,7 @@ class SqliteStore:
     async def close(self) -> None:
         await self._tasks.run_blocking(self._close, lane=LANE)
 
-    # From here on, on the store's thread
+    # The methods below run on the store's thread
 
     async def _run(self, function: Callable[..., T], *args: object) -> T:
         return await self._tasks.run_blocking(self._guarded, function, *args, lane=LANE)
@@ -90,7 +90,7 @@ class SqliteStore:
         try:
             return function(self._open(), *args)
         except sqlite3.Error as error:
-            # Both leave the store as it was: what was under way has been rolled back.
+            # SQLite has rolled the transaction back on both errors, so the store is unchanged.
             if getattr(error, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_BUSY):
                 raise StoreUnavailable(f"{self.path}: {error}") from error
             raise StoreFailed(f"{self.path}: {error}") from error
@@ -199,7 +199,7 @@ class SqliteStore:
 
 @contextmanager
 def _transaction(connection: "sqlite3.Connection") -> Iterator[None]:
-    """What is done within happens at once, before or after everything of other connections, or not at all."""
+    """Run the block as one transaction: atomic, and isolated from other connections."""
     connection.execute("BEGIN IMMEDIATE")
     try:
         yield

@@ -1,22 +1,25 @@
-"""Where the journal lives: what others have made linearizable and durable, behind a small interface."""
+"""The interface of metadata stores. A store keeps the metadata journal durable and linearizable for all brokers."""
 
 from typing import NamedTuple, Protocol
 
 
 class PositionTaken(Exception):
-    """Another entry stands at the position of an append: somebody else has appended. Read on and decide again."""
+    """An append found another entry at its position, since another controller has appended.
+
+    The caller has to read that entry and decide again.
+    """
 
 
 class LeaseLost(Exception):
-    """The lease under which an append was made has ended or is another's."""
+    """The lease of an append or renewal has expired, or another holder has it."""
 
 
 class StoreUnavailable(Exception):
-    """Nothing was done: no space, or another process holds the store. It is as it was, and may do it later."""
+    """The call changed nothing, since the disk is full or another process holds the store. A later call may succeed."""
 
 
 class StoreFailed(Exception):
-    """The store cannot be used; whether the last append is in it is not known. One line that says where and why."""
+    """The store cannot be used, and it is unknown whether the last append is in it. The text says where and why."""
 
 
 class StoredEntry(NamedTuple):
@@ -25,7 +28,7 @@ class StoredEntry(NamedTuple):
 
 
 class Snapshot(NamedTuple):
-    """The state that entries 0 .. position - 1 give, in the words of whoever wrote it."""
+    """The encoded state after the entries 0 .. position - 1. The store does not look into `data`."""
 
     position: int
     data: bytes
@@ -35,40 +38,46 @@ class Lease(NamedTuple):
     name: str
     holder: str
     epoch: int
-    """Grows whenever the lease is acquired."""
+    """Incremented whenever the lease is acquired."""
 
 
 class Store(Protocol):
-    """A journal of entries at positions 0, 1, 2 ..., its snapshot, and leases.
+    """A journal of entries at positions 0, 1, 2 ..., a snapshot of it, and leases.
 
-    Every method raises StoreUnavailable or StoreFailed. What it has done is durable, and every broker sees it, when it
-    returns.
+    Every method may raise StoreUnavailable or StoreFailed. When a method returns, its change is durable and visible to
+    every broker.
     """
 
     async def append(self, position: int, data: bytes, lease: Lease) -> None:
-        """Raises PositionTaken unless `position` is the first free one; LeaseLost unless `lease` holds."""
+        """Append an entry at `position`.
+
+        Raises PositionTaken unless `position` is the end of the journal, and LeaseLost unless `lease` is still valid.
+        """
 
     async def read(self, start: int, limit: int = 1000) -> list[StoredEntry]:
-        """Entries from `start` on, in order, at most `limit`. Those before the snapshot's position may be gone."""
+        """Return up to `limit` entries in order, beginning at `start`.
+
+        Entries before the snapshot's position may have been deleted.
+        """
 
     async def wait(self, position: int) -> None:
-        """Return once there is an entry at `position`."""
+        """Wait until the journal has an entry at `position`."""
 
     async def snapshot(self) -> Snapshot | None: ...
 
     async def save_snapshot(self, snapshot: Snapshot) -> None:
-        """Keep it in place of the one before, and drop the entries that it covers."""
+        """Replace the previous snapshot, and delete the entries before `snapshot.position`."""
 
     async def acquire(self, name: str, holder: str, ttl_ms: int | None) -> Lease | None:
-        """Take a lease that is free, has expired, or is the holder's own; None while another holds it.
+        """Acquire a lease that is free, expired, or held by the same `holder`. Returns None if another holder has it.
 
-        Without `ttl_ms` it holds until it is released or the same holder takes it again.
+        Without `ttl_ms` the lease does not expire: it ends when it is released or when the same holder acquires it.
         """
 
     async def renew(self, lease: Lease, ttl_ms: int) -> None:
-        """Hold it for `ttl_ms` from now. Raises LeaseLost."""
+        """Extend the lease to `ttl_ms` from now. Raises LeaseLost."""
 
     async def release(self, lease: Lease) -> None:
-        """Let others have it. No error if it is lost already."""
+        """Release the lease. It is not an error if the lease is lost already."""
 
     async def close(self) -> None: ...

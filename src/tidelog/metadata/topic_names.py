@@ -1,18 +1,18 @@
-"""Which names a topic may have."""
+"""Rules for topic names."""
 
 LENGTH_MAX = 249
-"""A directory is named after topic and partition, and file names end at `FILE_NAME_MAX`."""
+"""Longest topic name. A partition's directory is named TOPIC-PARTITION and must fit into FILE_NAME_MAX."""
 FILE_NAME_MAX = 255
 
 _LEGAL = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
 
 
 def name_refusal(name: str) -> str | None:
-    """None for a legal name, else why it is not one."""
+    """Return None for a legal topic name, else the reason why it is illegal."""
     if not name:
-        return "a topic's name is not empty"
+        return "a topic's name must not be empty"
     if name in (".", ".."):
-        return f"a topic is not named {name!r}"
+        return f"a topic must not be named {name!r}"
     if len(name) > LENGTH_MAX:
         return f"a topic's name has at most {LENGTH_MAX} characters, not {len(name)}"
     if not _LEGAL.issuperset(name):
@@ -21,8 +21,8 @@ def name_refusal(name: str) -> str | None:
 
 
 def flat_name(name: str) -> str:
-    """Equal for topics that differ in nothing but dots and underscores, of which there may be one at a time.
+    """Return the name with underscores for dots. Two topics must not have the same flat name.
 
-    Metric names have underscores for dots, so the two could not be told apart there.
+    Kafka's metric names replace dots by underscores, so the metrics of two such topics would collide.
     """
     return name.replace(".", "_")
