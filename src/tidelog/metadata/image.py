@@ -1,4 +1,4 @@
-"""The immutable image of the cluster, which the replay of the journal gives. Images share what did not change."""
+"""The immutable image of the cluster's metadata, built by replaying the journal. Images share their unchanged parts."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, NamedTuple
@@ -33,12 +33,12 @@ CONSUMER_OFFSETS = "__consumer_offsets"
 TRANSACTION_STATE = "__transaction_state"
 SHARE_GROUP_STATE = "__share_group_state"
 CLUSTER_METADATA = "__cluster_metadata"
-"""Kafka's own metadata log. Never a topic here: an adopted directory's is left as it is."""
+"""Kafka's own metadata log. It is never a topic here; in an adopted Kafka directory its files are left untouched."""
 INTERNAL_TOPICS = (CONSUMER_OFFSETS, TRANSACTION_STATE, SHARE_GROUP_STATE)
 
 
 class TopicImage:
-    """One topic. Equal to another only if it is the same object: a change makes a new one."""
+    """One topic. Topic images compare by identity: every change of a topic makes a new object."""
 
     __slots__ = ("config", "internal", "name", "partitions", "topic_id")
 
@@ -49,7 +49,7 @@ class TopicImage:
         self.topic_id = topic_id
         self.partitions = partitions
         self.config = config
-        """Its own settings, as they were given."""
+        """The settings that were set for this topic, as the client wrote them."""
         self.internal = name in INTERNAL_TOPICS
 
     @property
@@ -65,7 +65,7 @@ class BrokerRegistration(NamedTuple):
     rack: str | None
 
     def endpoint(self, listener: str | None = None) -> Endpoint:
-        """What clients of that listener are told; the first for an unknown one."""
+        """Return the address that clients of `listener` connect to; the first one if the listener is unknown."""
         return next((e for e in self.endpoints if e.listener == listener), self.endpoints[0])
 
     @property
@@ -78,7 +78,7 @@ class BrokerRegistration(NamedTuple):
 
 
 class MetadataImage:
-    """Everything that the journal says, up to `position`. Its mappings are not to be changed."""
+    """The metadata after the journal's entries 0 .. position - 1. Its mappings must not be changed."""
 
     __slots__ = (
         "broker_configs",
@@ -114,32 +114,32 @@ class MetadataImage:
         partition_count: int = 0,
     ) -> None:
         self.position = position
-        """Where the next entry goes."""
+        """Position of the next entry in the journal."""
         self.cluster_id = cluster_id
         self.controller_id = controller_id
         self.controller_epoch = controller_epoch
         self.brokers = brokers
-        """By id, in the order of their ids."""
+        """Registered brokers by id, in ascending order of the ids."""
         self.topics = topics
         self.topics_by_id = topics_by_id
         self.broker_configs = broker_configs
-        """Altered settings by broker: a number as text, or "" for all brokers."""
+        """Settings that were altered at run time, by broker: a broker id as text, or "" for all brokers."""
         self.group_configs = group_configs
-        """Settings of single groups, by group id. A group need not exist to have some."""
+        """Settings of groups, by group id. Settings may be stored for a group that does not exist."""
         self.client_quotas = client_quotas
-        """Of users, client ids and addresses; those that have some."""
+        """Quotas of users, client ids and IP addresses. Entities without quotas are not listed."""
         self.client_metrics_configs = client_metrics_configs
-        """Subscriptions to clients' metrics, by name (KIP-714)."""
+        """Settings of client metrics subscriptions, by name (KIP-714)."""
         self.producer_ids_next = producer_ids_next
         self.partition_count = partition_count
-        """Of all topics together."""
+        """Number of partitions of all topics."""
 
 
 EMPTY_IMAGE: Final = MetadataImage()
 
 
 class ImageBuilder:
-    """Applies records to an image, on copies made when they are first needed."""
+    """Applies records to an image. A mapping is copied when the first change of it is applied."""
 
     def __init__(self, image: MetadataImage) -> None:
         self.position = image.position
@@ -159,11 +159,11 @@ class ImageBuilder:
         self._own_topics: tuple[dict[str, TopicImage], dict[TopicId, TopicImage]] | None = None
 
     def apply(self, records: Iterable[JournalRecord]) -> "ImageBuilder":
-        """Take one entry's records, which were decided from the image that this builder holds."""
+        """Apply the records of one entry, which were decided from the builder's current image."""
         return run_all(self.apply_in_steps(records))
 
     def apply_in_steps(self, records: Iterable[JournalRecord]) -> "Steps[ImageBuilder]":
-        """As `apply`."""
+        """Apply the records in steps; see `apply`."""
         for record in records:
             _APPLY[type(record)](self, record)
             yield
@@ -189,7 +189,7 @@ class ImageBuilder:
             partition_count=self._partition_count,
         )
 
-    # One method per kind of record
+    # One method for each kind of record
 
     def _cluster_named(self, record: ClusterNamed) -> None:
         self._cluster_id = record.cluster_id
@@ -243,14 +243,14 @@ class ImageBuilder:
 
     def _topic_config_changed(self, record: TopicConfigChanged) -> None:
         topic = self._topics_by_id[record.topic_id]
-        config = _changed(topic.config, record.setting, record.value)
+        config = _with_setting(topic.config, record.setting, record.value)
         self._put(TopicImage(topic.name, topic.topic_id, topic.partitions, config))
 
     def _broker_config_changed(self, record: BrokerConfigChanged) -> None:
-        self._broker_configs = _changed_one(self._broker_configs, record.broker, record.setting, record.value)
+        self._broker_configs = _with_setting_of(self._broker_configs, record.broker, record.setting, record.value)
 
     def _group_config_changed(self, record: GroupConfigChanged) -> None:
-        self._group_configs = _changed_one(self._group_configs, record.group, record.setting, record.value)
+        self._group_configs = _with_setting_of(self._group_configs, record.group, record.setting, record.value)
 
     def _client_quota_changed(self, record: ClientQuotaChanged) -> None:
         if self._own_quotas is None:
@@ -264,7 +264,7 @@ class ImageBuilder:
             self._own_quotas[record.entity] = values
 
     def _client_metrics_config_changed(self, record: ClientMetricsConfigChanged) -> None:
-        self._client_metrics_configs = _changed_one(
+        self._client_metrics_configs = _with_setting_of(
             self._client_metrics_configs, record.subscription, record.setting, record.value
         )
 
@@ -304,7 +304,7 @@ _APPLY: dict[type[Any], Callable[[ImageBuilder, Any], None]] = {
 
 
 def snapshot(image: MetadataImage) -> list[JournalRecord]:
-    """The records whose replay on an empty image gives `image`, its position aside."""
+    """Return records whose replay on an empty image gives `image`, except for its position."""
     records: list[JournalRecord] = [
         ClusterNamed(image.cluster_id),
         ControllerElected(image.controller_id, image.controller_epoch),
@@ -323,18 +323,21 @@ def snapshot(image: MetadataImage) -> list[JournalRecord]:
     return records
 
 
-def _renewed(state: PartitionState, broker_id: int, known: dict[PartitionState, PartitionState]) -> PartitionState:
-    """The state in a new leader epoch, if the broker leads. Equal states share one object, as before."""
+def _renewed(state: PartitionState, broker_id: int, renewed: dict[PartitionState, PartitionState]) -> PartitionState:
+    """Return the state in a new leader epoch if the broker leads the partition, else the state itself.
+
+    `renewed` maps states that were seen before to their new states, so that equal states share one object.
+    """
     if state.leader != broker_id:
         return state
-    found = known.get(state)
-    if found is None:
-        found = state._replace(leader_epoch=state.leader_epoch + 1, partition_epoch=state.partition_epoch + 1)
-        known[state] = found
-    return found
+    new_state = renewed.get(state)
+    if new_state is None:
+        new_state = state._replace(leader_epoch=state.leader_epoch + 1, partition_epoch=state.partition_epoch + 1)
+        renewed[state] = new_state
+    return new_state
 
 
-def _changed(settings: Mapping[str, str], setting: str, value: str | None) -> dict[str, str]:
+def _with_setting(settings: Mapping[str, str], setting: str, value: str | None) -> dict[str, str]:
     changed = dict(settings)
     if value is None:
         changed.pop(setting, None)
@@ -343,12 +346,12 @@ def _changed(settings: Mapping[str, str], setting: str, value: str | None) -> di
     return changed
 
 
-def _changed_one(
+def _with_setting_of(
     configs: Mapping[str, Mapping[str, str]], owner: str, setting: str, value: str | None
 ) -> dict[str, Mapping[str, str]]:
-    """Whose last setting goes is not listed any more."""
+    """Return `configs` with one setting of `owner` changed; an owner without settings is removed."""
     changed = dict(configs)
-    config = _changed(changed.pop(owner, {}), setting, value)
+    config = _with_setting(changed.pop(owner, {}), setting, value)
     if config:
         changed[owner] = config
     return changed

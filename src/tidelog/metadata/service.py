@@ -1,4 +1,4 @@
-"""Runs the controller's decisions: append to the store, replay into the image, tell the broker's parts, answer."""
+"""Run the controller's decisions: append to the store, replay into the image, notify the broker's parts, answer."""
 
 import asyncio
 import logging
@@ -35,19 +35,19 @@ logger = logging.getLogger("tidelog.metadata")
 
 CONTROLLER_LEASE: Final = "controller"
 SNAPSHOT_BYTES_MIN: Final = 256 * 1024
-"""Entries since the last snapshot that are worth a new one; more when the last one was larger."""
+"""Write a new snapshot after this many bytes of entries, or after twice the last snapshot's size if that is more."""
 
 ImageListener = Callable[[MetadataImage, MetadataImage], Awaitable[None] | None]
-"""Told of the image before and the image after, one change at a time, in order. It may not ask the controller for
-anything and wait for it: the next change waits for this one."""
+"""Called with the old and the new image for each change, in order. The next change waits until the call has ended, so a
+listener must not request a change from the controller and wait for it."""
 
 
 Decide = Callable[[MetadataImage], JournalDecision[R] | Steps[JournalDecision[R]]]
-"""One change, from the image before it."""
+"""Decides one change from the current image."""
 
 
 class MetadataCache:
-    """The image that this broker answers from: everything in it has reached the broker's parts."""
+    """The image from which this broker answers requests. All listeners have processed everything in it."""
 
     __slots__ = ("image",)
 
@@ -56,16 +56,20 @@ class MetadataCache:
 
 
 class MetadataController:
-    """The controller in this broker.
+    """The cluster's controller, which runs in this broker.
 
-    A change is answered when its entry is durable in the store, and every listener has taken it: a created topic's
-    partitions lead by then. Requests wait in line, and each is decided from the image that all before it gave.
+    A change is answered when its entry is durable in the store and every listener has processed it. Therefore the
+    partitions of a created topic have a leader when CreateTopics answers. Changes are decided one at a time, each from
+    the image that results from the changes before it.
     """
 
     def __init__(
         self, store: Store, config: BrokerConfig, runtime: Runtime, cache: MetadataCache, *, lease_ms: int | None = None
     ) -> None:
-        """`lease_ms`: how long the controller's lease outlives it; None where nobody else can reach the store."""
+        """`lease_ms` is the time after which the controller lease expires if it is not renewed.
+
+        None: it does not expire, since no other process can reach the store.
+        """
         self._store = store
         self._config = config
         self._runtime = runtime
@@ -90,10 +94,11 @@ class MetadataController:
         cluster_id: str | None = None,
         first_records: Callable[[], Awaitable[Sequence[JournalRecord]]] | None = None,
     ) -> None:
-        """Take the controller's lease and replay the journal.
+        """Acquire the controller lease and replay the journal.
 
-        An empty journal begins with `cluster_id` (a new one when None) and what `first_records` gives: an adopted
-        directory's topics.
+        The first entry of an empty journal holds `cluster_id` (a new id if it is None) and the result of
+        `first_records`: the topics of an adopted directory.
+
         Raises StoreFailed, StoreUnavailable, JournalError, and LeaseLost when another broker is the controller.
         """
         lease = await self._store.acquire(CONTROLLER_LEASE, f"broker-{self._config.node_id}", self._lease_ms)
@@ -107,7 +112,7 @@ class MetadataController:
             if first_records is not None:
                 opening += await first_records()
         elif cluster_id is not None and image.cluster_id != cluster_id:
-            raise JournalError(f"the metadata is of cluster {image.cluster_id}, the data of cluster {cluster_id}")
+            raise JournalError(f"the metadata belongs to cluster {image.cluster_id}, the data to cluster {cluster_id}")
         opening.append(ControllerElected(self._config.node_id, lease.epoch))
         opening += controller.renew_leadership(image, self._config.node_id)
         await self._append(opening)
@@ -132,7 +137,7 @@ class MetadataController:
         return builder.build()
 
     async def stop(self) -> None:
-        """Finish what is under way, give the lease back, close the store."""
+        """Finish the change that is in progress, release the lease, close the store."""
         for task in (self._renewal, self._snapshot_task):
             if task is not None:
                 task.cancel()
@@ -146,15 +151,18 @@ class MetadataController:
             await self._store.close()
 
     async def subscribe(self, listener: ImageListener) -> None:
-        """Tell it of everything from now on, beginning with the whole image as a change of an empty one."""
+        """Call `listener` for every change from now on, beginning with a change from the empty to the current image."""
         async with self._publishing:
-            await _tell(listener, EMPTY_IMAGE, self._cache.image)
+            await _notify(listener, EMPTY_IMAGE, self._cache.image)
             self._listeners.append(listener)
 
-    # What brokers and clients ask
+    # Requests of brokers and clients
 
     async def register(self, endpoints: Sequence[Endpoint]) -> None:
-        """Let clients find this broker at `endpoints`. Its own part of the image must have been applied."""
+        """Register this broker with its `endpoints`, so that clients find it.
+
+        All listeners must have processed the image before, so that the broker can serve its partitions.
+        """
         config = self._config
         incarnation = uuid_text(self._runtime.new_uuid())
         await self._commit(
@@ -171,7 +179,10 @@ class MetadataController:
         timeout_ms: int | None = None,
         take: TakePartitions = unlimited,
     ) -> list[TopicResult]:
-        """Raises ApiError with REQUEST_TIMED_OUT when they do not all lead in time; they will, later."""
+        """Create topics. Raises ApiError (REQUEST_TIMED_OUT) if their partitions are not all led within `timeout_ms`.
+
+        The topics are created even after a timeout.
+        """
         return await self._commit(
             lambda image: controller.create_topics(
                 image, topics, self._config, self._new_topic_id, validate_only=validate_only, take=take
@@ -180,9 +191,9 @@ class MetadataController:
         )
 
     async def ensure_topics(self, names: Sequence[str], *, take: TakePartitions = unlimited) -> list[TopicResult]:
-        """Make those that are missing, with the broker's defaults, internal ones as their coordinators need them.
+        """Create the topics that do not exist, with the broker's defaults, or an internal topic's own settings.
 
-        A topic that exists by now is a success. Leaves it to the caller whether topics are made on demand.
+        A topic that exists is a success. The caller has checked that topics may be created automatically.
         """
 
         def decide(image: MetadataImage) -> Steps[JournalDecision[list[TopicResult]]]:
@@ -233,13 +244,16 @@ class MetadataController:
         return await self._commit(lambda image: alter_quotas(image, alterations, validate_only=validate_only))
 
     async def allocate_producer_ids(self) -> range:
-        """A block of ids that nobody had or will have."""
+        """Allocate a block of producer ids that no producer has had or will have."""
         return await self._commit(lambda image: controller.allocate_producer_ids(image, self._config.node_id))
 
-    # Deciding, appending, telling
+    # Deciding, appending, publishing
 
     async def _commit(self, decide: Decide[R], timeout_ms: int | None = None) -> R:
-        """Raises ApiError. Once begun it goes on to its end, whatever becomes of who asked."""
+        """Run one change and wait for it, for at most `timeout_ms`. Raises ApiError.
+
+        A change that has begun runs to its end, even if the waiting request is cancelled or times out.
+        """
         if timeout_ms is not None and timeout_ms <= 0:
             raise ApiError("", ErrorCode.REQUEST_TIMED_OUT)
         change = self._runtime.tasks.spawn(self._change(decide), name="metadata-change")
@@ -260,13 +274,13 @@ class MetadataController:
             await self._append_for_client(decision.records)
             new = self._image
             self._snapshot_if_due()
-            # Started here, one after the other: asyncio's locks are fair, so listeners hear of changes in their order.
+            # Started while `_deciding` is held: asyncio's locks are fair, so changes are published in order.
             published = self._runtime.tasks.spawn(self._publish(old, new), name="metadata-publish")
         await published
         return decision.reply
 
     async def _append(self, new_records: list[JournalRecord]) -> None:
-        """Append one entry and take it into the image. Raises what `Store.append` raises."""
+        """Append one entry and apply it to the image. Raises the exceptions of `Store.append`."""
         lease, image = self._lease, self._image
         assert lease is not None, "only the controller appends"
         data = await self._turns.run(records.encode_in_steps(lease.epoch, new_records))
@@ -275,7 +289,10 @@ class MetadataController:
         self._image = (await self._turns.run(ImageBuilder(image).apply_in_steps(new_records))).build()
 
     async def _append_for_client(self, new_records: list[JournalRecord]) -> None:
-        """Raises ApiError; for good, unless the store says that it is as it was."""
+        """Append for a client's request. Raises ApiError.
+
+        After StoreUnavailable the next change is tried again; after any other failure all changes are refused.
+        """
         try:
             await self._append(new_records)
         except StoreUnavailable as error:
@@ -285,7 +302,7 @@ class MetadataController:
             self._fail(f"another broker is the controller ({error})")
             raise ApiError(str(error), ErrorCode.NOT_CONTROLLER) from None
         except StoreFailed as error:
-            # Whether the entry is there is not known: what follows could not be decided from the right image.
+            # It is unknown whether the entry was stored, so the next change could be decided from a wrong image.
             self._fail(str(error))
             raise ApiError(str(error), ErrorCode.KAFKA_STORAGE_ERROR) from None
 
@@ -298,9 +315,9 @@ class MetadataController:
             self._apply_settings(new)
             for listener in self._listeners:
                 try:
-                    await _tell(listener, old, new)
+                    await _notify(listener, old, new)
                 except Exception:
-                    # The change stands in the journal: the others must hear of it all the same.
+                    # The change is in the journal, so the other listeners must process it even if this one failed.
                     logger.exception("listener failed position=%d", new.position)
             self._cache.image = new
             _warn_of_no_effect(old, new)
@@ -312,7 +329,7 @@ class MetadataController:
     def _new_topic_id(self) -> TopicId:
         return TopicId(self._runtime.new_uuid())
 
-    # Keeping the journal short, and the lease
+    # Snapshots and the lease
 
     def _snapshot_if_due(self) -> None:
         due = self._bytes_since_snapshot >= max(SNAPSHOT_BYTES_MIN, 2 * self._snapshot_bytes)
@@ -328,7 +345,7 @@ class MetadataController:
         try:
             await self._store.save_snapshot(Snapshot(image.position, data))
         except (StoreUnavailable, StoreFailed) as error:
-            logger.warning("metadata snapshot not written reason=%s", error)  # the journal is whole without it
+            logger.warning("metadata snapshot not written reason=%s", error)  # the journal is complete without it
         else:
             self._snapshot_bytes = len(data)
 
@@ -345,7 +362,7 @@ class MetadataController:
 
 
 def _replay_entry(builder: ImageBuilder, data: bytes, position: int) -> None:
-    """Raises JournalError."""
+    """Apply one stored entry or snapshot to the builder. Raises JournalError."""
     try:
         builder.apply(records.decode(data, position).records)
     except (LookupError, AssertionError) as error:
@@ -353,7 +370,7 @@ def _replay_entry(builder: ImageBuilder, data: bytes, position: int) -> None:
 
 
 def _warn_of_no_effect(old: MetadataImage, new: MetadataImage) -> None:
-    """Once per topic that gets settings which nothing reads."""
+    """Log a warning for each topic that got settings without effect in this change."""
     if old.topics is new.topics:
         return
     for name, topic in new.topics.items():
@@ -364,14 +381,14 @@ def _warn_of_no_effect(old: MetadataImage, new: MetadataImage) -> None:
                 logger.warning("settings without effect here topic=%s settings=%s", name, ",".join(idle))
 
 
-async def _tell(listener: ImageListener, old: MetadataImage, new: MetadataImage) -> None:
+async def _notify(listener: ImageListener, old: MetadataImage, new: MetadataImage) -> None:
     answer = listener(old, new)
     if answer is not None:
         await answer
 
 
 class ProducerIds:
-    """Ids for idempotent producers, from blocks that the controller allocates."""
+    """Hands out producer ids from blocks that the controller allocates."""
 
     def __init__(self, controller: MetadataController) -> None:
         self._controller = controller
@@ -379,7 +396,7 @@ class ProducerIds:
         self._allocating = asyncio.Lock()
 
     async def next(self) -> int:
-        """An id that no producer of this cluster ever had. Raises ApiError."""
+        """Return an id that no producer of this cluster has had. Raises ApiError."""
         found = next(self._block, None)
         while found is None:
             async with self._allocating:
