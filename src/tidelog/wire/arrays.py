@@ -1,6 +1,8 @@
-"""The long arrays of a message, in parts: who holds those can free a message of millions of things little by little.
+"""Copy the references in a message's long arrays into short lists, so that the message can be freed in steps.
 
-Nothing is taken from the message: the parts are lists of their own, of what the message's lists hold.
+A message may hold millions of objects, and freeing them all at once would hold up the event loop. While the short lists
+hold references to the objects, dropping the message is cheap; afterwards the lists are freed one after another. The
+message itself is not changed.
 """
 
 from typing import Any
@@ -11,12 +13,12 @@ from tidelog.wire.facts import fields_from_lines
 from tidelog.wire.message import Struct
 
 PART_ITEMS = 512
-"""Of one part, and the most that an array has of which no parts are made."""
+"""Elements in one part. Arrays with at most this many elements are not split."""
 STRUCTS_PER_STEP = 128
 
 
 def parts_of(message: Struct) -> Steps[list[list[Any]]]:
-    """What is in the message's arrays of more than `PART_ITEMS` elements, at whatever depth."""
+    """Return the elements of all arrays with more than `PART_ITEMS` elements, at any depth, as lists of that size."""
     parts: list[list[Any]] = []
     structs: list[Any] = [message]
     left = STRUCTS_PER_STEP
@@ -46,7 +48,7 @@ _arrays: dict[type[Struct], tuple[tuple[str, bool], ...]] = {}
 
 
 def _arrays_of(kind: type[Struct]) -> tuple[tuple[str, bool], ...]:
-    """Attributes that are arrays, or structs with arrays in them, and whether their elements have arrays in them."""
+    """Return the attributes that are or contain arrays, each with whether its elements contain arrays themselves."""
     known = _arrays.get(kind)
     if known is None:
         found = []

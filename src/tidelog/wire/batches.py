@@ -1,10 +1,10 @@
-"""Record batches, magic 2, seen through their 61-byte header: what a broker needs without touching a record.
+"""The 61-byte header of record batches (magic 2). A broker handles most batches by their header alone.
 
     base offset 0..8 | length 8..12 | leader epoch 12..16 | magic 16 | crc 17..21 | attributes 21..23 |
     last offset delta 23..27 | base timestamp 27..35 | max timestamp 35..43 | producer id 43..51 |
     producer epoch 51..53 | base sequence 53..57 | count 57..61 | records
 
-The CRC covers everything from `attributes` on, so base offset and leader epoch are assigned without computing it again.
+The CRC covers everything from `attributes` on, so base offset and leader epoch can be assigned without a new CRC.
 Source: KIP-98.
 """
 
@@ -19,13 +19,13 @@ LENGTH_END = 12
 """`length` counts the bytes after this position."""
 MIN_LENGTH = HEADER_BYTES - LENGTH_END
 LEAST_RECORD_BYTES = 7
-"""Length, attributes, two deltas, two lengths and a count, a byte each."""
+"""Size of the smallest record: length, attributes, two deltas, two lengths and a header count, one byte each."""
 DECOMPRESSED_BYTES_MAX = 100 * 1024 * 1024
-"""Of one batch, unless who decompresses it says otherwise: as much as a request may have by default."""
+"""Default limit of a batch's decompressed size; equal to the default of `socket.request.max.bytes`."""
 RECORDS_MAX = DECOMPRESSED_BYTES_MAX // LEAST_RECORD_BYTES
-"""Of one batch. A stated 2^31 would fill a segment's range of offsets, whatever there is in it."""
+"""Most records that a batch may state. A stated count of 2^31 would use up the offset range of a whole segment."""
 LEAST_LENGTH = 14
-"""Of any message format that ever was."""
+"""Smallest value of the length field in any message format (magic 0 to 2)."""
 MAGIC = 2
 
 CODEC_MASK = 0x07
@@ -40,7 +40,7 @@ _LENGTH = Struct(">i")
 
 
 class Codec(IntEnum):
-    """How the records of a batch are compressed: the low three bits of its attributes."""
+    """Compression codec of a batch: the low three bits of its attributes."""
 
     NONE = 0
     GZIP = 1
@@ -55,10 +55,10 @@ class TimestampType(IntEnum):
 
 
 class BatchHeader:
-    """The header of the batch that begins at `position` of `buffer`, unpacked once.
+    """The header of the batch at `position` of `buffer`, unpacked once.
 
-    Raises CorruptMessage when fewer than 61 bytes are there. Says nothing of the batch's soundness: `check_produced`
-    and `crc_ok` do.
+    Raises CorruptMessage if the buffer ends within the header. It does not check the values: see `check_produced` and
+    `crc_ok`.
     """
 
     __slots__ = (
@@ -115,11 +115,11 @@ class BatchHeader:
             self.count,
         ) = _HEADER.unpack_from(buffer, position)
         self.size = self.length + LENGTH_END
-        """Bytes of the whole batch."""
+        """Size of the whole batch in bytes."""
 
     @property
     def codec(self) -> int:
-        """A `Codec` value, or 5 to 7, which no client knows."""
+        """A `Codec` value, or one of the undefined values 5 to 7."""
         return self.attributes & CODEC_MASK
 
     @property
@@ -128,7 +128,7 @@ class BatchHeader:
 
     @property
     def first_timestamp_ms(self) -> int | None:
-        """That of the first record, which is the oldest as a rule. None where the producer gave no time."""
+        """Timestamp of the first record, usually the oldest. None if the producer set no timestamp."""
         time_ms = self.max_timestamp if self.attributes & TIMESTAMP_TYPE_BIT else self.base_timestamp
         return time_ms if time_ms >= 0 else None
 
@@ -149,23 +149,23 @@ class BatchHeader:
         return self.base_offset + self.last_offset_delta + 1
 
     def assign(self, *, base_offset: int, leader_epoch: int) -> None:
-        """Write both into the buffer, which must be writable. The CRC does not cover them."""
+        """Write base offset and leader epoch into the buffer, which must be writable. The CRC does not cover them."""
         self.base_offset = base_offset
         self.leader_epoch = leader_epoch
         _ASSIGNED.pack_into(self.buffer, self.position, base_offset, self.length, leader_epoch)
 
     def crc_ok(self) -> bool:
-        """Whether the checksum holds over the whole batch, which must be in the buffer."""
+        """Return whether the checksum is right. The buffer must hold the whole batch."""
         start = self.position
         return crc32c(memoryview(self.buffer)[start + 21 : start + self.size]) == self.crc
 
 
 def check_produced(buffer: memoryview) -> BatchHeader:
-    """The header of what a client sent for one partition, once everything that the header tells is found in order.
+    """Check the header of the batch that a client sent for one partition, and return it.
 
-    `buffer` holds exactly one batch, and perhaps the beginning of another, which is not looked at: cut it off at
-    `size`. Raises InvalidRecord (also for magic 0 and 1, which Kafka 4 no longer takes), CorruptMessage, or ApiError.
-    The codes are those that Kafka 4.3.1 gives. The records are not looked at.
+    `buffer` must hold one whole batch. Bytes behind it, such as the beginning of another batch, are ignored: the caller
+    cuts the buffer at `size`. The records are not read. Raises InvalidRecord (also for magic 0 and 1, which Kafka 4
+    refuses), CorruptMessage, or ApiError, with the error codes of Kafka 4.3.1.
     """
     if len(buffer) > 16 and buffer[16] != MAGIC:
         _refuse_magic(buffer[16])

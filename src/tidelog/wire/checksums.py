@@ -1,4 +1,4 @@
-"""CRC-32C (RFC 3720), in C."""
+"""CRC-32C (RFC 3720), computed by a C extension."""
 
 import importlib.machinery
 import importlib.util
@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 
 def _load() -> Callable[[bytes | bytearray | memoryview], int]:
-    """The extension module of the `crc32c` package alone: the package's own import reads its metadata, for 40 ms."""
+    """Load only the extension module of the package `crc32c`: the package's own import takes 40 ms for its metadata."""
     package = importlib.util.find_spec("crc32c")
     for folder in (package and package.submodule_search_locations) or ():
         spec = importlib.machinery.PathFinder.find_spec("_crc32c", [folder])
@@ -15,10 +15,10 @@ def _load() -> Callable[[bytes | bytearray | memoryview], int]:
             module = importlib.util.module_from_spec(spec)
             spec.loader.exec_module(module)
             return module.crc32c  # type: ignore[no-any-return]
-    from crc32c import crc32c as portable  # a build without the extension under that name
+    from crc32c import crc32c as portable  # a build whose extension has another name
 
     return portable
 
 
 crc32c = _load()
-"""The checksum of any contiguous buffer, read-only or not, without a copy."""
+"""Compute the checksum of a contiguous buffer without copying it."""

@@ -1,8 +1,9 @@
-"""Builds the decoder of one message in one version: straight-line source, compiled once.
+"""Generate the decoder of one message in one version as straight-line Python source, compiled once.
 
-The source has no call per field or struct. Neighbouring fields of fixed size, and the length that follows them, are one
-`struct` unpack; nested structs are loops in the same function. A slice that is cut short goes unnoticed until the next
-read, or until the end, where one comparison finds it: positions only grow.
+The source makes no call per field or struct. Neighbouring fields of fixed size, and the length that follows them, are
+read by one `struct` unpack; nested structs are loops in the same function. Slices are not checked one by one: a slice
+beyond the end of the buffer is detected by the next read, or by one comparison at the end, since the position only
+increases.
 """
 
 import struct
@@ -22,18 +23,18 @@ from tidelog.wire.primitives import (
 
 STRING_BYTES_MAX = 32_767
 STEP_ITEMS = 32
-"""Of an array of structs or strings, decoded or encoded between two yields of a stepwise codec."""
+"""Elements of an array of structs or strings that a stepwise codec decodes or encodes between two yields."""
 STEP_NUMBERS = 4096
-"""Of an array of numbers, which are read together."""
+"""Elements of an array of numbers that a stepwise codec decodes between two yields; one unpack reads them all."""
 
 
 def build_decoder(message: type[Message], version: int) -> Decoder:
-    """The function behind `message.decode` for `version`."""
+    """Return the function that `message.decode` calls for `version`."""
     return _built(_Source(message, version, stepwise=False))  # type: ignore[no-any-return]
 
 
 def build_stepwise_decoder(message: type[Message], version: int) -> StepwiseDecoder:
-    """As `build_decoder`, but a generator: it yields within long arrays, and returns what the decoder returns."""
+    """Return a generator function that decodes like `build_decoder`'s function, but yields within long arrays."""
     return _built(_Source(message, version, stepwise=True))  # type: ignore[no-any-return]
 
 
@@ -45,20 +46,20 @@ def _built(source: "_Source") -> Any:
 
 
 def struct_named(owner: type[Struct], name: str) -> type[Struct]:
-    """The class that a field of `owner` names: a neighbour in its module."""
+    """Return the class of the struct that a field of `owner` names; it is in the same module."""
     found: type[Struct] = getattr(sys.modules[owner.__module__], name)
     return found
 
 
 def is_flexible(message: type[Message], version: int) -> bool:
-    """Whether this version has compact lengths and tagged fields. Raises VersionNotInMessage."""
+    """Return whether this version has compact lengths and tagged fields. Raises VersionNotInMessage."""
     if not message.min_version <= version <= message.max_version:
         raise VersionNotInMessage(f"{message.__name__} has no version {version}")
     return version >= message.flexible_from
 
 
 def default_source(field: Field) -> str:
-    """An expression for the field's default, but a struct's: see the callers."""
+    """Return an expression for the field's default value. The callers handle defaults of structs."""
     if field.is_array and field.default is not None:
         return "[]"
     if field.default == NO_UUID:
@@ -67,7 +68,7 @@ def default_source(field: Field) -> str:
 
 
 class _Source:
-    """The lines of one decoder. `run` holds fixed-size reads that are not yet written: (format, target)."""
+    """The source lines of one decoder. `run` holds pending reads of fixed size, as (format, target)."""
 
     def __init__(self, message: type[Message], version: int, *, stepwise: bool) -> None:
         self.message = message
@@ -121,7 +122,7 @@ class _Source:
         return f"{prefix}{self.temporaries}"
 
     def step(self) -> None:
-        """At the end of a loop's body: give others their turn, now and then."""
+        """Write a yield after every STEP_ITEMS iterations, at the end of a loop's body."""
         if self.stepwise:
             self.emit("left -= 1")
             self.emit("if not left:")
@@ -239,14 +240,18 @@ class _Source:
             self.indent -= 1
 
     def length(self, field: Field, nullable: bool, compact: bool, code: str, null: str) -> str:
-        """Read a length; a compact one is one more. If `nullable`, what follows is indented under "not null"."""
+        """Read a length; a compact length is stored plus one.
+
+        If `nullable`, the lines that follow are indented into the branch for "not null".
+        """
         length = self.temporary("n")
         self.run.append(("B" if compact else code, length))
         self.flush()
         if compact:
             self.long_form(length)
             if field.type == "string" and code == "h":
-                # As long as the other form can say, as in Kafka. A short one is not looked at.
+                # As in Kafka, a compact string is at most as long as the other form could say. A length of one byte
+                # needs no check.
                 self.emit(f"    if {length} > {STRING_BYTES_MAX + 1}:")
                 self.emit(
                     f"        raise Malformed('{self.message.__name__} v{self.version}: {field.name} is too long')"
@@ -275,7 +280,7 @@ class _Source:
         if compact:
             self.emit(f"{count} -= 1")
         least = self.least_bytes(kind, field)
-        # A count is believed only if the bytes that are left could hold so many: no allocation on a peer's word.
+        # Refuse a count that the remaining bytes cannot hold, so that a peer cannot make the decoder allocate memory.
         self.fail(
             f"{count} * {least} > size - p" if least > 1 else f"{count} > size - p",
             field.name,
@@ -311,7 +316,7 @@ class _Source:
         self.indent -= nullable
 
     def numbers(self, code: str, target: str, count: str, size: int) -> None:
-        """Read `count` numbers, a part of them at a time."""
+        """Read `count` numbers, STEP_NUMBERS at a time."""
         self.emit(f"{target} = []")
         self.emit(f"while {count} > {STEP_NUMBERS}:")
         self.emit(f"    {target} += unpack_from('>{STEP_NUMBERS}{code}', view, p)")
@@ -323,7 +328,7 @@ class _Source:
         self.emit(f"    p += {count} * {size}")
 
     def least_bytes(self, kind: type[Struct], field: Field) -> int:
-        """The fewest bytes that one element of this array can take."""
+        """Return the smallest number of bytes that one element of this array takes."""
         if field.type in FIXED_BYTES:
             return FIXED_BYTES[field.type]
         if not field.is_struct:

@@ -1,7 +1,8 @@
-"""Builds the encoders of one message in one version: straight-line source, compiled once.
+"""Generate the encoders of one message in one version as straight-line Python source, compiled once.
 
-Neighbouring fields of fixed size, and the length of what follows them, are one `struct` pack; everything is joined once
-at the end. Record data is never copied: a message that has some becomes pieces, and only `encode` joins them.
+Neighbouring fields of fixed size, and the length that follows them, are written by one `struct` pack; all parts are
+joined once at the end. Record data is never copied: a message with record data is encoded into pieces, and only
+`encode` joins them.
 """
 
 import struct
@@ -14,13 +15,13 @@ from tidelog.wire.message import Encoder, Message, PiecesEncoder, StepwiseEncode
 from tidelog.wire.primitives import NO_UUID, FieldNotInVersion, UnencodableValue, uvarint
 
 ONE_BYTE = tuple(value.to_bytes(1, "big") for value in range(128))
-"""The unsigned varints of one byte."""
+"""Encodings of the unsigned varints below 128, which take one byte."""
 PIECE_PARTS = 4096
-"""Parts that a stepwise encoder joins at a time."""
+"""A stepwise encoder joins this many parts at a time."""
 
 
 def build_encoders(message: type[Message], version: int) -> tuple[Encoder, PiecesEncoder]:
-    """The functions behind `message.encode` and `message.encode_pieces` for `version`."""
+    """Return the functions that `message.encode` and `message.encode_pieces` call for `version`."""
     source = _Source(message, version, stepwise=False)
     encode = _built(source)
     if not source.in_pieces:
@@ -29,7 +30,7 @@ def build_encoders(message: type[Message], version: int) -> tuple[Encoder, Piece
 
 
 def build_stepwise_encoder(message: type[Message], version: int) -> StepwiseEncoder:
-    """As the encoder to pieces, but a generator: it yields within long arrays, and returns the pieces."""
+    """Return a generator function that encodes into pieces and yields within long arrays."""
     return _built(_Source(message, version, stepwise=True))  # type: ignore[no-any-return]
 
 
@@ -41,7 +42,7 @@ def _built(source: "_Source") -> Any:
 
 
 def add_records(pieces: list[Any], before: Iterable[bytes], records: Any) -> None:
-    """Append to `pieces` what comes before the records, joined, and the records."""
+    """Append the joined bytes `before` the records, and the records, to `pieces`."""
     pieces.append(b"".join(before))
     if isinstance(records, list):
         pieces += records
@@ -50,10 +51,10 @@ def add_records(pieces: list[Any], before: Iterable[bytes], records: Any) -> Non
 
 
 class _Source:
-    """The lines of one encoder.
+    """The source lines of one encoder.
 
-    `run` holds fixed-size values that are not yet written: (format, expression). `parts` holds expressions of type
-    bytes that follow each other. `out` names the list that receives them.
+    `run` holds pending values of fixed size, as (format, expression). `parts` holds pending expressions of type bytes,
+    in order. `out` is the name of the list that receives them.
     """
 
     def __init__(self, message: type[Message], version: int, *, stepwise: bool) -> None:
@@ -87,7 +88,7 @@ class _Source:
         self.flush_run()
         head = ["def encode(m0):", "    try:"]
         if self.stepwise:
-            # The first condition never holds: a message without arrays must be a generator too.
+            # The first condition is never true; it makes a generator of an encoder for a message without arrays.
             head += [f"        left = {STEP_ITEMS}", "        if not left:", "            yield"]
         if self.in_pieces:
             self.write_parts()
@@ -107,7 +108,7 @@ class _Source:
         return "\n".join(head + self.lines + tail)
 
     def joined(self) -> str:
-        """The pending parts as one expression of type bytes."""
+        """Return the pending parts as one expression of type bytes."""
         parts, self.parts = self.parts, []
         if not parts:
             return "b''"
@@ -126,7 +127,7 @@ class _Source:
         return name
 
     def flush_run(self) -> None:
-        """Turn the pending fixed-size values into one part. A compact length (`C`) can only be the last of them."""
+        """Make one part of the pending values of fixed size. Only the last one can be a compact length (`C`)."""
         if not self.run:
             return
         run, self.run = self.run, []
@@ -143,7 +144,7 @@ class _Source:
             self.parts.append(f"({short} if {compact} < 128 else {fixed} + uvarint({compact}))")
 
     def write_parts(self) -> None:
-        """Write the pending values and parts into `out`: before a loop, a branch, or the end of one."""
+        """Write the pending values and parts into `out`. Needed before a loop or branch begins or ends."""
         self.flush_run()
         self.in_steps |= self.out == "out"
         if len(self.parts) == 1:
@@ -171,7 +172,7 @@ class _Source:
             self.run.append(("x", ""))
 
     def is_set(self, kind: type[Struct], field: Field, value: str) -> str:
-        """A condition: the value is not its default."""
+        """Return a condition that is true if the value is not the field's default."""
         if field.is_optional_struct:
             self.names[field.type] = struct_named(kind, field.type)
             return f"{value} is not None and {value} != {field.type}()"
@@ -185,7 +186,7 @@ class _Source:
         return f"{value} != {default_source(field)}"
 
     def tags(self, kind: type[Struct], source: str, fields: list[Field]) -> None:
-        """Tagged fields that do not hold their default, in the order of their tags."""
+        """Write the tagged fields whose value is not the default, in the order of their tags."""
         found = self.temporary("t")
         outer = self.out, self.run, self.parts
         self.emit(f"{found} = ()")
@@ -237,7 +238,7 @@ class _Source:
         self.indent -= 1
 
     def length(self, source: str, nullable: bool, compact: bool, code: str, size: str) -> None:
-        """The length of `source`, to be packed; null if it is None and may be."""
+        """Add the length of `source` to the pending values; the length of null if it is None and the field nullable."""
         length = f"{size} + 1" if compact else size
         if nullable:
             length = f"{0 if compact else -1} if {source} is None else {length}"
@@ -300,7 +301,7 @@ class _Source:
         self.indent -= 1
 
     def step(self) -> None:
-        """At the end of a loop's body: give others their turn now and then, and join what there is by then."""
+        """Write a yield after every STEP_ITEMS iterations, at the end of a loop's body, and join the parts so far."""
         self.emit("left -= 1")
         self.emit("if not left:")
         self.emit(f"    left = {STEP_ITEMS}")

@@ -1,13 +1,13 @@
-"""Facts about messages: what the schema table says of each field, and the rules that follow from it.
+"""Facts about messages: the schema table's line for each field, and the rules that follow from it.
 
 One line of the table is one field:
 
     TopicData []TopicProduceData 0+ nullable=1+ tag=0 default=null ignorable rigid
 
-that is Kafka's name, its type, the versions that have it, the versions in which null is allowed, its tag (KIP-482),
-its default where that is not the type's own (zero, false, "", an empty array, null for `records`), whether a value may
-be left out silently in versions that lack the field, and whether it keeps its old encoding in flexible versions. The
-generated classes carry these lines (`Struct.FIELDS`); codecs are built from them at first use.
+A line holds: Kafka's name of the field; its type; the versions that have it; the versions in which it may be null; its
+tag (KIP-482); its default, if that is not the default of the type (zero, false, "", an empty array, null for
+`records`); `ignorable` if a value is dropped silently in versions without the field; `rigid` if flexible versions keep
+the old encoding. The generated classes carry these lines (`Struct.FIELDS`); codecs are built from them at first use.
 """
 
 import re
@@ -26,7 +26,7 @@ FIXED_FORMATS = {
     "float64": "d",
     "uuid": "16s",
 }
-"""Types of a fixed size, as format characters of `struct`."""
+"""Types of fixed size, with their format characters of `struct`."""
 
 FIXED_BYTES = {
     "bool": 1,
@@ -68,7 +68,7 @@ NO_VERSIONS = Versions(0, -1)
 
 
 def versions_from_text(text: str) -> Versions:
-    """`none`, `3`, `3+` or `3-7`."""
+    """Parse `none`, `3`, `3+` or `3-7`."""
     if text == "none":
         return NO_VERSIONS
     if text.endswith("+"):
@@ -78,7 +78,7 @@ def versions_from_text(text: str) -> Versions:
 
 
 class Field(NamedTuple):
-    """One field of a struct. `type` is without the array's brackets; `attribute` is its name in Python."""
+    """One field of a struct. `type` has no brackets even for an array; `attribute` is the name in Python."""
 
     name: str
     attribute: str
@@ -97,17 +97,17 @@ class Field(NamedTuple):
 
     @property
     def is_optional_struct(self) -> bool:
-        """A tagged struct that is never null on the wire: in Python None stands for its default."""
+        """Whether this is a tagged struct that is never null on the wire; in Python, None stands for its default."""
         return self.is_struct and not self.is_array and self.tag is not None and self.nullable == NO_VERSIONS
 
 
 def snake_case(name: str) -> str:
-    """Python's form of a schema name: `TopicId` -> `topic_id`, `KRaftVersion` -> `k_raft_version`."""
+    """Convert a schema name to snake case: `TopicId` -> `topic_id`, `KRaftVersion` -> `k_raft_version`."""
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
 
 
 def field_from_line(line: str) -> Field:
-    """Parse one line of the table. Raises ValueError when it is not one."""
+    """Parse one line of the table. Raises ValueError if it is malformed."""
     name, kind, versions, *options = line.split()
     is_array = kind.startswith("[]")
     kind = kind.removeprefix("[]")
@@ -134,11 +134,14 @@ def fields_from_lines(lines: str) -> list[Field]:
 
 
 def _default(kind: str, is_array: bool, text: str | None) -> Default:
-    """None says null. Arrays and structs whose default is not null have no value here that could say what it is."""
+    """Return the default as a Python value; None means null.
+
+    An array or struct whose default is not null gets "", which only says that the default is not null.
+    """
     if text == "null":
         return None
     if is_array or kind not in SIMPLE_TYPES:
-        return ""  # any value but None: an empty array, a struct of defaults
+        return ""  # not None: the default is an empty array or a struct of defaults
     if kind == "bool":
         return text == "true"
     if kind == "float64":

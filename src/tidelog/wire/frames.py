@@ -1,8 +1,8 @@
 """Frames: a four-byte size, a header, a message (KIP-482 for the headers of flexible versions).
 
-A request's header has version 1, or 2 if the request's version is flexible: the same fields, then tagged ones (the
-client id keeps its two-byte length). A response's header has version 0, or 1 if flexible, which adds tagged fields; but
-ApiVersions is always answered with version 0, so that a client that knows nothing yet can read it (KIP-511).
+A request's header has version 1, or version 2 if the request's version is flexible. Version 2 adds tagged fields; the
+client id keeps its two-byte length. A response's header has version 0, or version 1 with tagged fields if flexible. An
+ApiVersions response always has header version 0, so that any client can read it (KIP-511).
 """
 
 from struct import Struct, error
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 API_VERSIONS_KEY = 18
 SIZE_BYTES = 4
-"""A frame's size, a signed integer that counts what follows it."""
+"""Bytes of a frame's size field, a signed integer that counts the bytes after it."""
 
 _REQUEST = Struct(">hhih")
 _SIZE = Struct(">i")
@@ -27,7 +27,7 @@ _FLEXIBLE_FROM = {key: api.flexible_from for key, api in APIS.items()}
 
 
 class RequestHeader:
-    """What stands before every request. `client_id` is None if the client sent null."""
+    """The header of a request. `client_id` is None if the client sent null."""
 
     __slots__ = ("api_key", "api_version", "client_id", "correlation_id")
 
@@ -42,19 +42,25 @@ class RequestHeader:
 
 
 def request_header_version(api_key: int, api_version: int) -> int:
-    """1 or 2. Above the known versions it stays what it is in the last; an unknown API's is taken for 1."""
+    """Return the version of a request's header: 1 or 2.
+
+    A version above the known ones has the header version of the last known one; an unknown API has header version 1.
+    """
     return 2 if api_version >= _FLEXIBLE_FROM.get(api_key, NEVER_FLEXIBLE) else 1
 
 
 def response_header_version(api_key: int, api_version: int) -> int:
-    """0 or 1; always 0 for ApiVersions."""
+    """Return the version of a response's header: 0 or 1; always 0 for ApiVersions."""
     if api_key == API_VERSIONS_KEY:
         return 0
     return 1 if api_version >= _FLEXIBLE_FROM.get(api_key, NEVER_FLEXIBLE) else 0
 
 
 def decode_request_header(buffer: Buffer, position: int) -> tuple[RequestHeader, int]:
-    """The header at `position` (after the frame's size) and the position of the request. Raises MalformedMessage."""
+    """Decode the header at `position`, behind the frame's size. Returns it and the position of the request.
+
+    Raises MalformedMessage.
+    """
     try:
         api_key, api_version, correlation_id, length = _REQUEST.unpack_from(buffer, position)
         position += 10
@@ -77,7 +83,7 @@ def decode_request_header(buffer: Buffer, position: int) -> tuple[RequestHeader,
 
 
 def encode_request_header(api_key: int, api_version: int, correlation_id: int, client_id: str | None) -> bytes:
-    """The header alone, without the frame's size. Raises UnencodableValue for a client id above 32,767 bytes."""
+    """Encode a request's header, without the frame's size. Raises UnencodableValue for a client id > 32,767 bytes."""
     text = b"" if client_id is None else client_id.encode()
     try:
         fixed = _REQUEST.pack(api_key, api_version, correlation_id, -1 if client_id is None else len(text))
@@ -88,20 +94,20 @@ def encode_request_header(api_key: int, api_version: int, correlation_id: int, c
 
 
 def encode_request(message: Message, api_version: int, correlation_id: int, client_id: str | None) -> bytes:
-    """A whole frame: size, header, request. Record data must be in memory."""
+    """Encode a whole frame: size, header, request. Record data must be in memory."""
     header = encode_request_header(message.api_key, api_version, correlation_id, client_id)
     body = message.encode(api_version)
     return b"".join((_SIZE.pack(len(header) + len(body)), header, body))
 
 
 def encode_response_header(api_key: int, api_version: int, correlation_id: int) -> bytes:
-    """The header alone, without the frame's size."""
+    """Encode a response's header, without the frame's size."""
     flexible = response_header_version(api_key, api_version)
     return correlation_id.to_bytes(4, "big", signed=True) + (b"\0" if flexible else b"")
 
 
 def decode_response_header(buffer: Buffer, position: int, api_key: int, api_version: int) -> tuple[int, int]:
-    """The correlation id and the position of the response to a request of that key and version."""
+    """Decode the header of a response to this API and version. Returns correlation id and position of the response."""
     try:
         (correlation_id,) = _SIZE.unpack_from(buffer, position)
         position += 4
@@ -115,7 +121,7 @@ def decode_response_header(buffer: Buffer, position: int, api_key: int, api_vers
 
 
 def encode_response(message: Message, api_version: int, correlation_id: int) -> "list[Piece]":
-    """A whole frame: size, header, response. Record data stays pieces of its own, the rest is joined between them."""
+    """Encode a whole frame: size, header, response. Record data stays in pieces of its own, which are not copied."""
     pieces = message.encode_pieces(api_version)
     size = 4
     for piece in pieces:

@@ -1,4 +1,4 @@
-"""What the generated message classes share: codecs built at first use, equality, a readable form."""
+"""Base classes of the generated messages: codecs that are built at first use, equality, a readable form."""
 
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias
@@ -9,13 +9,13 @@ if TYPE_CHECKING:
     from tidelog.runtime.interfaces import Piece
 
     RecordData: TypeAlias = Piece | list[Piece]
-    """Record batches to send: one piece or several, never copied. Decoded, always a `memoryview` into the message."""
+    """Record batches to send, in one or several pieces that are never copied. After decoding: one `memoryview`."""
 
 NEVER_FLEXIBLE = 32767
 """`flexible_from` of a message without flexible versions."""
 
 UNSET: Any = object()
-"""Stands for "an empty list" in constructors whose argument may be None."""
+"""Default argument that means "an empty list", for constructor arguments that may be None."""
 
 Decoder: TypeAlias = Callable[[Buffer, int], tuple[Any, int]]
 Encoder: TypeAlias = Callable[[Any], bytes]
@@ -25,7 +25,7 @@ StepwiseEncoder: TypeAlias = "Callable[[Any], Generator[None, None, list[Piece]]
 
 
 def records_bytes(records: Any) -> int:
-    """The size of record data: a buffer, a file region, or a list of them."""
+    """Return the size in bytes of record data, which is a buffer, a file region, or a list of them."""
     if isinstance(records, bytes | bytearray):
         return len(records)
     if isinstance(records, memoryview):
@@ -37,14 +37,14 @@ def records_bytes(records: Any) -> int:
 
 
 class Struct:
-    """A message, or a part of one. Attributes are the schema's fields of all versions, with Kafka's defaults.
+    """A message or a part of one. Its attributes are the fields of all versions, with Kafka's default values.
 
-    A tagged struct that is not nullable is None when it holds its defaults: it is then absent on the wire.
+    A tagged struct that is not nullable is None if all its fields have default values; it is then absent on the wire.
     """
 
     __slots__ = ()
     FIELDS: ClassVar[str] = ""
-    """The facts, one line a field: see `tidelog.wire.facts`."""
+    """One line for each field; see `tidelog.wire.facts`."""
 
     def _names(self) -> tuple[str, ...]:
         return self.__slots__
@@ -55,7 +55,7 @@ class Struct:
         return all(getattr(self, name) == getattr(other, name) for name in self._names())
 
     def __repr__(self) -> str:
-        """For tests and debugging. Byte fields are not shown: they may be keys, tokens or somebody's data."""
+        """Return a text for tests and debugging. Byte fields are left out, since they may hold secrets or user data."""
         values = ", ".join(f"{name}={_shown(name, getattr(self, name))}" for name in self._names())
         return f"{type(self).__name__}({values})"
 
@@ -92,10 +92,10 @@ class Message(Struct):
 
     @classmethod
     def decode(cls, buffer: Buffer, position: int, version: int) -> tuple[Self, int]:
-        """The message at `position` and the position after it.
+        """Decode the message at `position`. Returns the message and the position after it.
 
-        Unknown tagged fields are skipped. `records` fields are views of `buffer`, everything else is a copy. As in
-        Kafka, any negative length of a nullable field means null. Raises MalformedMessage, or VersionNotInMessage.
+        Unknown tagged fields are skipped. Fields of type `records` are views of `buffer`; all other fields are copied.
+        As in Kafka, any negative length of a nullable field means null. Raises MalformedMessage, VersionNotInMessage.
         """
         try:
             decoder = cls._decoders[version]
@@ -104,7 +104,7 @@ class Message(Struct):
         return decoder(buffer, position)
 
     def encode(self, version: int) -> bytes:
-        """The message's bytes. Record data must be in memory here: `encode_pieces` takes file regions too.
+        """Encode the message into bytes. Record data must be in memory; only `encode_pieces` accepts file regions.
 
         Raises FieldNotInVersion, UnencodableValue, or VersionNotInMessage.
         """
@@ -115,7 +115,7 @@ class Message(Struct):
         return encoder(self)
 
     def encode_pieces(self, version: int) -> "list[Piece]":
-        """As `encode`, with the pieces of record fields left as they are; never empty, the first piece is `bytes`."""
+        """Encode the message into pieces; record data stays in its own pieces. The first piece is always `bytes`."""
         try:
             encoder = self._pieces_encoders[version]
         except KeyError:
@@ -124,7 +124,7 @@ class Message(Struct):
 
     @classmethod
     def decoder(cls, version: int) -> Decoder:
-        """What `decode` calls for one version, for callers that keep it."""
+        """Return the function that `decode` calls for one version; hot paths keep it."""
         if version not in cls._decoders:
             from tidelog.wire.decoding import build_decoder
 
@@ -133,28 +133,28 @@ class Message(Struct):
 
     @classmethod
     def stepwise_decoder(cls, version: int) -> StepwiseDecoder:
-        """`decode` as a generator, for messages so long that others must have their turn meanwhile."""
+        """Return `decode` for one version as a generator function, for long messages that are decoded in steps."""
         from tidelog.wire.decoding import build_stepwise_decoder
 
         return build_stepwise_decoder(cls, version)
 
     @classmethod
     def stepwise_encoder(cls, version: int) -> StepwiseEncoder:
-        """`encode_pieces` as a generator; neighbours may be several pieces."""
+        """Return `encode_pieces` for one version as a generator function; it may make more pieces."""
         from tidelog.wire.encoding import build_stepwise_encoder
 
         return build_stepwise_encoder(cls, version)
 
     @classmethod
     def encoder(cls, version: int) -> Encoder:
-        """What `encode` calls for one version, for callers that keep it."""
+        """Return the function that `encode` calls for one version; hot paths keep it."""
         if version not in cls._encoders:
             cls._build_encoders(version)
         return cls._encoders[version]
 
     @classmethod
     def pieces_encoder(cls, version: int) -> PiecesEncoder:
-        """What `encode_pieces` calls for one version, for callers that keep it."""
+        """Return the function that `encode_pieces` calls for one version; hot paths keep it."""
         if version not in cls._pieces_encoders:
             cls._build_encoders(version)
         return cls._pieces_encoders[version]

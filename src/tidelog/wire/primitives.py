@@ -1,6 +1,7 @@
-"""Variable-length integers, and what can be wrong with a message.
+"""Variable-length integers, and the exceptions of decoding and encoding.
 
-Unsigned varints are base 128, low group first (KIP-482); signed ones are zigzag coded before (record batches, KIP-98).
+Unsigned varints are base 128, low group first (KIP-482). Signed varints (record batches, KIP-98) are the unsigned
+varints of the zigzag-coded value.
 """
 
 from collections.abc import Generator
@@ -11,15 +12,15 @@ Buffer: TypeAlias = bytes | bytearray | memoryview
 NO_UUID = bytes(16)
 """The default of uuid fields."""
 SKIPPED_PER_STEP = 64
-"""Unknown tagged fields, between two yields of a stepwise decoder; a count of one byte."""
+"""Unknown tagged fields that a stepwise decoder skips between two yields; below 128, so that a count takes one byte."""
 
 
 class MalformedMessage(ValueError):
-    """Bytes that are no message: cut short, a negative or impossible length, invalid UTF-8. The sender's fault."""
+    """The bytes are not a valid message: cut short, an impossible length, or invalid UTF-8."""
 
 
 class FieldNotInVersion(ValueError):
-    """A field holds a value that this version of the message cannot carry and that must not be dropped silently."""
+    """This version of the message has no such field, and the field's value must not be dropped silently."""
 
     def __init__(self, struct: str, field: str, version: int) -> None:
         super().__init__(f"{struct}.{field} is not in version {version} and does not hold its default")
@@ -30,7 +31,7 @@ class TooLargeDecompressed(MalformedMessage):
 
 
 class UnencodableValue(ValueError):
-    """A value outside of its field's range: an integer too large, a string longer than its length field can say."""
+    """The value does not fit its field: the integer is too large, or the string is too long for its length field."""
 
 
 class VersionNotInMessage(ValueError):
@@ -38,7 +39,7 @@ class VersionNotInMessage(ValueError):
 
 
 def read_uvarint(buffer: Buffer, position: int) -> tuple[int, int]:
-    """The unsigned varint at `position` and the position after it. Raises IndexError if it is cut short."""
+    """Read the unsigned varint at `position`. Returns it and the position after it. Raises IndexError if cut short."""
     byte = buffer[position]
     if byte < 0x80:
         return byte, position + 1
@@ -46,7 +47,7 @@ def read_uvarint(buffer: Buffer, position: int) -> tuple[int, int]:
 
 
 def finish_uvarint(buffer: Buffer, position: int, first: int) -> tuple[int, int]:
-    """As `read_uvarint`, after its first byte, which was 128 or more."""
+    """Read the rest of an unsigned varint whose `first` byte is 128 or more; see `read_uvarint`."""
     value = first & 0x7F
     for shift in (7, 14, 21, 28):
         byte = buffer[position]
@@ -74,7 +75,10 @@ def uvarint(value: int) -> bytes:
 
 
 def read_varint(buffer: Buffer, position: int) -> tuple[int, int]:
-    """A zigzag varint of 32 bits and the position after it. IndexError if cut short, MalformedMessage if too long."""
+    """Read a zigzag varint of 32 bits. Returns it and the position after it.
+
+    Raises IndexError if it is cut short, and MalformedMessage if it is too long.
+    """
     byte = buffer[position]
     if byte < 0x80:
         return byte >> 1 ^ -(byte & 1), position + 1
@@ -85,7 +89,7 @@ def read_varint(buffer: Buffer, position: int) -> tuple[int, int]:
 
 
 def read_varlong(buffer: Buffer, position: int) -> tuple[int, int]:
-    """As `read_varint`, of 64 bits."""
+    """Read a zigzag varint of 64 bits; see `read_varint`."""
     byte = buffer[position]
     if byte < 0x80:
         return byte >> 1 ^ -(byte & 1), position + 1
@@ -124,7 +128,10 @@ def varint(value: int) -> bytes:
 
 
 def skip_tagged_fields(buffer: Buffer, position: int, count: int) -> int:
-    """The position after `count` tagged fields (the count's own first byte, if it was 128 or more, included in it)."""
+    """Return the position after `count` tagged fields.
+
+    If `count` is 128 or more, it is the first byte of a longer count, whose rest is at `position`.
+    """
     if count > 0x7F:
         count, position = finish_uvarint(buffer, position, count)
     for _ in range(count):
@@ -135,7 +142,7 @@ def skip_tagged_fields(buffer: Buffer, position: int, count: int) -> int:
 
 
 def skip_tagged_fields_in_steps(buffer: Buffer, position: int, count: int) -> Generator[None, None, int]:
-    """As `skip_tagged_fields`; yields now and then, since a peer may name millions."""
+    """Skip tagged fields in steps, since a peer may send millions of them; see `skip_tagged_fields`."""
     if count > 0x7F:
         count, position = finish_uvarint(buffer, position, count)
     while count > SKIPPED_PER_STEP:
