@@ -1,4 +1,4 @@
-"""The world of a whole cluster in one process: virtual time, a faulty network and disks that lose unsynced bytes.
+"""A simulated cluster in one process: virtual time, a faulty network, and disks that lose unsynced bytes.
 
-Begin with `world.World`. The same seed gives the same run, byte for byte.
+Begin with `world.World`. Equal seeds give equal runs, byte for byte.
 """

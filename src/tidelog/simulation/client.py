@@ -1,6 +1,6 @@
-"""A small client for scenarios: typed requests and answers over any runtime's network, one line for each common call.
+"""A small client for scenarios: typed requests and responses over the network of any runtime.
 
-It hides nothing and retries nothing: an answer's error code is the caller's to look at.
+Nothing is hidden and nothing is retried: the caller checks the error code of each response.
 """
 
 import asyncio
@@ -42,13 +42,13 @@ BUFFER_BYTES = 64 << 10
 
 PRODUCE_BY_NAME = 12
 FETCH_BY_NAME = 12
-"""The last versions that name topics; later ones know them by id alone."""
+"""The last versions that contain topic names; later versions contain topic ids only."""
 
 FETCH_BYTES_MAX = 1 << 20
 
 
 class SimClient:
-    """One connection to one broker. `connect` opens it and learns the broker's versions."""
+    """One connection to one broker. `connect` opens it and negotiates the API versions."""
 
     def __init__(self, runtime: Runtime, client_id: str = "scenario") -> None:
         self.closed_by: OSError | None = None
@@ -63,7 +63,7 @@ class SimClient:
 
     @classmethod
     async def connect(cls, runtime: Runtime, host: str, port: int, client_id: str = "scenario") -> "SimClient":
-        """Raises OSError, BrokenProtocol."""
+        """Connect and negotiate versions. Raises OSError, BrokenProtocol."""
         client = cls(runtime, client_id)
         await runtime.network.connect(host, port, client)
         pieces: list[Buffer] | None = cast("list[Buffer]", client._connection.greet())
@@ -82,9 +82,10 @@ class SimClient:
     # Requests
 
     def post(self, request: Message, *, version_max: int = NEWEST) -> "asyncio.Future[Message]":
-        """Send now; the future holds the answer. It fails with OSError if the connection ends before.
+        """Send a request now and return a future of its response. The future fails with OSError if the connection ends
+        first.
 
-        Several may be under way. Raises ApiNotSupported, and OSError when the connection has ended.
+        Several requests may be outstanding. Raises ApiNotSupported, and OSError when the connection has ended.
         """
         if not self.open:
             raise self._lost()
@@ -94,13 +95,13 @@ class SimClient:
         return answer
 
     async def ask(self, request: Message, kind: type[M], *, version_max: int = NEWEST) -> M:
-        """Send and wait for the answer, which must be of this kind."""
+        """Send a request and wait for its response, which must be of the class `kind`."""
         answer = await self.post(request, version_max=version_max)
         assert isinstance(answer, kind)
         return answer
 
     async def metadata(self, topics: Sequence[str] | None = None) -> MetadataResponse:
-        """Of all topics when `topics` is None."""
+        """Request the metadata of some topics, or of all topics when `topics` is None."""
         wanted = None if topics is None else [MetadataRequestTopic(name=name) for name in topics]
         return await self.ask(MetadataRequest(topics=wanted, allow_auto_topic_creation=False), MetadataResponse)
 
@@ -122,7 +123,9 @@ class SimClient:
         codec: int = Codec.NONE,
         producer: tuple[int, int, int] = (-1, -1, -1),
     ) -> PartitionProduceResponse:
-        """One batch. `producer`: id, epoch and base sequence of an idempotent one. `acks` is 1 or -1 (all)."""
+        """Produce one batch. `producer` is the id, epoch and base sequence of an idempotent producer. `acks` is 1 or -1
+        (all).
+        """
         assert acks, "with acks=0 there is no answer"
         producer_id, producer_epoch, base_sequence = producer
         batch = encode_batch(
@@ -138,7 +141,7 @@ class SimClient:
         return answer.responses[0].partition_responses[0]
 
     async def init_producer(self) -> InitProducerIdResponse:
-        """An id and epoch for an idempotent producer."""
+        """Get a producer id and epoch for an idempotent producer."""
         return await self.ask(
             InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=60_000), InitProducerIdResponse
         )
@@ -146,7 +149,10 @@ class SimClient:
     async def fetch(
         self, topic: str, partition: int, offset: int, *, wait_ms: int = 0, read_committed: bool = False
     ) -> tuple[PartitionData, list[Record]]:
-        """The answer for the partition and the records from `offset` on. `wait_ms` for the first byte to come."""
+        """Fetch one partition. Returns its part of the response and the records from `offset` on.
+
+        The broker waits up to `wait_ms` for the first byte.
+        """
         wanted = FetchPartition(partition=partition, fetch_offset=offset, partition_max_bytes=FETCH_BYTES_MAX)
         request = FetchRequest(
             max_wait_ms=wait_ms,
@@ -164,7 +170,7 @@ class SimClient:
         answer = await self.ask(request, FindCoordinatorResponse)
         return answer.coordinators[0]
 
-    # From the stream
+    # Callbacks of the stream
 
     def connected(self, stream: Stream) -> None:
         self._stream = stream
@@ -187,7 +193,7 @@ class SimClient:
             self._take(frame)
 
     def drained(self) -> None:
-        """Scenarios send little."""
+        """Do nothing: scenarios send little, so the backlog is never large."""
 
     def closed(self, error: OSError | None) -> None:
         self.open = False
@@ -200,7 +206,8 @@ class SimClient:
     def _take(self, frame: bytes) -> None:
         if not self._answers:
             raise BrokenProtocol("an answer that nothing asked for")
-        # Decoded though the caller has given up: the next answer must find its place. Ids and order are checked there.
+        # Decode the response even if the caller has given up, since the decoder checks the order of the correlation
+        # ids.
         answer = frame if self._greeting else self._connection.answer(frame)
         waiting = self._answers.popleft()
         if not waiting.done():
@@ -216,7 +223,7 @@ class SimClient:
 
 
 def _records(partition: PartitionData) -> list[Record]:
-    """Of every whole batch. Raises BrokenProtocol for a checksum that is wrong, as a consumer would."""
+    """Decode the records of every whole batch. Raises BrokenProtocol for a wrong checksum, as a consumer would."""
     data = partition.records
     if not data:
         return []

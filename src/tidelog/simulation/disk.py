@@ -1,4 +1,4 @@
-"""A disk in memory for one simulated process: `Disk` over a `Medium`, with faults to plant and power to cut."""
+"""An in-memory disk for one simulated process: `Disk` over a `Medium`, with injected faults and power cuts."""
 
 import errno
 import os
@@ -19,7 +19,7 @@ NOT_OPENED = (errno.EMFILE, errno.ENFILE)
 
 @dataclass(slots=True)
 class Fault:
-    """An error for some operations. Made by `SimDisk.fail`."""
+    """An injected error for some operations. `SimDisk.fail` makes it."""
 
     operation: str
     pattern: str
@@ -29,7 +29,7 @@ class Fault:
 
 
 class SimFile:
-    """A file of a `SimDisk`. Goes on working after its file was renamed or removed, as an open one does."""
+    """An open file of a `SimDisk`. As on POSIX, it stays usable after the file is renamed or removed."""
 
     def __init__(self, disk: "SimDisk", path: str, inode: Inode) -> None:
         self.path = path
@@ -55,7 +55,7 @@ class SimFile:
             self._begin("write")
             self._disk.check_space(max(position + len(content) - len(self._inode.cached), 0), self.path)
         except OSError as error:
-            # As a disk that fills up in the middle of a write: a part of it is on the file.
+            # A disk that fills up in the middle of a write stores a part of the bytes.
             part = content[: self._disk.rng.randrange(len(content) + 1)]
             if part and error.errno not in NOT_OPENED and not self._closed:
                 self._inode.write(part, position)
@@ -106,7 +106,7 @@ class SimFile:
             self._disk.forget(self)
 
     def moved(self, path: str) -> None:
-        """Its file, or a directory above it, was renamed."""
+        """Set the new path after the file or a directory above it was renamed."""
         self.path = path
 
     def _begin(self, operation: str) -> None:
@@ -116,7 +116,7 @@ class SimFile:
 
 
 class SimLock:
-    """A lock that ends with `release` or with the process that holds it."""
+    """A lock that ends at `release` or when the process that holds it ends."""
 
     def __init__(self, medium: Medium, path: str, holder: "SimDisk") -> None:
         self._medium = medium
@@ -129,11 +129,11 @@ class SimLock:
 
 
 class SimDisk:
-    """`Disk` of one process. Operations that change something are numbered from 1 and told to `on_operation`.
+    """`Disk` of one process. Changing operations are numbered from 1 and reported to `on_operation`.
 
-    `on_operation(operation, path)` is called after the change; operations: create, write, truncate, sync, rename,
-    remove, make_dir, sync_dir. A test may take `power_cut()` there, or `kill()` the process: then the call does not
-    return.
+    `on_operation(operation, path)` is called after the change. The operations are: create, write, truncate, sync,
+    rename, remove, make_dir, sync_dir. A test may call `power_cut()` there, or `kill()` the process; then the operation
+    does not return.
     """
 
     def __init__(
@@ -143,7 +143,7 @@ class SimDisk:
         self.rng = rng
         self.alive = True
         self.cold = 0.0
-        """The chance that bytes are not resident."""
+        """Probability that `resident` answers False."""
         self.operations = 0
         self.on_operation: Callable[[str, str], None] | None = None
         self._trace = trace
@@ -154,28 +154,31 @@ class SimDisk:
     # For tests
 
     def fail(self, operation: str, pattern: str, error: int, *, skip: int = 0, times: int = 1) -> None:
-        """Operations on paths that match `pattern` (as in a shell) raise `error`: `times` times after `skip` good ones.
+        """Let operations on paths that match the shell pattern raise `error`: `times` times, after `skip` successful
+        ones.
 
-        Operations are those of `on_operation`, and read, size, resident, list. A failed sync loses what it should have
-        written, though it stays readable until the power is cut; a failed write leaves a part of its bytes. Where
-        descriptors are wanting (EMFILE, ENFILE) neither had begun.
+        Operations are those of `on_operation`, and read, size, resident, list. After a failed sync the unsynced bytes
+        stay readable, but a power cut loses them. A failed write stores a part of its bytes. With EMFILE or ENFILE the
+        operation has not begun.
         """
         self._faults.append(Fault(operation, pattern, error, skip, times))
 
     def repair(self) -> None:
-        """No planted error comes any more."""
+        """Remove all injected faults."""
         self._faults.clear()
 
     def limit_space(self, capacity_bytes: int | None) -> None:
-        """Writes that would need more raise ENOSPC."""
+        """Limit the size of the disk: writes that need more space raise ENOSPC."""
         self.medium.capacity_bytes = capacity_bytes
 
     def power_cut(self, rng: random.Random | None = None) -> "SimDisk":
-        """The disk as the next start would find it if the power failed now. This one goes on undisturbed."""
+        """Return the disk that the next start would find if the power failed now. This disk is not changed."""
         return SimDisk(self.medium.survivor(rng or self.rng), rng=self.rng, trace=self._trace, host=self._host)
 
     def kill(self) -> "SimDisk":
-        """End the process: every later call on this disk raises ProcessGone. The next one's disk has lost nothing."""
+        """End the process: every later call on this disk raises ProcessGone. Returns the next process's disk, with
+        nothing lost.
+        """
         self.alive = False
         for path in [path for path, holder in self.medium.locked.items() if holder is self]:
             del self.medium.locked[path]
@@ -295,10 +298,10 @@ class SimDisk:
         for file in list(self._files):
             file.close()
 
-    # For its files
+    # Called by the disk's files
 
     def begin(self, operation: str, path: str) -> None:
-        """Raise if the process is gone or a fault is planted here."""
+        """Raise if the process has ended or a fault is injected for this operation."""
         self._check_alive()
         for fault in self._faults:
             if fault.times and fault.operation == operation and fnmatchcase(path, fault.pattern):
@@ -309,7 +312,7 @@ class SimDisk:
                 raise OSError(fault.error, f"{os.strerror(fault.error)} (planted)", path)
 
     def done(self, operation: str, path: str, details: str = "", data: bytes | None = None) -> None:
-        """Count and tell a change that has happened."""
+        """Count a completed change and report it."""
         self.operations += 1
         if self._trace is not None:
             if data is None:

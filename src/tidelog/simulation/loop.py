@@ -1,4 +1,4 @@
-"""An asyncio loop whose time is virtual: it jumps to the next timer when nothing is ready."""
+"""An asyncio event loop with virtual time: the time jumps to the next timer when no callback is ready."""
 
 import asyncio
 import heapq
@@ -14,21 +14,24 @@ _ASYNCIO = str(PurePath(asyncio.__file__).parent)
 
 
 class Deadlock(RuntimeError):
-    """Nothing is ready and no timer is set, so nothing can ever happen again. Names what waits, and where."""
+    """No callback is ready and no timer is set, so the run can never continue. The text names the waiting tasks and
+    lines.
+    """
 
 
 class Livelock(RuntimeError):
-    """The loop turns and turns while its time stands still."""
+    """The loop runs callbacks without end while its time stands still."""
 
 
 class TimeIsUp(RuntimeError):
-    """The run came to its limit of virtual time."""
+    """The run has reached its limit of virtual time."""
 
 
 class SimLoop(base_events.BaseEventLoop):
-    """Callbacks run in the order of their time, then of their making. No selector, no thread, no real clock.
+    """Callbacks run in the order of their time, then of their scheduling. There is no selector, no thread, no real
+    clock.
 
-    Raises Deadlock, Livelock or TimeIsUp out of `run_forever` and `run_until_complete`.
+    `run_forever` and `run_until_complete` raise Deadlock, Livelock or TimeIsUp.
     """
 
     def __init__(self) -> None:
@@ -43,7 +46,7 @@ class SimLoop(base_events.BaseEventLoop):
         return self._now
 
     def limit_time(self, until: float) -> None:
-        """Raise TimeIsUp instead of going past this virtual time."""
+        """Raise TimeIsUp when the virtual time would pass `until`."""
         self._limit = until
 
     def call_at(  # type: ignore[override]
@@ -65,16 +68,16 @@ class SimLoop(base_events.BaseEventLoop):
         super().close()
 
     def __del__(self) -> None:
-        """Unlike other loops it holds nothing of the system, so one that was not closed is no leak."""
+        """Do nothing: this loop holds no resources of the operating system, so an unclosed loop is not a leak."""
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        """Cancelled timers leave the heap when they come to its top."""
+        """Do nothing: a cancelled timer is dropped when it reaches the top of the heap."""
 
     def _write_to_self(self) -> None:
-        """Nothing to wake: the loop never sleeps."""
+        """Do nothing: the loop never sleeps, so it need not be woken."""
 
     def _process_events(self, event_list: object) -> None:
-        """There are no descriptors."""
+        """Do nothing: the loop has no file descriptors."""
 
     def _run_once(self) -> None:
         ready: Any = self._ready  # type: ignore[attr-defined]
@@ -111,7 +114,7 @@ class SimLoop(base_events.BaseEventLoop):
 
 
 def _place(task: "asyncio.Task[Any]") -> str:
-    """The innermost line of a suspended task, outside asyncio."""
+    """Return the innermost line of a suspended task outside asyncio."""
     place = "its end"
     inner: Any = task.get_coro()
     while (frame := getattr(inner, "cr_frame", None)) is not None:

@@ -1,7 +1,7 @@
-"""What is on a simulated disk: the cached view that processes see, and what a power cut would leave of it.
+"""The content of a simulated disk: the cached view that processes see, and the content that a power cut would leave.
 
-Deliberately harsher than any one file system, within what POSIX lets one do: bytes are durable after the file's sync,
-names after the sync of their directory, and of everything later any part may survive, in any order.
+It is deliberately harsher than any real file system, within the rules of POSIX. Bytes are durable after the file's
+sync, and names after the sync of their directory. Of all later changes any part may survive a power cut, in any order.
 """
 
 import errno
@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 SECTOR_BYTES = 512
-"""What a disk writes whole or not at all."""
+"""The unit that a disk writes atomically."""
 
 
 @dataclass(slots=True, eq=False)
 class Inode:
-    """A file: its bytes as processes see them, the bytes that are durable, and what happened since the last sync."""
+    """A file: its bytes as processes see them, its durable bytes, and the changes since the last sync."""
 
     cached: bytearray = field(default_factory=bytearray)
     durable: bytearray = field(default_factory=bytearray)
@@ -40,11 +40,13 @@ class Inode:
         self.unsynced.clear()
 
     def forget_unsynced(self) -> None:
-        """After a failed write-back the kernel calls the pages clean: they stay in the cache and are never written."""
+        """Drop the unsynced changes after a failed sync. The kernel then marks the pages clean, so they are never
+        written.
+        """
         self.unsynced.clear()
 
     def survivor(self, rng: random.Random, mood: "Mood") -> "Inode":
-        """The file after a power cut."""
+        """Return the file as it is after a power cut."""
         content = bytearray(self.durable)
         size = len(content)
         sizes = [size]
@@ -59,13 +61,14 @@ class Inode:
                     _overlay(content, piece, at)
             sizes.append(size)
         if self.unsynced and rng.random() < mood.wrong_size:
-            _resize(content, rng.choice(sizes))  # sizes reach the disk on their own: cut short, or zeros never written
+            # the size is durable independently: the file is cut short or filled with zeros
+            _resize(content, rng.choice(sizes))
         return Inode(bytearray(content), content)
 
 
 @dataclass(slots=True, eq=False)
 class Directory:
-    """Names as processes see them, and the names that are durable."""
+    """A directory: the names as processes see them, and the durable names."""
 
     cached: dict[str, "Node"] = field(default_factory=dict)
     durable: dict[str, "Node"] = field(default_factory=dict)
@@ -76,10 +79,10 @@ Node: TypeAlias = Inode | Directory
 
 @dataclass(slots=True, eq=False)
 class NameChange:
-    """One change of names that is not yet durable. It survives a power cut whole or not at all."""
+    """One change of names that is not yet durable. A power cut keeps or loses it as a whole."""
 
     node: Node
-    """What was created, removed or moved."""
+    """The file or directory that was created, removed or renamed."""
     removed: tuple[Directory, str] | None
     added: tuple[Directory, str] | None
 
@@ -95,7 +98,7 @@ class NameChange:
 
 @dataclass(slots=True, frozen=True)
 class Mood:
-    """How a power cut treats what was not synced: the chances of a write to be kept, and to be torn where it is not."""
+    """How a power cut treats unsynced changes: the probability that a write survives, and that a lost write is torn."""
 
     keep: float
     torn: float
@@ -103,7 +106,9 @@ class Mood:
 
     @staticmethod
     def drawn(rng: random.Random) -> "Mood":
-        """The extremes find most: everything lost, everything kept; else a mixture."""
+        """Draw the probabilities. The extremes (everything lost, everything kept) find most defects, so they are drawn
+        often.
+        """
         draw = rng.random()
         if draw < 0.25:
             return Mood(keep=0.0, torn=0.0, wrong_size=0.0)
@@ -120,7 +125,7 @@ class Medium:
         self.unsynced_names: list[NameChange] = []
         self.capacity_bytes: int | None = None
         self.locked: dict[str, object] = {}
-        """Holder of the lock, by path."""
+        """The holder of each lock, by path."""
 
     def node(self, path: str) -> Node:
         node: Node = self.root
@@ -145,7 +150,7 @@ class Medium:
         return node
 
     def create(self, path: str, node: Node) -> None:
-        """Give a new node a name. The parent directory must be there and the name free."""
+        """Create a name for a new node. The parent directory must exist and the name must be free."""
         parent, name = self._place(path)
         assert name not in parent.cached
         self._change(NameChange(node, None, (parent, name)))
@@ -164,14 +169,14 @@ class Medium:
         self._change(NameChange(node, self._place(source), (new_parent, new_name)))
 
     def remove(self, path: str) -> None:
-        """A file or an empty directory."""
+        """Remove a file or an empty directory."""
         node = self.node(path)
         if isinstance(node, Directory) and node.cached:
             raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), path)
         self._change(NameChange(node, self._place(path), None))
 
     def sync_names(self, directory: Directory) -> None:
-        """Every change in this directory, and what happened to the same files before it, becomes durable."""
+        """Make all changes of names in this directory durable, with earlier changes of the same files elsewhere."""
         nodes: list[Node] = []
         left: list[NameChange] = []
         due: list[NameChange] = []
@@ -194,12 +199,12 @@ class Medium:
         return size(self.root)
 
     def survivor(self, rng: random.Random) -> "Medium":
-        """What a power cut leaves. This medium itself is not changed."""
+        """Return the medium that a power cut leaves. This medium is not changed."""
         mood = Mood.drawn(rng)
         lost: list[Node] = []
         kept: list[NameChange] = []
         for change in self.unsynced_names:
-            # A later change of a file is nothing without the earlier one: a file never has two names.
+            # A later change of a file cannot survive without the earlier one, since a file never has two names.
             if any(change.node is node for node in lost) or rng.random() >= mood.keep:
                 lost.append(change.node)
             else:
@@ -245,7 +250,7 @@ def _surviving_directory(directory: Directory, kept: list[NameChange], rng: rand
 
 
 def _survivors(data: bytes, position: int, rng: random.Random, mood: Mood) -> list[tuple[bytes, int]]:
-    """The pieces of one write that are on the disk, with their positions."""
+    """Return the pieces of one write that survive, with their positions."""
     if rng.random() < mood.keep:
         return [(data, position)]
     if rng.random() >= mood.torn:

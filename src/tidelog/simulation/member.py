@@ -1,4 +1,4 @@
-"""A member of a classic consumer group, for scenarios: each step of the protocol by itself."""
+"""A member of a classic consumer group, for scenarios; each step of the protocol is a method."""
 
 from collections.abc import Mapping, Sequence
 
@@ -28,7 +28,7 @@ from tidelog.wire.messages.sync_group import SyncGroupRequest, SyncGroupRequestA
 
 COMMIT_BY_NAME = 9
 OFFSETS_BY_NAME = 9
-"""The last versions that name topics; later ones know them by id alone."""
+"""The last versions that contain topic names; later versions contain topic ids only."""
 
 PROTOCOL = "round-robin"
 SUBSCRIPTION_VERSION = 1
@@ -38,8 +38,10 @@ Assignment = dict[str, list[int]]
 
 
 class SimMember:
-    """Its client must be connected to the group's coordinator. Error codes are returned, but for the one that gives the
-    member its id."""
+    """One member of a group. `client` must be connected to the group's coordinator.
+
+    Methods return error codes; only MEMBER_ID_REQUIRED is handled here.
+    """
 
     def __init__(self, client: SimClient, group: str, topics: Sequence[str], *, session_ms: int = 10_000) -> None:
         self.client = client
@@ -50,11 +52,11 @@ class SimMember:
         self.generation = -1
         self.leads = False
         self.members: list[str] = []
-        """All members, if this one leads."""
+        """All member ids, if this member is the group's leader."""
         self.assignment: Assignment = {}
 
     async def join(self) -> int:
-        """Returns when the coordinator has closed the round; the error code."""
+        """Join the group. Returns the error code when the coordinator has completed the join phase."""
         subscription = ConsumerProtocolSubscription(topics=self.topics).encode(SUBSCRIPTION_VERSION)
         metadata = SUBSCRIPTION_VERSION.to_bytes(2, "big") + subscription
         request = JoinGroupRequest(
@@ -68,7 +70,7 @@ class SimMember:
         answer = await self.client.ask(request, JoinGroupResponse)
         self.member_id = answer.member_id
         if answer.error_code == ErrorCode.MEMBER_ID_REQUIRED:
-            return await self.join()  # with the id that it was given (KIP-394)
+            return await self.join()  # with the member id from the response (KIP-394)
         if answer.error_code == ErrorCode.NONE:
             self.generation = answer.generation_id
             self.leads = answer.leader == answer.member_id
@@ -76,7 +78,7 @@ class SimMember:
         return answer.error_code
 
     async def sync(self, partitions: Mapping[str, int]) -> int:
-        """Get the assignment; a leader deals the partitions out in turn. `partitions`: how many each topic has."""
+        """Get the assignment. The leader assigns the partitions round-robin; `partitions` is their number by topic."""
         dealt = self._deal(partitions) if self.leads else {}
         request = SyncGroupRequest(
             group_id=self.group,
@@ -115,7 +117,7 @@ class SimMember:
         return answer.topics[0].partitions[0].error_code
 
     async def committed(self, topic: str, partition: int) -> tuple[int, int]:
-        """The committed offset (-1 if there is none) and the error code."""
+        """Return the committed offset, or -1 if there is none, and the error code."""
         wanted = OffsetFetchRequestGroup(
             group_id=self.group, topics=[OffsetFetchRequestTopics(name=topic, partition_indexes=[partition])]
         )

@@ -1,6 +1,6 @@
-"""A simulated network: hosts, listeners, connections, and what goes wrong between them.
+"""A simulated network: hosts, listeners, connections, and their faults.
 
-Streams of bytes as TCP gives them: in order, cut and joined anywhere, slow, stuck while the link is down, reset.
+Connections are byte streams as of TCP: in order, split and joined anywhere, slow, stuck while a link is down, or reset.
 """
 
 import errno
@@ -23,15 +23,15 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 @dataclass(slots=True)
 class Conditions:
-    """How the network behaves; a test may change them while it runs."""
+    """Delays and limits of the network. A test may change them during a run."""
 
     latency_s: tuple[float, float] = (0.00005, 0.002)
     slow_chance: float = 0.01
     slow_s: tuple[float, float] = (0.002, 0.1)
     split_chance: float = 0.3
-    """Of a piece to arrive in two."""
+    """Probability that a piece of data arrives in two parts."""
     window_bytes: int = 65_536
-    """Sent and not yet read by the other side; beyond it a stream has a backlog."""
+    """Bytes that may be sent but not yet read by the peer; further bytes stay in the stream's backlog."""
 
 
 @dataclass(slots=True, eq=False)
@@ -53,7 +53,7 @@ class SimListener:
 
 
 class SimNetwork:
-    """The wires between all hosts, and the loop's only source of network events."""
+    """The network between all hosts, and the only source of network events in the loop."""
 
     def __init__(self, loop: SimLoop, rng: random.Random, trace: Trace, conditions: Conditions | None = None) -> None:
         self.loop = loop
@@ -66,18 +66,21 @@ class SimNetwork:
         self._healed: dict[SimStream, None] = {}
 
     def add_host(self, name: str, address: str) -> None:
-        """A machine without power."""
+        """Add a host without power."""
         self._addresses[name] = address
         self._hosts[name] = None
 
     def start_process(self, host: str) -> "HostNetwork":
-        """The network of a new process on a host that has power from now on."""
+        """Switch the host on, if needed, and return the network of a new process on it."""
         process = HostNetwork(self, host, self._addresses[host])
         self._hosts[host] = process
         return process
 
     def stop_process(self, host: str, *, power: bool) -> None:
-        """End the host's process. With power the kernel closes its connections; without, the others hear nothing."""
+        """End the host's process.
+
+        With power, the kernel closes its connections. Without power, the peers receive nothing.
+        """
         process = self._hosts[host]
         assert process is not None
         process.kill(heard=power)
@@ -85,7 +88,7 @@ class SimNetwork:
             self._hosts[host] = None
 
     def partition(self, one: str, other: str) -> None:
-        """Nothing passes between the two any more, in either direction, until `heal`."""
+        """Block all traffic between two hosts, in both directions, until `heal`."""
         self._cut[one, other] = self._cut[other, one] = None
         self.trace.note(one, "net.partition", other)
 
@@ -94,7 +97,7 @@ class SimNetwork:
         self.trace.note(source, "net.partition_one_way", target)
 
     def heal(self) -> None:
-        """Every link works again; what was stuck goes on its way."""
+        """Unblock all links. Data that was stuck is delivered."""
         self._cut.clear()
         self.trace.note("*", "net.heal")
         for stream in list(self._healed):
@@ -102,7 +105,7 @@ class SimNetwork:
         self._healed.clear()
 
     def reset_connections(self, one: str, other: str) -> int:
-        """Break every connection between the two; how many there were."""
+        """Reset every connection between two hosts, and return their number."""
         broken = 0
         process = self._hosts[one]
         for stream in list(process.streams) if process is not None else []:
@@ -111,7 +114,7 @@ class SimNetwork:
                 broken += 1
         return broken
 
-    # For streams
+    # Called by streams
 
     def passes(self, source: str, target: str) -> bool:
         return (source, target) not in self._cut
@@ -131,7 +134,7 @@ class SimNetwork:
         return self._hosts[host]
 
     def host_of(self, name: str, asking: str) -> str:
-        """The host that a name or address means. Raises OSError, as a resolver does."""
+        """Return the host with this name or address. Raises OSError, as a resolver does."""
         if name in LOOPBACK:
             return asking
         for host, address in self._addresses.items():
@@ -187,7 +190,7 @@ class HostNetwork:
                 break
             if loop.time() >= deadline:
                 raise TimeoutError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT))
-            await self._wait(min(1.0, max(deadline - loop.time(), 0.001)))  # the hand-shake is sent again
+            await self._wait(min(1.0, max(deadline - loop.time(), 0.001)))  # TCP repeats the handshake
         process = network.process(target)
         assert process is not None
         listener = process.listener(called, port)
@@ -210,7 +213,7 @@ class HostNetwork:
             stream.abort()
 
     def kill(self, *, heard: bool) -> None:
-        """The process is gone. `heard`: the kernel tells the other sides."""
+        """The process has ended. `heard`: the kernel notifies the peers."""
         self.alive = False
         self.listeners.clear()
         for stream in list(self.streams):

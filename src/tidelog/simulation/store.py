@@ -1,7 +1,8 @@
-"""The metadata store of simulated brokers: a journal file on the simulated disk, in place of SQLite.
+"""The metadata store of simulated brokers: a journal file on the simulated disk, used instead of SQLite.
 
-Frames of length, CRC-32 and payload, appended and synced one at a time; a snapshot rewrites the file. A torn last frame
-was never acknowledged and is cut off at the next start; anything else that is wrong is said.
+The file consists of frames (length, CRC-32, payload). Each frame is appended and synced before the next one. A snapshot
+rewrites the file. A torn last frame was never acknowledged, so the next start cuts it off; any other damage is an
+error.
 """
 
 import asyncio
@@ -33,7 +34,7 @@ _ENTRY, _SNAPSHOT, _LEASE = b"E", b"S", b"L"
 
 
 class SimStore:
-    """`Store` in the file at `path`, which one process has open at a time."""
+    """`Store` in the file at `path`, which only one process opens at a time."""
 
     def __init__(self, path: str, clock: Clock, tasks: Tasks, disk: Disk) -> None:
         self.path = path
@@ -84,7 +85,7 @@ class SimStore:
     async def close(self) -> None:
         await self._tasks.run_blocking(self._close, lane=LANE)
 
-    # From here on, as on the store's own thread
+    # The methods below stand for the store's thread
 
     async def _run(self, function: Callable[..., T], *args: object) -> T:
         return await self._tasks.run_blocking(self._guarded, function, args, lane=LANE)
@@ -97,7 +98,7 @@ class SimStore:
                 self._load()
             return function(*args)
         except OSError as error:
-            # Not known to be written, not known to be lost: only a new start can tell.
+            # It is unknown whether the frame was written; only a new start can find out.
             self._failure = f"{self.path}: {error}"
             raise StoreFailed(self._failure) from error
 
@@ -150,7 +151,7 @@ class SimStore:
 
     def _release(self, lease: Lease) -> None:
         if lease.name in self._leases and self._leases[lease.name][0] == lease:
-            self._keep_lease(lease._replace(holder=""), None)  # the epoch stays, the next holder's is higher
+            self._keep_lease(lease._replace(holder=""), None)  # the epoch is kept, so that the next holder's is higher
 
     def _keep_lease(self, lease: Lease, expires_ms: int | None) -> None:
         self._write(_framed(_lease_payload(lease, expires_ms)))
@@ -162,7 +163,7 @@ class SimStore:
             raise LeaseLost(f"lease {lease.name} is not {lease.holder}'s in epoch {lease.epoch}")
 
     def _write(self, frame: bytes) -> None:
-        """Durable when it returns."""
+        """Append one frame; it is durable on return."""
         assert self._file is not None
         try:
             self._file.pwrite(frame, self._end)
@@ -215,12 +216,15 @@ def _framed(payload: bytes) -> bytes:
 
 
 def _frames(content: bytes, path: str) -> Iterator[tuple[bytes, int]]:
-    """Payloads with the ends of their frames, up to a torn tail. StoreFailed if a good frame follows a bad one."""
+    """Yield payloads and the ends of their frames, up to a torn tail.
+
+    Raises StoreFailed if a good frame follows a bad one.
+    """
     position = 0
     while (payload := _payload_at(content, position)) is not None:
         position += _FRAME.size + len(payload)
         yield payload, position
-    # Each frame was synced before the next was written: only the last can be torn.
+    # Each frame was synced before the next was written, so only the last one can be torn.
     if len(content) - position >= _FRAME.size:
         length, _ = _FRAME.unpack_from(content, position)
         if _payload_at(content, position + _FRAME.size + length) is not None:

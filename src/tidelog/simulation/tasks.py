@@ -14,11 +14,11 @@ T = TypeVar("T")
 
 
 class ProcessGone(BaseException):
-    """The simulated process was killed: none of its code has any effect any more. Nobody may catch it."""
+    """The simulated process was killed, so none of its code may have an effect. Never catch this exception."""
 
 
 class SimTasks:
-    """`Tasks` of one process on the shared virtual loop. `kill` stops them as SIGKILL does."""
+    """`Tasks` of one process on the shared virtual loop. `kill` stops them like SIGKILL."""
 
     def __init__(self, loop: SimLoop, host: str, rng: random.Random, trace: Trace) -> None:
         self._loop = loop
@@ -64,12 +64,12 @@ class SimTasks:
             timer.cancel()
 
     def defer_collection(self, deferred: bool) -> None:
-        """Nothing: it is the whole simulation's collector, and takes no virtual time."""
+        """Do nothing: the garbage collector belongs to the whole simulation and takes no virtual time."""
 
     def run_blocking(self, function: Callable[..., T], *args: object, lane: str = "") -> "asyncio.Future[T]":
-        """After a virtual delay. What the function does takes effect at the beginning of that delay or at its end.
+        """Run the function after a virtual delay. Its effects happen at the beginning or at the end of the delay.
 
-        So a sync covers what was written before the call, and what is written while it lasts only by luck.
+        Therefore a sync covers the bytes written before the call, and those written during the call only by chance.
         """
         self._check_alive()
         future: asyncio.Future[T] = self._loop.create_future()
@@ -91,7 +91,10 @@ class SimTasks:
     def run_apart(
         self, work: ApartWork, disk: Disk, request: bytes, report: Callable[[bytes], None]
     ) -> "asyncio.Future[None]":
-        """As `run_blocking`; its clock stands still. Reports come to the loop one by one, the future after them."""
+        """Run the work after a virtual delay, like `run_blocking`; the work's clock stands still.
+
+        The results are reported to the loop one by one, before the future is done.
+        """
 
         async def told() -> None:
             results: list[bytes] = []
@@ -118,7 +121,7 @@ class SimTasks:
             await self._idle
 
     def kill(self) -> None:
-        """No callback of this process runs any more; its tasks unwind without effect."""
+        """Run no further callback of this process. Its tasks unwind without effect."""
         self.alive = False
         for task in list(self._running):
             task.cancel()
@@ -168,7 +171,7 @@ class SimTasks:
         if self.alive and not self._loop.is_closed():
             report_failure(task)
         else:
-            task.exception()  # what a killed process did last concerns nobody, asyncio's log included
+            task.exception()  # asyncio must not log the exception of a killed process's task
 
 
 def _outcome(function: Callable[..., T], args: tuple[object, ...]) -> tuple[T | None, BaseException | None]:

@@ -1,11 +1,11 @@
-"""What happened in a simulated run, line by line: equal for equal seeds, in any process."""
+"""The event trace of a simulated run. Equal seeds give equal lines, in any process."""
 
 from collections.abc import Callable
 from zlib import crc32
 
 
 class Trace:
-    """Lines of `SECONDS HOST WHAT DETAILS`. They hold no address of memory and no order of a set."""
+    """Lines of the form `SECONDS HOST WHAT DETAILS`, without memory addresses and without the order of sets."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
@@ -15,7 +15,7 @@ class Trace:
         self.lines.append(f"{self._now():.6f} {host} {what} {details}".rstrip())
 
     def note_bytes(self, host: str, what: str, details: str, data: bytes | bytearray | memoryview) -> None:
-        """A line with the length and the CRC-32 of what was moved."""
+        """Add a line with the length and CRC-32 of `data`."""
         self.note(host, what, f"{details} bytes={len(data)} crc={crc32(data):08x}")
 
     def text(self) -> str:
@@ -26,6 +26,6 @@ class Trace:
 
 
 def callback_name(callback: Callable[..., object]) -> str:
-    """A name without addresses."""
+    """Return the callback's name without memory addresses."""
     function = getattr(callback, "func", callback)  # of a functools.partial
     return str(getattr(function, "__qualname__", type(function).__qualname__))

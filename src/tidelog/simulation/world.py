@@ -30,16 +30,16 @@ TRACE_TAIL_LINES = 30
 
 
 class EscapedError(RuntimeError):
-    """Errors that no code handled: callbacks that raised, tasks whose failure nobody took."""
+    """Errors that were not handled: callbacks that raised, and failed tasks that nobody awaited."""
 
 
 class SimClock:
-    """Virtual time with a wall clock that may be wrong."""
+    """Virtual time, with a wall clock that a test can set wrong."""
 
     def __init__(self, loop: SimLoop) -> None:
         self._loop = loop
         self.wall_offset_ms = 0
-        """Add to it to step the wall clock; monotonic time is not moved."""
+        """Added to the wall-clock time; the monotonic time does not change."""
 
     def now_ms(self) -> int:
         return EPOCH_MS + self.wall_offset_ms + int(self._loop.time() * 1000)
@@ -49,7 +49,7 @@ class SimClock:
 
 
 class SimHost:
-    """A machine: a disk that outlives processes, and one process at a time."""
+    """A machine with a disk that outlives processes, and at most one process at a time."""
 
     def __init__(self, world: "World", name: str, address: str) -> None:
         self.name = name
@@ -64,7 +64,7 @@ class SimHost:
 
     @property
     def disk(self) -> SimDisk:
-        """The disk as the running process sees it, or as the next one will."""
+        """The disk of the running process, or the disk that the next process will get."""
         return self._disk
 
     @property
@@ -73,11 +73,11 @@ class SimHost:
 
     @property
     def runtime(self) -> Runtime:
-        """Of the running process; the first look starts one."""
+        """The runtime of the running process. If no process runs, one is started."""
         return self._runtime or self.start()
 
     def start(self) -> Runtime:
-        """A new process. Power comes back if it was off."""
+        """Start a new process; switch the power on if it is off."""
         assert self._runtime is None, f"{self.name} is running"
         world = self._world
         self.starts += 1
@@ -90,19 +90,19 @@ class SimHost:
         return self._runtime
 
     def insert(self, disk: SimDisk) -> None:
-        """Give a host that is not running another's disk, such as what a `power_cut` left of it."""
+        """Replace the disk of a host without a process, for example by the result of `power_cut`."""
         assert self._runtime is None, f"{self.name} is running"
         world = self._world
         rng = world.rng(f"{self.name}/inserted disk/{self.starts}")
         self._disk = SimDisk(disk.medium, rng=rng, trace=world.trace, host=self.name)
 
     def kill(self) -> None:
-        """kill -9: the disk keeps all that was written, others see their connections end."""
+        """Kill the process as kill -9 does: the disk keeps all written bytes, and peers see their connections end."""
         self._end("host.kill", power=True)
         self._disk = self._disk.kill()
 
     def cut_power(self) -> None:
-        """The disk keeps what was synced and some of the rest; others hear nothing."""
+        """Cut the power: the disk keeps synced bytes and some of the others, and peers receive nothing."""
         self._end("host.cut_power", power=False)
         survivor = self._disk.power_cut(self._world.rng(f"{self.name}/power/{self.starts}"))
         self._disk.kill()
@@ -117,7 +117,7 @@ class SimHost:
 
 
 class World:
-    """Everything that is simulated in one run. Equal seeds and equal programs give equal traces."""
+    """Everything in one simulated run. Equal seeds and equal programs give equal traces."""
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
@@ -129,11 +129,11 @@ class World:
         self.loop.set_exception_handler(self._note_escaped)
 
     def rng(self, purpose: str) -> random.Random:
-        """A generator of its own for each purpose: one more draw here changes nothing there."""
-        return random.Random(f"tidelog {self.seed} {purpose}")  # noqa: S311 - to be foretold is its purpose
+        """Return a random generator for one purpose, so that one more draw for another purpose does not change it."""
+        return random.Random(f"tidelog {self.seed} {purpose}")  # noqa: S311 - it must be predictable
 
     def host(self, name: str) -> SimHost:
-        """The host of this name, made at the first call."""
+        """Return the host of this name; the first call creates it."""
         if name not in self.hosts:
             address = f"10.0.0.{len(self.hosts) + 1}"
             self.network.add_host(name, address)
@@ -141,9 +141,9 @@ class World:
         return self.hosts[name]
 
     def run(self, scenario: Coroutine[Any, Any, T], *, virtual_s: float = 3600.0) -> T:
-        """Run to the end of `scenario`; the rest of the world stands still then. May be called again.
+        """Run `scenario` to its end; then everything in the world stands still. May be called again.
 
-        Raises what the scenario raises, Deadlock, Livelock, TimeIsUp, or EscapedError.
+        Raises the scenario's exceptions, and Deadlock, Livelock, TimeIsUp or EscapedError.
         """
         self.loop.limit_time(self.loop.time() + virtual_s)
         task = self.loop.create_task(scenario, name="scenario")
@@ -157,7 +157,7 @@ class World:
         return result
 
     def close(self) -> None:
-        """End every process; nothing of it is traced or has an effect."""
+        """End every process, without trace lines and effects."""
         for host in self.hosts.values():
             if host.running:
                 host.kill()
@@ -167,7 +167,7 @@ class World:
         self.loop.close()
 
     async def _unwind(self) -> None:
-        """Let cancelled tasks of dead processes end. What awaits something that never comes is left to its fate."""
+        """Let the cancelled tasks of ended processes unwind. A task that never ends is left as it is."""
         for _ in range(100):
             current = asyncio.current_task()
             left = [task for task in asyncio.all_tasks() if task is not current]
@@ -185,7 +185,9 @@ class World:
 
 @contextmanager
 def simulated(seed: int) -> Iterator[World]:
-    """A world that is closed at the end. An error that leaves the block carries the seed and the end of the trace."""
+    """Provide a world and close it at the end. An exception that leaves the block carries the seed and the end of the
+    trace.
+    """
     world = World(seed)
     try:
         yield world
