@@ -1,1 +1,1 @@
-"""Groups of the consumer protocol (KIP-848): the broker assigns, each member is led to its assignment by heartbeats."""
+"""Groups of the consumer protocol (KIP-848): the broker computes assignments, and heartbeats move members to them."""

@@ -1,6 +1,6 @@
-"""The assignors that run on the broker: `uniform` and `range` (KIP-848). Both move only what must move.
+"""The server-side assignors `uniform` and `range` (KIP-848). Both keep as many partitions as possible where they are.
 
-Neither looks at racks, as in Kafka: a partition's replicas have no place of their own yet.
+As in Kafka, neither considers racks.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -11,48 +11,54 @@ from tidelog.coordinator.consumer.member import Target
 
 
 class AssigningMember(NamedTuple):
-    """What an assignor knows of one member."""
+    """An assignor's input about one member."""
 
     topic_ids: frozenset[bytes]
-    """Topics that it reads and that exist. Members with the same subscription share one set."""
+    """Ids of the existing topics that the member subscribes to. Members with equal subscriptions share one set."""
     target: Target
-    """What it was to have until now."""
+    """The member's previous target assignment."""
     order: str
-    """Members are looked at in this order: the group instance id, which outlives a restart, or the member id."""
+    """Sort key of the member: its group instance id, which survives a restart, or else its member id."""
 
 
 Members = Mapping[str, AssigningMember]
 Counts = Mapping[bytes, int]
-"""Topic id -> partitions, of all topics that anybody reads."""
+"""Number of partitions by topic id, for all topics that any member subscribes to."""
 Assignor = Callable[[Members, Counts], dict[str, Target]]
 
 
 def uniform(members: Members, counts: Counts) -> dict[str, Target]:
-    """Everybody has as many partitions as the others, or one more. Where members read different topics: as evenly as
-    moving single partitions between two members makes it."""
+    """Assign partitions so that the members' numbers of partitions differ by at most one.
+
+    If the members subscribe to different topics, that may be impossible. Then no move of a single partition between two
+    members can make the numbers more even.
+    """
     if not members:
         return {}
     first = next(iter(members.values())).topic_ids
     if all(member.topic_ids is first or member.topic_ids == first for member in members.values()):
-        return _uniform_alike(members, counts, first)
+        return _assign_evenly(members, counts, first)
     return _Uneven(members, counts).assign()
 
 
 def assign_range(members: Members, counts: Counts) -> dict[str, Target]:
-    """Each topic is cut in as many pieces as it has readers. Topics with the same readers and number of partitions are
-    cut alike, so that equal partitions of topics that belong together go to one member."""
+    """Split each topic's partitions into one range for each of its subscribers.
+
+    Topics with the same subscribers and the same number of partitions are split in the same way, so that partitions
+    with equal numbers of co-partitioned topics go to the same member.
+    """
     readers: dict[bytes, list[str]] = {topic_id: [] for topic_id in sorted(counts)}
     for member_id in _in_order(members):
         for topic_id in members[member_id].topic_ids:
             readers[topic_id].append(member_id)
-    alike: dict[tuple[tuple[str, ...], int], list[bytes]] = {}
+    equal_topics: dict[tuple[tuple[str, ...], int], list[bytes]] = {}
     for topic_id, member_ids in readers.items():
         if member_ids:
-            alike.setdefault((tuple(member_ids), counts[topic_id]), []).append(topic_id)
+            equal_topics.setdefault((tuple(member_ids), counts[topic_id]), []).append(topic_id)
     targets: dict[str, Target] = {member_id: {} for member_id in members}
-    for (sharing, count), topic_ids in alike.items():
+    for (sharing, count), topic_ids in equal_topics.items():
         before = [members[member_id].target.get(topic_ids[0], ()) for member_id in sharing]
-        for member_id, partitions in zip(sharing, _cut(before, count), strict=True):
+        for member_id, partitions in zip(sharing, _split(before, count), strict=True):
             if partitions:
                 targets[member_id].update(dict.fromkeys(topic_ids, partitions))
     return {member_id: _unchanged(target, members[member_id].target) for member_id, target in targets.items()}
@@ -66,12 +72,16 @@ def _in_order(members: Members) -> list[str]:
 
 
 def _unchanged(target: Target, before: Target) -> Target:
-    """The same object where nothing changed, so that no record is written."""
+    """Return `before` itself if the target is equal to it, so that no record is written for the member."""
     return before if target == before else target
 
 
 def _quotas(held: Sequence[int], count: int) -> list[int]:
-    """How many each may have of `count`: those who have more than the least keep one more, as far as that goes."""
+    """Return the number of partitions that each member gets of `count`.
+
+    If `count` is not divisible, members that hold more than the minimum keep one more, as far as there are any to
+    spare.
+    """
     least, more = divmod(count, len(held))
     quotas = [least] * len(held)
     by_need = sorted(range(len(held)), key=lambda place: held[place] <= least)  # stable: else by place
@@ -80,8 +90,10 @@ def _quotas(held: Sequence[int], count: int) -> list[int]:
     return quotas
 
 
-def _cut(before: Sequence[Sequence[int]], count: int) -> list[tuple[int, ...]]:
-    """Partitions 0 to `count` in pieces, each as near to the one before as its size allows."""
+def _split(before: Sequence[Sequence[int]], count: int) -> list[tuple[int, ...]]:
+    """Split the partitions 0 .. count - 1 among the members. Each keeps as many of its previous ones as its quota
+    allows.
+    """
     existing = [[partition for partition in held if partition < count] for held in before]
     quotas = _quotas([len(held) for held in existing], count)
     kept = [sorted(held)[:quota] for held, quota in zip(existing, quotas, strict=True)]
@@ -94,7 +106,7 @@ def _cut(before: Sequence[Sequence[int]], count: int) -> list[tuple[int, ...]]:
     return pieces
 
 
-def _uniform_alike(members: Members, counts: Counts, topic_ids: frozenset[bytes]) -> dict[str, Target]:
+def _assign_evenly(members: Members, counts: Counts, topic_ids: frozenset[bytes]) -> dict[str, Target]:
     order = _in_order(members)
     topics = sorted(topic_ids)
     held: list[list[tuple[bytes, int]]] = []
@@ -122,7 +134,11 @@ def _grouped(partitions: list[tuple[bytes, int]]) -> Target:
 
 
 class _Uneven:
-    """`uniform` for members that read different topics: keep, fill up the least loaded, then move single partitions."""
+    """`uniform` for members with different subscriptions.
+
+    Members keep their partitions; then the least loaded members get the free ones; then single partitions are moved
+    from more to less loaded members.
+    """
 
     def __init__(self, members: Members, counts: Counts) -> None:
         self._members = members
@@ -131,23 +147,24 @@ class _Uneven:
         self._load = dict.fromkeys(self._order, 0)
         self._readers: dict[bytes, list[str]] = {topic_id: [] for topic_id in sorted(counts)}
         self._held: dict[bytes, dict[str, list[int]]] = {topic_id: {} for topic_id in self._readers}
-        """Topic id -> member id -> partitions."""
+        """Partitions by topic id and member id."""
         for member_id in self._order:
             for topic_id in members[member_id].topic_ids:
                 self._readers[topic_id].append(member_id)
 
     def assign(self) -> dict[str, Target]:
-        # Topics with few readers first: those with many can even out what they leave.
+        # Topics with few subscribers come first, since topics with many subscribers can even out the remaining
+        # differences.
         topics = sorted((t for t, readers in self._readers.items() if readers), key=lambda t: len(self._readers[t]))
-        free = {topic_id: self._keep(topic_id) for topic_id in topics}
+        free = {topic_id: self._keep_current(topic_id) for topic_id in topics}
         for topic_id in topics:
-            self._fill(topic_id, free[topic_id])
-        # Each move makes the loads of two members more alike, so that this ends.
+            self._assign_free(topic_id, free[topic_id])
+        # Each move makes the loads of two members more equal, so the loop ends.
         moved = True
         while moved:
             moved = False
             for topic_id in topics:
-                moved |= self._level(topic_id)
+                moved |= self._balance(topic_id)
         targets: dict[str, Target] = {member_id: {} for member_id in self._members}
         for topic_id, held in self._held.items():
             for member_id, partitions in held.items():
@@ -155,8 +172,8 @@ class _Uneven:
                     targets[member_id][topic_id] = tuple(sorted(partitions))
         return {member_id: _unchanged(target, self._members[member_id].target) for member_id, target in targets.items()}
 
-    def _keep(self, topic_id: bytes) -> list[int]:
-        """Returns the partitions that nobody had."""
+    def _keep_current(self, topic_id: bytes) -> list[int]:
+        """Let members keep their partitions of the topic. Returns the partitions that no member had."""
         count = self._counts[topic_id]
         taken: set[int] = set()
         for member_id in self._readers[topic_id]:
@@ -173,7 +190,7 @@ class _Uneven:
         heapify(heap)
         return heap
 
-    def _fill(self, topic_id: bytes, free: list[int]) -> None:
+    def _assign_free(self, topic_id: bytes, free: list[int]) -> None:
         heap = self._heap(self._readers[topic_id])
         for partition in free:
             load, place, member_id = heappop(heap)
@@ -181,8 +198,10 @@ class _Uneven:
             self._load[member_id] = load + 1
             heappush(heap, (load + 1, place, member_id))
 
-    def _level(self, topic_id: bytes) -> bool:
-        """Move partitions of the topic from the most to the least loaded of its readers. False if none had to move."""
+    def _balance(self, topic_id: bytes) -> bool:
+        """Move partitions of one topic from its most loaded to its least loaded subscribers. Returns whether any was
+        moved.
+        """
         least = self._heap(self._readers[topic_id])
         most = [(-load, place, member_id) for load, place, member_id in least if self._held[topic_id].get(member_id)]
         heapify(most)
@@ -191,7 +210,7 @@ class _Uneven:
             minus_load, giving_place, giver = heappop(most)
             if -minus_load != self._load[giver] or not self._held[topic_id].get(giver):
                 continue
-            while least[0][0] != self._load[least[0][2]]:  # entries of loads that have changed since
+            while least[0][0] != self._load[least[0][2]]:  # skip entries whose load has changed since
                 heappop(least)
             load, taking_place, taker = least[0]
             if self._load[giver] - load < 2:

@@ -1,7 +1,8 @@
-"""Members of the classic protocol in a consumer group: JoinGroup, SyncGroup, Heartbeat and LeaveGroup, answered as the
-protocol that they speak has it, out of the group that the broker assigns (KIP-848).
+"""Members that speak the classic protocol in a consumer group (KIP-848): JoinGroup, SyncGroup, Heartbeat and
+LeaveGroup.
 
-Nobody leads: every member is told its assignment, which is its target as far as the others have made way.
+The responses have the form of the classic protocol, but no member is the leader: the broker assigns. SyncGroup returns
+a member's current assignment, which is its target without the partitions that other members still have to give up.
 """
 
 from tidelog.coordinator.consumer.embedded import embedded_version, read_subscription, reported, write_assignment
@@ -13,7 +14,7 @@ from tidelog.coordinator.consumer.heartbeats import (
     check_size,
     replace_static,
     static_member,
-    take_in_pattern,
+    update_pattern,
 )
 from tidelog.coordinator.consumer.member import NO_TARGET, ClassicPart, Member, MemberState, without_epochs
 from tidelog.coordinator.consumer.migration import downgrade, may_downgrade_by
@@ -42,7 +43,7 @@ from tidelog.wire.primitives import MalformedMessage
 
 
 def join(context: GroupContext, group: ConsumerGroup, joining: Joining, now: Moment) -> Decision:
-    """Answered at once: the broker needs to wait for nobody. Raises ApiError."""
+    """Handle JoinGroup. It is answered immediately, since no other member has to join. Raises ApiError."""
     request = joining.request
     if context.consumer.migration is MigrationPolicy.DISABLED:
         raise InconsistentGroupProtocol("group.consumer.migration.policy keeps classic members out of consumer groups")
@@ -56,48 +57,48 @@ def join(context: GroupContext, group: ConsumerGroup, joining: Joining, now: Mom
         refuse_join(joining.reply, member_id, ErrorCode.MEMBER_ID_REQUIRED, step.out)
         return step.finish()
     subscription = _subscription(protocols)
-    known, predecessor = _known(step, member_id, request.group_instance_id, is_new=is_new)
-    told = _told(known, joining, subscription, protocols)
-    check_memory(group, known, told)
-    after = _move(step, known, told, predecessor, subscription)
-    assert told.classic is not None
+    current, predecessor = _current_member(step, member_id, request.group_instance_id, is_new=is_new)
+    updated = _with_changes(current, joining, subscription, protocols)
+    check_memory(group, current, updated)
+    after = _apply_join(step, current, updated, predecessor, subscription)
+    assert updated.classic is not None
     answer = JoinGroupResponse(
         generation_id=after.epoch,
         protocol_type=PROTOCOL_TYPE,
-        protocol_name=told.classic.protocols[0][0],
+        protocol_name=updated.classic.protocols[0][0],
         member_id=member_id,
     )
     step.out.reply(joining.reply, answer)
     return step.finish()
 
 
-def _move(
-    step: Step, known: Member, told: Member, predecessor: Member | None, subscription: ConsumerProtocolSubscription
+def _apply_join(
+    step: Step, current: Member, updated: Member, predecessor: Member | None, subscription: ConsumerProtocolSubscription
 ) -> Member:
-    """The member after its join, in this group or in the classic one that the group becomes by it."""
+    """Return the member after its join, in this group or in the classic group that this join converts it to."""
     context = step.context
     group = step.group
     replaced = None if predecessor is None else predecessor.member_id
     goes_down = predecessor is not None and may_downgrade_by(context, group, predecessor)
-    pattern_changed, _ = take_in_pattern(step, known, told)
-    changed = step.take_in(known, told, pattern_is_ready=pattern_changed, pattern_changed=pattern_changed)
+    pattern_changed, _ = update_pattern(step, current, updated)
+    changed = step.update_member(current, updated, pattern_is_ready=pattern_changed, pattern_changed=pattern_changed)
     owned = reported(subscription, context.image_now())
     if goes_down:
         is_current = group.assignment_epoch >= step.epoch
-        after = told
+        after = updated
         if is_current:
-            target = group.targets.get(replaced or told.member_id, NO_TARGET)
-            after = step.reconcile(told, replaced, group.assignment_epoch, target, owned, subscription_changed=False)
+            target = group.targets.get(replaced or updated.member_id, NO_TARGET)
+            after = step.reconcile(updated, replaced, group.assignment_epoch, target, owned, subscription_changed=False)
         downgrade(step, [], after, replaced, rebalance=not is_current)
         return after
-    target_epoch, target = step.target(told, replaced)
-    after = step.reconcile(told, replaced, target_epoch, target, owned, subscription_changed=changed)
+    target_epoch, target = step.target(updated, replaced)
+    after = step.reconcile(updated, replaced, target_epoch, target, owned, subscription_changed=changed)
     step.at_end(lambda: _joined(step, after))
     return after
 
 
 def _joined(step: Step, member: Member) -> None:
-    """It has the rebalance timeout to ask for its assignment."""
+    """Start the timer for the SyncGroup request that has to follow, which is the rebalance timeout."""
     assert member.classic is not None
     timers = step.context.timers
     group_id = step.group.group_id
@@ -107,7 +108,10 @@ def _joined(step: Step, member: Member) -> None:
 
 
 def _check_protocols(group: ConsumerGroup, protocol_type: str, protocols: Protocols) -> None:
-    """One of them must be known to all classic members: a classic group that this one becomes needs it."""
+    """Raise ApiError unless at least one protocol is supported by all classic members.
+
+    If the group is converted to a classic group, that group needs a common protocol.
+    """
     supported = protocol_type == PROTOCOL_TYPE and any(
         group.classic_protocols.get(name, 0) == group.classic_count for name, _ in protocols
     )
@@ -122,8 +126,10 @@ def _subscription(protocols: Protocols) -> ConsumerProtocolSubscription:
         raise ApiError(f"the member's subscription cannot be read: {error}", ErrorCode.UNKNOWN_SERVER_ERROR) from None
 
 
-def _known(step: Step, member_id: str, instance_id: str | None, *, is_new: bool) -> tuple[Member, Member | None]:
-    """The member as the group knows it, or a new one; and the static member whose place it takes."""
+def _current_member(
+    step: Step, member_id: str, instance_id: str | None, *, is_new: bool
+) -> tuple[Member, Member | None]:
+    """Return the current state of the member, or a new member; and the static member that it replaces, if any."""
     group = step.group
     if instance_id is None:
         return group.members.get(member_id) or Member(member_id), None
@@ -138,11 +144,13 @@ def _known(step: Step, member_id: str, instance_id: str | None, *, is_new: bool)
     return member, None
 
 
-def _told(known: Member, joining: Joining, subscription: ConsumerProtocolSubscription, protocols: Protocols) -> Member:
+def _with_changes(
+    current: Member, joining: Joining, subscription: ConsumerProtocolSubscription, protocols: Protocols
+) -> Member:
     request = joining.request
-    return known._replace(
-        instance_id=request.group_instance_id if request.group_instance_id is not None else known.instance_id,
-        rack_id=subscription.rack_id or known.rack_id,
+    return current._replace(
+        instance_id=request.group_instance_id if request.group_instance_id is not None else current.instance_id,
+        rack_id=subscription.rack_id or current.rack_id,
         client_id=joining.client_id,
         client_host=joining.client_host,
         topics=tuple(sorted(dict.fromkeys(subscription.topics))),
@@ -152,11 +160,11 @@ def _told(known: Member, joining: Joining, subscription: ConsumerProtocolSubscri
     )
 
 
-# After the join
+# SyncGroup, Heartbeat and LeaveGroup
 
 
 def sync(context: GroupContext, group: ConsumerGroup, request: SyncGroupRequest, reply: Reply, now: Moment) -> Decision:
-    """Answered with the member's own assignment; those that the request may bring are nobody's business here."""
+    """Handle SyncGroup: respond with the member's assignment. Assignments in the request are ignored."""
     step = Step(context, group, now)
     try:
         member = _check_sync(context, group, request, now)
@@ -191,7 +199,7 @@ def _check_sync(context: GroupContext, group: ConsumerGroup, request: SyncGroupR
 
 
 def heartbeat(context: GroupContext, group: ConsumerGroup, request: HeartbeatRequest, now: Moment) -> ErrorCode:
-    """NONE, or REBALANCE_IN_PROGRESS when the member has to join again to go on. Raises ApiError."""
+    """Handle Heartbeat. Returns NONE, or REBALANCE_IN_PROGRESS if the member has to join again. Raises ApiError."""
     member = _classic_member(group, request.member_id, request.group_instance_id)
     if request.generation_id != member.epoch:
         raise IllegalGeneration
@@ -209,19 +217,19 @@ def heartbeat(context: GroupContext, group: ConsumerGroup, request: HeartbeatReq
 def leave(
     context: GroupContext, group: ConsumerGroup, request: LeaveGroupRequest, reply: Reply, now: Moment
 ) -> Decision:
-    """Members of either protocol may be named, by member id or (with an empty one) by group instance id."""
+    """Handle LeaveGroup. A member is named by its member id, or by its group instance id with an empty member id."""
     step = Step(context, group, now)
     gone: dict[str, None] = {}
-    told = []
+    updated = []
     for identity in request.members:
         error = ErrorCode.NONE
         try:
             gone[_leaving(group, identity.member_id, identity.group_instance_id)] = None
         except ApiError as refused:
             error = refused.code
-        told.append(MemberResponse(identity.member_id, identity.group_instance_id, error))
+        updated.append(MemberResponse(identity.member_id, identity.group_instance_id, error))
     remove(step, list(gone))
-    step.out.reply(reply, LeaveGroupResponse(members=told))
+    step.out.reply(reply, LeaveGroupResponse(members=updated))
     return step.finish()
 
 
@@ -261,7 +269,9 @@ def _expect_join(context: GroupContext, group: ConsumerGroup, member: Member, no
 
 
 def _waits_for_others(group: ConsumerGroup, member: Member) -> bool:
-    """Whether something of its target is still another member's, so that joining again would gain nothing."""
+    """Return whether another member still has a partition of this member's target, so that joining again would not
+    help.
+    """
     for topic_id, partitions in group.targets.get(member.member_id, NO_TARGET).items():
         owned = member.owned.get(topic_id, {})
         for partition in partitions:

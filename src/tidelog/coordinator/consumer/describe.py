@@ -1,4 +1,4 @@
-"""A consumer group as ConsumerGroupDescribe tells it."""
+"""The description of a consumer group for ConsumerGroupDescribe."""
 
 from typing import TYPE_CHECKING
 
@@ -42,7 +42,7 @@ def _member(group: ConsumerGroup, member: Member, image: "MetadataImage") -> Des
 
 
 def _held(owned: Owned, revoking: Owned) -> Target:
-    """What the member has, partitions that it is giving up among them."""
+    """Return the partitions that the member has, including those that it is giving up."""
     return {
         topic_id: tuple(sorted((*owned.get(topic_id, ()), *revoking.get(topic_id, ()))))
         for topic_id in {**owned, **revoking}
@@ -50,10 +50,10 @@ def _held(owned: Owned, revoking: Owned) -> Target:
 
 
 def _assignment(target: Target, image: "MetadataImage") -> Assignment:
-    """By name. Topics that are gone are left out."""
-    told = [
+    """Convert to topic names. Deleted topics are left out."""
+    assigned = [
         TopicPartitions(topic_id, topic.name, list(partitions))
         for topic_id, partitions in target.items()
         if (topic := image.topics_by_id.get(TopicId(topic_id))) is not None
     ]
-    return Assignment(sorted(told, key=lambda topic: topic.topic_name))
+    return Assignment(sorted(assigned, key=lambda topic: topic.topic_name))

@@ -1,4 +1,4 @@
-"""What members of the classic protocol tell each other through their group: subscription and assignment, by names."""
+"""Messages that members of the classic protocol exchange through their group: subscription and assignment."""
 
 from typing import TYPE_CHECKING
 
@@ -19,7 +19,7 @@ VERSION_BYTES = 2
 
 
 def embedded_version(data: bytes) -> int:
-    """Raises MalformedMessage."""
+    """Read the version of an embedded message, at most the newest known one. Raises MalformedMessage."""
     if len(data) < VERSION_BYTES:
         raise MalformedMessage("an embedded message has no version")
     version = int.from_bytes(data[:VERSION_BYTES], "big", signed=True)
@@ -29,14 +29,14 @@ def embedded_version(data: bytes) -> int:
 
 
 def read_subscription(metadata: bytes) -> ConsumerProtocolSubscription:
-    """Raises MalformedMessage."""
+    """Decode a subscription. Raises MalformedMessage."""
     version = embedded_version(metadata)
     subscription, _ = ConsumerProtocolSubscription.decode(metadata, VERSION_BYTES, version)
     return subscription
 
 
 def read_assignment(data: bytes) -> ConsumerProtocolAssignment:
-    """No bytes at all are an empty assignment. Raises MalformedMessage."""
+    """Decode an assignment; no bytes mean an empty assignment. Raises MalformedMessage."""
     if not data:
         return ConsumerProtocolAssignment()
     assignment, _ = ConsumerProtocolAssignment.decode(data, VERSION_BYTES, embedded_version(data))
@@ -44,19 +44,19 @@ def read_assignment(data: bytes) -> ConsumerProtocolAssignment:
 
 
 def write_assignment(target: Target, version: int, image: "MetadataImage") -> bytes:
-    """Topics that are gone are left out."""
-    told = [
+    """Encode an assignment. Deleted topics are left out."""
+    assigned = [
         TopicPartition(topic.name, list(partitions))
         for topic_id, partitions in target.items()
         if (topic := image.topics_by_id.get(TopicId(topic_id))) is not None
     ]
-    return version.to_bytes(VERSION_BYTES, "big") + ConsumerProtocolAssignment(told).encode(version)
+    return version.to_bytes(VERSION_BYTES, "big") + ConsumerProtocolAssignment(assigned).encode(version)
 
 
 def reported(subscription: ConsumerProtocolSubscription, image: "MetadataImage") -> Reported:
-    """What the member says that it has."""
+    """Return the partitions that the member says it owns. Deleted topics are left out."""
     return {
-        topic.topic_id: frozenset(told.partitions)
-        for told in subscription.owned_partitions
-        if (topic := image.topics.get(told.topic)) is not None
+        topic.topic_id: frozenset(assigned.partitions)
+        for assigned in subscription.owned_partitions
+        if (topic := image.topics.get(assigned.topic)) is not None
     }

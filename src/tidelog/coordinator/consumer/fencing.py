@@ -1,4 +1,4 @@
-"""Members that leave, or whose time is up: their place is free, and the others get what they had."""
+"""Remove members that leave or that time out, so that the other members get their partitions."""
 
 import logging
 
@@ -15,7 +15,7 @@ logger = logging.getLogger("tidelog.coordinator")
 
 
 def remove(step: Step, member_ids: list[str]) -> None:
-    """Take members out, each once. Their group may be a classic one afterwards."""
+    """Remove members; no id may be given twice. The removal may convert the group to a classic one."""
     group = step.group
     context = step.context
     if not member_ids:
@@ -23,10 +23,10 @@ def remove(step: Step, member_ids: list[str]) -> None:
     if may_downgrade(context, group, member_ids):
         downgrade(step, member_ids, None, None, rebalance=True)
         return
-    gone = [group.members[member_id] for member_id in member_ids]
+    leaving = [group.members[member_id] for member_id in member_ids]
     for member_id in member_ids:
         step.out.records += end_records(group.group_id, member_id)
-    names = _names_without(step, group, gone)
+    names = _names_without(step, group, leaving)
     step.out.records.append(group.epoch_record(group.epoch + 1, metadata_hash(context.image_now(), names)))
     step.at_end(lambda: _forget(context, group.group_id, member_ids))
 
@@ -36,10 +36,10 @@ def _forget(context: GroupContext, group_id: str, member_ids: list[str]) -> None
         context.timers.forget(group_id, member_id)
 
 
-def _names_without(step: Step, group: ConsumerGroup, gone: list[Member]) -> dict[str, None]:
+def _names_without(step: Step, group: ConsumerGroup, leaving: list[Member]) -> dict[str, None]:
     topics = dict(group.topics)
     patterns = dict(group.patterns)
-    for member in gone:
+    for member in leaving:
         for name in member.topics:
             topics[name] -= 1
         if member.pattern:
@@ -54,7 +54,7 @@ def _names_without(step: Step, group: ConsumerGroup, gone: list[Member]) -> dict
 
 
 def keep_place(step: Step, member: Member) -> None:
-    """A static member goes for a while: until its session ends, its partitions wait for it."""
+    """Mark a static member as temporarily away: its partitions stay reserved until its session ends."""
     away = member._replace(
         epoch=STATIC_LEAVING_EPOCH,
         owned={topic_id: dict.fromkeys(partitions, 0) for topic_id, partitions in member.owned.items()},
@@ -64,13 +64,13 @@ def keep_place(step: Step, member: Member) -> None:
 
 
 def time_is_up(context: GroupContext, subject: Subject, out: Decision, now: Moment) -> None:
-    """One of a member's timers ran out."""
+    """Remove a member because one of its timers expired."""
     group = context.group(subject.group_id)
     member = None if group is None else group.members.get(subject.member_id)
     if group is None or member is None:
         return
     if subject.timer is Timer.REBALANCE and member.epoch != subject.epoch:
-        return  # it has moved on since
+        return  # the member has reached another epoch meanwhile
     logger.info("member removed group=%s member=%s reason=%s", subject.group_id, subject.member_id, subject.timer.value)
     step = Step(context, group, now)
     remove(step, [subject.member_id])

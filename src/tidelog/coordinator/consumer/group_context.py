@@ -1,4 +1,4 @@
-"""What the requests to consumer groups share: the groups of one coordinator partition, settings, topics, timers."""
+"""State that all requests to consumer groups of one coordinator partition share: groups, settings, topics, timers."""
 
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class GroupContext:
-    """Nothing here is durable but what `durable` holds."""
+    """Shared state. Only `durable` is durable; everything else is lost with the coordinator."""
 
     __slots__ = ("checked", "classics", "deadlines", "durable", "image_now", "settings", "timers", "wake_resolver")
 
@@ -38,14 +38,14 @@ class GroupContext:
         self.settings = settings
         self.durable = durable
         self.classics = classics
-        """Classic groups that have, or recently had, members."""
+        """Classic groups in memory: those that have members or had some recently."""
         self.deadlines = deadlines
         self.image_now = image_now
         self.timers = timers
         self.wake_resolver = wake_resolver
-        """Called with a group that has expressions to resolve, and the monotonic time."""
+        """Called with a group id and the monotonic time in ms when the group has unresolved regular expressions."""
         self.checked: dict[str, None] = {}
-        """Groups whose epoch is known to be of the topics as they are now."""
+        """Ids of groups whose epoch is known to reflect the current topics."""
 
     @property
     def consumer(self) -> ConsumerSettings:

@@ -1,4 +1,4 @@
-"""The consumer groups of one coordinator partition: what the core asks of them."""
+"""The consumer groups of one coordinator partition, as the interface that the coordinator's core calls."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -36,11 +36,11 @@ if TYPE_CHECKING:
     from tidelog.wire.messages.sync_group import SyncGroupRequest
 
 MEMBER_EPOCH_VERSION = 9
-"""From this version of OffsetCommit on, a member of the consumer protocol may commit."""
+"""From this version of OffsetCommit on, members of the consumer protocol may commit."""
 
 
 class ConsumerGroups:
-    """Decides about groups whose durable state is `DurableGroup.consumer`; holds what is soft of them."""
+    """Decides requests to groups whose durable state is `DurableGroup.consumer`, and holds their soft state."""
 
     def __init__(
         self,
@@ -57,10 +57,12 @@ class ConsumerGroups:
     def find(self, group_id: str) -> ConsumerGroup | None:
         return self.context.group(group_id)
 
-    # The life of the coordinator
+    # Events of the coordinator
 
     def loaded(self, now: Moment) -> None:
-        """Every member gets a new session; what was asked to give up partitions has its whole time for that again."""
+        """Start timers after a load: every member gets a new session, and members that revoke partitions a new
+        rebalance timeout.
+        """
         for group_id, durable in self.context.durable.by_id.items():
             group = durable.consumer
             if group is None:
@@ -76,7 +78,10 @@ class ConsumerGroups:
                 self.resolver.refresh(group_id, now.monotonic_ms)
 
     def topics_changed(self, changed: dict[str, None], now: Moment) -> None:
-        """Topics are new, gone, made anew or grown: the next heartbeat assigns a group that reads them anew."""
+        """Note that topics were created, deleted, recreated or got more partitions.
+
+        The next heartbeat of a group that subscribes to one of them computes a new assignment.
+        """
         for group_id, durable in self.context.durable.by_id.items():
             group = durable.consumer
             if group is None:
@@ -91,7 +96,7 @@ class ConsumerGroups:
     # Requests
 
     def heartbeat(self, beat: Beat, now: Moment) -> Decision:
-        """Answered with a ConsumerGroupHeartbeatResponse. Raises ApiError."""
+        """Handle ConsumerGroupHeartbeat. Raises ApiError."""
         return heartbeats.heartbeat(self.context, beat, now)
 
     def join(self, group: ConsumerGroup, joining: Joining, now: Moment) -> Decision:
@@ -115,12 +120,12 @@ class ConsumerGroups:
         return classic_members.leave(self.context, group, request, reply, now)
 
     def forget(self, group_id: str) -> None:
-        """The soft part of a group whose records end."""
+        """Drop the soft state of a group that is being deleted or converted."""
         self.context.timers.forget_group(group_id)
         self.context.checked.pop(group_id, None)
 
     def describe(self, group_id: str) -> "DescribedGroup":
-        """Raises GroupIdNotFound unless it is a group of the consumer protocol."""
+        """Describe a group. Raises GroupIdNotFound unless it is a group of the consumer protocol."""
         group = self.find(group_id)
         if group is None:
             known = group_id in self.context.durable.by_id or group_id in self.context.classics
@@ -132,7 +137,8 @@ class ConsumerGroups:
     def check_commit(self, group: ConsumerGroup, commit: "OffsetCommit") -> None:
         """Raise ApiError unless this committer may commit these offsets now.
 
-        A member may be behind its own epoch, as long as it commits for partitions that it had then (KIP-1251).
+        A member may commit with an older epoch than its current one for partitions that it already had in that epoch
+        (KIP-1251).
         """
         if commit.generation < 0 and not group.members:
             return  # an administrator, or a consumer that assigns its partitions itself
@@ -151,7 +157,9 @@ class ConsumerGroups:
                 raise _stale(member)
 
     def check_fetch(self, group: ConsumerGroup, member_id: str | None, epoch: int) -> None:
-        """Raise ApiError unless this member may read the offsets; who is no member says neither id nor epoch."""
+        """Raise ApiError unless this member may fetch offsets. A client that is not a member sends neither member id
+        nor epoch.
+        """
         if member_id is None and epoch < 0:
             return
         member = group.members.get(member_id or "")
@@ -163,7 +171,7 @@ class ConsumerGroups:
     # For tests
 
     def validate(self) -> None:
-        """Assert what must hold between any two steps."""
+        """Assert the invariants that hold between any two steps."""
         timers = self.context.timers
         for group_id, durable in self.context.durable.by_id.items():
             group = durable.consumer

@@ -1,4 +1,4 @@
-"""ConsumerGroupHeartbeat: a member joins, lives on, changes, and leaves, all by the one request (KIP-848)."""
+"""ConsumerGroupHeartbeat: the request by which members join, stay, change their subscription, and leave (KIP-848)."""
 
 from typing import NamedTuple
 
@@ -38,11 +38,11 @@ from tidelog.wire.messages.consumer_group_heartbeat import (
 )
 
 OWN_ID_VERSION = 1
-"""From this version of ConsumerGroupHeartbeat on, a member chooses its id itself (KIP-1082)."""
+"""From this version of ConsumerGroupHeartbeat on, a member chooses its own id (KIP-1082)."""
 
 
 class Beat(NamedTuple):
-    """A heartbeat and who sent it."""
+    """A heartbeat request and its sender."""
 
     request: ConsumerGroupHeartbeatRequest
     reply: Reply
@@ -50,11 +50,11 @@ class Beat(NamedTuple):
     client_host: str
     version: int
     fresh_id: str
-    """A new random id, for a member of the first version that has none yet."""
+    """A new random id, used for a joining member of version 0, which has no id."""
 
 
 def check_request(request: ConsumerGroupHeartbeatRequest, version: int, settings: ConsumerSettings) -> None:
-    """Raise ApiError when the request contradicts itself or the settings."""
+    """Raise ApiError if the request contradicts itself or the settings."""
     epoch = request.member_epoch
     if not request.member_id and (version >= OWN_ID_VERSION or epoch > 0 or epoch == LEAVING_EPOCH):
         raise InvalidRequest("the member has no id")
@@ -83,7 +83,7 @@ def check_request(request: ConsumerGroupHeartbeatRequest, version: int, settings
 
 
 def heartbeat(context: GroupContext, beat: Beat, now: Moment) -> Decision:
-    """Answered with a ConsumerGroupHeartbeatResponse. Raises ApiError."""
+    """Handle one heartbeat. Raises ApiError."""
     request = beat.request
     if request.member_epoch in (LEAVING_EPOCH, STATIC_LEAVING_EPOCH):
         return _leave(context, beat, now)
@@ -92,13 +92,13 @@ def heartbeat(context: GroupContext, beat: Beat, now: Moment) -> Decision:
     group = step.group
     check_size(context, group, request.member_id)
     reported = _reported(request)
-    known, replaced = _known(step, beat, reported)
-    told = _told(known, beat)
-    check_memory(group, known, told)
-    pattern_changed, pattern_is_ready = take_in_pattern(step, known, told)
-    changed = step.take_in(known, told, pattern_is_ready=pattern_is_ready, pattern_changed=pattern_changed)
-    target_epoch, target = step.target(told, replaced)
-    after = step.reconcile(told, replaced, target_epoch, target, reported, subscription_changed=changed)
+    current, replaced = _current_member(step, beat, reported)
+    updated = _with_changes(current, beat)
+    check_memory(group, current, updated)
+    pattern_changed, pattern_is_ready = update_pattern(step, current, updated)
+    changed = step.update_member(current, updated, pattern_is_ready=pattern_is_ready, pattern_changed=pattern_changed)
+    target_epoch, target = step.target(updated, replaced)
+    after = step.reconcile(updated, replaced, target_epoch, target, reported, subscription_changed=changed)
     session_ms = context.session_timeout_ms(group.group_id)
     step.at_end(lambda: context.timers.set(Timer.SESSION, group.group_id, after.member_id, session_ms, now))
     response = ConsumerGroupHeartbeatResponse(
@@ -106,7 +106,7 @@ def heartbeat(context: GroupContext, beat: Beat, now: Moment) -> Decision:
         member_epoch=after.epoch,
         heartbeat_interval_ms=context.heartbeat_interval_ms(group.group_id),
     )
-    if joins or _is_full(request) or not same_partitions(known.owned, after.owned):
+    if joins or _is_full(request) or not same_partitions(current.owned, after.owned):
         response.assignment = Assignment(
             [TopicPartitions(topic_id, list(partitions)) for topic_id, partitions in after.owned.items()]
         )
@@ -114,7 +114,7 @@ def heartbeat(context: GroupContext, beat: Beat, now: Moment) -> Decision:
     return step.finish()
 
 
-# Who it is
+# Identity of the member
 
 
 def check_size(context: GroupContext, group: ConsumerGroup, member_id: str) -> None:
@@ -123,14 +123,16 @@ def check_size(context: GroupContext, group: ConsumerGroup, member_id: str) -> N
         raise GroupMaxSizeReached(f"the group has {most} members already (group.consumer.max.size)")
 
 
-def check_memory(group: ConsumerGroup, known: Member, told: Member) -> None:
-    says_more = (told.topics, told.pattern, told.classic) != (known.topics, known.pattern, known.classic)
-    if says_more and group.metadata_bytes + subscription_bytes(told) > METADATA_BYTES_MAX:
+def check_memory(group: ConsumerGroup, current: Member, updated: Member) -> None:
+    says_more = (updated.topics, updated.pattern, updated.classic) != (current.topics, current.pattern, current.classic)
+    if says_more and group.metadata_bytes + subscription_bytes(updated) > METADATA_BYTES_MAX:
         raise GroupMaxSizeReached("the members of this group subscribe to more than fits into memory")
 
 
-def _known(step: Step, beat: Beat, reported: Reported | None) -> tuple[Member, str | None]:
-    """The member as the group knows it, or a new one; and the id of a static member whose place it takes."""
+def _current_member(step: Step, beat: Beat, reported: Reported | None) -> tuple[Member, str | None]:
+    """Return the current state of the member, or a new member; and the id of the static member that it replaces, if
+    any.
+    """
     request = beat.request
     group = step.group
     joins = request.member_epoch == JOINING_EPOCH
@@ -171,7 +173,11 @@ def check_instance(member: Member, member_id: str) -> None:
 
 
 def check_epoch(member: Member, epoch: int, reported: Reported | None) -> None:
-    """A member may be one epoch behind when it missed the last answer: then it has nothing that it should not have."""
+    """Raise ApiError unless the epoch is the member's.
+
+    A member that missed the last response may be one epoch behind. It is accepted if it owns nothing that the current
+    epoch does not give it.
+    """
     if epoch == JOINING_EPOCH or epoch == member.epoch:
         return
     missed = epoch < member.epoch and epoch == member.previous_epoch
@@ -187,7 +193,7 @@ def _is_part(reported: Reported, owned: Owned) -> bool:
 
 
 def replace_static(step: Step, member: Member, member_id: str) -> Member:
-    """The static member came back: under a new id it has the old one's place, subscription and partitions."""
+    """Replace a static member that came back with a new member id. It keeps its subscription and its partitions."""
     group = step.group
     fresh = member._replace(member_id=member_id, epoch=0, previous_epoch=0)
     step.out.records += end_records(group.group_id, member.member_id)
@@ -198,34 +204,35 @@ def replace_static(step: Step, member: Member, member_id: str) -> Member:
     return fresh
 
 
-# What it says
+# Content of the heartbeat
 
 
-def _told(known: Member, beat: Beat) -> Member:
-    """A field that is null, or a timeout of -1, has not changed."""
+def _with_changes(current: Member, beat: Beat) -> Member:
+    """Return the member with the changes of the heartbeat. A null field, or a timeout of -1, means no change."""
     request = beat.request
     names = request.subscribed_topic_names
-    return known._replace(
-        instance_id=request.instance_id if request.instance_id is not None else known.instance_id,
-        rack_id=request.rack_id if request.rack_id is not None else known.rack_id,
+    return current._replace(
+        instance_id=request.instance_id if request.instance_id is not None else current.instance_id,
+        rack_id=request.rack_id if request.rack_id is not None else current.rack_id,
         client_id=beat.client_id,
         client_host=beat.client_host,
-        topics=known.topics if names is None else tuple(sorted(dict.fromkeys(names))),
-        pattern=known.pattern if request.subscribed_topic_regex is None else request.subscribed_topic_regex,
+        topics=current.topics if names is None else tuple(sorted(dict.fromkeys(names))),
+        pattern=current.pattern if request.subscribed_topic_regex is None else request.subscribed_topic_regex,
         rebalance_timeout_ms=request.rebalance_timeout_ms
         if request.rebalance_timeout_ms != -1
-        else known.rebalance_timeout_ms,
-        assignor=request.server_assignor if request.server_assignor is not None else known.assignor,
+        else current.rebalance_timeout_ms,
+        assignor=request.server_assignor if request.server_assignor is not None else current.assignor,
         classic=None,
     )
 
 
-def take_in_pattern(step: Step, known: Member, told: Member) -> tuple[bool, bool]:
-    """Whether the member's expression is another one, and whether the topics that it stands for are known.
+def update_pattern(step: Step, current: Member, updated: Member) -> tuple[bool, bool]:
+    """Update the member's regular expression. Returns (changed, resolved): whether the member has another expression
+    now, and whether its topics are current.
 
-    Raises ApiError for an expression that cannot be taken.
+    Raises ApiError for an invalid expression.
     """
-    old, new = known.pattern, told.pattern
+    old, new = current.pattern, updated.pattern
     if old == new:
         return False, False
     group = step.group
@@ -250,13 +257,15 @@ def _reported(request: ConsumerGroupHeartbeatRequest) -> Reported | None:
 
 
 def _is_full(request: ConsumerGroupHeartbeatRequest) -> bool:
-    """Whether the member said all there is: it does so after an error, when it may have missed answers."""
+    """Return whether the heartbeat contains all fields. A member sends all of them after an error, since it may have
+    missed responses.
+    """
     subscribes = request.subscribed_topic_names is not None or request.subscribed_topic_regex is not None
     return request.rebalance_timeout_ms != -1 and subscribes and request.topic_partitions is not None
 
 
 def same_partitions(before: Owned, after: Owned) -> bool:
-    """Whatever the epochs in which they were got."""
+    """Return whether the partitions are equal; their epochs may differ."""
     if before is after:
         return True
     return before.keys() == after.keys() and all(before[t].keys() == after[t].keys() for t in before)

@@ -1,4 +1,4 @@
-"""One member of a consumer group as its records say: what it subscribes to, and how far its assignment has come."""
+"""One member of a consumer group, as its records describe it: its subscription and the progress of its assignment."""
 
 from enum import IntEnum
 from typing import NamedTuple
@@ -17,39 +17,39 @@ from tidelog.wire.messages.group_records import (
 JOINING_EPOCH = 0
 LEAVING_EPOCH = -1
 STATIC_LEAVING_EPOCH = -2
-"""A static member is away for a while: its place and its partitions stay its own (KIP-345 in KIP-848's words)."""
+"""Epoch of a static member that left temporarily: its place and partitions stay reserved (KIP-345, KIP-848)."""
 
 Owned = dict[bytes, dict[int, int]]
-"""Topic id -> partition -> the epoch in which the member got it. No topic is empty. Never changed once made."""
+"""The epoch in which the member got each partition, by topic id and partition. Never empty for a topic. Immutable."""
 Target = dict[bytes, tuple[int, ...]]
-"""Topic id -> partitions in ascending order. No topic is empty. Never changed once made."""
+"""Partitions in ascending order, by topic id. Never empty for a topic. Immutable."""
 
 NOTHING_OWNED: Owned = {}
 NO_TARGET: Target = {}
 
 
 class MemberState(IntEnum):
-    """The numbers are those of the records."""
+    """Reconciliation state of a member; the numbers are those in the records."""
 
     STABLE = 0
-    """All that its epoch's target says is assigned."""
+    """The member has its whole target assignment."""
     UNREVOKED = 1
-    """Asked to give up partitions, which it still has."""
+    """The member was asked to give up partitions and has not confirmed it."""
     UNRELEASED = 2
-    """Some partitions of its target are still another member's."""
+    """Other members still have partitions of this member's target."""
     UNKNOWN = 127
 
 
 class ClassicPart(NamedTuple):
-    """What only a member of the classic protocol has."""
+    """The fields that only members of the classic protocol have."""
 
     session_timeout_ms: int
     protocols: tuple[tuple[str, bytes], ...]
-    """(name, metadata) in the member's order of preference."""
+    """Pairs of name and metadata, in the member's order of preference."""
 
 
 class Member(NamedTuple):
-    """Immutable; a change makes a new one."""
+    """A member. Immutable: a change makes a new object."""
 
     member_id: str
     instance_id: str | None = None
@@ -57,13 +57,13 @@ class Member(NamedTuple):
     client_id: str = ""
     client_host: str = ""
     topics: tuple[str, ...] = ()
-    """Names that it subscribes to, each once, in order."""
+    """Names of the subscribed topics, sorted and without duplicates."""
     pattern: str = ""
-    """A regular expression that it subscribes to, or none."""
+    """The subscribed regular expression, or ""."""
     rebalance_timeout_ms: int = -1
     assignor: str | None = None
     classic: ClassicPart | None = None
-    """None for a member that speaks the consumer protocol."""
+    """None if the member speaks the consumer protocol."""
     epoch: int = 0
     previous_epoch: int = -1
     state: MemberState = MemberState.STABLE
@@ -71,22 +71,22 @@ class Member(NamedTuple):
     revoking: Owned = NOTHING_OWNED
 
     def is_settled(self, epoch: int) -> bool:
-        """Whether it has all that the target of that epoch gives it."""
+        """Return whether the member has the whole target assignment of `epoch`."""
         return self.state is MemberState.STABLE and self.epoch == epoch
 
     def assignment_epoch(self, topic_id: bytes, partition: int) -> int | None:
-        """When it got the partition that it has, or is giving up. None if it has not."""
+        """Return the epoch in which the member got a partition; None if it neither has it nor is giving it up."""
         for partitions in (self.owned.get(topic_id), self.revoking.get(topic_id)):
             if partitions is not None and partition in partitions:
                 return partitions[partition]
         return None
 
     def with_metadata(self, value: ConsumerGroupMemberMetadataValue) -> "Member":
-        told = value.classic_member_metadata
+        lists = value.classic_member_metadata
         classic = None
-        if told is not None:
+        if lists is not None:
             classic = ClassicPart(
-                told.session_timeout_ms, tuple((p.name, p.metadata) for p in told.supported_protocols)
+                lists.session_timeout_ms, tuple((p.name, p.metadata) for p in lists.supported_protocols)
             )
         return self._replace(
             instance_id=value.instance_id,
@@ -104,7 +104,7 @@ class Member(NamedTuple):
         try:
             state = MemberState(value.state)
         except ValueError:
-            state = MemberState.UNKNOWN  # of a later Kafka
+            state = MemberState.UNKNOWN  # written by a later version of Kafka
         return self._replace(
             epoch=value.member_epoch,
             previous_epoch=value.previous_member_epoch,
@@ -147,8 +147,8 @@ class Member(NamedTuple):
             member_epoch=self.epoch,
             previous_member_epoch=self.previous_epoch,
             state=self.state,
-            assigned_partitions=_told(self.owned),
-            partitions_pending_revocation=_told(self.revoking),
+            assigned_partitions=_partition_lists(self.owned),
+            partitions_pending_revocation=_partition_lists(self.revoking),
         )
         return ConsumerRecord(CURRENT_ASSIGNMENT, group, self.member_id, value)
 
@@ -161,11 +161,11 @@ def target_record(group: str, member_id: str, target: Target) -> ConsumerRecord:
 
 
 def target_of(value: ConsumerGroupTargetAssignmentMemberValue) -> Target:
-    return {told.topic_id: tuple(sorted(told.partitions)) for told in value.topic_partitions if told.partitions}
+    return {lists.topic_id: tuple(sorted(lists.partitions)) for lists in value.topic_partitions if lists.partitions}
 
 
 def end_records(group: str, member_id: str) -> list[ConsumerRecord]:
-    """Nothing is left of the member, in the order that a replay needs."""
+    """Return tombstones for all records of the member, in the order that a replay needs."""
     return [
         ConsumerRecord(CURRENT_ASSIGNMENT, group, member_id, None),
         ConsumerRecord(TARGET_MEMBER, group, member_id, None),
@@ -177,10 +177,10 @@ def without_epochs(owned: Owned) -> Target:
     return {topic_id: tuple(sorted(partitions)) for topic_id, partitions in owned.items()}
 
 
-def _owned(told: list[TopicPartitions], epoch: int) -> Owned:
-    """A broker before Kafka 4.3 wrote no epochs: then the member's own stands for them."""
+def _owned(lists: list[TopicPartitions], epoch: int) -> Owned:
+    """Decode partitions. Brokers before Kafka 4.3 wrote no epochs; the member's epoch is used then."""
     owned: Owned = {}
-    for topic in told:
+    for topic in lists:
         epochs = topic.assignment_epochs
         if epochs is None or len(epochs) != len(topic.partitions):
             epochs = [epoch] * len(topic.partitions)
@@ -189,5 +189,5 @@ def _owned(told: list[TopicPartitions], epoch: int) -> Owned:
     return owned
 
 
-def _told(owned: Owned) -> list[TopicPartitions]:
+def _partition_lists(owned: Owned) -> list[TopicPartitions]:
     return [TopicPartitions(topic_id, list(p), list(p.values())) for topic_id, p in owned.items()]

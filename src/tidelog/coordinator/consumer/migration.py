@@ -1,7 +1,7 @@
-"""A group goes from one protocol to the other while its members run (KIP-848, `group.consumer.migration.policy`).
+"""Convert a group between the classic and the consumer protocol while members are active (KIP-848).
 
-Up when the first member of the consumer protocol joins, down when the last of them leaves; between the two, members of
-both are in one consumer group.
+A group is upgraded when the first member of the consumer protocol joins, and downgraded when the last one leaves, if
+`group.consumer.migration.policy` allows it. In between, members of both protocols are in one consumer group.
 """
 
 import logging
@@ -31,9 +31,9 @@ logger = logging.getLogger("tidelog.coordinator")
 
 
 def open_group(context: GroupContext, group_id: str, now: Moment, *, create: bool) -> Step:
-    """The step that a request to the group begins; the group may be made, or made of a classic one, by it.
+    """Begin the step of a request to the group. With `create` the group is created, or upgraded from a classic group.
 
-    Raises GroupIdNotFound when there is no group of this kind and it is not to be made, or cannot be.
+    Raises GroupIdNotFound if there is no consumer group and it may not or cannot be created.
     """
     durable = context.durable.by_id.get(group_id)
     if durable is not None and durable.consumer is not None:
@@ -55,11 +55,11 @@ def open_group(context: GroupContext, group_id: str, now: Moment, *, create: boo
     return step
 
 
-# Up
+# Upgrade
 
 
 def _upgrade(step: Step, classic: ClassicGroup) -> None:
-    """`step.group` becomes what the classic group is, every member of it with what it was assigned last."""
+    """Set `step.group` to a consumer group upgraded from the classic group; every member keeps its last assignment."""
     context = step.context
     group_id = classic.group_id
     if not context.consumer.migration.may_upgrade:
@@ -70,60 +70,65 @@ def _upgrade(step: Step, classic: ClassicGroup) -> None:
         raise GroupIdNotFound(f"group {group_id!r} has more members than group.consumer.max.size")
     image = context.image_now()
     try:
-        made = _from_classic(classic, image)
+        upgraded = _from_classic(classic, image)
     except MalformedMessage as error:
         raise GroupIdNotFound(f"group {group_id!r} cannot be upgraded: {error}") from None
     step.out.records.append(GroupRecord(group_id, None))
-    step.out.records += made.records()
-    step.group = made
-    step.epoch = made.epoch
-    step.at_end(lambda: _upgraded(step, classic, made))
+    step.out.records += upgraded.records()
+    step.group = upgraded
+    step.epoch = upgraded.epoch
+    step.at_end(lambda: _upgraded(step, classic, upgraded))
 
 
-def _upgraded(step: Step, classic: ClassicGroup, made: ConsumerGroup) -> None:
+def _upgraded(step: Step, classic: ClassicGroup, upgraded: ConsumerGroup) -> None:
     _forget_classic(step.context, classic, step)
-    for member in made.members.values():
+    for member in upgraded.members.values():
         assert member.classic is not None
         step.context.timers.set(
-            Timer.SESSION, made.group_id, member.member_id, member.classic.session_timeout_ms, step.now
+            Timer.SESSION, upgraded.group_id, member.member_id, member.classic.session_timeout_ms, step.now
         )
-    logger.info("group upgraded to the consumer protocol group=%s members=%d", made.group_id, len(made.members))
+    logger.info("group upgraded to the consumer protocol group=%s members=%d", upgraded.group_id, len(upgraded.members))
 
 
 def _forget_classic(context: GroupContext, classic: ClassicGroup, step: Step) -> None:
-    """Whoever waits for the classic group is told to join again, and then finds the other one."""
+    """Answer waiting requests to the classic group with REBALANCE_IN_PROGRESS: the members then join the consumer
+    group.
+    """
     classic.dissolve(ErrorCode.REBALANCE_IN_PROGRESS, step.out)
     context.classics.pop(classic.group_id, None)
 
 
 def _from_classic(classic: ClassicGroup, image: "MetadataImage") -> ConsumerGroup:
-    """Raises MalformedMessage when the members do not speak the protocol of consumers, or an assignor of their own."""
+    """Make a consumer group from a classic group.
+
+    Raises MalformedMessage if the members do not speak the consumer protocol type, or use an assignor with user data.
+    """
     group = ConsumerGroup(classic.group_id)
     epoch = max(classic.generation, 1)
     taken: dict[tuple[bytes, int], None] = {}
-    for known in classic.members:
-        name = classic.protocol_name or known.protocols[0][0]
-        subscription = read_subscription(known.metadata_for(name))
-        assignment = read_assignment(known.assignment)
+    for classic_member in classic.members:
+        name = classic.protocol_name or classic_member.protocols[0][0]
+        subscription = read_subscription(classic_member.metadata_for(name))
+        assignment = read_assignment(classic_member.assignment)
         if assignment.user_data:
             raise MalformedMessage("an assignor of its members' own has data that would be lost")
         owned: Owned = {}
-        for told in assignment.assigned_partitions:
-            topic = image.topics.get(told.topic)
-            for partition in told.partitions:
-                # A leader may have given a partition to two: here it has one owner.
+        for partitions_of_topic in assignment.assigned_partitions:
+            topic = image.topics.get(partitions_of_topic.topic)
+            for partition in partitions_of_topic.partitions:
+                # A leader may have assigned a partition to two members; here a partition has one owner.
                 if topic is not None and (topic.topic_id, partition) not in taken:
                     taken[topic.topic_id, partition] = None
                     owned.setdefault(topic.topic_id, {})[partition] = epoch
         member = Member(
-            known.member_id,
-            known.instance_id,
+            classic_member.member_id,
+            classic_member.instance_id,
             subscription.rack_id or None,
-            known.client_id,
-            known.client_host,
+            classic_member.client_id,
+            classic_member.client_host,
             tuple(sorted(dict.fromkeys(subscription.topics))),
-            rebalance_timeout_ms=known.rebalance_timeout_ms,
-            classic=ClassicPart(known.session_timeout_ms, tuple(known.protocols)),
+            rebalance_timeout_ms=classic_member.rebalance_timeout_ms,
+            classic=ClassicPart(classic_member.session_timeout_ms, tuple(classic_member.protocols)),
             epoch=epoch,
             previous_epoch=epoch,
             owned=owned,
@@ -136,11 +141,11 @@ def _from_classic(classic: ClassicGroup, image: "MetadataImage") -> ConsumerGrou
     return group
 
 
-# Down
+# Downgrade
 
 
 def may_downgrade(context: GroupContext, group: ConsumerGroup, without: list[str]) -> bool:
-    """Whether the group is a classic one when these members are gone."""
+    """Return whether the group is converted to a classic one when these members leave."""
     left = len(group.members) - len(without)
     consumers = sum(group.members[member_id].classic is None for member_id in without)
     if not consumers or group.classic_count + consumers != len(group.members) or left < 1:
@@ -152,17 +157,18 @@ def may_downgrade(context: GroupContext, group: ConsumerGroup, without: list[str
 
 
 def may_downgrade_by(context: GroupContext, group: ConsumerGroup, replaced: Member) -> bool:
-    """Whether the group is a classic one when this static member comes back as a member of the classic protocol."""
+    """Return whether the group becomes a classic one if this static member comes back with the classic protocol."""
     if replaced.classic is not None or group.classic_count != len(group.members) - 1:
         return False
     return context.consumer.migration.may_downgrade and len(group.members) <= context.settings.group_max_size
 
 
 def downgrade(step: Step, leaving: list[str], joining: Member | None, replaced: str | None, *, rebalance: bool) -> None:
-    """The consumer group's records end, a classic group's begins. `joining` takes the place of `replaced`, a static
-    member of the consumer protocol."""
+    """Write tombstones for the consumer group's records, and the record of a classic group. `joining` replaces the
+    static member with the id `replaced`, if given.
+    """
     group = step.group
-    after = ConsumerGroup(group.group_id)  # whose records there are, once those of the step so far are replayed
+    after = ConsumerGroup(group.group_id)  # the group after the records of this step so far
     for member in group.members.values():
         if member.member_id != replaced:
             after.replay(member.metadata_record(group.group_id))
@@ -193,7 +199,7 @@ def _downgraded(step: Step, classic: ClassicGroup, *, rebalance: bool) -> None:
 def _to_classic(step: Step, members: list[Member], joining: Member | None, replaced: str | None) -> ClassicGroup:
     group = step.group
     context = step.context
-    told = [
+    partitions_of_topic = [
         MemberMetadata(
             member_id=member.member_id,
             group_instance_id=member.instance_id,
@@ -205,18 +211,18 @@ def _to_classic(step: Step, members: list[Member], joining: Member | None, repla
         for member in members
         if member.classic is not None
     ]
-    value = GroupMetadataValue(PROTOCOL_TYPE, group.epoch, None, None, step.now.wall_ms, told)
+    value = GroupMetadataValue(PROTOCOL_TYPE, group.epoch, None, None, step.now.wall_ms, partitions_of_topic)
     classic = ClassicGroup.from_record(group.group_id, value, context.settings, context.deadlines, step.now)
     for member in members:
-        known: ClassicMember = classic.members.by_id[member.member_id]
+        classic_member: ClassicMember = classic.members.by_id[member.member_id]
         assert member.classic is not None
-        classic.members.set_protocols(known, list(member.classic.protocols))
+        classic.members.set_protocols(classic_member, list(member.classic.protocols))
     classic.protocol_name = classic.members.select_protocol()
     image = context.image_now()
     for member in members:
-        known = classic.members.by_id[member.member_id]
+        classic_member = classic.members.by_id[member.member_id]
         held = replaced if joining is not None and member.member_id == joining.member_id else None
         target = group.targets.get(held or member.member_id, NO_TARGET)
-        version = embedded_version(known.metadata_for(classic.protocol_name))
-        known.assignment = write_assignment(target, version, image)
+        version = embedded_version(classic_member.metadata_for(classic.protocol_name))
+        classic_member.assignment = write_assignment(target, version, image)
     return classic

@@ -117,7 +117,7 @@ class Resolver:
         self.wake(group_id, now_ms)
 
     def is_idle(self, group_id: str) -> bool:
-        """For tests."""
+        """Return whether nothing is left to resolve for the group. For tests."""
         return group_id not in self._searches
 
     def _turn(self, group_id: str, out: Decision, now: Moment) -> None:

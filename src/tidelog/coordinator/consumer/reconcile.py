@@ -1,4 +1,7 @@
-"""The next step of one member towards its target (KIP-848): it gives up first, then it gets what is free."""
+"""Compute the next step of one member towards its target assignment (KIP-848).
+
+A member first gives up partitions that are not in its target, and then gets the free partitions of the target.
+"""
 
 from collections.abc import Callable, Container
 
@@ -6,11 +9,11 @@ from tidelog.coordinator.consumer.member import NOTHING_OWNED, Member, MemberSta
 from tidelog.wire.errors import ApiError, ErrorCode
 
 Reported = dict[bytes, frozenset[int]]
-"""Topic id -> partitions that a member says it has."""
+"""Partitions that a member says it owns, by topic id."""
 
 
 class Reconciliation:
-    """All that the next step of a member depends on."""
+    """The inputs of a member's next step."""
 
     __slots__ = ("_is_free", "_reported", "_subscribed", "_target", "_target_epoch")
 
@@ -25,14 +28,17 @@ class Reconciliation:
         self._target_epoch = target_epoch
         self._target = target
         self._subscribed = subscribed
-        """Ids of the topics that the member reads now; the target may be of before."""
+        """Ids of the topics that the member subscribes to now; the target may be older."""
         self._is_free = is_free
-        """Whether no other member has a partition."""
+        """Returns whether no other member has the partition."""
         self._reported = reported
-        """None when the member did not say what it has."""
+        """None if the heartbeat does not say which partitions the member owns."""
 
     def step(self, member: Member, *, subscription_changed: bool) -> Member:
-        """The member after the step; the same when it cannot go on. Raises ApiError when it has to join anew."""
+        """Return the member after the step; the same object if it cannot advance.
+
+        Raises ApiError if the member has to join again.
+        """
         if member.state is MemberState.UNKNOWN and (self._reported is None or self._reported):
             raise ApiError("the member's state is of a later version: it joins anew", ErrorCode.FENCED_MEMBER_EPOCH)
         if member.is_settled(self._target_epoch):
@@ -42,7 +48,10 @@ class Reconciliation:
         return self._advance(member)
 
     def _still_has(self, revoking: Owned) -> bool:
-        """As long as the member does not say otherwise, it does."""
+        """Return whether the member still owns a partition that it has to revoke.
+
+        A member that does not say what it owns is assumed to own all of them.
+        """
         if self._reported is None:
             return True
         for topic_id, partitions in self._reported.items():
@@ -52,7 +61,7 @@ class Reconciliation:
         return False
 
     def _drop_unsubscribed(self, member: Member) -> Member:
-        """What the member does not read any more goes at once, before there is a new target."""
+        """Revoke partitions of topics that the member no longer subscribes to, without waiting for a new target."""
         if all(topic_id in self._subscribed for topic_id in member.owned):
             return member
         owned: Owned = {}

@@ -1,6 +1,7 @@
 """The records of consumer groups in `__consumer_offsets`, as Kafka 4.3 writes them (KIP-848).
 
-One class for all kinds: a kind says which messages key and value are. A group's state is what its records say.
+One class stands for all kinds of records; `KINDS` says which messages the key and value are. The state of a group is
+the result of replaying its records.
 """
 
 from struct import Struct
@@ -26,7 +27,7 @@ from tidelog.wire.primitives import MalformedMessage
 
 GROUP_METADATA = 3
 PARTITION_METADATA = 4
-"""Written by brokers before Kafka 4.1; since then only its tombstone is."""
+"""Brokers before Kafka 4.1 wrote this kind; later ones only write its tombstone."""
 MEMBER_METADATA = 5
 TARGET_METADATA = 6
 TARGET_MEMBER = 7
@@ -37,7 +38,7 @@ _TYPE = Struct(">h")
 
 
 class Kind(NamedTuple):
-    """Messages of one kind of record. `names`: whether the key has a second part, a member id or an expression."""
+    """The messages of one kind of record. `names`: the key also contains a member id or a regular expression."""
 
     key: Any
     value: Any
@@ -56,7 +57,7 @@ KINDS: dict[int, Kind] = {
 
 
 class ConsumerRecord:
-    """One record of a consumer group, or with no value its end."""
+    """One record of a consumer group; a tombstone if `value` is None."""
 
     __slots__ = ("group", "kind", "name", "value")
 
@@ -64,7 +65,7 @@ class ConsumerRecord:
         self.kind = kind
         self.group = group
         self.name = name
-        """A member id or a regular expression; empty for a record of the whole group."""
+        """A member id or regular expression; empty for a record of the whole group."""
         self.value = value
 
     def encode(self) -> tuple[bytes, bytes | None]:
@@ -78,7 +79,7 @@ class ConsumerRecord:
 
 
 def decode_consumer_record(number: int, key: bytes, value: bytes | None) -> ConsumerRecord | None:
-    """None for a key type that is not of a consumer group. Raises MalformedMessage."""
+    """Decode a record. Returns None if the key type is not one of consumer groups. Raises MalformedMessage."""
     kind = KINDS.get(number)
     if kind is None:
         return None

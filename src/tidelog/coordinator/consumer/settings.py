@@ -1,4 +1,4 @@
-"""What the settings say about consumer groups, for all of them and for one."""
+"""The settings of consumer groups: the broker's defaults, and the values of single groups."""
 
 from collections.abc import Mapping
 from enum import Enum
@@ -10,11 +10,11 @@ HEARTBEAT_INTERVAL = "consumer.heartbeat.interval.ms"
 ASSIGNMENT_INTERVAL = "consumer.assignment.interval.ms"
 PATTERN_LENGTH_MAX = 4096
 PATTERNS_MAX = 1000
-"""Different regular expressions of one group."""
+"""Limit on different regular expressions in one group."""
 
 
 class MigrationPolicy(Enum):
-    """Which ways a group may go between the classic and the consumer protocol while it has members."""
+    """The allowed conversions of a group with members between the classic and the consumer protocol."""
 
     DISABLED = "disabled"
     UPGRADE = "upgrade"
@@ -31,7 +31,7 @@ class MigrationPolicy(Enum):
 
 
 class ConsumerSettings:
-    """Kafka's `group.consumer.*`."""
+    """The values of Kafka's settings `group.consumer.*`."""
 
     __slots__ = (
         "assignment_interval_ms",
@@ -59,17 +59,17 @@ class ConsumerSettings:
         self.session_timeout_ms = session_timeout_ms
         self.heartbeat_interval_ms = heartbeat_interval_ms
         self.assignment_interval_ms = assignment_interval_ms
-        """A new target is computed at most this often; 0 for as often as needed."""
+        """Minimum time between two computations of a group's target assignment; 0 for no minimum."""
         self.max_size = max_size
         self.assignors = assignors
-        """The first is taken where no member asks for another."""
+        """The first assignor is used if no member asks for one."""
         self.migration = migration
         self.is_served = is_served
         self.limits = limits
-        """Setting of a group -> least and most that counts of it (`group.consumer.min.*`, `group.consumer.max.*`)."""
+        """Minimum and maximum of each setting of groups (`group.consumer.min.*`, `group.consumer.max.*`)."""
 
     def of_group(self, setting: str, own: Mapping[str, str], default: int) -> int:
-        """`setting` of the group that has `own` settings, within the broker's limits of now."""
+        """Return the value of `setting` for a group with the settings `own`, limited by the broker's current bounds."""
         text = own.get(setting)
         if text is None:
             return default

@@ -1,4 +1,4 @@
-"""All that the records of one consumer group say, and the counts that requests turn on. Changes through `replay`."""
+"""The state of one consumer group as its records describe it, with derived counts. It changes only through `replay`."""
 
 from collections.abc import Callable
 from enum import Enum
@@ -23,7 +23,7 @@ from tidelog.wire.messages.group_records import (
 
 PROTOCOL_TYPE = "consumer"
 FIRST_EPOCH = 1
-"""What stands for a group of which no record says an epoch yet."""
+"""The epoch of a group before any record states one."""
 MEMBER_OVERHEAD_BYTES = 1000
 TOPIC_OVERHEAD_BYTES = 60
 
@@ -36,16 +36,19 @@ class ConsumerGroupState(Enum):
 
 
 class Resolved(NamedTuple):
-    """The topics that a regular expression stands for, as of a time."""
+    """The topics that a regular expression matched at a time."""
 
     topics: tuple[str, ...]
-    """In order."""
+    """Topic names, sorted."""
     version: int
     time_ms: int
 
 
 class ConsumerGroup:
-    """No step costs O(members). Records of different keys may come in any order, as a load replays them."""
+    """One consumer group. No step takes time proportional to the number of members.
+
+    Records with different keys may be replayed in any order, as a load does.
+    """
 
     __slots__ = (
         "_kinds",
@@ -73,32 +76,32 @@ class ConsumerGroup:
         self.group_id = group_id
         self.epoch = FIRST_EPOCH
         self.has_epoch = False
-        """Whether there is a record that says it."""
+        """Whether a record states the epoch."""
         self.metadata_hash = 0
-        """Of the topics that the members subscribe to, as they were when the epoch was begun."""
+        """Hash of the subscribed topics at the time when the epoch began; see `topics.metadata_hash`."""
         self.assignment_epoch = 0
-        """The epoch that `targets` are of."""
+        """The epoch in which `targets` was computed."""
         self.assignment_time_ms = 0
         self.members: dict[str, Member] = {}
         self.targets: dict[str, Target] = {}
-        """By member id. One that is missing is empty."""
+        """Target assignment by member id; a missing one is empty."""
         self.resolved: dict[str, Resolved] = {}
-        """By regular expression."""
+        """Matched topics by regular expression."""
         self.has_partition_metadata = False
-        """Whether an earlier Kafka left a record that is to be ended."""
+        """Whether an older Kafka wrote a record of the kind PARTITION_METADATA, which needs a tombstone."""
         self.static_ids: dict[str, str] = {}
-        """Group instance id -> member id."""
+        """Member id by group instance id."""
         self.owners: dict[bytes, dict[int, str]] = {}
-        """Topic id -> partition -> who has it, or is giving it up."""
+        """Id of the member that has a partition or is giving it up, by topic id and partition."""
         self.topics: dict[str, int] = {}
-        """Names that members subscribe to, and how many do."""
+        """Number of members that subscribe to each topic name."""
         self.patterns: dict[str, int] = {}
         self.assignors: dict[str, int] = {}
         self.classic_protocols: dict[str, int] = {}
         self.classic_count = 0
-        """Members of the classic protocol."""
+        """Number of members that speak the classic protocol."""
         self.metadata_bytes = 0
-        """What the members' subscriptions take in memory, roughly."""
+        """Estimated memory of the members' subscriptions, in bytes."""
         self._kinds: dict[int, Callable[[ConsumerRecord], None]] = {
             GROUP_METADATA: self._replay_group,
             PARTITION_METADATA: self._replay_partition_metadata,
@@ -109,11 +112,11 @@ class ConsumerGroup:
             REGULAR_EXPRESSION: self._replay_expression,
         }
 
-    # What it is
+    # Queries
 
     @property
     def state(self) -> ConsumerGroupState:
-        """Costs O(members)."""
+        """Kafka's state of the group. Takes time proportional to the number of members."""
         if not self.members:
             return ConsumerGroupState.EMPTY
         if self.epoch > self.assignment_epoch:
@@ -124,7 +127,7 @@ class ConsumerGroup:
 
     @property
     def is_blank(self) -> bool:
-        """Whether no record says anything of it any more."""
+        """Whether no record of the group is left."""
         return not (self.has_epoch or self.members or self.targets or self.resolved or self.assignment_epoch)
 
     def owner(self, topic_id: bytes, partition: int) -> str | None:
@@ -132,7 +135,7 @@ class ConsumerGroup:
         return None if partitions is None else partitions.get(partition)
 
     def subscribed(self) -> dict[str, None]:
-        """Names of all topics that any member reads, whether they exist or not."""
+        """Return the names of all topics that any member subscribes to, including topics that do not exist."""
         names = dict.fromkeys(self.topics)
         for pattern in self.patterns:
             if (resolved := self.resolved.get(pattern)) is not None:
@@ -140,7 +143,7 @@ class ConsumerGroup:
         return names
 
     def preferred_assignor(self, default: str) -> str:
-        """The one that most members ask for."""
+        """Return the assignor that most members ask for."""
         return max(self.assignors, key=self.assignors.__getitem__) if self.assignors else default
 
     # Records
@@ -159,7 +162,7 @@ class ConsumerGroup:
         return ConsumerRecord(REGULAR_EXPRESSION, self.group_id, pattern, value)
 
     def records(self) -> list[ConsumerRecord]:
-        """Make the group, in the order in which Kafka writes them."""
+        """Return the records that create the group, in Kafka's order."""
         group_id = self.group_id
         return [
             *(member.metadata_record(group_id) for member in self.members.values()),
@@ -170,10 +173,10 @@ class ConsumerGroup:
         ]
 
     def end_records(self) -> list[ConsumerRecord]:
-        """Nothing is left of the group but its offsets."""
+        """Return tombstones for all records of the group except its offsets."""
         group_id = self.group_id
         ends = [end_records(group_id, member_id) for member_id in self.members]
-        # Kafka ends partition metadata of a group that goes whether it had any or not; of one that changes, if it had.
+        # Kafka writes this tombstone always when it deletes a group, but on a conversion only if the record exists.
         ends_all = self.has_partition_metadata or not self.members
         kinds = [PARTITION_METADATA, GROUP_METADATA] if ends_all else [GROUP_METADATA]
         return [
@@ -292,7 +295,7 @@ class ConsumerGroup:
         self.metadata_bytes += change * subscription_bytes(member)
 
     def check(self) -> None:
-        """Assert that the counts are those of the members. For tests."""
+        """Assert that the counts agree with the members. For tests."""
         members = list(self.members.values())
         assert all(member_id == member.member_id for member_id, member in self.members.items())
         assert self.static_ids == {m.instance_id: m.member_id for m in members if m.instance_id is not None}

@@ -1,7 +1,7 @@
-"""One step of a consumer group: a member says what it wants and has, and is told what it shall have (KIP-848).
+"""One step of a consumer group: process one request of a member and compute its response (KIP-848).
 
-A step decides and changes nothing: what it leads to stands in its records. Soft state changes at its end, in `finish`,
-when nothing can be refused any more.
+A step decides and changes no durable state: its effects are its records. Changes of soft state are collected and made
+in `finish`, when nothing can be refused any more.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ from tidelog.model.ids import TopicId
 
 
 class Step:
-    """`group` is as it was before the step, or, if the step makes or converts it, as the records so far say."""
+    """One step. `group` is the group before the step, or the new group if the step creates or converts it."""
 
     __slots__ = ("_afterwards", "context", "epoch", "group", "now", "out")
 
@@ -29,11 +29,11 @@ class Step:
         self.now = now
         self.out = Decision()
         self.epoch = group.epoch
-        """The group's after the step."""
+        """The group's epoch after the step."""
         self._afterwards: list[Callable[[], None]] = []
 
     def at_end(self, change: Callable[[], None]) -> None:
-        """A change of soft state."""
+        """Make a change of soft state when the step is finished."""
         self._afterwards.append(change)
 
     def finish(self) -> Decision:
@@ -44,19 +44,19 @@ class Step:
 
     # The member and the group's epoch
 
-    def take_in(self, known: Member, told: Member, *, pattern_is_ready: bool, pattern_changed: bool) -> bool:
-        """Write what is new of a member, and begin a new epoch if that, or a change of topics, asks for it.
+    def update_member(self, current: Member, updated: Member, *, pattern_is_ready: bool, pattern_changed: bool) -> bool:
+        """Record the changes of a member, and begin a new group epoch if its subscription or its topics changed.
 
-        Returns whether the member reads other topics than before.
+        Returns whether the member subscribes to other topics than before.
         """
         group = self.group
         names_changed = False
-        if told != known:
-            self.out.records.append(told.metadata_record(group.group_id))
-            names_changed = told.topics != known.topics
+        if updated != current:
+            self.out.records.append(updated.metadata_record(group.group_id))
+            names_changed = updated.topics != current.topics
         bump = names_changed or pattern_is_ready
         if bump or group.group_id not in self.context.checked:
-            self._check_topics(self._names_after(known, told), bump=bump)
+            self._check_topics(self._names_after(current, updated), bump=bump)
         return names_changed or pattern_changed
 
     def _check_topics(self, names: dict[str, None], *, bump: bool) -> None:
@@ -69,18 +69,18 @@ class Step:
             self.out.records.append(ConsumerRecord(PARTITION_METADATA, group.group_id, "", None))
         self.at_end(lambda: self.context.checked.setdefault(group.group_id))
 
-    def _names_after(self, known: Member, told: Member) -> dict[str, None]:
+    def _names_after(self, current: Member, updated: Member) -> dict[str, None]:
         group = self.group
         names = dict.fromkeys(group.topics)
-        for name in known.topics:
+        for name in current.topics:
             if group.topics.get(name) == 1:
                 names.pop(name, None)
-        names.update(dict.fromkeys(told.topics))
+        names.update(dict.fromkeys(updated.topics))
         patterns = dict.fromkeys(group.patterns)
-        if known.pattern and group.patterns.get(known.pattern) == 1:
-            patterns.pop(known.pattern, None)
-        if told.pattern:
-            patterns[told.pattern] = None
+        if current.pattern and group.patterns.get(current.pattern) == 1:
+            patterns.pop(current.pattern, None)
+        if updated.pattern:
+            patterns[updated.pattern] = None
         for pattern in patterns:
             if (resolved := group.resolved.get(pattern)) is not None:
                 names.update(dict.fromkeys(resolved.topics))
@@ -88,13 +88,16 @@ class Step:
 
     # The target
 
-    def target(self, told: Member, replaced: str | None) -> tuple[int, Target]:
-        """The member's, and its epoch: a new one if the group's epoch is ahead and the last is old enough."""
+    def target(self, updated: Member, replaced: str | None) -> tuple[int, Target]:
+        """Return the target epoch and the member's target assignment.
+
+        Computes a new target if the group's epoch is ahead of it and the last computation is long enough ago.
+        """
         group = self.group
-        before = group.targets.get(replaced or told.member_id, NO_TARGET)
+        before = group.targets.get(replaced or updated.member_id, NO_TARGET)
         if group.assignment_epoch >= self.epoch or not self._may_assign():
             return group.assignment_epoch, before
-        members = self._assigning(told, replaced)
+        members = self._assigning(updated, replaced)
         image = self.context.image_now()
         counts: dict[bytes, int] = {
             topic.topic_id: len(topic.partitions)
@@ -102,46 +105,46 @@ class Step:
             for topic_id in sorted(ids)
             if (topic := image.topics_by_id.get(TopicId(topic_id))) is not None
         }
-        targets = ASSIGNORS[self._assignor(told)](members, counts)
+        targets = ASSIGNORS[self._assignor(updated)](members, counts)
         for member_id, target in targets.items():
             if target is not members[member_id].target or member_id not in group.targets:
                 self.out.records.append(target_record(group.group_id, member_id, target))
         self.out.records.append(group.target_metadata_record(self.epoch, self.now.wall_ms))
-        return self.epoch, targets[told.member_id]
+        return self.epoch, targets[updated.member_id]
 
     def _may_assign(self) -> bool:
         interval_ms = self.context.assignment_interval_ms(self.group.group_id)
         last_ms = self.group.assignment_time_ms
         return not last_ms or not interval_ms or self.now.wall_ms >= last_ms + interval_ms
 
-    def _assigning(self, told: Member, replaced: str | None) -> dict[str, AssigningMember]:
+    def _assigning(self, updated: Member, replaced: str | None) -> dict[str, AssigningMember]:
         group = self.group
         image = self.context.image_now()
-        known: dict[tuple[tuple[str, ...], str], frozenset[bytes]] = {}
+        current: dict[tuple[tuple[str, ...], str], frozenset[bytes]] = {}
         members: dict[str, AssigningMember] = {}
-        for member in (*group.members.values(), told):
+        for member in (*group.members.values(), updated):
             member_id = member.member_id
-            if member_id == replaced or (member_id == told.member_id and member is not told):
+            if member_id == replaced or (member_id == updated.member_id and member is not updated):
                 continue
             subscription = (member.topics, member.pattern)
-            ids = known.get(subscription)
+            ids = current.get(subscription)
             if ids is None:
-                ids = known[subscription] = topic_ids(image, names_read(group, member))
-            held = replaced if member is told and replaced is not None else member_id
+                ids = current[subscription] = topic_ids(image, names_read(group, member))
+            held = replaced if member is updated and replaced is not None else member_id
             members[member_id] = AssigningMember(
                 ids, group.targets.get(held, NO_TARGET), member.instance_id or member_id
             )
         return members
 
-    def _assignor(self, told: Member) -> str:
+    def _assignor(self, updated: Member) -> str:
         group = self.group
         served = self.context.consumer.assignors
         votes = dict(group.assignors)
-        known = group.members.get(told.member_id)
-        if known is not None and known.assignor is not None:
-            votes[known.assignor] -= 1
-        if told.assignor is not None:
-            votes[told.assignor] = votes.get(told.assignor, 0) + 1
+        current = group.members.get(updated.member_id)
+        if current is not None and current.assignor is not None:
+            votes[current.assignor] -= 1
+        if updated.assignor is not None:
+            votes[updated.assignor] = votes.get(updated.assignor, 0) + 1
         votes = {name: count for name, count in votes.items() if count and name in served}
         return max(votes, key=votes.__getitem__) if votes else served[0]
 
@@ -149,7 +152,7 @@ class Step:
 
     def reconcile(
         self,
-        told: Member,
+        updated: Member,
         replaced: str | None,
         target_epoch: int,
         target: Target,
@@ -157,17 +160,17 @@ class Step:
         *,
         subscription_changed: bool,
     ) -> Member:
-        """The member after one step towards its target, which is written if it is one."""
-        if not subscription_changed and told.is_settled(target_epoch):
-            return told
+        """Move the member one step towards its target, record the change if there is one, and return the member."""
+        if not subscription_changed and updated.is_settled(target_epoch):
+            return updated
         group = self.group
-        own = (None, told.member_id, replaced)
-        subscribed = topic_ids(self.context.image_now(), names_read(group, told))
+        own = (None, updated.member_id, replaced)
+        subscribed = topic_ids(self.context.image_now(), names_read(group, updated))
         reconciliation = Reconciliation(
             target_epoch, target, subscribed, lambda topic_id, p: group.owner(topic_id, p) in own, reported
         )
-        after = reconciliation.step(told, subscription_changed=subscription_changed)
-        if after != told:
+        after = reconciliation.step(updated, subscription_changed=subscription_changed)
+        if after != updated:
             self.out.records.append(after.assignment_record(group.group_id))
             if after.classic is None:
                 self.at_end(lambda: self._time_rebalance(after))

@@ -1,4 +1,4 @@
-"""Soft state of consumer groups: whose time is up. Lost with the coordinator, and begun anew by the next one."""
+"""Timers of members of consumer groups. They are soft state: a new coordinator starts them again."""
 
 from collections.abc import Callable
 from enum import Enum
@@ -9,7 +9,7 @@ from tidelog.coordinator.decision import Decision, Moment
 
 
 class Timer(Enum):
-    """Each of them ends a member's membership."""
+    """The timers of a member. When one expires, the member is removed; the text is the reason in the log line."""
 
     SESSION = "no heartbeat came within the session timeout"
     REBALANCE = "partitions were not given up within the rebalance timeout"
@@ -22,11 +22,11 @@ class Subject(NamedTuple):
     group_id: str
     member_id: str
     epoch: int
-    """The member's when the timer was set; only a rebalance timer looks at it."""
+    """The member's epoch when the timer was set; only the rebalance timer uses it."""
 
 
 class Timers:
-    """Of all members of one coordinator partition."""
+    """The timers of all members of one coordinator partition."""
 
     __slots__ = ("_deadlines", "_members", "_over")
 
@@ -34,7 +34,7 @@ class Timers:
         self._deadlines = deadlines
         self._over = over
         self._members: dict[str, dict[str, dict[Timer, Deadline]]] = {}
-        """Group id -> member id -> what was ever set for the member."""
+        """All timers that were ever set for a member, by group id and member id."""
 
     def set(self, timer: Timer, group_id: str, member_id: str, after_ms: int, now: Moment, epoch: int = -1) -> None:
         timers = self._members.setdefault(group_id, {}).setdefault(member_id, {})
@@ -68,5 +68,5 @@ class Timers:
             self.forget(group_id, member_id)
 
     def members(self, group_id: str) -> list[str]:
-        """Those for whom anything is set, now or once. For tests."""
+        """Return the ids of the members that have timers. For tests."""
         return list(self._members.get(group_id, {}))

@@ -1,4 +1,4 @@
-"""What a consumer group needs to know of the cluster's topics; all of it is read from an image."""
+"""Questions of consumer groups about topics, answered from a metadata image."""
 
 from collections.abc import Iterable
 from hashlib import blake2b
@@ -13,13 +13,13 @@ if TYPE_CHECKING:
 
 
 def topic_ids(image: "MetadataImage", names: Iterable[str]) -> frozenset[bytes]:
-    """Ids of those that exist."""
+    """Return the ids of the topics that exist."""
     topics = image.topics
     return frozenset(topics[name].topic_id for name in names if name in topics)
 
 
 def names_read(group: "ConsumerGroup", member: Member) -> Iterable[str]:
-    """All topics that the member reads. An expression that is not resolved yet stands for none."""
+    """Return all topics that the member subscribes to. An unresolved regular expression matches none."""
     resolved = group.resolved.get(member.pattern) if member.pattern else None
     if resolved is None:
         return member.topics
@@ -27,14 +27,14 @@ def names_read(group: "ConsumerGroup", member: Member) -> Iterable[str]:
 
 
 def metadata_hash(image: "MetadataImage", names: Iterable[str]) -> int:
-    """64 bits that change when one of these topics is made, deleted or made anew, grows, or moves to another rack.
+    """Return a 64-bit hash of topics; 0 if none of them exists.
 
-    0 if none of them exists.
+    It changes when one of the topics is created, deleted, recreated, gets partitions, or has replicas in other racks.
     """
     topics = image.topics
     digest = blake2b(digest_size=8)
     found = False
-    # Every member that joins asks for this: where nobody has a rack, partitions need not be looked at one by one.
+    # This runs for every joining member. If no broker has a rack, the partitions need not be read one by one.
     has_racks = any(broker.rack is not None for broker in image.brokers.values())
     for name in sorted(names):
         topic = topics.get(name)
@@ -52,7 +52,7 @@ def metadata_hash(image: "MetadataImage", names: Iterable[str]) -> int:
 
 
 def changed_names(old: "MetadataImage", new: "MetadataImage") -> dict[str, None]:
-    """Names of topics that are new, gone, made anew or grown."""
+    """Return the names of topics that were created, deleted, recreated, or got more partitions."""
     if old.topics is new.topics:
         return {}
     changed: dict[str, None] = {}
