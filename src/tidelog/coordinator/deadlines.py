@@ -1,4 +1,4 @@
-"""Many deadlines under one timer; pure. Most are moved on long before they are due, by a heartbeat: that is cheap."""
+"""Many deadlines behind one timer. Pure. Postponing a deadline, as each heartbeat does, costs one assignment."""
 
 from collections.abc import Callable, Iterator
 from heapq import heapify, heappop, heappush
@@ -7,20 +7,20 @@ from typing import Any
 from tidelog.coordinator.decision import Decision, Moment
 
 STALE_MIN = 1000
-"""Entries of cleared deadlines that may lie in the heap before it is worth building it anew."""
+"""The heap is rebuilt when it holds more stale entries than this, and they are more than half of it."""
 
 
 class Deadline:
-    """Something that happens at a time, unless that time is moved or cleared first."""
+    """A callback at a time, which can be postponed or cleared."""
 
     __slots__ = ("_queued_ms", "at_ms", "callback", "subject")
 
     def __init__(self, callback: Callable[[Any, Decision, Moment], None], subject: Any = None) -> None:
         self.callback = callback
         self.subject = subject
-        """Handed to `callback`, with the decision to add to and the time."""
+        """Passed to `callback`, with the decision to add to and the time."""
         self.at_ms: int | None = None
-        """Monotonic milliseconds; None when nothing is due. Changed through `Deadlines` only."""
+        """Monotonic milliseconds; None if the deadline is not set. Only `Deadlines` changes it."""
         self._queued_ms: int | None = None
 
 
@@ -35,12 +35,13 @@ class Deadlines:
         self._stale = 0
 
     def set(self, deadline: Deadline, at_ms: int) -> None:
-        """Due at `at_ms`, whatever it was before."""
+        """Set or move the deadline to `at_ms`."""
         queued = deadline._queued_ms
         if deadline.at_ms is None and queued is not None:
             self._stale -= 1
         deadline.at_ms = at_ms
-        # An entry that comes up too early is put back then: moving a deadline on is one assignment.
+        # An entry that is popped too early is pushed again with the new time, so postponing needs no change of the
+        # heap.
         if queued is None or at_ms < queued:
             if queued is not None:
                 self._stale += 1
@@ -54,11 +55,11 @@ class Deadlines:
                 self._rebuild()
 
     def next_ms(self) -> int | None:
-        """No deadline is due before this time; None when there is none at all."""
+        """Return a time before which no deadline is due; None if no deadline is set."""
         return self._heap[0][0] if self._heap else None
 
     def due(self, now_ms: int) -> Iterator[Deadline]:
-        """Take out what is due, earliest first; deadlines that are set meanwhile are seen too."""
+        """Remove and yield the due deadlines, earliest first. Deadlines that are set meanwhile are included."""
         heap = self._heap
         while heap and heap[0][0] <= now_ms:
             queued, _, deadline = heappop(heap)
@@ -76,7 +77,7 @@ class Deadlines:
                 yield deadline
 
     def __len__(self) -> int:
-        """Entries held, those of cleared deadlines included."""
+        """Number of heap entries, including those of cleared deadlines."""
         return len(self._heap)
 
     def _push(self, deadline: Deadline, at_ms: int) -> None:

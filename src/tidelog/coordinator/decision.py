@@ -1,43 +1,45 @@
-"""What a coordinator's core hands to the runtime: records to append, then replies."""
+"""The output of a coordinator's core: records to append, and replies to send after they are committed."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 Reply: TypeAlias = Callable[[Any], None]
-"""Takes the answer to one request, once: the response, or the ApiError that stands for it."""
+"""Called once with the answer to one request: a response, or an ApiError."""
 
 
 if TYPE_CHECKING:
     from typing import Protocol
 
     class CoordinatorRecord(Protocol):
-        """One record of an internal topic, decoded."""
+        """A decoded record of an internal topic."""
 
         def encode(self) -> tuple[bytes, bytes | None]:
-            """Key and value as they stand in the log; a value of None is a tombstone."""
+            """Return key and value as they are written to the log; a value of None makes a tombstone."""
 
 
 class Moment(NamedTuple):
-    """Now, twice: records carry wall-clock time, deadlines must not jump with it."""
+    """The current time on two clocks. Records carry wall-clock time; deadlines use the monotonic clock, which never
+    jumps.
+    """
 
     wall_ms: int
     monotonic_ms: int
 
 
 class Decision:
-    """The outcome of one request, timer or sweep. Durable state changes when `records` are replayed, not before."""
+    """The outcome of one request, timer or sweep. It changes durable state only when its `records` are replayed."""
 
-    __slots__ = ("batch", "records", "replies", "shows")
+    __slots__ = ("batch", "records", "replies", "reply_offset")
 
     def __init__(self) -> None:
         self.records: list[CoordinatorRecord] = []
-        """Appended first, as one batch, then replayed."""
+        """Appended as one batch, then replayed into the core."""
         self.batch: bytearray | None = None
-        """The batch of the records, where they are so many that it was made in steps before."""
+        """The encoded batch of `records`, if they were so many that it was encoded in steps beforehand."""
         self.replies: list[tuple[Reply, Any]] = []
-        """Given only once the records, and everything below `shows`, are committed."""
-        self.shows = 0
-        """Exclusive end of the log that the replies tell of, beyond the records above."""
+        """Sent when the records, and the log below `reply_offset`, are committed."""
+        self.reply_offset = 0
+        """Exclusive end of the part of the log, apart from `records`, that the replies reveal."""
 
     def reply(self, to: Reply, answer: Any) -> None:
         self.replies.append((to, answer))

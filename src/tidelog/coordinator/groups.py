@@ -307,8 +307,8 @@ class GroupCoordinators:
     ) -> None:
         """Answered with what `read` makes of the group's offsets, once they are committed for good."""
         led = self._of(group_id)
-        durable, shows = led.core.committed(group_id, member_id, member_epoch)
-        led.answer(reply, read(durable), shows)
+        durable, reply_offset = led.core.committed(group_id, member_id, member_epoch)
+        led.answer(reply, read(durable), reply_offset)
 
     def describe(self, group_id: str, reply: "Reply") -> None:
         """Answered with a DescribedGroup, or None for a group that does not exist."""
@@ -320,7 +320,7 @@ class GroupCoordinators:
         """Raises CoordinatorLoadInProgress, or CoordinatorNotAvailable, while a part of the groups is not known yet.
         Without those whose partition is offline: that must not hide all others."""
         for led in self._led.values():
-            led.check_known()
+            led.check_groups_known()
         for led in self._loaded():
             yield from led.core.listing()
 

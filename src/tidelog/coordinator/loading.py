@@ -1,4 +1,4 @@
-"""Reading a coordinator's partition from its begin to its end, a bounded piece at a time, into a core."""
+"""Load a coordinator's partition: read its log from start to end in bounded pieces, and replay it into a core."""
 
 import logging
 from collections.abc import Callable
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
     from tidelog.runtime.interfaces import Tasks
 
     class ReplayCore(Protocol):
-        """The part of a core that a load needs."""
+        """The part of a core that a load uses."""
 
         def decode(self, key: bytes, value: bytes | None) -> Any:
-            """None for a kind of record that the core does not know. Raises MalformedMessage."""
+            """Decode a record; None for an unknown kind. Raises MalformedMessage."""
 
         def replay(self, record: Any, next_offset: int) -> None: ...
 
     class LogView(Protocol):
-        """What a load needs of a partition's log."""
+        """The part of a partition's log that a load uses."""
 
         @property
         def log_start_offset(self) -> int: ...
@@ -39,17 +39,17 @@ if TYPE_CHECKING:
 logger = logging.getLogger("tidelog.coordinator")
 
 READ_BYTES_MAX = 1 << 20
-"""Read at once. A larger batch comes whole all the same."""
+"""Bytes of one read. A batch that is larger is read as a whole."""
 RECORDS_PER_TURN = 200
-"""Then the loop's other work has its turn."""
+"""After this many records the loader yields to the event loop."""
 COMMIT_MARKER = 1
 
 
 class Loader:
-    """One load.
+    """One load of a partition.
 
-    The topic is compacted: of each key only the last record counts, and only that one is decoded and replayed. Records
-    of a transaction count from its commit marker on (KIP-98).
+    The topic is compacted, so only the last record of each key is decoded and replayed. Records of a transaction
+    count from its commit marker on (KIP-98).
     """
 
     def __init__(self, name: str, log: "LogView", core: "ReplayCore", tasks: "Tasks") -> None:
@@ -57,18 +57,21 @@ class Loader:
         self._log = log
         self._core = core
         self._tasks = tasks
-        self._latest: dict[bytes, Found] = {}
-        self._open: dict[int, list[Found]] = {}
+        self._latest: dict[bytes, StoredRecord] = {}
+        self._open: dict[int, list[StoredRecord]] = {}
         self._turn = 0
         self.records = 0
-        """All that were read."""
+        """Number of records read so far."""
 
     async def run(self, still_wanted: Callable[[], bool]) -> None:
-        """Replay everything below the log's end. Raises CorruptLog, ApiError or OSError; ends early if not wanted."""
+        """Replay the log up to its end. Returns early when `still_wanted` returns False.
+
+        Raises CorruptLog, ApiError or OSError.
+        """
         offset = self._log.log_start_offset
         while offset < self._log.log_end_offset and still_wanted():
             cold = self._log.cold_read(offset, READ_BYTES_MAX)
-            if cold is not None:  # to find the batches is to read their headers
+            if cold is not None:  # locating the batches means reading their headers
                 await self._tasks.run_blocking(cold.run)
                 if not still_wanted():
                     return
@@ -90,7 +93,7 @@ class Loader:
             await self._replay(offset)
 
     async def _read_batches(self, data: bytes, path: str, file_position: int) -> int:
-        """Returns the offset after the last batch."""
+        """Process the batches in `data`. Returns the offset after the last batch."""
         position = 0
         next_offset = 0
         while position < len(data):
@@ -105,7 +108,7 @@ class Loader:
             except (CorruptMessage, MalformedMessage) as error:
                 raise CorruptLog(path, file_position + position, str(error)) from error
             position += header.size
-            await self._worked(header.count)
+            await self._yield_after(header.count)
         return next_offset
 
     def _read_batch(self, data: bytes, header: BatchHeader, path: str, file_position: int) -> None:
@@ -117,49 +120,49 @@ class Loader:
             return
         place = file_position + header.position
         if header.is_transactional:
-            held = self._open.setdefault(header.producer_id, [])
-            held += [Found(_key(record), record.value, path, place) for record in records]
+            records_of_producer = self._open.setdefault(header.producer_id, [])
+            records_of_producer += [StoredRecord(_key(record), record.value, path, place) for record in records]
         else:
             for record in records:
-                self._keep(Found(_key(record), record.value, path, place))
+                self._set_latest(StoredRecord(_key(record), record.value, path, place))
 
     def _end_transaction(self, producer_id: int, marker: Record) -> None:
-        held = self._open.pop(producer_id, [])
+        records_of_producer = self._open.pop(producer_id, [])
         kind, _ = ControlRecordTypeSchema.decode(_key(marker), 2, 0)
         if kind.type == COMMIT_MARKER:
-            for found in held:
-                self._keep(found)
+            for stored in records_of_producer:
+                self._set_latest(stored)
 
-    def _keep(self, found: "Found") -> None:
-        if found.value is None:
-            self._latest.pop(found.key, None)
+    def _set_latest(self, stored: "StoredRecord") -> None:
+        if stored.value is None:
+            self._latest.pop(stored.key, None)
         else:
-            self._latest[found.key] = found
+            self._latest[stored.key] = stored
 
     async def _replay(self, next_offset: int) -> None:
         unknown = 0
-        for found in self._latest.values():
+        for stored in self._latest.values():
             try:
-                record = self._core.decode(found.key, found.value)
+                record = self._core.decode(stored.key, stored.value)
             except MalformedMessage as error:
-                raise CorruptLog(found.path, found.position, str(error)) from error
+                raise CorruptLog(stored.path, stored.position, str(error)) from error
             if record is None:
                 unknown += 1
             else:
                 self._core.replay(record, next_offset)
-            await self._worked(1)
+            await self._yield_after(1)
         if unknown:
             logger.warning("records of kinds not known here are left alone partition=%s count=%d", self._name, unknown)
 
-    async def _worked(self, records: int) -> None:
+    async def _yield_after(self, records: int) -> None:
         self._turn += records
         if self._turn >= RECORDS_PER_TURN:
             self._turn = 0
             await self._tasks.sleep(0)
 
 
-class Found(NamedTuple):
-    """A record as it stands in the log, and where its batch is."""
+class StoredRecord(NamedTuple):
+    """A record in the log, and the position of its batch."""
 
     key: bytes
     value: bytes | None

@@ -1,15 +1,15 @@
-"""Runs the core of one coordinator partition: decide, append, replay, reply.
+"""Run the core of one coordinator partition: decide, append, replay, reply.
 
-A core decides and changes nothing durable. Its records are appended as one batch and at once replayed into the core,
-as a load would replay them; its replies leave when the batch is committed. When an append fails, what the core decided
-is void, with everything soft that depended on it: the partition is unloaded and built anew from its log. So it is when
-a step fails in a way that nobody expected.
+A core decides without changing durable state. The records of its decision are appended as one batch and then
+replayed into the core, in the same way as a load replays them. The replies are sent when the batch is committed. If
+an append fails, the decision and all soft state that depends on it are invalid: the partition is unloaded, and a new
+core is loaded from the log. The same happens after an unexpected exception in a step.
 
-Without a core, clients are told:
+While there is no core, clients get one of these errors:
 
-    COORDINATOR_LOAD_IN_PROGRESS   the log is being read
-    COORDINATOR_NOT_AVAILABLE      it could not be read, and is tried again
-    NOT_COORDINATOR                the log is offline, led elsewhere, or cannot be understood: a restart reads it anew
+    COORDINATOR_LOAD_IN_PROGRESS   the log is being loaded
+    COORDINATOR_NOT_AVAILABLE      the load failed and will be tried again
+    NOT_COORDINATOR                the log is offline, led by another broker, or cannot be decoded (restart to retry)
 """
 
 import logging
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
         def fail(self, reason: str) -> None: ...
 
     class LedPartition(Protocol):
-        """What the runtime asks of `replication.partition.Partition`."""
+        """The part of `replication.partition.Partition` that this module uses."""
 
         @property
         def topic(self) -> str: ...
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
         def when_committed(self, next_offset: int, listener: Callable[[ApiError | None], None]) -> None: ...
 
     class Core(Protocol):
-        """A pure coordinator. `replay` is the only thing that changes its durable state."""
+        """A pure coordinator. Only `replay` changes its durable state."""
 
         def decode(self, key: bytes, value: bytes | None) -> Any: ...
         def replay(self, record: Any, next_offset: int) -> None: ...
@@ -70,14 +70,14 @@ logger = logging.getLogger("tidelog.coordinator")
 RELOAD_DELAY_S = 0.1
 RELOAD_DELAY_MAX_S = 10.0
 SLOW_LOAD_S = 0.1
-"""A load that took longer is worth a line."""
+"""A load that takes longer than this is logged at level INFO."""
 
 
 C = TypeVar("C", bound="Core")
 
 
 class CoordinatorPartition(Generic[C]):
-    """The coordinator that lives on one partition of an internal topic."""
+    """The coordinator of one partition of an internal topic."""
 
     def __init__(
         self,
@@ -96,26 +96,28 @@ class CoordinatorPartition(Generic[C]):
         self._core: C | None = None
         self._closed = False
         self._refusal: ApiError | None = None
-        """Why the last load failed; None when it did not."""
+        """The error of the last load, or None if it did not fail."""
         self._reload_delay_s = RELOAD_DELAY_S
         self._reload: TimerHandle | None = None
         self._timer: TimerHandle | None = None
         self._timer_ms = 0
         self._expiring = False
-        """Whether what was due when the timer came up is still being seen to."""
+        """Whether deadlines that were due are still being processed in steps."""
         self._load_task: asyncio.Task[None] | None = None
 
     # State
 
     @property
     def core(self) -> C:
-        """Raises CoordinatorLoadInProgress, CoordinatorNotAvailable or NotCoordinator when there is none."""
+        """The loaded core. Raises CoordinatorLoadInProgress, CoordinatorNotAvailable or NotCoordinator if there is
+        none.
+        """
         core = self._core
         if core is None or self.partition.log.failure is not None:
-            raise self._unserved()
+            raise self._unavailable_error()
         return core
 
-    def _unserved(self) -> ApiError:
+    def _unavailable_error(self) -> ApiError:
         if self._closed or self.partition.log.failure is not None:
             return NotCoordinator(f"{self.name} is not served here")
         return self._refusal or CoordinatorLoadInProgress(f"{self.name} is being loaded")
@@ -126,14 +128,16 @@ class CoordinatorPartition(Generic[C]):
 
     @property
     def is_loading(self) -> bool:
-        return self._core is None and isinstance(self._unserved(), CoordinatorLoadInProgress)
+        return self._core is None and isinstance(self._unavailable_error(), CoordinatorLoadInProgress)
 
-    def check_known(self) -> None:
-        """Raise unless its groups are known, or cannot be known before somebody does something about it: the log is
-        offline, or could not be read for so long that it might as well be.
+    def check_groups_known(self) -> None:
+        """Raise an ApiError while the groups are not loaded but will be soon.
+
+        It does not raise if only an operator can bring them back: the log is offline, or loading it has failed for
+        long.
         """
         if self._core is None and not self._is_given_up:
-            error = self._unserved()
+            error = self._unavailable_error()
             if not isinstance(error, NotCoordinator):
                 raise error
 
@@ -145,24 +149,24 @@ class CoordinatorPartition(Generic[C]):
         return Moment(self._clock.now_ms(), int(self._clock.monotonic() * 1000))
 
     def load(self) -> None:
-        """Begin to replay the log; requests are refused with CoordinatorLoadInProgress until that is done."""
+        """Begin to load the log. Until the end of the load, requests are refused with CoordinatorLoadInProgress."""
         self._load_task = self._tasks.spawn(self._load(), name=f"load-{self.name}")
 
     async def loading(self) -> None:
-        """Return when the present load has ended, one way or the other."""
+        """Wait for the end of the current load, whether it succeeds or fails."""
         if self._load_task is not None:
             await self._load_task
 
     def close(self) -> None:
-        """Leadership is lost or the broker stops: everyone who waits is told to look for the coordinator again."""
+        """Stop serving, since leadership is lost or the broker stops. Waiting clients get NOT_COORDINATOR."""
         self._closed = True
         self._unload(NotCoordinator(f"{self.name} is not served here any more"), [])
 
     # Steps
 
     def apply(self, decision: Decision) -> None:
-        """Append and replay what the core decided, and answer when that is committed."""
-        shows = decision.shows
+        """Append and replay the records of a decision, and send its replies when they are committed."""
+        reply_offset = decision.reply_offset
         if decision.records:
             core = self._core
             assert core is not None, "a decision of a core that is not loaded"
@@ -174,33 +178,33 @@ class CoordinatorPartition(Generic[C]):
                 self._unload(NotCoordinator(f"{self.name} could not be written"), decision.replies)
                 self._load_later()
                 return
-            except Exception as error:  # a record that no log can hold: whoever waits for the replies must hear of it
+            except Exception as error:  # the record cannot be encoded; the waiting clients still need an answer
                 self._step_failed(decision.replies, error)
                 return
-            shows = appended.next_offset
+            reply_offset = appended.next_offset
             try:
                 for record in decision.records:
-                    core.replay(record, shows)
+                    core.replay(record, reply_offset)
             except Exception as error:
                 self._step_failed(decision.replies, error)
                 return
         self.arm()
         if decision.replies:
-            self._answer(decision.replies, shows)
+            self._answer(decision.replies, reply_offset)
 
-    def answer(self, reply: Reply, answer: Any, shows: int) -> None:
-        """Give an answer that tells of the log below `shows`, once that is committed."""
-        self._answer([(reply, answer)], shows)
+    def answer(self, reply: Reply, answer: Any, reply_offset: int) -> None:
+        """Send an answer that reveals the log below `reply_offset`, once that is committed."""
+        self._answer([(reply, answer)], reply_offset)
 
-    def _answer(self, replies: list[tuple[Reply, Any]], shows: int) -> None:
-        if self.partition.is_committed(shows):
+    def _answer(self, replies: list[tuple[Reply, Any]], reply_offset: int) -> None:
+        if self.partition.is_committed(reply_offset):
             for reply, answer in replies:
                 reply(answer)
         else:
-            self.partition.when_committed(shows, partial(self._settle, replies))
+            self.partition.when_committed(reply_offset, partial(self._settle, replies))
 
     def _settle(self, replies: list[tuple[Reply, Any]], error: ApiError | None) -> None:
-        """The records that the replies tell of are committed, or never will be."""
+        """Send the replies after the commit, or an error if the records can no longer be committed."""
         if error is not None:
             self._unload(NotCoordinator(f"{self.name}: {error.message}"), replies)
             self._load_later()
@@ -209,7 +213,7 @@ class CoordinatorPartition(Generic[C]):
             reply(answer)
 
     def apply_all(self, decisions: Iterator[Decision]) -> None:
-        """As many steps as there are, until one of them fails."""
+        """Apply decisions until there are no more, or until one of them fails."""
         core = self._core
         for decision in decisions:
             self.apply(decision)
@@ -229,9 +233,9 @@ class CoordinatorPartition(Generic[C]):
     # Deadlines
 
     def arm(self) -> None:
-        """To be called when deadlines changed without a decision."""
+        """Set the timer for the next deadline. Call it when deadlines changed without a decision."""
         if self._expiring:
-            return  # it ends with a look at what is due next
+            return  # the end of that processing calls `arm`
         core = self._core
         next_ms = core.next_deadline_ms() if core is not None else None
         if next_ms is None or (self._timer is not None and self._timer_ms <= next_ms):
@@ -239,7 +243,8 @@ class CoordinatorPartition(Generic[C]):
         if self._timer is not None:
             self._timer.cancel()
         self._timer_ms = next_ms
-        # In the whole milliseconds of `now`: by the clock's fractions a timer could come up just too early, for ever.
+        # Computed with the truncated milliseconds of `now`. With the clock's fractions, the timer could fire just
+        # too early and be set again without end.
         delay_ms = next_ms - self.now().monotonic_ms
         self._timer = self._tasks.call_later(max(delay_ms, 0) / 1000, self._expire)
 
@@ -247,13 +252,15 @@ class CoordinatorPartition(Generic[C]):
         self._timer = None
         core = self._core
         if core is not None:
-            # In turns: a change of topics makes every group with patterns look for them at once.
+            # In steps, since a change of topics makes every group with a regular expression search the topics at
+            # once.
             self._expiring = True
             self._turns.begin(self._expire_in_steps(core), self._expired)
 
     def _expire_in_steps(self, core: C) -> "Steps[None]":
         while self._core is core:
-            decision = next(core.expire(self.now()), None)  # at a new time: what it sets counts from that
+            # the current time, since the step sets deadlines relative to it
+            decision = next(core.expire(self.now()), None)
             if decision is None:
                 break
             self.apply(decision)
@@ -267,7 +274,9 @@ class CoordinatorPartition(Generic[C]):
             self._step_failed([], error)
 
     def _step_failed(self, undelivered: list[tuple[Reply, Any]], error: Exception) -> None:
-        """The core is not what the log says, or its deadlines have stopped: it is built anew."""
+        """Replace the core after an unexpected exception: its state may differ from the log, or its deadlines have
+        stopped.
+        """
         logger.error("step failed, loading anew partition=%s", self.name, exc_info=error)
         self._unload(NotCoordinator(f"{self.name} is loaded anew"), undelivered)
         self._load_later()
@@ -281,10 +290,10 @@ class CoordinatorPartition(Generic[C]):
             if self._core is not None:
                 self._reload_delay_s = RELOAD_DELAY_S
         except CorruptLog as error:
-            if self._counts(log):
-                log.fail(str(error))  # and that is said by the log
+            if self._is_current(log):
+                log.fail(str(error))  # the log itself writes the log line
         except (ApiError, OSError) as error:
-            if log.failure is None and self._counts(log):
+            if log.failure is None and self._is_current(log):
                 logger.error("load failed, tried again partition=%s error=%s", self.name, error)
                 self._refusal = CoordinatorNotAvailable(f"{self.name} could not be loaded: {error}")
                 self._load_later()
@@ -293,12 +302,12 @@ class CoordinatorPartition(Generic[C]):
             self._refusal = NotCoordinator(f"{self.name} could not be loaded: {error!r}")
             self._unload(self._refusal, [])
         if self._core is None and self.partition.log is not log:
-            self._load_later()  # from where it has moved to
+            self._load_later()  # the partition has moved to another data directory
         elif log.failure is not None:
             self.partition.fail()
 
-    def _counts(self, log: "PartitionLogView") -> bool:
-        """Whether it is the partition's log: that may have moved to another directory, or have been deleted."""
+    def _is_current(self, log: "PartitionLogView") -> bool:
+        """Return whether `log` is still the partition's log: it may have moved to another directory or been deleted."""
         return self.partition.log is log and not self.partition.deleted
 
     async def _read_log(self) -> None:
@@ -307,7 +316,7 @@ class CoordinatorPartition(Generic[C]):
         began = self._clock.monotonic()
 
         def is_wanted() -> bool:
-            return not self._closed and log.failure is None and self._counts(log)
+            return not self._closed and log.failure is None and self._is_current(log)
 
         loader = Loader(self.name, log, core, self._tasks)
         await loader.run(is_wanted)
@@ -321,7 +330,7 @@ class CoordinatorPartition(Generic[C]):
         self.apply(core.loaded(self.now()))
 
     def _load_later(self) -> None:
-        """Unless that is on its way already: several answers may fail over one append."""
+        """Schedule a new load, unless one is scheduled: several replies may fail because of one append."""
         if not self._closed and self._reload is None:
             self._reload = self._tasks.call_later(self._reload_delay_s, self._load_again)
             self._reload_delay_s = min(self._reload_delay_s * 2, RELOAD_DELAY_MAX_S)

@@ -301,4 +301,4 @@ def test_a_deleted_group_forgets_the_ids_that_it_handed_out() -> None:
 
 def test_a_decision_is_empty_at_first() -> None:
     decision = Decision()
-    assert (decision.records, decision.replies, decision.shows) == ([], [], 0)
+    assert (decision.records, decision.replies, decision.reply_offset) == ([], [], 0)

@@ -545,13 +545,13 @@ def test_a_load_that_may_succeed_later_is_tried_again_and_clients_know(caplog: p
     with pytest.raises(CoordinatorNotAvailable, match="Input/output error"):
         _ = stage.led.core
     with pytest.raises(CoordinatorNotAvailable):
-        stage.led.check_known()
+        stage.led.check_groups_known()
     assert not stage.led.is_loading
     stage.partition.log.read_error = None
     stage.partition.log.log_end_offset -= 1
     stage.run(1)
     assert stage.led.is_loaded
-    stage.led.check_known()
+    stage.led.check_groups_known()
 
 
 def test_what_cannot_be_read_for_long_does_not_hide_what_can() -> None:
@@ -559,7 +559,7 @@ def test_what_cannot_be_read_for_long_does_not_hide_what_can() -> None:
     failing_reads(stage, OSError(5, "Input/output error"))
     stage.load()
     stage.run(RELOAD_DELAY_MAX_S + 5)
-    stage.led.check_known()
+    stage.led.check_groups_known()
     with pytest.raises(CoordinatorNotAvailable):
         _ = stage.led.core
 
@@ -571,7 +571,7 @@ def test_a_log_that_fails_later_takes_its_coordinator_along() -> None:
     assert not stage.led.is_loaded
     with pytest.raises(NotCoordinator):
         _ = stage.led.core
-    stage.led.check_known()
+    stage.led.check_groups_known()
 
 
 C = TypeVar("C", bound=GroupCore)

@@ -122,7 +122,7 @@ class GroupCore:
                 self.consumers.forget(group_id)
             if is_new:
                 out.records.append(_first_record(group_id, now))
-        out.shows = self.durable.next_offset(group_id)
+        out.reply_offset = self.durable.next_offset(group_id)
         return out
 
     def sync(self, request: SyncGroupRequest, reply: Reply, now: Moment) -> Decision:
@@ -135,7 +135,7 @@ class GroupCore:
             out.reply(reply, SyncGroupResponse(error_code=ErrorCode.UNKNOWN_MEMBER_ID))
             return out
         out = group.sync(request, reply, now)
-        out.shows = self.durable.next_offset(request.group_id)
+        out.reply_offset = self.durable.next_offset(request.group_id)
         return out
 
     def heartbeat(self, request: HeartbeatRequest, now: Moment) -> ErrorCode:
@@ -164,7 +164,7 @@ class GroupCore:
         else:
             told = group.leave(request, out, now)
         out.reply(reply, LeaveGroupResponse(members=told))
-        out.shows = self.durable.next_offset(request.group_id)
+        out.reply_offset = self.durable.next_offset(request.group_id)
         return out
 
     def commit(
@@ -212,7 +212,7 @@ class GroupCore:
         is_last = next(left, None) is None
         if is_last:
             self._end_group(group_id, durable, group, out, now)
-        out.shows = self.durable.next_offset(group_id)
+        out.reply_offset = self.durable.next_offset(group_id)
         return out, is_last
 
     def delete_offsets(self, group_id: str, offsets: Sequence[tuple[str, int]], reply: Reply, now: Moment) -> Decision:
@@ -228,7 +228,7 @@ class GroupCore:
             if not read[topic] and durable is not None and durable.committed(topic, partition) is not None:
                 out.records.append(OffsetRecord(group_id, topic, partition, None))
         out.reply(reply, codes)
-        out.shows = self.durable.next_offset(group_id)
+        out.reply_offset = self.durable.next_offset(group_id)
         return out
 
     def committed(
