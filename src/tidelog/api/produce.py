@@ -160,7 +160,7 @@ def _append(
     """Append one partition's batch; raises ApiError. What is not committed yet goes on `waiting`, what has to wait
     before it is appended on `later`.
     """
-    plain = partition.plain
+    plain = partition.appends_directly
     if not plain and partition.internal and context.client_id != ADMIN_CLIENT_ID:
         raise InvalidTopic(f"{partition.topic} is internal: clients may not write to it")
     records: memoryview | None = data.records  # type: ignore[assignment]  # decoded, it is a view
@@ -304,4 +304,4 @@ def refuse(answer: PartitionProduceResponse, partition: "Partition | None", erro
     if isinstance(error, RefusedRecords):
         answer.record_errors = [BatchIndexAndErrorMessage(place, text) for place, text in error.record_errors]
     elif isinstance(error, RecordTooLarge | RecordListTooLarge):
-        partition.tell_too_large(error)
+        partition.warn_too_large(error)

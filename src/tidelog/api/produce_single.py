@@ -127,7 +127,7 @@ class Singles:
         try:
             topic = partitions.topic_name(single.topic[1]) if single.by_id else single.topic[0]
             partition = partitions.find(topic, single.index)
-            if partition is None or not partition.plain:
+            if partition is None or not partition.appends_directly:
                 return None
             header = check_produced(records)
         except ApiError:

@@ -1,8 +1,8 @@
-"""Batches that cannot be appended in the turn in which they came, and all that come to their partition behind them.
+"""A queue for batches that cannot be appended immediately, and for all later batches of the same partition.
 
-A batch waits while it is recompressed on a thread, or its records are looked at there, or when such work on small ones
-has had its time in this turn of the loop. Batches of one partition are appended in the order in which they came,
-whoever sent them.
+A batch waits while a thread recompresses it or examines its records, or when the time for such work in the current
+turn of the event loop is used up. Batches of one partition are appended in the order of their arrival, whichever
+client sent them.
 """
 
 import asyncio
@@ -28,29 +28,30 @@ if TYPE_CHECKING:
 logger = logging.getLogger("tidelog.partition")
 
 INLINE_BYTES_MAX = 16 << 10
-"""A batch up to this size is recompressed on the loop while that has time: a thread would take longer."""
+"""Batches up to this size are recompressed on the event loop while it has time, since handing them to a thread takes
+longer."""
 INLINE_DECOMPRESSED_BYTES_MAX = 32 << 10
 QUEUED_BYTES_MAX = 64 << 20
-"""Of all batches that wait; what comes beyond them is refused, to be sent again."""
+"""Limit on the size of all waiting batches of the broker. Beyond it, batches are refused with a retriable error."""
 
 Outcome = Callable[["Appended | ApiError"], None]
-"""Told once, in a later turn, what became of a batch."""
+"""Called once, in a later turn of the loop, with the result of the append."""
 
 
 class QueuedBytes:
-    """What all queues of a broker hold together."""
+    """The total size of the batches in all queues of a broker."""
 
-    __slots__ = ("held", "limit")
+    __slots__ = ("limit", "total")
 
     def __init__(self, limit: int = QUEUED_BYTES_MAX) -> None:
-        self.held = 0
+        self.total = 0
         self.limit = limit
 
-    def take(self, size: int) -> None:
-        """Raises RequestTimedOut, on which clients try again."""
-        if self.held and self.held + size > self.limit:
-            raise RequestTimedOut(f"{self.held} bytes of record batches wait to be appended; try again")
-        self.held += size
+    def reserve(self, size: int) -> None:
+        """Reserve `size` bytes. Raises RequestTimedOut, which clients retry, if the limit is exceeded."""
+        if self.total and self.total + size > self.limit:
+            raise RequestTimedOut(f"{self.total} bytes of record batches wait to be appended; try again")
+        self.total += size
 
 
 class _Entry:
@@ -66,7 +67,7 @@ class _Entry:
 
 
 class AppendQueue:
-    """Of one partition; empty most of the time. Everything is called on the loop."""
+    """The append queue of one partition; usually empty. All methods are called on the event loop."""
 
     __slots__ = ("_appending", "_bytes", "_closed", "_entries", "_partition", "_tasks", "_turns")
 
@@ -84,78 +85,78 @@ class AppendQueue:
         return not self._entries
 
     def close(self) -> None:
-        """Append nothing any more; who waits is told so."""
+        """Stop appending. All waiting batches fail with NotLeaderOrFollower."""
         self._closed = True
         while self._entries:
-            self._tell(self._entries[0], NotLeaderOrFollower("the broker stops"))
-        self._partition.settle_plain()
+            self._finish_entry(self._entries[0], NotLeaderOrFollower("the broker stops"))
+        self._partition.update_appends_directly()
 
     def append(self, batch: memoryview, header: "BatchHeader", done: Outcome) -> "Appended | None":
-        """Append a client's checked batch in its turn. None: that is not now, and `done` is told later.
+        """Append a client's checked batch in its order. Returns None if it has to wait; `done` is then called later.
 
-        `batch` is not used after the call. Raises what `Partition.append` does, and RequestTimedOut when too much
-        waits.
+        `batch` is not used after the call. Raises the exceptions of `Partition.append`, and RequestTimedOut if too
+        many bytes wait already.
         """
-        wanted = self._partition.recompression
-        if wanted is not None:
-            if header.codec == wanted.codec:
-                wanted = None
-            elif header.size > wanted.batch_bytes_max:
-                raise too_large(f"{header.size} bytes", wanted.batch_bytes_max)
+        target = self._partition.recompression
+        if target is not None:
+            if header.codec == target.codec:
+                target = None
+            elif header.size > target.batch_bytes_max:
+                raise too_large(f"{header.size} bytes", target.batch_bytes_max)
         if self.idle:
             try:
-                if wanted is not None:
-                    batch = memoryview(self._turns.run_inline(_recompress_small, batch, header, wanted))
-                    header, wanted = BatchHeader(batch), None
+                if target is not None:
+                    batch = memoryview(self._turns.run_inline(_recompress_small, batch, header, target))
+                    header, target = BatchHeader(batch), None
                 return self._partition.append(batch, header)
             except (NotInline, NoTurn):
                 pass
-        if wanted is None:
+        if target is None:
             self.examine(batch, done)
         else:
             entry = self._add(batch, done, ready=False)
-            work = self._tasks.run_blocking(recompress, entry.batch, header, wanted)
+            work = self._tasks.run_blocking(recompress, entry.batch, header, target)
             work.add_done_callback(partial(self._recompressed, entry))
         return None
 
     def examine(self, batch: memoryview, done: Outcome) -> None:
-        """As `append`, of a batch for which `Partition.append` has raised NotInline."""
+        """Queue a batch for which `Partition.append` raised NotInline."""
         self._add(batch, done, ready=True)
         if len(self._entries) == 1:
-            self._tasks.call_soon(self._go_on)  # not now: `done` is told in a later turn
+            self._tasks.call_soon(self._append_ready_soon)  # not within this call: `done` is called in a later turn
 
     def _add(self, batch: memoryview, done: Outcome, *, ready: bool) -> _Entry:
         if self._closed:
             raise NotLeaderOrFollower("the broker stops")
-        self._bytes.take(len(batch))
+        self._bytes.reserve(len(batch))
         entry = _Entry(bytearray(batch), done, ready=ready)
         self._entries.append(entry)
-        self._partition.settle_plain()
+        self._partition.update_appends_directly()
         return entry
 
     def _examined(self, entry: _Entry, work: "asyncio.Future[Examined]") -> None:
-        self._settle(entry, work, "its records could not be looked at")
+        self._store_failure(entry, work, "its records could not be looked at")
         if entry.failure is None:
             entry.examined = work.result()
-        self._go_on()
+        self._append_ready_soon()
 
     def _recompressed(self, entry: _Entry, work: "asyncio.Future[bytearray]") -> None:
-        self._settle(entry, work, "recompression failed")
+        self._store_failure(entry, work, "recompression failed")
         if entry.failure is None:
             entry.batch = work.result()
-        self._go_on()
+        self._append_ready_soon()
 
-    def _settle(self, entry: _Entry, work: "asyncio.Future[Any]", what: str) -> None:
-        """Note what came of the work on a batch, if that was nothing good."""
+    def _store_failure(self, entry: _Entry, work: "asyncio.Future[Any]", what: str) -> None:
+        """Store the failure of the work on a batch, if it failed."""
         entry.ready = True
         if work.cancelled():
             entry.failure = NotLeaderOrFollower("the broker stops")
         elif (error := work.exception()) is not None:
             entry.failure = error if isinstance(error, ApiError) else ApiError(f"{what}: {error!r}")
 
-    def _go_on(self) -> None:
-        """Append what is ready at the head, with the others that have turns of the loop: it may be a thousand batches,
-        each of some ms.
+    def _append_ready_soon(self) -> None:
+        """Append the ready batches at the head of the queue, in steps: there may be a thousand that take some ms
+        each.
         """
         if not self._appending and self._entries and self._entries[0].ready:
             self._appending = True
@@ -167,29 +168,29 @@ class AppendQueue:
             entry = entries[0]
             try:
                 outcome = self._outcome(entry)
-            except NotInline:  # nobody knew before it was recompressed, or the settings have changed
+            except NotInline:  # known only after recompression, or the settings have changed
                 entry.ready = False
                 self._partition.examine(entry.batch).add_done_callback(partial(self._examined, entry))
                 return
-            self._tell(entry, outcome)
+            self._finish_entry(entry, outcome)
             yield
 
     def _appended(self, _: None, error: Exception | None) -> None:
         self._appending = False
         if self.idle:
-            self._partition.settle_plain()
+            self._partition.update_appends_directly()
         if error is not None:
-            self._tasks.call_soon(self._go_on)  # those behind it must not wait for ever
+            self._tasks.call_soon(self._append_ready_soon)  # the batches behind it must not wait for ever
             raise error
 
-    def _tell(self, entry: _Entry, outcome: "Appended | ApiError") -> None:
-        """`entry` is the first."""
+    def _finish_entry(self, entry: _Entry, outcome: "Appended | ApiError") -> None:
+        """Remove `entry`, which is the first one, and report its outcome."""
         self._entries.popleft()
-        self._bytes.held -= entry.size
+        self._bytes.total -= entry.size
         entry.done(outcome)
 
     def _outcome(self, entry: _Entry) -> "Appended | ApiError":
-        """Raises NotInline."""
+        """Append the batch of `entry`, and return the result or the error. Raises NotInline."""
         if entry.failure is not None:
             return entry.failure
         try:
@@ -200,13 +201,13 @@ class AppendQueue:
         except NotInline:
             raise
         except Exception as error:
-            # Those behind it must not wait for ever.
+            # The batches behind this one must not wait for ever.
             logger.exception("batch not appended partition=%s-%d", self._partition.topic, self._partition.index)
             return ApiError(f"it could not be appended: {error!r}")
 
 
-def _recompress_small(batch: memoryview, header: "BatchHeader", wanted: "Recompression") -> bytearray:
-    """Raises what `recompress` does; NotInline for what is not small."""
+def _recompress_small(batch: memoryview, header: "BatchHeader", target: "Recompression") -> bytearray:
+    """Recompress a small batch. Raises the exceptions of `recompress`, and NotInline if the batch is not small."""
     if header.size > INLINE_BYTES_MAX:
         raise NotInline
-    return recompress(batch, header, wanted, INLINE_DECOMPRESSED_BYTES_MAX)
+    return recompress(batch, header, target, INLINE_DECOMPRESSED_BYTES_MAX)

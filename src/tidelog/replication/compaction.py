@@ -28,7 +28,7 @@ from tidelog.log.errors import CorruptLog
 from tidelog.log.indexes import CorruptIndex
 from tidelog.log.leftovers import remove_cleaned
 from tidelog.replication.flusher import CHECKPOINTS_LANE
-from tidelog.replication.patience import patiently
+from tidelog.replication.patience import retry_without_descriptor
 from tidelog.runtime.interfaces import WorkEnded
 
 if TYPE_CHECKING:
@@ -308,7 +308,7 @@ class Compaction:
 
     async def _to_its_end(self, step: Callable[[], None], partition: "Partition") -> None:
         """A step without which the log fails. Raises OSError."""
-        await patiently(self._runtime.tasks, lambda: not (self._stopping or partition.deleted), step)
+        await retry_without_descriptor(self._runtime.tasks, lambda: not (self._stopping or partition.deleted), step)
 
     def _give_up(self, partition: "Partition", reason: str) -> None:
         """Until the next start, after which somebody may have repaired it."""

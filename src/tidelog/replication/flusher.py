@@ -1,9 +1,9 @@
-"""Makes logs durable: at once for `durability=fsync` (group commit), within a bounded interval otherwise.
+"""Sync logs to the disk: immediately for `durability=fsync` (group commit), otherwise within a bounded interval.
 
-What is asked for is synced in groups, one group at a time: what is appended while one runs is taken by the next, so
-that under load one fdatasync serves every request that came since the last. The interval flush goes through its
-partitions one by one, beside that: an acknowledgement waits for the sync of its own partition and of those that others
-wait for, never for the thousands that nobody waits for. No partition is in two syncs at a time.
+Requested syncs run in groups, one group at a time. Appends that arrive during a sync are covered by the next one, so
+under load one fdatasync serves all requests since the last. The interval flush runs beside that and syncs its
+partitions one by one, so that an acknowledgement waits only for its own partition's sync and other requested ones,
+never for thousands of interval syncs. No partition is in two syncs at a time.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Final
 
 from tidelog.log.flush import DirectorySyncs
-from tidelog.replication.patience import AGAIN_S, wants_descriptor
+from tidelog.replication.patience import AGAIN_S, lacks_descriptor
 
 if TYPE_CHECKING:
     from tidelog.log.partition_log import FlushPlan
@@ -22,18 +22,20 @@ if TYPE_CHECKING:
 logger = logging.getLogger("tidelog.flusher")
 
 CHECKPOINTS_LANE: Final = "checkpoints"
-"""Where whatever writes checkpoints runs, one after the other: two writers of one file would tear it."""
+"""Lane of all calls that write checkpoint files. They run one after another, since two writers of one file would
+corrupt it."""
 GROUP_MAX: Final = 16
-"""Partitions that one call syncs; then those are told. Of more, the oldest and the newest: who asks for one waits for a
-group, not for the hundreds that somebody else has asked for, and these go on all the same."""
+"""Partitions in one group. If more are requested, the group holds the oldest and the newest requests: a new request
+waits for one group and not for hundreds of other partitions, and the old ones still advance."""
 COMMITS_LANE: Final = "commits"
-"""Where syncs run that somebody waits for: cold reads and deletions may fill the threads without a lane."""
+"""Lane of requested syncs. Cold reads and deletions may occupy all threads without a lane."""
 
 
 class Flusher:
-    """Flushes partitions of one data directory and has their recovery points written down afterwards.
+    """Flushes the partitions of one data directory, and then has their recovery points written.
 
-    `checkpoint` is given the partitions whose offsets may have moved; what it returns persists them, and blocks.
+    `checkpoint` is called with the partitions whose offsets may have changed. It returns a blocking function that
+    persists the offsets.
     """
 
     def __init__(
@@ -47,83 +49,85 @@ class Flusher:
         self._interval_s = interval_ms / 1000
         self._checkpoint = checkpoint
         self._each_interval = each_interval
-        self.grown: dict[Partition, None] = {}
-        """What was appended to since it was last seen flushed; they note themselves."""
-        self._asked: dict[Partition, None] = {}
+        self.dirty: dict[Partition, None] = {}
+        """Partitions with appends since their last complete flush. Partitions add themselves."""
+        self._requested: dict[Partition, None] = {}
         self._syncing: dict[Partition, asyncio.Future[None]] = {}
-        """What is being synced, and what is done when that has ended and its outcome was taken."""
-        self._put_off: dict[Partition, None] = {}
-        """What could not be synced for want of descriptors, until it is; it is asked for again and again."""
-        self._again: TimerHandle | None = None
-        self._hurrying = False
+        """Partitions in a running sync, with a future that is done after the sync's outcome was processed."""
+        self._without_descriptor: dict[Partition, None] = {}
+        """Partitions whose sync failed for want of file descriptors. Their sync is requested again until it
+        succeeds."""
+        self._retry_timer: TimerHandle | None = None
+        self._sync_all_scheduled = False
         self._running = False
-        self._unwritten = False  # whether the last checkpoint failed
+        self._checkpoint_failed = False  # whether the last checkpoint failed
         self._stopped = False
-        self._told_unwritten = False
+        self._warned_unwritten = False
         self._timer: TimerHandle | None = None
 
     def start(self) -> None:
         self._timer = self._tasks.call_later(self._interval_s, self._tick)
 
     def stop(self) -> None:
-        """No further flush; those that run end by themselves: see `settled`."""
+        """Start no further flush. Running flushes end by themselves; see `settled`."""
         self._stopped = True
-        for timer in (self._timer, self._again):
+        for timer in (self._timer, self._retry_timer):
             if timer is not None:
                 timer.cancel()
 
     def request(self, partition: "Partition") -> None:
-        """Flush it now, or right after the flushes that somebody waits for, or that of its own, which run."""
-        self._asked[partition] = None
+        """Flush the partition now, or directly after the running group and the running sync of this partition."""
+        self._requested[partition] = None
         self._commit()
 
-    def hurry(self) -> None:
-        """Sync in the next turn all that was appended to: until then its files keep their descriptors, which others
-        want.
+    def sync_all_soon(self) -> None:
+        """Sync all dirty partitions in the next turn of the loop, to free file descriptors: dirty files keep theirs
+        open.
         """
-        if not self._hurrying:
-            self._hurrying = True
-            self._tasks.call_soon(self._ask_for_all)
+        if not self._sync_all_scheduled:
+            self._sync_all_scheduled = True
+            self._tasks.call_soon(self._request_all_dirty)
 
-    def _ask_for_all(self) -> None:
-        self._hurrying = False
+    def _request_all_dirty(self) -> None:
+        self._sync_all_scheduled = False
         if not self._stopped:
-            self._asked.update((p, None) for p in self.grown if p.log.unflushed and _may_sync(p))
+            self._requested.update((p, None) for p in self.dirty if p.log.unflushed and _may_sync(p))
             self._commit()
 
-    def write_again(self) -> None:
-        """Have the checkpoints written at the next interval, and every one after it until that succeeds."""
-        self._unwritten = True
+    def retry_checkpoint(self) -> None:
+        """Write the checkpoints at the next interval, and retry at each following one until that succeeds."""
+        self._checkpoint_failed = True
 
     async def settled(self) -> None:
-        """Return once no flush touches files of partitions that were marked deleted before the call, nor, after `stop`,
-        of any.
+        """Wait until no flush uses files of partitions that were marked deleted before the call.
+
+        After `stop`: until no flush is running.
         """
         for ended in dict.fromkeys(self._syncing.values()):
             await asyncio.wait([ended])
 
-    # What is asked for
+    # Requested syncs
 
     def _commit(self) -> None:
         if not self._running:
             self._running = True
-            self._tasks.spawn(self._flush_asked(), name="group-commit")
+            self._tasks.spawn(self._flush_requested(), name="group-commit")
 
-    async def _flush_asked(self) -> None:
+    async def _flush_requested(self) -> None:
         try:
             while not self._stopped:
-                ready = [partition for partition in self._asked if partition not in self._syncing]
+                ready = [partition for partition in self._requested if partition not in self._syncing]
                 if not ready:
-                    return  # the end of the others' syncs begins the next
+                    return  # the end of a running sync starts the next group
                 if len(ready) > GROUP_MAX:
                     ready = ready[: GROUP_MAX // 2] + ready[-GROUP_MAX // 2 :]
                 for partition in ready:
-                    del self._asked[partition]
+                    del self._requested[partition]
                 await self._sync(ready, COMMITS_LANE)
         finally:
             self._running = False
 
-    # Now and then
+    # Interval flush
 
     def _tick(self) -> None:
         self._tasks.spawn(self._interval(), name="interval-flush")
@@ -132,30 +136,33 @@ class Flusher:
         try:
             if self._each_interval is not None and not self._stopped:
                 self._each_interval()
-            grown = [] if self._stopped else list(self.grown)
-            for partition, end_offset in [(p, p.log.log_end_offset) for p in grown if _is_due(p)]:
+            dirty = [] if self._stopped else list(self.dirty)
+            for partition, end_offset in [(p, p.log.log_end_offset) for p in dirty if _is_due(p)]:
                 await self.flush_to(partition, end_offset)
-            if grown or self._unwritten:
-                self._unwritten = True
-                write = self._checkpoint(grown)
-                for partition in grown:
+            if dirty or self._checkpoint_failed:
+                self._checkpoint_failed = True
+                write = self._checkpoint(dirty)
+                for partition in dirty:
                     if not partition.log.unflushed or not _may_sync(partition):
-                        partition.noted = False
-                        self.grown.pop(partition, None)
+                        partition.in_dirty_set = False
+                        self.dirty.pop(partition, None)
                 await self._tasks.run_blocking(write, lane=CHECKPOINTS_LANE)
-                self._unwritten = self._told_unwritten = False
+                self._checkpoint_failed = self._warned_unwritten = False
         except OSError as error:
-            # The records are synced; only a longer scan after a crash is at stake. The next interval tries again.
-            if not self._told_unwritten:
+            # The records are synced; without the checkpoint only the scan after a crash takes longer. The next
+            # interval retries.
+            if not self._warned_unwritten:
                 logger.error("recovery points not written reason=%s", error)
-            self._told_unwritten = True
+            self._warned_unwritten = True
         finally:
             if not self._stopped:
                 self._timer = self._tasks.call_later(self._interval_s, self._tick)
 
     async def flush_to(self, partition: "Partition", end_offset: int) -> None:
-        """Sync the partition unless it is durable up to `end_offset` by then. A failure takes it offline; where
-        descriptors are wanting it is tried again, after this has returned.
+        """Sync the partition unless it is durable up to `end_offset` by then.
+
+        A failure takes the partition offline. Without a free file descriptor, the sync is retried later, after this
+        call has returned.
         """
         while not self._stopped and partition.log.recovery_point < end_offset and _may_sync(partition):
             under_way = self._syncing.get(partition)
@@ -164,11 +171,13 @@ class Flusher:
                 return
             await asyncio.wait([under_way])
 
-    # Both
+    # Common to both
 
     async def _sync(self, partitions: list["Partition"], lane: str) -> None:
-        """Sync them, none of which is being synced, and tell each; a failed sync takes its partition offline and is
-        logged, not raised. One for which a descriptor was wanting is tried again: who waits goes on waiting.
+        """Sync partitions that are in no running sync, and notify each.
+
+        A failed sync is logged and takes its partition offline; it is not raised. A sync that found no free file
+        descriptor is retried, and its waiters keep waiting.
         """
         plans: list[tuple[Partition, FlushPlan]] = []
         ended = self._tasks.future()
@@ -185,20 +194,20 @@ class Flusher:
             if plans:
                 failures = await self._tasks.run_blocking(_run_all, [plan for _, plan in plans], lane=lane)
                 for (partition, plan), failure in zip(plans, failures, strict=True):
-                    self._take_outcome(partition, plan, failure)
+                    self._process_outcome(partition, plan, failure)
         finally:
             for partition, _ in plans:
                 del self._syncing[partition]
             ended.set_result(None)
-            if self._asked and not self._stopped:
+            if self._requested and not self._stopped:
                 self._commit()
 
-    def _take_outcome(self, partition: "Partition", plan: "FlushPlan", failure: Exception | None) -> None:
-        if isinstance(failure, OSError) and wants_descriptor(failure):
+    def _process_outcome(self, partition: "Partition", plan: "FlushPlan", failure: Exception | None) -> None:
+        if isinstance(failure, OSError) and lacks_descriptor(failure):
             partition.log.put_back(plan)
-            self._try_again(partition, failure)
+            self._retry_later(partition, failure)
             return
-        self._put_off.pop(partition, None)
+        self._without_descriptor.pop(partition, None)
         if failure is None:
             partition.log.flushed(plan)
         else:
@@ -206,23 +215,26 @@ class Flusher:
             logger.error("partition offline partition=%s-%d reason=%s", partition.topic, partition.index, failure)
         partition.flushed()
 
-    def _try_again(self, partition: "Partition", error: OSError) -> None:
-        if not self._put_off:
+    def _retry_later(self, partition: "Partition", error: OSError) -> None:
+        if not self._without_descriptor:
             logger.warning("sync put off partition=%s-%d reason=%s", partition.topic, partition.index, error)
-        self._put_off[partition] = None
-        if self._again is None:
-            self._again = self._tasks.call_later(AGAIN_S, self._ask_again)
+        self._without_descriptor[partition] = None
+        if self._retry_timer is None:
+            self._retry_timer = self._tasks.call_later(AGAIN_S, self._retry)
 
-    def _ask_again(self) -> None:
-        self._again = None
-        self._put_off = dict.fromkeys(filter(_may_sync, self._put_off))
-        if self._put_off and not self._stopped:
-            self._asked.update(self._put_off)
+    def _retry(self) -> None:
+        self._retry_timer = None
+        self._without_descriptor = dict.fromkeys(filter(_may_sync, self._without_descriptor))
+        if self._without_descriptor and not self._stopped:
+            self._requested.update(self._without_descriptor)
             self._commit()
 
 
 def _is_due(partition: "Partition") -> bool:
-    """Whether the interval flush takes it: with `durability=os`, whole segments that nobody synced alone."""
+    """Return whether the interval flush syncs the partition.
+
+    With `durability=os` it syncs only complete segments that were not synced before.
+    """
     log = partition.log
     return log.unflushed and (partition.config.durability != "os" or log.has_unsynced_segments)
 
@@ -232,13 +244,13 @@ def _may_sync(partition: "Partition") -> bool:
 
 
 def _run_all(plans: list["FlushPlan"]) -> list[Exception | None]:
-    """Sync every plan's files, on a thread; one failure does not keep the others from the disk."""
+    """Sync the files of all plans, on a thread. A failure of one plan does not stop the others."""
     results: list[Exception | None] = []
     directories = DirectorySyncs()
     for plan in plans:
         try:
             plan.run(directories)
-        except Exception as error:  # whatever it is, what the disk holds of this log is not known any more
+        except Exception as error:  # after any error it is unknown what the disk holds of this log
             results.append(error)
         else:
             results.append(None)

@@ -1,4 +1,4 @@
-"""Data directories that have no room for what producers send: said once when it begins, and once when it is over."""
+"""Data directories without space for new batches. Log one line when that begins and one when it ends."""
 
 import errno
 import logging
@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from tidelog.log.segment import NOT_OPENED
-from tidelog.replication.patience import wants_descriptor
+from tidelog.replication.patience import lacks_descriptor
 
 if TYPE_CHECKING:
     from tidelog.runtime.interfaces import Disk
@@ -15,27 +15,28 @@ logger = logging.getLogger("tidelog.directory")
 
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 ROOM_BYTES = 1 << 20
-"""With so much free, or four times what was refused, a directory is not full any more."""
+"""A directory counts as usable again when this many bytes are free, and four times the smallest refused batch."""
 
 
 class FullDirectories:
-    """By path: the size of the smallest batch that was refused there, and the error."""
+    """For each full directory, by path: the size of the smallest refused batch, and the error number."""
 
-    __slots__ = ("_lately", "_refused", "no_descriptors")
+    __slots__ = ("_refused", "_without_descriptor", "no_descriptors")
 
     def __init__(self) -> None:
         self._refused: dict[str, tuple[int, int]] = {}
-        self._lately: dict[str, None] = {}
-        """Where descriptors were wanting since the last look: they come and go with every sync."""
+        self._without_descriptor: dict[str, None] = {}
+        """Directories that had no free file descriptor since the last call of `recovered`: descriptors come and go
+        with every sync."""
         self.no_descriptors: Callable[[], None] | None = None
-        """Told when a batch was refused because its file could not be opened."""
+        """Called when a batch was refused because its file could not be opened for want of descriptors."""
 
     def refused(self, path: str, size: int, error: Exception) -> None:
-        """A batch of `size` bytes was not appended for want of space, or of something else that may come back."""
+        """Note that a batch was refused for lack of space or of another resource that may become available again."""
         cause = error.__cause__
         number = cause.errno if isinstance(cause, OSError) and cause.errno else 0
-        if wants_descriptor(cause):
-            self._lately[path] = None
+        if lacks_descriptor(cause):
+            self._without_descriptor[path] = None
             if self.no_descriptors is not None:
                 self.no_descriptors()
         if path not in self._refused:
@@ -44,35 +45,35 @@ class FullDirectories:
         elif size < self._refused[path][0]:
             self._refused[path] = size, number
 
-    def taken(self, path: str, size: int) -> None:
-        """A batch was appended where one had been refused before. A smaller one tells nothing."""
+    def appended(self, path: str, size: int) -> None:
+        """Note that a batch was appended. A batch smaller than the refused ones proves nothing."""
         refused = self._refused.get(path)
         if refused is not None and size >= refused[0] and refused[1] not in NOT_OPENED:
-            self._over(path)
+            self._end(path)
 
-    def look(self, disk: "Disk") -> list[str]:
-        """The directories that have room again, or descriptors for long enough. Blocks; on any thread."""
-        found = []
+    def recovered(self, disk: "Disk") -> list[str]:
+        """Return directories that have space again, or had free descriptors long enough. Blocks; thread-safe."""
+        usable = []
         for path, (size, number) in list(self._refused.items()):
             try:
                 if number in NOT_OPENED:
-                    found += [path] if path not in self._lately else []
+                    usable += [path] if path not in self._without_descriptor else []
                 elif number in NO_SPACE and disk.free_bytes(path) >= max(4 * size, ROOM_BYTES):
-                    found.append(path)
+                    usable.append(path)
             except OSError:
                 continue
-        return found
+        return usable
 
-    def room(self, paths: list[str]) -> None:
-        """What `look` found."""
-        self._lately.clear()
+    def mark_usable(self, paths: list[str]) -> None:
+        """Mark the directories that `recovered` returned as usable."""
+        self._without_descriptor.clear()
         for path in paths:
             if path in self._refused:
-                self._over(path)
+                self._end(path)
 
     def __bool__(self) -> bool:
         return bool(self._refused)
 
-    def _over(self, path: str) -> None:
+    def _end(self, path: str) -> None:
         del self._refused[path]
         logger.warning("appends go on path=%s", path)

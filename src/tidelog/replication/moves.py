@@ -32,7 +32,7 @@ from tidelog.log.future_logs import (
 from tidelog.log.leader_epochs import LeaderEpochs
 from tidelog.log.segment import PASSING
 from tidelog.replication.flusher import CHECKPOINTS_LANE
-from tidelog.replication.patience import AGAIN_S, patiently, wants_descriptor
+from tidelog.replication.patience import AGAIN_S, lacks_descriptor, retry_without_descriptor
 from tidelog.wire.errors import ApiError, InvalidTopic, OffsetOutOfRange, StorageError
 
 if TYPE_CHECKING:
@@ -181,7 +181,7 @@ class Moves:
         except Abandoned:
             await self._discard(move)
         except (SourceFailed, ApiError, OSError, CorruptLog) as error:
-            again = wants_descriptor(error) and partition.log.failure is None
+            again = lacks_descriptor(error) and partition.log.failure is None
             if not (again or partition.deleted):  # its files are gone then, which says nothing of a disk
                 self._failed(move, name, error)
             await self._discard(move)
@@ -208,7 +208,9 @@ class Moves:
         key, random = move.partition.log.topic_partition, self._runtime.random.randbytes(16)
         args = (self._runtime.disk, move.target, key, future, path, random)
         try:
-            await patiently(self._runtime.tasks, lambda: not self._stopped, _remove, *args, lane=CHECKPOINTS_LANE)
+            await retry_without_descriptor(
+                self._runtime.tasks, lambda: not self._stopped, _remove, *args, lane=CHECKPOINTS_LANE
+            )
         except OSError as error:
             logger.error("copy not removed path=%s reason=%s", path, error)
 
@@ -312,7 +314,7 @@ class Moves:
             random = runtime.random.randbytes(16)
             wanted = partial(self._is_wanted, partition)
             try:
-                aside = await patiently(
+                aside = await retry_without_descriptor(
                     runtime.tasks, wanted, _put_aside, runtime.disk, source, old, random, lane=CHECKPOINTS_LANE
                 )
                 self._partitions.remove_later(aside, partition.config.file_delete_delay_ms, old)
@@ -339,7 +341,9 @@ class Moves:
         logger.error("moved log not put aside path=%s reason=%s", old.directory, error)
         args = (self._runtime.disk, move.target.path, old.topic_partition)
         try:
-            await patiently(self._runtime.tasks, partial(self._is_wanted, move.partition), make_final, *args)
+            await retry_without_descriptor(
+                self._runtime.tasks, partial(self._is_wanted, move.partition), make_final, *args
+            )
         except OSError as second:
             if move.partition.deleted:
                 return
@@ -431,6 +435,6 @@ def _remove(
         if target.tells_of(key) and not disk.exists(beside):
             target.give_up(key)
     except OSError as error:
-        if wants_descriptor(error):
+        if lacks_descriptor(error):
             raise
         logger.error("copy not removed path=%s reason=%s", path, error)

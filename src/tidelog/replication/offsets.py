@@ -1,6 +1,7 @@
-"""The offsets of all partitions as the checkpoint files are to tell them, kept up to date partition by partition.
+"""The offsets of all partitions for the checkpoint files, updated partition by partition.
 
-Walking ten thousand partitions for every checkpoint would hold the loop for tens of milliseconds each second.
+Reading the offsets of ten thousand partitions for every checkpoint would hold the loop for tens of milliseconds per
+second.
 """
 
 from typing import TYPE_CHECKING
@@ -11,16 +12,17 @@ if TYPE_CHECKING:
 
 
 class Offsets:
-    """Recovery points, log start offsets and high watermarks, as they were when each partition was noted."""
+    """Recovery points, log start offsets and high watermarks, as of the last `update` of each partition."""
 
     def __init__(self) -> None:
         self._recovery_points: dict[TopicPartition, int] = {}
         self._start_offsets: dict[TopicPartition, int] = {}
         self._high_watermarks: dict[TopicPartition, int] = {}
 
-    def note(self, partition: "Partition") -> None:
-        """Take its offsets as they are now. A start offset beyond what is durable is told another time: after a power
-        cut the log would end below it.
+    def update(self, partition: "Partition") -> None:
+        """Store the partition's current offsets.
+
+        A log start offset is stored only up to the durable offset: after a power cut the log could end below it.
         """
         log = partition.log
         key = log.topic_partition
@@ -33,9 +35,9 @@ class Offsets:
             offsets.pop(partition.log.topic_partition, None)
 
     def copies(self) -> "tuple[dict[TopicPartition, int], dict[TopicPartition, int], dict[TopicPartition, int]]":
-        """Recovery points, log start offsets and high watermarks, for a thread to write."""
+        """Copy recovery points, log start offsets and high watermarks, for a thread to write."""
         return self._recovery_points.copy(), self._start_offsets.copy(), self._high_watermarks.copy()
 
     def start_offsets(self) -> "dict[TopicPartition, int]":
-        """A copy, for a thread to write."""
+        """Copy the log start offsets, for a thread to write."""
         return self._start_offsets.copy()

@@ -1,4 +1,6 @@
-"""Opens logs side by side on threads, for `Partitions`. What an earlier topic of the same name left goes first."""
+"""Open logs in parallel on threads, for `Partitions`. Directories of older topics with the same name are moved away
+first.
+"""
 
 import asyncio
 from collections.abc import Iterator
@@ -18,9 +20,9 @@ if TYPE_CHECKING:
 
 DISK_THREADS = 4
 WAIT_S = 0.001
-"""Opening a log whose files are in the page cache takes a third of it."""
+"""Average time from which opening counts as waiting for the disk. A log in the page cache takes a third of it."""
 WAITS_OVER = 20
-"""Logs that are looked at together."""
+"""Number of logs over which the average is computed."""
 
 
 class Opening(NamedTuple):
@@ -29,7 +31,7 @@ class Opening(NamedTuple):
     config: "LogConfig"
     directory: "DataDirectory"
     new: bool
-    """Whether its topic is made just now."""
+    """Whether the topic is being created now."""
 
     @property
     def key(self) -> TopicPartition:
@@ -40,7 +42,7 @@ Opened: TypeAlias = "tuple[Opening, PartitionLog | InTheWay | CorruptLog | OSErr
 
 
 async def open_logs(runtime: "Runtime", openings: list[Opening]) -> list[Opened]:
-    """Each with its log, or with why it is not open."""
+    """Open all logs. Returns each with its log, or with the error."""
     opened = await _side_by_side(runtime, openings)
     waiting = [opening for opening, result in opened if isinstance(result, InTheWay)]
     if not waiting:
@@ -55,25 +57,27 @@ async def open_logs(runtime: "Runtime", openings: list[Opening]) -> list[Opened]
 
 
 async def _side_by_side(runtime: "Runtime", openings: list[Opening]) -> list[Opened]:
-    """Logs left in order, of which there may be thousands, are opened by one thread while the disk does not make it
-    wait: threads that work in turns of microseconds take each other's. The rest, where syncs share the file system's
-    commits and reads of a cold disk overlap, by several.
+    """Open logs on one or several threads.
+
+    Cleanly stopped logs, which may be thousands, are opened by one thread as long as the disk is fast: several
+    threads would only contend for the interpreter lock. All slow are opened by several threads: there, syncs share
+    the file system's commits, and cold reads overlap.
     """
     run_blocking, clock = runtime.tasks.run_blocking, runtime.clock
     quick = [opening for opening in openings if opening.directory.clean and not opening.new]
-    others = [opening for opening in openings if opening.new or not opening.directory.clean]
+    slow = [opening for opening in openings if opening.new or not opening.directory.clean]
     opened = await run_blocking(_open, iter(quick), clock, WAIT_S) if quick else []
-    left = quick[len(opened) :] + others
-    if left:
-        waiting = iter(left)  # each thread takes the next
-        threads = range(min(DISK_THREADS, len(left)))
+    remaining = quick[len(opened) :] + slow
+    if remaining:
+        waiting = iter(remaining)  # all threads take from the same iterator
+        threads = range(min(DISK_THREADS, len(remaining)))
         for part in await asyncio.gather(*(run_blocking(_open, waiting, clock) for _ in threads)):
             opened += part
     return opened
 
 
 def _open(openings: Iterator[Opening], clock: "Clock", wait_s: float | None = None) -> list[Opened]:
-    """With `wait_s`, only until some of them have taken longer by far than without waiting: so much on average."""
+    """Open logs one after another. With `wait_s`, stop when the average time of a log is longer."""
     results: list[Opened] = []
     began, now_ms = clock.monotonic(), clock.now_ms()
     for opening in openings:
@@ -91,7 +95,7 @@ def _open(openings: Iterator[Opening], clock: "Clock", wait_s: float | None = No
 
 
 def _make_way(openings: list[Opening]) -> dict[TopicPartition, OSError]:
-    """Those for which that failed."""
+    """Move the directories of older topics away. Returns the failures."""
     failures: dict[TopicPartition, OSError] = {}
     for opening in openings:
         try:

@@ -1,7 +1,7 @@
-"""One partition as its leader: log, leader epoch, high watermark, and who waits for it to move.
+"""One partition on its leader: the log, the leader epoch, the high watermark, and the requests that wait for it.
 
-With one replica the high watermark follows the log's end, or with `durability=fsync` what is known to be on the disk:
-nobody is told of, and nobody reads, a record that a power cut could still take.
+With one replica the high watermark is the log's end. With `durability=fsync` it is the end of the synced part, so no
+record is acknowledged or readable that a power cut could still lose.
 """
 
 import asyncio
@@ -30,42 +30,47 @@ READ_UNCOMMITTED = 0
 READ_COMMITTED = 1
 RECORDS_LANE = "records"
 NEVER = (1 << 63) - 1
-"""Of `flush.messages` and `flush.ms`: their default."""
+"""Default of `flush.messages` and `flush.ms`."""
 
 
 class HighWatermarkWatcher(Protocol):
-    """A parked fetch."""
+    """A waiting fetch request."""
 
     def moved(self, partition: "Partition") -> None:
-        """The high watermark moved, or the partition is gone. Called from within an append: only take note."""
+        """The high watermark has moved, or the partition is deleted or offline.
+
+        Called during an append, so it must only make a note.
+        """
 
 
 CommitListener = Callable[[ApiError | None], None]
-"""Told once: None when the offset is committed, the error when it never will be."""
+"""Called once: with None when the offset is committed, or with the error when it can no longer be."""
 
 
 class FlushRequests(Protocol):
     def request(self, partition: "Partition") -> None:
-        """Make the partition's log durable soon and then call its `flushed`."""
+        """Sync the partition's log soon, then call its `flushed`."""
 
-    grown: "dict[Partition, None]"
-    """Partitions that were appended to since they were last seen flushed: `noted` is set while they are here."""
+    dirty: "dict[Partition, None]"
+    """Partitions with appends since their last complete flush. `Partition.in_dirty_set` is True for these."""
 
 
 class SharedByPartitions:
-    """What all partitions of a broker have in common."""
+    """State that all partitions of a broker share."""
 
-    __slots__ = ("full", "queued_bytes", "told_too_large", "turns")
+    __slots__ = ("full", "queued_bytes", "turns", "warned_too_large")
 
     def __init__(self, turns: Turns) -> None:
         self.turns = turns
         self.full = FullDirectories()
         self.queued_bytes = QueuedBytes()
-        self.told_too_large: dict[str, None] = {}
-        """Topics of which the log has said that a batch was too large; until their settings change."""
+        self.warned_too_large: dict[str, None] = {}
+        """Topics for which an oversized batch was logged since their settings last changed."""
 
-    def look(self, batch: memoryview, header: "BatchHeader", config: "LogConfig", now_ms: int) -> Examined:
-        """As `examine_inline`; raises NotInline as well when that has had its time in this turn of the loop."""
+    def examine_in_turn(self, batch: memoryview, header: "BatchHeader", config: "LogConfig", now_ms: int) -> Examined:
+        """Call `examine_inline`. Raises NotInline too when the time for such work in this turn of the loop is used
+        up.
+        """
         try:
             return self.turns.run_inline(examine_inline, batch, header, config, now_ms)
         except NoTurn:
@@ -73,15 +78,15 @@ class SharedByPartitions:
 
 
 class Partition:
-    """Leader of `topic`-`index`. Everything is called on the loop."""
+    """The leader of `topic`-`index`. All methods are called on the event loop."""
 
     __slots__ = (
         "_committing",
         "_durable",
+        "_examine_in_turn",
         "_flush_timer",
         "_flusher",
         "_flushes_early",
-        "_look",
         "_now_ms",
         "_queue",
         "_refusing",
@@ -89,16 +94,16 @@ class Partition:
         "_tasks",
         "_thawing",
         "_watchers",
+        "appends_directly",
         "config",
         "deleted",
         "frozen",
         "high_watermark",
+        "in_dirty_set",
         "index",
         "internal",
         "leader_epoch",
         "log",
-        "noted",
-        "plain",
         "recompression",
         "topic",
         "topic_id",
@@ -126,48 +131,48 @@ class Partition:
         self.internal = internal
         self.deleted = False
         self.frozen = False
-        """Whether nothing is acknowledged, nor synced, for the moment: see `freeze`."""
+        """Whether acknowledgements and syncs are suspended; see `freeze`."""
         self._thawing: asyncio.Future[None] | None = None
         self._now_ms = clock.now_ms
         self._tasks = tasks
         self._flusher = flusher
-        self.noted = False
+        self.in_dirty_set = False
         self._flush_timer: TimerHandle | None = None
-        self._refusing = False  # the disk is full, or descriptors have run out: it may pass
+        self._refusing = False  # the disk is full, or no descriptor is free; this may pass
         self._committing: deque[tuple[int, CommitListener]] = deque()
         self._watchers: dict[HighWatermarkWatcher, None] = {}
         self._shared = shared or SharedByPartitions(Turns(clock, tasks))
-        self._look = self._shared.look
+        self._examine_in_turn = self._shared.examine_in_turn
         self._queue: AppendQueue | None = None
         self.high_watermark: int = log.log_end_offset
-        """Exclusive end of what consumers may see. What recovery kept is durable: it was synced before this."""
+        """Exclusive end of the part of the log that consumers may read. Recovery has synced everything that it kept."""
         self.configure(log.config)
 
     def configure(self, config: "LogConfig") -> None:
-        """Take new topic settings. The log must have them too."""
+        """Apply new topic settings. The log must have them too."""
         self.config = config
         self._durable = config.durability == "fsync" or self.frozen
         self._flushes_early = min(config.flush_messages, config.flush_ms) < NEVER
         self.recompression: Recompression | None = recompression(config)
-        self._shared.told_too_large.pop(self.topic, None)
-        self.settle_plain()
+        self._shared.warned_too_large.pop(self.topic, None)
+        self.update_appends_directly()
         if not self._durable and self.log.failure is None and self.log.log_end_offset > self.high_watermark:
-            self._advance(self.log.log_end_offset)  # who waited for a sync need not any more
+            self._advance(self.log.log_end_offset)  # requests that waited for a sync need not wait any more
 
-    def settle_plain(self) -> None:
-        """Work out `plain`: whether anyone's batch can be appended as it came, at once."""
+    def update_appends_directly(self) -> None:
+        """Recompute `appends_directly`: whether a client's batch can be appended immediately and unchanged."""
         waits = self._queue is not None and not self._queue.idle
-        self.plain = not (self.internal or waits or self.recompression is not None)
+        self.appends_directly = not (self.internal or waits or self.recompression is not None)
 
     @property
     def queue(self) -> AppendQueue:
-        """Where clients' batches go while the partition is not `plain`."""
+        """The queue of clients' batches, used while `appends_directly` is False."""
         if self._queue is None:
             self._queue = AppendQueue(self, self._tasks, self._shared.turns, self._shared.queued_bytes)
         return self._queue
 
     def close_queue(self) -> None:
-        """The broker stops: what waits is not appended any more."""
+        """Stop the queue, since the broker stops: waiting batches are not appended."""
         if self._queue is not None:
             self._queue.close()
 
@@ -181,31 +186,32 @@ class Partition:
 
     @property
     def last_stable_offset(self) -> int:
-        """Exclusive end of what read_committed consumers may see."""
+        """Exclusive end of the part of the log that read_committed consumers may read."""
         return self.log.last_stable_offset_below(self.high_watermark)
 
     # Writing
 
-    def tell_too_large(self, error: ApiError) -> None:
-        """Say once for a topic that a batch was beyond its limits: its producer may not look."""
-        if self.topic not in self._shared.told_too_large:
-            self._shared.told_too_large[self.topic] = None
+    def warn_too_large(self, error: ApiError) -> None:
+        """Log once for each topic that a batch was too large: its producer may not report it."""
+        if self.topic not in self._shared.warned_too_large:
+            self._shared.warned_too_large[self.topic] = None
             logger.warning("batch too large, said once for the topic topic=%s reason=%s", self.topic, error.message)
 
     def append_batch(self, data: bytearray) -> "Appended":
-        """Append a batch that the broker itself built: no client's limits apply. Raises StorageError."""
+        """Append a batch that the broker itself built, without the limits on clients' batches. Raises StorageError."""
         return self.append(memoryview(data), BatchHeader(data), False)
 
     def append(self, batch: memoryview, header: "BatchHeader", limits: "Limits | None" = None) -> "Appended":
-        """Append one checked batch of a client; offsets are assigned in `batch` itself.
+        """Append one checked batch of a client; offsets are written into `batch` itself.
 
-        Raises StorageError when the log is offline, or what the log finds (sequence, timestamp, size); NotInline when
-        its records have to be looked at, and there is no time for it now. `limits`: as the log's, if not these.
+        `limits` says how to check the topic's limits on clients; by default records are examined here within the
+        loop's time budget. Raises StorageError when the log is offline, the log's errors (sequence, timestamp,
+        size), and NotInline when the records must be examined and there is no time for it in this turn.
         """
         if self.deleted:
             raise self._offline()
         if limits is None:
-            limits = self._look
+            limits = self._examine_in_turn
         try:
             now_ms = self._now_ms()
             appended = self.log.append(batch, header, leader_epoch=self.leader_epoch, now_ms=now_ms, limits=limits)
@@ -218,11 +224,11 @@ class Partition:
             raise
         if self._refusing:
             self._refusing = False
-            self._shared.full.taken(self.log.directory.rpartition("/")[0], header.size)
+            self._shared.full.appended(self.log.directory.rpartition("/")[0], header.size)
         if appended.next_offset > self.high_watermark:
-            if not self.noted:
-                self.noted = True
-                self._flusher.grown[self] = None
+            if not self.in_dirty_set:
+                self.in_dirty_set = True
+                self._flusher.dirty[self] = None
             if self._durable:
                 self._flusher.request(self)
             else:
@@ -232,14 +238,17 @@ class Partition:
         return appended
 
     def examine(self, batch: bytes | bytearray) -> "asyncio.Future[Examined]":
-        """Look at the records of a batch on a thread, one batch of the broker at a time: it may take a second and
-        100 MB. Raises the ApiError to answer with.
+        """Examine the records of a batch on a thread, one batch of the broker at a time.
+
+        It may take a second and 100 MB. The future fails with the ApiError to respond with.
         """
         header = BatchHeader(batch)
         return self._tasks.run_blocking(examine, batch, header, self.log.config, self._now_ms(), lane=RECORDS_LANE)
 
     def _flush_early(self) -> None:
-        """`flush.messages` and `flush.ms`: sooner than the interval, with nobody waiting for it."""
+        """Apply `flush.messages` and `flush.ms`: sync before the interval flush does, though no request waits for
+        it.
+        """
         if self.log.flush_due:
             self._flusher.request(self)
         elif self.config.flush_ms < NEVER and self._flush_timer is None:
@@ -251,11 +260,11 @@ class Partition:
             self._flusher.request(self)
 
     def is_committed(self, next_offset: int) -> bool:
-        """Whether everything below `next_offset` may be acknowledged and read."""
+        """Return whether everything below `next_offset` may be acknowledged and read."""
         return self.high_watermark >= next_offset
 
     async def committed(self, next_offset: int) -> None:
-        """Return once `is_committed`. Raises StorageError if the partition goes offline or is deleted first."""
+        """Wait until `is_committed`. Raises StorageError if the partition goes offline or is deleted first."""
         if self.high_watermark < next_offset:
             future: asyncio.Future[None] = self._tasks.future()
 
@@ -271,7 +280,7 @@ class Partition:
             await future
 
     def when_committed(self, next_offset: int, listener: CommitListener) -> None:
-        """Call `listener` once `next_offset` is committed, which may be now, or once it cannot be any more."""
+        """Call `listener` once `next_offset` is committed, possibly now, or once it can no longer be committed."""
         if self.high_watermark >= next_offset:
             listener(None)
         elif self.deleted or self.log.failure is not None:
@@ -280,19 +289,21 @@ class Partition:
             self._committing.append((next_offset, listener))
 
     def flushed(self) -> None:
-        """More of the log is durable, or its sync failed."""
+        """Process the end of a sync: more of the log is durable, or the sync failed."""
         if self.log.failure is not None:
             self.fail()
         elif self._durable and not self.frozen and self.log.durable_offset > self.high_watermark:
             self._advance(self.log.durable_offset)
 
     def freeze(self) -> None:
-        """Appends go on; none is acknowledged or shown until `thaw`, as if the next sync took that long."""
+        """Suspend acknowledgements and the high watermark until `thaw`, as if the next sync took that long. Appends
+        go on.
+        """
         self.frozen = self._durable = True
         self._thawing = self._tasks.future()
 
     async def thawed(self) -> None:
-        """Return once it is not `frozen`."""
+        """Wait until the partition is not frozen."""
         while self._thawing is not None:
             await asyncio.wait([self._thawing])
 
@@ -302,21 +313,21 @@ class Partition:
             self._thawing.set_result(None)
             self._thawing = None
         self.configure(self.config)
-        if self.log.unflushed and not self.noted:
-            self.noted = True
-            self._flusher.grown[self] = None
+        if self.log.unflushed and not self.in_dirty_set:
+            self.in_dirty_set = True
+            self._flusher.dirty[self] = None
         if self._durable and self.log.failure is None and self.log.log_end_offset > self.high_watermark:
             self._flusher.request(self)
 
     def fail(self) -> None:
-        """Answer everyone who waits; the log says why it is offline."""
+        """Fail all waiting requests. The log's own line says why it is offline."""
         waiting, self._committing = self._committing, deque()
         for _, listener in waiting:
             self._tell(listener, self._offline())
         self._notify()
 
     def _tell(self, listener: CommitListener, error: ApiError | None) -> None:
-        """One listener's failure must not keep the others, or whoever syncs, from going on."""
+        """Call one listener. Its failure must not affect the other listeners or the flusher."""
         try:
             listener(error)
         except Exception:
@@ -342,21 +353,22 @@ class Partition:
     # Reading
 
     def check_online(self) -> None:
-        """Raises StorageError when nothing of it can be read or written."""
+        """Raise StorageError if the partition is offline or being deleted."""
         if self.deleted or self.log.failure is not None:
             raise self._offline()
 
     def read(self, start: int, bytes_max: int, isolation: int = READ_UNCOMMITTED) -> "Slice":
-        """Whole batches from the one that holds `start`, below the high watermark or the last stable offset.
+        """Return whole batches, beginning with the one that holds `start`, below the high watermark or last stable
+        offset.
 
-        Raises OffsetOutOfRange outside log start offset..high watermark, StorageError when offline.
+        Raises OffsetOutOfRange unless log start offset <= start <= log end offset, and StorageError when offline.
         """
         log = self.log
         if self.deleted or log.failure is not None:
             raise self._offline()
         end = self.high_watermark if isolation == READ_UNCOMMITTED else self.last_stable_offset
         if start > end:
-            # A record that is appended and not committed yet: its reader waits, as at the end of the log.
+            # The record is appended but not committed yet: the consumer waits, as at the end of the log.
             if start > log.log_end_offset:
                 where = f"{log.log_start_offset}..{log.log_end_offset} of {self.topic}-{self.index}"
                 raise OffsetOutOfRange(f"offset {start} is outside {where}")
@@ -364,16 +376,19 @@ class Partition:
         return log.read(start, bytes_max, end)
 
     def end_offset_for(self, leader_epoch: int) -> tuple[int, int]:
-        """(epoch, exclusive end) of the last epoch up to `leader_epoch` (OffsetsForLeaderEpoch); -1, -1 for none.
+        """Return the last epoch up to `leader_epoch` and its exclusive end offset (OffsetsForLeaderEpoch), or (-1,
+        -1).
 
-        The present epoch has begun with the leadership, before its first record.
+        The current epoch began with the leadership, even if it has no record yet.
         """
         if leader_epoch == self.leader_epoch:
             return leader_epoch, self.log.log_end_offset
         return self.log.end_offset_for(leader_epoch)
 
     def check_leader_epoch(self, epoch: int) -> None:
-        """Raise FencedLeaderEpoch or UnknownLeaderEpoch unless the client's `epoch` is ours or -1 (KIP-320)."""
+        """Raise FencedLeaderEpoch or UnknownLeaderEpoch unless the client's `epoch` is the current one or -1
+        (KIP-320).
+        """
         if epoch >= 0 and epoch != self.leader_epoch:
             if epoch < self.leader_epoch:
                 raise FencedLeaderEpoch(f"leader epoch {epoch} is older than {self.leader_epoch}")

@@ -93,7 +93,7 @@ class Partitions:
         """Compaction's work on files that runs or was the last: it outlives the pass."""
         self.moves = Moves(runtime, self)
         self.flusher = Flusher(runtime.tasks, flush_interval_ms, self.checkpoint, self._look_at_directories)
-        self._shared.full.no_descriptors = self.flusher.hurry
+        self._shared.full.no_descriptors = self.flusher.sync_all_soon
 
     def get(self, topic: str, index: int) -> Partition:
         """Raises UnknownTopicOrPartition, or StorageError for one whose log could not be opened."""
@@ -264,7 +264,7 @@ class Partitions:
                 flusher=self.flusher,
                 shared=self._shared,
             )
-            self._offsets.note(partition)
+            self._offsets.update(partition)
 
     def _not_opened(self, topic: "TopicImage", index: int, config: "LogConfig", error: Exception) -> None:
         if (topic.name, index) not in self._passing:
@@ -280,7 +280,7 @@ class Partitions:
         done = 0
         for topic in topics:
             self._topic_names.pop(topic.topic_id, None)
-            self._shared.told_too_large.pop(topic.name, None)
+            self._shared.warned_too_large.pop(topic.name, None)
             for index in range(len(topic.partitions)):
                 done += 1
                 if done % HOUSEKEEPING_BATCH == 0:
@@ -386,12 +386,12 @@ class Partitions:
 
     async def _look_for_room(self) -> None:
         full = self._shared.full
-        full.room(await self._runtime.tasks.run_blocking(full.look, self._runtime.disk))
+        full.mark_usable(await self._runtime.tasks.run_blocking(full.recovered, self._runtime.disk))
         await self.open_again()
 
     def note_offsets(self, partition: Partition) -> None:
         """Its log is another one."""
-        self._offsets.note(partition)
+        self._offsets.update(partition)
 
     def checkpoint(self, moved: Iterable[Partition]) -> Callable[[], None]:
         """What to run on a thread to persist recovery points, log start offsets and high watermarks, once those of the
@@ -399,7 +399,7 @@ class Partitions:
         """
         for partition in moved:
             if not partition.deleted:
-                self._offsets.note(partition)
+                self._offsets.update(partition)
         return partial(self.directories.write_checkpoints, *self._offsets.copies())
 
     async def persist_starts(self, moved: Iterable[Partition]) -> list[Partition]:
@@ -417,7 +417,7 @@ class Partitions:
             undurable = {p for p in waiting if p.log.durable_offset < p.log.log_start_offset}
             for partition in waiting:
                 if not partition.deleted:
-                    self._offsets.note(partition)
+                    self._offsets.update(partition)
             failed = await self._runtime.tasks.run_blocking(
                 self.directories.try_checkpoints, *self._offsets.copies(), lane=CHECKPOINTS_LANE
             )
@@ -486,7 +486,7 @@ class Partitions:
             if partition.deleted or partition.frozen or log is not partition.log or log.failure is not None:
                 return None
             if log.apply_retention(now_ms, partition.high_watermark):
-                self._offsets.note(partition)
+                self._offsets.update(partition)
             return log.removal(now_ms)
         except Exception as error:
             if partition.frozen or log is not partition.log or (look is not None and look.outdated):
@@ -512,7 +512,7 @@ class Partitions:
     def _write_checkpoints_again(self) -> None:
         """What a full disk kept from them is written as soon as there is room, though nothing is appended."""
         if self.directories.are_behind:
-            self.flusher.write_again()
+            self.flusher.retry_checkpoint()
 
     async def _work(self, function: Callable[..., T], *args: object, lane: str = "") -> T:
         self._housework = running = self._runtime.tasks.run_blocking(function, *args, lane=lane)

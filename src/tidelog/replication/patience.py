@@ -1,4 +1,4 @@
-"""Work on files that must come to its end: when there are no descriptors it waits until there are some."""
+"""Retry file operations that fail because the process has no free file descriptor."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, TypeVar
@@ -11,27 +11,27 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 AGAIN_S: Final = 0.25
-"""After something for which a descriptor was wanting."""
+"""Delay before the next attempt."""
 
 
-def wants_descriptor(error: BaseException | None) -> bool:
-    """Whether it, or what it came from, says that a file could not be opened for want of descriptors."""
+def lacks_descriptor(error: BaseException | None) -> bool:
+    """Return whether the error, or its cause, is the lack of a file descriptor."""
     if error is not None and not isinstance(error, OSError):
         error = error.__cause__
     return isinstance(error, OSError) and error.errno in NOT_OPENED
 
 
-async def patiently(
+async def retry_without_descriptor(
     tasks: "Tasks", wanted: Callable[[], bool], step: Callable[..., T], *args: object, lane: str = ""
 ) -> T:
-    """Run a step that blocks, again and again while descriptors are wanting and it is `wanted`. Raises what it raises.
+    """Run a blocking `step`, and repeat it while it fails for want of descriptors and `wanted` returns True.
 
-    The step must be one that can go on where it was broken off.
+    Raises the step's exceptions. The step must be able to continue where it was interrupted.
     """
     while True:
         try:
             return await tasks.run_blocking(step, *args, lane=lane)
         except OSError as error:
-            if not wants_descriptor(error) or not wanted():
+            if not lacks_descriptor(error) or not wanted():
                 raise
         await tasks.sleep(AGAIN_S)

@@ -30,7 +30,7 @@ class Partitions:
     def __init__(self) -> None:
         self.appending = False
         self.woken = 0
-        flusher: Any = SimpleNamespace(grown={}, request=lambda _: None)
+        flusher: Any = SimpleNamespace(dirty={}, request=lambda _: None)
         clock: Any = SimpleNamespace(now_ms=lambda: NOW_MS, monotonic=lambda: 0.0)
         tasks: Any = None
         self.table = {}
@@ -133,7 +133,7 @@ class Broker:
     @property
     def outcome(self) -> Any:
         logs = {
-            key: [bytes(partition.log.segments.active.file.pread(partition.log.size_bytes, 0)), partition.noted]
+            key: [bytes(partition.log.segments.active.file.pread(partition.log.size_bytes, 0)), partition.in_dirty_set]
             for key, partition in self.partitions.table.items()
         }
         return [(stream.sent, stream.ended) for stream in self.streams], logs

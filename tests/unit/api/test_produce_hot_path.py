@@ -59,7 +59,7 @@ class Partitions:
 def made(disk: LogOnDisk) -> Partition:
     nothing: Any = None
     clock: Any = SimpleNamespace(now_ms=int(disk.now_ms).__int__, monotonic=float)
-    flusher: Any = SimpleNamespace(grown={})
+    flusher: Any = SimpleNamespace(dirty={})
     return Partition(
         "t", bytes(16), 0, disk.log, leader_epoch=0, internal=False, clock=clock, tasks=nothing, flusher=flusher
     )
@@ -98,7 +98,7 @@ def called(act: Callable[[], object]) -> list[str]:
 def test_the_path_of_a_topic_that_keeps_batches_as_they_come() -> None:
     disk = LogOnDisk()
     partition = made(disk)
-    assert partition.plain
+    assert partition.appends_directly
     produce(partition, make_batch(b"first"))
     batch = make_batch(*(b"v" * 100 for _ in range(50)), codec=Codec.LZ4)
     sent = bytes(batch)

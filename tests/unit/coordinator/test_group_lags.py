@@ -25,7 +25,7 @@ TOPIC_ID = bytes(range(16))
 
 class NoFlush:
     def __init__(self) -> None:
-        self.grown: dict[Partition, None] = {}
+        self.dirty: dict[Partition, None] = {}
 
     def request(self, partition: Partition) -> None: ...
 

@@ -27,7 +27,7 @@ class OneFlush:
 
     def __init__(self) -> None:
         self.asked: dict[Partition, None] = {}
-        self.grown: dict[Partition, None] = {}
+        self.dirty: dict[Partition, None] = {}
 
     def request(self, partition: Partition) -> None:
         self.asked[partition] = None

@@ -61,7 +61,7 @@ class Bench:
         self.time_s = 0.0
         self.step_s = 0.0
         clock: Any = SimpleNamespace(now_ms=lambda: self.disk.now_ms, monotonic=self.monotonic)
-        flusher: Any = SimpleNamespace(grown={})
+        flusher: Any = SimpleNamespace(dirty={})
         tasks: Any = self.threads
         shared = SharedByPartitions(Turns(clock, tasks))
         shared.queued_bytes = QueuedBytes(limit)
@@ -110,7 +110,7 @@ def test_a_small_batch_is_recompressed_at_once() -> None:
         appended = bench.append("a")
         assert appended is not None
         assert (appended.base_offset, bench.codecs(), bench.threads.calls) == (0, [Codec.GZIP], [])
-        assert not bench.partition.plain
+        assert not bench.partition.appends_directly
 
     run(scenario)
 
@@ -224,12 +224,12 @@ def test_the_topic_changes_its_mind_while_batches_wait() -> None:
         bench = Bench()
         bench.append("a", LARGE)
         bench.partition.configure(LogConfig(compression_type="producer"))
-        assert not bench.partition.plain, "what comes now stands behind"
+        assert not bench.partition.appends_directly, "what comes now stands behind"
         assert bench.append("b") is None
         await bench.threads.end(0)
         assert bench.stored() == ["a", "b"]
         assert bench.codecs() == [Codec.GZIP, Codec.NONE]
-        assert bench.partition.plain
+        assert bench.partition.appends_directly
 
     run(scenario)
 
@@ -279,10 +279,10 @@ def test_of_a_compacted_topic_long_batches_are_looked_at_on_a_thread() -> None:
 
     async def scenario() -> None:
         bench = Bench("producer", cleanup_policy="compact")
-        assert bench.partition.plain
+        assert bench.partition.appends_directly
         assert bench.append("a") is not None
         assert bench.append("b", bytes(1 << 20), codec=Codec.ZSTD) is None
-        assert not bench.partition.plain
+        assert not bench.partition.appends_directly
         assert bench.append("c") is None
         assert bench.append("d", bytes(1 << 20), codec=Codec.ZSTD) is None
         await asyncio.sleep(0)
@@ -291,7 +291,7 @@ def test_of_a_compacted_topic_long_batches_are_looked_at_on_a_thread() -> None:
         assert (bench.stored(), list(bench.outcomes)) == (["a", "b", "c"], ["b", "c"])
         await bench.threads.end(1)
         assert (bench.stored(), list(bench.outcomes)) == (["a", "b", "c", "d"], ["b", "c", "d"])
-        assert bench.partition.plain
+        assert bench.partition.appends_directly
         assert bench.append("e") is not None, "and now at once again"
 
     run(scenario)

@@ -39,7 +39,7 @@ class FakeLog(SimpleNamespace):
 
 
 class FakePartition:
-    topic, index, deleted, noted, frozen = "t", 0, False, True, False
+    topic, index, deleted, in_dirty_set, frozen = "t", 0, False, True, False
     config = LogConfig()
 
     def __init__(self, *, broken: Exception | None = None) -> None:
@@ -108,7 +108,7 @@ def flusher(tasks: FakeTasks, dirty: list[FakePartition] = [], wrote: list[int] 
         return lambda: wrote.append(1) if wrote is not None else None
 
     made = Flusher(tasks, 1000, checkpoint)  # type: ignore[arg-type]
-    made.grown.update(dict.fromkeys(dirty))  # type: ignore[arg-type]
+    made.dirty.update(dict.fromkeys(dirty))  # type: ignore[arg-type]
     return made
 
 
@@ -309,7 +309,7 @@ def test_what_was_synced_for_somebody_is_told_by_the_next_checkpoint() -> None:
         made = Flusher(tasks, 1000, lambda moved: partial(told.append, list(moved)))  # type: ignore[arg-type]
         made.start()
         partition.appended = 7
-        made.grown[partition] = None  # type: ignore[index]
+        made.dirty[partition] = None  # type: ignore[index]
         made.request(partition)  # type: ignore[arg-type]
         await asyncio.sleep(0)
         await tasks.release()
@@ -318,7 +318,7 @@ def test_what_was_synced_for_somebody_is_told_by_the_next_checkpoint() -> None:
         await asyncio.sleep(0)
         await tasks.release()
         assert (told, partition.syncs) == ([[partition]], 1)
-        assert (made.grown, partition.noted) == ({}, False), "nothing is left to look at"
+        assert (made.dirty, partition.in_dirty_set) == ({}, False), "nothing is left to look at"
         tasks.timers.pop()()
         await asyncio.sleep(0)
         assert tasks.blocked == [], "nothing grew: nothing is written"
@@ -337,7 +337,7 @@ def test_a_checkpoint_that_failed_is_written_again_though_nothing_grew() -> None
                 raise outcome
 
         made = Flusher(tasks, 1000, lambda moved: write)  # type: ignore[arg-type]
-        made.grown[partition] = None  # type: ignore[index]
+        made.dirty[partition] = None  # type: ignore[index]
         made.start()
         for _ in range(3):
             tasks.timers.pop()()

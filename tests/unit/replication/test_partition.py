@@ -59,7 +59,7 @@ class Bench:
         self.partition = Partition(
             "t", bytes(16), 0, self.log, leader_epoch=3, internal=False,  # type: ignore[arg-type]
             clock=SimpleNamespace(now_ms=lambda: 0, monotonic=lambda: 0.0), tasks=tasks,  # type: ignore[arg-type]
-            flusher=SimpleNamespace(request=self.asked.append, grown={}),  # type: ignore[arg-type]
+            flusher=SimpleNamespace(request=self.asked.append, dirty={}),  # type: ignore[arg-type]
         )  # fmt: skip
 
     def append(self, count: int = 1) -> Any:
