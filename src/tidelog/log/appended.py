@@ -1,11 +1,11 @@
-"""What an append answers."""
+"""The result of an append."""
 
 from typing import NamedTuple
 
 
 class Appended(NamedTuple):
-    """`next_offset` follows the batch's last. `log_append_time_ms` is -1 where records keep the time of their
-    creation.
+    """The offsets of an appended batch; `next_offset` is exclusive. `log_append_time_ms` is -1 with CreateTime
+    timestamps.
     """
 
     base_offset: int

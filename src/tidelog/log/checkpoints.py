@@ -1,4 +1,4 @@
-"""The small text files of a data directory, in Kafka's formats.
+"""Parse and format the small text files of a data directory, in Kafka's formats.
 
     recovery-point-, log-start-, replication- and cleaner-offset-checkpoint:
         0 / number of entries / TOPIC PARTITION OFFSET ...
@@ -6,7 +6,7 @@
     meta.properties: Java properties (cluster.id, node.id or broker.id, version, directory.id)
     partition.metadata (one in each partition): version: 0 / topic_id: 22 characters
 
-Parsing raises CorruptLog with the position in bytes; an empty file holds no entries, as Kafka leaves some.
+Parsing raises CorruptLog with the position in bytes. An empty file has no entries; Kafka may leave such files.
 """
 
 from collections.abc import Mapping
@@ -50,7 +50,7 @@ def format_epochs(entries: list[tuple[int, int]]) -> bytes:
 
 
 def parse_epochs(data: bytes, path: str) -> list[tuple[int, int]]:
-    """(leader epoch, first offset), as they stand in the file."""
+    """Return (leader epoch, first offset) pairs in the order of the file."""
     return [
         (_number(words[0], path, position), _number(words[1], path, position))
         for position, words in _entries(data, path, 2)
@@ -58,7 +58,7 @@ def parse_epochs(data: bytes, path: str) -> list[tuple[int, int]]:
 
 
 def read_offsets(disk: "Disk", path: str) -> dict[TopicPartition, int] | None:
-    """None when there is no such file."""
+    """Return the offsets in a checkpoint file; None if there is no file."""
     try:
         data = disk.read(path)
     except FileNotFoundError:
@@ -67,14 +67,14 @@ def read_offsets(disk: "Disk", path: str) -> dict[TopicPartition, int] | None:
 
 
 def format_properties(properties: Mapping[str, str]) -> bytes:
-    """Java properties; names and values are plain words (ids, numbers)."""
+    """Format Java properties. Names and values must need no escaping (ids, numbers)."""
     for name, value in properties.items():
         assert not set("\\=:#! \n\r\t") & set(name + value), f"{name} needs escaping"
     return "".join(["#\n", *(f"{name}={value}\n" for name, value in properties.items())]).encode()
 
 
 def read_properties(data: bytes, path: str) -> dict[str, str]:
-    """The properties of `meta.properties`."""
+    """Parse `meta.properties`."""
     try:
         return {entry.name: entry.value for entry in parse_properties(data.decode())}
     except ValueError as error:
@@ -86,7 +86,7 @@ def format_partition_metadata(topic_id: bytes) -> bytes:
 
 
 def parse_partition_metadata(data: bytes, path: str) -> bytes:
-    """The topic id, 16 bytes."""
+    """Parse `partition.metadata` and return the topic id (16 bytes)."""
     position = 0
     found: dict[str, str] = {}
     for raw in data.split(b"\n"):
@@ -102,7 +102,7 @@ def parse_partition_metadata(data: bytes, path: str) -> bytes:
 
 
 def read_partition_metadata(disk: "Disk", directory: str) -> bytes | None:
-    """The topic id of a partition's directory, None when the file is missing."""
+    """Return the topic id of a partition's directory; None if the file is missing."""
     path = f"{directory}/{PARTITION_METADATA}"
     try:
         data = disk.read(path)
@@ -112,7 +112,7 @@ def read_partition_metadata(disk: "Disk", directory: str) -> bytes | None:
 
 
 def _entries(data: bytes, path: str, words_wanted: int) -> list[tuple[int, list[str]]]:
-    """(position, words) of each line after the head, which must state their number."""
+    """Return (position, words) of each line after the head. The head must state their number."""
     if not data.strip():
         return []
     lines = data.split(b"\n")

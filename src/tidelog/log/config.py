@@ -1,4 +1,4 @@
-"""The topic settings that a log obeys, as plain attributes."""
+"""The topic settings that a log uses, as plain attributes."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,10 +8,11 @@ DAY_MS = 86_400_000
 
 
 class LogConfig:
-    """Settings of one topic. A field is named as the setting, with `_` for `.`; defaults are Kafka 4.3's.
+    """Settings of one topic. A field's name is the setting's with `_` for `.`; defaults are Kafka 4.3's.
 
-    -1 in `retention_ms` and `retention_bytes` means no limit. `durability` and `record_validation` are Tidelog's own:
-    `fsync` has acknowledgements wait for the disk, `full` has every record decoded before it is appended.
+    -1 in `retention_ms` and `retention_bytes` means no limit. `durability` and `record_validation` exist only in
+    Tidelog: with `fsync` acknowledgements wait for the disk, with `full` every record is decoded before its batch is
+    appended.
     """
 
     __slots__ = (
@@ -105,8 +106,8 @@ class LogConfig:
 
     @classmethod
     def from_settings(cls, settings: Mapping[str, Any]) -> "LogConfig":
-        """From parsed settings by their Kafka names (`segment.bytes` ...); those that a log does not obey are passed
-        over.
+        """Make a configuration from parsed settings by their Kafka names (`segment.bytes` ...). Other settings are
+        ignored.
         """
         names = {name.replace("_", "."): name for name in cls.__slots__}
         return cls(**{names[key]: value for key, value in settings.items() if key in names})
@@ -117,7 +118,7 @@ class LogConfig:
 
     @property
     def roll_after_ms(self) -> int:
-        """How long a segment may be appended to: no longer than a record may stay uncompacted."""
+        """Longest time that a segment is appended to. It is at most the time that a record may stay uncompacted."""
         return min(self.segment_ms, self.max_compaction_lag_ms) if self.compacts else self.segment_ms
 
     @property

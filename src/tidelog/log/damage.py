@@ -1,9 +1,9 @@
-"""Telling a torn tail from damage, where a recovery scan met its first bad batch.
+"""Distinguish a torn tail from damage at the first bad batch of a recovery scan.
 
-What was appended after the last sync may be missing after a crash, wholly or in parts: the file is short, or what never
-reached the disk, sector by sector, reads as zeros. That is cut off and reported. A bad batch that was on the disk
-before, that is whole but out of place, or that has sound batches behind it and no lost sector in it, was not made by
-a crash: nothing is cut.
+After a crash, bytes that were appended since the last sync may be missing, in whole or in part: the file is short,
+or sectors that never reached the disk read as zeros. Such a tail is cut off and logged. A bad batch is damage, and
+nothing is cut, if it was synced before, if it is complete but out of place, or if sound batches follow it and none
+of its sectors is zero.
 """
 
 from typing import TYPE_CHECKING
@@ -27,9 +27,9 @@ _MAGIC_POSITION = 16
 def judge(
     segment: "Segment", position: int, next_offset: int, problem: CorruptLog, *, recovery_point: int, more: bool
 ) -> None:
-    """Return when everything from `position` on may be cut off; raise CorruptLog when it may not.
+    """Return if everything from `position` on may be cut off; raise CorruptLog if it may not.
 
-    The batch there should begin with `next_offset`. `more`: later segments hold records.
+    The batch at `position` should begin with `next_offset`. `more`: later segments contain records.
     """
     if next_offset < recovery_point:
         reason = f"{problem.reason}; offset {next_offset} was on the disk, the recovery point is {recovery_point}"
@@ -38,7 +38,7 @@ def judge(
     fields = _header_at(file, position, end)
     if fields is not None and _is_sound(file, position, end, fields, 0, 1 << 63):
         if _lost_part(file, position, position + min(SECTOR_BYTES - position % SECTOR_BYTES, HEADER_BYTES)):
-            return  # its base offset lay in an earlier sector than all that the checksum covers
+            return  # its base offset was in an earlier sector than everything that the checksum covers
         raise CorruptLog(problem.path, position, f"{problem.reason}; its checksum holds") from problem
     if fields is not None and fields[MAGIC_AT] < MAGIC and _is_old_message(file, position, end):
         raise CorruptLog(problem.path, position, f"message format {fields[MAGIC_AT]} is not read since Kafka 4.0")
@@ -56,9 +56,7 @@ def judge(
 
 
 def next_sound_batch(file: "File", position: int, end: int, offset_min: int) -> int | None:
-    """The position of a batch after the bad one at `position` that is whole, checked by its CRC; None if there is
-    none.
-    """
+    """Return the position of the next complete batch with a valid CRC after the bad one at `position`, or None."""
     fields = _header_at(file, position, end)
     if fields is not None and fields[LENGTH] >= HEADER_BYTES - LENGTH_END:
         candidate = position + fields[LENGTH] + LENGTH_END
@@ -92,7 +90,9 @@ def _is_sound(file: "File", position: int, end: int, fields: Fields, offset_min:
 
 
 def _is_old_message(file: "File", position: int, end: int) -> bool:
-    """Whether a whole message of format 0 or 1 is there: offset, size, CRC-32 of the rest from its magic on."""
+    """Return whether a complete message of format 0 or 1 is at `position`: offset, size, CRC-32 of the rest from its
+    magic on.
+    """
     size = int.from_bytes(file.pread(4, position + 8), signed=True)
     if not 14 <= size <= end - position - LENGTH_END:
         return False
@@ -101,7 +101,7 @@ def _is_old_message(file: "File", position: int, end: int) -> bool:
 
 
 def _lost_part(file: "File", position: int, end: int) -> bool:
-    """Whether all that a sector holds of the bytes from `position` to `end` reads as zeros."""
+    """Return whether one sector's part of the bytes from `position` to `end` consists of zeros."""
     at = position
     while at < end:
         window = file.pread(min(_WINDOW_BYTES - at % SECTOR_BYTES, end - at), at)

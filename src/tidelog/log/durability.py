@@ -1,4 +1,4 @@
-"""What of a log is not yet durable, and the recovery point: the loop's half of a flush."""
+"""Track the parts of a log that are not yet durable, and its recovery point: the event loop's half of a flush."""
 
 from typing import TYPE_CHECKING
 
@@ -15,13 +15,12 @@ if TYPE_CHECKING:
     from tidelog.runtime.interfaces import Disk
 
 SNAPSHOT_INTERVAL_BYTES = 16 << 20
-"""Between producer snapshots inside a segment: what a recovery replays at most, beyond the unflushed bytes."""
+"""Bytes between two producer snapshots inside a segment. A recovery replays at most this much beyond the unflushed
+bytes."""
 
 
 class Durability:
-    """Knows what a plan must sync. A producer snapshot is written only behind everything that recovery trusts below
-    it.
-    """
+    """The durability state of one log. A producer snapshot is written only after everything below it was synced."""
 
     __slots__ = (
         "_disk",
@@ -45,25 +44,26 @@ class Durability:
         self.directory = directory
         self.snapshots = snapshots
         self.recovery_point = recovery_point
-        """Everything below it is durable."""
+        """Everything below this offset is durable."""
         self._durable_offset = 0
         self.directory_unsynced = False
         self._generation = 0
         self._rolled: dict[int, tuple[str, bytes]] = {}
-        """Snapshots taken at rolls, not written yet."""
+        """Snapshots that were taken when a segment was rolled and are not written yet."""
         self._sealed: list[Segment] = [segment for segment in segments.items[:-1] if segment.unsynced_beside_records]
         known = snapshots.offsets[-1:] == [recovery_point]
         self._snapshot_at = segments.active.size if known else 0
-        """Where in the active segment the newest snapshot was taken."""
+        """Position in the active segment of the newest snapshot."""
 
     @property
     def durable_offset(self) -> int:
         return max(self._durable_offset, self.recovery_point)
 
     def before_roll(self) -> None:
-        """A segment's name is durable before the next is made, or a power cut could take it from the middle of the log.
+        """Make the active segment's name durable before the next segment is created. Otherwise a power cut could
+        remove a file from the middle of the log.
 
-        Blocks when a segment fills up within one flush interval; else it has happened long ago.
+        This blocks only if a segment fills up within one flush interval; otherwise the name is durable already.
         """
         if self._segments.active.entry_unsynced:
             self._disk.sync_dir(self.directory)
@@ -71,13 +71,15 @@ class Durability:
             self._segments.active.entry_unsynced = False
 
     def rolled(self, sealed: "Segment", base_offset: int, producers: "ProducerState") -> None:
-        """`sealed` takes no more; a snapshot belongs to each segment's base, for truncations to start from."""
+        """Note that `sealed` is complete. A snapshot at each segment's base offset is the starting point for
+        truncations.
+        """
         self._sealed.append(sealed)
         self._rolled[base_offset] = (self.snapshots.path(base_offset), encode_snapshot(producers))
         self._snapshot_at = 0
 
     def before_cut(self, end_offset: int) -> None:
-        """The log is about to end at `end_offset`: whatever claims more was on the disk goes first. Blocks."""
+        """Lower everything on the disk that claims a longer log, before the log is cut at `end_offset`. Blocks."""
         self._generation += 1
         self.recovery_point = min(self.recovery_point, end_offset)
         self._durable_offset = 0
@@ -90,7 +92,7 @@ class Durability:
         return self._segments.active.size - self._snapshot_at >= SNAPSHOT_INTERVAL_BYTES
 
     def is_settled(self, end_offset: int, epochs: "LeaderEpochs") -> bool:
-        """Whether a clean end of the process would have nothing to write."""
+        """Return whether a clean stop has nothing left to write."""
         newest = self.snapshots.offsets[-1] if self.snapshots.offsets else self._segments.items[0].base_offset
         return newest == end_offset == self.recovery_point and not (
             self._rolled or self._sealed or epochs.dirty or self.directory_unsynced
@@ -99,7 +101,9 @@ class Durability:
     def plan(
         self, end_offset: int, producers: "ProducerState", epochs: "LeaderEpochs", *, with_snapshot: bool
     ) -> FlushPlan:
-        """What to sync so that all below `end_offset`, the log's end, is durable. A plan that is taken is run."""
+        """Return a plan whose syncs make everything below `end_offset`, the log's end, durable. The caller must run
+        the plan.
+        """
         plan = FlushPlan(self._disk, end_offset, self._generation)
         active = self._segments.active
         if with_snapshot:
@@ -107,7 +111,8 @@ class Durability:
                 active.write_indexes()
             except OSError as error:
                 plan.error = error
-            with_snapshot = not (active.index.pending or active.times.pending)  # the disk is full: another time
+            # the disk is full; a later plan writes it
+            with_snapshot = not (active.index.pending or active.times.pending)
         segments = self._segments.items[self._segments.floor(self.recovery_point) :]
         sealed, self._sealed = self._sealed, []
         for segment in segments:
@@ -116,7 +121,7 @@ class Durability:
             if segment.entry_unsynced:
                 plan.directories = [self.directory, self.directory.rpartition("/")[0]]
         for segment in [*sealed, active] if with_snapshot else sealed:
-            self.directory_unsynced |= segment.transactions.unsynced  # it may be a new file
+            self.directory_unsynced |= segment.transactions.unsynced  # the file may be new
             plan.indexes.extend((segment, index) for index in segment.take_unsynced())
         if epochs.dirty:
             epochs.dirty = False
@@ -136,7 +141,7 @@ class Durability:
         return plan
 
     def settle(self, end_offset: int, producers: "ProducerState", epochs: "LeaderEpochs") -> None:
-        """Write and sync everything. Blocks. Raises OSError; for want of descriptors it may be called again."""
+        """Write and sync everything. Blocks. Raises OSError; after a lack of descriptors it may be called again."""
         if self.is_settled(end_offset, epochs):
             return
         self._segments.active.finish()
@@ -151,14 +156,14 @@ class Durability:
             raise plan.put_off
 
     def put_back(self, plan: FlushPlan) -> None:
-        """A plan could not be run, for want of descriptors, and nothing is lost: the next one does its work as well."""
+        """Return a plan that could not run for want of descriptors. The next plan includes its work."""
         kept = [segment for segment in dict.fromkeys(s for s, _ in plan.indexes) if segment in self._segments.items]
         for segment, index in plan.indexes:
             if index is segment.transactions:
                 segment.transactions.unsynced = True
             else:
                 segment.indexes_unsynced = True
-        # The active one too: a snapshot that was to be taken in it stands behind its indexes.
+        # The active segment too: a snapshot inside it is written after its indexes.
         self._sealed = [*kept, *(segment for segment in self._sealed if segment not in kept)]
         self.directory_unsynced |= bool(plan.directories)
         self._small_files_put_off(plan)
@@ -171,7 +176,7 @@ class Durability:
             plan.leader_epochs.dirty = True
 
     def flushed(self, plan: FlushPlan) -> None:
-        """A plan has run. One from before a cut says nothing any more."""
+        """Process the end of a plan. A plan from before a cut has no effect."""
         if plan.generation == self._generation:
             for segment, size in plan.segments:
                 segment.synced_size = max(segment.synced_size, size)
@@ -179,6 +184,6 @@ class Durability:
             if plan.put_off is None:
                 self.recovery_point = max(self.recovery_point, plan.end_offset)
                 return
-            # What recovery needs beside the records is written by a later plan, when there is space again.
+            # A later plan writes the files that recovery needs besides the records, when the disk has space again.
             self._durable_offset = max(self._durable_offset, plan.end_offset)
             self._small_files_put_off(plan)

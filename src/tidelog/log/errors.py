@@ -1,8 +1,8 @@
-"""What is wrong on the disk, as opposed to with a peer."""
+"""Errors about data on the disk, as opposed to errors of a peer."""
 
 
 class CorruptLog(Exception):
-    """Damage found at `position` (bytes) of the file `path`. Its partition goes offline; nothing is dropped."""
+    """Damage was found at `position` (bytes) of the file `path`. The partition goes offline; nothing is deleted."""
 
     def __init__(self, path: str, position: int, reason: str) -> None:
         super().__init__(f"{path} at {position}: {reason}")

@@ -1,4 +1,4 @@
-"""The kinds of files in a data directory, by their names: Kafka's, with what a crash leaves of them."""
+"""The kinds of files in a data directory by their names: Kafka's files, and files that a crash leaves."""
 
 import re
 from enum import Enum
@@ -16,14 +16,16 @@ from tidelog.log.checkpoints import (
 from tidelog.model.ids import TopicPartition
 
 METADATA_STORE = "metadata.sqlite"
-"""Tidelog's own; in a directory that has it, start offsets are persisted before the files below them go."""
+"""Tidelog's metadata store. In a directory that has it, start offsets are persisted before files below them are
+deleted."""
 
 DELETE_SUFFIX = "-delete"
-"""Of a partition's directory that is to be removed: TOPIC-INDEX.ANYTHING-delete."""
+"""Ending of the name of a partition's directory that is to be removed: TOPIC-INDEX.ANYTHING-delete."""
 STEM_MAX = 209
-"""Of the part before the dot, in bytes: with an id of 32 digits, a number and an ending it is a file's name still."""
+"""Longest part of such a name before the dot, in bytes. With an id of 32 digits and an ending it is still a legal
+file name."""
 CUT = "~"
-"""Ends a topic's name that was cut to that."""
+"""Appended to a topic's name that was cut to that length."""
 
 _OF_SEGMENT = re.compile(r"([0-9]{20})\.(log|index|timeindex|txnindex|snapshot)")
 _METADATA_SNAPSHOT = re.compile(r"[0-9]{20}-[0-9]{10}\.checkpoint")
@@ -38,22 +40,22 @@ class Kind(Enum):
     TRANSACTION_INDEX = "txnindex"
     PRODUCERS = "snapshot"
     METADATA_SNAPSHOT = "metadata snapshot"
-    """Record batches from offset 0 on, of Kafka's controllers."""
+    """Record batches of Kafka's controllers, from offset 0 on."""
     OFFSETS = "offsets"
     EPOCHS = "epochs"
     PARTITION = "partition"
     PROPERTIES = "properties"
     LEFT = "left"
-    """By an interrupted deletion, cleaning or write."""
+    """Left by an interrupted deletion, compaction or write."""
     OTHER = "other"
 
-    __hash__ = object.__hash__  # Enum's own is a call into Python, for each file of a start
+    __hash__ = object.__hash__  # Enum's own __hash__ is a Python call for each file of a start
 
 
 class FileKind(NamedTuple):
     kind: Kind
     base_offset: int
-    """That the name states; 0 when it states none."""
+    """The offset in the name; 0 if the name has none."""
 
 
 OF_SEGMENT = (Kind.SEGMENT, Kind.OFFSET_INDEX, Kind.TIME_INDEX, Kind.TRANSACTION_INDEX)
@@ -83,14 +85,16 @@ def file_kind(name: str) -> FileKind:
 
 
 def partition_of(name: str) -> TopicPartition | None:
-    """Whose log a directory of this name holds, TOPIC-INDEX; None when it is no live partition's."""
+    """Return the partition of a log directory TOPIC-INDEX, or None if the name is not that of a live partition."""
     match = _PARTITION.fullmatch(name)
     return TopicPartition(match[1], int(match[2])) if match else None
 
 
 def aside_stem(partition: TopicPartition) -> str:
-    """What the name of a partition's directory begins with once it is put aside, before `.ID-delete` or the like:
-    TOPIC-INDEX; a long topic is cut there, and marked by what no topic's name has.
+    """Return the beginning of the name that a partition's directory gets when it is put aside, before `.ID-delete`
+    etc.
+
+    It is TOPIC-INDEX. A long topic name is cut and marked by a character that no topic name contains.
     """
     stem = str(partition)
     if len(stem) <= STEM_MAX:
@@ -100,13 +104,11 @@ def aside_stem(partition: TopicPartition) -> str:
 
 
 def retired_stem(name: str) -> str | None:
-    """The `aside_stem` of the partition whose log a directory of this name held before it was put aside to be
-    removed.
-    """
+    """Return the `aside_stem` of the partition whose directory was put aside under this name to be removed, or None."""
     return name.rpartition(".")[0] if name.endswith(DELETE_SUFFIX) else None
 
 
 def log_name(path: str) -> str:
-    """TOPIC-INDEX of a log's directory, also of a copy that is on its way to another data directory."""
+    """Return TOPIC-INDEX for the path of a log directory, also for a copy that moves to another data directory."""
     name = path.rpartition("/")[2]
     return name.rpartition(".")[0] if name.endswith("-future") else name

@@ -1,4 +1,4 @@
-"""The blocking half of a flush: what must be on the disk before a recovery point may move. Runs on any thread."""
+"""The blocking half of a flush: sync and write what must be on the disk before a recovery point moves. Thread-safe."""
 
 from typing import TYPE_CHECKING, Protocol
 
@@ -15,7 +15,7 @@ class Syncable(Protocol):
 
 
 class DirectorySyncs:
-    """Each directory is synced once, and what came of it holds for all that need it: partitions lie side by side."""
+    """Syncs each directory once and shares the result: the directories of partitions have the same parent."""
 
     __slots__ = ("_outcomes",)
 
@@ -23,7 +23,7 @@ class DirectorySyncs:
         self._outcomes: dict[str, OSError | None] = {}
 
     def sync(self, disk: "Disk", path: str) -> None:
-        """Raises OSError."""
+        """Sync a directory unless this object has done so. Raises OSError."""
         if path not in self._outcomes:
             self._outcomes[path] = None
             try:
@@ -36,11 +36,11 @@ class DirectorySyncs:
 
 
 class FlushPlan:
-    """Everything below `end_offset` is durable once `run` returns.
+    """One flush of a log: after `run`, everything below `end_offset` is durable.
 
-    Order matters: records, indexes, epochs, directory entries, and last the producer snapshot: recovery takes its
-    presence as the word that everything below it is on the disk. On a full disk epochs and snapshot are put off. The
-    loop goes on appending meanwhile; the plan touches only what it holds.
+    The order matters: records, indexes, epochs, directory entries, and last the producer snapshot, since recovery
+    takes the existence of a snapshot as proof that everything below it is on the disk. On a full disk, epochs and
+    snapshot are postponed. The loop may append during `run`: the plan uses only what it holds.
     """
 
     __slots__ = (
@@ -62,27 +62,29 @@ class FlushPlan:
         self._disk = disk
         self.end_offset = end_offset
         self.generation = generation
-        """Counts truncations: a plan from before one no longer says anything."""
+        """The log's count of truncations; a plan from before a truncation is void."""
         self.error: OSError | None = None
-        """What went wrong already while the plan was made."""
+        """The error, if making the plan failed."""
         self.segments: list[tuple[Segment, int]] = []
-        """With the size that each has reached."""
+        """Each segment to sync, with its size."""
         self.indexes: list[tuple[Segment, Syncable]] = []
         self.snapshots: dict[int, tuple[str, bytes]] = {}
         self.epochs: tuple[str, bytes] | None = None
         self.leader_epochs: LeaderEpochs | None = None
-        """Those that `epochs` is made of."""
+        """The object whose content `epochs` is."""
         self.put_off: OSError | None = None
-        """Why the small files could not be written, for now: the disk is full. The records are durable all the same."""
+        """The error that postponed the small files, since the disk is full. The records are durable nevertheless."""
         self.directories: list[str] = []
         self.obsolete: list[str] = []
-        """Snapshots that this plan's make superfluous."""
+        """Snapshot files that are superfluous after this plan."""
 
     def run(self, directories: "DirectorySyncs | None" = None) -> None:
-        """Blocks. Raises OSError, after which the log must be failed: what the disk holds is not known any more. Unless
-        it is one of NOT_OPENED: a file or a directory that could not be opened has lost nothing, see `put_back`.
+        """Run the plan. Blocks.
 
-        `directories` is shared with plans that were all made before the first of them is run.
+        Raises OSError. Then the log must be taken offline, since it is unknown what the disk holds; except after an
+        error in NOT_OPENED, which means that a file could not be opened and nothing is lost (see `put_back`).
+
+        `directories` may be shared by plans that were all made before the first of them runs.
         """
         if self.error is not None:
             raise self.error
@@ -109,7 +111,7 @@ class FlushPlan:
                 self._disk.remove(path)
 
     def _write(self, files: list[tuple[str, bytes]]) -> None:
-        """Small files, as long as the disk has room for them."""
+        """Write small files; postpone them if the disk is full."""
         try:
             for path, data in files if self.put_off is None else ():
                 self._disk.write_atomic(path, data)

@@ -1,4 +1,4 @@
-"""What a follower checks of the batches that its leader sends, before it writes them as they are."""
+"""Check batches from a leader before a follower writes them unchanged."""
 
 from collections.abc import Iterator
 
@@ -10,7 +10,9 @@ from tidelog.wire.errors import CorruptMessage
 
 
 def checked_batches(data: memoryview, next_offset: int) -> Iterator[tuple[memoryview, Fields]]:
-    """Each whole batch of `data` with its header; the first begins at `next_offset` or later. Raises CorruptMessage."""
+    """Yield each complete batch of `data` with its header. The first begins at `next_offset` or later. Raises
+    CorruptMessage.
+    """
     position = 0
     while position < len(data):
         if len(data) - position < HEADER_BYTES:

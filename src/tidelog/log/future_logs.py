@@ -1,14 +1,14 @@
-"""The copy of a partition that is on its way to another data directory, on the disk (KIP-113).
+"""The files of a partition that is being moved to another data directory (KIP-113).
 
-    TARGET/TOPIC-N.RANDOM-future/    grows until it holds what the log holds
-    TARGET/TOPIC-N/                  then gets the log's name, with the mark `takes-over` in it; durable before
-    SOURCE/TOPIC-N.RANDOM-delete/    the old log loses its name; when that is durable the mark goes
+    1. TARGET/TOPIC-N.RANDOM-future/   the copy grows until it holds all records
+    2. TARGET/TOPIC-N/                 the copy is renamed, with the mark `takes-over` in it; then made durable
+    3. SOURCE/TOPIC-N.RANDOM-delete/   the old log is renamed; when that is durable, the mark is removed
 
-What is appended between the second step and the end of the third is not acknowledged. Of two logs with the name, as a
-crash may leave them, the old one counts: it holds everything that was acknowledged. Unless the mark says `final`: the
-old one could not be renamed, and appends went on in the copy.
+Records that are appended between step 2 and the end of step 3 are not acknowledged. If a crash leaves two logs of
+the same name, the old one is used, since it has every acknowledged record. The exception is a mark that says
+`final`: the old log could not be renamed, and appends went on in the copy.
 
-Nothing is compacted while it moves: `.cleaned` and `.swap` files are never those of a copy.
+A moving partition is not compacted, so a copy has no `.cleaned` and `.swap` files.
 """
 
 import re
@@ -28,7 +28,7 @@ _FUTURE = re.compile(r"(.+)-([0-9]{1,10})\.[0-9a-f]{32}-future")
 
 
 class FoundFuture(NamedTuple):
-    """A copy that an earlier broker had begun to make."""
+    """An unfinished copy that was found at the start."""
 
     partition: TopicPartition
     target: "DataDirectory"
@@ -36,12 +36,12 @@ class FoundFuture(NamedTuple):
 
 
 def can_move(partition: TopicPartition) -> bool:
-    """Whether a copy's name is short enough to be a file's."""
+    """Return whether the name of a copy would be a legal file name."""
     return aside_stem(partition) == str(partition)
 
 
 def future_path(target: str, partition: TopicPartition, random: bytes) -> str:
-    """Where a new copy is made; `random` is 16 bytes."""
+    """Return the path of a new copy; `random` is 16 bytes."""
     return f"{target}/{partition}.{random.hex()}{FUTURE_SUFFIX}"
 
 
@@ -53,9 +53,9 @@ def found_future(directory: "DataDirectory", name: str) -> FoundFuture | None:
 
 
 def put_beside(disk: "Disk", future: str, source: str, partition: TopicPartition) -> None:
-    """Give the finished copy, in which everything is durable, the log's name, durably. Blocks.
+    """Rename the finished and synced copy to the log's name, durably. Blocks.
 
-    Raises OSError: then the copy is under either name, and the log in `source` is still the one that counts.
+    Raises OSError. Then the copy has either name, and the log in `source` is still the valid one.
     """
     target = future.rpartition("/")[0]
     stale = f"{source}/{partition}/{TAKES_OVER}"
@@ -68,9 +68,9 @@ def put_beside(disk: "Disk", future: str, source: str, partition: TopicPartition
 
 
 def put_aside(disk: "Disk", source: str, partition: TopicPartition, random: bytes) -> str:
-    """Take the old log's name from it, durably; where it is now. Blocks.
+    """Rename the old log, durably, and return its new path. Blocks.
 
-    Raises OSError: then it may be called again, or the next start does it.
+    Raises OSError. Then it may be called again; otherwise the next start does it.
     """
     old = f"{source}/{partition}.{random.hex()}{DELETE_SUFFIX}"
     if not disk.exists(old):
@@ -80,17 +80,17 @@ def put_aside(disk: "Disk", source: str, partition: TopicPartition, random: byte
 
 
 def make_final(disk: "Disk", target: str, partition: TopicPartition) -> None:
-    """The old log could not be put aside: from now on the copy counts all the same. Blocks. Raises OSError."""
+    """Mark the copy as valid although the old log could not be renamed. Blocks. Raises OSError."""
     disk.write_atomic(f"{target}/{partition}/{TAKES_OVER}", FINAL)
 
 
 def settled(disk: "Disk", target: str, partition: TopicPartition) -> None:
-    """The move is over: the mark goes."""
+    """Remove the mark at the end of the move."""
     disk.remove(f"{target}/{partition}/{TAKES_OVER}")
 
 
 def has_mark(disk: "Disk", path: str) -> bool:
-    """Whether the log in the directory `path` is a copy that was put beside another."""
+    """Return whether the log in `path` is a copy that has got the log's name beside the old log."""
     return disk.exists(f"{path}/{TAKES_OVER}")
 
 
@@ -99,7 +99,9 @@ def is_final(disk: "Disk", path: str) -> bool:
 
 
 def take_back(disk: "Disk", target: str, partition: TopicPartition) -> str:
-    """Make the copy a copy again, durably, where the old log counts; its path. Blocks. Raises OSError."""
+    """Rename the copy back to a copy's name, durably, where the old log is valid. Returns its path. Blocks. Raises
+    OSError.
+    """
     path = future_path(target, partition, bytes(16))
     disk.rename(f"{target}/{partition}", path)
     disk.sync_dir(target)

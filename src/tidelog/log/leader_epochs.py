@@ -1,5 +1,5 @@
-"""Which leader epoch wrote which offsets: the cache behind OffsetsForLeaderEpoch and truncation (KIP-101, KIP-279).
-Pure.
+"""The leader epochs of a log and their first offsets, used for OffsetsForLeaderEpoch and truncation (KIP-101,
+KIP-279). Pure.
 """
 
 from bisect import bisect_right
@@ -10,7 +10,7 @@ UNDEFINED_OFFSET = -1
 
 
 class EpochEnd(NamedTuple):
-    """The largest epoch known that is not above the one asked for, and the exclusive end of its offsets; -1, -1:
+    """The largest known epoch that is not above the requested one, and its exclusive end offset; (-1, -1) if
     unknown.
     """
 
@@ -19,12 +19,14 @@ class EpochEnd(NamedTuple):
 
 
 class LeaderEpochs:
-    """(epoch, first offset) pairs, both growing. `dirty` until the owner has written them down."""
+    """(epoch, first offset) pairs, both ascending. `dirty` is True until the owner has written them to the
+    checkpoint.
+    """
 
     __slots__ = ("_epochs", "_starts", "dirty")
 
     def __init__(self, entries: list[tuple[int, int]] | None = None) -> None:
-        """`entries` come from a checkpoint: those that are not in order are settled as `assign` does."""
+        """`entries` come from a checkpoint; entries out of order are resolved as by `assign`."""
         self._epochs: list[int] = []
         self._starts: list[int] = []
         self.dirty = False
@@ -34,14 +36,14 @@ class LeaderEpochs:
 
     @property
     def latest(self) -> int:
-        """The newest epoch, -1 when there is none."""
+        """The newest epoch; -1 if there is none."""
         return self._epochs[-1] if self._epochs else UNDEFINED_EPOCH
 
     def entries(self) -> list[tuple[int, int]]:
         return list(zip(self._epochs, self._starts, strict=True))
 
     def assign(self, epoch: int, start_offset: int) -> None:
-        """`epoch` writes from `start_offset` on. Older entries that contradict it go."""
+        """Begin `epoch` at `start_offset`. Older entries that contradict it are removed."""
         if epoch < 0 or (self._epochs and self._epochs[-1] == epoch and self._starts[-1] <= start_offset):
             return
         while self._epochs and (self._epochs[-1] >= epoch or self._starts[-1] >= start_offset):
@@ -52,9 +54,10 @@ class LeaderEpochs:
         self.dirty = True
 
     def end_offset_for(self, epoch: int, log_end_offset: int) -> EpochEnd:
-        """Where `epoch` ended, for a log that ends at `log_end_offset`.
+        """Return where `epoch` ended, in a log that ends at `log_end_offset`.
 
-        An epoch above all known ones is unknown. One below them all ends where the first known one starts.
+        An epoch above all known ones is unknown. An epoch below all known ones ends where the first known one
+        starts.
         """
         if epoch == UNDEFINED_EPOCH or not self._epochs or epoch > self._epochs[-1]:
             return EpochEnd(UNDEFINED_EPOCH, UNDEFINED_OFFSET)
@@ -66,12 +69,12 @@ class LeaderEpochs:
         return EpochEnd(self._epochs[after - 1], self._starts[after])
 
     def epoch_at(self, offset: int) -> int:
-        """The epoch that wrote `offset`, -1 when that is not known."""
+        """Return the epoch that wrote `offset`; -1 if it is unknown."""
         after = bisect_right(self._starts, offset)
         return self._epochs[after - 1] if after else UNDEFINED_EPOCH
 
     def truncate_from_start(self, start_offset: int) -> None:
-        """The log now starts here: the epoch that holds this offset starts here too, older ones go."""
+        """Move the start of the log: the epoch of this offset now starts here, and older epochs are removed."""
         after = bisect_right(self._starts, start_offset)
         if after and (after > 1 or self._starts[0] < start_offset):
             del self._epochs[: after - 1], self._starts[: after - 1]
@@ -79,7 +82,7 @@ class LeaderEpochs:
             self.dirty = True
 
     def truncate_from_end(self, end_offset: int) -> None:
-        """The log now ends here (exclusive): epochs that start at or after it go."""
+        """Move the end of the log (exclusive): epochs that start at or after it are removed."""
         while self._starts and self._starts[-1] >= end_offset:
             self._epochs.pop()
             self._starts.pop()

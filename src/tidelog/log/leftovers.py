@@ -1,7 +1,7 @@
-"""What stands in a partition's directory at its opening: half-done deletions and swaps are settled, the rest is sorted.
+"""Sort the files of a partition's directory at its opening, and finish interrupted deletions and swaps.
 
-.deleted, .cleaned, .tmp    never finished or not wanted: removed
-.swap                       a cleaned segment whose replacement of older ones had begun: finished
+.deleted, .cleaned, .tmp    incomplete or unwanted: removed
+.swap                       a cleaned segment whose swap had begun: finished
 """
 
 import logging
@@ -22,8 +22,8 @@ UNWANTED = (DELETED_SUFFIX, CLEANED_SUFFIX, ".tmp")
 UNSETTLED = (SWAP_SUFFIX, *UNWANTED)
 
 
-class Found(NamedTuple):
-    """Base offsets of segments and of transaction indexes, offsets of snapshots, all rising."""
+class DirectoryFiles(NamedTuple):
+    """Base offsets of segments and transaction indexes, and offsets of snapshots, all ascending."""
 
     segments: list[int]
     transaction_indexes: list[int]
@@ -31,13 +31,13 @@ class Found(NamedTuple):
     has_epochs: bool
 
 
-def settle_files(disk: "Disk", directory: str) -> Found:
-    """Make the directory if it is missing, finish what a crash interrupted, and tell what is there. Raises OSError."""
+def settle_files(disk: "Disk", directory: str) -> DirectoryFiles:
+    """Create the directory if it is missing, finish what a crash interrupted, and return its files. Raises OSError."""
     try:
         names = disk.list(directory)
     except FileNotFoundError:
         disk.make_dirs(directory)
-        return Found([], [], [], has_epochs=False)
+        return DirectoryFiles([], [], [], has_epochs=False)
     if any(name.endswith(UNSETTLED) for name in names):
         _finish_swaps(disk, directory, names)
         for name in disk.list(directory):
@@ -57,27 +57,28 @@ def settle_files(disk: "Disk", directory: str) -> Found:
             disk.remove(path)
             by_kind[kind].remove(base_offset)
     has_epochs = bool(by_kind[Kind.EPOCHS])
-    return Found(segments, by_kind[Kind.TRANSACTION_INDEX], by_kind[Kind.PRODUCERS], has_epochs)
+    return DirectoryFiles(segments, by_kind[Kind.TRANSACTION_INDEX], by_kind[Kind.PRODUCERS], has_epochs)
 
 
 def _finish_swaps(disk: "Disk", directory: str, names: list[str]) -> None:
-    """Put each `.swap` segment in the place of those whose offsets it covers.
+    """Replace the segments whose offsets a `.swap` segment covers.
 
-    A swap set is complete only if no `.cleaned` log is left at or before it: then its files were all renamed.
+    A set of `.swap` files is complete only if no `.cleaned` log at or before its offset is left: then all its files
+    were renamed.
     """
     incomplete_from = min(_bases(names, LOG_SUFFIX + CLEANED_SUFFIX), default=1 << 63)
     for base_offset in sorted(dict.fromkeys(b for suffix in SUFFIXES for b in _bases(names, suffix + SWAP_SUFFIX))):
         if base_offset >= incomplete_from:
             continue
         path = f"{directory}/{file_name(base_offset, LOG_SUFFIX)}"
-        # Where the log has its own name already, the swap had come to that, and what it replaced was gone before.
+        # If the log file has its final name already, the replaced segments were removed before.
         if disk.exists(path + SWAP_SUFFIX):
             end_offset = max(_end_offset(disk, path + SWAP_SUFFIX, base_offset), base_offset + 1)
             for name in names:
                 kind, offset = file_kind(name)
                 if kind in OF_SEGMENT and base_offset <= offset < end_offset:
                     disk.remove(f"{directory}/{name}")
-            for suffix in SUFFIXES[1:]:  # not all had been renamed when the power failed
+            for suffix in SUFFIXES[1:]:  # a power cut may have come between the renames
                 cleaned = f"{directory}/{file_name(base_offset, suffix)}{CLEANED_SUFFIX}"
                 if disk.exists(cleaned):
                     disk.rename(cleaned, cleaned[: -len(CLEANED_SUFFIX)] + SWAP_SUFFIX)
@@ -88,13 +89,15 @@ def _finish_swaps(disk: "Disk", directory: str, names: list[str]) -> None:
     for name in left:
         disk.remove(f"{directory}/{name}")
     if left:
-        # Before the `.cleaned` log that tells what they are: an index alone counts as that of a log in its place.
+        # Before the `.cleaned` log: without it, a lone index would count as the index of the segment in place.
         disk.sync_dir(directory)
 
 
 def remove_cleaned(disk: "Disk", directory: str) -> None:
-    """What a pass of compaction wrote that was broken off: with a `.cleaned` log beside it, a start takes a later swap
-    for incomplete. Not while there are `.swap` files. Blocks; a directory that is gone is no error. Raises OSError.
+    """Remove the files of an interrupted compaction pass. With a `.cleaned` log left, a start would take a later
+    swap for incomplete.
+
+    Must not be called while there are `.swap` files. Blocks; a missing directory is not an error. Raises OSError.
     """
     if disk.exists(directory):
         for name in disk.list(directory):
@@ -103,10 +106,11 @@ def remove_cleaned(disk: "Disk", directory: str) -> None:
 
 
 def put_in_place(disk: "Disk", directory: str, base_offset: int) -> None:
-    """Give the `.swap` files of a segment their own names. What they replace must be gone, durably. Raises OSError.
+    """Rename the `.swap` files of a segment to their final names. The replaced files must be gone, durably. Raises
+    OSError.
 
-    The log comes first, and durably: while it is a `.swap`, files with their own names count as those of the segment
-    that it replaces.
+    The log file is renamed first, and durably: while it is a `.swap`, files with final names count as files of the
+    replaced segment.
     """
     for suffixes in (SUFFIXES[:1], SUFFIXES[1:]):
         for suffix in suffixes:

@@ -1,10 +1,10 @@
-"""The `.snapshot` file: producer state at an offset, in Kafka's format (ProducerSnapshot, version 1). Pure.
+"""The `.snapshot` file: the producer state at an offset, in Kafka's format (ProducerSnapshot, version 1). Pure.
 
-    version int16 | crc-32c uint32 of what follows | count int32 | for each producer, 46 bytes:
+    version int16 | crc-32c uint32 of the rest | count int32 | for each producer, 46 bytes:
     producer id int64 | epoch int16 | last sequence int32 | last offset int64 | offset delta int32 | timestamp int64 |
     coordinator epoch int32 | first offset of the open transaction int64 (-1: none)
 
-Of the last five batches only the newest is kept.
+Of the last five batches only the newest is stored.
 """
 
 from struct import Struct
@@ -18,7 +18,7 @@ _ENTRY = Struct(">qhiqiqiq")
 
 
 class CorruptSnapshot(Exception):
-    """The file is not a whole, unharmed snapshot of a version that is known."""
+    """The file is not a complete and undamaged snapshot of a known version."""
 
 
 def encode_snapshot(state: ProducerState) -> bytes:
@@ -45,7 +45,7 @@ def encode_snapshot(state: ProducerState) -> bytes:
 
 
 def decode_snapshot(data: bytes) -> dict[int, ProducerEntry]:
-    """The producers by id. Raises CorruptSnapshot."""
+    """Decode a snapshot into producers by id. Raises CorruptSnapshot."""
     if len(data) < _HEAD.size:
         raise CorruptSnapshot(f"{len(data)} bytes, a snapshot has {_HEAD.size} or more")
     version, crc, count = _HEAD.unpack_from(data)

@@ -1,8 +1,8 @@
-"""What a partition knows of each producer id: epoch, the last five batches, the open transaction. Pure.
+"""The state of each producer id in a partition: epoch, the last five batches, the open transaction. Pure.
 
-Kafka 4.3's rules (KIP-98, KIP-360): a repeat of one of the last five batches is answered with its old offset; a batch
-of a known producer and epoch must follow the last one; a new epoch begins at sequence 0; an id that is not known (any
-more) may begin anywhere. Sequences wrap from 2^31-1 to 0.
+The rules are Kafka 4.3's (KIP-98, KIP-360). A repeat of one of the last five batches gets its old offset as answer.
+A batch of a known producer and epoch must follow the last one. A new epoch begins at sequence 0. An unknown or
+forgotten producer id may begin at any sequence. Sequences wrap from 2^31-1 to 0.
 """
 
 from typing import TYPE_CHECKING, NamedTuple
@@ -18,16 +18,17 @@ BATCHES_KEPT = 5
 SEQUENCE_MAX = (1 << 31) - 1
 NO_SEQUENCE = -1
 PRODUCERS_MAX = 100_000
-"""Producer ids that one partition remembers; past it the longest silent without an open transaction are forgotten."""
+"""Limit on producer ids in one partition. Beyond it, those that were silent longest and have no open transaction are
+forgotten."""
 FORGET_SHARE = 10
-"""One in so many is forgotten at once, so that the search is rare."""
+"""At the limit, this fraction (1/N) of the producers is forgotten at once, so that the search is rare."""
 
 ABORT = 0
 COMMIT = 1
 
 
 class ProducedBatch(NamedTuple):
-    """`timestamp` is the batch's latest, in ms."""
+    """One of a producer's last batches. `timestamp` is the batch's largest one, in ms."""
 
     first_sequence: int
     last_sequence: int
@@ -37,7 +38,9 @@ class ProducedBatch(NamedTuple):
 
 
 class ProducerEntry:
-    """One producer id. `transaction_start` is the first offset of its open transaction, -1 when there is none."""
+    """The state of one producer id. `transaction_start` is the first offset of its open transaction; -1 if there is
+    none.
+    """
 
     __slots__ = ("batches", "coordinator_epoch", "epoch", "last_timestamp", "next_sequence", "transaction_start")
 
@@ -71,26 +74,26 @@ class CompletedTransaction(NamedTuple):
 
 
 def advance_sequence(first: int, delta: int) -> int:
-    """The sequence `delta` records after `first`."""
+    """Return the sequence number `delta` records after `first`."""
     total = first + delta
     return total if total <= SEQUENCE_MAX else total - SEQUENCE_MAX - 1
 
 
 class ProducerState:
-    """All producers of one partition."""
+    """The producers of one partition."""
 
     __slots__ = ("_replicating", "entries", "open_transactions", "producers_max")
 
     def __init__(self, producers_max: int = PRODUCERS_MAX) -> None:
         self.entries: dict[int, ProducerEntry] = {}
         self.open_transactions: dict[int, int] = {}
-        """First offset -> producer id, in the order of first offsets."""
+        """Producer ids of open transactions by first offset, ascending."""
         self._replicating: list[CompletedTransaction] = []
         self.producers_max = producers_max
 
     def check(self, header: "BatchHeader") -> ProducedBatch | None:
-        """Judge a client's batch that is about to be appended. A repeat is returned as it was appended; None: append
-        it.
+        """Check a client's batch before it is appended. Returns None if it may be appended, or the earlier batch
+        that it repeats.
 
         Raises InvalidProducerEpoch, OutOfOrderSequenceNumber, or INVALID_TXN_STATE.
         """
@@ -122,7 +125,7 @@ class ProducerState:
         return None
 
     def check_marker(self, producer_id: int, producer_epoch: int, coordinator_epoch: int) -> None:
-        """Judge a transaction marker. Raises InvalidProducerEpoch or TRANSACTION_COORDINATOR_FENCED."""
+        """Check a transaction marker. Raises InvalidProducerEpoch or TRANSACTION_COORDINATOR_FENCED."""
         entry = self.entries.get(producer_id)
         if entry is None:
             return
@@ -147,8 +150,8 @@ class ProducerState:
         timestamp: int,
         attributes: int,
     ) -> None:
-        """A batch of records is in the log: the one way in which state changes, in live operation and after a
-        restart.
+        """Update the state for an appended batch of records. Live appends and recovery both change the state only
+        here.
         """
         entry = self.entries.get(producer_id)
         if entry is None:
@@ -168,7 +171,9 @@ class ProducerState:
     def marker_appended(
         self, producer_id: int, epoch: int, coordinator_epoch: int, offset: int, timestamp: int, marker: int
     ) -> CompletedTransaction | None:
-        """A transaction's marker (`ABORT` or `COMMIT`) is in the log; what it completed, if there was anything."""
+        """Update the state for an appended marker (`ABORT` or `COMMIT`). Returns the completed transaction, if there
+        was one.
+        """
         entry = self.entries.get(producer_id)
         if entry is None:
             entry = self.entries[producer_id] = ProducerEntry(epoch, timestamp)
@@ -185,12 +190,14 @@ class ProducerState:
         return done
 
     def aborted(self, done: CompletedTransaction) -> AbortedTransaction:
-        """The transaction index's entry for a transaction that was just aborted."""
+        """Return the transaction index's entry for a transaction that was just aborted."""
         stable = next(iter(self.open_transactions), done.last_offset + 1)
         return AbortedTransaction(done.producer_id, done.first_offset, done.last_offset, stable)
 
     def first_unstable_offset(self, high_watermark: int) -> int | None:
-        """The first offset of a transaction that is open, or whose marker is not below the high watermark yet."""
+        """Return the first offset of a transaction that is open, or whose marker is not below the high watermark
+        yet.
+        """
         waiting = self._replicating
         if waiting and waiting[0].last_offset < high_watermark:
             waiting = self._replicating = [done for done in waiting if done.last_offset >= high_watermark]
@@ -201,7 +208,7 @@ class ProducerState:
         return first if first_open is None else min(first, first_open)
 
     def expire(self, now_ms: int, expiration_ms: int) -> int:
-        """Forget producers silent for `expiration_ms` that have no open transaction; returns how many."""
+        """Forget producers without an open transaction that were silent for `expiration_ms`. Returns their number."""
         before = len(self.entries)
         if any(now_ms - entry.last_timestamp >= expiration_ms for entry in self.entries.values()):
             self.entries = {
@@ -212,7 +219,7 @@ class ProducerState:
         return before - len(self.entries)
 
     def restore(self, entries: dict[int, ProducerEntry]) -> None:
-        """Take over what a snapshot holds."""
+        """Replace the state by that of a snapshot."""
         self.entries = entries
         self._replicating = []
         starts = sorted((e.transaction_start, i) for i, e in entries.items() if e.transaction_start >= 0)

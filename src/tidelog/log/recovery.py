@@ -25,7 +25,7 @@ from tidelog.log.damage import judge
 from tidelog.log.errors import CorruptLog
 from tidelog.log.indexes import CorruptIndex
 from tidelog.log.leader_epochs import LeaderEpochs
-from tidelog.log.leftovers import Found, settle_files
+from tidelog.log.leftovers import DirectoryFiles, settle_files
 from tidelog.log.producer_state import ProducerState
 from tidelog.log.replay import replay_batch
 from tidelog.log.segment import NO_TIMESTAMP, Segment
@@ -115,7 +115,7 @@ class LogOpener:
 
     # Files
 
-    def _load_segments(self, found: Found, log_start_offset: int) -> None:
+    def _load_segments(self, found: DirectoryFiles, log_start_offset: int) -> None:
         for base_offset in found.segments:
             size = self._disk.size(f"{self._directory}/{base_offset:020d}.log")
             segment = Segment(
@@ -178,7 +178,7 @@ class LogOpener:
         segment.take_interval(self._config)
         self._segments.add(segment)
 
-    def _load_epochs(self, found: Found) -> bool:
+    def _load_epochs(self, found: DirectoryFiles) -> bool:
         """Whether the checkpoint is there and could be read."""
         path = f"{self._directory}/{LEADER_EPOCHS}"
         if not found.has_epochs:

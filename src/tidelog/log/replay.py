@@ -1,4 +1,4 @@
-"""Replaying batches that are in the log into what is derived from them: producers, transactions, leader epochs."""
+"""Replay batches of the log into the state derived from them: producers, transactions, leader epochs."""
 
 from collections.abc import Callable
 from struct import Struct
@@ -32,11 +32,12 @@ _END_MARKER = Struct(">hi")
 
 
 def end_marker(batch: "Buffer") -> tuple[int, int] | None:
-    """(`ABORT` or `COMMIT`, coordinator epoch) of a control batch that ends a transaction; None for other control
-    batches.
+    """Return (`ABORT` or `COMMIT`, coordinator epoch) of a control batch that ends a transaction; None for other
+    ones.
 
-    The key is a version and a type, the value a version and the coordinator's epoch (int16, int16; int16, int32).
-    A batch that compaction left without records ends nothing. Raises ValueError when the batch cannot be decoded.
+    The key is a version and a type (int16, int16), the value a version and the coordinator's epoch (int16, int32). A
+    control batch without records, as compaction may leave, ends no transaction. Raises ValueError if the batch
+    cannot be decoded.
     """
     records = decode_records(batch, 0)
     if not records:
@@ -55,7 +56,7 @@ def end_marker(batch: "Buffer") -> tuple[int, int] | None:
 def replay_producer(
     producers: "ProducerState", transactions: "TransactionIndex", fields: Fields, read_batch: Callable[[], "Buffer"]
 ) -> None:
-    """Apply one batch of a producer id. Its bytes are read only for a control batch. Raises ValueError, OSError."""
+    """Apply one batch of a producer id. Only a control batch's bytes are read. Raises ValueError, OSError."""
     producer_id, epoch, base_offset = fields[PRODUCER_ID], fields[PRODUCER_EPOCH], fields[BASE_OFFSET]
     if not fields[ATTRIBUTES] & CONTROL_BIT:
         producers.appended(
@@ -79,7 +80,7 @@ def replay_producer(
 
 
 def replay_batch(producers: "ProducerState", segment: "Segment", position: int, size: int, fields: Fields) -> None:
-    """Apply a batch of `segment` as `replay_producer` does. Raises CorruptLog, OSError."""
+    """Apply a batch of `segment` with `replay_producer`. Raises CorruptLog, OSError."""
     try:
         replay_producer(producers, segment.transactions, fields, lambda: segment.file.pread(size, position))
     except ValueError as error:
@@ -89,7 +90,9 @@ def replay_batch(producers: "ProducerState", segment: "Segment", position: int, 
 def check_producer(
     producers: "ProducerState", batch: memoryview, header: "BatchHeader", log_start_offset: int
 ) -> Appended | None:
-    """What to answer instead of appending a repeated batch. Raises the ApiError of one that is out of order."""
+    """Return the answer to a repeated batch, or None if the batch may be appended. Raises ApiError if it is out of
+    order.
+    """
     if header.attributes & CONTROL_BIT:
         marker = end_marker(batch)
         if marker is not None:

@@ -1,4 +1,4 @@
-"""The segments of one log, in the order of their base offsets; the last is the active one."""
+"""The segments of one log in the order of their base offsets. The last one is the active segment."""
 
 from bisect import bisect_right
 
@@ -6,14 +6,14 @@ from tidelog.log.segment import Segment
 
 
 class SegmentList:
-    """Never empty once the log is open."""
+    """The segments. The list is never empty once the log is open."""
 
     __slots__ = ("_bases", "items", "swapping")
 
     def __init__(self, items: list[Segment]) -> None:
         self.items = items
         self.swapping = False
-        """Files are being renamed: retention and compaction come another time."""
+        """True while a swap renames files; retention and compaction wait for its end."""
         self._bases = [segment.base_offset for segment in items]
 
     @property
@@ -25,7 +25,7 @@ class SegmentList:
         return sum(segment.size for segment in self.items)
 
     def floor(self, offset: int) -> int:
-        """The place of the segment that would hold `offset`; 0 for one before them all."""
+        """Return the index of the segment that would contain `offset`; 0 for an offset before all of them."""
         return max(bisect_right(self._bases, offset) - 1, 0)
 
     def add(self, segment: Segment) -> None:
@@ -33,19 +33,19 @@ class SegmentList:
         self._bases.append(segment.base_offset)
 
     def take_first(self, count: int) -> list[Segment]:
-        """Remove and return the oldest `count`."""
+        """Remove and return the oldest `count` segments."""
         taken = self.items[:count]
         del self.items[:count], self._bases[:count]
         return taken
 
     def take_from(self, place: int) -> list[Segment]:
-        """Remove and return those from `place` on."""
+        """Remove and return the segments from index `place` on."""
         taken = self.items[place:]
         del self.items[place:], self._bases[place:]
         return taken
 
     def replace(self, old: list[Segment], new: Segment) -> None:
-        """Put `new` in the place of `old`, which are neighbours and here."""
+        """Replace the neighbouring segments `old` by `new`."""
         place = self.items.index(old[0])
         assert self.items[place : place + len(old)] == old, "the segments are neighbours"
         self.items[place : place + len(old)] = [new]

@@ -1,4 +1,4 @@
-"""The producer snapshots of one log: which there are, which are kept, loading the newest that is sound."""
+"""The producer snapshot files of one log: which exist, which are kept, and loading the newest sound one."""
 
 import logging
 from typing import TYPE_CHECKING
@@ -18,11 +18,11 @@ logger = logging.getLogger("tidelog.log")
 
 SUFFIX = ".snapshot"
 NEWEST_KEPT = 2
-"""Beside those at segment bases, from which a truncation starts."""
+"""Newest snapshots that are kept besides those at the base offsets of segments, from which truncations start."""
 
 
 class Snapshots:
-    """Offsets of the snapshot files in a partition's directory."""
+    """The snapshot files in a partition's directory, by offset."""
 
     __slots__ = ("_directory", "_disk", "offsets")
 
@@ -35,8 +35,8 @@ class Snapshots:
         return f"{self._directory}/{file_name(offset, SUFFIX)}"
 
     def load(self, offset_max: int) -> tuple[int, "dict[int, ProducerEntry]"] | None:
-        """(offset, producers) of the newest sound one not past `offset_max`; an unsound one is removed, with a
-        warning.
+        """Return (offset, producers) of the newest sound snapshot at or below `offset_max`. Unsound ones are removed
+        and logged.
         """
         for offset in reversed([o for o in self.offsets if o <= offset_max]):
             path = self.path(offset)
@@ -63,7 +63,7 @@ class Snapshots:
             self.remove(later)
 
     def take_obsolete(self, segments: "SegmentList") -> list[str]:
-        """Paths of those that nothing needs any more; they are the caller's to remove."""
+        """Return the paths of snapshots that are no longer needed. The caller removes them."""
         kept = {segment.base_offset for segment in segments.items}
         kept.update(self.offsets[-NEWEST_KEPT:])
         gone = [offset for offset in self.offsets if offset not in kept]
@@ -71,13 +71,14 @@ class Snapshots:
         return [self.path(offset) for offset in gone]
 
     def give_back(self, obsolete: list[str]) -> None:
-        """What `take_obsolete` gave was not removed."""
+        """Take paths of `take_obsolete` back that could not be removed."""
         for path in obsolete:
             self.add(int(path.rpartition("/")[2][: -len(SUFFIX)]))
 
 
 def restore_producers(snapshots: Snapshots, segments: "SegmentList", start: int, end: int) -> ProducerState:
-    """The producers of a log whose batches are sound from `start` to `end`: the newest snapshot, and what follows it.
+    """Restore the producers of a log whose batches are sound from `start` to `end`: load the newest snapshot and
+    replay the batches after it.
 
     Raises CorruptLog, OSError.
     """

@@ -1,4 +1,4 @@
-"""Records by their times, looked for in steps: the headers of a whole segment may have to be walked."""
+"""Find records by timestamp in steps, since the headers of a whole segment may have to be read."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
@@ -13,17 +13,19 @@ T = TypeVar("T")
 
 
 def find_timestamp(log: "PartitionLog", timestamp_ms: int) -> Steps[TimestampOffset | None]:
-    """The first record that is not earlier than `timestamp_ms`; None when there is none. Raises StorageError."""
+    """Return the first record whose timestamp is at least `timestamp_ms`; None if there is none. Raises
+    StorageError.
+    """
     return _in_steps(log, lambda start: log.reader.offset_for_timestamp(timestamp_ms, start))
 
 
 def find_max_timestamp(log: "PartitionLog") -> Steps[TimestampOffset | None]:
-    """The first record with the largest timestamp in the log; None when no record has one. Raises StorageError."""
+    """Return the first record with the largest timestamp of the log; None if no record has one. Raises StorageError."""
     return _in_steps(log, log.reader.max_timestamp_offset)
 
 
 def _in_steps(log: "PartitionLog", look: Callable[[int], Steps[T]]) -> Steps[T]:
-    """What is found in one state of the log, which may change between two steps."""
+    """Search again from the start when the log has changed between two steps in a way that affects the result."""
     while True:
         steps = look(log.log_start_offset)
         try:

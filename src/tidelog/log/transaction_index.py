@@ -1,8 +1,8 @@
 """The aborted transactions of a segment, in Kafka's `.txnindex` format: 34 bytes an entry, big-endian.
 
-    version (int16, 0) | producer id (int64) | first offset | last offset (the marker) | last stable offset then
+    version (int16, 0) | producer id (int64) | first offset | last offset (of the marker) | last stable offset
 
-Most segments have none and no file. Entries are read when a read_committed fetch asks for them.
+Most segments have no aborted transactions and no such file. Entries are read when a read_committed fetch needs them.
 """
 
 from collections.abc import Iterator
@@ -19,7 +19,9 @@ ENTRY = Struct(">hqqqq")
 
 
 class AbortedTransaction(NamedTuple):
-    """`last_offset` is the abort marker's; `last_stable_offset` is what it became once the marker was appended."""
+    """An aborted transaction. `last_offset` is its marker's; `last_stable_offset` is the LSO after the marker was
+    appended.
+    """
 
     producer_id: int
     first_offset: int
@@ -28,7 +30,7 @@ class AbortedTransaction(NamedTuple):
 
 
 class TransactionIndex:
-    """One segment's aborted transactions, in the order of their markers."""
+    """The aborted transactions of one segment, in the order of their markers."""
 
     __slots__ = ("_disk", "_held", "exists", "path", "unsynced")
 
@@ -40,10 +42,12 @@ class TransactionIndex:
         self._held: list[AbortedTransaction] | None = None
 
     def hold(self) -> None:
-        """Have the entries in memory until `let_go`: meanwhile the file may be renamed. Raises as `read`."""
+        """Keep the entries in memory until `release`, so that the file may be renamed meanwhile. Raises the errors
+        of `read`.
+        """
         self._held = self.read()
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         self._held = None
 
     def append(self, aborted: AbortedTransaction) -> None:
@@ -56,11 +60,11 @@ class TransactionIndex:
         self.unsynced = True
 
     def read(self) -> list[AbortedTransaction]:
-        """Every entry. Raises CorruptLog for a version that is not known or offsets that are not in order."""
+        """Return all entries. Raises CorruptLog for an unknown version or offsets out of order."""
         return list(self.entries())
 
     def entries(self) -> Iterator[AbortedTransaction]:
-        """As `read`, one by one: those before the first bad one are yielded."""
+        """Yield the entries one by one; entries before a bad one are yielded. Raises the errors of `read`."""
         if self._held is not None:
             yield from self._held
             return
@@ -76,7 +80,7 @@ class TransactionIndex:
             before = last
 
     def truncate_to(self, offset: int) -> None:
-        """Drop transactions whose marker is at `offset` or later, and what cannot be read."""
+        """Remove transactions whose marker is at `offset` or later, and entries that cannot be read."""
         if not self.exists:
             return
         kept = 0

@@ -1,15 +1,15 @@
-"""Partitions on their way from one data directory of this broker to another, while they are written and read (KIP-113).
+"""Move partitions from one data directory of this broker to another while clients write and read them (KIP-113).
 
-    copy       a future log in the target follows the partition's log until little is missing
-    freeze     what is appended from now on is neither acknowledged nor shown
-    beside     the copy is durable, and gets the log's name in the target directory
-    switch     the rest is copied, within one turn of the loop; from now on the copy is the partition's log
-    aside      the old log loses its name, durably; then what waited is acknowledged
+    copy       a copy (future log) in the target directory follows the log until few bytes are missing
+    freeze     from now on appends are neither acknowledged nor visible to consumers
+    beside     the copy is made durable and gets the log's name in the target directory
+    switch     the remaining bytes are copied within one turn of the loop; the copy is the partition's log now
+    aside      the old log is renamed, durably; then the waiting appends are acknowledged
 
-Compaction leaves a partition alone while it moves: with a copy that is compacted in part, what was deleted would come
-back. Up to where the log is compacted is written down in the target before `beside`.
+A moving partition is not compacted: in a partly compacted copy, deleted records could reappear. The clean offset of
+the log is stored in the target before `beside`.
 
-Until the end of `aside` a crash leaves the old log as the one that counts: it holds everything that was acknowledged.
+Until the end of `aside`, a start after a crash uses the old log, which has every acknowledged record.
 """
 
 import asyncio
@@ -48,17 +48,17 @@ logger = logging.getLogger("tidelog.moves")
 
 PIECE_BYTES = 1 << 20
 FLUSH_BYTES = 16 << 20
-"""Copied between two syncs of the copy."""
+"""Bytes that are copied between two syncs of the copy."""
 CLOSE_BYTES = 256 << 10
-"""When less than this is missing, the switch may begin."""
+"""The switch may begin when fewer bytes than this are missing."""
 AT_ONCE = 8
-"""Moves that go on side by side; the others wait. Each has files open, and one request may ask for thousands."""
+"""Moves that run in parallel. The others wait, since each has open files and one request may ask for thousands."""
 PAUSE_MAX_S = 0.5
-"""Then a throttled move looks whether it is wanted still."""
+"""A throttled move checks at least this often whether it is still wanted."""
 
 
 class Move:
-    """One partition's. `future` is None until there is a copy."""
+    """The move of one partition. `future` is None until the copy exists."""
 
     __slots__ = ("cancelled", "future", "partition", "path", "target", "task")
 
@@ -72,7 +72,7 @@ class Move:
 
     @property
     def offset_lag(self) -> int:
-        """Offsets that the copy has not got yet."""
+        """Number of offsets that the copy lacks."""
         copied = self.future.log_end_offset if self.future is not None else self.partition.log_start_offset
         return max(self.partition.log_end_offset - copied, 0)
 
@@ -82,7 +82,7 @@ class Move:
 
 
 class Abandoned(Exception):
-    """The move is not wanted any more, or its partition is gone."""
+    """The move was cancelled, or its partition was deleted."""
 
 
 class SourceFailed(Exception):
@@ -90,14 +90,14 @@ class SourceFailed(Exception):
 
 
 class Moves:
-    """All moves of one broker, one for a partition at most. Everything is called on the loop."""
+    """All moves of one broker, at most one for each partition. All methods are called on the event loop."""
 
     def __init__(self, runtime: "Runtime", partitions: "Partitions") -> None:
         self._runtime = runtime
         self._partitions = partitions
         self._moves: dict[Partition, Move] = {}
         self.bytes_per_second: Callable[[], int | None] = lambda: None
-        """Of each move; None for as fast as it goes."""
+        """Rate limit of each move; None for no limit."""
         self._stopped = False
         self._places = asyncio.Semaphore(AT_ONCE)
 
@@ -108,7 +108,7 @@ class Moves:
         return partition in self._moves
 
     def begin(self, partition: "Partition", target: "DataDirectory") -> None:
-        """Move it to `target`; a move to elsewhere is given up, one to where it lies is none. Raises InvalidTopic."""
+        """Move a partition to `target`. A running move to another directory is cancelled. Raises InvalidTopic."""
         before = self._moves.get(partition)
         if before is not None:
             if before.target is target and not before.cancelled:
@@ -124,7 +124,7 @@ class Moves:
         move.task = self._runtime.tasks.spawn(self._run(move, after), name="move-partition")
 
     async def resume(self, interrupted: list[FoundFuture]) -> None:
-        """Begin moves anew that the last broker here did not finish; what it had copied is not looked at."""
+        """Restart moves that were unfinished at the last stop. Their old copies are not used."""
         for found in interrupted:
             try:
                 await self._runtime.tasks.run_blocking(self._runtime.disk.remove_tree, found.path)
@@ -137,7 +137,7 @@ class Moves:
                 self.begin(partition, found.target)
 
     async def close(self) -> None:
-        """The broker stops: a copy that is not finished is left for the next start."""
+        """Stop all moves, since the broker stops. The next start restarts them."""
         self._stopped = True
         for move in self:
             move.cancelled = True
@@ -158,7 +158,9 @@ class Moves:
                 del self._moves[move.partition]
 
     async def _make_known(self, move: Move) -> None:
-        """To the next start, by an empty directory: it may be long until there is a copy."""
+        """Create the empty directory of the copy, so that the next start knows of the move even if it waits for its
+        turn.
+        """
         name = move.partition.log.topic_partition
         move.path = future_path(move.target.path, name, self._runtime.random.randbytes(16))
         try:
@@ -167,13 +169,13 @@ class Moves:
             self._blame(move.target.path, error)
 
     async def _is_over(self, move: Move) -> bool:
-        """Move it, or say that it cannot be moved. False when descriptors were wanting: it is to be begun anew."""
+        """Run the move. Returns False if it must be restarted, since no file descriptor was free."""
         partition = move.partition
         name = f"{partition.topic}-{partition.index}"
         again = False
         try:
             self._check(move)
-            await self._partitions.settled()  # a swap of segments that had begun before
+            await self._partitions.settled()  # wait for a swap of segments that had begun before
             self._check(move)
             while not await self._copy(move):
                 await self._discard(move)
@@ -182,7 +184,8 @@ class Moves:
             await self._discard(move)
         except (SourceFailed, ApiError, OSError, CorruptLog) as error:
             again = lacks_descriptor(error) and partition.log.failure is None
-            if not (again or partition.deleted):  # its files are gone then, which says nothing of a disk
+            # the files of a deleted partition are gone, which says nothing about the disk
+            if not (again or partition.deleted):
                 self._failed(move, name, error)
             await self._discard(move)
         return not again
@@ -191,7 +194,7 @@ class Moves:
         logger.error("move failed partition=%s to=%s reason=%s", name, move.target.path, error)
         if isinstance(error, SourceFailed):
             self._blame(move.partition.log.directory.rpartition("/")[0], error)
-        elif move.partition.log.failure is None:  # else it was the source
+        elif move.partition.log.failure is None:  # otherwise the source failed
             self._blame(move.target.path, error)
 
     def _blame(self, path: str, error: Exception) -> None:
@@ -200,7 +203,7 @@ class Moves:
             self._partitions.fail_soon(path, str(cause))
 
     async def _discard(self, move: Move) -> None:
-        """Remove the copy, unless the next start is to begin again."""
+        """Remove the copy, unless the next start shall restart the move."""
         future, move.future = move.future, None
         path, move.path = move.path, ""
         if not path or (self._stopped and not move.partition.deleted):
@@ -217,7 +220,9 @@ class Moves:
     # Copying
 
     async def _copy(self, move: Move) -> bool:
-        """Make the copy, until little is missing. False when it has to be made anew: the log's start overtook it."""
+        """Make the copy until few bytes are missing. Returns False if it must be made again: the log's start has
+        passed its end.
+        """
         partition, tasks = move.partition, self._runtime.tasks
         log = partition.log
         cold = log.cold_read(log.log_start_offset, 1)
@@ -225,7 +230,7 @@ class Moves:
             await tasks.run_blocking(_warm, cold)
             self._check(move)
         first = log.read(log.log_start_offset, 1, log.log_end_offset)
-        # The batch that holds the start; in a gap, which compaction leaves, there is none.
+        # The batch that holds the start offset. In a gap that compaction left there is none.
         start = min(first.first_batch_offset, log.log_start_offset) if first.size else log.log_start_offset
         random = self._runtime.random.randbytes(16)
         move.path = move.path or future_path(move.target.path, log.topic_partition, random)
@@ -244,7 +249,7 @@ class Moves:
                 cold = log.cold_read(future.log_end_offset, PIECE_BYTES)
                 if cold is not None:
                     await tasks.run_blocking(_warm, cold)
-                # A segment that compaction has left a little of is not the end.
+                # A segment that is nearly empty after compaction is not the end of the log.
                 last = log.segments.items[log.segments.floor(future.log_end_offset)] is log.segments.active
                 piece = log.read(future.log_end_offset, PIECE_BYTES, log.log_end_offset)
             except OffsetOutOfRange:
@@ -264,7 +269,7 @@ class Moves:
         return not (self._stopped or partition.deleted)
 
     def _check(self, move: Move) -> None:
-        """Raises Abandoned when the move is not to go on: much may have happened while something was awaited."""
+        """Raise Abandoned if the move must not continue, since much may happen during an await."""
         partition = move.partition
         path = move.target.path
         if move.cancelled or partition.deleted or partition.log.failure is not None:
@@ -295,11 +300,11 @@ class Moves:
         old = partition.log
         self._check(move)
         source = self._partitions.directories.of(old.topic_partition)
-        if source is None:  # it is out of use since a moment ago
+        if source is None:  # the directory has just gone out of use
             raise Abandoned
         partition.freeze()
         try:
-            await self._partitions.settled()  # nothing on a thread is at the old log's files
+            await self._partitions.settled()  # no thread uses the old log's files
             self._check(move)
             _copy_rest(old, future, runtime.clock.now_ms())
             future.delete_before(old.log_start_offset)
@@ -310,7 +315,7 @@ class Moves:
             self._check(move)
             _copy_rest(old, new, runtime.clock.now_ms())
             self._switch(move, old, new)
-            move.future, move.path = None, ""  # it is none that could be discarded any more
+            move.future, move.path = None, ""  # from now on the copy must not be discarded
             random = runtime.random.randbytes(16)
             wanted = partial(self._is_wanted, partition)
             try:
@@ -332,12 +337,14 @@ class Moves:
             await self._runtime.tasks.run_blocking(
                 settled, self._runtime.disk, move.target.path, move.partition.log.topic_partition
             )
-        except OSError as error:  # a mark that is left says nothing without a second log
+        except OSError as error:  # a remaining mark has no effect without a second log
             if not move.partition.deleted:
                 self._blame(move.target.path, error)
 
     async def _go_on_beside(self, move: Move, old: "PartitionLog", error: OSError) -> None:
-        """The old log could not be put aside. What is appended from now on must be found by the next start."""
+        """Go on with the copy although the old log could not be renamed. The next start must find what is appended
+        from now on.
+        """
         logger.error("moved log not put aside path=%s reason=%s", old.directory, error)
         args = (self._runtime.disk, move.target.path, old.topic_partition)
         try:
@@ -352,8 +359,8 @@ class Moves:
             self._blame(move.target.path, second)
 
     def _switch(self, move: Move, old: "PartitionLog", new: "PartitionLog") -> None:
-        """The copy is the partition's log from now on. All in one turn of the loop."""
-        # More than the batches tell: producers whose batches have been deleted, epochs without any.
+        """Make the copy the partition's log, within one turn of the loop."""
+        # The batches do not contain this state: producers whose batches were deleted, and epochs without batches.
         new.producers = old.producers
         new.epochs = LeaderEpochs(old.epochs.entries())
         new.epochs.dirty = True
@@ -384,10 +391,10 @@ def _copy_piece(piece: "Slice", future: "PartitionLog") -> None:
 
 
 def _copy_rest(old: "PartitionLog", copy: "PartitionLog", now_ms: int) -> None:
-    """What came since; a little, and in the page cache."""
+    """Copy the remaining bytes, which are few and in the page cache."""
     while (piece := old.read(max(copy.log_end_offset, old.log_start_offset), PIECE_BYTES, old.log_end_offset)).size:
         _copy_piece(piece, copy)
-    if copy.log_end_offset < old.log_end_offset:  # the last records were deleted; their offsets are not used again
+    if copy.log_end_offset < old.log_end_offset:  # the last records were deleted; their offsets are not reused
         if copy.segments.active.size:
             copy.log_end_offset = old.log_end_offset
             copy.roll(now_ms)
@@ -398,7 +405,7 @@ def _copy_rest(old: "PartitionLog", copy: "PartitionLog", now_ms: int) -> None:
 def _put_beside(
     disk: "Disk", source: "DataDirectory", target: "DataDirectory", copy: "PartitionLog", now_ms: int
 ) -> "PartitionLog":
-    """Make the copy durable and give it its name; the log that it is then."""
+    """Make the copy durable and rename it; return the log under its new name."""
     copy.settle()
     copy.close(clean=True)
     if copy.failure is not None:
@@ -410,11 +417,11 @@ def _put_beside(
 
 def _put_aside(disk: "Disk", source: "DataDirectory", old: "PartitionLog", random: bytes) -> str:
     aside = put_aside(disk, source.path, old.topic_partition, random)
-    # Not before: a crash in between would leave the old log as the one that counts, and nothing to tell its start.
+    # Not earlier: after a crash in between, the old log would be used, and its start offset would be lost.
     try:
         source.give_up(old.topic_partition)
     except OSError as error:
-        # The next checkpoint does it, the next start, or who makes a log of that name there.
+        # The next checkpoint repeats it, or the next start, or the creation of a log of that name.
         logger.warning("old entries stay in the checkpoints for now path=%s reason=%s", source.path, error)
     return aside
 
@@ -427,9 +434,10 @@ def _remove(
     beside = f"{target.path}/{key}"
     try:
         if not disk.exists(path):
-            path = beside  # it failed just after it had got its name
+            path = beside  # the rename succeeded before the error
         if path == beside and has_mark(disk, beside):
-            path = put_aside(disk, target.path, key, random)  # at once: a topic that is made anew may want the name
+            # immediately, since a recreated topic may need the name
+            path = put_aside(disk, target.path, key, random)
         if path != beside and disk.exists(path):
             disk.remove_tree(path)
         if target.tells_of(key) and not disk.exists(beside):

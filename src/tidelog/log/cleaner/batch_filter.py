@@ -1,9 +1,10 @@
-"""What of one batch a pass keeps, by Kafka's rules. Pure.
+"""Decide by Kafka's rules which records of a batch a compaction pass keeps. Pure.
 
-A record stays while no later record of its key is known. A tombstone that is the last of its key gets a date at the
-first pass that meets it and goes at the first one after that date (KIP-534); transaction markers likewise, once nothing
-else is left of their transaction. A batch that loses everything goes whole, unless it is the last of its producer,
-whose sequence a restart must find, or the last of what the pass covers, which says where the log was.
+A record is kept if no later record of its key is known. A tombstone that is the last record of its key gets a delete
+horizon in the first pass that reads it, and is removed by the first pass after that time (KIP-534). Transaction
+markers are treated likewise once no record of their transaction is left. A batch without records is removed, with
+two exceptions: the last batch of a producer, whose sequence number a restart needs, and the last batch of the pass,
+which preserves the end offset.
 """
 
 from typing import TYPE_CHECKING, NamedTuple
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class Filtered(NamedTuple):
-    """`batch`: what to write, None for nothing; with how many records were in it, and are."""
+    """A filtered batch, or None if nothing is to be written; with the numbers of its records before and after."""
 
     batch: "Buffer | None"
     records_before: int
@@ -37,7 +38,7 @@ class Filtered(NamedTuple):
 
 
 class BatchFilter:
-    """Takes the batches of a log in order. Raises ValueError for one that cannot be read."""
+    """Filters the batches of a log in order. Raises ValueError for a batch that cannot be decoded."""
 
     __slots__ = ("_end_offset", "_map", "_new_horizon_ms", "_now_ms", "_producers", "_transactions")
 
@@ -59,7 +60,7 @@ class BatchFilter:
         self._new_horizon_ms = now_ms + delete_retention_ms
 
     def apply(self, batch: "Buffer", fields: Fields) -> Filtered:
-        """`batch` is whole and its checksum holds."""
+        """Filter one batch, which must be complete and have a valid checksum."""
         before = fields[COUNT]
         if fields[ATTRIBUTES] & CONTROL_BIT:
             return self._apply_control(batch, fields)
@@ -91,7 +92,7 @@ class BatchFilter:
         return Filtered(batch, count, count)
 
     def _kept_records(self, batch: "Buffer", fields: Fields) -> tuple[list[RawRecord], bool, bytes]:
-        """(records that stay, whether tombstones are among them, the plain records)."""
+        """Return the kept records, whether tombstones are among them, and the uncompressed records."""
         base_offset = fields[BASE_OFFSET]
         data = plain_records(batch, fields)
         latest = self._map.latest_offset
@@ -114,7 +115,7 @@ class BatchFilter:
         return kept, tombstones, data
 
     def _without_records(self, fields: Fields) -> Filtered:
-        """Nothing of it stays, or only its header."""
+        """Return nothing, or the header without records if it must be preserved."""
         known = self._producers.get(fields[PRODUCER_ID]) if fields[PRODUCER_ID] >= 0 else None
         last_offset = fields[BASE_OFFSET] + fields[LAST_OFFSET_DELTA]
         last_of_producer = False

@@ -1,6 +1,6 @@
-"""Which closed segments become one when they are rewritten. Pure.
+"""Group closed segments that a compaction pass rewrites into one segment. Pure.
 
-Neighbours are taken together while their sizes, as they are before, fit one segment and its indexes.
+Neighbours are grouped as long as their sizes before compaction fit into one segment and its indexes.
 """
 
 from typing import NamedTuple
@@ -16,7 +16,7 @@ class Sized(NamedTuple):
 
 
 def grouped(segments: list[Sized], *, end_offset: int, segment_bytes: int, index_bytes: int) -> list[list[Sized]]:
-    """`segments` in order; the last ends at `end_offset`. A group has one at least, whatever its size."""
+    """Group `segments`, which are in order; the last one ends at `end_offset`. A group has at least one segment."""
     groups: list[list[Sized]] = []
     room = index_room = time_index_room = 0
     for place, segment in enumerate(segments):
@@ -26,7 +26,7 @@ def grouped(segments: list[Sized], *, end_offset: int, segment_bytes: int, index
             and segment.size <= room
             and segment.index_bytes <= index_room
             and segment.time_index_bytes <= time_index_room
-            # Offsets are stored relative to the base in 31 bits; an empty segment has none.
+            # Relative offsets are stored in 31 bits. An empty segment has no offsets.
             and (not segment.size or last_offset - groups[-1][0].base_offset <= INT32_MAX)
         ):
             groups[-1].append(segment)

@@ -1,7 +1,7 @@
-"""What the broker asks of a pass over one log, and what the pass tells: plain numbers and texts, as JSON. Pure.
+"""Messages between the broker and the process that runs a compaction pass, as JSON. Pure.
 
-One request, then a report for each group of segments that is written, then one last report. The process that works is
-not trusted to be in order: what cannot be read raises ValueError.
+There is one request, one report for each written group of segments, and one final report. The broker does not trust
+the process: a report that cannot be decoded raises ValueError.
 """
 
 import json
@@ -11,16 +11,14 @@ REPORT_BYTES_MAX = 1 << 20
 
 
 class SegmentFacts(NamedTuple):
-    """A closed segment as the broker knows it."""
+    """A closed segment."""
 
     base_offset: int
     size: int
 
 
 class CleanerLimits(NamedTuple):
-    """What a pass may use: memory for the map of keys, of which `load_factor` is filled, bytes a second, and the size
-    of its writes.
-    """
+    """Limits of a pass: memory for the map of keys and its `load_factor`, bytes per second, and the size of writes."""
 
     map_bytes: int
     load_factor: float
@@ -29,17 +27,17 @@ class CleanerLimits(NamedTuple):
 
 
 class CleanJob(NamedTuple):
-    """`segments`: all closed ones that end before `end_offset`, from the first. Times in ms."""
+    """The request. `segments` are all closed segments that end at or before `end_offset`. Times are in ms."""
 
     directory: str
     segments: list[SegmentFacts]
     first_dirty_offset: int
     end_offset: int
-    """Where the first segment begins that is not to be touched."""
+    """Base offset of the first segment that the pass must not touch."""
     transaction_indexes: list[int]
-    """Base offsets of the segments, closed or not, that have one."""
+    """Base offsets of the segments, closed or not, that have a transaction index."""
     producers: dict[int, tuple[int, int]]
-    """Producer id -> last offset of its last batch of records (-1: none), epoch."""
+    """Last offset of the last batch with records (-1: none) and epoch, by producer id."""
     now_ms: int
     delete_retention_ms: int
     segment_bytes: int
@@ -54,7 +52,7 @@ class CleanJob(NamedTuple):
 
     @classmethod
     def decode(cls, data: bytes) -> "CleanJob":
-        """Raises ValueError, KeyError, TypeError."""
+        """Decode a request. Raises ValueError, KeyError, TypeError."""
         fields = json.loads(data)
         fields["segments"] = [SegmentFacts(*facts) for facts in fields["segments"]]
         fields["producers"] = {producer: (offset, epoch) for producer, offset, epoch in fields["producers"]}
@@ -63,7 +61,7 @@ class CleanJob(NamedTuple):
 
 
 class GroupCleaned(NamedTuple):
-    """The segments with these base offsets are written as one, whose files are durable under their `.cleaned` names."""
+    """Report: the segments with these base offsets were written as one, which is durable as `.cleaned` files."""
 
     base_offsets: list[int]
     size: int
@@ -79,7 +77,7 @@ class GroupCleaned(NamedTuple):
 
 
 class Cleaned(NamedTuple):
-    """The end of a pass that went well: everything below `end_offset` is clean."""
+    """Final report of a successful pass: everything below `end_offset` is clean."""
 
     end_offset: int
     keys: int
@@ -89,7 +87,7 @@ class Cleaned(NamedTuple):
 
 
 class Uncleanable(NamedTuple):
-    """The log holds what cannot be read: no pass will do better."""
+    """Final report: the log contains data that cannot be decoded, so a retry would fail too."""
 
     reason: str
 
@@ -98,7 +96,7 @@ class Uncleanable(NamedTuple):
 
 
 class Interrupted(NamedTuple):
-    """The disk, or the request, stood in the way; another pass may do better."""
+    """Final report: the pass failed because of the disk or the request; a retry may succeed."""
 
     reason: str
 
@@ -117,7 +115,7 @@ _KINDS: dict[str, Any] = {
 
 
 def decode_report(data: bytes) -> Report:
-    """Raises ValueError."""
+    """Decode a report. Raises ValueError."""
     if len(data) > REPORT_BYTES_MAX:
         raise ValueError(f"a report of {len(data)} bytes")
     try:

@@ -1,9 +1,10 @@
-"""Puts a rewritten segment in the place of those that it was made from, so that a crash finds the old or the new.
+"""Replace segments by a rewritten one, in an order of renames that leaves either the old or the new one after a
+crash.
 
-.cleaned -> .swap, durable      from here on the next start would finish the swap
-(the log serves the new segment; nobody finds the old ones any more)
-old files -> .deleted, durable  those who read them go on
-.swap -> own names, durable     first the log
+    1. .cleaned -> .swap, durable      from here on the next start would finish the swap
+    2. the log serves the new segment; new reads do not find the old ones
+    3. old files -> .deleted, durable  reads in progress continue
+    4. .swap -> final names, durable   the log file first
 """
 
 from typing import TYPE_CHECKING
@@ -18,8 +19,10 @@ if TYPE_CHECKING:
 
 
 class Swap:
-    """Of one group. Steps in order: `begin` (loop), `announce` (blocks), `install` (loop), `finish` (blocks), `end`
-    (loop). The blocking ones raise OSError.
+    """The swap of one group of segments.
+
+    The steps are, in order: `begin` (loop), `announce` (blocks), `install` (loop), `finish` (blocks), `end` (loop).
+    The blocking steps raise OSError.
     """
 
     __slots__ = ("_directory", "_disk", "_group", "_log", "_new", "_old", "_old_gone")
@@ -36,7 +39,10 @@ class Swap:
         )
 
     def begin(self) -> bool:
-        """False when the segments are not all there any more; then `discard`. Otherwise retention waits until `end`."""
+        """Begin the swap. Returns False if some of the segments no longer exist; then call `discard`.
+
+        After True, retention does not run on the log until `end`.
+        """
         wanted = self._group.base_offsets
         segments = self._log.segments
         place = segments.floor(wanted[0])
@@ -58,7 +64,7 @@ class Swap:
         new.max_timestamp = self._group.max_timestamp
         new.max_timestamp_offset = self._group.max_timestamp_offset
         new.created_ms = max(segment.created_ms for segment in self._old)
-        # While names change nothing is looked up by them: the file is open, its indexes are in memory.
+        # While files are renamed no path is opened: the log file is open, and its indexes are in memory.
         new.file.size()
         new.index.load_all()
         new.times.load_all()
@@ -69,7 +75,7 @@ class Swap:
         self._log.replace_segments(self._old, self._new)
 
     def finish(self) -> None:
-        """After an error it may be tried again: it goes on where it was."""
+        """Rename the files. It may be called again after an error, and then continues."""
         if not self._old_gone:
             for segment in self._old:
                 segment.rename_deleted()
@@ -79,21 +85,23 @@ class Swap:
 
     def end(self, now_ms: int) -> None:
         self._new.use_ending("")
-        self._new.transactions.let_go()
+        self._new.transactions.release()
         self._log.segments_replaced(self._old, self._new, now_ms)
         self._log.segments.swapping = False
 
     def give_up(self) -> None:
-        """`announce` failed and its files are discarded."""
+        """End the swap after `announce` failed and its files were discarded."""
         self._log.segments.swapping = False
 
     def discard(self) -> None:
-        """Remove the files, after `begin` said no or `announce` failed. Blocks. Raises OSError; then it may be tried
-        again.
+        """Remove the new files after `begin` returned False or `announce` failed. Blocks.
+
+        Raises OSError; then it may be called again.
         """
         if self._new.opened is not None:
             self._new.opened.close()
-        # First goes what says that the set is whole, last what says that it is not: a start in between looks at that.
+        # Files that make the set complete are removed first, and the `.cleaned` log, which marks it incomplete,
+        # last: a start in between finds an incomplete set.
         if self._disk.exists(self._path(SUFFIXES[0], SWAP_SUFFIX)):
             self._disk.rename(self._path(SUFFIXES[0], SWAP_SUFFIX), self._path(SUFFIXES[0], CLEANED_SUFFIX))
             self._disk.sync_dir(self._directory)

@@ -1,13 +1,13 @@
-"""Keeps what a pass reads and writes under a rate."""
+"""Limit the rate of a pass's reads and writes."""
 
 from collections.abc import Callable
 
 INTERVAL_S = 0.1
-"""Looked at so often: a short burst is allowed."""
+"""The rate is checked once per interval, so short bursts are possible."""
 
 
 class Throttle:
-    """`took` sleeps as long as the bytes since the last look were too many for their time."""
+    """`took` counts bytes, and sleeps if the bytes since the last check exceed the rate."""
 
     __slots__ = ("_began", "_bytes", "_bytes_per_s", "_monotonic", "_sleep")
 

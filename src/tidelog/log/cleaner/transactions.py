@@ -1,7 +1,7 @@
-"""Which batches of a log belong to aborted transactions, and which markers nothing needs any more. Pure.
+"""Find the batches of aborted transactions and the markers that are no longer needed. Pure.
 
-Batches are shown in the order of their offsets. A transaction's marker goes only when none of its records were met:
-then a pass before this one has removed them all.
+Batches must be passed in the order of their offsets. A marker may be removed only if the pass met no record of its
+transaction, which means that an earlier pass removed them all.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
 
 class Transactions:
-    """`aborted`: every aborted transaction of the log, in any order. `kept` is told of those whose marker stays."""
+    """`aborted` are all aborted transactions of the log, in any order. `kept` is called for those whose marker
+    stays.
+    """
 
     def __init__(
         self, aborted: "Sequence[AbortedTransaction]", kept: "Callable[[AbortedTransaction], object] | None" = None
@@ -33,7 +35,7 @@ class Transactions:
         self._committing: dict[int, None] = {}
 
     def data_is_aborted(self, fields: Fields) -> bool:
-        """Whether a batch of records belongs to an aborted transaction."""
+        """Return whether a batch of records belongs to an aborted transaction."""
         self._begin(fields[BASE_OFFSET] + fields[LAST_OFFSET_DELTA])
         if not fields[ATTRIBUTES] & TRANSACTIONAL_BIT:
             return False
@@ -45,7 +47,7 @@ class Transactions:
         return False
 
     def marker_may_go(self, fields: Fields, batch: "Buffer") -> bool:
-        """Whether nothing is left of the transaction that a control batch ends. Raises ValueError."""
+        """Return whether no record of the transaction that this control batch ends is left. Raises ValueError."""
         self._begin(fields[BASE_OFFSET] + fields[LAST_OFFSET_DELTA])
         if not fields[COUNT]:
             return True
