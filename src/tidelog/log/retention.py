@@ -91,7 +91,7 @@ class TimesLook:
         assert doubtful is not None
         self._doubtful = None
         from_ms = max(doubtful.known_ms, times.latest, min(times.stated, doubtful.modified_ms))
-        if times.damage or from_ms < 0:
+        if times.damage or max(times.latest, times.stated) < 0:
             from_ms = max(from_ms, doubtful.modified_ms)
         self._found[doubtful.segment] = SegmentAge(doubtful.size, from_ms)
 

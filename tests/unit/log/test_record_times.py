@@ -226,6 +226,18 @@ def test_a_growing_segment_is_looked_at_from_where_the_last_look_ended(monkeypat
     assert [(part.position, part.end) for part in parts] == [(0, size // 2), (size // 2, size * 3 // 2)]
 
 
+def test_a_segment_without_timestamps_that_has_grown_ages_from_its_last_change() -> None:
+    on = LogOnDisk(retention_ms=WEEK_MS)
+    on.append_unchecked(false_batch(-1, -1))
+    on.flush()
+    assert on.retain(on.now_ms) == 0
+    on.now_ms += 6 * DAY_MS
+    on.append_unchecked(false_batch(-1, largest=0))
+    on.flush()
+    assert on.retain(on.now_ms + 3 * DAY_MS) == 0
+    assert on.retain(on.now_ms + WEEK_MS + 1) == 1
+
+
 def test_damage_in_a_segment_that_is_looked_at_leaves_it_to_its_last_change() -> None:
     on = LogOnDisk(retention_ms=WEEK_MS)
     old = NOW_MS - 2 * DAY_MS
