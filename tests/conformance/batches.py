@@ -47,6 +47,7 @@ def batch(
     log_append_time: bool = False,
     count: int | None = None,
     last_offset_delta: int | None = None,
+    base_timestamp: int | None = None,
     max_timestamp: int | None = None,
     length: int | None = None,
     crc: str = "good",
@@ -57,11 +58,12 @@ def batch(
 
     `count`, `last_offset_delta`, `max_timestamp` and `length` override what is true, `attributes` adds bits, `garbage`
     puts so many bytes 0xff in place of the records, `crc=bad` flips a bit of it, `truncate` cuts bytes off the end.
+    With a `base_timestamp` the records keep their times: their deltas count from it.
     """
     times = timestamps if timestamps is not None else [timestamp + i * step_ms for i in range(records)]
+    base = base_timestamp if base_timestamp is not None else times[0] if times else timestamp
     body = b"".join(
-        _record(i, time - times[0], _text(key, i), _sized(_text(value, i), size), headers)
-        for i, time in enumerate(times)
+        _record(i, time - base, _text(key, i), _sized(_text(value, i), size), headers) for i, time in enumerate(times)
     )
     if garbage is not None:
         body = b"\xff" * garbage
@@ -75,7 +77,7 @@ def batch(
         0,
         bits,
         len(times) - 1 if last_offset_delta is None else last_offset_delta,
-        times[0] if times else timestamp,
+        base,
         (max(times) if times else timestamp) if max_timestamp is None else max_timestamp,
         producer,
         epoch,

@@ -35,11 +35,11 @@ class NotReady(RuntimeError):
 
 
 @contextlib.contextmanager
-def tidelog() -> Iterator[tuple[str, int]]:
+def tidelog(settings: Mapping[str, str] = TIDELOG_SETTINGS) -> Iterator[tuple[str, int]]:
     """A Tidelog broker of this environment, with the settings, in a directory of its own; yields (host, port)."""
     with tempfile.TemporaryDirectory(prefix="conform-") as directory:
         program = Path(sys.executable).with_name("tidelog")
-        settings = {**TIDELOG_SETTINGS, "log.dirs": two_directories(directory)}
+        settings = {**settings, "log.dirs": two_directories(directory)}
         command = [str(program), "start", "--listen", "127.0.0.1:0", *settings_flags(settings)]
         with running(command) as address:
             yield address

@@ -150,7 +150,12 @@ def test_the_table_is_the_last_value_of_each_key(
 
 
 def test_kafkas_tool_reads_what_was_compacted(java: JavaTools, tmp_path: Path) -> None:
-    settings = {"log.cleaner.backoff.ms": 100, "log.segment.delete.delay.ms": 0, "log.retention.check.interval.ms": 200}
+    settings = {
+        "log.cleaner.backoff.ms": 100,
+        "log.segment.delete.delay.ms": 0,
+        "log.initial.task.delay.ms": 200,
+        "log.retention.check.interval.ms": 200,
+    }
     with Broker(process=True, data=tmp_path, settings=settings) as broker:
         admin = AdminClient({"bootstrap.servers": broker.bootstrap, "log_level": 2})
         admin.create_topics([NewTopic("t", 1, 1, config=COMPACTED)])["t"].result(LIMIT_S)

@@ -6,8 +6,12 @@ from typing import Any
 
 from tidelog.log.config import LogConfig
 from tidelog.log.partition_log import Appended, PartitionLog
+from tidelog.log.record_times import find_times
 from tidelog.simulation.disk import SimDisk
-from tidelog.wire.batches import BatchHeader
+from tidelog.wire.batches import HEADER_BYTES, LENGTH_END, BatchHeader, Codec
+from tidelog.wire.checksums import crc32c
+from tidelog.wire.compression import compress
+from tidelog.wire.primitives import varint
 from tidelog.wire.records import Record, batches_in, decode_records, encode_batch
 
 NOW_MS = 1_767_225_600_000
@@ -18,6 +22,25 @@ def make_batch(*values: bytes, timestamps: Sequence[int] | None = None, **fields
     """A batch of records with these values, keyed `k`, as a producer sends it."""
     times = timestamps or [NOW_MS] * len(values)
     return encode_batch([Record(b"k", value, time) for value, time in zip(values, times, strict=True)], **fields)
+
+
+def false_batch(
+    *timestamps: int, base: int | None = None, largest: int | None = None, codec: int = Codec.NONE, **fields: Any
+) -> bytearray:
+    """A record for each timestamp, under a header that may say other times: `base` and `largest`."""
+    base = timestamps[0] if base is None else base
+    body = b""
+    for number, timestamp in enumerate(timestamps):
+        record = b"\0" + varint(timestamp - base) + varint(number) + varint(1) + b"k" + varint(1) + b"v" + b"\0"
+        body += varint(len(record)) + record
+    batch = encode_batch([Record(b"k", b"v", 0)] * len(timestamps), codec=codec, **fields)
+    del batch[HEADER_BYTES:]
+    batch += compress(codec, body) if codec else body
+    batch[8:12] = (len(batch) - LENGTH_END).to_bytes(4, "big")
+    batch[27:35] = base.to_bytes(8, "big", signed=True)
+    batch[35:43] = (max(timestamps) if largest is None else largest).to_bytes(8, "big", signed=True)
+    batch[17:21] = crc32c(memoryview(batch)[21:]).to_bytes(4, "big")
+    return batch
 
 
 class LogOnDisk:
@@ -43,6 +66,7 @@ class LogOnDisk:
     def open(
         self, *, clean: bool, recovery_point: int | None = None, log_start_offset: int | None = None
     ) -> PartitionLog:
+        self.disk.now_ms = lambda: self.now_ms
         self.log = PartitionLog.open(
             self.disk,
             DIRECTORY,
@@ -60,6 +84,11 @@ class LogOnDisk:
     def append_batch(self, batch: bytearray, *, leader_epoch: int = 0) -> Appended:
         return self.log.append(memoryview(batch), BatchHeader(batch), leader_epoch=leader_epoch, now_ms=self.now_ms)
 
+    def append_unchecked(self, batch: bytearray) -> Appended:
+        """As an earlier version appended it, which took the header's times as they were."""
+        header = BatchHeader(batch)
+        return self.log.append(memoryview(batch), header, leader_epoch=0, now_ms=self.now_ms, limits=False)
+
     def flush(self, *, checkpoint: bool = True) -> None:
         plan = self.log.flush_plan()
         plan.run()
@@ -72,6 +101,9 @@ class LogOnDisk:
         look = self.log.times_look(now_ms)
         if look is not None:
             look.run()
+            while look.wanted is not None:
+                look.found(find_times(self.disk.open(look.wanted.path), look.wanted))
+                look.run()
             look.take()
         count = self.log.apply_retention(now_ms, high_watermark)
         self.persisted_log_start_offset = self.log.log_start_offset

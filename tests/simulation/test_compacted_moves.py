@@ -293,7 +293,9 @@ async def one_life(
 ) -> None:
     """Written, compacted and moved all at once, until the power fails, or until it is `cleaned` where that is given."""
     rng = world.rng(f"life {number}")
-    host, _, client = await started(world, log_retention_check_interval_ms=300, log_segment_delete_delay_ms=100)
+    host, _, client = await started(
+        world, log_initial_task_delay_ms=300, log_retention_check_interval_ms=300, log_segment_delete_delay_ms=100
+    )
     if not number:
         await client.create_topic(TOPIC, configs={**COMPACTED, "internal.segment.bytes": "600"})
     found = {key: (offset, value) for offset, (key, value) in (await read_all(client)).items()}

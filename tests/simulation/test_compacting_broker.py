@@ -22,6 +22,7 @@ from tidelog.wire.records import Record
 TOPIC = "table"
 SETTINGS = {
     "log_cleaner_backoff_ms": 20,
+    "log_initial_task_delay_ms": 300,
     "log_retention_check_interval_ms": 300,
     "log_segment_delete_delay_ms": 100,
     "durability": "fsync",

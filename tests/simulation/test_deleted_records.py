@@ -74,7 +74,9 @@ def test_a_start_that_cannot_be_written_down_is_not_acknowledged() -> None:
 
 def test_a_reader_at_the_end_waits_on_and_segments_go_with_the_next_retention() -> None:
     async def life(world: World) -> None:
-        client = await filled(world, log_retention_check_interval_ms=500, log_segment_delete_delay_ms=0)
+        client = await filled(
+            world, log_initial_task_delay_ms=500, log_retention_check_interval_ms=500, log_segment_delete_delay_ms=0
+        )
         waiting = world.host("reader").runtime.tasks.spawn(
             (await connect(world.host("reader"), world.host("broker"))).fetch(TOPIC, 0, 30, wait_ms=20_000),
             name="waiting",

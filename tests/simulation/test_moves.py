@@ -368,7 +368,7 @@ def test_the_topic_is_deleted_while_it_moves_and_made_anew(delay_s: float) -> No
         answer = await client.ask(request, DeleteTopicsResponse)
         assert answer.responses[0].error_code == ErrorCode.NONE
         assert (await client.create_topic("t", 1)).error_code == ErrorCode.NONE
-        assert (await client.produce("t", 0, [Record(b"k", b"new", 1)])).base_offset == 0
+        assert (await client.produce("t", 0, [Record(b"k", b"new")])).base_offset == 0
         await asyncio.sleep(100)
         assert list((await read_all(client)).values()) == [b"new"]
         left = [name for path in ("/a", "/b") for name in host.disk.list(path) if name.startswith("t-0")]

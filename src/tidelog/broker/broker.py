@@ -238,14 +238,15 @@ class BrokerServer:
     # Running
 
     async def _keep_house(self) -> None:
-        """Retention, now and then."""
+        """Retention, for the first time soon after the start, then at its interval."""
+        await self.runtime.tasks.sleep(self.config.log_initial_task_delay_ms / 1000)
         while True:
-            await self.runtime.tasks.sleep(self.config.log_retention_check_interval_ms / 1000)
             try:
                 await self.services.partitions.open_again()
                 await self.services.partitions.enforce_retention()
             except Exception:
                 logger.exception("retention failed")  # and is tried again the next time
+            await self.runtime.tasks.sleep(self.config.log_retention_check_interval_ms / 1000)
 
     def _none_left(self, reason: str) -> None:
         if not self._failed.done():

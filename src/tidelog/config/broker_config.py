@@ -94,6 +94,7 @@ class BrokerConfig:
     log_cleaner_io_buffer_load_factor: float
     log_cleaner_io_buffer_size: int
     log_cleaner_io_max_bytes_per_second: float
+    log_initial_task_delay_ms: int
     log_retention_check_interval_ms: int
     max_connection_creation_rate: int
     max_connections: int

@@ -280,6 +280,16 @@ KEYS: tuple[Key, ...] = (
     Key("log.local.retention.bytes", LONG, "-2", AtLeast(-2), doc="Default of the topics' local.retention.bytes."),
     Key("log.local.retention.ms", LONG, "-2", AtLeast(-2), doc="Default of the topics' local.retention.ms."),
     Key(
+        "log.initial.task.delay.ms",
+        LONG,
+        "30000",
+        AtLeast(0),
+        doc="Time from the start to the first look for segments to delete.",
+        effect=True,
+        read_only=True,
+        hidden=True,
+    ),
+    Key(
         "log.message.timestamp.after.max.ms",
         LONG,
         "3600000",

@@ -282,10 +282,15 @@ class TimeIndex(SparseIndex):
     key_code = "q"
 
     def append(self, timestamp_ms: int, offset: int) -> bool:
-        """Add an entry unless the last one is as late or there is no time (-1); whether it was added."""
+        """Add an entry unless the last one is as late or there is no time (-1); whether it was added.
+
+        Entries of later offsets were made from a false header, and go: they say that nothing before them is so late.
+        """
         last = self.last()
         if timestamp_ms < 0 or (last is not None and last[0] >= timestamp_ms):
             return False
+        if last is not None and last[1] > offset - self.base_offset:
+            self.truncate_to(offset)
         self._keys.append(timestamp_ms)
         self._values.append(offset - self.base_offset)
         self.count += 1

@@ -26,12 +26,14 @@ from tidelog.log.following import checked_batches
 from tidelog.log.indexes import IndexCache
 from tidelog.log.leader_epochs import EpochEnd
 from tidelog.log.reader import ColdRead, LogReader, Slice, TimestampOffset
+from tidelog.log.record_times import AHEAD_MS
 from tidelog.log.recovery import LogOpener, OpenedLog
 from tidelog.log.replay import check_producer, replay_producer
 from tidelog.log.retention import Removal, Retention, TimesLook
-from tidelog.log.segment import FIRST_TIMESTAMP_PENDING, NOT_OPENED, PASSING, Segment
+from tidelog.log.rolling import latest_for_roll
+from tidelog.log.segment import NOT_OPENED, PASSING, Segment
 from tidelog.log.snapshots import restore_producers
-from tidelog.log.validation import Limits, check_client_batch
+from tidelog.log.validation import Limits, check_client_batch, kept_ms
 from tidelog.model.ids import TopicPartition
 from tidelog.wire.batches import CONTROL_BIT, TIMESTAMP_TYPE_BIT, BatchHeader
 from tidelog.wire.errors import OffsetOutOfRange, StorageError
@@ -50,19 +52,19 @@ logger = logging.getLogger("tidelog.log")
 
 ANY_SIZE = 1 << 62
 
-_new_tuple = tuple.__new__  # what Appended() calls, without the call of its own
+_new_tuple = tuple.__new__  # what Appended() calls
 
 
 class PartitionLog:
     """Segments of one partition's directory. Made by `open`."""
 
     __slots__ = (
-        "_after_max_ms",
+        "_age_max_ms",
+        "_ahead_max_ms",
         "_cache",
         "_disk",
         "_durability",
         "_leader_epoch",
-        "_look_closer",
         "_retention",
         "_segments",
         "_size_max",
@@ -129,15 +131,17 @@ class PartitionLog:
     def configure(self, config: "LogConfig") -> None:
         """Take new topic settings."""
         self.config = config
-        append_time = config.message_timestamp_type == "LogAppendTime"
         self._size_max = min(config.max_message_bytes, config.segment_bytes)
-        self._after_max_ms = ANY_SIZE if append_time else config.message_timestamp_after_max_ms
-        self._look_closer = (
-            append_time
+        # A batch is checked closer that says times further ahead, or older. With -ANY_SIZE every batch is.
+        self._ahead_max_ms = min(AHEAD_MS, config.message_timestamp_after_max_ms)
+        self._age_max_ms = kept_ms(config)
+        if (
+            config.message_timestamp_type == "LogAppendTime"
             or config.compacts
             or config.record_validation == "full"
             or config.message_timestamp_before_max_ms < ANY_SIZE
-        )
+        ):
+            self._ahead_max_ms = -ANY_SIZE
         self._segments.active.configure(config)
         self.reader.may_have_holes |= config.compacts
 
@@ -198,19 +202,21 @@ class PartitionLog:
         appended then.
         """
         segment = self._segments.active
-        size = header.size
-        position = segment.size
+        size, position = header.size, segment.size
         base_offset = self.log_end_offset
         next_offset = base_offset + header.last_offset_delta + 1
         append_time_ms = -1
-        if (
+        max_timestamp, base_timestamp = header.max_timestamp, header.base_timestamp
+        if limits and (
             size > self._size_max
-            or self._look_closer
-            or header.max_timestamp - now_ms > self._after_max_ms
+            or max_timestamp - now_ms > self._ahead_max_ms
+            or now_ms - base_timestamp > self._age_max_ms
+            or base_timestamp <= 0  # with the next line as `contradicts_itself`
+            or (base_timestamp != max_timestamp and (base_timestamp > max_timestamp or header.count == 1))
             or header.attributes & TIMESTAMP_TYPE_BIT
-        ) and limits:
+        ):
             append_time_ms = check_client_batch(batch, header, self.config, now_ms, limits)
-        max_timestamp = header.max_timestamp
+            max_timestamp = header.max_timestamp
         producer_id = header.producer_id
         if producer_id >= 0:
             repeated = check_producer(self.producers, batch, header, self.log_start_offset)
@@ -223,6 +229,8 @@ class PartitionLog:
             or next_offset > segment.offset_limit
             or now_ms > segment.roll_now_ms
         ):
+            if limits and append_time_ms < 0 and segment.size and max_timestamp > segment.roll_timestamp:
+                max_timestamp = self._latest_for_roll(segment, batch, header, now_ms, limits)
             segment = self._prepare(size, max_timestamp, next_offset, now_ms)
             position = segment.size
             if leader_epoch != self._leader_epoch:
@@ -255,10 +263,9 @@ class PartitionLog:
         return _new_tuple(Appended, (base_offset, next_offset, append_time_ms, self.log_start_offset, False))
 
     def append_as_follower(self, data: memoryview) -> int:
-        """Append whole batches with the offsets and epochs that their leader gave them; the log's new end offset.
+        """Append whole batches with their leader's offsets and epochs; the log's new end offset.
 
-        Raises CorruptMessage for the first batch that is not sound or does not begin at or after the log's end; those
-        before it are appended. StorageError as `append`.
+        Raises CorruptMessage for the first that is not sound or begins before the log's end, StorageError as `append`.
         """
         for batch, fields in checked_batches(data, self.log_end_offset):
             self._append_assigned(batch, fields)
@@ -295,8 +302,7 @@ class PartitionLog:
             raise StorageError(f"{self.topic_partition} is offline: {self.failure}")
         segment = self._segments.active
         try:
-            if segment.size and segment.roll_timestamp == FIRST_TIMESTAMP_PENDING:
-                segment.start_clock(segment.first_timestamp(), self.config)
+            segment.start_pending_clock(self.config)
             if segment.size and (
                 segment.size + size > segment.size_limit
                 or max_timestamp > segment.roll_timestamp
@@ -311,6 +317,11 @@ class PartitionLog:
         if not segment.size:
             segment.start_clock(max_timestamp, self.config)
         return segment
+
+    def _latest_for_roll(
+        self, segment: Segment, batch: memoryview, header: BatchHeader, now_ms: int, limits: Limits
+    ) -> int:
+        return self.look_up(lambda: latest_for_roll(segment, batch, header, self.config, now_ms, limits))
 
     def roll(self, now_ms: int) -> None:
         """Begin a new segment, unless the active one is empty. Raises StorageError."""
@@ -389,7 +400,7 @@ class PartitionLog:
             raise self._io_failed("read", error) from error
 
     def cold_read(self, start: int, bytes_max: int) -> ColdRead | None:
-        """What to run on a thread before `read`, when that would wait for the disk; None when it would not."""
+        """What to run on a thread before a `read` that would wait for the disk; None when it would not."""
         if self.failure is not None or not self.log_start_offset <= start < self.log_end_offset:
             return None
         return self.look_up(lambda: self.reader.cold(start, bytes_max))
@@ -460,9 +471,7 @@ class PartitionLog:
         self.producers = restore_producers(self._durability.snapshots, self._segments, self.log_start_offset, end)
 
     def restart_at(self, offset: int) -> None:
-        """Drop everything; the log is empty and starts at `offset`. Blocks. Callers do as for `truncate_to`, and have
-        persisted `offset` as the log start offset.
-        """
+        """Drop everything: the empty log starts at `offset`, which was persisted. Blocks. See `truncate_to`."""
         try:
             self._durability.before_cut(-1)
             for segment in self._segments.take_from(0):
@@ -480,8 +489,7 @@ class PartitionLog:
             raise StorageError(f"{self.topic_partition} is offline: {self.failure}") from error
 
     def delete_before(self, offset: int) -> int:
-        """Move the log start offset forward to `offset`; the log start offset then. Segments go with the next
-        retention.
+        """Move the log start offset forward to `offset`; the log start offset then. Retention removes the segments.
 
         Raises OffsetOutOfRange beyond the log's end.
         """
@@ -494,13 +502,13 @@ class PartitionLog:
 
     def times_look(self, now_ms: int) -> TimesLook | None:
         """What to run on a thread before `apply_retention`, and then to `take`; None when all is known."""
-        return self._retention.look(self.config, now_ms) if self.failure is None else None
+        return self._retention.look(self._disk, self.config, now_ms) if self.failure is None else None
 
     def apply_retention(self, now_ms: int, high_watermark: int | None = None) -> int:
         """Take whole segments that the settings no longer keep out of the log; how many. Forgets silent producers too.
 
-        Nothing at or above the high watermark (the log's end when None) goes. The files are as they were: `removal`
-        is run for them once the new log start offset has been persisted. Raises StorageError.
+        Nothing at or above the high watermark (the log's end when None) goes. `removal` is for their files. Raises
+        StorageError.
         """
         self.producers.expire(now_ms, self.config.producer_id_expiration_ms)
         limit = self.log_end_offset if high_watermark is None else high_watermark
@@ -547,8 +555,8 @@ class PartitionLog:
         self._retention.keep(old, now_ms + self.config.file_delete_delay_ms)
 
     def removal(self, now_ms: int) -> Removal | None:
-        """File work on what retention took out, to be run on a thread, one at a time: renames, for which the log start
-        offset must have been persisted, and removals whose `file.delete.delay.ms` is over. None when there is none.
+        """Renames of what retention took out, once the log start offset is persisted, and removals that are due; None
+        when there are none. To be run on a thread, one at a time.
         """
         return self._retention.removal(now_ms)
 
@@ -559,8 +567,7 @@ class PartitionLog:
     # Durability
 
     def flush_plan(self) -> FlushPlan:
-        """What to sync so that everything up to the log's end is durable. Run it off the loop, then give it to
-        `flushed`.
+        """What to sync so that all is durable: run it off the loop, then give it to `flushed`.
 
         A plan that was taken must be run; if that fails, call `put_back` or `fail`: see its `run`. Two may overlap.
         """

@@ -7,7 +7,7 @@ begins its next read there without an index.
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
-from tidelog.log.batch_scan import BASE_OFFSET, COUNT, LAST_OFFSET_DELTA, LEADER_EPOCH, MAX_TIMESTAMP, headers
+from tidelog.log.batch_scan import BASE_OFFSET, COUNT, LAST_OFFSET_DELTA, LEADER_EPOCH, headers
 from tidelog.log.checkpoints import CLEANER_OFFSETS
 from tidelog.log.errors import CorruptLog
 from tidelog.log.segment import NO_TIMESTAMP, Segment
@@ -221,12 +221,15 @@ class LogReader:
         return None
 
     def max_timestamp_offset(self, start_offset: int) -> Steps[TimestampOffset | None]:
-        """The first record that has the log's largest timestamp; None when no record has one. Raises CorruptLog."""
+        """The first record that has the largest timestamp in the log, by the headers of batches; None without records.
+
+        Where no record has a timestamp it is the first with -1, as in Kafka. Raises CorruptLog.
+        """
         best: tuple[int, int, Segment] | None = None
         for segment in self._segments.items[self._segments.floor(start_offset) :]:
             yield from self._step(segment)
             latest, offset = yield from self._latest(segment, start_offset)
-            if latest != NO_TIMESTAMP and (best is None or latest > best[0]):
+            if offset >= 0 and (best is None or latest > best[0]):
                 best = latest, offset, segment
         if best is None:
             return None
@@ -234,20 +237,26 @@ class LogReader:
         if segment.deleted:
             raise LogChanged
         found = segment.find(offset)
-        if found is not None:
-            position, size, fields = found
-            for record_offset, timestamp in _records(segment, position, size, start_offset):
+        if found is None:
+            return None
+        position, size, fields = found
+        largest = TimestampOffset(0, NO_TIMESTAMP - 1, 0)
+        for record_offset, timestamp in _records(segment, position, size, start_offset):
+            if timestamp > largest.timestamp:
+                largest = TimestampOffset(record_offset, timestamp, fields[LEADER_EPOCH])
                 if timestamp >= latest:
-                    return TimestampOffset(record_offset, timestamp, fields[LEADER_EPOCH])
-        return None
+                    break
+        return largest if largest.timestamp >= NO_TIMESTAMP else None
 
     def _latest(self, segment: Segment, start_offset: int) -> Steps[tuple[int, int]]:
-        """(largest timestamp, an offset of the batch that has it) from `start_offset` on; NO_TIMESTAMP: none."""
+        """(largest timestamp, an offset of the first batch that has it) from `start_offset` on; an offset of -1: there
+        are no records.
+        """
         latest = segment.latest_timestamp()
-        if segment.base_offset >= start_offset or latest == NO_TIMESTAMP:
+        if segment.base_offset >= start_offset and latest > 0:  # 0 may be a false header's
             return latest, segment.max_timestamp_offset
-        found = segment.find(start_offset)
-        latest, offset = NO_TIMESTAMP, start_offset
+        found = segment.find(max(start_offset, segment.base_offset)) if segment.size else None
+        latest, offset = NO_TIMESTAMP - 1, -1
         if found is not None:
             walked = headers(segment.file, found[0], segment.size, segment.base_offset)
             for count, (at, size, fields) in enumerate(walked, 1):
@@ -258,11 +267,13 @@ class LogReader:
                     continue
                 if fields[BASE_OFFSET] < start_offset:  # a part of this batch is below the start
                     times = (timestamp for _, timestamp in _records(segment, at, size, start_offset))
-                    timestamp = max(times, default=NO_TIMESTAMP)
+                    timestamp = max(times, default=NO_TIMESTAMP - 1)
                 else:
-                    timestamp = fields[MAX_TIMESTAMP]
+                    timestamp = segment.latest_in(at, fields)
                 if timestamp > latest:
                     latest, offset = timestamp, last_offset
+                if segment.max_timestamp == NO_TIMESTAMP:
+                    break  # no batch of this segment has a later one
         return latest, offset
 
     def _search_time(self, segment: Segment, timestamp_ms: int, start_offset: int) -> Steps[TimestampOffset | None]:
@@ -272,7 +283,8 @@ class LogReader:
         for count, (at, size, fields) in enumerate(walked, 1):
             if count % HEADERS_PER_STEP == 0:
                 yield from self._step(segment)
-            if fields[MAX_TIMESTAMP] < timestamp_ms or fields[BASE_OFFSET] + fields[LAST_OFFSET_DELTA] < start_offset:
+            last_offset = fields[BASE_OFFSET] + fields[LAST_OFFSET_DELTA]
+            if segment.latest_in(at, fields) < timestamp_ms or last_offset < start_offset:
                 continue
             yield from self._step(segment)
             for record_offset, timestamp in _records(segment, at, size, start_offset):

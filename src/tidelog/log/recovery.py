@@ -14,7 +14,6 @@ from tidelog.log.batch_scan import (
     CRC,
     LAST_OFFSET_DELTA,
     LEADER_EPOCH,
-    MAX_TIMESTAMP,
     PRODUCER_ID,
     Fields,
     batches,
@@ -253,8 +252,9 @@ class LogOpener:
             last_offset = fields[BASE_OFFSET] + fields[LAST_OFFSET_DELTA]
             if last and position == start and last_offset != segment.base_offset + last[0]:
                 raise CorruptIndex(f"{segment.index.path}: the batch at {start} ends with offset {last_offset}")
-            if fields[MAX_TIMESTAMP] > segment.max_timestamp and fields[COUNT]:
-                segment.max_timestamp = fields[MAX_TIMESTAMP]
+            latest = segment.latest_in(position, fields)
+            if latest > segment.max_timestamp and fields[COUNT]:
+                segment.max_timestamp = latest
                 segment.max_timestamp_offset = last_offset
             end_offset = last_offset + 1
         if end_offset <= segment.max_timestamp_offset and segment.size:

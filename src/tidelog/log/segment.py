@@ -4,12 +4,14 @@ import errno
 import logging
 import zlib
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from tidelog.log.batch_scan import BASE_OFFSET, COUNT, LAST_OFFSET_DELTA, MAX_TIMESTAMP, Fields, headers
+from tidelog.log.batch_scan import BASE_OFFSET, COUNT, LAST_OFFSET_DELTA, LENGTH, Fields, headers
 from tidelog.log.errors import CorruptLog
 from tidelog.log.indexes import INT32_MAX, PENDING_MAX, CorruptIndex, IndexCache, OffsetIndex, TimeIndex
+from tidelog.log.record_times import looked_at, stated_or_looked_at
 from tidelog.log.transaction_index import TransactionIndex
+from tidelog.wire.batches import LENGTH_END
 
 if TYPE_CHECKING:
     from tidelog.log.config import LogConfig
@@ -40,6 +42,13 @@ def file_name(base_offset: int, suffix: str) -> str:
     return f"{base_offset:020d}{suffix}"
 
 
+class SegmentAge(NamedTuple):
+    """A segment of `size` bytes ages from `from_ms`: its latest record's time, or its file's last change."""
+
+    size: int
+    from_ms: int
+
+
 class Segment:
     """Batches from `base_offset` on, in `size` bytes.
 
@@ -54,7 +63,9 @@ class Segment:
         "_walked_from",
         "_walked_offset",
         "_walked_to",
+        "age",
         "base_offset",
+        "clock_confirmed",
         "created_ms",
         "deleted",
         "entry_unsynced",
@@ -89,8 +100,10 @@ class Segment:
         self.times = TimeIndex(disk, stem + ".timeindex", base_offset)
         self.transactions = TransactionIndex(disk, stem + ".txnindex", exists=has_transactions)
         self.max_timestamp = UNKNOWN
-        """The latest timestamp of its batches (their headers' word), NO_TIMESTAMP when there is none."""
+        """The latest timestamp of its batches, by their headers; NO_TIMESTAMP when there is none."""
         self.max_timestamp_offset = base_offset
+        self.age: SegmentAge | None = None
+        """What retention has found out; None before it had to."""
         self.created_ms = 0
         self.deleted = False
         self.sound_from = size
@@ -101,6 +114,8 @@ class Segment:
         self._interval = INTERVAL_BYTES
         self._entries_max = self._time_entries_max = NEVER
         self.size_limit = self.roll_timestamp = self.roll_now_ms = NEVER
+        self.clock_confirmed = False
+        """Whether the records of the first batch were looked at for `roll_timestamp`."""
         self.offset_limit = base_offset + INT32_MAX + 1
         """`next_offset` may not exceed it: offsets are stored relative to the base in 31 bits."""
         self.synced_size = size
@@ -175,9 +190,15 @@ class Segment:
         self._time_entries_max = config.segment_index_bytes // TimeIndex.entry_bytes - 1  # one kept for the roll
         self.size_limit = config.segment_bytes
         self.roll_timestamp = FIRST_TIMESTAMP_PENDING
+        self.clock_confirmed = False
         last = self.index.last() if self.index.count else None
         self.index_after = (last[1] if last else 0) + self._interval
         self._check_full()
+
+    def start_pending_clock(self, config: "LogConfig") -> None:
+        """Find out when its time is over, if there are batches and nobody has. Raises CorruptLog, OSError."""
+        if self.size and self.roll_timestamp == FIRST_TIMESTAMP_PENDING:
+            self.start_clock(self.first_timestamp(), config)
 
     def start_clock(self, first_timestamp: int, config: "LogConfig") -> None:
         """Set when its time is over: by record timestamps where the first batch has one, by the clock otherwise."""
@@ -195,8 +216,14 @@ class Segment:
 
     def first_timestamp(self) -> int:
         """The largest timestamp of the first batch, NO_TIMESTAMP when empty. Raises CorruptLog."""
-        for _, _, fields in headers(self.file, 0, self.size, self.base_offset):
-            return fields[MAX_TIMESTAMP]
+        for found in headers(self.file, 0, self.size, self.base_offset):
+            return stated_or_looked_at(self.file, *found)
+        return NO_TIMESTAMP
+
+    def first_records_time(self) -> int:
+        """As `first_timestamp`, by the records themselves unless they are very many. Raises CorruptLog."""
+        for found in headers(self.file, 0, self.size, self.base_offset):
+            return looked_at(self.file, *found)
         return NO_TIMESTAMP
 
     def add_index_entry(self, last_offset: int, position: int) -> None:
@@ -208,14 +235,23 @@ class Segment:
         if self.index.pending >= PENDING_MAX:
             self.write_indexes()
 
-    def note_batch(self, position: int, fields: Fields) -> None:
-        """Account for a batch found at `position` by a scan: timestamps and indexes."""
+    def note_batch(self, position: int, fields: Fields, latest: int | None = None) -> None:
+        """Account for a batch found at `position` by a scan: timestamps and indexes.
+
+        `latest`: its largest timestamp, where its bytes are not in the file yet.
+        """
         last_offset = fields[BASE_OFFSET] + fields[LAST_OFFSET_DELTA]
-        if fields[MAX_TIMESTAMP] > self.max_timestamp and fields[COUNT]:  # compaction leaves batches without records
-            self.max_timestamp = fields[MAX_TIMESTAMP]
+        if latest is None:
+            latest = self.latest_in(position, fields)
+        if latest > self.max_timestamp and fields[COUNT]:  # compaction leaves batches without records
+            self.max_timestamp = latest
             self.max_timestamp_offset = last_offset
         if position > self.index_after:
             self.add_index_entry(last_offset, position)
+
+    def latest_in(self, position: int, fields: Fields) -> int:
+        """The largest timestamp of the batch at `position`."""
+        return stated_or_looked_at(self.file, position, fields[LENGTH] + LENGTH_END, fields)
 
     def write_indexes(self) -> None:
         """Write new entries to the index files. A full disk leaves them in memory, for later. Raises OSError."""
@@ -303,6 +339,11 @@ class Segment:
             self.max_timestamp_offset = self.base_offset + relative
         return self.max_timestamp
 
+    def latest_time(self) -> int:
+        """`latest_timestamp`, or when the file was last changed where no record has one. Raises CorruptLog, OSError."""
+        latest = self.latest_timestamp()
+        return self._disk.modified_ms(self.path) if latest == NO_TIMESTAMP else latest
+
     def read_latest_timestamp(self) -> tuple[int, int]:
         """(`max_timestamp`, its offset), read anew from the files. Blocks; on any thread: nothing is changed.
 
@@ -318,9 +359,10 @@ class Segment:
         latest = (NO_TIMESTAMP, self.base_offset)
         file = self._disk.open(self.path)
         try:
-            for _, _, fields in headers(file, 0, self.size, self.base_offset):
-                if fields[MAX_TIMESTAMP] > latest[0]:
-                    latest = (fields[MAX_TIMESTAMP], fields[BASE_OFFSET] + fields[LAST_OFFSET_DELTA])
+            for position, size, fields in headers(file, 0, self.size, self.base_offset):
+                found = stated_or_looked_at(file, position, size, fields)
+                if found > latest[0] and fields[COUNT]:
+                    latest = (found, fields[BASE_OFFSET] + fields[LAST_OFFSET_DELTA])
         finally:
             file.close()
         return latest
@@ -448,8 +490,9 @@ class Segment:
                 break
             position = at + size
             end_offset = last_offset + 1
-            if fields[MAX_TIMESTAMP] > latest[0] and fields[COUNT]:
-                latest = (fields[MAX_TIMESTAMP], last_offset)
+            found = self.latest_in(at, fields)
+            if found > latest[0] and fields[COUNT]:
+                latest = (found, last_offset)
         self.cut(position)
         try:
             self.index.truncate_to(offset)
@@ -467,6 +510,7 @@ class Segment:
         self.file.truncate(size)
         self.file.sync()
         self.size = self.synced_size = size
+        self.age = None
         self.sound_from = min(self.sound_from, size)
         self._walked_from = self._walked_to = 0
         self.indexes_unsynced = True

@@ -1,14 +1,18 @@
 """What a topic's settings ask of a client's batch beyond its framing: size, timestamps, and on demand every record.
 
-Kafka 4.3's rules. The header tells a batch's base and largest timestamp; the records are looked at only where that is
-not enough: `record.validation=full`, compacted topics, where a record without a key may not be, and to name what is
-refused. They may be many, out of few compressed bytes: then that is for a thread.
+Kafka 4.3's rules. The header tells a batch's base and largest timestamp. The records are looked at only where that is
+not enough: `record.validation=full`; compacted topics, where a record without a key may not be; timestamps that are to
+be refused, that contradict each other, or for which segments would be deleted or rolled. Then the largest timestamp in
+the header is corrected, as Kafka corrects that of every batch. Records may be many, out of few compressed bytes: then
+that is for a thread.
 """
 
 from collections.abc import Callable
 from struct import Struct
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
+from tidelog.log.config import INT64_MAX
+from tidelog.log.record_times import AHEAD_MS, contradicts_itself
 from tidelog.wire.batches import DECOMPRESSED_BYTES_MAX, TIMESTAMP_TYPE_BIT
 from tidelog.wire.checksums import crc32c
 from tidelog.wire.errors import ApiError, ErrorCode, InvalidRecord, RecordListTooLarge, RecordTooLarge
@@ -63,12 +67,19 @@ Limits: TypeAlias = "bool | Examined | Look"
 
 
 def check_client_batch(
-    batch: memoryview, header: "BatchHeader", config: "LogConfig", now_ms: int, limits: Limits = True
+    batch: memoryview,
+    header: "BatchHeader",
+    config: "LogConfig",
+    now_ms: int,
+    limits: Limits = True,
+    *,
+    would_roll: bool = False,
 ) -> int:
     """Check a batch that `check_produced` has passed against the topic's settings; the append time, -1 for CreateTime.
 
-    `limits` may be what a thread has found out of its records, or what looks at them. May write into `batch` and
-    `header`: timestamp type and largest timestamp, with a new CRC. Raises the ApiError to answer with, NotInline.
+    `limits` may be what a thread has found out of its records, or what looks at them. `would_roll`: by its header's
+    largest timestamp the active segment's time is over. May write into `batch` and `header`: timestamp type and largest
+    timestamp, with a new CRC. Raises the ApiError to answer with, NotInline.
     """
     if header.size > config.max_message_bytes:
         raise too_large(f"{header.size} bytes", config.max_message_bytes)
@@ -78,7 +89,7 @@ def check_client_batch(
             "a batch lies in one segment; raise it, or send smaller batches (producer: batch.size)"
         )
     max_timestamp = header.max_timestamp
-    if _look_at_records(header, config, now_ms):
+    if _look_at_records(header, config, now_ms) or (would_roll and config.message_timestamp_type == "CreateTime"):
         if isinstance(limits, Examined):
             if limits.config is not config:
                 raise NotInline
@@ -86,7 +97,6 @@ def check_client_batch(
         else:
             look = examine_inline if isinstance(limits, bool) else limits
             examined = look(batch, header, config, now_ms)
-        # The header may lie: what its records say is what time indexes and clients go by.
         max_timestamp = examined.max_timestamp
     if config.message_timestamp_type == "LogAppendTime":
         if header.attributes & TIMESTAMP_TYPE_BIT:
@@ -98,15 +108,27 @@ def check_client_batch(
 
 
 def _look_at_records(header: "BatchHeader", config: "LogConfig", now_ms: int) -> bool:
-    """Whether the header does not tell all that the settings ask."""
+    """Whether the header does not tell all that the settings ask, or cannot be taken at its word."""
     if config.compacts or config.record_validation == "full":
         return True
     if config.message_timestamp_type == "LogAppendTime":
         return False
-    if header.attributes & TIMESTAMP_TYPE_BIT and header.max_timestamp == NO_TIMESTAMP:
+    if header.attributes & TIMESTAMP_TYPE_BIT:  # the header's largest timestamp is that of every record
+        if header.max_timestamp == NO_TIMESTAMP:
+            return True
+    elif (
+        contradicts_itself(header)
+        or header.max_timestamp - now_ms > AHEAD_MS
+        or now_ms - header.base_timestamp > kept_ms(config)
+    ):
         return True
     earliest = now_ms - config.message_timestamp_before_max_ms
     return not _in_range(header, earliest, now_ms + config.message_timestamp_after_max_ms)
+
+
+def kept_ms(config: "LogConfig") -> int:
+    """How long records of a topic are kept for their age."""
+    return config.retention_ms if config.deletes and config.retention_ms >= 0 else INT64_MAX
 
 
 def examine(

@@ -79,14 +79,14 @@ class Compaction:
             await asyncio.wait([self._partitions.swapping])
 
     async def _run(self) -> None:
-        """Clean what is worthwhile, again and again."""
+        """Clean what is worthwhile: at once after the start, as Kafka does, and again and again."""
         while True:
-            await self._runtime.tasks.sleep(self._config.log_cleaner_backoff_ms / 1000)
             try:
                 while await self.clean_dirtiest():
                     pass
             except Exception:
                 logger.exception("compaction failed")  # and is tried again the next time
+            await self._runtime.tasks.sleep(self._config.log_cleaner_backoff_ms / 1000)
 
     async def clean_dirtiest(self) -> bool:
         """One pass over the partition that has most to gain; whether there was one."""

@@ -5,10 +5,8 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from itertools import islice
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from tidelog.log.errors import CorruptLog
 from tidelog.log.partition_log import PartitionLog
 from tidelog.log.segment import PASSING
 from tidelog.metadata.image import CLUSTER_METADATA
@@ -18,12 +16,12 @@ from tidelog.replication.moves import Moves
 from tidelog.replication.offsets import Offsets
 from tidelog.replication.opening import DISK_THREADS, Opening, open_logs
 from tidelog.replication.partition import Partition, SharedByPartitions
+from tidelog.replication.retention import RetentionPasses
 from tidelog.wire.errors import StorageError, UnknownTopicId, UnknownTopicOrPartition
 
 if TYPE_CHECKING:
     from tidelog.log.config import LogConfig
     from tidelog.log.directories import DataDirectories
-    from tidelog.log.retention import Removal
     from tidelog.metadata.image import MetadataImage, TopicImage
     from tidelog.runtime.interfaces import Runtime
 
@@ -34,9 +32,7 @@ logger = logging.getLogger("tidelog.partitions")
 REMOVE_AGAIN_MS = 10_000
 """When a deleted partition could not be taken off the disk."""
 HOUSEKEEPING_BATCH = 50
-"""Partitions that retention looks at in one turn of the loop, and whose start offsets are persisted at once; also those
-that take new settings in one turn, or leave.
-"""
+"""Partitions that take new settings in one turn of the loop, or leave."""
 
 
 WAKING_PER_TURN = 1000
@@ -92,6 +88,7 @@ class Partitions:
         self.swapping: asyncio.Task[None] | None = None
         """Compaction's work on files that runs or was the last: it outlives the pass."""
         self.moves = Moves(runtime, self)
+        self._retention = RetentionPasses(runtime, self)
         self.flusher = Flusher(runtime.tasks, flush_interval_ms, self.checkpoint, self._look_at_directories)
         self._shared.full.no_descriptors = self.flusher.sync_all_soon
 
@@ -312,8 +309,8 @@ class Partitions:
         self._runtime.tasks.call_later(delay_ms / 1000, partial(self._remove_soon, retired))
         for key in [*(key for _, key in unopened), *(partition.log.topic_partition for partition in removed)]:
             self.directories.forget(key)
-        self._look_at_failures()
-        self._write_checkpoints_again()
+        self.look_at_failures()
+        self.write_checkpoints_again()
 
     def remove_later(self, retired: str, delay_ms: int, log: PartitionLog | None = None) -> None:
         """Take a partition that was put aside off the disk when no reader can be in it any more.
@@ -376,11 +373,11 @@ class Partitions:
 
     def _look_at_directories(self) -> None:
         """Now and then: what failed on a thread, and whether a full disk has room again."""
-        self._look_at_failures()
+        self.look_at_failures()
         if self._shared.full or self._passing:
             self._runtime.tasks.spawn(self._look_for_room(), name="look-for-room")
 
-    def _look_at_failures(self) -> None:
+    def look_at_failures(self) -> None:
         for path, reason in self.directories.take_failures().items():
             self.fail_soon(path, reason)
 
@@ -392,6 +389,10 @@ class Partitions:
     def note_offsets(self, partition: Partition) -> None:
         """Its log is another one."""
         self._offsets.update(partition)
+
+    def start_offsets(self) -> dict[TopicPartition, int]:
+        """A copy of all log start offsets, for a thread to write."""
+        return self._offsets.start_offsets()
 
     def checkpoint(self, moved: Iterable[Partition]) -> Callable[[], None]:
         """What to run on a thread to persist recovery points, log start offsets and high watermarks, once those of the
@@ -442,79 +443,16 @@ class Partitions:
                     self.opened_late()
 
     async def enforce_retention(self) -> None:
-        """Drop whole segments that the topics' settings no longer keep. One call at a time.
+        """Drop whole segments that the topics' settings no longer keep. One call at a time."""
+        await self._retention.enforce()
 
-        What fails for one log or directory does not keep the others from it.
-        """
-        every = iter(self)
-        while batch := list(islice(every, HOUSEKEEPING_BATCH)):
-            removals: list[tuple[Partition, PartitionLog, Removal]] = []
-            for partition in batch:
-                log = partition.log
-                removal = await self._retire(partition)
-                if removal is not None:
-                    removals.append((partition, log, removal))
-            failed: dict[str, OSError] = {}
-            if any(removal.begins for _, _, removal in removals):
-                failed = await self._work(
-                    self.directories.write_start_offsets, self._offsets.start_offsets(), lane=CHECKPOINTS_LANE
-                )
-                self._look_at_failures()
-                self._write_checkpoints_again()
-            for partition, log, removal in removals:
-                error = failed.get(log.directory.rpartition("/")[0]) if removal.begins else None
-                if error is not None:
-                    self._retention_failed(partition, error)
-                # A log that has moved meanwhile is not this partition's any more: its files go all together.
-                elif partition.log is log and not (partition.deleted or partition.frozen):
-                    try:
-                        await self._work(removal.run)
-                    except Exception as failure:
-                        self._retention_failed(partition, failure)
-            await self._runtime.tasks.sleep(0)
-
-    async def _retire(self, partition: Partition) -> "Removal | None":
-        """Take segments out of the log; what to do about their files."""
-        log = partition.log
-        now_ms = self._runtime.clock.now_ms()
-        look = None
-        try:
-            look = log.times_look(now_ms) if not partition.deleted else None
-            if look is not None:
-                await self._work(look.run)
-                look.take()
-            if partition.deleted or partition.frozen or log is not partition.log or log.failure is not None:
-                return None
-            if log.apply_retention(now_ms, partition.high_watermark):
-                self._offsets.update(partition)
-            return log.removal(now_ms)
-        except Exception as error:
-            if partition.frozen or log is not partition.log or (look is not None and look.outdated):
-                return None  # another time: the files have gone elsewhere
-            if isinstance(error, CorruptLog):
-                log.fail(str(error))
-            self._retention_failed(partition, error)
-            return None
-
-    def _retention_failed(self, partition: Partition, error: Exception) -> None:
-        if not partition.deleted:
-            expected = isinstance(error, StorageError | OSError | CorruptLog)
-            logger.error(
-                "retention failed partition=%s-%d reason=%s",
-                partition.topic,
-                partition.index,
-                error,
-                exc_info=None if expected else error,
-            )
-            if partition.log.failure is not None:
-                partition.fail()
-
-    def _write_checkpoints_again(self) -> None:
+    def write_checkpoints_again(self) -> None:
         """What a full disk kept from them is written as soon as there is room, though nothing is appended."""
         if self.directories.are_behind:
             self.flusher.retry_checkpoint()
 
-    async def _work(self, function: Callable[..., T], *args: object, lane: str = "") -> T:
+    async def work(self, function: Callable[..., T], *args: object, lane: str = "") -> T:
+        """Run retention's file work on a thread; `settled` waits for it."""
         self._housework = running = self._runtime.tasks.run_blocking(function, *args, lane=lane)
         await asyncio.wait([running])
         return running.result()
@@ -540,6 +478,7 @@ class Partitions:
         They may not while a partition is offline: the next start must look at that log again, not trust it.
         """
         await self.moves.close()
+        self._retention.end_looks()
         self.flusher.stop()
         await self.settled()
         for partition in self._table.values():
@@ -564,6 +503,7 @@ class Partitions:
     async def abandon(self) -> None:
         """Close the logs as they are, after a start that failed; the next start recovers them."""
         await self.moves.close()
+        self._retention.end_looks()
         self.flusher.stop()
         await self.settled()
         for partition in self._table.values():

@@ -119,6 +119,12 @@ class Disk(Protocol):
     def exists(self, path: str) -> bool: ...
     def size(self, path: str) -> int: ...
 
+    def modified_ms(self, path: str) -> int:
+        """When the file's bytes were last changed, in milliseconds since the Unix epoch."""
+
+    def set_modified_ms(self, path: str, modified_ms: int) -> None:
+        """Make `modified_ms` answer this until the file is changed again."""
+
     def list(self, directory: str) -> list[str]:
         """Return the sorted names in the directory."""
 

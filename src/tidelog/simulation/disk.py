@@ -58,15 +58,15 @@ class SimFile:
             # A disk that fills up in the middle of a write stores a part of the bytes.
             part = content[: self._disk.rng.randrange(len(content) + 1)]
             if part and error.errno not in NOT_OPENED and not self._closed:
-                self._inode.write(part, position)
+                self._inode.write(part, position, self._disk.now_ms())
                 self._disk.done("write", self.path, f"at={position} torn", part)
             raise
-        self._inode.write(content, position)
+        self._inode.write(content, position, self._disk.now_ms())
         self._disk.done("write", self.path, f"at={position}", content)
 
     def truncate(self, size: int) -> None:
         self._begin("truncate")
-        self._inode.truncate(size)
+        self._inode.truncate(size, self._disk.now_ms())
         self._disk.done("truncate", self.path, f"size={size}")
 
     def size(self) -> int:
@@ -137,10 +137,18 @@ class SimDisk:
     """
 
     def __init__(
-        self, medium: Medium | None = None, *, rng: random.Random, trace: Trace | None = None, host: str = "disk"
+        self,
+        medium: Medium | None = None,
+        *,
+        rng: random.Random,
+        trace: Trace | None = None,
+        host: str = "disk",
+        now_ms: Callable[[], int] = lambda: 0,
     ) -> None:
         self.medium = medium or Medium()
         self.rng = rng
+        self.now_ms = now_ms
+        """The wall clock, for the times at which files are changed."""
         self.alive = True
         self.cold = 0.0
         """Probability that `resident` answers False."""
@@ -173,7 +181,7 @@ class SimDisk:
 
     def power_cut(self, rng: random.Random | None = None) -> "SimDisk":
         """Return the disk that the next start would find if the power failed now. This disk is not changed."""
-        return SimDisk(self.medium.survivor(rng or self.rng), rng=self.rng, trace=self._trace, host=self._host)
+        return self._next(self.medium.survivor(rng or self.rng))
 
     def kill(self) -> "SimDisk":
         """End the process: every later call on this disk raises ProcessGone. Returns the next process's disk, with
@@ -182,7 +190,10 @@ class SimDisk:
         self.alive = False
         for path in [path for path, holder in self.medium.locked.items() if holder is self]:
             del self.medium.locked[path]
-        return SimDisk(self.medium, rng=self.rng, trace=self._trace, host=self._host)
+        return self._next(self.medium)
+
+    def _next(self, medium: Medium) -> "SimDisk":
+        return SimDisk(medium, rng=self.rng, trace=self._trace, host=self._host, now_ms=self.now_ms)
 
     # Disk
 
@@ -191,7 +202,7 @@ class SimDisk:
         if create and not self._exists(path):
             self.begin("create", path)
             _check_name(path)
-            self.medium.create(path, Inode())
+            self.medium.create(path, Inode(modified_ms=self.now_ms()))
             self.done("create", path)
         file = SimFile(self, path, self.medium.inode(path))
         self._files[file] = None
@@ -224,6 +235,14 @@ class SimDisk:
     def size(self, path: str) -> int:
         self.begin("size", path)
         return len(self.medium.inode(path).cached)
+
+    def modified_ms(self, path: str) -> int:
+        self.begin("size", path)
+        return self.medium.inode(path).modified_ms
+
+    def set_modified_ms(self, path: str, modified_ms: int) -> None:
+        self.begin("size", path)
+        self.medium.inode(path).modified_ms = modified_ms
 
     def list(self, directory: str) -> list[str]:
         self.begin("list", directory)

@@ -22,14 +22,17 @@ class Inode:
     durable: bytearray = field(default_factory=bytearray)
     unsynced: list[tuple[int, bytes | None]] = field(default_factory=list)
     """(position, data) of a write; (size, None) of a truncation."""
+    modified_ms: int = 0
 
-    def write(self, data: bytes, position: int) -> None:
+    def write(self, data: bytes, position: int, now_ms: int) -> None:
         _overlay(self.cached, data, position)
         self.unsynced.append((position, data))
+        self.modified_ms = now_ms
 
-    def truncate(self, size: int) -> None:
+    def truncate(self, size: int, now_ms: int) -> None:
         _resize(self.cached, size)
         self.unsynced.append((size, None))
+        self.modified_ms = now_ms
 
     def sync(self) -> None:
         for position, data in self.unsynced:
@@ -63,7 +66,7 @@ class Inode:
         if self.unsynced and rng.random() < mood.wrong_size:
             # the size is durable independently: the file is cut short or filled with zeros
             _resize(content, rng.choice(sizes))
-        return Inode(bytearray(content), content)
+        return Inode(bytearray(content), content, modified_ms=self.modified_ms)
 
 
 @dataclass(slots=True, eq=False)

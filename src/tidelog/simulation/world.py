@@ -57,7 +57,7 @@ class SimHost:
         self.clock = SimClock(world.loop)
         self.starts = 0
         self._world = world
-        self._disk = SimDisk(rng=world.rng(f"{name}/disk"), trace=world.trace, host=name)
+        self._disk = SimDisk(rng=world.rng(f"{name}/disk"), trace=world.trace, host=name, now_ms=self.clock.now_ms)
         self._runtime: Runtime | None = None
         self._tasks: SimTasks
         self._network: HostNetwork
@@ -94,7 +94,7 @@ class SimHost:
         assert self._runtime is None, f"{self.name} is running"
         world = self._world
         rng = world.rng(f"{self.name}/inserted disk/{self.starts}")
-        self._disk = SimDisk(disk.medium, rng=rng, trace=world.trace, host=self.name)
+        self._disk = SimDisk(disk.medium, rng=rng, trace=world.trace, host=self.name, now_ms=self.clock.now_ms)
 
     def kill(self) -> None:
         """Kill the process as kill -9 does: the disk keeps all written bytes, and peers see their connections end."""

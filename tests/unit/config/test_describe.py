@@ -184,12 +184,12 @@ def test_a_brokers_setting(
 def test_all_settings_are_listed_but_hidden_ones() -> None:
     config = broker({})
     assert len(describe_topic({}, config, None)) == len(TOPIC_KEYS) - 1
-    assert len(describe_broker(config, None)) == len(BROKER_KEYS) - 3
+    assert len(describe_broker(config, None)) == len(BROKER_KEYS) - 4
     hidden = "leader.replication.throttled.rate"
     assert describe_broker(config, [hidden]) == []
     config.apply_dynamic({}, {hidden: "5"})
     assert told(only(describe_broker(config, [hidden]))) == ("5", 2, [(hidden, "5", 2)])
-    assert len(describe_broker(config, None)) == len(BROKER_KEYS) - 2
+    assert len(describe_broker(config, None)) == len(BROKER_KEYS) - 3
     assert describe_topic({}, config, ["internal.segment.bytes"]) == []
     small = only(describe_topic({"internal.segment.bytes": "500"}, config, ["internal.segment.bytes"]))
     assert told(small) == ("500", 1, [("internal.segment.bytes", "500", 1)])

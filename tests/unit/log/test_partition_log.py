@@ -564,17 +564,17 @@ def test_times_do_not_name_offsets_that_are_not_the_batchs(delta: int) -> None:
 def test_times_are_looked_for_in_steps() -> None:
     """Behind DeleteRecords, and behind a header that promises what no record has, every header is walked."""
     on = LogOnDisk()
-    lie = make_batch(b"lie", timestamps=[NOW_MS])
+    lie = make_batch(b"lie", b"lie", timestamps=[NOW_MS, NOW_MS])
     lie[35:43] = (NOW_MS + 50).to_bytes(8, "big")
     lie[17:21] = crc32c(memoryview(lie)[21:]).to_bytes(4, "big")
     on.append_batch(lie)
     for _ in range(20 * HEADERS_PER_STEP):
         on.append(b"", timestamps=[NOW_MS])
-    on.log.delete_before(1)
+    on.log.delete_before(2)
     for steps in (find_timestamp(on.log, NOW_MS + 10), find_max_timestamp(on.log)):
         assert len(list(steps)) > 19
     assert run_all(find_timestamp(on.log, NOW_MS + 10)) is None
-    assert run_all(find_max_timestamp(on.log)) == TimestampOffset(1, NOW_MS, 0)
+    assert run_all(find_max_timestamp(on.log)) == TimestampOffset(2, NOW_MS, 0)
 
 
 def test_a_segment_that_goes_while_a_time_is_looked_for() -> None:

@@ -43,7 +43,7 @@ def cleanable(log: "PartitionLog", clean_offset: int | None, high_watermark: int
     dirty_from = log.segments.floor(first_dirty)
     if config.min_compaction_lag_ms > 0:
         latest = now_ms - config.min_compaction_lag_ms
-        young = (s.base_offset for s in items[dirty_from:-1] if s.latest_timestamp() > latest)
+        young = (s.base_offset for s in items[dirty_from:-1] if s.latest_time() > latest)
         limit = min(limit, next(young, limit))
     limit = max(limit, first_dirty)
     end = log.segments.floor(limit)

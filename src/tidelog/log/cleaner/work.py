@@ -20,6 +20,7 @@ from tidelog.log.cleaner.throttle import Throttle
 from tidelog.log.cleaner.transactions import Transactions
 from tidelog.log.errors import CorruptLog
 from tidelog.log.leftovers import CLEANED_SUFFIX, remove_cleaned
+from tidelog.log.record_times import latest_of
 from tidelog.log.segment import Segment, file_name
 from tidelog.log.transaction_index import AbortedTransaction, TransactionIndex
 from tidelog.wire.batches import CONTROL_BIT
@@ -166,12 +167,16 @@ class _Rewriting:
                 before += filtered.records_before
                 after += filtered.records_after
                 if filtered.batch is not None:
-                    segment.note_batch(segment.size + len(out), HEADER.unpack_from(filtered.batch))
+                    kept = HEADER.unpack_from(filtered.batch)
+                    segment.note_batch(segment.size + len(out), kept, latest_of(filtered.batch, kept))
                     out += filtered.batch
                     if len(out) >= self._job.limits.write_bytes:
                         self._write_out(segment, out)
         self._write_out(segment, out)
         self._finish(segment)
+        # Records without timestamps age from their file's last change, and go on doing so.
+        changed_ms = max(self._disk.modified_ms(self._source_path(source.base_offset)) for source in group)
+        self._disk.set_modified_ms(segment.path, changed_ms)
         return GroupCleaned(
             [source.base_offset for source in group],
             segment.size,
@@ -182,6 +187,9 @@ class _Rewriting:
             before,
             after,
         )
+
+    def _source_path(self, base_offset: int) -> str:
+        return f"{self._job.directory}/{file_name(base_offset, '.log')}"
 
     def _new_segment(self, base_offset: int) -> Segment:
         segment = Segment(self._disk, self._job.directory, base_offset, 0)
