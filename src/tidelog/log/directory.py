@@ -1,13 +1,13 @@
-"""The data directory of one broker: its lock, whether it was left in order, checkpoints, partitions' directories.
+"""One data directory of a broker: its lock, whether its last stop was clean, its checkpoints, its partitions.
 
-Every method blocks; all but `open` and `close_clean` may run on any thread while the broker works, but those that write
-checkpoints (`write_...`, `retire`, `remove_retired`, `give_up`, `make_way`, `expect`) one at a time.
+Every method blocks. While the broker runs, all but `open` and `close_clean` are thread-safe, but methods that write
+checkpoints (`write_...`, `retire`, `remove_retired`, `give_up`, `make_way`, `expect`) must be called one at a time.
 
-What the checkpoints tell of a partition goes from them, durably, before a log is made under its name again: a log that
-was younger than what they tell would be taken for one that has lost its end, or its start.
+The entries of a deleted partition are removed from the checkpoints, durably, before a log of the same name is
+created. Otherwise the new log would look as if it had lost records at its end or start.
 
-A log's start offset is on the disk before the first file below it goes, so a file that is missing above it is noticed.
-A directory without that checkpoint, or from Kafka, which writes it now and then, begins with what its files say.
+A log's start offset is persisted before the first file below it is removed, so a missing file above it is noticed. A
+log without that checkpoint, or from Kafka, which writes it only at intervals, begins with its first file.
 """
 
 import logging
@@ -45,15 +45,15 @@ LOCK: Final = ".lock"
 CLEAN_MARKER: Final = ".kafka_cleanshutdown"
 STRAY_SUFFIX: Final = "-stray"
 UNREADABLE: Final = b""
-"""For a topic id."""
+"""Stands for a topic id that cannot be read."""
 
 
 class DirectoryInUse(Exception):
-    """Another broker runs in the directory. One line that says so."""
+    """Another broker uses the directory."""
 
 
 class InTheWay(Exception):
-    """Something of an earlier topic of that name is there yet: `make_way`, then open the partition."""
+    """Files of an older topic with the same name exist: call `make_way`, then open the partition again."""
 
 
 class DataDirectory:
@@ -62,16 +62,16 @@ class DataDirectory:
     def __init__(self, disk: "Disk", path: str, lock: "Lock", *, clean: bool) -> None:
         self.path = path
         self.clean = clean
-        """Whether the last broker here stopped in order: its logs need no recovery."""
+        """Whether the last broker stopped cleanly, so that its logs need no recovery."""
         self.blank = not disk.exists(f"{path}/{META_PROPERTIES}")
-        """Whether no broker has worked here before."""
+        """Whether the directory has never been used by a broker."""
         self._disk = disk
         self._lock: Lock | None = lock
         self._cache = IndexCache()
         self._checkpoints: dict[str, Mapping[TopicPartition, int]] = {}
-        """As they stand on the disk; those that are not there, or damaged, are missing."""
+        """The checkpoints on the disk; missing or damaged ones are absent."""
         self._latest: dict[str, Mapping[TopicPartition, int]] = {}
-        """As they were last to be written, which a full disk may have kept from the disk."""
+        """The newest content of each checkpoint, which a full disk may have kept from being written."""
         self._recovery_points = self._read(RECOVERY_POINTS)
         self._recovery_points_known = RECOVERY_POINTS in self._checkpoints
         self._start_offsets = self._read(LOG_START_OFFSETS)
@@ -81,17 +81,15 @@ class DataDirectory:
         self._latest.update(self._checkpoints)
         self._latest[LOG_START_OFFSETS] = dict(self._start_offsets)
         self._unnamed: dict[TopicPartition, None] = {}
-        """Partitions whose entries are kept until the caller's checkpoints name them: they opened just now, or could
-        not be opened.
-        """
+        """Partitions whose entries are kept until the caller's checkpoints contain them: they were just opened, or
+        failed to open."""
         self._retired: dict[TopicPartition, None] = {}
-        """Of which nothing may be written any more, until a log of that name is made. What the disk tells of them goes
-        with the next write of each checkpoint.
-        """
+        """Deleted partitions. Nothing is written about them until a log of that name is created; their old entries
+        are dropped by the next write of each checkpoint."""
 
     @classmethod
     def open(cls, disk: "Disk", path: str) -> "DataDirectory":
-        """Make it if it is missing, lock it. Raises DirectoryInUse, OSError."""
+        """Create the directory if it is missing, and lock it. Raises DirectoryInUse, OSError."""
         disk.make_dirs(path)
         try:
             lock = disk.lock(f"{path}/{LOCK}")
@@ -104,7 +102,7 @@ class DataDirectory:
             clean = disk.exists(marker)
             directory = cls(disk, path, lock, clean=clean)
             if clean:
-                # From here on the directory is as after a crash, until `close_clean`.
+                # From now until `close_clean`, the directory looks like after a crash.
                 disk.remove(marker)
                 disk.sync_dir(path)
         except BaseException:
@@ -113,7 +111,7 @@ class DataDirectory:
         return directory
 
     def _read(self, name: str) -> dict[TopicPartition, int]:
-        """A checkpoint that is missing or damaged costs a longer scan, never a record."""
+        """Read a checkpoint. Without a valid one the start scans more, but no record is lost."""
         try:
             offsets = read_offsets(self._disk, f"{self.path}/{name}")
         except CorruptLog as error:
@@ -132,8 +130,9 @@ class DataDirectory:
             return {}
 
     def adopt_start_offsets(self) -> None:
-        """Before Kafka's logs are opened here for the first time: where a log's files begin above its checkpoint, it
-        begins with its files, from now on for good. Raises OSError.
+        """Persist start offsets before Kafka's logs are opened here for the first time.
+
+        A log whose files begin above its checkpoint permanently begins with its files. Raises OSError.
         """
         self._take_start_offsets_from_files()
         self.write_start_offsets(self._start_offsets)
@@ -152,9 +151,10 @@ class DataDirectory:
     def open_partition(
         self, topic: str, index: int, topic_id: bytes, config: "LogConfig", now_ms: int, *, new: bool = False
     ) -> PartitionLog:
-        """Open or make the partition's log. `new`: nobody can have opened it before, its topic is made just now.
+        """Open or create the partition's log. `new`: the topic is being created, so no log of it can exist.
 
-        Raises InTheWay; CorruptLog, OSError: then the checkpoints keep what they say of it, for the next start.
+        Raises InTheWay, CorruptLog and OSError. After the last two, the checkpoints keep their entries for the next
+        start.
         """
         key = TopicPartition(topic, index)
         self._unnamed[key] = None
@@ -182,7 +182,9 @@ class DataDirectory:
         return log
 
     def _read_id(self, path: str, *, new: bool) -> bytes | None:
-        """None when there is none. Where a topic is made or deleted, one that cannot be read is UNREADABLE."""
+        """Read the topic id; None if there is none. While topics are created or deleted, an unreadable id is
+        UNREADABLE.
+        """
         try:
             return read_partition_metadata(self._disk, path)
         except CorruptLog:
@@ -191,9 +193,10 @@ class DataDirectory:
             raise
 
     def _of_another(self, key: TopicPartition, path: str, *, new: bool) -> bool:
-        """Whether a directory without an id, or what the checkpoints tell where there is none, is of an earlier topic.
+        """Return whether a directory without a topic id, or a checkpoint entry without a directory, belongs to an
+        older topic.
 
-        If not, the directory may have been lost, which must be said.
+        If not, the partition's directory may have been lost, which must be reported.
         """
         there = self._disk.exists(path)
         if new or key in self._retired:
@@ -201,19 +204,21 @@ class DataDirectory:
         return not there and self.tells_of(key) and aside_stem(key) in map(_retired, self.retired())
 
     def tells_of(self, key: TopicPartition) -> bool:
-        """Whether there is an entry of the partition, on the disk or for the next write."""
+        """Return whether a checkpoint has an entry of the partition, on the disk or in the next write."""
         return any(key in offsets for offsets in self._told())
 
     def entries(self) -> list[TopicPartition]:
-        """Partitions of which there is an entry, on the disk or for the next write."""
+        """Return the partitions that have an entry in a checkpoint, on the disk or in the next write."""
         return list(dict.fromkeys(key for offsets in self._told() for key in list(offsets)))
 
     def _told(self) -> list[Mapping[TopicPartition, int]]:
         return [self._recovery_points, self._start_offsets, *list(self._checkpoints.values())]
 
     def make_way(self, key: TopicPartition, topic_id: bytes) -> None:
-        """After InTheWay: put a directory of another topic than `topic_id` aside as `-stray`, once the checkpoints tell
-        of it no more. Raises OSError.
+        """Rename a directory of another topic than `topic_id` to `-stray`, after its checkpoint entries were
+        removed.
+
+        Call it after InTheWay. Raises OSError.
         """
         if self.tells_of(key):
             self.give_up(key)
@@ -221,7 +226,7 @@ class DataDirectory:
         known_id = self._read_id(path, new=True)
         if known_id != topic_id and self._disk.exists(path):
             stray = self._free_name(key, known_id or topic_id, STRAY_SUFFIX)
-            # Of a deleted topic of that name, mostly; but a damaged id looks the same, so it is said loudly.
+            # It is usually of a deleted topic, but a damaged topic id looks the same, so log it as an error.
             logger.error("partition of another topic put aside path=%s as=%s", path, stray)
             self._disk.rename(path, stray)
             self._disk.sync_dir(self.path)
@@ -300,15 +305,17 @@ class DataDirectory:
             raise failed
 
     def expect(self, log: PartitionLog, clean_offset: int | None) -> None:
-        """A log that was made elsewhere gets its place here, at once after this: the checkpoints tell of it already.
+        """Register a log that will be moved into this directory directly after this call; the checkpoints contain it
+        already.
 
-        `clean_offset`: up to where it is compacted, None for not at all. Raises OSError.
+        `clean_offset`: the offset up to which it is compacted, or None. Raises OSError.
         """
         key = log.topic_partition
         self._retired.pop(key, None)
         self._unnamed[key] = None
         self._recovery_points[key], self._start_offsets[key] = log.recovery_point, log.log_start_offset
-        # Beside all others, also where a full disk has cost the checkpoint: one that is there must be whole.
+        # All entries are written, even if a full disk has removed the checkpoint: a checkpoint that exists must be
+        # complete.
         for name, offset in ((RECOVERY_POINTS, log.recovery_point), (LOG_START_OFFSETS, log.log_start_offset)):
             self._write(name, {**self._latest.get(name, {}), key: offset})
         clean_offsets = {known: offset for known, offset in self._latest[CLEANER_OFFSETS].items() if known != key}
@@ -319,7 +326,7 @@ class DataDirectory:
     def open_future(
         self, path: str, config: "LogConfig", log_start_offset: int, topic_id: bytes, now_ms: int
     ) -> PartitionLog:
-        """A new, empty log in the directory `path`, which is made. Raises CorruptLog, OSError."""
+        """Create a new, empty log in the directory `path`. Raises CorruptLog, OSError."""
         self._disk.make_dirs(path)
         self._disk.write_atomic(f"{path}/{PARTITION_METADATA}", format_partition_metadata(topic_id))
         return PartitionLog.open(
@@ -334,7 +341,7 @@ class DataDirectory:
         )
 
     def reopen(self, log: PartitionLog, now_ms: int) -> PartitionLog:
-        """A log that was closed in order and has got its place here since. Raises CorruptLog, OSError."""
+        """Open a log again that was closed cleanly and moved into this directory. Raises CorruptLog, OSError."""
         reopened = PartitionLog.open(
             self._disk,
             f"{self.path}/{log.topic_partition}",
@@ -350,11 +357,11 @@ class DataDirectory:
         return reopened
 
     def retired(self) -> list[str]:
-        """Directories of deleted partitions that are still there."""
+        """Return the directories of deleted partitions that still exist."""
         return [f"{self.path}/{name}" for name in self._disk.list(self.path) if name.endswith(DELETE_SUFFIX)]
 
     def empty_retired(self, path: str) -> None:
-        """Take what is in it off the disk, which may take long. Raises OSError."""
+        """Remove the content of a retired directory, which may take long. Raises OSError."""
         assert path.endswith(DELETE_SUFFIX)
         for name in self._disk.list(path):
             child = f"{path}/{name}"
@@ -364,8 +371,9 @@ class DataDirectory:
                 self._disk.remove(child)
 
     def remove_retired(self, path: str) -> None:
-        """The last of it, once the checkpoints do not tell of it: while it is there, a start knows that what they tell
-        is of no log that is missing. Raises OSError.
+        """Remove a retired directory itself, after its checkpoint entries are gone. Raises OSError.
+
+        While it exists, a start knows that the entries do not belong to a missing log.
         """
         stem = _retired(path)
         key = None if stem is None else partition_of(stem)
@@ -375,17 +383,17 @@ class DataDirectory:
             self.give_up(key)
         self._disk.remove_tree(path)
 
-    # Small files
+    # Checkpoints and identity
 
     def write_identity(self, cluster_id: str, node_id: int, directory_id: str) -> None:
-        """meta.properties, in the form of KRaft's version 1, once. Raises CorruptLog, OSError.
+        """Write meta.properties once, in KRaft's version 1. Raises CorruptLog, OSError.
 
-        `directory_id` is for a directory that has none yet (KIP-858).
+        `directory_id` is used if the directory has no id yet (KIP-858).
         """
         path = f"{self.path}/{META_PROPERTIES}"
         properties = {"version": "1", "cluster.id": cluster_id, "node.id": str(node_id)}
         if self._disk.exists(path) and read_properties(self._disk.read(path), path) != properties:
-            return  # it has an id, or is of Kafka's form from before KRaft, which has none
+            return  # it has an id, or has Kafka's form from before KRaft, which has none
         self._disk.write_atomic(path, format_properties({**properties, "directory.id": directory_id}))
 
     def write_checkpoints(
@@ -394,7 +402,7 @@ class DataDirectory:
         start_offsets: Mapping[TopicPartition, int],
         high_watermarks: Mapping[TopicPartition, int],
     ) -> None:
-        """Persist them; files that would not change are left alone. Partitions that did not open keep their entries."""
+        """Persist the checkpoints; unchanged files are not written. Partitions that did not open keep their entries."""
         for key in [key for key in list(self._unnamed) if key in recovery_points]:
             del self._unnamed[key]
         self._write(RECOVERY_POINTS, {**self._kept(self._recovery_points), **recovery_points})
@@ -402,17 +410,17 @@ class DataDirectory:
         self._write(HIGH_WATERMARKS, high_watermarks)
 
     def clean_offset(self, key: TopicPartition) -> int | None:
-        """Up to where it is compacted, by the checkpoint as it stands on the disk."""
+        """Return the offset up to which the partition is compacted, by the checkpoint on the disk."""
         return self._checkpoints[CLEANER_OFFSETS].get(key)
 
     def write_cleaner_offsets(self, offsets: Mapping[TopicPartition, int]) -> None:
-        """Those of other partitions stay as they are. Raises OSError."""
+        """Persist clean offsets; other partitions' entries stay. Raises OSError."""
         self._write(CLEANER_OFFSETS, {**self._latest[CLEANER_OFFSETS], **offsets})
 
     def write_start_offsets(self, start_offsets: Mapping[TopicPartition, int]) -> None:
-        """Persist them before files below them go. Raises OSError.
+        """Persist start offsets before files below them are removed. Raises OSError.
 
-        On a full disk, which retention is to make room on, the checkpoint is removed: without it logs begin with their
+        On a full disk the checkpoint is removed, so that retention can free space: without it, logs begin with their
         files.
         """
         try:
@@ -429,7 +437,7 @@ class DataDirectory:
 
     @property
     def is_behind(self) -> bool:
-        """Whether a full disk has kept a checkpoint from being written, or has cost one."""
+        """Whether a full disk has prevented a write of a checkpoint, or made one be removed."""
         return any(self._checkpoints.get(name) != offsets for name, offsets in list(self._latest.items()))
 
     def _kept(self, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
@@ -446,15 +454,15 @@ class DataDirectory:
             self._disk.write_atomic(f"{self.path}/{name}", format_offsets(offsets))
             self._checkpoints[name] = offsets
 
-    # The end
+    # Closing
 
     def close_clean(self) -> None:
-        """Every log is flushed and closed: say so to the next start, and unlock."""
+        """Mark the stop as clean and unlock. Every log must be flushed and closed."""
         self._disk.write_atomic(f"{self.path}/{CLEAN_MARKER}", b'{"version":0,"brokerEpoch":-1}')
         self.release()
 
     def release(self) -> None:
-        """Unlock; the directory is as after a crash unless `close_clean` was called."""
+        """Unlock. Without `close_clean` before, the directory looks like after a crash."""
         if self._lock is not None:
             self._lock.release()
             self._lock = None

@@ -1,7 +1,8 @@
 """The log of one partition: append, read, truncate, retain, flush.
 
-Everything is called on the loop and waits for no disk beyond the page cache, except where a docstring says that it
-blocks. Derived state (indexes, producers, epochs) follows from the batches: recovery makes it again by the same code.
+All methods are called on the event loop and wait for no disk beyond the page cache, unless a docstring says that the
+method blocks. Indexes, producer state and leader epochs are derived from the batches; recovery derives them by the
+same code.
 """
 
 import logging
@@ -33,7 +34,7 @@ from tidelog.log.retention import Removal, Retention, TimesLook
 from tidelog.log.rolling import latest_for_roll
 from tidelog.log.segment import NOT_OPENED, PASSING, Segment
 from tidelog.log.snapshots import restore_producers
-from tidelog.log.validation import Limits, check_client_batch, kept_ms
+from tidelog.log.validation import Limits, check_client_batch, retention_time_ms
 from tidelog.model.ids import TopicPartition
 from tidelog.wire.batches import CONTROL_BIT, TIMESTAMP_TYPE_BIT, BatchHeader
 from tidelog.wire.errors import OffsetOutOfRange, StorageError
@@ -52,11 +53,11 @@ logger = logging.getLogger("tidelog.log")
 
 ANY_SIZE = 1 << 62
 
-_new_tuple = tuple.__new__  # what Appended() calls
+_new_tuple = tuple.__new__  # the call inside Appended(), without the cost of a Python function
 
 
 class PartitionLog:
-    """Segments of one partition's directory. Made by `open`."""
+    """The log in one partition's directory. `open` makes it."""
 
     __slots__ = (
         "_age_max_ms",
@@ -95,12 +96,12 @@ class PartitionLog:
         self.log_start_offset = opened.log_start_offset
         self.log_end_offset = opened.log_end_offset
         self.recovery = opened.report
-        """What opening found and did."""
+        """The report of the recovery at the opening."""
         self._durability = Durability(disk, directory, opened.segments, opened.snapshots, opened.log_end_offset)
         self.failure: str | None = None
-        """Why the log is offline, for good; None while it is not."""
+        """Why the log is permanently offline; None while it is online."""
         self.on_io_failure: Callable[[PartitionLog, OSError], None] | None = None
-        """Told, on the loop, of an error that is the disk's and will not pass."""
+        """Called on the loop after an error of the disk that is not temporary."""
         self._leader_epoch = -1
         for segment in opened.segments.items:
             segment.use_cache(cache)
@@ -119,22 +120,22 @@ class PartitionLog:
         now_ms: int,
         cache: IndexCache | None = None,
     ) -> "PartitionLog":
-        """Open the log in `directory` (TOPIC-PARTITION), made if it is missing. Blocks; may run on any thread.
+        """Open the log in `directory` (TOPIC-PARTITION), which is created if it is missing. Blocks; thread-safe.
 
-        `clean`: the last process shut down in order. Otherwise what lies past `recovery_point` is scanned, and is
-        durable afterwards; -1: no recovery point is known. Brokers share one `cache`. Raises CorruptLog, OSError.
+        `clean`: the last process stopped in order. Otherwise everything after `recovery_point` (-1: unknown) is
+        scanned and made durable. All logs of a broker share one `cache`. Raises CorruptLog, OSError.
         """
         opener = LogOpener(disk, directory, config, now_ms)
         opened = opener.open(clean=clean, recovery_point=recovery_point, log_start_offset=log_start_offset)
         return cls(disk, directory, config, cache or IndexCache(), opened)
 
     def configure(self, config: "LogConfig") -> None:
-        """Take new topic settings."""
+        """Apply new topic settings."""
         self.config = config
         self._size_max = min(config.max_message_bytes, config.segment_bytes)
         # A batch is checked closer that says times further ahead, or older. With -ANY_SIZE every batch is.
         self._ahead_max_ms = min(AHEAD_MS, config.message_timestamp_after_max_ms)
-        self._age_max_ms = kept_ms(config)
+        self._age_max_ms = retention_time_ms(config)
         if (
             config.message_timestamp_type == "LogAppendTime"
             or config.compacts
@@ -147,12 +148,14 @@ class PartitionLog:
 
     @property
     def recovery_point(self) -> int:
-        """Everything below it is durable, with all that recovery needs beside it."""
+        """Everything below this offset is durable, including the files that recovery needs besides the records."""
         return self._durability.recovery_point
 
     @property
     def durable_offset(self) -> int:
-        """Every record below it is durable; beyond the recovery point while a full disk refuses small files."""
+        """Every record below this offset is durable. It is ahead of the recovery point while the disk has no space
+        for small files.
+        """
         return self._durability.durable_offset
 
     @property
@@ -161,31 +164,33 @@ class PartitionLog:
 
     @property
     def segments(self) -> "SegmentList":
-        """For who looks at files as such: compaction."""
+        """The segments, for compaction, which works on files."""
         return self._segments
 
     @property
     def has_unsynced_segments(self) -> bool:
-        """Whether a whole segment is not known to be durable: neither retention nor recovery goes beyond it."""
+        """Whether a complete segment may not be durable. Retention and recovery do not go beyond such a segment."""
         return self._durability.recovery_point < self._segments.active.base_offset
 
     @property
     def unflushed(self) -> bool:
-        """Whether there are records that a power cut could take."""
+        """Whether a power cut could lose records."""
         return self.log_end_offset > self._durability.recovery_point
 
     @property
     def flush_due(self) -> bool:
-        """Whether `flush.messages` asks for a flush now."""
+        """Whether `flush.messages` requires a flush now."""
         return self.log_end_offset - self.recovery_point >= self.config.flush_messages
 
     @property
     def last_stable_offset(self) -> int:
-        """The first offset of the oldest open transaction, or the log's end. The high watermark bounds it further."""
+        """The first offset of the oldest open transaction, or the log's end. The high watermark limits it further."""
         return next(iter(self.producers.open_transactions), self.log_end_offset)
 
     def last_stable_offset_below(self, high_watermark: int) -> int:
-        """Exclusive end for read_committed: a transaction holds it until its marker is below the high watermark."""
+        """Return the exclusive end for read_committed consumers: a transaction counts as open until its marker is
+        below the high watermark.
+        """
         unstable = self.producers.first_unstable_offset(high_watermark)
         return high_watermark if unstable is None else min(unstable, high_watermark)
 
@@ -196,10 +201,10 @@ class PartitionLog:
     ) -> Appended:
         """Append one batch as the leader; base offset and leader epoch are written into `batch`.
 
-        A repeat of one of its producer's last five batches is not appended but answered as then (`duplicate`).
-        `limits`: apply the topic's limits on clients, with what `examine` found, or what looks. Raises the ApiError to
-        answer with, StorageError when the log is or goes offline, NotInline to have `examine` asked; nothing is
-        appended then.
+        A repeat of one of its producer's last five batches is not appended; the result is that of the first append,
+        with `duplicate`. `limits`: how to check the topic's limits on clients (see `validation.Limits`). Raises the
+        ApiError to respond with, StorageError when the log is or goes offline, and NotInline when the records must
+        be passed to `examine`. Nothing is appended then.
         """
         segment = self._segments.active
         size, position = header.size, segment.size
@@ -263,9 +268,10 @@ class PartitionLog:
         return _new_tuple(Appended, (base_offset, next_offset, append_time_ms, self.log_start_offset, False))
 
     def append_as_follower(self, data: memoryview) -> int:
-        """Append whole batches with their leader's offsets and epochs; the log's new end offset.
+        """Append batches unchanged, with the offsets and epochs of their leader. Returns the new end offset.
 
-        Raises CorruptMessage for the first that is not sound or begins before the log's end, StorageError as `append`.
+        Raises CorruptMessage for the first batch that is damaged or begins before the log's end, and StorageError as
+        `append`.
         """
         for batch, fields in checked_batches(data, self.log_end_offset):
             self._append_assigned(batch, fields)
@@ -297,7 +303,7 @@ class PartitionLog:
         self._leader_epoch = leader_epoch
 
     def _prepare(self, size: int, max_timestamp: int, next_offset: int, now_ms: int) -> Segment:
-        """The segment to append to, after a roll if it is time for one. Raises StorageError."""
+        """Return the segment to append to; roll it first if needed. Raises StorageError."""
         if self.failure is not None:
             raise StorageError(f"{self.topic_partition} is offline: {self.failure}")
         segment = self._segments.active
@@ -343,7 +349,7 @@ class PartitionLog:
         return segment
 
     def _write_failed(self, segment: Segment, position: int, end_offset: int, error: OSError) -> StorageError:
-        """Undo a write that did not fit; anything worse takes the log offline."""
+        """Undo a write that failed for lack of space. After any other error the log goes offline."""
         if self.log_end_offset == end_offset and error.errno in PASSING:
             try:
                 if error.errno not in NOT_OPENED:
@@ -365,7 +371,9 @@ class PartitionLog:
         return StorageError(f"{self.topic_partition} is offline: {error}")
 
     def fail(self, reason: str, error: Exception | None = None, *, say: bool = True) -> None:
-        """Take the log offline for good: damage, or with `error` a disk that failed. Who uses it gets StorageError."""
+        """Take the log permanently offline, because of damage or, with `error`, a disk error. Later calls raise
+        StorageError.
+        """
         if self.failure is None:
             self.failure = reason
             if say:
@@ -377,11 +385,11 @@ class PartitionLog:
     # Reading
 
     def read(self, start: int, bytes_max: int, end_offset: int) -> Slice:
-        """Whole batches, beginning with the one that holds `start`, below `end_offset`, from one segment.
+        """Return whole batches of one segment, beginning with the one that holds `start`, below `end_offset`.
 
-        The first may exceed `bytes_max` (KIP-74). Empty when there is nothing below `end_offset`. Raises
-        OffsetOutOfRange unless log start offset <= start <= log end offset; StorageError when the log is offline or
-        is found damaged.
+        The first batch may exceed `bytes_max` (KIP-74). Empty if there is nothing below `end_offset`. Raises
+        OffsetOutOfRange unless log start offset <= start <= log end offset, and StorageError when the log is offline
+        or damaged.
         """
         log_end_offset = self.log_end_offset
         if not self.log_start_offset <= start <= log_end_offset:
@@ -400,21 +408,23 @@ class PartitionLog:
             raise self._io_failed("read", error) from error
 
     def cold_read(self, start: int, bytes_max: int) -> ColdRead | None:
-        """What to run on a thread before a `read` that would wait for the disk; None when it would not."""
+        """Return work to run on a thread before a `read` that would wait for the disk; None if it would not wait."""
         if self.failure is not None or not self.log_start_offset <= start < self.log_end_offset:
             return None
         return self.look_up(lambda: self.reader.cold(start, bytes_max))
 
     def aborted_transactions(self, start: int, end_offset: int) -> "list[AbortedTransaction]":
-        """Those with records among the offsets, in the order of their first offsets. Raises StorageError."""
+        """Return aborted transactions with records in this range, in the order of their first offsets. Raises
+        StorageError.
+        """
         return self.look_up(lambda: self.reader.aborted_transactions(start, end_offset))
 
     def end_offset_for(self, leader_epoch: int) -> EpochEnd:
-        """Where `leader_epoch` ended in this log (OffsetsForLeaderEpoch)."""
+        """Return where `leader_epoch` ended in this log (OffsetsForLeaderEpoch)."""
         return self.epochs.end_offset_for(leader_epoch, self.log_end_offset)
 
     def look_up(self, function: Callable[[], T]) -> T:
-        """What a function finds in the files. Raises StorageError."""
+        """Call a function that reads files, and return its result. Raises StorageError."""
         if self.failure is not None:
             raise StorageError(f"{self.topic_partition} is offline: {self.failure}")
         try:
@@ -424,13 +434,13 @@ class PartitionLog:
         except OSError as error:
             raise self._io_failed("look-up", error) from error
 
-    # Cutting
+    # Truncation
 
     def truncate_to(self, offset: int) -> None:
-        """Drop every batch that reaches `offset` or later, one that holds it goes whole. Blocks until it is durable.
+        """Remove every batch that contains `offset` or a later one. Blocks until the cut is durable.
 
-        The caller has persisted a recovery point not above the new end before, has no flush under way, and no reader
-        that must not see it. Raises StorageError.
+        Before, the caller has persisted a recovery point not above the new end. No flush may be running, and no
+        reader that must not see the cut. Raises StorageError.
         """
         if offset >= self.log_end_offset:
             return
@@ -461,17 +471,19 @@ class PartitionLog:
         logger.info("log truncated partition=%s from=%d to=%d", self.topic_partition, before, self.log_end_offset)
 
     def _restore_state(self) -> None:
-        """Make derived state agree with a log that now ends earlier."""
+        """Rebuild the derived state for the log's earlier end."""
         end = self.log_end_offset
         self._durability.recovery_point = min(self.recovery_point, end)
-        self._disk.sync_dir(self.directory)  # what was removed must not come back behind later appends
+        self._disk.sync_dir(self.directory)  # removed files must not reappear behind later appends
         self.reader.forget_places()
         self.epochs.truncate_from_end(end)
         self._leader_epoch = -1
         self.producers = restore_producers(self._durability.snapshots, self._segments, self.log_start_offset, end)
 
     def restart_at(self, offset: int) -> None:
-        """Drop everything: the empty log starts at `offset`, which was persisted. Blocks. See `truncate_to`."""
+        """Remove everything: the empty log starts at `offset`, which was persisted before. Blocks. See
+        `truncate_to`.
+        """
         try:
             self._durability.before_cut(-1)
             for segment in self._segments.take_from(0):
@@ -489,7 +501,8 @@ class PartitionLog:
             raise StorageError(f"{self.topic_partition} is offline: {self.failure}") from error
 
     def delete_before(self, offset: int) -> int:
-        """Move the log start offset forward to `offset`; the log start offset then. Retention removes the segments.
+        """Move the log start offset forward to `offset` and return the new one. Retention removes the segments
+        later.
 
         Raises OffsetOutOfRange beyond the log's end.
         """
@@ -501,21 +514,23 @@ class PartitionLog:
         return self.log_start_offset
 
     def times_look(self, now_ms: int) -> TimesLook | None:
-        """What to run on a thread before `apply_retention`, and then to `take`; None when all is known."""
+        """Return work to run on a thread and then to `take` before `apply_retention`; None if all timestamps are
+        known.
+        """
         return self._retention.look(self._disk, self.config, now_ms) if self.failure is None else None
 
     def apply_retention(self, now_ms: int, high_watermark: int | None = None) -> int:
-        """Take whole segments that the settings no longer keep out of the log; how many. Forgets silent producers too.
+        """Remove whole segments that the settings no longer keep from the log, and return their number.
 
-        Nothing at or above the high watermark (the log's end when None) goes. `removal` is for their files. Raises
-        StorageError.
+        It also forgets silent producers. Segments at or above the high watermark (None: the log's end) stay.
+        `removal` is for their files. Raises StorageError.
         """
         self.producers.expire(now_ms, self.config.producer_id_expiration_ms)
         limit = self.log_end_offset if high_watermark is None else high_watermark
         return self.look_up(lambda: self._retire(now_ms, limit))
 
     def _retire(self, now_ms: int, limit: int) -> int:
-        # Nor what is not durable yet: a segment that a power cut brings back must not be a torn one.
+        # Segments that are not durable stay too: a power cut could bring a removed one back torn.
         limit = min(limit, self.recovery_point)
         start, end = self.log_start_offset, self.log_end_offset
         count = self._retention.count(
@@ -541,7 +556,7 @@ class PartitionLog:
         return count
 
     def replace_segments(self, old: list[Segment], new: Segment) -> None:
-        """From now on `new` is read, which has what compaction kept of `old`; `segments_replaced` follows."""
+        """Serve `new`, which has the records that compaction kept of `old`. `segments_replaced` must follow."""
         self.reader.may_have_holes = True
         self._segments.replace(old, new)
         self.reader.forget_places()
@@ -550,13 +565,17 @@ class PartitionLog:
             segment.retire()
 
     def segments_replaced(self, old: list[Segment], new: Segment, now_ms: int) -> None:
-        """The files of `new` have their names; those of `old`, renamed, stay readable as after `apply_retention`."""
+        """Finish a replacement: `new` has its final file names. The renamed files of `old` stay readable as after
+        retention.
+        """
         new.use_cache(self._cache)
         self._retention.keep(old, now_ms + self.config.file_delete_delay_ms)
 
     def removal(self, now_ms: int) -> Removal | None:
-        """Renames of what retention took out, once the log start offset is persisted, and removals that are due; None
-        when there are none. To be run on a thread, one at a time.
+        """Return the file operations that are due: renames of removed segments, and removals. None if there are
+        none.
+
+        The caller has persisted the log start offset, and runs the operations on a thread, one at a time.
         """
         return self._retention.removal(now_ms)
 
@@ -567,34 +586,41 @@ class PartitionLog:
     # Durability
 
     def flush_plan(self) -> FlushPlan:
-        """What to sync so that all is durable: run it off the loop, then give it to `flushed`.
+        """Return a plan that makes everything durable. Run it on a thread, then pass it to `flushed`.
 
-        A plan that was taken must be run; if that fails, call `put_back` or `fail`: see its `run`. Two may overlap.
+        The caller must run the plan. If the run fails, call `put_back` or `fail` (see the plan's `run`). Two plans
+        may overlap.
         """
         due = self._durability.snapshot_due()
         return self._durability.plan(self.log_end_offset, self.producers, self.epochs, with_snapshot=due)
 
     def flushed(self, plan: FlushPlan) -> None:
-        """A plan has run: move the recovery point."""
+        """Move the recovery point after a plan has run."""
         self._durability.flushed(plan)
 
     def put_back(self, plan: FlushPlan) -> None:
-        """A plan could not be run for want of descriptors: have the next one do all that it was to do."""
+        """Return a plan that could not run for want of descriptors; the next plan includes its work."""
         self._durability.put_back(plan)
 
     def settle(self) -> None:
-        """Write and sync everything, so that a start trusts it. Blocks. Raises OSError, as a plan's `run`."""
+        """Write and sync everything, so that the next start trusts the log. Blocks. Raises OSError, as a plan's
+        `run`.
+        """
         self._durability.settle(self.log_end_offset, self.producers, self.epochs)
 
     def close(self, *, clean: bool = True) -> None:
-        """End. `clean`: `settle` first; if that fails, it is logged and the next start recovers this log. Blocks."""
+        """Close the log. Blocks.
+
+        `clean`: call `settle` first. If that fails, it is logged, and the next start recovers this log.
+        """
         if clean and self.failure is None:
             try:
                 self.settle()
             except OSError as error:
                 self.fail(f"closing failed: {error}")
         for segment in [*self._segments.items, *self._retention.retired()]:
-            segment.deleted = segment.deleted or not clean  # a flush under way has nothing to complain of
+            # a running flush must not report its closed files as an error
+            segment.deleted = segment.deleted or not clean
             if segment.opened is not None:
                 segment.opened.close()
                 segment.opened = None

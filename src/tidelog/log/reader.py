@@ -1,7 +1,7 @@
-"""Reading a log: from an offset or a time to a region of one segment file.
+"""Find records in a log: from an offset or a timestamp to a region of one segment file.
 
-Where readers stopped is remembered (a few places): a reader that follows the log, from its end or through old segments,
-begins its next read there without an index.
+The positions where recent readers stopped are remembered. A reader that follows the log, or reads old segments in
+order, continues at its position without an index look-up.
 """
 
 from collections.abc import Iterator
@@ -26,20 +26,21 @@ PLACES_KEPT = 16
 PLENTY = 1 << 31
 """More bytes than a fetch can ask for."""
 WARM_BYTES = 8 << 20
-"""What was appended last is taken to be in the page cache without asking."""
+"""This many of the last appended bytes are assumed to be in the page cache."""
 LOOKED_AT_BYTES_MAX = 4 << 20
-"""Of a batch's records, decompressed, when a time is looked for: a third of a second for the smallest ones."""
+"""Limit on a batch's decompressed size when its records are searched by timestamp. The smallest records of this size
+take a third of a second."""
 HEADERS_PER_STEP = 64
 MARGIN_BYTES = 8192
-"""Beyond what a fetch wants: the way from the index entry to its offset."""
+"""Bytes that a cold read reads beyond the fetch's limit, for the way from the index entry to the offset."""
 
 
 class Slice(NamedTuple):
-    """`size` bytes of whole batches at `position` of `file`; nothing when `size` is 0 and `file` None.
+    """`size` bytes of whole batches at `position` of `file`. Without data, `size` is 0 and `file` is None.
 
-    `first_batch_offset` is the base offset of the first batch, which may be below the offset that was asked for.
-    `readable` is what a minimum of bytes is measured by, as Kafka does: what there is up to the limit that was given,
-    were it not for whole batches; `PLENTY` where the log goes on behind this segment. Never less than `size`.
+    `first_batch_offset` is the base offset of the first batch; it may be below the requested offset. `readable` is
+    the number of bytes available up to the limit, ignoring batch boundaries; it is compared with `fetch.min.bytes`,
+    as in Kafka. It is `PLENTY` if the log continues behind this segment, and never less than `size`.
     """
 
     file: "File | None"
@@ -58,11 +59,11 @@ class TimestampOffset(NamedTuple):
 
 
 class LogChanged(Exception):
-    """A segment left the log while something was looked for in it: look again."""
+    """A segment was removed from the log during a search, which must be repeated."""
 
 
 class ColdRead:
-    """Brings what the next read of an offset will touch into the page cache. `run` blocks, on any thread."""
+    """Reads the bytes that the next read needs into the page cache. `run` blocks; thread-safe."""
 
     __slots__ = ("_file", "_position", "_size")
 
@@ -72,14 +73,14 @@ class ColdRead:
         self._size = size
 
     def run(self) -> None:
-        """Raises OSError."""
+        """Read the bytes. Raises OSError."""
         step = 1 << 20
         for position in range(self._position, self._position + self._size, step):
             self._file.pread(min(step, self._position + self._size - position), position)
 
 
 class LogReader:
-    """Finds batches in `segments`; the owner tells where the log ends, and whether compaction may have made holes."""
+    """Finds batches in `segments`. The owner says where the log ends, and whether compaction may have left gaps."""
 
     __slots__ = ("_places", "_segments", "may_have_holes")
 
@@ -87,21 +88,22 @@ class LogReader:
         self._segments = segments
         self.may_have_holes = False
         self._places: dict[int, tuple[Segment, int]] = {}
-        """Offset -> where the batch that begins with it is or will be."""
+        """Segment and position of the batch that begins, or will begin, with an offset."""
 
     def forget_places(self) -> None:
-        """Positions are not valid any more: segments were cut or removed."""
+        """Forget all remembered positions, since segments were cut or removed."""
         self._places.clear()
 
     def empty_at(self, offset: int) -> Slice:
-        """A reader waits at the end of the log: its batch will be at the end of the active segment."""
+        """Return an empty slice for a reader at the end of the log, and remember its position in the active segment."""
         active = self._segments.active
         self._remember(offset, active, active.size)
         return Slice(None, 0, 0, offset, 0)
 
     def slice(self, start: int, bytes_max: int, end_offset: int, log_end_offset: int) -> Slice:
-        """Whole batches from the one that holds `start`, below `end_offset`, of one segment. Raises CorruptLog,
-        OSError.
+        """Return whole batches of one segment, beginning with the one that holds `start`, below `end_offset`.
+
+        Raises CorruptLog, OSError.
         """
         place = self._places.get(start)
         if place is not None:
@@ -123,7 +125,7 @@ class LogReader:
             if active:
                 self._remember(log_end_offset, segment, stop)
         elif stop == end and next_offset < 0:
-            # The end may be given in the middle of a batch: then no batch begins with it.
+            # `end_offset` may lie inside a batch; then no batch begins with it.
             if end_offset not in self._places and self._base_offset_at(segment, stop) == end_offset:
                 self._remember(end_offset, segment, stop)
         else:
@@ -138,7 +140,7 @@ class LogReader:
         return Slice(segment.file, position, size, first, readable)
 
     def cold(self, start: int, bytes_max: int) -> ColdRead | None:
-        """What to read ahead, off the loop, when a read of `start` would wait for the disk; None when it would not."""
+        """Return what to read on a thread if a read of `start` would wait for the disk; None if it would not."""
         place = self._places.get(start)
         if place is not None:
             segment, position = place
@@ -157,7 +159,9 @@ class LogReader:
         return ColdRead(segment, position, size)
 
     def _find(self, offset: int) -> tuple[Segment, int, int] | None:
-        """(segment, position, base offset) of the first batch that ends at or after `offset`. Raises CorruptLog."""
+        """Return (segment, position, base offset) of the first batch that ends at or after `offset`. Raises
+        CorruptLog.
+        """
         items = self._segments.items
         for place in range(self._segments.floor(offset), len(items)):
             found = items[place].find(offset)
@@ -179,9 +183,11 @@ class LogReader:
         )
 
     def _end_position(self, segment: Segment, end_offset: int) -> int:
-        """Where batches that reach `end_offset` begin in `segment`; its size when none does."""
+        """Return the position of the first batch that contains `end_offset` or a later offset; the segment's size if
+        there is none.
+        """
         if self._segments.items[self._segments.floor(end_offset)] is not segment:
-            return segment.size  # not looked for where it cannot be: that would read the segment's end from the disk
+            return segment.size  # without a search, which would read the segment's end from the disk
         place = self._places.get(end_offset)
         if place is not None and place[0] is segment:
             return place[1]
@@ -198,7 +204,7 @@ class LogReader:
         places[offset] = (segment, position)
 
     def aborted_transactions(self, start: int, end_offset: int) -> list[AbortedTransaction]:
-        """Aborted transactions that have records from `start` to `end_offset`, by first offset. Raises CorruptLog."""
+        """Return aborted transactions with records from `start` to `end_offset`, by first offset. Raises CorruptLog."""
         found: list[AbortedTransaction] = []
         for segment in self._segments.items[self._segments.floor(start) :]:
             for aborted in segment.transactions.read():
@@ -208,10 +214,13 @@ class LogReader:
                     return sorted(found, key=lambda aborted: aborted.first_offset)
         return sorted(found, key=lambda aborted: aborted.first_offset)
 
-    # Times. In steps: headers of a whole segment may have to be walked. Files may go in between: raises LogChanged.
+    # Searches by timestamp, in steps, since they may read the headers of a whole segment. They raise LogChanged if a
+    # segment is removed between two steps.
 
     def offset_for_timestamp(self, timestamp_ms: int, start_offset: int) -> Steps[TimestampOffset | None]:
-        """The first record at or after `start_offset` that is not earlier than `timestamp_ms`. Raises CorruptLog."""
+        """Return the first record at or after `start_offset` whose timestamp is at least `timestamp_ms`. Raises
+        CorruptLog.
+        """
         for segment in self._segments.items[self._segments.floor(start_offset) :]:
             yield from self._step(segment)
             if segment.latest_timestamp() >= timestamp_ms:
@@ -221,9 +230,10 @@ class LogReader:
         return None
 
     def max_timestamp_offset(self, start_offset: int) -> Steps[TimestampOffset | None]:
-        """The first record that has the largest timestamp in the log, by the headers of batches; None without records.
+        """Return the first record with the largest timestamp of the log, by the headers of batches; None without
+        records.
 
-        Where no record has a timestamp it is the first with -1, as in Kafka. Raises CorruptLog.
+        If no record has a timestamp, it is the first record, with -1, as in Kafka. Raises CorruptLog.
         """
         best: tuple[int, int, Segment] | None = None
         for segment in self._segments.items[self._segments.floor(start_offset) :]:
@@ -249,11 +259,11 @@ class LogReader:
         return largest if largest.timestamp >= NO_TIMESTAMP else None
 
     def _latest(self, segment: Segment, start_offset: int) -> Steps[tuple[int, int]]:
-        """(largest timestamp, an offset of the first batch that has it) from `start_offset` on; an offset of -1: there
-        are no records.
+        """Return the largest timestamp from `start_offset` on, and an offset of the first batch that has it; the
+        offset is -1 if there are no records.
         """
         latest = segment.latest_timestamp()
-        if segment.base_offset >= start_offset and latest > 0:  # 0 may be a false header's
+        if segment.base_offset >= start_offset and latest > 0:  # a timestamp of 0 may come from a wrong header
             return latest, segment.max_timestamp_offset
         found = segment.find(max(start_offset, segment.base_offset)) if segment.size else None
         latest, offset = NO_TIMESTAMP - 1, -1
@@ -273,7 +283,7 @@ class LogReader:
                 if timestamp > latest:
                     latest, offset = timestamp, last_offset
                 if segment.max_timestamp == NO_TIMESTAMP:
-                    break  # no batch of this segment has a later one
+                    break  # no other batch of this segment has a larger one
         return latest, offset
 
     def _search_time(self, segment: Segment, timestamp_ms: int, start_offset: int) -> Steps[TimestampOffset | None]:
@@ -299,10 +309,11 @@ class LogReader:
 
 
 def _records(segment: Segment, position: int, size: int, start_offset: int) -> Iterator[tuple[int, int]]:
-    """(offset, timestamp) of the records of one batch from `start_offset` on. Raises CorruptLog for a damaged batch.
+    """Yield (offset, timestamp) of the records of one batch from `start_offset` on. Raises CorruptLog for a damaged
+    batch.
 
-    Records are what a producer sent: they may be no records at all, or too many to look at. Then the header's word is
-    taken, as of one record.
+    The payload is what a producer sent: it may not be decodable, or too large to decode here. Then the batch is
+    treated as one record with the timestamp in its header.
     """
     batch = segment.file.pread(size, position)
     header = BatchHeader(batch)

@@ -1,8 +1,9 @@
-"""Opening a log: what a clean shutdown left is trusted, after a kill what was not known flushed is scanned.
+"""Open a log. Files of a clean stop are trusted; after a crash, everything that may be unflushed is scanned.
 
-Recovery starts at the newest producer snapshot: one is written only after records and indexes below it are durable.
-From there headers are replayed; from the recovery point on, or from the snapshot if that is later, CRCs are checked.
-The first bad batch is judged by `damage`: a torn tail is cut and reported, anything else raises CorruptLog.
+Recovery starts at the newest producer snapshot, which is written only after the records and indexes below it are
+durable. From there, batch headers are replayed. From the recovery point on (or from the snapshot, if that is later),
+CRCs are checked. `damage` judges the first bad batch: a torn tail is cut off and logged; anything else raises
+CorruptLog.
 """
 
 import logging
@@ -40,7 +41,7 @@ logger = logging.getLogger("tidelog.log")
 
 
 class RecoveryReport(NamedTuple):
-    """What opening did: bytes scanned for CRCs, bytes and segments cut off, indexes made anew."""
+    """What the opening of a log did: bytes scanned for CRCs, bytes and segments cut off, indexes rebuilt."""
 
     scanned_bytes: int
     truncated_bytes: int
@@ -72,14 +73,15 @@ class LogOpener:
         self._snapshots = Snapshots(disk, directory, [])
         self._recovery_point = 0
         self._replayed_from = 0
-        """Epochs of batches from here on were found by the scan."""
+        """From this offset on, leader epochs come from the scanned batches."""
         self._scanned = self._truncated = self._removed = self._rebuilt = 0
 
     def open(self, *, clean: bool, recovery_point: int, log_start_offset: int) -> OpenedLog:
-        """`recovery_point` -1 means that none is known: then closed segments count as flushed.
+        """Open the log. `recovery_point` -1 means unknown; then closed segments count as flushed.
 
-        Raises CorruptLog when there is damage below the recovery point, or that a crash cannot have caused: records
-        are missing between `log_start_offset`, which was persisted before any file below it went, and the first file.
+        Raises CorruptLog for damage below the recovery point, and for damage that a crash cannot cause: records are
+        missing between `log_start_offset` and the first file, although the start offset is persisted before files
+        below it are removed.
         """
         found = settle_files(self._disk, self._directory)
         self._snapshots = Snapshots(self._disk, self._directory, found.snapshots)
@@ -125,7 +127,8 @@ class LogOpener:
                 has_transactions=base_offset in found.transaction_indexes,
             )
             segment.created_ms = self._now_ms
-            segment.entry_unsynced = not size  # perhaps it never was: nothing in it called for it
+            # its directory entry may not be durable, since an empty file was never synced
+            segment.entry_unsynced = not size
             segment.take_interval(self._config)
             self._segments.add(segment)
         if not found.segments:
@@ -143,7 +146,9 @@ class LogOpener:
             )
 
     def _cut_short(self, end: int) -> CorruptLog:
-        """The log ends below its recovery point, at a batch's end: bytes or whole files are missing."""
+        """Return the error of a log that ends below its recovery point, at the end of a batch: bytes or files are
+        missing.
+        """
         active = self._segments.active
         line = self._remedy(RECOVERY_POINTS, end)
         later = [self._snapshots.path(offset) for offset in self._snapshots.offsets if offset > end]
@@ -156,8 +161,9 @@ class LogOpener:
         )
 
     def _below_start(self, start: int, end: int) -> CorruptLog:
-        """Records that came after the last checkpoint, all below the start offset: a start offset is persisted only up
-        to what is durable, so it is none of this log.
+        """Return the error of a log that ends below its start offset.
+
+        A start offset is persisted only up to the durable offset, so it belongs to another log.
         """
         active = self._segments.active
         line = self._remedy(LOG_START_OFFSETS, self._segments.items[0].base_offset)
@@ -178,7 +184,7 @@ class LogOpener:
         self._segments.add(segment)
 
     def _load_epochs(self, found: DirectoryFiles) -> bool:
-        """Whether the checkpoint is there and could be read."""
+        """Load the leader epochs. Returns whether the checkpoint exists and is valid."""
         path = f"{self._directory}/{LEADER_EPOCHS}"
         if not found.has_epochs:
             return False
@@ -198,8 +204,8 @@ class LogOpener:
                     self._epochs.assign(fields[LEADER_EPOCH], fields[BASE_OFFSET])
 
     def _restart_at(self, start: int) -> None:
-        """Everything in the log is below its start offset, and was on the disk when that was persisted: what remained
-        of it goes, an empty log begins there.
+        """Begin an empty log at `start`: everything in the log is below the start offset and was durable when that
+        was persisted.
         """
         for segment in self._segments.take_from(0):
             self._truncated += segment.size
@@ -210,12 +216,12 @@ class LogOpener:
             segment.remove()
         self._add_empty(start)
 
-    # After a clean shutdown
+    # After a clean stop
 
     def _open_clean(self, start: int) -> int | None:
-        """The log's end offset; None when this log was not closed in order after all.
+        """Return the log's end offset, or None if this log was not closed cleanly.
 
-        A log that had gone offline is left as it was when its broker stops; then the snapshot at its end is missing.
+        A log that was offline at the stop is not closed; the snapshot at its end is then missing.
         """
         try:
             end = self._replayed_from = self._end_of_active()
@@ -229,7 +235,7 @@ class LogOpener:
         return end
 
     def _end_of_active(self) -> int:
-        """The log's end offset, from the chain after the last index entry."""
+        """Return the log's end offset, by reading the batch headers after the last index entry."""
         segment = self._segments.active
         try:
             return self._walk_tail(segment)
@@ -239,7 +245,7 @@ class LogOpener:
             return self._walk_tail(segment)
 
     def _walk_tail(self, segment: Segment) -> int:
-        """Where the segment ends, by the chain of batches from its last index entry on, which must be where it says.
+        """Return where the segment ends, by reading the batch headers from its last index entry on.
 
         Raises CorruptIndex, FileNotFoundError, CorruptLog.
         """
@@ -264,7 +270,7 @@ class LogOpener:
         segment.sound_from = start
         return end_offset
 
-    # After a kill
+    # After a crash
 
     def _recover(self, start: int) -> int:
         snapshot = self._snapshots.load(1 << 63)
@@ -274,7 +280,7 @@ class LogOpener:
             self._producers.restore(snapshot[1])
             self._recovery_point = max(self._recovery_point, snapshot[0])
         self._replayed_from = replay_from
-        # Later epochs come from the batches: after a cut the checkpoint may still tell of what was there before.
+        # Later epochs come from the batches: after a cut, the checkpoint may still describe removed batches.
         self._epochs.truncate_from_end(replay_from)
         first = self._segments.floor(replay_from)
         for segment in self._segments.items[self._segments.floor(start) : first]:
@@ -287,7 +293,7 @@ class LogOpener:
                 break
             end = self._recover_segment(segment, place, replay_from)
             place += 1
-        if end > self._recovery_point or self._removed:  # nor may what was dropped come back
+        if end > self._recovery_point or self._removed:  # removed files must not come back either
             self._disk.sync_dir(self._directory)
             self._disk.sync_dir(self._directory.rpartition("/")[0])
         else:
@@ -295,9 +301,7 @@ class LogOpener:
         return end
 
     def _follows(self, segment: Segment, place: int, end: int) -> bool:
-        """Whether `segment` continues a log that ends at `end` so far. Drops it and later ones when the end before
-        was lost.
-        """
+        """Return whether `segment` continues a log that ends at `end`. If not, remove it and all later segments."""
         if segment.base_offset < end:
             raise CorruptLog(segment.path, 0, f"the segment begins below offset {end}, where the one before it ends")
         if segment.base_offset > end and end >= self._recovery_point and not self._config.compacts:
@@ -307,8 +311,9 @@ class LogOpener:
         return True
 
     def _check_sealed(self, segment: Segment) -> None:
-        """A closed segment below what is scanned: its indexes agree with its end. Raises CorruptLog when the log does
-        not.
+        """Check that the indexes of a closed segment below the scanned part agree with its end.
+
+        Raises CorruptLog if the log file does not.
         """
         try:
             self._walk_tail(segment)
@@ -317,7 +322,7 @@ class LogOpener:
             self._rebuilt += 1
 
     def _recover_segment(self, segment: Segment, place: int, replay_from: int) -> int:
-        """Scan one segment from `replay_from` on, and cut a torn tail off; the offset at which it ends."""
+        """Scan one segment from `replay_from` on, and cut off a torn tail. Returns the offset at which it ends."""
         segment.transactions.truncate_to(replay_from)
         start, wrong = segment.keep_indexes_below(replay_from)
         position, end = self._replay_flushed(segment, start, replay_from)
@@ -345,9 +350,9 @@ class LogOpener:
         return end
 
     def _replay_flushed(self, segment: Segment, position: int, replay_from: int) -> tuple[int, int]:
-        """Replay the headers of what was on the disk; (position, offset) where the recovery point lies.
+        """Replay the headers of flushed batches. Returns (position, offset) of the recovery point.
 
-        Raises CorruptLog: nothing of this may be missing.
+        Raises CorruptLog if any of them is missing or bad.
         """
         end = segment.base_offset
         if end >= self._recovery_point:
@@ -367,7 +372,7 @@ class LogOpener:
         return position, end
 
     def _replay(self, segment: Segment, position: int, size: int, fields: Fields, replay_from: int) -> None:
-        """Take one batch into epochs and producers."""
+        """Apply one batch to the leader epochs and producers."""
         if fields[LEADER_EPOCH] > self._epochs.latest:
             self._epochs.assign(fields[LEADER_EPOCH], fields[BASE_OFFSET])
         # A log may start in the middle of a batch.

@@ -22,20 +22,21 @@ logger = logging.getLogger("tidelog.log")
 
 NOT_OPENED = (errno.EMFILE, errno.ENFILE)
 PASSING = (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, *NOT_OPENED)
-"""Errors that leave what is on the disk as it was, and may not come again."""
+"""Errors after which the file is unchanged and a retry may succeed."""
 NO_TIMESTAMP = -1
 UNKNOWN = -2
-"""Not looked at yet."""
+"""Not determined yet."""
 NEVER = 1 << 62
 LOG_SUFFIX = ".log"
 SUFFIXES = (LOG_SUFFIX, ".index", ".timeindex", ".txnindex")
 DELETED_SUFFIX = ".deleted"
 INTERVAL_BYTES = 4096
-"""Between index entries, for a segment that is not told otherwise."""
+"""Default distance between index entries, in bytes of log."""
 WALK_BATCHES_MAX = 4000
-"""By one read, which is done on the loop: some ms. Tens of MB may be a million batches."""
+"""Most batch headers that one read checks on the event loop, which takes some ms. Tens of MB may hold a million
+batches."""
 FIRST_TIMESTAMP_PENDING = -(1 << 62)
-"""As `roll_timestamp`: have the next append find out when the segment's time is over."""
+"""Value of `roll_timestamp` that makes the next append compute when the segment's time is over."""
 
 
 def file_name(base_offset: int, suffix: str) -> str:
@@ -43,16 +44,18 @@ def file_name(base_offset: int, suffix: str) -> str:
 
 
 class SegmentAge(NamedTuple):
-    """A segment of `size` bytes ages from `from_ms`: its latest record's time, or its file's last change."""
+    """The age of a segment of `size` bytes counts from `from_ms`: its largest record timestamp, or its file's last
+    change.
+    """
 
     size: int
     from_ms: int
 
 
 class Segment:
-    """Batches from `base_offset` on, in `size` bytes.
+    """The batches from `base_offset` on, in `size` bytes.
 
-    The fields without underscore are for PartitionLog.append, which does the work of an append itself: one layer less.
+    PartitionLog.append uses the fields without underscore directly, which saves a function call for each append.
     """
 
     __slots__ = (
@@ -100,14 +103,14 @@ class Segment:
         self.times = TimeIndex(disk, stem + ".timeindex", base_offset)
         self.transactions = TransactionIndex(disk, stem + ".txnindex", exists=has_transactions)
         self.max_timestamp = UNKNOWN
-        """The latest timestamp of its batches, by their headers; NO_TIMESTAMP when there is none."""
+        """The largest timestamp in the headers of its batches; NO_TIMESTAMP if there is none."""
         self.max_timestamp_offset = base_offset
         self.age: SegmentAge | None = None
-        """What retention has found out; None before it had to."""
+        """The age, once retention has needed and determined it; None before."""
         self.created_ms = 0
         self.deleted = False
         self.sound_from = size
-        """Beyond the batch that begins here the chain is known to be whole: written or recovered by this process."""
+        """From this position on the batches are known to be complete, since this process wrote or recovered them."""
         self._walked_from = self._walked_to = self._walked_offset = 0
         self.index_after = 0
         """A batch beyond this position gets an index entry."""
@@ -115,16 +118,16 @@ class Segment:
         self._entries_max = self._time_entries_max = NEVER
         self.size_limit = self.roll_timestamp = self.roll_now_ms = NEVER
         self.clock_confirmed = False
-        """Whether the records of the first batch were looked at for `roll_timestamp`."""
+        """Whether the records of the first batch were examined for `roll_timestamp`."""
         self.offset_limit = base_offset + INT32_MAX + 1
-        """`next_offset` may not exceed it: offsets are stored relative to the base in 31 bits."""
+        """Limit of `next_offset`: offsets are stored relative to the base offset in 31 bits."""
         self.synced_size = size
         self.entry_unsynced = False
         self.indexes_unsynced = False
 
     @classmethod
     def create(cls, disk: "Disk", directory: str, base_offset: int, now_ms: int) -> "Segment":
-        """A new, empty one. Raises OSError."""
+        """Create a new, empty segment. Raises OSError."""
         segment = cls(disk, directory, base_offset, 0)
         try:
             segment.opened = disk.open(segment.path, create=True)
@@ -139,7 +142,9 @@ class Segment:
         return segment
 
     def _undo_creation(self) -> None:
-        """A roll failed, and appends may go on in the segment before: no empty one may stand in their way."""
+        """Remove the files after a failed roll: appends may go on in the previous segment, and no empty segment may
+        follow it.
+        """
         for suffix in SUFFIXES:
             path = self.path[: -len(LOG_SUFFIX)] + suffix
             if self._disk.exists(path):
@@ -149,7 +154,7 @@ class Segment:
 
     @property
     def file(self) -> "File":
-        """Opened when first wanted. Raises OSError."""
+        """The log file, opened at its first use. Raises OSError."""
         if self.opened is None:
             self.opened = self._disk.open(self.path)
         return self.opened
@@ -159,9 +164,9 @@ class Segment:
         self.times.use_cache(cache)
 
     def use_ending(self, ending: str) -> None:
-        """Its files are found under their names with `ending` behind, as those of a rewritten segment are for a time.
+        """Use files whose names have the suffix `ending`, as those of a rewritten segment have for a time.
 
-        Those that are open follow a rename by themselves.
+        Open files follow a rename by themselves.
         """
         stem = f"{self.path[: self.path.rindex('/')]}/{self.base_offset:020d}"
         self.path = stem + LOG_SUFFIX + ending
@@ -170,7 +175,7 @@ class Segment:
         self.transactions.path = stem + ".txnindex" + ending
 
     def begin_rewrite(self, index_interval_bytes: int) -> None:
-        """Make its files, empty, under the names that `use_ending` gave. Raises OSError."""
+        """Create empty files under the names that `use_ending` set. Raises OSError."""
         self.opened = self._disk.open(self.path, create=True)
         self.index.create()
         self.times.create()
@@ -180,11 +185,11 @@ class Segment:
     # As the active segment
 
     def take_interval(self, config: "LogConfig") -> None:
-        """How far apart index entries are, also when they are made anew."""
+        """Set the distance between index entries, which also applies when they are rebuilt."""
         self._interval = config.index_interval_bytes
 
     def configure(self, config: "LogConfig") -> None:
-        """Take the settings that tell when to roll and to index."""
+        """Apply the settings that say when to roll and to index."""
         self._interval = config.index_interval_bytes
         self._entries_max = config.segment_index_bytes // OffsetIndex.entry_bytes
         self._time_entries_max = config.segment_index_bytes // TimeIndex.entry_bytes - 1  # one kept for the roll
@@ -196,15 +201,19 @@ class Segment:
         self._check_full()
 
     def start_pending_clock(self, config: "LogConfig") -> None:
-        """Find out when its time is over, if there are batches and nobody has. Raises CorruptLog, OSError."""
+        """Compute when the segment's time is over, if it has batches and that is not known. Raises CorruptLog,
+        OSError.
+        """
         if self.size and self.roll_timestamp == FIRST_TIMESTAMP_PENDING:
             self.start_clock(self.first_timestamp(), config)
 
     def start_clock(self, first_timestamp: int, config: "LogConfig") -> None:
-        """Set when its time is over: by record timestamps where the first batch has one, by the clock otherwise."""
+        """Set when the segment's time is over: by record timestamps if the first batch has one, otherwise by the
+        clock.
+        """
         segment_ms = config.roll_after_ms
         if config.segment_jitter_ms:
-            # Chance is not asked: segments of a topic's partitions roll apart if each takes its own share.
+            # The jitter is not random: partitions of a topic roll at different times if each has its own share.
             share = zlib.crc32(self.path.rpartition("/")[0].rpartition("/")[2].encode(), self.base_offset & 0xFFFFFFFF)
             segment_ms -= share % max(min(config.segment_jitter_ms, segment_ms), 1)
         if first_timestamp >= 0:
@@ -215,19 +224,23 @@ class Segment:
             self.roll_now_ms = self.created_ms + segment_ms
 
     def first_timestamp(self) -> int:
-        """The largest timestamp of the first batch, NO_TIMESTAMP when empty. Raises CorruptLog."""
+        """Return the largest timestamp in the first batch's header; NO_TIMESTAMP if there is no batch. Raises
+        CorruptLog.
+        """
         for found in headers(self.file, 0, self.size, self.base_offset):
             return stated_or_looked_at(self.file, *found)
         return NO_TIMESTAMP
 
     def first_records_time(self) -> int:
-        """As `first_timestamp`, by the records themselves unless they are very many. Raises CorruptLog."""
+        """Return the largest timestamp of the first batch's records, unless there are very many. Raises CorruptLog."""
         for found in headers(self.file, 0, self.size, self.base_offset):
             return looked_at(self.file, *found)
         return NO_TIMESTAMP
 
     def add_index_entry(self, last_offset: int, position: int) -> None:
-        """The batch at `position` is more than the interval past the last entry. Raises OSError (not when full)."""
+        """Add index entries for a batch that is more than the interval after the last entry. Raises OSError (not for
+        a full disk).
+        """
         self.index.append(last_offset, position)
         self.times.append(self.max_timestamp, self.max_timestamp_offset)
         self.index_after = position + self._interval
@@ -236,25 +249,25 @@ class Segment:
             self.write_indexes()
 
     def note_batch(self, position: int, fields: Fields, latest: int | None = None) -> None:
-        """Account for a batch found at `position` by a scan: timestamps and indexes.
+        """Update timestamps and indexes for a batch that a scan found at `position`.
 
-        `latest`: its largest timestamp, where its bytes are not in the file yet.
+        `latest`: its largest timestamp, if its bytes are not in the file yet.
         """
         last_offset = fields[BASE_OFFSET] + fields[LAST_OFFSET_DELTA]
         if latest is None:
             latest = self.latest_in(position, fields)
-        if latest > self.max_timestamp and fields[COUNT]:  # compaction leaves batches without records
+        if latest > self.max_timestamp and fields[COUNT]:  # compaction may leave batches without records
             self.max_timestamp = latest
             self.max_timestamp_offset = last_offset
         if position > self.index_after:
             self.add_index_entry(last_offset, position)
 
     def latest_in(self, position: int, fields: Fields) -> int:
-        """The largest timestamp of the batch at `position`."""
+        """Return the largest timestamp of the batch at `position`."""
         return stated_or_looked_at(self.file, position, fields[LENGTH] + LENGTH_END, fields)
 
     def write_indexes(self) -> None:
-        """Write new entries to the index files. A full disk leaves them in memory, for later. Raises OSError."""
+        """Write new entries to the index files. On a full disk they stay in memory for a later call. Raises OSError."""
         self.indexes_unsynced = True
         try:
             self.index.write_pending()
@@ -268,7 +281,7 @@ class Segment:
         return self.indexes_unsynced or self.transactions.unsynced
 
     def take_unsynced(self) -> "list[Syncable]":
-        """The indexes that a flush must sync; from now on they count as synced."""
+        """Return the indexes that a flush must sync, and count them as synced."""
         taken: list[Syncable] = []
         if self.indexes_unsynced:
             self.indexes_unsynced = False
@@ -279,7 +292,7 @@ class Segment:
         return taken
 
     def finish(self) -> None:
-        """No more appends, or the end of the process: the last time entry, and index files that are complete."""
+        """Complete the segment, at a roll or a clean stop: add the last time entry and write the index files."""
         self.times.append(self.max_timestamp, self.max_timestamp_offset)
         self.write_indexes()
 
@@ -290,9 +303,9 @@ class Segment:
     # Looking for offsets and times
 
     def find(self, offset: int) -> tuple[int, int, Fields] | None:
-        """(position, size, header) of the first batch that ends at or after `offset`; None if there is none.
+        """Return (position, size, header) of the first batch that ends at or after `offset`; None if there is none.
 
-        An index that misleads is made anew from the log. Raises CorruptLog.
+        A wrong index is rebuilt from the log. Raises CorruptLog.
         """
         start = self.indexed_position(offset) if offset > self.base_offset else 0
         try:
@@ -304,7 +317,7 @@ class Segment:
             return self._scan_for(offset, self.index.position_for(offset))
 
     def indexed_position(self, offset: int) -> int:
-        """The indexed position from which to look for `offset`."""
+        """Return the indexed position from which to search for `offset`."""
         try:
             return self.index.position_for(offset)
         except (CorruptIndex, FileNotFoundError) as error:
@@ -312,7 +325,7 @@ class Segment:
             return self.index.position_for(offset)
 
     def boundary(self, position_max: int) -> int:
-        """A position not past `position_max` where a batch begins, as near to it as the index tells."""
+        """Return the last indexed position at or before `position_max` where a batch begins."""
         try:
             return self.index.boundary(position_max)
         except (CorruptIndex, FileNotFoundError) as error:
@@ -320,7 +333,7 @@ class Segment:
             return self.index.boundary(position_max)
 
     def offset_before_time(self, timestamp_ms: int) -> int:
-        """An offset of this segment up to which nothing is later than `timestamp_ms`."""
+        """Return an offset of this segment up to which no record is later than `timestamp_ms`."""
         try:
             return self.times.offset_for(timestamp_ms)
         except (CorruptIndex, FileNotFoundError) as error:
@@ -328,7 +341,7 @@ class Segment:
             return self.times.offset_for(timestamp_ms)
 
     def latest_timestamp(self) -> int:
-        """`max_timestamp`, looked up in the time index if it is not known yet."""
+        """Return `max_timestamp`; determine it by the time index if it is not known yet."""
         if self.max_timestamp == UNKNOWN:
             try:
                 last = self.times.last()
@@ -340,12 +353,15 @@ class Segment:
         return self.max_timestamp
 
     def latest_time(self) -> int:
-        """`latest_timestamp`, or when the file was last changed where no record has one. Raises CorruptLog, OSError."""
+        """Return `latest_timestamp`, or the time of the file's last change if no record has a timestamp.
+
+        Raises CorruptLog, OSError.
+        """
         latest = self.latest_timestamp()
         return self._disk.modified_ms(self.path) if latest == NO_TIMESTAMP else latest
 
     def read_latest_timestamp(self) -> tuple[int, int]:
-        """(`max_timestamp`, its offset), read anew from the files. Blocks; on any thread: nothing is changed.
+        """Read (`max_timestamp`, its offset) from the files. Blocks; thread-safe, since it changes nothing.
 
         Raises CorruptLog, OSError.
         """
@@ -377,15 +393,15 @@ class Segment:
                 return found
         return None
 
-    # Soundness of what is served
+    # Checks of served batches
 
     def end_of_whole_batches(self, position: int, first_offset: int, size_max: int, end: int) -> tuple[int, int]:
-        """Where to stop so that batches from `position` fit `size_max` bytes before `end`: (position, next offset or
-        -1 for unknown).
+        """Return the end of whole batches from `position` that fit into `size_max` bytes before `end`.
 
-        At least one batch, whatever its size. The first should begin with `first_offset` or later. A stretch that this
-        process neither wrote nor walked is walked now, `WALK_BATCHES_MAX` of it at the most, so that a broken chain is
-        never served: raises CorruptLog.
+        The result is (position, next offset or -1 if unknown). At least one batch is included, whatever its size.
+        The first batch must begin with `first_offset` or later. Batches that this process neither wrote nor checked
+        are checked now, at most `WALK_BATCHES_MAX` of them, so that a broken sequence is never served. Raises
+        CorruptLog.
         """
         limit = min(position + size_max, end)
         known = position > self.sound_from or (self._walked_from <= position and limit <= self._walked_to)
@@ -416,10 +432,10 @@ class Segment:
                 break
         return stop, next_offset
 
-    # Repair and cutting
+    # Repair and truncation
 
     def rebuild_indexes(self, reason: str) -> None:
-        """Make both indexes anew from the batch headers. Raises CorruptLog, OSError."""
+        """Rebuild both indexes from the batch headers. Raises CorruptLog, OSError."""
         logger.warning("index rebuilt path=%s reason=%s", self.index.path, reason)
         limit = self.size_limit
         self.index.clear()
@@ -436,11 +452,11 @@ class Segment:
         self.sound_from = 0
 
     def keep_indexes_below(self, offset: int) -> tuple[int, bool]:
-        """Drop index entries from `offset` on, before a scan makes them anew.
+        """Remove index entries from `offset` on, before a scan rebuilds them.
 
-        Returns the position where the scan begins, and whether the index files must be written anew after it: they were
-        missing or wrong. Beginning at an entry is enough to learn the segment's latest timestamp: the time index holds
-        that of everything before.
+        Returns the position where the scan begins, and whether the index files must be rewritten after it because
+        they were missing or wrong. A scan that begins at an entry finds the segment's largest timestamp, since the
+        time index covers everything before.
         """
         position = 0
         wrong = False
@@ -474,11 +490,11 @@ class Segment:
         raise CorruptIndex(f"no batch at {position} ends with offset {last_offset}")
 
     def truncate_to(self, offset: int) -> int:
-        """Drop every batch that ends at or after `offset`; the offset at which the segment ends now.
+        """Remove every batch that ends at or after `offset`. Returns the offset at which the segment ends now.
 
-        Blocks until the cut is durable: stale bytes behind later appends must not come back after a power cut.
+        Blocks until the cut is durable: after a power cut, old bytes must not reappear behind later appends.
         """
-        # From an entry that stays: the time entries that stay tell of everything before it.
+        # From an entry that is kept: the kept time entries cover everything before it.
         start = self.indexed_position(offset - 1) if offset > self.base_offset else 0
         position = start
         end_offset = min(offset, self.base_offset)
@@ -506,7 +522,7 @@ class Segment:
         return end_offset
 
     def cut(self, size: int) -> None:
-        """Make the file `size` bytes long, durably. Raises OSError."""
+        """Cut the file to `size` bytes, durably. Raises OSError."""
         self.file.truncate(size)
         self.file.sync()
         self.size = self.synced_size = size
@@ -515,23 +531,25 @@ class Segment:
         self._walked_from = self._walked_to = 0
         self.indexes_unsynced = True
 
-    # Leaving
+    # Removal
 
     def retire(self) -> None:
-        """It left the log; its files are there still, for those who read them."""
+        """Mark the segment as removed from the log. Its files still exist for readers in progress."""
         self.deleted = True
         for index in (self.index, self.times):
             index.unload()
 
     def rename_deleted(self) -> None:
-        """First step of a deletion, after `retire`: a restart finishes it. Blocks; on any thread. Raises OSError."""
+        """Rename the files to `.deleted`, after `retire`. A restart finishes the deletion. Blocks; thread-safe.
+        Raises OSError.
+        """
         for suffix in SUFFIXES:
             path = self.path[: -len(LOG_SUFFIX)] + suffix
             if self._disk.exists(path):
                 self._disk.rename(path, path + DELETED_SUFFIX)
 
     def remove(self) -> None:
-        """Second step, or the only one (`deleted` is not set then): the files go. Blocks. Raises OSError."""
+        """Remove the files, after `rename_deleted` or, if `deleted` is not set, directly. Blocks. Raises OSError."""
         ending = DELETED_SUFFIX if self.deleted else ""
         self.deleted = True
         if self.opened is not None:

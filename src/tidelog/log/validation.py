@@ -1,10 +1,10 @@
-"""What a topic's settings ask of a client's batch beyond its framing: size, timestamps, and on demand every record.
+"""Check a client's batch against the topic's settings: size, timestamps, and if needed every record.
 
-Kafka 4.3's rules. The header tells a batch's base and largest timestamp. The records are looked at only where that is
-not enough: `record.validation=full`; compacted topics, where a record without a key may not be; timestamps that are to
-be refused, that contradict each other, or for which segments would be deleted or rolled. Then the largest timestamp in
-the header is corrected, as Kafka corrects that of every batch. Records may be many, out of few compressed bytes: then
-that is for a thread.
+The rules are Kafka 4.3's. The header states a batch's base and largest timestamp. The records are examined only if
+that is not enough: with `record.validation=full`; for compacted topics, which refuse records without a key; and for
+timestamps that would be refused, that contradict each other, or that would delete or roll a segment. Then the
+largest timestamp in the header is corrected, as Kafka corrects that of every batch. A few compressed bytes may hold
+many records; such batches are examined on a thread.
 """
 
 from collections.abc import Callable
@@ -26,13 +26,14 @@ if TYPE_CHECKING:
 
 NO_TIMESTAMP = -1
 RECORD_ERRORS_MAX = 1000
-"""Of one answer; how many there are in all is in its message."""
+"""Most record errors in one response; its message states the total number."""
 INLINE_RECORDS_MAX = 4000
-"""Looked at on the loop, in a turn that has time for it: some ms."""
+"""Most records of a batch that is examined on the event loop, which takes some ms."""
 INLINE_BYTES_MAX = 1 << 20
-"""The same of their decompressed bytes."""
+"""Most decompressed bytes of a batch that is examined on the event loop."""
 EXAMINED_RECORDS_MAX = 1_000_000
-"""Of one batch: more would keep a thread, and with it the loop from half of its time, for seconds."""
+"""Most records of a batch that is examined at all. More would occupy a thread, and half of the loop's time, for
+seconds."""
 _ATTRIBUTES = Struct(">h")
 _ATTRIBUTES_AT = 21
 _MAX_TIMESTAMP = Struct(">q")
@@ -42,7 +43,7 @@ _CRC_AT = 17
 
 
 class RefusedRecords(ApiError):
-    """Some records of a batch are not taken. `record_errors`: (index in the batch, message), as Produce v8+ answers."""
+    """Some records of a batch are refused. `record_errors`: (index in the batch, message), for Produce v8+."""
 
     def __init__(self, message: str, code: ErrorCode, record_errors: list[tuple[int, str]]) -> None:
         super().__init__(message, code)
@@ -50,20 +51,24 @@ class RefusedRecords(ApiError):
 
 
 class NotInline(Exception):
-    """It takes longer than the loop may: for a thread, or a later turn. No ApiError: what can go there must send it."""
+    """The examination takes too long for this turn of the loop: use a thread, or a later turn.
+
+    This is not an ApiError, so that it is never sent to a client.
+    """
 
 
 class Examined(NamedTuple):
-    """What `examine` found, and with which settings."""
+    """The result of `examine`, and the settings that it was made with."""
 
     config: "LogConfig"
     max_timestamp: int
 
 
-Look: TypeAlias = "Callable[[memoryview, BatchHeader, LogConfig, int], Examined]"
-"""Looks at the records of a batch now: `examine_inline`, or who knows whether there is time for it."""
-Limits: TypeAlias = "bool | Examined | Look"
-"""Whether a topic's limits on clients apply; where they do, what is known of the records already, or how to know it."""
+Examiner: TypeAlias = "Callable[[memoryview, BatchHeader, LogConfig, int], Examined]"
+"""Examines the records of a batch now: `examine_inline`, possibly limited by a time budget."""
+Limits: TypeAlias = "bool | Examined | Examiner"
+"""Whether and how a topic's limits on clients apply. False: they do not. True: as far as the header shows.
+Otherwise: the result of an examination, or the function that examines the records."""
 
 
 def check_client_batch(
@@ -75,11 +80,11 @@ def check_client_batch(
     *,
     would_roll: bool = False,
 ) -> int:
-    """Check a batch that `check_produced` has passed against the topic's settings; the append time, -1 for CreateTime.
+    """Check a batch that has passed `check_produced`. Returns its append time, or -1 for CreateTime.
 
-    `limits` may be what a thread has found out of its records, or what looks at them. `would_roll`: by its header's
-    largest timestamp the active segment's time is over. May write into `batch` and `header`: timestamp type and largest
-    timestamp, with a new CRC. Raises the ApiError to answer with, NotInline.
+    `would_roll`: by the header's largest timestamp, the active segment has to be rolled. May write timestamp type
+    and largest timestamp into `batch` and `header`, with a new CRC. Raises the ApiError to respond with, and
+    NotInline.
     """
     if header.size > config.max_message_bytes:
         raise too_large(f"{header.size} bytes", config.max_message_bytes)
@@ -89,7 +94,7 @@ def check_client_batch(
             "a batch lies in one segment; raise it, or send smaller batches (producer: batch.size)"
         )
     max_timestamp = header.max_timestamp
-    if _look_at_records(header, config, now_ms) or (would_roll and config.message_timestamp_type == "CreateTime"):
+    if _needs_examination(header, config, now_ms) or (would_roll and config.message_timestamp_type == "CreateTime"):
         if isinstance(limits, Examined):
             if limits.config is not config:
                 raise NotInline
@@ -107,36 +112,38 @@ def check_client_batch(
     return -1
 
 
-def _look_at_records(header: "BatchHeader", config: "LogConfig", now_ms: int) -> bool:
-    """Whether the header does not tell all that the settings ask, or cannot be taken at its word."""
+def _needs_examination(header: "BatchHeader", config: "LogConfig", now_ms: int) -> bool:
+    """Return whether the records must be examined, since the settings need more than the header, or it cannot be
+    right.
+    """
     if config.compacts or config.record_validation == "full":
         return True
     if config.message_timestamp_type == "LogAppendTime":
         return False
-    if header.attributes & TIMESTAMP_TYPE_BIT:  # the header's largest timestamp is that of every record
+    if header.attributes & TIMESTAMP_TYPE_BIT:  # the header's largest timestamp applies to every record
         if header.max_timestamp == NO_TIMESTAMP:
             return True
     elif (
         contradicts_itself(header)
         or header.max_timestamp - now_ms > AHEAD_MS
-        or now_ms - header.base_timestamp > kept_ms(config)
+        or now_ms - header.base_timestamp > retention_time_ms(config)
     ):
         return True
     earliest = now_ms - config.message_timestamp_before_max_ms
     return not _in_range(header, earliest, now_ms + config.message_timestamp_after_max_ms)
 
 
-def kept_ms(config: "LogConfig") -> int:
-    """How long records of a topic are kept for their age."""
+def retention_time_ms(config: "LogConfig") -> int:
+    """Return how long the topic's retention keeps records by time."""
     return config.retention_ms if config.deletes and config.retention_ms >= 0 else INT64_MAX
 
 
 def examine(
     batch: Buffer, header: "BatchHeader", config: "LogConfig", now_ms: int, *, inline: bool = False
 ) -> Examined:
-    """Look at every record. Takes some µs for each, up to seconds; on any thread.
+    """Examine every record. Takes some µs for each record, up to seconds; thread-safe.
 
-    `inline`: raise NotInline if it would take longer than some ms. Raises the ApiError to answer with.
+    `inline`: raise NotInline if it would take longer than some ms. Raises the ApiError to respond with.
     """
     if inline and header.count > INLINE_RECORDS_MAX:
         raise NotInline
@@ -155,19 +162,19 @@ def examine(
             raise NotInline from None
         raise RecordListTooLarge(f"{error}; send smaller batches (producer: batch.size)") from error
     except ValueError as error:
-        # Kafka's own answer to records that are garbage under a good checksum.
+        # Kafka's answer for undecodable records with a valid checksum.
         raise ApiError(f"the records cannot be decoded: {error}", ErrorCode.UNKNOWN_SERVER_ERROR) from error
     found.refuse(header, config)
     return Examined(config, found.max_timestamp)
 
 
 def examine_inline(batch: memoryview, header: "BatchHeader", config: "LogConfig", now_ms: int) -> Examined:
-    """As `examine`; raises NotInline for what it would look at for longer than some ms."""
+    """Examine every record; raises NotInline if that would take longer than some ms. See `examine`."""
     return examine(batch, header, config, now_ms, inline=True)
 
 
 class _Findings:
-    """Of all records of a batch. Raises MalformedMessage."""
+    """The properties of all records of a batch. Raises MalformedMessage."""
 
     __slots__ = ("disordered", "max_timestamp", "untimely", "untimely_count", "without_key", "without_keys")
 
@@ -180,7 +187,7 @@ class _Findings:
         self.without_keys = self.untimely_count = 0
         self.without_key: list[int] = []
         self.untimely: list[tuple[int, str]] = []
-        self.max_timestamp = NO_TIMESTAMP  # also where all are before 1970, as Kafka has it
+        self.max_timestamp = NO_TIMESTAMP  # also if all are before 1970, as in Kafka
         for index, (offset_delta, timestamp, has_key) in enumerate(record_facts(data, header)):
             if offset_delta != index and self.disordered is None:
                 self.disordered = index, offset_delta
@@ -205,8 +212,8 @@ class _Findings:
                 self.untimely.append((index, reason))
 
     def refuse(self, header: "BatchHeader", config: "LogConfig") -> None:
-        """Raise InvalidRecord or RefusedRecords if the settings do not allow what was found."""
-        # Compaction keeps of each key what has the highest offset: it must be one of the batch's own.
+        """Raise InvalidRecord or RefusedRecords if the settings do not allow the records."""
+        # Compaction keeps the record of a key with the highest offset, which must be an offset of this batch.
         if self.disordered is not None and (config.compacts or config.record_validation == "full"):
             index, delta = self.disordered
             raise InvalidRecord(f"record {index} of the batch has offset delta {delta}: they must count from 0")
@@ -226,7 +233,7 @@ class _Findings:
 
 
 def too_large(what: str, limit: int) -> RecordTooLarge:
-    """What to answer when a batch of `what` is beyond max.message.bytes."""
+    """Return the error for a batch that is larger than max.message.bytes."""
     return RecordTooLarge(
         f"the record batch has {what} and the topic's max.message.bytes is {limit}: raise it "
         "(tidelog topic config TOPIC --set max.message.bytes=N; for all topics the broker's message.max.bytes), "
@@ -235,7 +242,9 @@ def too_large(what: str, limit: int) -> RecordTooLarge:
 
 
 def _in_range(header: "BatchHeader", earliest: int, latest: int) -> bool:
-    """By the header alone. With the type LogAppendTime every record has the largest timestamp."""
+    """Return whether the timestamps in the header are in range. With LogAppendTime every record has the largest
+    timestamp.
+    """
     if header.attributes & TIMESTAMP_TYPE_BIT or header.base_timestamp == NO_TIMESTAMP:
         least = header.max_timestamp
     else:
@@ -253,7 +262,7 @@ def _refuse_append_time(header: "BatchHeader") -> None:
 
 
 def _stamp(batch: memoryview, header: "BatchHeader", attributes: int, max_timestamp: int) -> None:
-    """Write timestamp type and largest timestamp, if they are not there already, and the CRC over them."""
+    """Write timestamp type and largest timestamp, unless they are there already, and the new CRC."""
     if attributes == header.attributes and max_timestamp == header.max_timestamp:
         return
     header.attributes = attributes
