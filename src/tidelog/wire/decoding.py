@@ -27,9 +27,12 @@ STEP_NUMBERS = 4096
 """Of an array of numbers, which are read together."""
 
 
-def build_decoder(message: type[Message], version: int) -> Decoder:
-    """The function behind `message.decode` for `version`."""
-    return _built(_Source(message, version, stepwise=False))  # type: ignore[no-any-return]
+def build_decoder(message: type[Message], version: int, *, any_text: bool = False) -> Decoder:
+    """The function behind `message.decode` for `version`.
+
+    With `any_text` the bytes of a string need not be UTF-8: the others become lone surrogates ("surrogateescape").
+    """
+    return _built(_Source(message, version, stepwise=False, any_text=any_text))  # type: ignore[no-any-return]
 
 
 def build_stepwise_decoder(message: type[Message], version: int) -> StepwiseDecoder:
@@ -69,10 +72,11 @@ def default_source(field: Field) -> str:
 class _Source:
     """The lines of one decoder. `run` holds fixed-size reads that are not yet written: (format, target)."""
 
-    def __init__(self, message: type[Message], version: int, *, stepwise: bool) -> None:
+    def __init__(self, message: type[Message], version: int, *, stepwise: bool, any_text: bool = False) -> None:
         self.message = message
         self.version = version
         self.stepwise = stepwise
+        self.convert_text = ".tobytes().decode('utf-8', 'surrogateescape')" if any_text else ".tobytes().decode()"
         self.flexible = is_flexible(message, version)
         self.lines: list[str] = []
         self.indent = 2
@@ -265,7 +269,7 @@ class _Source:
         length = self.length(field, nullable, compact, "h" if field.type == "string" else "i", f"{target} = None")
         end = self.temporary("e")
         self.emit(f"{end} = p + {length}{' - 1' if compact else ''}")
-        convert = {"string": ".tobytes().decode()", "bytes": ".tobytes()", "records": ""}[field.type]
+        convert = {"string": self.convert_text, "bytes": ".tobytes()", "records": ""}[field.type]
         self.emit(f"{target} = view[p:{end}]{convert}")
         self.emit(f"p = {end}")
         self.indent -= nullable
