@@ -1,6 +1,5 @@
 """`tidelog log`: dump and verify on files, without a broker; dirs, which asks brokers, is in `log_dirs`."""
 
-import json as json_text
 import os
 import re
 import sys
@@ -13,8 +12,8 @@ import typer
 from tidelog.cli.connection import AsJson
 from tidelog.cli.errors import CommandError
 from tidelog.cli.log_dirs import dirs
-from tidelog.cli.records import text_or_base64
-from tidelog.cli.tables import counted, print_json, printable, size
+from tidelog.cli.records import headers_json, text_or_base64
+from tidelog.cli.tables import counted, json_line, print_json, printable, size
 from tidelog.cli.when import iso
 
 if TYPE_CHECKING:
@@ -93,7 +92,7 @@ def dump(
         for entry, typed in entries(path, records):
             damaged |= entry["kind"] == "damage"
             if json:
-                print(json_text.dumps(entry_json(entry), ensure_ascii=False))
+                print(json_line(entry_json(entry)))
                 continue
             if typed != file:
                 file = typed
@@ -252,7 +251,7 @@ def value_text(name: str, value: object) -> str:
     if isinstance(value, bytes):
         return quoted(value)
     if isinstance(value, list):
-        return "[" + " ".join(f"{key}={value_text('', data)}" for key, data in value) + "]"
+        return "[" + " ".join(f"{printable(key)}={value_text('', data)}" for key, data in value) + "]"
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, int) and "timestamp" in name and value >= 0:
@@ -272,7 +271,7 @@ def entry_json(entry: "Entry") -> dict[str, Any]:
         if isinstance(value, bytes):
             document |= text_or_base64(name, value)
         elif name == "headers" and isinstance(value, list):
-            document[name] = [{"key": key, **text_or_base64("value", data)} for key, data in value]
+            document[name] = headers_json(value)
         else:
             document[name] = value
     return document

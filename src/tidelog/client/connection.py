@@ -16,7 +16,7 @@ from tidelog.wire.errors import ErrorCode, error_for
 from tidelog.wire.frames import decode_response_header, encode_request_header
 from tidelog.wire.message import Decoder, Message, PiecesEncoder, records_bytes
 from tidelog.wire.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
-from tidelog.wire.primitives import Buffer, MalformedMessage
+from tidelog.wire.primitives import Buffer, FieldNotInVersion, MalformedMessage, UnencodableValue
 
 if TYPE_CHECKING:
     from tidelog.runtime.interfaces import Piece
@@ -119,7 +119,10 @@ class ClientConnection:
         correlation_id = self._next_id
         self._next_id = (correlation_id + 1) & 0x7FFFFFFF
         head = encode_request_header(request.api_key, version, correlation_id, self._client_id)
-        pieces = pieces_encoder(type(request), version)(request)
+        try:
+            pieces = pieces_encoder(type(request), version)(request)
+        except (FieldNotInVersion, UnencodableValue) as error:
+            raise ApiNotSupported(f"{request.name} v{version} cannot carry this request: {error}") from error
         size = len(head) + records_bytes(pieces)
         self._awaited.append(_Awaited(correlation_id, response_class(request.api_key), version))
         return [size.to_bytes(SIZE_BYTES, "big") + head, *pieces]
