@@ -102,7 +102,7 @@ def describe_each(client: "Client", names: Sequence[str], *, missing_too: bool =
 
     if not names:
         return Described([], {})
-    if "" in names and not missing_too:
+    if "" in names:
         raise UsageError("a topic's name is empty")
     topics: dict[str, TopicState] = {}
     failures: dict[str, CommandError] = {}

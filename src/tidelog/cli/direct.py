@@ -19,7 +19,7 @@ def needs_our_client(record: OutgoingRecord) -> bool:
 
 
 class DirectWriter:
-    """Writes one record a request and waits for its acknowledgement. A record may come twice where an answer is lost."""
+    """Writes one record a request and waits for its acknowledgement; one may come twice where an answer is lost."""
 
     def __init__(self, client: "Client", topic: str, acks: str) -> None:
         self._client = client

@@ -15,10 +15,12 @@ from tidelog.cli.groups import (
     Groups,
     choose,
     describe_groups,
+    group_problem,
     host_text,
     list_groups,
     member_problems,
     names_from,
+    other_protocol,
     reads,
     state_text,
 )
@@ -111,15 +113,7 @@ def note(group: "ListedGroup", described: DescribedGroups, failures: Mapping[str
         return str(described.failures[name])
     if name in failures:
         return str(failures[name])
-    if protocol_type := other_protocol(described.groups[name].protocol_type):
-        return f"protocol type {protocol_type}"
-    odd = len(member_problems(described.groups[name]))
-    return f"{odd} assignment{'s' * (odd > 1)} cannot be decoded" if odd else ""
-
-
-def other_protocol(protocol_type: str) -> str:
-    """A protocol type that is none of consumers', as `connect`."""
-    return "" if protocol_type in ("", "consumer") else protocol_type
+    return group_problem(described.groups[name])
 
 
 def groups_table(
@@ -149,7 +143,8 @@ def describe(
 ) -> None:
     """Show a group's state, its members and what each of them reads.
 
-    A ? means that a member's assignment cannot be decoded; why is said below.
+    A ? means that it is not known what a member reads: its assignment cannot
+    be decoded (a Note says why), or is that of another protocol, as Connect's.
 
     Examples:
 
@@ -164,13 +159,14 @@ def describe(
         documents = []
         for each in listed:
             group = described.groups[each.group_id]
-            documents.append(group_json(each, group, "") | {"members": members_json(group)})
+            documents.append(group_json(each, group, group_problem(group)) | {"members": members_json(group)})
         print_json(documents)
     else:
         for number, each in enumerate(listed):
             print("\n" * bool(number), end="")
             show_group(described.groups[each.group_id])
-    tell([line for group in described.groups.values() for line in member_problems(group)])
+        tell([line for group in described.groups.values() for line in member_problems(group)])
+    sys.stdout.flush()
     raise_together((chosen.failures | described.failures).values())
 
 
@@ -322,7 +318,7 @@ def group_json(listed: "ListedGroup", group: "Group | None", problem: str) -> di
         "assignor": (group.assignor if group else "") or None,
         "coordinator": group.coordinator if group else None,
         "members": len(group.members) if group else None,
-        "problem": problem or None,
+        "problem": printable(problem) or None,
     }
 
 
@@ -337,7 +333,7 @@ def members_json(group: "Group") -> list[dict[str, Any]]:
             "partitions": None
             if member.problem
             else [{"topic": part.topic, "partition": part.partition} for part in member.partitions],
-            "problem": member.problem or None,
+            "problem": printable(member.problem) or None,
         }
         for member in group.members
     ]

@@ -24,7 +24,7 @@ from tidelog.cli.offset_plan import (
     read_offsets,
     topics_and_partitions,
 )
-from tidelog.cli.tables import counted, name_text, print_json, print_table
+from tidelog.cli.tables import counted, name_text, print_json, print_table, printable
 from tidelog.cli.when import NotATimeError, parse_time_ms
 
 if TYPE_CHECKING:
@@ -205,7 +205,9 @@ def delete(
     deleted = [name for name in names if name not in failures]
     if json:
         rows = [{"group": name, "deleted": True, "problem": None} for name in deleted]
-        print_json(rows + [{"group": n, "deleted": False, "problem": str(why)} for n, why in failures.items()])
+        print_json(
+            rows + [{"group": n, "deleted": False, "problem": printable(str(why))} for n, why in failures.items()]
+        )
     else:
         for name in deleted:
             print(f"Deleted group {name_text(name)}.")
@@ -451,9 +453,15 @@ def remove(client: "Client", group: str, places: Sequence[Place]) -> list[Place]
     """Delete these offsets; those that members read are returned."""
     from tidelog.client.error_codes import name_of
     from tidelog.model.ids import TopicPartition
-    from tidelog.wire.errors import ErrorCode
+    from tidelog.wire.errors import ErrorCode, InvalidGroupId
 
-    codes = client.delete_offsets(group, [TopicPartition(*place) for place in places])
+    try:
+        codes = client.delete_offsets(group, [TopicPartition(*place) for place in places])
+    except InvalidGroupId as error:
+        raise CommandError(
+            f"brokers delete no single offsets of group {name_text(group)} (INVALID_GROUP_ID); tidelog group delete"
+            " deletes it with all that it has committed"
+        ) from error
     for place, code in codes.items():
         if code not in (ErrorCode.NONE, ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC):
             raise CommandError(f"group {name_text(group)}, {place}: {name_of(code)}; others may be deleted")

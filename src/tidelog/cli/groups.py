@@ -120,8 +120,23 @@ def group_error(failure: "Failure", name: str) -> CommandError:
     return client_error(failure, f"group {name_text(name)}")
 
 
+def other_protocol(protocol_type: str) -> str:
+    """A protocol type that is none of consumers', as `connect`: what their members share are no partitions."""
+    return "" if protocol_type in ("", "consumer") else protocol_type
+
+
+def group_problem(group: "Group") -> str:
+    """What is not known of the group's members, in short; empty where all is known."""
+    if protocol_type := other_protocol(group.protocol_type):
+        return f"protocol type {protocol_type}"
+    odd = sum(bool(member.problem) for member in group.members)
+    return f"{odd} assignment{'s' * (odd > 1)} cannot be decoded" if odd else ""
+
+
 def member_problems(group: "Group") -> list[str]:
-    """What is not known of members, a line for each."""
+    """What is not known of a group's consumers, a line for each."""
+    if other_protocol(group.protocol_type):
+        return []
     return [
         f"group {name_text(group.group_id)}, member {member.member_id}: {member.problem}"
         for member in group.members

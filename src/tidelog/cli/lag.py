@@ -80,7 +80,7 @@ def all_lags(
         for part in member.partitions
     }
     places = dict.fromkeys([*found.offsets, *readers])
-    topics = cluster.describe_each(client, [*dict.fromkeys(topic for _, topic, _ in places)], missing_too=True)
+    topics = cluster.describe_each(client, [*dict.fromkeys(topic for _, topic, _ in places if topic)], missing_too=True)
     of_topic = {topic.name: topic.partitions for topic in topics.topics}
     # A partition without a commit is one that nobody has read: it must not be left out.
     places |= dict.fromkeys((g, t, part.partition) for g, t, _ in list(places) for part in of_topic.get(t, ()))

@@ -33,7 +33,7 @@ def offline_of(topics: Iterable[cluster.TopicState]) -> dict[str, list[int]]:
 
 def look_for_offline(client: "Client", topics: Sequence[str]) -> dict[str, list[int]]:
     """Those of these topics as far as the topics exist."""
-    return offline_of(cluster.describe(client, topics, missing_too=True))
+    return offline_of(cluster.describe_each(client, [name for name in topics if name], missing_too=True).topics)
 
 
 def coordinator_is_offline(client: "Client", group: str) -> CommandError | None:

@@ -47,8 +47,22 @@ def print_json(document: Any) -> None:
 
 
 def json_line(document: Any, indent: int | None = None) -> str:
-    """JSON in characters that stdout can take: on a stream that is not UTF-8 it has ASCII only."""
-    return json.dumps(json_ready(document), indent=indent, ensure_ascii=not takes_utf8())
+    """JSON in characters that stdout can take: on a stream that is not UTF-8 it has ASCII only. Characters that steer a
+    terminal, or that some readers take for the end of a line (U+2028), are escaped.
+    """
+    text = json.dumps(json_ready(document), indent=indent, ensure_ascii=not takes_utf8())
+    return text if text.isprintable() else NOT_ASCII.sub(_printable_or_escape, text)
+
+
+NOT_ASCII = re.compile(r"[^\x20-\x7e\n]")
+"""In JSON these stand within strings only."""
+
+
+def _printable_or_escape(found: re.Match[str]) -> str:
+    if found[0].isprintable():
+        return found[0]
+    units = found[0].encode("utf-16-be")
+    return "".join(f"\\u{int.from_bytes(units[at : at + 2], 'big'):04x}" for at in range(0, len(units), 2))
 
 
 def takes_utf8() -> bool:
