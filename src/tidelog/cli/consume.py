@@ -4,6 +4,7 @@ import re
 import select
 import sys
 from collections.abc import Sequence
+from contextlib import closing
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
@@ -70,6 +71,10 @@ def consume(
     A format has the fields {topic} {partition} {offset} {timestamp}
     {timestamp_ms} {key} {value} {headers}, and \t and \n and %%.
 
+    Bytes go to a pipe as they are; a terminal gets control characters
+    escaped. In JSON, what is not UTF-8 has base64: key_base64, value_base64,
+    also in headers; produce --json takes it back.
+
     Without --group nothing is committed, and no other reader is affected.
     Ctrl-C stops, and so does the end of what reads the output.
 
@@ -92,22 +97,24 @@ def consume(
         )
     if json and format != "{value}":
         raise UsageError("--json and --format do not go together")
-    try:
-        # A terminal gets the line with control characters escaped; whoever reads a pipe gets the bytes as they are.
-        render = to_json if json else template(format, null_marker.encode())
-    except TemplateError as error:
-        raise UsageError(f"--format: {error}") from None
+    render = to_json if json else template_of(format, null_marker)
     connection = connect(bootstrap, client)
     with connection.open() as cluster_client, interrupts_noted() as interrupted:
         reader = TopicReader(connection, cluster_client, topic, Sink(render), records, until_end)
-        try:
+        with closing(reader):
             if group is None:
                 assign(reader, where, partition)
             else:
                 reader.join(group, "earliest" if from_beginning else "latest")
             reader.run(interrupted)
-        finally:
-            reader.close()
+
+
+def template_of(format: str, null_marker: str) -> RenderRecord:
+    """Raises UsageError."""
+    try:
+        return template(format, null_marker.encode())
+    except TemplateError as error:
+        raise UsageError(f"--format: {error}") from None
 
 
 def check_group(group: str, elsewhere: bool) -> None:

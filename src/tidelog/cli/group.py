@@ -47,6 +47,9 @@ GroupNames = Annotated[list[str], typer.Argument(metavar="GROUP...", show_defaul
 def group() -> None:
     """Show consumer groups and their lag; set their offsets; delete them.
 
+    Names that are not UTF-8 have base64 in JSON (group_base64), escapes in
+    tables. What cannot be shown of a group is marked, and a Note says why.
+
     Examples:
 
     $ tidelog group list

@@ -39,7 +39,8 @@ Topics = Annotated[
 ]
 Execute = Annotated[bool, typer.Option("--execute", help="Do it. Without this, only show what would change.")]
 Escaped = Annotated[
-    bool, typer.Option("--escaped", help=r"Names are as tables show them: \\n, \\x00, \\xff; a backslash is \\\\\\\\.")
+    bool,
+    typer.Option("--escaped", help=r"Names are as tables show them: \n, \x00, \xff; a backslash is written twice."),
 ]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 TARGETS = "--to-earliest, --to-latest, --to-datetime, --to-offset, --shift-by or --from-file"
@@ -388,8 +389,8 @@ def committed_offsets(client: "Client", group: str) -> dict[Place, int]:
     found = commits(client, [group])
     for failure in found.failures.values():
         raise failure
-    if found.problems:
-        raise CommandError(found.problems[0])
+    for why in found.unknown.values():
+        raise CommandError(why)
     return {(topic, partition): offset for (_, topic, partition), offset in found.offsets.items()}
 
 

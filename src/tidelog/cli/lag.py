@@ -79,7 +79,7 @@ def all_lags(
         for member in group.members
         for part in member.partitions
     }
-    places = dict.fromkeys([*found.offsets, *readers])
+    places = dict.fromkeys([*found.offsets, *found.unknown, *readers])
     topics = cluster.describe_each(client, [*dict.fromkeys(topic for _, topic, _ in places if topic)], missing_too=True)
     of_topic = {topic.name: topic.partitions for topic in topics.topics}
     # A partition without a commit is one that nobody has read: it must not be left out.
@@ -88,7 +88,9 @@ def all_lags(
     wanted = dict.fromkeys((topic, partition) for _, topic, partition in places if (topic, partition) in has_leader)
     starts, failures = cluster.list_offsets(client, dict.fromkeys(wanted, EARLIEST))
     ends, more_failures = cluster.list_offsets(client, dict.fromkeys(starts, LATEST))
-    problems += found.problems + [str(each) for each in (failures | more_failures | topics.failures).values()]
+    problems += [*found.unknown.values()] + [
+        str(each) for each in (failures | more_failures | topics.failures).values()
+    ]
     lags = [
         Lag(*place, found.offsets.get(place), ends.get(place[1:]), readers.get(place, ""), starts.get(place[1:], 0))
         for place in sorted(places)
@@ -154,22 +156,23 @@ def first_time_ms(client: "Client", topic: str, partition: int, offset: int) -> 
 
 class Commits(NamedTuple):
     offsets: dict[Place, int]
-    problems: list[str]
-    """Of single partitions."""
+    unknown: dict[Place, str]
+    """Partitions whose commit cannot be read, and why."""
     failures: dict[str, CommandError]
     """Of whole groups, by their names."""
 
 
 def commits(client: "Client", names: Iterable[str]) -> Commits:
     """What these groups have committed, as far as it can be read."""
-    found = Commits({}, [], {})
+    found = Commits({}, {}, {})
     for name, answer in client.committed([*names]).items():
         if isinstance(answer, Exception):
             found.failures[name] = group_error(answer, name)
             continue
         for place, offset in answer.items():
             if isinstance(offset, Exception):
-                found.problems.append(str(client_error(offset, f"group {name_text(name)}, {place}")))
+                why = str(client_error(offset, f"group {name_text(name)}, {place}"))
+                found.unknown[name, place.topic, place.partition] = why
             else:
                 found.offsets[name, place.topic, place.partition] = offset
     return found

@@ -226,6 +226,8 @@ def escaped(character: str) -> str:
     code = ord(character)
     if 0xDC80 <= code <= 0xDCFF:
         return f"\\x{code - 0xDC00:02x}"
+    if 0xA0 <= code <= 0xFF:
+        return f"\\u{code:04x}"
     return character.encode("unicode_escape", "surrogatepass").decode()
 
 
