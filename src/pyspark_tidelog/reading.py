@@ -4,13 +4,14 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Protocol
 
-from pyspark_tidelog.fetched import check, damaged, visible, whole_batches
+from pyspark_tidelog.fetched import check, damaged, whole_batches
 from pyspark_tidelog.lookup import loss_reporter
 from pyspark_tidelog.options import ReadOptions
 from pyspark_tidelog.plan import OffsetRange
 from pyspark_tidelog.rows import ArrowRows
 from tidelog.client.errors import GaveUp
 from tidelog.client.operations import EARLIEST, LATEST, READ_COMMITTED, Fetched, FetchLimits, ListedOffset
+from tidelog.client.visible import visible
 from tidelog.model.ids import TopicPartition
 from tidelog.wire.batches import HEADER_BYTES, BatchHeader
 from tidelog.wire.errors import OffsetOutOfRange

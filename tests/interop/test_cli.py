@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 import pytest
 
 from process_harness.terminal import on_a_terminal
-from tidelog.cli import cluster
+from tidelog.cli import connection
 from tidelog.cli.main import main
 
 LIMIT_S = 60
@@ -551,7 +551,7 @@ def test_bench_on_a_topic_that_is_there(tidelog: Run, topic: str) -> None:
 
 def test_something_else_that_listens(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """A server that takes connections and says nothing."""
-    monkeypatch.setattr(cluster, "ANSWER_S", 2.0)
+    monkeypatch.setattr(connection, "ANSWER_MS", 2000)
     with socket.create_server(("127.0.0.1", 0)) as server:
         assert main(["topic", "list", "-b", f"127.0.0.1:{server.getsockname()[1]}"]) == 1
     printed = capsys.readouterr()

@@ -2,6 +2,7 @@
 
 import errno
 import importlib
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -96,6 +97,7 @@ def tidelog(
 
 def run(arguments: Sequence[str]) -> int:
     """Run one command; returns the exit code. Errors are one line on stderr; a closed pipe and Ctrl-C are quiet."""
+    take_every_character()
     try:
         code = execute(arguments)
         sys.stdout.flush()
@@ -110,6 +112,13 @@ def run(arguments: Sequence[str]) -> int:
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
     return code
+
+
+def take_every_character() -> None:
+    """Text for people never fails over a stream's encoding (ASCII, Latin-1): it gets escapes instead."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def execute(arguments: Sequence[str]) -> int:
@@ -135,10 +144,10 @@ def execute(arguments: Sequence[str]) -> int:
 
 
 def check_text(arguments: Sequence[str]) -> None:
-    """Raise UsageError for what is not UTF-8, paths of log files aside: it cannot be sent, and librdkafka's client
-    crashes over it.
+    """Raise UsageError for what is not UTF-8, paths of log files and ids of groups aside: librdkafka's client crashes
+    over it.
     """
-    if tuple(arguments[:2]) in (("log", "dump"), ("log", "verify")):
+    if tuple(arguments[:2]) in (("log", "dump"), ("log", "verify")) or arguments[:1] == ["group"]:
         return
     for argument in arguments:
         try:
@@ -167,6 +176,8 @@ def known_failure(error: Exception) -> int | None:
     return None
 
 
-def fail(line: str, code: int) -> int:
-    print(f"Error: {line}", file=sys.stderr)
+def fail(text: str, code: int) -> int:
+    from tidelog.cli.tables import printable
+
+    print("Error: " + "\n".join(map(printable, text.split("\n"))), file=sys.stderr)
     return code

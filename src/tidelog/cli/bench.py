@@ -22,7 +22,7 @@ from tidelog.cli.connection import (
 )
 from tidelog.cli.errors import CommandError, UsageError
 from tidelog.cli.produce import ACKS, CODECS
-from tidelog.cli.tables import Column, Table, console, count, counted, print_json, print_table, size
+from tidelog.cli.tables import Column, Table, console, count, counted, print_json, print_table, size, takes_utf8
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)
 
@@ -164,7 +164,8 @@ def producer_settings(acks: str, compression: str) -> dict[str, Any]:
 def topic_or_temporary(connection: ConnectionOptions, topic: str | None, partitions: int) -> Iterator[str]:
     """The topic that was named, which has to be there, or one for this measurement."""
     if topic is not None:
-        gone = offline.offline_of(describe(connection.admin(), [topic]))
+        with connection.open() as client:
+            gone = offline.offline_of(describe(client, [topic]))
         if gone:
             raise offline.refuse(gone, "What the others do would say nothing about the topic.")
     with measure.temporary_topic(connection, partitions) if topic is None else nullcontext(topic) as name:
@@ -172,8 +173,11 @@ def topic_or_temporary(connection: ConnectionOptions, topic: str | None, partiti
 
 
 def records_in(connection: ConnectionOptions, topic: str) -> int:
-    admin = connection.admin()
-    found = sum(known.records for known in offsets(admin, describe(admin, [topic])).values())
+    with connection.open() as client:
+        known = offsets(client, describe(client, [topic]))
+    for failure in known.failures.values():
+        raise failure
+    found = sum(partition.records for partition in known.offsets.values())
     if not found:
         raise CommandError(f"topic {topic} is empty: there is nothing to read")
     return found
@@ -283,7 +287,7 @@ def plot(
     xs: Sequence[float], ys: Sequence[float], title: str, x_label: str, ticks: Sequence[tuple[float, str]] | None = None
 ) -> None:
     """At a terminal, and where there are enough points to see a shape."""
-    if not sys.stdout.isatty() or len(xs) < 5:
+    if not sys.stdout.isatty() or not takes_utf8() or len(xs) < 5:
         return
     from tidelog.cli.plots import line_plot
 

@@ -3,28 +3,28 @@
 import os
 import socket
 import sys
-from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import Future
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
 from tidelog.cli.errors import CommandError, NoAnswerError, UsageError
+from tidelog.cli.security import security_of
 
 if TYPE_CHECKING:
     from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
-    from confluent_kafka.admin import AdminClient
 
-T = TypeVar("T")
-K = TypeVar("K")
+    from tidelog.client.blocking import Client
+    from tidelog.client.each import Failure
 
-ANSWER_S = 15.0
-"""How long an administrative request may take."""
+CLIENT_ID = "tidelog-cli"
+
 ANSWER_MS = 15_000
-WAIT_S = ANSWER_S + 1
-"""librdkafka was seen never to end a request for a group whose broker had gone, whatever its timeout."""
+"""How long an administrative request may take."""
 CONNECT_S = 5.0
+CONNECT_MS = 5_000
 
 REPLICAS_MAX = 2**15 - 1
 PARTITION_MAX = 2**31 - 1
@@ -56,6 +56,13 @@ ClientSettings = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
+NO_SUCH_TOPIC = "no such topic (tidelog topic list shows all)"
+NO_TOPIC_NAME = "not a legal topic name: it takes 1 to 249 letters, digits, dots, _ and -"
+TOO_LARGE = "larger than the topic's max.message.bytes (tidelog topic config can raise it)"
+REMEDIES = {3: NO_SUCH_TOPIC, 10: TOO_LARGE, 17: NO_TOPIC_NAME, 100: NO_SUCH_TOPIC}
+"""What to say of error codes: UNKNOWN_TOPIC_OR_PARTITION, MESSAGE_TOO_LARGE, INVALID_TOPIC_EXCEPTION and
+UNKNOWN_TOPIC_ID."""
+
 LOCALHOST = "localhost:9092"
 DEFAULT_PORT = 9092
 SECURITY_PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
@@ -67,10 +74,13 @@ class ConnectionOptions(NamedTuple):
     bootstrap: str
     settings: dict[str, str]
 
-    def admin(self, settings: Mapping[str, Any] = MappingProxyType({})) -> "AdminClient":
-        from confluent_kafka.admin import AdminClient
-
-        return AdminClient(self.configuration(settings))
+    @contextmanager
+    def open(self) -> "Iterator[Client]":
+        """Our own client, which gives each of many things an answer of its own and takes any bytes for names. What it
+        raises in the block becomes a CommandError.
+        """
+        with in_one_line(), open_client(self.bootstrap, self.settings) as client:
+            yield client
 
     def producer(self, settings: Mapping[str, Any]) -> "Producer":
         from confluent_kafka import Producer
@@ -83,20 +93,41 @@ class ConnectionOptions(NamedTuple):
         # A damaged batch is an error here, not a value: librdkafka looks only when it is told to.
         return Consumer(self.configuration({"check.crcs": True, **settings}))
 
-    @property
-    def is_plaintext(self) -> bool:
-        return self.settings.get("security.protocol", "plaintext").lower() == "plaintext"
-
     def configuration(self, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """What a client is made with; the user's own settings come last and win."""
+        """What a client of librdkafka's is made with; the user's own settings come last and win."""
         return {
             "bootstrap.servers": self.bootstrap,
-            "client.id": "tidelog-cli",
+            "client.id": CLIENT_ID,
             "log_level": 0,  # errors reach us as results; librdkafka's own lines on stderr would only repeat them
             "error_cb": lambda error: None,
             **settings,
             **self.settings,
         }
+
+
+def open_client(bootstrap: str, settings: Mapping[str, str] = MappingProxyType({})) -> "Client":
+    """Not connected yet. Raises UsageError for an address that is none, and for settings that do not fit together."""
+    from tidelog.client.blocking import Client, ClientConfig
+    from tidelog.client.cluster import Address
+
+    addresses = [Address(*address) for address in host_ports(bootstrap)]
+    if settings:
+        check_settings(settings)
+    config = ClientConfig(
+        client_id=settings.get("client.id", CLIENT_ID),
+        request_timeout_ms=ANSWER_MS,
+        default_api_timeout_ms=ANSWER_MS,
+        socket_connection_setup_timeout_ms=CONNECT_MS,
+        security=security_of(settings),
+    )
+    return Client(addresses, config)
+
+
+def check_settings(settings: Mapping[str, str]) -> None:
+    """Raise KafkaException for a setting that librdkafka does not know: without a word it would have no effect."""
+    from confluent_kafka import Producer
+
+    Producer({"log_level": 0, **settings})
 
 
 class Outage:
@@ -204,26 +235,38 @@ def key_values(texts: Iterable[str], option: str, example: str) -> dict[str, str
     return found
 
 
-def answer(future: "Future[T]", subject: str = "") -> T:
-    """The result of one administrative request. Raises CommandError in one line, about `subject`."""
-    from confluent_kafka import KafkaException
+@contextmanager
+def in_one_line() -> Iterator[None]:
+    """What our own client raises becomes a CommandError."""
+    from tidelog.client.errors import ClientError
+    from tidelog.wire.errors import ApiError
 
     try:
-        return future.result(WAIT_S)
-    except KafkaException as error:
-        raise kafka_error(error, subject) from error
-    except TimeoutError as error:
-        raise silent(subject) from error
+        yield
+    except (ApiError, ClientError) as error:
+        raise client_error(error) from error
 
 
-def silent(subject: str = "") -> NoAnswerError:
+def client_error(error: "Failure", subject: str = "") -> CommandError:
+    """What our own client met, as one line that says what to do."""
+    from tidelog.client.errors import GaveUp, Unreachable
+    from tidelog.wire.errors import ApiError, ErrorCode
+
     about = f"{subject}: " if subject else ""
-    return NoAnswerError(f"{about}no answer from the cluster in {WAIT_S:.0f} s: is its broker still there?")
-
-
-def answers(futures: Mapping[K, "Future[T]"], name: Callable[[K], str] = str) -> dict[K, T]:
-    """The results of several. Raises CommandError for the first that failed."""
-    return {key: answer(future, name(key)) for key, future in futures.items()}
+    if isinstance(error, Unreachable) or (isinstance(error, GaveUp) and isinstance(error.__cause__, Unreachable)):
+        return NoAnswerError(
+            f"{about}no answer from the cluster ({one_line(str(error))}): is that a Kafka broker,"
+            " and can its advertised address be reached from here?"
+        )
+    if not isinstance(error, ApiError):
+        return CommandError(f"{about}{one_line(str(error))}")
+    if remedy := REMEDIES.get(error.code):
+        return CommandError(about + remedy)
+    if error.code == ErrorCode.TOPIC_ALREADY_EXISTS:
+        return CommandError(f"{subject or 'it'} already exists (--if-not-exists accepts that)")
+    name = ErrorCode(error.code).name
+    text = one_line(error.message) or name
+    return CommandError(about + (text if name in text else f"{text} ({name})"))
 
 
 def kafka_error(raised: "KafkaException | KafkaError", subject: str = "") -> CommandError:
@@ -241,15 +284,13 @@ def kafka_error(raised: "KafkaException | KafkaError", subject: str = "") -> Com
                 " and can its advertised address be reached from here?"
             )
         case KafkaError.UNKNOWN_TOPIC_OR_PART | KafkaError._UNKNOWN_TOPIC:
-            return CommandError(f"{about}no such topic (tidelog topic list shows all)")
+            return CommandError(about + NO_SUCH_TOPIC)
         case KafkaError.TOPIC_EXCEPTION:
-            return CommandError(f"{about}not a legal topic name: it takes 1 to 249 letters, digits, dots, _ and -")
+            return CommandError(about + NO_TOPIC_NAME)
         case KafkaError._UNKNOWN_PARTITION:
             return CommandError(f"{about}no such partition (tidelog topic describe shows them)")
         case KafkaError.MSG_SIZE_TOO_LARGE:
-            return CommandError(f"{about}larger than the topic's max.message.bytes (tidelog topic config can raise it)")
-        case KafkaError.TOPIC_ALREADY_EXISTS:
-            return CommandError(f"{subject or 'it'} already exists (--if-not-exists accepts that)")
+            return CommandError(about + TOO_LARGE)
         case KafkaError._AUTHENTICATION | KafkaError.SASL_AUTHENTICATION_FAILED:
             return CommandError(
                 f"{about}authentication failed: {one_line(error.str())} (settings: -X sasl.username=...)"
@@ -259,13 +300,12 @@ def kafka_error(raised: "KafkaException | KafkaError", subject: str = "") -> Com
 
 def in_our_words(error: Exception) -> CommandError | None:
     """What came of a request, in one line; None for what is no error of the cluster's."""
+    from tidelog.client.errors import ClientError
+    from tidelog.wire.errors import ApiError
+
     if isinstance(error, CommandError):
         return error
-    if isinstance(error, TimeoutError):
-        return silent()
-    from confluent_kafka import KafkaException
-
-    return kafka_error(error) if isinstance(error, KafkaException) else None
+    return client_error(error) if isinstance(error, ApiError | ClientError) else None
 
 
 def one_line(text: str) -> str:

@@ -1,5 +1,7 @@
 """Failures of a command that its user can do something about."""
 
+from collections.abc import Iterable
+
 
 class CommandError(Exception):
     """One line: what is wrong, and what to do. Ends the command with exit code 1."""
@@ -11,3 +13,12 @@ class NoAnswerError(CommandError):
 
 class UsageError(CommandError):
     """The options do not fit together. Ends the command with exit code 2."""
+
+
+def raise_together(failures: Iterable[CommandError]) -> None:
+    """Raise what failed of what was asked for by name, after everything else has been shown."""
+    found = list(failures)
+    if len(found) == 1:
+        raise found[0]
+    if found:
+        raise CommandError("; ".join(map(str, found)))

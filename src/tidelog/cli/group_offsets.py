@@ -9,18 +9,9 @@ import typer
 
 from tidelog.cli import cluster
 from tidelog.cli.cluster import Offsets
-from tidelog.cli.connection import (
-    ANSWER_S,
-    LOCALHOST,
-    AsJson,
-    Bootstrap,
-    ClientSettings,
-    ConnectionOptions,
-    answer,
-    connect,
-)
-from tidelog.cli.errors import CommandError, UsageError
-from tidelog.cli.groups import describe_groups, existing, group_names, members_text
+from tidelog.cli.connection import LOCALHOST, AsJson, Bootstrap, ClientSettings, client_error, connect
+from tidelog.cli.errors import CommandError, UsageError, raise_together
+from tidelog.cli.groups import choose, describe_one, group_error, list_groups, members_text, names_from, the_group
 from tidelog.cli.lag import commits
 from tidelog.cli.offline import named
 from tidelog.cli.offset_plan import (
@@ -33,12 +24,11 @@ from tidelog.cli.offset_plan import (
     read_offsets,
     topics_and_partitions,
 )
-from tidelog.cli.own_client import in_one_line, open_client
-from tidelog.cli.tables import counted, print_json, print_table
+from tidelog.cli.tables import counted, name_text, print_json, print_table, printable
 from tidelog.cli.when import NotATimeError, parse_time_ms
 
 if TYPE_CHECKING:
-    from confluent_kafka.admin import AdminClient
+    from tidelog.client.blocking import Client
 
 Group = Annotated[str, typer.Argument(metavar="GROUP", show_default=False)]
 Topics = Annotated[
@@ -48,6 +38,10 @@ Topics = Annotated[
     ),
 ]
 Execute = Annotated[bool, typer.Option("--execute", help="Do it. Without this, only show what would change.")]
+Escaped = Annotated[
+    bool,
+    typer.Option("--escaped", help=r"Names are as tables show them: \n, \x00, \xff; a backslash is written twice."),
+]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 TARGETS = "--to-earliest, --to-latest, --to-datetime, --to-offset, --shift-by or --from-file"
 
@@ -72,6 +66,7 @@ def reset_offsets(
         typer.Option("--from-file", metavar="FILE", help="Offsets from CSV or JSON, partition by partition."),
     ] = None,
     execute: Execute = False,
+    escaped: Escaped = False,
     json: AsJson = False,
     bootstrap: Bootstrap = LOCALHOST,
     client: ClientSettings = [],  # noqa: B006
@@ -93,25 +88,40 @@ def reset_offsets(
     $ tidelog group reset-offsets billing --topic orders:0,3-5 --to-datetime "1 hour ago" --execute
     $ tidelog group reset-offsets billing --shift-by -100 --execute
     """
+    (group,) = names_from([group], escaped)
     target = Target(to_earliest, to_latest, to_datetime, to_offset, shift_by, from_file)
     target.check()
     wanted = topics_and_partitions(topic)
     given = read_offsets(from_file, group) if from_file is not None else None
-    admin = connect(bootstrap, client).admin()
-    is_new = group not in group_names(admin)
+    with connect(bootstrap, client).open() as cluster_client:
+        reset(cluster_client, group, target, wanted, given, execute=execute, json=json)
+
+
+def reset(
+    client: "Client",
+    group: str,
+    target: "Target",
+    wanted: Mapping[str, list[int] | None],
+    given: Mapping[Place, int] | None,
+    *,
+    execute: bool,
+    json: bool,
+) -> None:
+    is_new = group not in group_names(client)
     if is_new and not wanted and given is None:
-        existing(admin, [group])  # says that there is none, with the nearest name
-    committed = {} if is_new else committed_offsets(admin, group)
-    places = places_of(admin, group, wanted, given, committed)
-    logs = log_ends(admin, places)
-    moves = plan(places, target.offsets(admin, places, committed, logs, given), committed, logs)
-    others = [] if wanted or given is not None else left_out(places, partitions_of(admin, places))
-    carry_out(admin, group, moves, others, is_new=is_new, execute=execute, json=json)
+        the_group(client, group)  # says that there is none, with the nearest name
+    committed = {} if is_new else committed_offsets(client, group)
+    places = places_of(client, group, wanted, given, committed)
+    logs = log_ends(client, places)
+    moves = plan(places, target.offsets(client, places, committed, logs, given), committed, logs)
+    others = [] if wanted or given is not None else left_out(places, partitions_of(client, places))
+    carry_out(client, group, moves, others, is_new=is_new, execute=execute, json=json)
     if others and not json:
         # --shift-by has nothing to count from there; and a --topic alone would leave the other topics out.
         topics = " ".join(f"--topic {name}" for name in dict.fromkeys(name for name, _ in places))
-        how = "set them with --topic, and another target than --shift-by" if shift_by is not None else f"add {topics}"
-        tell_left_out(others, group, f"{how} to set them, too" if shift_by is None else how)
+        is_shift = target.shift is not None
+        how = "set them with --topic, and another target than --shift-by" if is_shift else f"add {topics}"
+        tell_left_out(others, group, how if is_shift else f"{how} to set them, too")
 
 
 def copy_offsets(
@@ -119,6 +129,7 @@ def copy_offsets(
     group: Annotated[str, typer.Argument(metavar="TO", show_default=False)],
     topic: Topics = [],  # noqa: B006
     execute: Execute = False,
+    escaped: Escaped = False,
     json: AsJson = False,
     bootstrap: Bootstrap = LOCALHOST,
     client: ClientSettings = [],  # noqa: B006
@@ -134,28 +145,33 @@ def copy_offsets(
     $ tidelog group copy-offsets billing billing-v2
     $ tidelog group copy-offsets billing billing-v2 --topic orders --execute
     """
+    source, group = names_from([source, group], escaped)
     if source == group:
         raise UsageError("FROM and TO are the same group")
     wanted = topics_and_partitions(topic)
-    admin = connect(bootstrap, client).admin()
-    existing(admin, [source])
-    found = committed_offsets(admin, source)
-    is_new = group not in group_names(admin)
-    committed = {} if is_new else committed_offsets(admin, group)
-    places = [place for place in sorted(found) if not wanted or _is_wanted(place, wanted)]
-    if not places:
-        raise CommandError(f"group {source} has committed nothing" + (" in these topics" if wanted else ""))
-    logs = log_ends(admin, places)
-    there = partitions_of(admin, [*places, *((name, 0) for name in wanted)])
-    others = [place for place in left_out(places, there) if not wanted or _is_wanted(place, wanted)]
-    carry_out(admin, group, plan(places, found, committed, logs), others, is_new=is_new, execute=execute, json=json)
+    with connect(bootstrap, client).open() as cluster_client:
+        the_group(cluster_client, source)
+        found = committed_offsets(cluster_client, source)
+        is_new = group not in group_names(cluster_client)
+        committed = {} if is_new else committed_offsets(cluster_client, group)
+        places = [place for place in sorted(found) if not wanted or _is_wanted(place, wanted)]
+        if not places:
+            raise CommandError(
+                f"group {name_text(source)} has committed nothing" + (" in these topics" if wanted else "")
+            )
+        logs = log_ends(cluster_client, places)
+        there = partitions_of(cluster_client, [*places, *((name, 0) for name in wanted)])
+        others = [place for place in left_out(places, there) if not wanted or _is_wanted(place, wanted)]
+        moves = plan(places, found, committed, logs)
+        carry_out(cluster_client, group, moves, others, is_new=is_new, execute=execute, json=json)
     if others and not json:
-        tell_left_out(others, source, f"set them with tidelog group reset-offsets {group} --topic TOPIC")
+        tell_left_out(others, source, f"set them with tidelog group reset-offsets {name_text(group)} --topic TOPIC")
 
 
 def delete(
     groups: Annotated[list[str], typer.Argument(metavar="GROUP...", show_default=False)],
     yes: Yes = False,
+    escaped: Escaped = False,
     json: AsJson = False,
     bootstrap: Bootstrap = LOCALHOST,
     client: ClientSettings = [],  # noqa: B006
@@ -163,32 +179,48 @@ def delete(
     """Delete groups, with all that they have committed.
 
     A group must have no members. One that comes back under the name begins
-    where its consumers' auto.offset.reset says.
+    where its consumers' auto.offset.reset says. Groups that cannot be deleted
+    are named, the others are deleted.
 
     Examples:
 
     $ tidelog group delete billing
     $ tidelog group delete billing-v1 billing-v2 --yes
     """
-    admin = connect(bootstrap, client).admin()
-    names = existing(admin, groups)
-    for name in names:
-        check_no_members(admin, name, "delete it")
-    for name in names:
-        confirm(f"Delete group {name} with {counted(len(committed_offsets(admin, name)), 'committed offset')}?", yes)
-    for name, future in admin.delete_consumer_groups(names, request_timeout=ANSWER_S).items():
-        answer(future, f"group {name}")
+    with connect(bootstrap, client).open() as cluster_client:
+        chosen = choose(cluster_client, names_from(groups, escaped))
+        failures = dict(chosen.failures)
+        names = []
+        for group in chosen.listed:
+            name = group.group_id
+            try:
+                check_no_members(cluster_client, name, "delete it")
+                committed = counted(len(committed_offsets(cluster_client, name)), "committed offset")
+            except CommandError as error:
+                failures[name] = error
+                continue
+            confirm(f"Delete group {name_text(name)} with {committed}?", yes)
+            names.append(name)
+        results = cluster_client.delete_groups(names) if names else {}
+    failures |= {name: group_error(failure, name) for name, failure in results.items() if failure is not None}
+    deleted = [name for name in names if name not in failures]
     if json:
-        print_json([{"group": name, "deleted": True} for name in names])
+        rows = [{"group": name, "deleted": True, "problem": None} for name in deleted]
+        print_json(
+            rows + [{"group": n, "deleted": False, "problem": printable(str(why))} for n, why in failures.items()]
+        )
     else:
-        for name in names:
-            print(f"Deleted group {name}.")
+        for name in deleted:
+            print(f"Deleted group {name_text(name)}.")
+        sys.stdout.flush()
+    raise_together(failures.values())
 
 
 def delete_offsets(
     group: Group,
     topic: Topics = [],  # noqa: B006
     yes: Yes = False,
+    escaped: Escaped = False,
     json: AsJson = False,
     bootstrap: Bootstrap = LOCALHOST,
     client: ClientSettings = [],  # noqa: B006
@@ -206,24 +238,25 @@ def delete_offsets(
     wanted = topics_and_partitions(topic)
     if not wanted:
         raise UsageError("say which topic: --topic orders, or --topic orders:0,3-5")
-    connection = connect(bootstrap, client)
-    admin = connection.admin()
-    existing(admin, [group])
-    places = sorted(place for place in committed_offsets(admin, group) if _is_wanted(place, wanted))
-    if not places:
-        raise CommandError(f"group {group} has committed nothing there (tidelog group lag {group} shows where it has)")
-    confirm(f"Delete {counted(len(places), 'committed offset')} of group {group}?", yes)
-    refused = remove(connection, group, places)
-    if refused:
-        (described,) = describe_groups(admin, [group])
-        raise CommandError(
-            f"members of group {group} read {', '.join(sorted({t for t, _ in refused}))}: {members_text(described)}; "
-            "stop them first"
-        )
+    (group,) = names_from([group], escaped)
+    shown = name_text(group)
+    with connect(bootstrap, client).open() as cluster_client:
+        the_group(cluster_client, group)
+        places = sorted(place for place in committed_offsets(cluster_client, group) if _is_wanted(place, wanted))
+        if not places:
+            raise CommandError(
+                f"group {shown} has committed nothing there (tidelog group lag {shown} shows where it has)"
+            )
+        confirm(f"Delete {counted(len(places), 'committed offset')} of group {shown}?", yes)
+        refused = remove(cluster_client, group, places)
+        if refused:
+            topics = ", ".join(sorted({topic for topic, _ in refused}))
+            members = members_text(describe_one(cluster_client, group))
+            raise CommandError(f"members of group {shown} read {topics}: {members}; stop them first")
     if json:
         print_json([{"group": group, "topic": name, "partition": partition} for name, partition in places])
     else:
-        print(f"Deleted {counted(len(places), 'committed offset')} of group {group}.")
+        print(f"Deleted {counted(len(places), 'committed offset')} of group {shown}.")
 
 
 class Target:
@@ -239,17 +272,17 @@ class Target:
         file: str | None,
     ) -> None:
         self._earliest, self._latest, self._when = earliest, latest, when
-        self._offset, self._shift, self._file = offset, shift, file
+        self._offset, self.shift, self._file = offset, shift, file
 
     def check(self) -> None:
         """Raises UsageError unless there is exactly one."""
-        others = (self._when, self._offset, self._shift, self._file)
+        others = (self._when, self._offset, self.shift, self._file)
         if self._earliest + self._latest + sum(other is not None for other in others) != 1:
             raise UsageError(f"say where to, in one way: {TARGETS}")
 
     def offsets(
         self,
-        admin: "AdminClient",
+        client: "Client",
         places: Sequence[Place],
         committed: Mapping[Place, int],
         logs: Mapping[Place, Offsets],
@@ -263,29 +296,27 @@ class Target:
             return {place: logs[place].latest for place in places}
         if self._offset is not None:
             return dict.fromkeys(places, self._offset)
-        if self._shift is not None:
+        if self.shift is not None:
             missing = [f"{topic}-{partition}" for topic, partition in places if (topic, partition) not in committed]
             if missing:
                 raise CommandError(f"--shift-by needs a committed offset; there is none in {', '.join(missing[:5])}")
-            return {place: max(committed[place] + self._shift, 0) for place in places}
+            return {place: max(committed[place] + self.shift, 0) for place in places}
         assert self._when is not None
-        return since(admin, places, self._when, logs)
+        return since(client, places, self._when, logs)
 
 
-def since(admin: "AdminClient", places: Sequence[Place], when: str, logs: Mapping[Place, Offsets]) -> dict[Place, int]:
+def since(client: "Client", places: Sequence[Place], when: str, logs: Mapping[Place, Offsets]) -> dict[Place, int]:
     """The first offset of a record that is not older; the end where there is none."""
-    from confluent_kafka.admin import OffsetSpec
-
     try:
         timestamp_ms = parse_time_ms(when, datetime.now())
     except NotATimeError as error:
         raise UsageError(f"--to-datetime: {error}") from error
-    found = cluster.list_offsets(admin, places, OffsetSpec.for_timestamp(timestamp_ms))
+    found = cluster.all_or_nothing(cluster.list_offsets(client, dict.fromkeys(places, timestamp_ms)))
     return {place: found[place] if found[place] >= 0 else logs[place].latest for place in places}
 
 
 def places_of(
-    admin: "AdminClient",
+    client: "Client",
     group: str,
     wanted: Mapping[str, list[int] | None],
     given: Mapping[Place, int] | None,
@@ -299,10 +330,10 @@ def places_of(
         return found
     if not wanted:
         if not committed:
-            raise CommandError(f"group {group} has committed nothing: say where to set it, with --topic")
+            raise CommandError(f"group {name_text(group)} has committed nothing: say where to set it, with --topic")
         return sorted(committed)
     places = []
-    for topic in cluster.describe(admin, list(wanted)):
+    for topic in cluster.describe(client, list(wanted)):
         there = [part.partition for part in topic.partitions]
         asked = wanted[topic.name]
         unknown = [number for number in asked or () if number not in there]
@@ -318,23 +349,25 @@ def _is_wanted(place: Place, wanted: Mapping[str, list[int] | None]) -> bool:
     return numbers is None or partition in numbers
 
 
-def log_ends(admin: "AdminClient", places: Sequence[Place]) -> dict[Place, Offsets]:
+def log_ends(client: "Client", places: Sequence[Place]) -> dict[Place, Offsets]:
     """Raises CommandError for a topic or a partition that there is not."""
-    from confluent_kafka.admin import OffsetSpec
+    from tidelog.client.operations import EARLIEST, LATEST
 
-    topics = {topic.name: topic for topic in cluster.describe(admin, list(dict.fromkeys(topic for topic, _ in places)))}
+    topics = {
+        topic.name: topic for topic in cluster.describe(client, list(dict.fromkeys(topic for topic, _ in places)))
+    }
     for topic, partition in places:
         count = len(topics[topic].partitions)
         if partition >= count:
             raise CommandError(f"topic {topic} has {counted(count, 'partition')}: there is no {partition}")
-    earliest = cluster.list_offsets(admin, places, OffsetSpec.earliest())
-    latest = cluster.list_offsets(admin, places, OffsetSpec.latest())
+    earliest = cluster.all_or_nothing(cluster.list_offsets(client, dict.fromkeys(places, EARLIEST)))
+    latest = cluster.all_or_nothing(cluster.list_offsets(client, dict.fromkeys(places, LATEST)))
     return {place: Offsets(earliest[place], latest[place]) for place in places}
 
 
-def partitions_of(admin: "AdminClient", places: Iterable[Place]) -> list[Place]:
+def partitions_of(client: "Client", places: Iterable[Place]) -> list[Place]:
     """Every partition of the topics that these are of."""
-    topics = cluster.describe(admin, list(dict.fromkeys(topic for topic, _ in places)))
+    topics = cluster.describe(client, list(dict.fromkeys(topic for topic, _ in places)))
     return [(topic.name, part.partition) for topic in topics for part in topic.partitions]
 
 
@@ -344,22 +377,34 @@ def tell_left_out(others: Sequence[Place], group: str, remedy: str) -> None:
     for topic, partition in others:
         by_topic.setdefault(topic, []).append(partition)
     count = counted(len(others), "partition")
-    print(f"Left out: {count} without a commit of {group} ({named(by_topic)}); {remedy}.", file=sys.stderr)
+    print(f"Left out: {count} without a commit of {name_text(group)} ({named(by_topic)}); {remedy}.", file=sys.stderr)
 
 
-def committed_offsets(admin: "AdminClient", group: str) -> dict[Place, int]:
-    return {(topic, partition): offset for (_, topic, partition), offset in commits(admin, [group]).items()}
+def group_names(client: "Client") -> list[str]:
+    return [group.group_id for group in list_groups(client).listed]
 
 
-def check_no_members(admin: "AdminClient", group: str, remedy: str) -> None:
-    (described,) = describe_groups(admin, [group])
+def committed_offsets(client: "Client", group: str) -> dict[Place, int]:
+    """Raises CommandError where they cannot be read: a plan must not leave out a partition."""
+    found = commits(client, [group])
+    for failure in found.failures.values():
+        raise failure
+    for why in found.unknown.values():
+        raise CommandError(why)
+    return {(topic, partition): offset for (_, topic, partition), offset in found.offsets.items()}
+
+
+def check_no_members(client: "Client", group: str, remedy: str) -> None:
+    described = describe_one(client, group)
     if described.members:
         count = counted(len(described.members), "member")
-        raise CommandError(f"group {group} has {count}: {members_text(described)}; stop them first, then {remedy}")
+        raise CommandError(
+            f"group {name_text(group)} has {count}: {members_text(described)}; stop them first, then {remedy}"
+        )
 
 
 def carry_out(
-    admin: "AdminClient",
+    client: "Client",
     group: str,
     moves: Sequence[Move],
     others: Sequence[Place],
@@ -372,9 +417,9 @@ def carry_out(
     members.
     """
     if not is_new:
-        check_no_members(admin, group, "set its offsets")
+        check_no_members(client, group, "set its offsets")
     if execute:
-        commit(admin, group, moves)
+        commit(client, group, moves)
     if json:
         missing = [{"topic": topic, "partition": partition} for topic, partition in others]
         print_json({"group": group, "executed": execute, "offsets": moves_json(moves), "left_out": missing})
@@ -382,21 +427,19 @@ def carry_out(
     print_table(moves_table(moves))
     sys.stdout.flush()
     if execute:
-        print(f"Set {counted(len(moves), 'offset')} of group {group}.", file=sys.stderr)
+        print(f"Set {counted(len(moves), 'offset')} of group {name_text(group)}.", file=sys.stderr)
     else:
-        makes = f" There is no group {group} yet: it will be made." if is_new else ""
+        makes = f" There is no group {name_text(group)} yet: it will be made." if is_new else ""
         print(f"Nothing was changed: --execute does it.{makes}", file=sys.stderr)
 
 
-def commit(admin: "AdminClient", group: str, moves: Iterable[Move]) -> None:
-    from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
+def commit(client: "Client", group: str, moves: Iterable[Move]) -> None:
+    from tidelog.model.ids import TopicPartition
 
-    parts = [TopicPartition(move.topic, move.partition, move.after) for move in moves]
-    request = ConsumerGroupTopicPartitions(group, parts)
-    set_to = answer(admin.alter_consumer_group_offsets([request], request_timeout=ANSWER_S)[group], f"group {group}")
-    for part in set_to.topic_partitions:
-        if part.error is not None:
-            raise CommandError(f"group {group}, {part.topic}-{part.partition}: {part.error.str()}; others may be set")
+    offsets = {TopicPartition(move.topic, move.partition): move.after for move in moves}
+    for place, result in client.commit(group, offsets).items():
+        if isinstance(result, Exception):
+            raise CommandError(f"{client_error(result, f'group {name_text(group)}, {place}')}; others may be set")
 
 
 def confirm(question: str, yes: bool) -> None:
@@ -407,17 +450,20 @@ def confirm(question: str, yes: bool) -> None:
     typer.confirm(question, abort=True)
 
 
-def remove(connection: ConnectionOptions, group: str, places: Sequence[Place]) -> list[Place]:
-    """Delete these offsets; those that members read are returned. librdkafka's Python client has no call for it."""
+def remove(client: "Client", group: str, places: Sequence[Place]) -> list[Place]:
+    """Delete these offsets; those that members read are returned."""
     from tidelog.client.error_codes import name_of
     from tidelog.model.ids import TopicPartition
-    from tidelog.wire.errors import ErrorCode
+    from tidelog.wire.errors import ErrorCode, InvalidGroupId
 
-    if not connection.is_plaintext:
-        raise CommandError("this needs a PLAINTEXT listener yet: name one with --bootstrap, without -X security.*")
-    with in_one_line(), open_client(connection.bootstrap) as client:
+    try:
         codes = client.delete_offsets(group, [TopicPartition(*place) for place in places])
+    except InvalidGroupId as error:
+        raise CommandError(
+            f"brokers delete no single offsets of group {name_text(group)} (INVALID_GROUP_ID); tidelog group delete"
+            " deletes it with all that it has committed"
+        ) from error
     for place, code in codes.items():
         if code not in (ErrorCode.NONE, ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC):
-            raise CommandError(f"group {group}, {place}: {name_of(code)}; others may be deleted")
+            raise CommandError(f"group {name_text(group)}, {place}: {name_of(code)}; others may be deleted")
     return [(place.topic, place.partition) for place, code in codes.items() if code]

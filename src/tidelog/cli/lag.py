@@ -1,19 +1,19 @@
 """How far consumer groups have come: what `tidelog group lag` and `tidelog group list` show."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tidelog.cli import cluster
-from tidelog.cli.connection import ANSWER_S, ConnectionOptions, answer
-from tidelog.cli.own_client import open_client
-from tidelog.cli.tables import Column, Table, cell, is_terminal
+from tidelog.cli.connection import client_error
+from tidelog.cli.errors import CommandError
+from tidelog.cli.groups import group_error, host_text, member_problems
+from tidelog.cli.tables import Column, Table, cell, is_terminal, name_text
 from tidelog.cli.when import span
 
 if TYPE_CHECKING:
-    from confluent_kafka.admin import AdminClient, ConsumerGroupDescription
-
     from tidelog.client.blocking import Client
+    from tidelog.client.groups import Group
 
 
 Place = tuple[str, str, int]
@@ -52,47 +52,57 @@ class Lag(NamedTuple):
         return max(self.end - max(self.committed, self.start), 0)
 
 
+class Lags(NamedTuple):
+    """As much as is known, and what is not known."""
+
+    lags: list[Lag]
+    problems: list[str]
+    """Of members, partitions and brokers."""
+    failures: dict[str, CommandError]
+    """The groups whose commits cannot be read, and why."""
+
+
 def all_lags(
-    admin: "AdminClient", described: Sequence["ConsumerGroupDescription"], ages: "Ages | None" = None
-) -> list[Lag]:
-    """Every partition of every topic that a group reads or has committed in, with the end as it is now.
+    client: "Client", names: Iterable[str], described: "Mapping[str, Group]", ages: "Ages | None" = None
+) -> Lags:
+    """Every partition of every topic that one of these groups reads or has committed in, with the end as it is now.
 
-    `behind_ms` is known with `ages` only.
+    `described` says who reads what, as far as that is known. `behind_ms` is known with `ages` only.
     """
-    from confluent_kafka.admin import OffsetSpec
+    from tidelog.client.operations import EARLIEST, LATEST
 
-    committed = commits(admin, [group.group_id for group in described])
+    found = commits(client, names)
+    problems = [line for group in described.values() for line in member_problems(group)]
     readers = {
-        (group.group_id, part.topic, part.partition): f"{member.client_id}@{member.host.lstrip('/')}"
-        for group in described
+        (group.group_id, part.topic, part.partition): f"{member.client_id}@{host_text(member)}"
+        for group in described.values()
         for member in group.members
-        for part in (member.assignment.topic_partitions if member.assignment else ())
+        for part in member.partitions
     }
-    places = dict.fromkeys([*committed, *readers])
-    known = admin.list_topics(timeout=ANSWER_S).topics
-    of_topic = {name: sorted(topic.partitions) for name, topic in known.items()}
-    led = {(name, part.id) for name, topic in known.items() for part in topic.partitions.values() if part.leader >= 0}
+    places = dict.fromkeys([*found.offsets, *found.unknown, *readers])
+    topics = cluster.describe_each(client, [*dict.fromkeys(topic for _, topic, _ in places if topic)], missing_too=True)
+    of_topic = {topic.name: topic.partitions for topic in topics.topics}
     # A partition without a commit is one that nobody has read: it must not be left out.
-    places |= dict.fromkeys((g, t, other) for g, t, _ in list(places) for other in of_topic.get(t, ()))
-    wanted = dict.fromkeys((topic, partition) for _, topic, partition in places if (topic, partition) in led)
-    # One that went offline or was deleted a moment ago has a leader still, and no offsets.
-    starts = cluster.list_offsets(admin, list(wanted), OffsetSpec.earliest(), skip_offline=True, missing_too=True)
-    ends = cluster.list_offsets(admin, list(wanted), OffsetSpec.latest(), skip_offline=True, missing_too=True)
+    places |= dict.fromkeys((g, t, part.partition) for g, t, _ in list(places) for part in of_topic.get(t, ()))
+    has_leader = {(name, part.partition) for name, parts in of_topic.items() for part in parts if part.leader >= 0}
+    wanted = dict.fromkeys((topic, partition) for _, topic, partition in places if (topic, partition) in has_leader)
+    starts, failures = cluster.list_offsets(client, dict.fromkeys(wanted, EARLIEST))
+    ends, more_failures = cluster.list_offsets(client, dict.fromkeys(starts, LATEST))
+    problems += [*found.unknown.values()] + [
+        str(each) for each in (failures | more_failures | topics.failures).values()
+    ]
     lags = [
-        Lag(*place, committed.get(place), ends.get(place[1:]), readers.get(place, ""), starts.get(place[1:], 0))
+        Lag(*place, found.offsets.get(place), ends.get(place[1:]), readers.get(place, ""), starts.get(place[1:], 0))
         for place in sorted(places)
     ]
-    return lags if ages is None else ages.of(lags)
+    return Lags(lags if ages is None else ages.of(lags), problems, found.failures)
 
 
 class Ages:
-    """Looks up when the oldest record that is not committed was written: the first time of its batch, fetched once.
+    """Looks up when the oldest record that is not committed was written: the first time of its batch, fetched once."""
 
-    Our own client gives headers of batches; it speaks PLAINTEXT only, and elsewhere no age is known.
-    """
-
-    def __init__(self, connection: ConnectionOptions) -> None:
-        self._client = open_client(connection.bootstrap) if connection.is_plaintext else None
+    def __init__(self, client: "Client") -> None:
+        self._client = client
         self._times: dict[tuple[str, int, int], int | None] = {}
 
     def of(self, lags: Sequence[Lag]) -> list[Lag]:
@@ -100,11 +110,11 @@ class Ages:
 
         now_ms = time.time_ns() // 1_000_000
         times: dict[tuple[str, int, int], int | None] = {}
-        told = []
+        with_ages = []
         fetches = 0
         for lag in lags:
             behind_ms = 0 if lag.records == 0 else None
-            if lag.records and lag.committed is not None and self._client is not None:
+            if lag.records and lag.committed is not None:
                 first = (lag.topic, lag.partition, max(lag.committed, lag.start))
                 if first not in times:
                     if first in self._times:
@@ -117,9 +127,9 @@ class Ages:
                             fetches = FETCHES_MAX  # the next broker may not answer either, and each takes its time
                 time_ms = times.get(first)
                 behind_ms = None if time_ms is None else max(now_ms - time_ms, 0)
-            told.append(lag._replace(behind_ms=behind_ms))
+            with_ages.append(lag._replace(behind_ms=behind_ms))
         self._times = times
-        return told
+        return with_ages
 
 
 FETCHES_MAX = 500
@@ -144,20 +154,28 @@ def first_time_ms(client: "Client", topic: str, partition: int, offset: int) -> 
         return None
 
 
-def commits(admin: "AdminClient", groups: Sequence[str]) -> dict[Place, int]:
-    """What these groups have committed."""
-    from confluent_kafka import ConsumerGroupTopicPartitions
+class Commits(NamedTuple):
+    offsets: dict[Place, int]
+    unknown: dict[Place, str]
+    """Partitions whose commit cannot be read, and why."""
+    failures: dict[str, CommandError]
+    """Of whole groups, by their names."""
 
-    futures = {
-        name: admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions(name)], request_timeout=ANSWER_S)[name]
-        for name in groups
-    }
-    return {
-        (name, part.topic, part.partition): part.offset
-        for name, future in futures.items()
-        for part in answer(future, f"group {name}").topic_partitions
-        if part.offset >= 0
-    }
+
+def commits(client: "Client", names: Iterable[str]) -> Commits:
+    """What these groups have committed, as far as it can be read."""
+    found = Commits({}, {}, {})
+    for name, answer in client.committed([*names]).items():
+        if isinstance(answer, Exception):
+            found.failures[name] = group_error(answer, name)
+            continue
+        for place, offset in answer.items():
+            if isinstance(offset, Exception):
+                why = str(client_error(offset, f"group {name_text(name)}, {place}"))
+                found.unknown[name, place.topic, place.partition] = why
+            else:
+                found.offsets[name, place.topic, place.partition] = offset
+    return found
 
 
 class Total(NamedTuple):
@@ -200,7 +218,7 @@ def lag_table(lags: Sequence[Lag]) -> Table:
     ]
     rows = [
         [
-            *(lag.group, lag.topic, str(lag.partition)),
+            *(name_text(lag.group), name_text(lag.topic), str(lag.partition)),
             *map(cell_or_dash, (lag.committed, lag.end, lag.records)),
             behind_text(lag.behind_ms),
             lag.member,

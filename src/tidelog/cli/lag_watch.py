@@ -1,15 +1,15 @@
 """`tidelog group lag --watch`: lag again and again, with the rates in between, in the space that a terminal has."""
 
-import json as json_text
 import sys
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol, Self
 
+from tidelog.cli.errors import CommandError
 from tidelog.cli.lag import NO_LAG, Lag, Place, behind_text, cell_or_dash, lag_json, total, urgency
 from tidelog.cli.offline import tell_of_groups
 from tidelog.cli.room import fit, left_out_text, shortened, wrapped
-from tidelog.cli.tables import Column, Table, cell, console, print_table, rich_table
+from tidelog.cli.tables import Column, Table, cell, console, json_line, name_text, print_table, rich_table, tell
 from tidelog.cli.watching import Away, Seen, looking
 from tidelog.cli.when import iso, span
 
@@ -66,6 +66,10 @@ class Looks(Protocol):
 
     offline: dict[str, list[int]]
     """What the last call could not see."""
+    problems: list[str]
+    """What else it could not see."""
+    failures: dict[str, CommandError]
+    """Of groups that are named."""
 
     def __call__(self) -> list[Lag]: ...
 
@@ -81,15 +85,19 @@ def watch_lag(look: Looks, interval_s: float, json: bool, bootstrap: str) -> Non
     else:
         show = Lines(bootstrap, json)
     before: Seen[Look] | None = None
-    told: dict[str, list[int]] = {}
-    with show, looking(lambda: Look(look(), look.offline), interval_s) as looker:
+    last_offline: dict[str, list[int]] = {}
+    last_problems: list[str] = []
+    with show, looking(lambda: whole_look(look), interval_s) as looker:
         while True:
             found = looker.next(REDRAW_S)
             if found is not None:
-                if found.what.offline != told:
-                    told = found.what.offline
-                    tell_of_groups(told)  # above the table that is redrawn: rich leads stderr there
-                old = before or found._replace(what=Look([], {}))
+                # Above the table that is redrawn: rich leads stderr there. Each is told once, until it changes.
+                if found.what.offline != last_offline:
+                    last_offline = found.what.offline
+                    tell_of_groups(last_offline)
+                tell([line for line in found.what.problems if line not in last_problems])
+                last_problems = found.what.problems
+                old = before or found._replace(what=Look([], {}, []))
                 progress = measured(old.what.lags, found.what.lags, found.at_s - old.at_s)
                 before = found
                 show.figures(found.what, progress)
@@ -101,6 +109,12 @@ class Look(NamedTuple):
 
     lags: list[Lag]
     offline: dict[str, list[int]]
+    problems: list[str]
+
+
+def whole_look(look: Looks) -> Look:
+    lags = look()
+    return Look(lags, look.offline, look.problems + [str(failure) for failure in look.failures.values()])
 
 
 class Show(Protocol):
@@ -135,7 +149,7 @@ class Lines:
             print(f"{self._bootstrap} answers again.", file=sys.stderr)
         if self._json:
             measurement = {"time": iso(time.time_ns() // 1_000_000), "lag": [*map(lag_json, look.lags)]}
-            print(json_text.dumps(measurement), flush=True)
+            print(json_line(measurement), flush=True)
         else:
             print_table(whole_table(look.lags, progress))
             print(flush=True)
@@ -154,7 +168,7 @@ class Picture:
 
         self._bootstrap = bootstrap
         self._live = Live(console=console(), auto_refresh=False)
-        self._look = Look([], {})
+        self._look = Look([], {}, [])
         self._progress: dict[Place, Progress] = {}
         self._as_of = ""
         self._notice = ""
@@ -252,7 +266,7 @@ def table_of_rows(lags: Sequence[Lag], progress: dict[Place, Progress], width: i
     for line, made in zip(cells, rows, strict=True):
         if made.offsets == NO_OFFSETS:
             line[0] = made.names[0]
-    title = "  ".join(f"{kind} {lags[0].place[index]}" for index, kind in enumerate(common) if kind)
+    title = "  ".join(f"{kind} {name_text(str(lags[0].place[index]))}" for index, kind in enumerate(common) if kind)
     styles = [made.style for made in rows[:-1]]
     title = shortened(title, width)
     return Table(columns, cells[:-1], title=title, footer=cells[-1], row_styles=styles, shorten=True)
@@ -272,7 +286,7 @@ def fitting(lags: Sequence[Lag], room: int) -> tuple[list[Lag], list[Lag]]:
 
 def row(lag: Lag, progress: dict[Place, Progress]) -> Row:
     return Row(
-        (lag.group, lag.topic, str(lag.partition)),
+        (name_text(lag.group), name_text(lag.topic), str(lag.partition)),
         (cell_or_dash(lag.committed), cell_or_dash(lag.end)),
         (
             cell_or_dash(lag.records),

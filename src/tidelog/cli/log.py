@@ -1,20 +1,19 @@
 """`tidelog log`: dump and verify on files, without a broker; dirs, which asks brokers, is in `log_dirs`."""
 
-import json as json_text
 import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from tidelog.cli.connection import AsJson
-from tidelog.cli.errors import CommandError
+from tidelog.cli.errors import CommandError, raise_together
 from tidelog.cli.log_dirs import dirs
-from tidelog.cli.records import text_or_base64
-from tidelog.cli.tables import counted, print_json, printable, size
+from tidelog.cli.records import headers_json, text_or_base64
+from tidelog.cli.tables import counted, json_line, print_json, printable, size
 from tidelog.cli.when import iso
 
 if TYPE_CHECKING:
@@ -86,21 +85,23 @@ def dump(
     $ tidelog log dump tidelog-data/orders-0/*.log -r
     $ tidelog log dump tidelog-data/orders-0 --json | jq .base_offset
     """
-    check(paths)
+    sound, failures = readable(paths)
     damaged = False
-    for path in paths:
+    for path in sound:
         file = None
         for entry, typed in entries(path, records):
             damaged |= entry["kind"] == "damage"
             if json:
-                print(json_text.dumps(entry_json(entry), ensure_ascii=False))
+                print(json_line(entry_json(entry)))
                 continue
             if typed != file:
                 file = typed
-                print(f"{file}:")
+                print(f"{printable(file)}:")
             print(entry_text(entry))
     if damaged:
-        raise CommandError("there is damage, see above (tidelog log verify finds all of it)")
+        failures.append(CommandError("there is damage, see above (tidelog log verify finds all of it)"))
+    sys.stdout.flush()
+    raise_together(failures)
 
 
 def entries(path: str, records: bool) -> "Iterator[tuple[Entry, str]]":
@@ -135,9 +136,9 @@ def verify(
     """
     from tidelog.log.verify import NOTE, Verified, verify
 
-    check(paths)
+    sound, failures = readable(paths)
     result = Verified()
-    for path in paths:
+    for path in sound:
         with reading(path) as (disk, full_path), working(f"Verifying {full_path}"):
             found = verify(disk, full_path, records=records)
         result.add(found)
@@ -150,12 +151,16 @@ def verify(
             print(printable(f"{finding.severity}: {file} at {finding.position}: {finding.reason}{others}"))
     if json:
         print_json(verified_json(result))
+        sys.stdout.flush()
+        raise_together(failures)
         raise typer.Exit(1 if result.damaged else 0)
     what = [counted(result.files, "file"), size(result.bytes), counted(result.batches, "batch", "batches")]
     if records:
         what.append(counted(result.records, "record"))
     defects = sum(finding.severity == "damage" for finding in result.findings)
-    print(f"{', '.join(what)}: {counted(defects, 'defect') if defects else 'no damage'}")
+    if sound:
+        print(f"{', '.join(what)}: {counted(defects, 'defect') if defects else 'no damage'}", flush=True)
+    raise_together(failures)
     raise typer.Exit(1 if result.damaged else 0)
 
 
@@ -179,11 +184,22 @@ def alike(findings: "Sequence[Finding]") -> "list[tuple[Finding, int, int]]":
     return [(found[0], len(found) - 1, found[-1].position) for found in kinds.values()]
 
 
-def check(paths: list[str]) -> None:
-    """Raise CommandError for one that cannot be read or is no log, before the others take their time."""
+def readable(paths: list[str]) -> tuple[list[str], list[CommandError]]:
+    """Those that can be read, and why the others cannot: found before any takes its time.
+
+    Raises CommandError for one that is not there or is no log: it was mistyped, most likely.
+    """
+    sound: list[str] = []
+    failures: list[CommandError] = []
     for path in paths:
-        with reading(path):
-            pass
+        try:
+            with reading(path):
+                sound.append(path)
+        except CommandError as error:
+            if not isinstance(error.__cause__, OSError) or isinstance(error.__cause__, FileNotFoundError):
+                raise
+            failures.append(error)
+    return sound, failures
 
 
 @contextmanager
@@ -217,7 +233,15 @@ def is_log(disk: "LocalDisk", path: str) -> bool:
         return file_kind(os.path.basename(path)).kind is not Kind.OTHER  # noqa: PTH119
     names = disk.list(path)
     partitions = [f"{path}/{name}" for name in names if partition_of(name) and disk.is_dir(f"{path}/{name}")]
-    return any(map(of_a_log, names)) or any(of_a_log(name) for child in partitions for name in disk.list(child))
+    return any(map(of_a_log, names)) or any(_holds_a_log(disk, child, of_a_log) for child in partitions)
+
+
+def _holds_a_log(disk: "LocalDisk", directory: str, of_a_log: Callable[[str], bool]) -> bool:
+    """Of one that has a partition's name: if it cannot be listed, that is found when it is read."""
+    try:
+        return any(map(of_a_log, disk.list(directory)))
+    except OSError:
+        return True
 
 
 def as_typed(file: str, full_path: str, path: str) -> str:
@@ -252,7 +276,7 @@ def value_text(name: str, value: object) -> str:
     if isinstance(value, bytes):
         return quoted(value)
     if isinstance(value, list):
-        return "[" + " ".join(f"{key}={value_text('', data)}" for key, data in value) + "]"
+        return "[" + " ".join(f"{printable(key)}={value_text('', data)}" for key, data in value) + "]"
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, int) and "timestamp" in name and value >= 0:
@@ -272,7 +296,7 @@ def entry_json(entry: "Entry") -> dict[str, Any]:
         if isinstance(value, bytes):
             document |= text_or_base64(name, value)
         elif name == "headers" and isinstance(value, list):
-            document[name] = [{"key": key, **text_or_base64("value", data)} for key, data in value]
+            document[name] = headers_json(value)
         else:
             document[name] = value
     return document

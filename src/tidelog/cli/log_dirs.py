@@ -1,5 +1,6 @@
 """`tidelog log dirs`: the data directories of brokers, what lies in them, and moves between them."""
 
+import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, NamedTuple
@@ -7,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import typer
 
 from tidelog.cli.connection import LOCALHOST, AsJson, Bootstrap, key_value
-from tidelog.cli.errors import CommandError, UsageError
-from tidelog.cli.own_client import ask, broker_of, brokers, connected
-from tidelog.cli.tables import Column, Table, cell, print_json, print_table, size
+from tidelog.cli.errors import CommandError, UsageError, raise_together
+from tidelog.cli.own_client import ask, ask_each, broker_of, brokers, connected
+from tidelog.cli.tables import Column, Table, cell, print_json, print_table, size, tell
 
 if TYPE_CHECKING:
     from tidelog.client.blocking import Client
@@ -41,7 +42,8 @@ class Replica(NamedTuple):
 
 class Directory(NamedTuple):
     broker: int
-    path: str
+    path: str | None
+    """None for a broker that does not say which directories it has."""
     error: str
     """Empty when it can be used."""
     total_bytes: int
@@ -82,41 +84,62 @@ def dirs(
             begin(client, [parsed(text) for text in move], broker, wait=wait)
             return
         found = directories(client, topics, broker)
+    failures = [failure(each) for each in found if each.path is None]
     if json:
         print_json([directory_json(directory) for directory in found])
     elif partitions:
         print_table(partition_table(found))
     else:
         print_table(directory_table(found))
+    missing = [str(error) for error in missing_topics(found, topics)]
+    if missing and failures:
+        missing += map(str, failures)  # they may hold it
+    sys.stdout.flush()
+    raise_together(CommandError(line) for line in missing)
+    if broker is not None:
+        raise_together(failures)
+    tell([str(error) for error in failures])
+
+
+def failure(directory: Directory) -> CommandError:
+    return CommandError(f"broker {directory.broker} does not show its directories: {directory.error}")
+
+
+def missing_topics(found: Sequence[Directory], topics: Sequence[str]) -> list[CommandError]:
+    known = {replica.topic for directory in found for replica in directory.replicas}
+    return [
+        CommandError(f"no directory holds a partition of {topic} (tidelog topic list shows the topics)")
+        for topic in dict.fromkeys(topics)
+        if topic not in known
+    ]
 
 
 def directories(client: "Client", topics: Sequence[str], broker: int | None = None) -> list[Directory]:
-    """Every directory of one broker, or of all, with the replicas of `topics`, or of all when there are none."""
+    """Every directory of one broker, or of all, with the replicas of `topics`, or of all when there are none; and a
+    line for each broker that does not answer.
+    """
     from tidelog.wire.messages.describe_log_dirs import DescribeLogDirsRequest, DescribeLogDirsResponse
 
     addresses = brokers(client)
     if broker is not None:
         addresses = {broker: broker_of(addresses, broker)}
     requests = [(address, DescribeLogDirsRequest(topics=None)) for address in addresses.values()]
-    answers = ask(client, requests, DescribeLogDirsResponse)
+    answers = ask_each(client, requests, DescribeLogDirsResponse)
     wanted = set(topics)
-    found = [
+    return [
         directory
         for number, answer in zip(addresses, answers, strict=True)
         for directory in of_answer(number, answer, wanted)
     ]
-    known = {replica.topic for directory in found for replica in directory.replicas}
-    missing = [topic for topic in topics if topic not in known]
-    if missing:
-        raise CommandError(f"no directory holds a partition of {missing[0]} (tidelog topic list shows the topics)")
-    return found
 
 
-def of_answer(broker: int, answer: "DescribeLogDirsResponse", topics: set[str]) -> Iterator[Directory]:
+def of_answer(broker: int, answer: "DescribeLogDirsResponse | CommandError", topics: set[str]) -> Iterator[Directory]:
     from tidelog.client.error_codes import name_of
 
-    if answer.error_code:
-        raise CommandError(f"broker {broker}: {name_of(answer.error_code)}")
+    if isinstance(answer, CommandError) or answer.error_code:
+        error = str(answer) if isinstance(answer, CommandError) else name_of(answer.error_code)
+        yield Directory(broker, None, error, UNKNOWN_BYTES, UNKNOWN_BYTES, False, [])
+        return
     for result in sorted(answer.results, key=lambda r: r.log_dir):
         replicas = [
             Replica(topic.name, p.partition_index, p.partition_size, p.offset_lag, p.is_future_key)
@@ -167,7 +190,8 @@ def begin(client: "Client", moves: list[Move], broker: int | None, *, wait: bool
         holders[move] = [d.broker for d in holding(before, move) if broker in (None, d.broker)]
         if not holders[move]:
             where = "on any broker" if broker is None else f"on broker {broker}"
-            raise CommandError(f"{move.name} is in no data directory {where} that can be used")
+            silent = "".join(f"; {failure(d)}" for d in before if d.path is None and broker in (None, d.broker))
+            raise CommandError(f"{move.name} is in no data directory {where} that can be used{silent}")
     for number, address in addresses.items():
         own = [move for move in moves if number in holders[move]]
         if own:
@@ -197,7 +221,7 @@ def check(answer: "AlterReplicaLogDirsResponse", broker: int, moves: list[Move],
     for move in moves:
         code = codes.get((move.topic, move.partition), 0)
         if code == ErrorCode.LOG_DIR_NOT_FOUND:
-            there = ", ".join(d.path for d in before if d.broker == broker)
+            there = ", ".join(d.path for d in before if d.broker == broker and d.path is not None)
             raise CommandError(f"{move.path} is no data directory of broker {broker}: it has {there}")
         if code == ErrorCode.INVALID_REPLICA_ASSIGNMENT:
             raise CommandError(f"{move.path} on broker {broker} is cordoned (cordoned.log.dirs): it takes nothing new")
@@ -212,6 +236,7 @@ def done(client: "Client", holders: dict[Move, list[int]]) -> None:
     left = [(move, broker) for move, numbers in holders.items() for broker in numbers]
     while left:
         found = directories(client, [])
+        raise_together(failure(d) for d in found if d.path is None and any(d.broker == number for _, number in left))
         for move, broker in list(left):
             here = [d.path for d in holding(found, move) if d.broker == broker]
             copies = [d for d in found if d.broker == broker and any(_is_copy(r, move) for r in d.replicas)]
@@ -248,10 +273,10 @@ def directory_table(found: Sequence[Directory]) -> Table:
         [
             [
                 str(d.broker),
-                d.path,
+                d.path or "?",
                 state(d),
-                cell(len(d.replicas)),
-                size(sum(r.bytes for r in d.replicas)),
+                cell(len(d.replicas)) if d.path is not None else "-",
+                size(sum(r.bytes for r in d.replicas)) if d.path is not None else "-",
                 "-" if d.usable_bytes == UNKNOWN_BYTES else size(d.usable_bytes),
                 "-" if d.total_bytes == UNKNOWN_BYTES else size(d.total_bytes),
             ]
@@ -269,7 +294,7 @@ def partition_table(found: Sequence[Directory]) -> Table:
         Column("state"),
     ]
     rows = [
-        [str(d.broker), d.path, f"{r.topic}-{r.partition}", size(r.bytes), replica_state(r)]
+        [str(d.broker), d.path or "?", f"{r.topic}-{r.partition}", size(r.bytes), replica_state(r)]
         for d in found
         for r in d.replicas
     ]
@@ -277,6 +302,8 @@ def partition_table(found: Sequence[Directory]) -> Table:
 
 
 def state(directory: Directory) -> str:
+    if directory.path is None:
+        return "no answer"
     if directory.error:
         return f"out of use ({directory.error})"
     return "cordoned" if directory.cordoned else "in use"

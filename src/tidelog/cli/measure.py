@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tidelog.cli import cluster
-from tidelog.cli.connection import ANSWER_S, ConnectionOptions, answer, kafka_error
+from tidelog.cli.connection import ConnectionOptions, kafka_error
 from tidelog.cli.errors import CommandError
 
 if TYPE_CHECKING:
@@ -52,15 +52,16 @@ class Latency(NamedTuple):
 @contextmanager
 def temporary_topic(connection: ConnectionOptions, partitions: int) -> Iterator[str]:
     """A topic for one measurement, deleted afterwards."""
-    from confluent_kafka.admin import NewTopic
-
-    admin = connection.admin()
     name = f"tidelog-bench-{os.urandom(4).hex()}"
-    answer(admin.create_topics([NewTopic(name, num_partitions=partitions)], request_timeout=ANSWER_S)[name], name)
+    with connection.open() as client:
+        cluster.create_topic(client, name, partitions, None, {})
     try:
         yield name
     finally:
-        answer(admin.delete_topics([name], request_timeout=ANSWER_S)[name], name)
+        with connection.open() as client:
+            failure = cluster.delete_topics(client, [name])[name]
+        if failure is not None:
+            raise failure
 
 
 def measure_produce(
@@ -108,7 +109,8 @@ def measure_consume(connection: ConnectionOptions, topic: str, records: int, sho
     """
     from confluent_kafka import OFFSET_BEGINNING, KafkaError, TopicPartition
 
-    (state,) = cluster.describe(connection.admin(), [topic])
+    with connection.open() as client:
+        (state,) = cluster.describe(client, [topic])
     consumer = connection.consumer(
         {
             "group.id": "tidelog-bench",

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 from tidelog.cli import cluster
 from tidelog.cli.errors import CommandError
-from tidelog.cli.tables import ranges
+from tidelog.cli.tables import name_text, ranges
 
 if TYPE_CHECKING:
-    from confluent_kafka.admin import AdminClient
+    from tidelog.client.blocking import Client
 
 GROUPS_TOPIC = "__consumer_offsets"
 SHOWN_TOPICS = 5
@@ -31,27 +31,28 @@ def offline_of(topics: Iterable[cluster.TopicState]) -> dict[str, list[int]]:
     return {name: partitions for name, partitions in found.items() if partitions}
 
 
-def look_for_offline(admin: "AdminClient", topics: Sequence[str]) -> dict[str, list[int]]:
+def look_for_offline(client: "Client", topics: Sequence[str]) -> dict[str, list[int]]:
     """Those of these topics as far as the topics exist."""
-    return offline_of(cluster.describe(admin, topics, missing_too=True))
+    return offline_of(cluster.describe_each(client, [name for name in topics if name], missing_too=True).topics)
 
 
-def coordinator_is_offline(admin: "AdminClient", group: str) -> CommandError | None:
+def coordinator_is_offline(client: "Client", group: str) -> CommandError | None:
     """What to say of a group whose commits and members no broker has now; None where one has."""
     from tidelog.coordinator.group.hashing import partition_of
 
-    found = cluster.describe(admin, [GROUPS_TOPIC], missing_too=True)
+    found = cluster.describe(client, [GROUPS_TOPIC], missing_too=True)
     if not found:
         return None
-    partition = partition_of(group, len(found[0].partitions))
+    as_java_reads_it = group.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+    partition = partition_of(as_java_reads_it, len(found[0].partitions))
     if partition not in offline_of(found).get(GROUPS_TOPIC, ()):
         return None
-    return refuse({GROUPS_TOPIC: [partition]}, f"Group {group} is kept there, and has no coordinator.")
+    return refuse({GROUPS_TOPIC: [partition]}, f"Group {name_text(group)} is kept there, and has no coordinator.")
 
 
-def warn_of_groups(admin: "AdminClient", topics: Iterable[str]) -> dict[str, list[int]]:
+def warn_of_groups(client: "Client", topics: Iterable[str]) -> dict[str, list[int]]:
     """Say what a list of groups that read these topics leaves out; the partitions that are the reason."""
-    found = look_for_offline(admin, [*dict.fromkeys(topics), GROUPS_TOPIC])
+    found = look_for_offline(client, [*dict.fromkeys(topics), GROUPS_TOPIC])
     tell_of_groups(found)
     return found
 

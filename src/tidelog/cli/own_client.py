@@ -1,4 +1,4 @@
-"""Our own client, for what librdkafka has no call for; its errors become one line. It speaks PLAINTEXT only.
+"""What commands ask of brokers with messages of the protocol, for which our own client has no call.
 
 Imports of the client are left to the calls: most commands do without it.
 """
@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeVar
 
-from tidelog.cli.connection import ANSWER_MS, host_ports, reach
+from tidelog.cli.connection import ConnectionOptions, reach
 from tidelog.cli.errors import CommandError
 
 if TYPE_CHECKING:
@@ -18,36 +18,12 @@ if TYPE_CHECKING:
 M = TypeVar("M", bound="Message")
 
 
-def open_client(bootstrap: str) -> "Client":
-    """Not connected yet. Raises UsageError for an address that is none."""
-    from tidelog.client.blocking import Client, ClientConfig
-    from tidelog.client.cluster import Address
-
-    addresses = [Address(*address) for address in host_ports(bootstrap)]
-    config = ClientConfig(client_id="tidelog-cli", request_timeout_ms=ANSWER_MS, default_api_timeout_ms=ANSWER_MS)
-    return Client(addresses, config)
-
-
 @contextmanager
 def connected(bootstrap: str) -> "Iterator[Client]":
     """A client, whatever it raises in one line. Raises CommandError, also at once when nobody listens there."""
     reach(bootstrap)
-    with in_one_line(), open_client(bootstrap) as client:
+    with ConnectionOptions(bootstrap, {}).open() as client:
         yield client
-
-
-@contextmanager
-def in_one_line() -> Iterator[None]:
-    """What the client raises becomes a CommandError."""
-    from tidelog.client.errors import ClientError
-    from tidelog.wire.errors import ApiError, ErrorCode
-
-    try:
-        yield
-    except ApiError as error:
-        raise CommandError(error.message or ErrorCode(error.code).name) from error
-    except ClientError as error:
-        raise CommandError(str(error)) from error
 
 
 def ask_any(client: "Client", request: "Message", kind: type[M]) -> M:
@@ -59,16 +35,24 @@ def ask_any(client: "Client", request: "Message", kind: type[M]) -> M:
 
 def ask(client: "Client", requests: "Sequence[tuple[Address, Message]]", kind: type[M]) -> list[M]:
     """One answer for each request. Raises CommandError when a broker cannot be reached."""
+    answers = []
+    for answer in ask_each(client, requests, kind):
+        if isinstance(answer, CommandError):
+            raise answer
+        answers.append(answer)
+    return answers
+
+
+def ask_each(client: "Client", requests: "Sequence[tuple[Address, Message]]", kind: type[M]) -> list[M | CommandError]:
+    """One answer for each request, or why there is none: a broker that cannot be reached does not hide the others."""
     from tidelog.client.operations import Ask, Request
 
     deadline = client.deadline()
     tickets = client.send_all(Ask([Request(address, message) for address, message in requests]), deadline)
-    answers = []
-    for answer in client.collect(tickets, deadline):
-        if not isinstance(answer, kind):
-            raise CommandError(str(answer))
-        answers.append(answer)
-    return answers
+    return [
+        answer if isinstance(answer, kind) else CommandError(str(answer))
+        for answer in client.collect(tickets, deadline)
+    ]
 
 
 def brokers(client: "Client") -> "dict[int, Address]":

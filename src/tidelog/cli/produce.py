@@ -17,10 +17,12 @@ from tidelog.cli.connection import (
     ClientSettings,
     ConnectionOptions,
     Outage,
+    client_error,
     connect,
     kafka_error,
     key_value,
 )
+from tidelog.cli.direct import DirectWriter, needs_our_client
 from tidelog.cli.errors import CommandError, UsageError
 from tidelog.cli.interrupts import Interrupts, interrupts_noted
 from tidelog.cli.record_json import RecordJsonError, record_from_line
@@ -29,6 +31,8 @@ from tidelog.cli.tables import count, counted, size
 
 if TYPE_CHECKING:
     from confluent_kafka import KafkaError, Message, Producer
+
+    from tidelog.client.blocking import Client
 
 app = typer.Typer(add_completion=False)
 
@@ -79,8 +83,9 @@ def produce(
     end. A key goes to the partition that Kafka's Java client would choose.
 
     With --json a record keeps key, value, headers and timestamp; nulls
-    stay nulls. It goes by its key, or with --keep-partitions to where it
-    was. A line with a field that is unknown is refused.
+    stay nulls. key_base64 and value_base64 take bytes that are no text,
+    also in headers. It goes by its key, or with --keep-partitions to where
+    it was. A line with a field that is unknown is refused.
 
     Examples:
 
@@ -100,14 +105,17 @@ def produce(
         raise UsageError("--json lines have their own keys and nulls: leave out --key-separator and --null-marker")
     if keep_partitions and (not json_lines or partition is not None):
         raise UsageError("--keep-partitions takes the partitions of --json lines: give --json, and no --partition")
-    headers: Headers = [*(key_value(text, "--header", "source=import") for text in header)]
+    headers = [
+        (key, value.encode()) for key, value in (key_value(each, "--header", "source=import") for each in header)
+    ]
     if json_lines:
         parse = json_parser(key, headers, keep_partitions)
     else:
         parse = text_parser(key_separator, key, headers, null_marker)
     connection = connect(bootstrap, client)
-    with interrupts_noted(second_raises=False) as interrupts:
-        writer = Writer(connection, topic, partition, {"acks": acks, "compression.type": compression}, interrupts)
+    settings = {"acks": acks, "compression.type": compression}
+    with connection.open() as cluster_client, interrupts_noted(second_raises=False) as interrupts:
+        writer = Writer(connection, cluster_client, topic, partition, settings, interrupts)
         writer.write_all(parse(number, line) for number, line in enumerate(lines(interrupts), 1))
 
 
@@ -174,6 +182,7 @@ class Writer:
     def __init__(
         self,
         connection: ConnectionOptions,
+        client: "Client",
         topic: str,
         partition: int | None,
         settings: dict[str, str],
@@ -196,7 +205,8 @@ class Writer:
         """When it was seen last that something had become of a record, and of how many by then."""
         self.live = sys.stderr.isatty() and not sys.stdin.isatty()
         self.outage = Outage()
-        self.admin = connection.admin()
+        self.client = client
+        self.direct = DirectWriter(client, topic, settings["acks"])
         self.offline: list[int] = []
         self.online: Iterator[int] | None = None
         """Partitions for records without a key, in turn; None to leave that to librdkafka, which knows no better."""
@@ -215,7 +225,7 @@ class Writer:
 
     def look_at_partitions(self) -> None:
         """A topic that is not there yet is made by the first record, where the broker lets it."""
-        found = cluster.describe(self.admin, [self.topic], missing_too=True)
+        found = cluster.describe(self.client, [self.topic], missing_too=True)
         gone = offline.offline_of(found)
         if not gone:
             return
@@ -247,7 +257,7 @@ class Writer:
     def want_of_keys(self) -> str:
         """What to do where the broker's reason is that the topic is compacted, which its error does not say."""
         try:
-            found = cluster.settings(self.admin, self.topic)
+            found = cluster.settings(self.client, self.topic)
         except CommandError:
             return ""
         policy = next((setting.value for setting in found if setting.name == "cleanup.policy"), "")
@@ -265,6 +275,10 @@ class Writer:
         partition = record.partition if record.partition is not None else self.partition
         if partition is None:
             partition = next(self.online) if self.online is not None and record.key is None else -1
+        if needs_our_client(record):
+            self.write_directly(record, partition)
+            return
+        headers: list[tuple[str, str | bytes | None]] = [*record.headers]
         while True:
             try:
                 self.producer.produce(
@@ -274,7 +288,7 @@ class Writer:
                     partition,
                     on_delivery=self.delivered,
                     timestamp=record.timestamp_ms or 0,
-                    headers=record.headers or None,
+                    headers=headers or None,
                 )
             except BufferError:
                 if self.interrupts():
@@ -287,6 +301,26 @@ class Writer:
             self.producer.poll(0)
             self.tell_trouble()
             return
+
+    def write_directly(self, record: OutgoingRecord, partition: int) -> None:
+        """Behind all that librdkafka has by now, so that a partition's records keep their order."""
+        from tidelog.client.errors import ClientError
+        from tidelog.wire.errors import ApiError, ErrorCode
+
+        while self.producer.flush(0.2):
+            if self.interrupts():
+                raise KeyboardInterrupt
+            self.tell_trouble()
+        try:
+            self.interrupts.during(lambda: self.direct.write(record, partition))
+        except (ApiError, ClientError) as error:
+            why = str(client_error(error, f"topic {self.topic}"))
+            is_refused = isinstance(error, ApiError) and error.code == ErrorCode.INVALID_RECORD
+            self.keyless = self.keyless or (record.key is None and is_refused)
+            self.failed[why] = self.failed.get(why, 0) + 1
+        else:
+            self.written += 1
+            self.written_bytes += len(record.value or b"") + len(record.key or b"")
 
     def delivered(self, error: "KafkaError | None", message: "Message") -> None:
         if error is None:
@@ -311,7 +345,7 @@ class Writer:
             self.moved = now, done
         elif now - since > STUCK_S and not self.outage.noted:
             self.moved = float("inf"), done  # it is said again only if something has moved meanwhile
-            new = set(offline.look_for_offline(self.admin, [self.topic]).get(self.topic, ())) - set(self.offline)
+            new = set(offline.look_for_offline(self.client, [self.topic]).get(self.topic, ())) - set(self.offline)
             self.offline = sorted({*self.offline, *new})
             if new:
                 offline.warn({self.topic: sorted(new)}, "Records for it wait; Ctrl-C stops.")

@@ -12,14 +12,14 @@ from json import JSONDecodeError
 from typing import Any, NoReturn
 
 from tidelog.cli.connection import PARTITION_MAX
-from tidelog.cli.records import Headers, OutgoingRecord
+from tidelog.cli.records import OutgoingRecord
 
 FIELDS = (
     *("topic", "partition", "offset", "timestamp", "timestamp_ms"),
     *("key", "key_base64", "value", "value_base64", "headers"),
 )
 """What a line of `consume --json` can have, and one for `produce --json`."""
-HEADER_FIELDS = ("key", "value", "value_base64")
+HEADER_FIELDS = ("key", "key_base64", "value", "value_base64")
 AS_WRITTEN = ("key", "value")
 TIMESTAMP_MAX = (1 << 63) - 1
 DIGITS_MAX = 25
@@ -163,16 +163,10 @@ def record_from_json(document: object) -> OutgoingRecord:
     if not isinstance(document, dict) or not ({"value", "value_base64"} & set(document)):
         raise RecordJsonError('it must be an object with "value"')
     only(document, FIELDS, "field")
-    headers: Headers = []
     listed = document.get("headers")
     if not isinstance(listed, list | None):
-        raise RecordJsonError('"headers" must be a list of objects with "key" and "value"')
-    for header in listed or []:
-        if not isinstance(header, dict) or not isinstance(header.get("key"), str):
-            raise RecordJsonError('"headers" must be a list of objects with "key" and "value"')
-        only(header, HEADER_FIELDS, "field of a header")
-        utf8(header["key"], "key")
-        headers.append((header["key"], data_from_json(header, "value")))
+        raise RecordJsonError(NO_HEADERS)
+    headers = [header_from_json(header) for header in listed or []]
     return OutgoingRecord(
         data_from_json(document, "key"),
         data_from_json(document, "value"),
@@ -180,6 +174,19 @@ def record_from_json(document: object) -> OutgoingRecord:
         timestamp_from_json(document),
         number_from_json(document, "partition", PARTITION_MAX),
     )
+
+
+NO_HEADERS = '"headers" must be a list of objects with "key" (or "key_base64") and "value"'
+
+
+def header_from_json(header: object) -> tuple[str, bytes | None]:
+    """The key has lone surrogates for bytes that are not UTF-8 ("surrogateescape")."""
+    if not isinstance(header, dict) or not isinstance(header.get("key", header.get("key_base64")), str):
+        raise RecordJsonError(NO_HEADERS)
+    only(header, HEADER_FIELDS, "field of a header")
+    key = data_from_json(header, "key")
+    assert key is not None
+    return key.decode("utf-8", "surrogateescape"), data_from_json(header, "value")
 
 
 def only(document: dict[str, Any], known: tuple[str, ...], what: str) -> None:

@@ -1,14 +1,11 @@
 """Records as text: the template of `consume --format`, and JSON; `record_json` reads that again."""
 
 import base64
-import json
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
+from tidelog.cli.tables import json_line
 from tidelog.cli.when import iso
-
-if TYPE_CHECKING:
-    from confluent_kafka import Message
 
 FIELDS = ("topic", "partition", "offset", "timestamp", "timestamp_ms", "key", "value", "headers")
 ALL_FIELDS = " ".join(f"{{{field}}}" for field in FIELDS)
@@ -19,8 +16,24 @@ OF_KCAT = {
 """What `kcat -f` calls them, behind a percent sign."""
 ESCAPES = {"n": b"\n", "t": b"\t", "r": b"\r", "0": b"\0", "\\": b"\\"}
 
-Headers = list[tuple[str, str | bytes | None]]
-RenderRecord = Callable[["Message"], bytes]
+Headers = Sequence[tuple[str, bytes | None]]
+"""In a key whose bytes are not UTF-8, lone surrogates stand for them ("surrogateescape")."""
+
+
+class IncomingRecord(NamedTuple):
+    """One record that was read."""
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp_ms: int | None
+    """None where it has none."""
+    key: bytes | None
+    value: bytes | None
+    headers: Headers
+
+
+RenderRecord = Callable[[IncomingRecord], bytes]
 
 
 class OutgoingRecord(NamedTuple):
@@ -44,7 +57,7 @@ def template(text: str, null: bytes) -> RenderRecord:
 
     A null key or value is written as `null`; bytes go out as they are. Raises TemplateError.
     """
-    parts: list[bytes | Callable[[Message], bytes]] = []
+    parts: list[bytes | RenderRecord] = []
     position = 0
     while position < len(text):
         two = text[position : position + 2]
@@ -67,66 +80,62 @@ def template(text: str, null: bytes) -> RenderRecord:
         else:
             parts.append(two[0].encode())
             position += 1
-    return lambda message: b"".join(part if isinstance(part, bytes) else part(message) for part in parts)
+    return lambda record: b"".join(part if isinstance(part, bytes) else part(record) for part in parts)
 
 
-def field(name: str, null: bytes) -> Callable[["Message"], bytes]:
+def field(name: str, null: bytes) -> RenderRecord:
     match name:
         case "key":
-            return lambda message: octets(message.key(), null)
+            return lambda record: null if record.key is None else record.key
         case "value":
-            return lambda message: octets(message.value(), null)
+            return lambda record: null if record.value is None else record.value
         case "headers":
-            return lambda message: b",".join(
-                key.encode() + b"=" + octets(value, null) for key, value in header_list(message)
+            return lambda record: b",".join(
+                octets(key) + b"=" + (null if value is None else value) for key, value in record.headers
             )
         case "timestamp":
-            return lambda message: time_text(message).encode()
+            return lambda record: time_text(record).encode()
         case "timestamp_ms":
-            return lambda message: str(message.timestamp()[1]).encode()
+            return lambda record: str(-1 if record.timestamp_ms is None else record.timestamp_ms).encode()
         case "topic":
-            return lambda message: (message.topic() or "").encode()
+            return lambda record: octets(record.topic)
         case "partition":
-            return lambda message: str(message.partition()).encode()
-    return lambda message: str(message.offset()).encode()
+            return lambda record: str(record.partition).encode()
+    return lambda record: str(record.offset).encode()
 
 
-def octets(data: str | bytes | None, null: bytes) -> bytes:
-    if data is None:
-        return null
-    return data.encode() if isinstance(data, str) else data
+def octets(name: str) -> bytes:
+    """The bytes that a broker sent for a name."""
+    return name.encode("utf-8", "surrogateescape")
 
 
-def header_list(message: "Message") -> Headers:
-    headers = message.headers() or []
-    return list(headers.items()) if isinstance(headers, dict) else headers
-
-
-def time_text(message: "Message") -> str:
+def time_text(record: IncomingRecord) -> str:
     """ISO 8601 in UTC; empty when the record has no timestamp."""
-    kind, timestamp_ms = message.timestamp()
-    return iso(timestamp_ms) if kind else ""
+    return "" if record.timestamp_ms is None else iso(record.timestamp_ms)
 
 
-def to_json(message: "Message") -> bytes:
-    """One line. Keys and values that are not UTF-8 are under `key_base64` and `value_base64` instead."""
-    kind, timestamp_ms = message.timestamp()
+def to_json(record: IncomingRecord) -> bytes:
+    """One line. What is not UTF-8 has base64 instead, under `key_base64` and `value_base64`, also in headers."""
     document: dict[str, Any] = {
-        "topic": message.topic(),
-        "partition": message.partition(),
-        "offset": message.offset(),
-        "timestamp": time_text(message) or None,
-        "timestamp_ms": timestamp_ms if kind else None,
-        **text_or_base64("key", message.key()),
-        **text_or_base64("value", message.value()),
-        "headers": [{"key": key, **text_or_base64("value", value)} for key, value in header_list(message)],
+        "topic": record.topic,
+        "partition": record.partition,
+        "offset": record.offset,
+        "timestamp": time_text(record) or None,
+        "timestamp_ms": record.timestamp_ms,
+        **text_or_base64("key", record.key),
+        **text_or_base64("value", record.value),
+        "headers": headers_json(record.headers),
     }
-    return json.dumps(document, ensure_ascii=False).encode()
+    return json_line(document).encode()
 
 
-def text_or_base64(name: str, data: str | bytes | None) -> dict[str, str | None]:
-    if data is None or isinstance(data, str):
-        return {name: data}
+def headers_json(headers: Headers) -> list[dict[str, Any]]:
+    return [{**text_or_base64("key", octets(key)), **text_or_base64("value", value)} for key, value in headers]
+
+
+def text_or_base64(name: str, data: bytes | None) -> dict[str, str | None]:
+    if data is None:
+        return {name: None}
     try:
         return {name: data.decode()}
     except UnicodeDecodeError:

@@ -12,7 +12,7 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from tidelog.cli.tables import NAME_WIDTH_MIN, Table, printable
+from tidelog.cli.tables import NAME_WIDTH_MIN, Table, printable, takes_utf8
 
 GAP = 2
 """Cells between two columns."""
@@ -150,6 +150,8 @@ def shortened(text: str, width: int) -> str:
     if cells(text) <= width:
         return text
     front = width // 2
+    if not takes_utf8():
+        return f"{fitting_start(text, front)}~{fitting_start(text[::-1], width - front - 1)[::-1]}"
     return f"{fitting_start(text, front)}…{fitting_start(text[::-1], width - front - 1)[::-1]}"
 
 

@@ -1,6 +1,8 @@
 """Output for people and for programs: tables at a terminal, plain columns in a pipe, JSON where it is asked for."""
 
+import base64
 import json
+import re
 import sys
 from collections.abc import Iterable, Sequence
 from itertools import zip_longest
@@ -40,7 +42,64 @@ class Table(NamedTuple):
 
 
 def print_json(document: Any) -> None:
-    print(json.dumps(document, indent=2, ensure_ascii=False))
+    """Indented JSON of the document, with `json_ready` for what is no text."""
+    print(json_line(document, indent=2))
+
+
+def json_line(document: Any, indent: int | None = None) -> str:
+    """JSON in characters that stdout can take: on a stream that is not UTF-8 it has ASCII only. Characters that steer a
+    terminal, or that some readers take for the end of a line (U+2028), are escaped.
+    """
+    text = json.dumps(json_ready(document), indent=indent, ensure_ascii=not takes_utf8())
+    return text if text.isprintable() else NOT_ASCII.sub(_printable_or_escape, text)
+
+
+NOT_ASCII = re.compile(r"[^\x20-\x7e\n]")
+"""In JSON these stand within strings only."""
+
+
+def _printable_or_escape(found: re.Match[str]) -> str:
+    if found[0].isprintable():
+        return found[0]
+    units = found[0].encode("utf-16-be")
+    return "".join(f"\\u{int.from_bytes(units[at : at + 2], 'big'):04x}" for at in range(0, len(units), 2))
+
+
+def takes_utf8() -> bool:
+    """Whether stdout's encoding has every character. Other streams (ASCII, Latin-1) get escapes."""
+    return (sys.stdout.encoding or "").lower().replace("_", "-") in ("utf-8", "utf8")
+
+
+def json_ready(document: Any) -> Any:
+    """The document with base64 where a name's bytes are not UTF-8: `"group"` becomes `"group_base64"`, and a string in
+    a list becomes `{"base64": ...}`. Such strings hold lone surrogates in place of the bytes ("surrogateescape").
+    """
+    if isinstance(document, dict):
+        ready: dict[str, Any] = {}
+        for name, value in document.items():
+            if isinstance(value, str) and not is_text(value):
+                ready[f"{name}_base64"] = base64_text(value)
+            else:
+                ready[name] = json_ready(value)
+        return ready
+    if isinstance(document, list):
+        return [json_ready(item) for item in document]
+    if isinstance(document, str) and not is_text(document):
+        return {"base64": base64_text(document)}
+    return document
+
+
+def is_text(text: str) -> bool:
+    """Whether the bytes that a broker sent for it were UTF-8."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def base64_text(text: str) -> str:
+    return base64.b64encode(text.encode("utf-8", "surrogateescape")).decode()
 
 
 def print_table(table: Table) -> None:
@@ -52,8 +111,8 @@ def print_table(table: Table) -> None:
         screen.print(rich_table(table, screen.width))
         return
     if table.title:
-        print(table.title)
-    rows = [[column.title.upper() for column in table.columns], *table.rows]
+        print(printable(table.title))
+    rows = [[column.title.upper() for column in table.columns], *(list(map(printable, row)) for row in table.rows)]
     widths = [max(len(row[i]) for row in rows) for i in range(len(table.columns))]
     for row in rows:
         cells = (
@@ -133,17 +192,70 @@ def heading(line: str, *facts: str) -> None:
         from rich.text import Text
 
         text = Text(printable(line), style="bold")
-        text.append("  " + "  ".join(facts), style="not bold dim")
+        text.append("  " + "  ".join(map(printable, facts)), style="not bold dim")
         console().print(text)
     else:
-        print("  ".join((line, *facts)))
+        print("  ".join(map(printable, (line, *facts))))
 
 
 def printable(text: str) -> str:
-    """Control characters escaped: what peers send must not steer a terminal."""
+    r"""One line that steers no terminal: control characters and bytes that are not UTF-8 are escaped (\n \x1b \xff),
+    and so is what stdout's encoding has no character for (\u20ac).
+    """
+    encoding = sys.stdout.encoding or "utf-8"
     if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+        try:
+            text.encode(encoding)
+        except (UnicodeEncodeError, LookupError):
+            pass
+        else:
+            return text
+    return "".join(c if c.isprintable() and _has_character(encoding, c) else escaped(c) for c in text)
+
+
+def _has_character(encoding: str, character: str) -> bool:
+    try:
+        character.encode(encoding)
+    except (UnicodeEncodeError, LookupError):
+        return False
+    return True
+
+
+def escaped(character: str) -> str:
+    r"""As Python writes it (\n \x1b \u20ac); \xff also stands for a byte that is not UTF-8."""
+    code = ord(character)
+    if 0xDC80 <= code <= 0xDCFF:
+        return f"\\x{code - 0xDC00:02x}"
+    if 0xA0 <= code <= 0xFF:
+        return f"\\u{code:04x}"
+    return character.encode("unicode_escape", "surrogatepass").decode()
+
+
+ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|([nrt0\\]))|\\")
+PLAIN_ESCAPES = {"n": "\n", "r": "\r", "t": "\t", "0": "\0", "\\": "\\"}
+
+
+def unescaped(text: str) -> str:
+    """The name that `printable` shows as `text`; a backslash is written twice. Raises ValueError for another escape."""
+
+    def character(found: re.Match[str]) -> str:
+        byte, short, long, letter = found.groups()
+        if byte is not None:
+            code = int(byte, 16)
+            return chr(code) if code < 0x80 else chr(0xDC00 + code)
+        if short is not None or long is not None:
+            return chr(int(short or long, 16))
+        if letter is None:
+            raise ValueError(f"{text!r}: a backslash begins \\n, \\r, \\t, \\0, \\xHH, \\uHHHH or is written twice")
+        return PLAIN_ESCAPES[letter]
+
+    whole = ESCAPE.sub(character, text)
+    return whole.encode("utf-8", "surrogateescape").decode("utf-8", "surrogateescape")
+
+
+def name_text(name: str) -> str:
+    """A name within a line or a table; `""` for the empty one, which could not be seen."""
+    return printable(name) if name else '""'
 
 
 def count(number: int) -> str:
@@ -172,6 +284,15 @@ def size(number: float) -> str:
             return f"{number:.0f} {unit}" if unit == "B" or number >= 100 else f"{number:.1f} {unit}"
         number /= 1024
     return f"{number:.1f} TiB"
+
+
+def tell(lines: Sequence[str], most: int = 20) -> None:
+    """Notes on stderr, after what is on stdout; no more than so many of one kind of command."""
+    sys.stdout.flush()
+    for line in lines[:most]:
+        print(f"Note: {printable(line)}", file=sys.stderr)
+    if len(lines) > most:
+        print(f"Note: and {len(lines) - most} more like these.", file=sys.stderr)
 
 
 def listed(items: Iterable[object]) -> str:

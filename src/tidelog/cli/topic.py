@@ -9,23 +9,34 @@ import typer
 
 from tidelog.cli import cluster, offline
 from tidelog.cli.connection import (
-    ANSWER_S,
     LOCALHOST,
     PARTITIONS_MAX,
     REPLICAS_MAX,
     AsJson,
     Bootstrap,
     ClientSettings,
-    answer,
     connect,
     key_values,
 )
-from tidelog.cli.errors import CommandError, UsageError
-from tidelog.cli.tables import Column, Table, cell, counted, heading, listed, print_json, print_table, size
+from tidelog.cli.errors import CommandError, UsageError, raise_together
+from tidelog.cli.tables import (
+    Column,
+    Table,
+    cell,
+    counted,
+    heading,
+    listed,
+    name_text,
+    print_json,
+    print_table,
+    printable,
+    size,
+    tell,
+)
 from tidelog.cli.when import span
 
 if TYPE_CHECKING:
-    from confluent_kafka.admin import AdminClient
+    from tidelog.client.blocking import Client
 
 NO_LIMIT = 2**63 - 1
 
@@ -79,28 +90,22 @@ def create(
     $ tidelog topic create orders --if-not-exists
     """
     settings = key_values(set, "--set", "retention.ms=86400000")
-    admin = connect(bootstrap, client).admin()
-    from confluent_kafka import KafkaError, KafkaException
-    from confluent_kafka.admin import NewTopic
-
-    new = NewTopic(name, num_partitions=partitions or -1, replication_factor=replicas or -1, config=settings)
-    future = admin.create_topics([new], request_timeout=ANSWER_S)[name]
-    error = future.exception()
-    exists = isinstance(error, KafkaException) and error.args[0].code() == KafkaError.TOPIC_ALREADY_EXISTS
-    if if_not_exists and exists:
-        print(f"Topic {name} already exists.", flush=True)
-        warn_of_differences(admin, name, partitions, replicas, settings)
-        return
-    answer(future, f"topic {name}")
-    print(f"Created topic {name}.")
+    with connect(bootstrap, client).open() as cluster_client:
+        if cluster.create_topic(cluster_client, name, partitions, replicas, settings):
+            print(f"Created topic {name}.")
+        elif if_not_exists:
+            print(f"Topic {name} already exists.", flush=True)
+            warn_of_differences(cluster_client, name, partitions, replicas, settings)
+        else:
+            raise CommandError(f"topic {name} already exists (--if-not-exists accepts that)")
 
 
 def warn_of_differences(
-    admin: "AdminClient", name: str, partitions: int | None, replicas: int | None, settings: dict[str, str]
+    client: "Client", name: str, partitions: int | None, replicas: int | None, settings: dict[str, str]
 ) -> None:
     """Say where a topic that was there before is another than the one that was asked for."""
-    (topic,) = cluster.describe(admin, [name])
-    have = {setting.name: setting.value for setting in cluster.settings(admin, name)} if settings else {}
+    (topic,) = cluster.describe(client, [name])
+    have = {setting.name: setting.value for setting in cluster.settings(client, name)} if settings else {}
     differences, remedies = topic_differences(topic, have, partitions, replicas, settings)
     if differences:
         print(f"Warning: it is as it was: {'; '.join(differences)}.", file=sys.stderr)
@@ -150,31 +155,42 @@ def list_topics(
     $ tidelog topic list --names | grep orders
     $ tidelog topic list --json
     """
-    admin = connect(bootstrap, client).admin()
-    # One that is deleted between two of the questions is none of the answer's.
-    topics = cluster.describe(admin, cluster.topic_names(admin), missing_too=True)
-    topics = [topic for topic in topics if internal or not topic.internal]
-    if names:
-        for topic in topics:
-            print(topic.name)
-        return
-    offsets = cluster.offsets(admin, topics, missing_too=True)
-    # A partition that cannot be asked (its leader has it offline) adds nothing.
-    records = {
-        t.name: sum(found.records for p in t.partitions if (found := offsets.get((t.name, p.partition))) is not None)
-        for t in topics
-    }
+    with connect(bootstrap, client).open() as cluster_client:
+        # One that is deleted between two of the questions is none of the answer's.
+        described = cluster.describe_each(cluster_client, cluster.topic_names(cluster_client), missing_too=True)
+        topics = [topic for topic in described.topics if internal or not topic.internal]
+        if names:
+            for topic in topics:
+                print(printable(topic.name))
+            tell([str(failure) for failure in described.failures.values()])
+            return
+        known = cluster.offsets(cluster_client, topics)
     if json:
-        print_json([topic_json(topic) | {"records": records[topic.name]} for topic in topics])
-    elif not topics:
+        print_json([topic_json(topic) | records_json(topic, known) for topic in topics])
+    elif topics:
+        print_table(topics_table(topics, known))
+    tell([str(failure) for failure in described.failures.values()] + [str(each) for each in known.failures.values()])
+    if not topics and not described.failures and not json:
         print("No topics yet. Create one with: tidelog topic create NAME", file=sys.stderr)
-    else:
-        print_table(topics_table(topics, records))
 
 
-def topics_table(topics: list[cluster.TopicState], records: dict[str, int]) -> Table:
+def records_json(topic: cluster.TopicState, known: cluster.KnownOffsets) -> dict[str, int]:
+    """`records` leaves out partitions that cannot tell, which are counted."""
+    found = [known.offsets.get((topic.name, part.partition)) for part in topic.partitions]
+    return {
+        "records": sum(offsets.records for offsets in found if offsets is not None),
+        "partitions_without_offsets": sum(offsets is None for offsets in found),
+    }
+
+
+def topics_table(topics: list[cluster.TopicState], known: cluster.KnownOffsets) -> Table:
+    """12+ records are at least 12: partitions that have a leader, and do not tell, are left out."""
     columns = [Column("Topic"), Column("Partitions", True), Column("Replicas", True, spare=1), Column("Records", True)]
-    rows = [[t.name, cell(len(t.partitions)), replicas_text(t), cell(records[t.name])] for t in topics]
+    rows = []
+    for topic in topics:
+        silent = any((topic.name, part.partition) in known.failures for part in topic.partitions)
+        records = cell(records_json(topic, known)["records"]) + "+" * silent
+        rows.append([name_text(topic.name), cell(len(topic.partitions)), replicas_text(topic), records])
     if any(trouble(topic) for topic in topics):
         columns.append(Column("Trouble", style="red"))
         for topic, row in zip(topics, rows, strict=True):
@@ -212,29 +228,44 @@ def describe(
     $ tidelog topic describe orders --all
     $ tidelog topic describe orders --json | jq '.[0].partitions'
     """
-    admin = connect(bootstrap, client).admin()
-    found = cluster.describe(admin, topics)
-    offsets = cluster.offsets(admin, found)
-    settings = {topic.name: shown_settings(admin, topic.name, all_settings) for topic in found}
+    settings: dict[str, list[cluster.Setting]] = {}
+    failures: dict[str, CommandError] = {}
+    with connect(bootstrap, client).open() as cluster_client:
+        found, refused = cluster.describe_each(cluster_client, topics)
+        known = cluster.offsets(cluster_client, found)
+        for topic in found:
+            try:
+                settings[topic.name] = shown_settings(cluster_client, topic.name, all_settings)
+            except CommandError as error:
+                failures[topic.name] = error
     if json:
-        print_json([topic_json(t, offsets) | {"settings": settings_json(settings[t.name])} for t in found])
-        tell_offline(found, offsets)
-        return
-    for number, topic in enumerate(found):
-        print("\n" * bool(number), end="")
-        heading(topic.name, f"topic ID {topic.topic_id}", f"replicas {replicas_text(topic)}")
-        print_table(partitions_table(topic, offsets))
-        print()
-        if settings[topic.name]:
-            print_table(settings_table(settings[topic.name]))
-        else:
-            print("All settings have their defaults (--all shows them).")
-    tell_offline(found, offsets)
+        print_json([topic_json(t, known.offsets) | {"settings": settings_json(settings.get(t.name))} for t in found])
+    else:
+        for number, topic in enumerate(found):
+            print("\n" * bool(number), end="")
+            show_topic(topic, known, settings.get(topic.name))
+    tell([str(failure) for failure in known.failures.values()])
+    tell_offline(found, known)
+    raise_together((refused | failures).values())
 
 
-def tell_offline(topics: list[cluster.TopicState], offsets: dict[tuple[str, int], cluster.Offsets]) -> None:
-    """What the tables show with ? in place of numbers."""
-    unknown = {t.name: [p.partition for p in t.partitions if (t.name, p.partition) not in offsets] for t in topics}
+def show_topic(topic: cluster.TopicState, known: cluster.KnownOffsets, settings: list[cluster.Setting] | None) -> None:
+    """`settings` is None where they cannot be read."""
+    heading(topic.name, f"topic ID {topic.topic_id}", f"replicas {replicas_text(topic)}")
+    print_table(partitions_table(topic, known.offsets))
+    print()
+    if settings:
+        print_table(settings_table(settings))
+    elif settings is None:
+        print("Its settings cannot be read.")
+    else:
+        print("All settings have their defaults (--all shows them).")
+
+
+def tell_offline(topics: list[cluster.TopicState], known: cluster.KnownOffsets) -> None:
+    """What the tables show with ? in place of numbers, unless it has been told why."""
+    silent = {*known.offsets, *known.failures}
+    unknown = {t.name: [p.partition for p in t.partitions if (t.name, p.partition) not in silent] for t in topics}
     sys.stdout.flush()
     offline.warn(
         {name: partitions for name, partitions in unknown.items() if partitions},
@@ -242,8 +273,8 @@ def tell_offline(topics: list[cluster.TopicState], offsets: dict[tuple[str, int]
     )
 
 
-def shown_settings(admin: "AdminClient", topic: str, every: bool) -> list[cluster.Setting]:
-    return [setting for setting in cluster.settings(admin, topic) if every or setting.origin != cluster.DEFAULT]
+def shown_settings(client: "Client", topic: str, every: bool) -> list[cluster.Setting]:
+    return [setting for setting in cluster.settings(client, topic) if every or setting.origin != cluster.DEFAULT]
 
 
 def partitions_table(topic: cluster.TopicState, offsets: dict[tuple[str, int], cluster.Offsets]) -> Table:
@@ -305,7 +336,10 @@ def topic_json(
     return {"topic": topic.name, "topic_id": topic.topic_id, "internal": topic.internal, "partitions": partitions}
 
 
-def settings_json(settings: list[cluster.Setting]) -> dict[str, Any]:
+def settings_json(settings: list[cluster.Setting] | None) -> dict[str, Any] | None:
+    """None where they cannot be read."""
+    if settings is None:
+        return None
     return {s.name: {"value": None if s.sensitive else s.value, "from": s.origin, "effect": s.effect} for s in settings}
 
 
@@ -319,27 +353,39 @@ def delete(
     """Delete topics and every record in them.
 
     It asks for each before it deletes any. After a no nothing is deleted,
-    and the exit code is 0, as it is of kubectl and rpk.
+    and the exit code is 0, as it is of kubectl and rpk. Topics that cannot be
+    deleted are named, the others are deleted.
 
     Examples:
 
     $ tidelog topic delete orders
     $ tidelog topic delete orders payments --yes
     """
-    admin = connect(bootstrap, client).admin()
-    found = cluster.describe(admin, topics)
-    if not yes:
-        if not sys.stdin.isatty():
-            raise UsageError("stdin is not a terminal, so nobody can confirm this: add --yes to delete")
-        offsets = cluster.offsets(admin, found)
-        for topic in found:
-            records = sum(known.records for (name, _), known in offsets.items() if name == topic.name)
-            if not typer.confirm(f"Delete topic {topic.name} with {counted(records, 'record')}?"):
-                print("Nothing was deleted.")
-                return
-    for name, future in admin.delete_topics([topic.name for topic in found], request_timeout=ANSWER_S).items():
-        answer(future, f"topic {name}")
-        print(f"Deleted topic {name}.")
+    with connect(bootstrap, client).open() as cluster_client:
+        found, failures = cluster.describe_each(cluster_client, topics)
+        if found and not yes and not all_confirmed(cluster_client, found):
+            print("Nothing was deleted.")
+            return
+        results = cluster.delete_topics(cluster_client, [topic.name for topic in found]) if found else {}
+    for name, failure in results.items():
+        if failure is None:
+            print(f"Deleted topic {name}.")
+        else:
+            failures[name] = failure
+    sys.stdout.flush()
+    raise_together(failures.values())
+
+
+def all_confirmed(client: "Client", topics: list[cluster.TopicState]) -> bool:
+    """Ask about each, until the first no."""
+    if not sys.stdin.isatty():
+        raise UsageError("stdin is not a terminal, so nobody can confirm this: add --yes to delete")
+    known = cluster.offsets(client, topics)
+    for topic in topics:
+        records = counted(records_json(topic, known)["records"], "record")
+        if not typer.confirm(f"Delete topic {topic.name} with {records}?"):
+            return False
+    return True
 
 
 @app.command("add-partitions")
@@ -365,16 +411,14 @@ def add_partitions(
 
     $ tidelog topic add-partitions orders 24
     """
-    admin = connect(bootstrap, client).admin()
-    from confluent_kafka.admin import NewPartitions
-
-    (topic,) = cluster.describe(admin, [name])
-    have = len(topic.partitions)
-    if total <= have:
-        raise CommandError(
-            f"topic {name} has {counted(have, 'partition')}: give a larger number, partitions cannot be removed"
-        )
-    answer(admin.create_partitions([NewPartitions(name, total)], request_timeout=ANSWER_S)[name], f"topic {name}")
+    with connect(bootstrap, client).open() as cluster_client:
+        (topic,) = cluster.describe(cluster_client, [name])
+        have = len(topic.partitions)
+        if total <= have:
+            raise CommandError(
+                f"topic {name} has {counted(have, 'partition')}: give a larger number, partitions cannot be removed"
+            )
+        cluster.set_partitions(cluster_client, name, total)
     print(f"Topic {name} now has {counted(total, 'partition')} (it had {have}).")
 
 
@@ -403,12 +447,12 @@ def configure(
     changes = key_values(set, "--set", "retention.ms=86400000")
     if both := [key for key in unset if key in changes]:
         raise UsageError(f"{both[0]} is set and unset at once: give --set or --unset of it")
-    admin = connect(bootstrap, client).admin()
-    cluster.describe(admin, [name])
-    unset = own_settings(admin, name, unset) if unset else []
-    if changes or unset:
-        change_settings(admin, name, changes, unset)
-    settings = shown_settings(admin, name, all_settings)
+    with connect(bootstrap, client).open() as cluster_client:
+        cluster.describe(cluster_client, [name])
+        unset = own_settings(cluster_client, name, unset) if unset else []
+        if changes or unset:
+            cluster.change_settings(cluster_client, name, changes, unset)
+        settings = shown_settings(cluster_client, name, all_settings)
     if json:
         print_json(settings_json(settings))
     elif settings:
@@ -417,14 +461,14 @@ def configure(
         print(f"All settings of topic {name} have their defaults (--all shows them).", file=sys.stderr)
 
 
-def own_settings(admin: "AdminClient", topic: str, names: list[str]) -> list[str]:
+def own_settings(client: "Client", topic: str, names: list[str]) -> list[str]:
     """Those of `names` that the topic sets, once each; of the others it is said that there is nothing to take back.
 
     Raises CommandError for a name that is no topic's setting.
     """
     from tidelog.config.keys import TOPIC_KEYS
 
-    found = {setting.name: setting for setting in cluster.settings(admin, topic)}
+    found = {setting.name: setting for setting in cluster.settings(client, topic)}
     for name in names:
         # What Kafka keeps to itself until it is set is no mistake.
         if name not in found and name not in TOPIC_KEYS:
@@ -447,15 +491,3 @@ def setting_hint(name: str, known: Iterable[str]) -> str:
     same = (key.name for key in TOPIC_KEYS.values() if any(of_broker == name for of_broker, _ in key.synonyms))
     near = next(same, None) or nearest(name, known)
     return f"; did you mean {near}?" if near else ""
-
-
-def change_settings(admin: "AdminClient", topic: str, changes: dict[str, str], unset: list[str]) -> None:
-    from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
-
-    entries = [ConfigEntry(key, value, incremental_operation=AlterConfigOpType.SET) for key, value in changes.items()]
-    entries += [ConfigEntry(key, None, incremental_operation=AlterConfigOpType.DELETE) for key in unset]
-    resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=entries)
-    answer(
-        admin.incremental_alter_configs([resource], request_timeout=ANSWER_S)[resource],
-        f"topic {topic}",
-    )

@@ -1,7 +1,7 @@
 """Looking at a cluster again and again, also while it is away for a while: one thread looks, the caller's shows.
 
-librdkafka waits for an answer inside calls that Ctrl-C does not interrupt, for up to `ANSWER_S`; so the caller waits
-here instead, can say how long there has been no answer, and leaves at once.
+A look waits for an answer for up to `ANSWER_MS`; so the caller waits here instead, can say how long there has been no
+answer, and leaves at once.
 """
 
 import threading

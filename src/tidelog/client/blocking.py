@@ -10,8 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Generic, NamedTuple, Self, TypeAlias, TypeVar
 
-from tidelog.client import groups, operations
+from tidelog.client import groups, operations, partitions
 from tidelog.client.cluster import Address, Cluster, Topic
+from tidelog.client.each import Each
 from tidelog.client.errors import BrokerUnreachable, GaveUp, NoBrokerReachable, Unreachable
 from tidelog.client.link import Link
 from tidelog.client.operations import (
@@ -28,6 +29,7 @@ from tidelog.client.operations import (
     Pause,
     Produced,
 )
+from tidelog.client.security import PLAINTEXT, Security
 from tidelog.model.ids import TopicPartition
 from tidelog.wire.message import Message
 from tidelog.wire.primitives import Buffer
@@ -55,6 +57,7 @@ class ClientConfig(NamedTuple):
     backoff: Backoff = Backoff()
     frame_bytes_max: int = 512 << 20
     """The largest answer that is taken; a larger one is no answer of a broker."""
+    security: Security = PLAINTEXT
 
 
 def parse_bootstrap(servers: str) -> list[Address]:
@@ -187,9 +190,35 @@ class Client:
         operation = operations.produce(self.cluster, config.backoff, batches, acks, config.request_timeout_ms)
         return Started(self, operation, config.delivery_timeout_ms)
 
-    def delete_offsets(self, group_id: str, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
+    def delete_offsets(self, group_id: str, places: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
         """Remove what a group has committed; each one's error code. Raises ApiError when the group is refused."""
-        return self._run(groups.delete_offsets(self.cluster, self.config.backoff, group_id, partitions))
+        return self._run(groups.delete_offsets(self.cluster, self.config.backoff, group_id, places))
+
+    def list_groups(self) -> groups.Listed:
+        return self._run(groups.list_groups(self.cluster, self.config.backoff))
+
+    def describe_groups(self, listed: Sequence[groups.ListedGroup]) -> Each[str, groups.Group]:
+        return self._run(groups.describe_groups(self.cluster, self.config.backoff, listed))
+
+    def committed(self, group_ids: Sequence[str]) -> Each[str, Each[TopicPartition, int]]:
+        return self._run(groups.committed(self.cluster, self.config.backoff, group_ids))
+
+    def commit(self, group_id: str, offsets: Mapping[TopicPartition, int]) -> Each[TopicPartition, int]:
+        """Set the offsets of a group without members."""
+        return self._run(groups.commit(self.cluster, self.config.backoff, group_id, offsets))
+
+    def delete_groups(self, group_ids: Sequence[str]) -> Each[str, None]:
+        return self._run(groups.delete_groups(self.cluster, self.config.backoff, group_ids))
+
+    def list_offsets_each(
+        self, timestamps: Mapping[TopicPartition, int], isolation: int = READ_UNCOMMITTED
+    ) -> Each[TopicPartition, ListedOffset]:
+        """As `list_offsets`, with a failure in place of a partition's offset where it cannot be known."""
+        return self._run(partitions.list_offsets(self.cluster, self.config.backoff, timestamps, isolation))
+
+    def fetch_each(self, positions: Mapping[TopicPartition, int], limits: FetchLimits) -> Each[TopicPartition, Fetched]:
+        """One attempt for many partitions. The records' views are valid until the client's next call."""
+        return self._run(partitions.fetch(self.cluster, positions, limits))
 
     def _run(self, operation: Operation[T]) -> T:
         return self._start(operation).result()
@@ -257,7 +286,7 @@ class Client:
         if link is None or link.closed:
             config = self.config
             by = min(deadline, time.monotonic() + config.socket_connection_setup_timeout_ms / 1000)
-            link = self._links[address] = Link(address, config.client_id, config.frame_bytes_max, by)
+            link = self._links[address] = Link(address, config.client_id, config.frame_bytes_max, by, config.security)
         return link
 
     def _drop(self, address: Address) -> None:

@@ -14,9 +14,9 @@ from tidelog.client.errors import ApiNotSupported, BrokenProtocol
 from tidelog.wire.apis import APIS
 from tidelog.wire.errors import ErrorCode, error_for
 from tidelog.wire.frames import decode_response_header, encode_request_header
-from tidelog.wire.message import Message, records_bytes
+from tidelog.wire.message import Decoder, Message, PiecesEncoder, records_bytes
 from tidelog.wire.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
-from tidelog.wire.primitives import Buffer, MalformedMessage
+from tidelog.wire.primitives import Buffer, FieldNotInVersion, MalformedMessage, UnencodableValue
 
 if TYPE_CHECKING:
     from tidelog.runtime.interfaces import Piece
@@ -90,7 +90,8 @@ class ClientConnection:
     def answer(self, frame: Buffer) -> Message:
         """The answer to the oldest request that waits for one. Raises BrokenProtocol.
 
-        `records` fields are views of `frame`.
+        `records` fields are views of `frame`. Strings whose bytes are not UTF-8 have lone surrogates in their place
+        ("surrogateescape"), and are sent as these bytes again.
         """
         if not self._awaited:
             raise BrokenProtocol("the broker sent an answer that nothing asked for")
@@ -99,7 +100,8 @@ class ClientConnection:
             correlation_id, position = decode_response_header(frame, 0, awaited.response.api_key, awaited.version)
             if correlation_id != awaited.correlation_id:
                 raise BrokenProtocol(f"answer {correlation_id} came where {awaited.correlation_id} was due")
-            return awaited.response.decode(frame, position, awaited.version)[0]
+            message: Message = decoder(awaited.response, awaited.version)(frame, position)[0]
+            return message
         except MalformedMessage as malformed:
             raise BrokenProtocol(f"{awaited.response.name}: {malformed}") from malformed
 
@@ -117,7 +119,10 @@ class ClientConnection:
         correlation_id = self._next_id
         self._next_id = (correlation_id + 1) & 0x7FFFFFFF
         head = encode_request_header(request.api_key, version, correlation_id, self._client_id)
-        pieces = request.encode_pieces(version)
+        try:
+            pieces = pieces_encoder(type(request), version)(request)
+        except (FieldNotInVersion, UnencodableValue) as error:
+            raise ApiNotSupported(f"{request.name} v{version} cannot carry this request: {error}") from error
         size = len(head) + records_bytes(pieces)
         self._awaited.append(_Awaited(correlation_id, response_class(request.api_key), version))
         return [size.to_bytes(SIZE_BYTES, "big") + head, *pieces]
@@ -127,3 +132,27 @@ def response_class(api_key: int) -> type[Message]:
     api = APIS[api_key]
     module = import_module(f"tidelog.wire.messages.{api.module}")
     return cast(type[Message], getattr(module, f"{api.name}Response"))
+
+
+_decoders: dict[tuple[type[Message], int], Decoder] = {}
+_encoders: dict[tuple[type[Message], int], PiecesEncoder] = {}
+
+
+def decoder(message: type[Message], version: int) -> Decoder:
+    """What decodes an answer: one string that is not UTF-8 must not hide the rest of it."""
+    found = _decoders.get((message, version))
+    if found is None:
+        from tidelog.wire.decoding import build_decoder
+
+        found = _decoders[message, version] = build_decoder(message, version, any_text=True)
+    return found
+
+
+def pieces_encoder(message: type[Message], version: int) -> PiecesEncoder:
+    """What encodes a request: names go back as the bytes that a broker has sent for them."""
+    found = _encoders.get((message, version))
+    if found is None:
+        from tidelog.wire.encoding import build_encoders
+
+        found = _encoders[message, version] = build_encoders(message, version, any_text=True)[1]
+    return found

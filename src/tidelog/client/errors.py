@@ -31,7 +31,7 @@ class BrokenProtocol(ClientError):
 
 
 class ApiNotSupported(ClientError):
-    """The broker and this client have no version of an API in common."""
+    """The broker and this client have no version of an API in common, or none that can carry the request."""
 
 
 class GaveUp(ClientError):

@@ -1,5 +1,6 @@
 """A connection to one broker over a blocking socket."""
 
+import secrets
 import socket
 import time
 from collections.abc import Mapping
@@ -8,8 +9,12 @@ from typing import TYPE_CHECKING
 
 from tidelog.client.cluster import Address
 from tidelog.client.connection import NEWEST, SIZE_BYTES, ClientConnection, VersionRange
+from tidelog.client.error_codes import name_of
 from tidelog.client.errors import BrokenProtocol, BrokerUnreachable
+from tidelog.client.security import PLAINTEXT, AuthenticationFailed, Sasl, Security, sasl_messages
 from tidelog.wire.message import Message
+from tidelog.wire.messages.sasl_authenticate import SaslAuthenticateRequest, SaslAuthenticateResponse
+from tidelog.wire.messages.sasl_handshake import SaslHandshakeRequest, SaslHandshakeResponse
 
 if TYPE_CHECKING:
     from tidelog.runtime.interfaces import Piece
@@ -23,7 +28,14 @@ class Link:
     """Any call raises BrokerUnreachable when the connection fails or its deadline passes, BrokenProtocol when the peer
     does not speak the protocol; the link is closed then. Deadlines are seconds of `time.monotonic`."""
 
-    def __init__(self, address: Address, client_id: str, frame_bytes_max: int, deadline: float) -> None:
+    def __init__(
+        self,
+        address: Address,
+        client_id: str,
+        frame_bytes_max: int,
+        deadline: float,
+        security: Security = PLAINTEXT,
+    ) -> None:
         self.address = address
         self._connection = ClientConnection(client_id)
         self._frame_bytes_max = frame_bytes_max
@@ -37,9 +49,17 @@ class Link:
             self._socket = socket.create_connection(address, _left(deadline))
         except OSError as error:
             raise BrokerUnreachable(address, _reason(error)) from error
+        except ValueError as error:  # a host name that cannot be asked for: with a NUL, or a label that is too long
+            raise BrokerUnreachable(address, f"no host has the name {address.host!r}") from error
         with _Guard(self):
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._over_tls = security.tls is not None
+            if security.tls is not None:
+                self._socket.settimeout(_left(deadline))
+                self._socket = security.tls.wrap_socket(self._socket, server_hostname=address.host)
             self._greet(deadline)
+            if security.sasl is not None:
+                self._authenticate(security.sasl, deadline)
 
     @property
     def versions(self) -> Mapping[int, VersionRange]:
@@ -95,7 +115,33 @@ class Link:
             self._send(pieces, deadline)
             pieces = self._connection.greeted(self._receive(deadline, reuse=False))
 
+    def _authenticate(self, sasl: Sasl, deadline: float) -> None:
+        """Prove who we are (KIP-43, KIP-152). Raises AuthenticationFailed."""
+        refused = f"broker {self.address} refuses the authentication"
+        self._send(self._connection.request(SaslHandshakeRequest(mechanism=sasl.mechanism)), deadline)
+        handshake = self._connection.answer(self._receive(deadline, reuse=False))
+        assert isinstance(handshake, SaslHandshakeResponse)
+        if handshake.error_code:
+            offered = ", ".join(handshake.mechanisms) or "none"
+            raise AuthenticationFailed(f"{refused}: it does not offer {sasl.mechanism}, it offers {offered}")
+        messages = sasl_messages(sasl, secrets.token_urlsafe(24))
+        message: bytes | None = next(messages)
+        while message is not None:
+            self._send(self._connection.request(SaslAuthenticateRequest(auth_bytes=message)), deadline)
+            answer = self._connection.answer(self._receive(deadline, reuse=False))
+            assert isinstance(answer, SaslAuthenticateResponse)
+            if answer.error_code:
+                raise AuthenticationFailed(f"{refused}: {answer.error_message or name_of(answer.error_code)}")
+            try:
+                message = messages.send(answer.auth_bytes)
+            except StopIteration:
+                message = None
+
     def _send(self, pieces: "list[Piece]", deadline: float) -> None:
+        if self._over_tls:  # a TLS socket takes one buffer at a time
+            self._socket.settimeout(_left(deadline))
+            self._socket.sendall(b"".join(pieces))  # type: ignore[arg-type]  # no file regions here
+            return
         buffers = [memoryview(piece).cast("B") for piece in pieces]  # type: ignore[arg-type]  # no file regions here
         while buffers:
             self._socket.settimeout(_left(deadline))

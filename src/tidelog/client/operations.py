@@ -169,7 +169,7 @@ def topics(cluster: Cluster, backoff: Backoff, names: Sequence[str], *, create: 
     retries = Retries(cluster, backoff, names)
     while True:
         try:
-            refused = yield from _refresh(cluster, names, create=create)
+            refused = yield from refresh(cluster, names, create=create)
             if not refused:
                 return {name: cluster.topics[name] for name in names}
             pause = retries.after(_first_final(refused.values()))
@@ -184,7 +184,7 @@ def all_topics(cluster: Cluster, backoff: Backoff) -> Operation[dict[str, Topic]
     while True:
         cluster.topics.clear()
         try:
-            yield from _refresh(cluster, None)
+            yield from refresh(cluster, None)
             return dict(cluster.topics)
         except Unreachable as error:
             pause = retries.after(error)
@@ -201,7 +201,7 @@ def list_offsets(
         left = {tp: timestamp for tp, timestamp in timestamps.items() if tp not in found}
         leaders = yield from _by_leader(cluster, backoff, left)
         requests = [
-            Request(address, _list_offsets_request(cluster, {tp: left[tp] for tp in partitions}, isolation))
+            Request(address, list_offsets_request(cluster, {tp: left[tp] for tp in partitions}, isolation))
             for address, partitions in leaders.items()
         ]
         failures = _Failures()
@@ -240,11 +240,7 @@ def fetch(
             if item.error_code == ErrorCode.OFFSET_OUT_OF_RANGE:
                 raise OffsetOutOfRange(f"{partition}: offset {offset} is not in the log")
             if not failures.take(partition, item.error_code):
-                aborted = [(a.producer_id, a.first_offset) for a in item.aborted_transactions or ()]
-                records = memoryview(item.records or b"")  # type: ignore[arg-type]  # decoded: always a view
-                fetched.append(
-                    Fetched(records, item.high_watermark, item.last_stable_offset, item.log_start_offset, aborted)
-                )
+                fetched.append(fetched_from(item))
         failures.raise_first()
 
     yield from _retrying(cluster, backoff, [partition], attempt)
@@ -319,7 +315,7 @@ def _retrying(
         yield pause
 
 
-def _refresh(cluster: Cluster, names: Sequence[str] | None, *, create: bool = False) -> Operation[dict[str, ApiError]]:
+def refresh(cluster: Cluster, names: Sequence[str] | None, *, create: bool = False) -> Operation[dict[str, ApiError]]:
     """Ask for topics by name, or for all. Returns those that the broker refused."""
     wanted = None if names is None else [MetadataRequestTopic(name=name) for name in names]
     response = yield AskAny(MetadataRequest(topics=wanted, allow_auto_topic_creation=create))
@@ -334,26 +330,26 @@ def _by_leader(
     wanted = list(partitions)
     unknown = list(dict.fromkeys(tp.topic for tp in wanted if cluster.leader(tp) is None))
     if unknown:
-        refused = yield from _refresh(cluster, unknown)
+        refused = yield from refresh(cluster, unknown)
         if refused:
             raise _first_final(refused.values())
     grouped: dict[Address, list[TopicPartition]] = {}
     for tp in wanted:
         led = cluster.leader(tp)
         if led is None:
-            raise _no_leader(cluster, tp)
+            raise no_leader(cluster, tp)
         grouped.setdefault(led[0], []).append(tp)
     return grouped
 
 
-def _no_leader(cluster: Cluster, partition: TopicPartition) -> ApiError:
+def no_leader(cluster: Cluster, partition: TopicPartition) -> ApiError:
     topic = cluster.topics.get(partition.topic)
     if topic is None or partition.partition in topic.leaders:
         return LeaderNotAvailable(f"{partition} has no leader at present")
     return UnknownTopicOrPartition(f"{partition}: the topic has {len(topic.leaders)} partitions")
 
 
-def _list_offsets_request(
+def list_offsets_request(
     cluster: Cluster, timestamps: Mapping[TopicPartition, int], isolation: int
 ) -> ListOffsetsRequest:
     request = ListOffsetsRequest(replica_id=-1, isolation_level=isolation)
@@ -384,6 +380,13 @@ def _fetch_request(cluster: Cluster, partition: TopicPartition, offset: int, lim
         isolation_level=limits.isolation,
         topics=[topic],
     )
+
+
+def fetched_from(item: PartitionData) -> Fetched:
+    """What a partition of an answer gave that has no error."""
+    aborted = [(a.producer_id, a.first_offset) for a in item.aborted_transactions or ()]
+    records = memoryview(item.records or b"")  # type: ignore[arg-type]  # decoded: always a view
+    return Fetched(records, item.high_watermark, item.last_stable_offset, item.log_start_offset, aborted)
 
 
 def _fetched_partition(response: FetchResponse) -> PartitionData:

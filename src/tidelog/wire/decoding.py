@@ -28,9 +28,12 @@ STEP_NUMBERS = 4096
 """Elements of an array of numbers that a stepwise codec decodes between two yields; one unpack reads them all."""
 
 
-def build_decoder(message: type[Message], version: int) -> Decoder:
-    """Return the function that `message.decode` calls for `version`."""
-    return _built(_Source(message, version, stepwise=False))  # type: ignore[no-any-return]
+def build_decoder(message: type[Message], version: int, *, any_text: bool = False) -> Decoder:
+    """Return the function that `message.decode` calls for `version`.
+
+    With `any_text`, strings need not be UTF-8: other bytes become lone surrogates ("surrogateescape").
+    """
+    return _built(_Source(message, version, stepwise=False, any_text=any_text))  # type: ignore[no-any-return]
 
 
 def build_stepwise_decoder(message: type[Message], version: int) -> StepwiseDecoder:
@@ -70,10 +73,11 @@ def default_source(field: Field) -> str:
 class _Source:
     """The source lines of one decoder. `run` holds pending reads of fixed size, as (format, target)."""
 
-    def __init__(self, message: type[Message], version: int, *, stepwise: bool) -> None:
+    def __init__(self, message: type[Message], version: int, *, stepwise: bool, any_text: bool = False) -> None:
         self.message = message
         self.version = version
         self.stepwise = stepwise
+        self.convert_text = ".tobytes().decode('utf-8', 'surrogateescape')" if any_text else ".tobytes().decode()"
         self.flexible = is_flexible(message, version)
         self.lines: list[str] = []
         self.indent = 2
@@ -270,7 +274,7 @@ class _Source:
         length = self.length(field, nullable, compact, "h" if field.type == "string" else "i", f"{target} = None")
         end = self.temporary("e")
         self.emit(f"{end} = p + {length}{' - 1' if compact else ''}")
-        convert = {"string": ".tobytes().decode()", "bytes": ".tobytes()", "records": ""}[field.type]
+        convert = {"string": self.convert_text, "bytes": ".tobytes()", "records": ""}[field.type]
         self.emit(f"{target} = view[p:{end}]{convert}")
         self.emit(f"p = {end}")
         self.indent -= nullable

@@ -20,9 +20,12 @@ PIECE_PARTS = 4096
 """A stepwise encoder joins this many parts at a time."""
 
 
-def build_encoders(message: type[Message], version: int) -> tuple[Encoder, PiecesEncoder]:
-    """Return the functions that `message.encode` and `message.encode_pieces` call for `version`."""
-    source = _Source(message, version, stepwise=False)
+def build_encoders(message: type[Message], version: int, *, any_text: bool = False) -> tuple[Encoder, PiecesEncoder]:
+    """Return the functions that `message.encode` and `message.encode_pieces` call for `version`.
+
+    With `any_text`, strings may hold lone surrogates, which stand for bytes that are not UTF-8 ("surrogateescape").
+    """
+    source = _Source(message, version, stepwise=False, any_text=any_text)
     encode = _built(source)
     if not source.in_pieces:
         return encode, lambda message: [encode(message)]
@@ -57,10 +60,11 @@ class _Source:
     in order. `out` is the name of the list that receives them.
     """
 
-    def __init__(self, message: type[Message], version: int, *, stepwise: bool) -> None:
+    def __init__(self, message: type[Message], version: int, *, stepwise: bool, any_text: bool = False) -> None:
         self.message = message
         self.version = version
         self.stepwise = stepwise
+        self.encode_text = ".encode('utf-8', 'surrogateescape')" if any_text else ".encode()"
         self.flexible = is_flexible(message, version)
         self.in_pieces = stepwise or _has_records(message, version)
         self.lines: list[str] = []
@@ -257,11 +261,11 @@ class _Source:
             self.emit(f"{source} = {value}")
             if text:
                 self.emit(f"if {source} is not None:")
-                self.emit(f"    {source} = {source}.encode()")
+                self.emit(f"    {source} = {source}{self.encode_text}")
             self.length(source, True, compact, "h" if text else "i", f"len({source})")
             self.parts.append(f"{source} or b''")
         else:
-            self.emit(f"{source} = {value}{'.encode()' if text else ''}")
+            self.emit(f"{source} = {value}{self.encode_text if text else ''}")
             self.length(source, False, compact, "h" if text else "i", f"len({source})")
             self.parts.append(source)
 

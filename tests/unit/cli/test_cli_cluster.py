@@ -4,11 +4,13 @@ import json
 from collections.abc import Iterator
 
 import pytest
-from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec
+from confluent_kafka.admin import AdminClient, NewTopic
 
 from tidelog.cli import cluster
+from tidelog.cli.connection import connect
 from tidelog.cli.errors import CommandError
 from tidelog.cli.main import main
+from tidelog.client.operations import LATEST
 from tidelog.testing import Broker
 
 
@@ -30,16 +32,18 @@ def test_a_topic_that_is_deleted_while_topics_are_listed(
     else:
         one = cluster.PartitionState(0, 1, [1], [1])
         topics = [cluster.TopicState(name, "", False, [one]) for name in ("gone", "kept")]
-        monkeypatch.setattr(cluster, "describe", lambda *asked, **options: topics)
+        described = cluster.Described(topics, {})
+        monkeypatch.setattr(cluster, "describe_each", lambda *asked, **options: described)
     assert main(["topic", "list", "--json", "-b", broker.bootstrap]) == 0
     listed = {topic["topic"]: topic["records"] for topic in json.loads(capsys.readouterr().out)}
     assert listed == ({"kept": 0} if asked == "topic_names" else {"gone": 0, "kept": 0})
 
 
 def test_offsets_of_what_has_gone(broker: Broker) -> None:
-    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
     places = [("gone", 0), ("kept", 0)]
-    found = cluster.list_offsets(admin, places, OffsetSpec.latest(), skip_offline=True, missing_too=True)
+    with connect(broker.bootstrap, []).open() as client:
+        found, failures = cluster.list_offsets(client, dict.fromkeys(places, LATEST))
     assert found == {("kept", 0): 0}
+    assert str(failures["gone", 0]).startswith("gone-0: no such topic")
     with pytest.raises(CommandError, match="gone-0: no such topic"):
-        cluster.list_offsets(admin, places, OffsetSpec.latest(), skip_offline=True)
+        cluster.all_or_nothing((found, failures))

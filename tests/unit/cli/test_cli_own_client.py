@@ -2,8 +2,9 @@
 
 import pytest
 
+from tidelog.cli.connection import in_one_line, open_client
 from tidelog.cli.errors import CommandError, UsageError
-from tidelog.cli.own_client import check, in_one_line, open_client
+from tidelog.cli.own_client import check
 from tidelog.client.cluster import Address
 from tidelog.client.errors import NoBrokerReachable
 from tidelog.wire.errors import ApiError, ErrorCode

@@ -4,8 +4,6 @@ import io
 import re
 import sys
 from collections.abc import Callable
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -14,12 +12,14 @@ from rich.cells import cell_len
 
 from tidelog.cli import bench, broker, group, log_dirs, offset_plan, quota, topic
 from tidelog.cli.broker_settings import BrokerSetting
-from tidelog.cli.cluster import Offsets, PartitionState, Setting, TopicState
+from tidelog.cli.cluster import KnownOffsets, Offsets, PartitionState, Setting, TopicState
 from tidelog.cli.lag import Lag, Total, lag_table
 from tidelog.cli.lag_watch import Progress, watch_table
 from tidelog.cli.room import fit, is_number, least_width, shared, together
 from tidelog.cli.tables import Column, Table, print_table
+from tidelog.client.groups import Group, ListedGroup, Member
 from tidelog.demo import view
+from tidelog.model.ids import TopicPartition
 
 BIG = 9_007_199_254_740_993
 NAME = "a-name-that-somebody-found-good-for-orders"
@@ -93,25 +93,16 @@ def directories() -> list[log_dirs.Directory]:
     ]
 
 
-def members() -> Any:
-    parts = [SimpleNamespace(topic=NAME, partition=p) for p in range(12)]
-    return [
-        SimpleNamespace(
-            member_id=f"tidelog-cli-{m}f1c2a3b4-5d6e",
-            client_id="tidelog-cli",
-            host="/192.168.100.100",
-            assignment=SimpleNamespace(topic_partitions=parts),
-        )
-        for m in range(2)
-    ]
+def members() -> list[Member]:
+    parts = [TopicPartition(NAME, p) for p in range(12)]
+    return [Member(f"tidelog-cli-{m}f1c2a3b4-5d6e", None, "tidelog-cli", "/192.168.100.100", parts) for m in range(2)]
 
 
 def groups() -> Table:
-    described: Any = [
-        SimpleNamespace(group_id=f"{NAME}-{g}", state=SimpleNamespace(name="STABLE"), members=members())
-        for g in range(2)
-    ]
-    return group.groups_table(described, {f"{NAME}-{g}": Total(BIG, g) for g in range(2)})
+    listed = [ListedGroup(f"{NAME}-{g}", "consumer", "Stable", "Classic") for g in range(2)]
+    described = {g.group_id: Group(g.group_id, "Stable", "Classic", "consumer", "range", 1, members()) for g in listed}
+    totals = {f"{NAME}-{g}": Total(BIG, g) for g in range(2)}
+    return group.groups_table(listed, described, totals, dict.fromkeys(totals, ""))
 
 
 def accounts() -> Table:
@@ -135,7 +126,7 @@ TABLES: dict[str, Callable[[], Table]] = {
     "group reset-offsets": lambda: offset_plan.moves_table(
         [offset_plan.Move(NAME, p, BIG, 2 * BIG, "5 is below the log's start" * p) for p in range(2)]
     ),
-    "topic list": lambda: topic.topics_table(states(), {NAME: BIG, "b": 7}),
+    "topic list": lambda: topic.topics_table(states(), KnownOffsets(offsets(), {})),
     "topic describe": lambda: topic.partitions_table(states()[0], offsets()),
     "topic config": lambda: topic.settings_table(settings()),
     "broker config describe": lambda: broker.settings_table(broker_settings()),

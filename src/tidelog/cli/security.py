@@ -1,0 +1,62 @@
+"""TLS and SASL for our own client, from the settings that librdkafka has for them (-X)."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from tidelog.cli.errors import CommandError, UsageError
+
+if TYPE_CHECKING:
+    from tidelog.client.security import Sasl, Security
+
+PROTOCOLS = ("plaintext", "ssl", "sasl_plaintext", "sasl_ssl")
+FILES = {
+    "ssl.ca.location": "authorities_file",
+    "ssl.ca.pem": "authorities_pem",
+    "ssl.certificate.location": "certificate_file",
+    "ssl.key.location": "key_file",
+    "ssl.key.password": "key_password",
+}
+"""The setting, and what it is of `tidelog.client.security.TlsFiles`."""
+VERIFY, HOST_NAME = "enable.ssl.certificate.verification", "ssl.endpoint.identification.algorithm"
+SASL = ("sasl.mechanism", "sasl.mechanisms", "sasl.username", "sasl.password")
+
+
+def security_of(settings: Mapping[str, str]) -> "Security":
+    """Raises UsageError for a setting that our client does not have, and CommandError for files that are of no use."""
+    from tidelog.client.security import Security
+
+    protocol = settings.get("security.protocol", "plaintext").lower()
+    if protocol not in PROTOCOLS:
+        raise UsageError(f"-X security.protocol is one of {', '.join(PROTOCOLS)}, not {protocol!r}")
+    for name in settings:
+        if name.startswith(("ssl.", "sasl.")) and name not in (*FILES, HOST_NAME, *SASL):
+            raise UsageError(f"-X {name} is not supported; there are {', '.join((*FILES, HOST_NAME, VERIFY, *SASL))}")
+    tls = None
+    if protocol.endswith("ssl"):
+        from tidelog.client.security import TlsFiles, tls_context
+
+        files = TlsFiles(**{field: settings[name] for name, field in FILES.items() if name in settings})
+        verify = settings.get(VERIFY, "true").lower() != "false"
+        host_name = settings.get(HOST_NAME, "https").lower() != "none"
+        try:
+            tls = tls_context(files, verify=verify, check_host_name=host_name)
+        except (OSError, ValueError) as error:
+            given = ", ".join(
+                f"{name}={settings[name]}" for name in FILES if name.endswith(".location") and name in settings
+            )
+            raise CommandError(
+                f"the files for TLS cannot be used: {error}; they are {given or 'those of the system'}"
+            ) from error
+    return Security(tls, _sasl(settings) if protocol.startswith("sasl") else None)
+
+
+def _sasl(settings: Mapping[str, str]) -> "Sasl":
+    from tidelog.client.security import MECHANISMS, Sasl
+
+    mechanism = settings.get("sasl.mechanism", settings.get("sasl.mechanisms", "")).upper()
+    if mechanism not in MECHANISMS:
+        raise UsageError(f"-X sasl.mechanism is one of {', '.join(MECHANISMS)}, not {mechanism!r}")
+    missing = [name for name in ("sasl.username", "sasl.password") if name not in settings]
+    if missing:
+        raise UsageError(f"-X {missing[0]}=... is missing: {mechanism} needs it")
+    return Sasl(mechanism, settings["sasl.username"], settings["sasl.password"])

@@ -1,0 +1,120 @@
+"""How a connection is protected: TLS (KIP-12's SSL listeners) and SASL with PLAIN or SCRAM (RFC 5802).
+
+Pure but for `tls_context`, which reads the files of certificates. `link` carries the bytes.
+"""
+
+import base64
+import hashlib
+import hmac
+from collections.abc import Generator
+from typing import TYPE_CHECKING, NamedTuple
+
+from tidelog.client.errors import ClientError
+
+if TYPE_CHECKING:
+    import ssl
+
+SCRAM_HASHES = {"SCRAM-SHA-256": "sha256", "SCRAM-SHA-512": "sha512"}
+MECHANISMS = ("PLAIN", *SCRAM_HASHES)
+SCRAM_ITERATIONS_MAX = 1_000_000
+"""A server states how often the password is hashed; a larger number would only keep this client busy."""
+
+
+class AuthenticationFailed(ClientError):
+    """The broker refuses the credentials or the mechanism, or does not prove that it knows the password."""
+
+
+class Sasl(NamedTuple):
+    mechanism: str
+    """One of `MECHANISMS`."""
+    username: str
+    password: str
+
+    def __repr__(self) -> str:
+        """Without the password, which must never reach a log."""
+        return f"Sasl({self.mechanism}, {self.username!r})"
+
+
+class Security(NamedTuple):
+    """PLAINTEXT unless one of the two is set."""
+
+    tls: "ssl.SSLContext | None" = None
+    sasl: Sasl | None = None
+
+
+PLAINTEXT = Security()
+
+
+class TlsFiles(NamedTuple):
+    """What a TLS context is made of; each may be None."""
+
+    authorities_file: str | None = None
+    """Certificates of authorities, PEM; a directory of them will do. None: those of the system."""
+    authorities_pem: str | None = None
+    certificate_file: str | None = None
+    key_file: str | None = None
+    key_password: str | None = None
+
+
+def tls_context(files: TlsFiles, *, verify: bool, check_host_name: bool) -> "ssl.SSLContext":
+    """Raises OSError (`ssl.SSLError` among them) for files that cannot be read or are no certificates."""
+    import ssl
+
+    context = ssl.create_default_context()
+    if files.authorities_file is not None or files.authorities_pem is not None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        if files.authorities_pem is not None:
+            context.load_verify_locations(cadata=files.authorities_pem)
+        if files.authorities_file is not None:
+            try:
+                context.load_verify_locations(cafile=files.authorities_file)
+            except IsADirectoryError:
+                context.load_verify_locations(capath=files.authorities_file)
+    if files.certificate_file is not None:
+        context.load_cert_chain(files.certificate_file, files.key_file, files.key_password)
+    context.check_hostname = verify and check_host_name
+    context.verify_mode = ssl.CERT_REQUIRED if verify else ssl.CERT_NONE
+    return context
+
+
+def sasl_messages(sasl: Sasl, nonce: str) -> Generator[bytes, bytes, None]:
+    """What the client says, one message after another; is sent the broker's answer to each.
+
+    `nonce` is fresh randomness in printable ASCII without a comma. Raises AuthenticationFailed.
+    """
+    if sasl.mechanism == "PLAIN":
+        yield f"\0{sasl.username}\0{sasl.password}".encode()
+    else:
+        yield from _scram(sasl, SCRAM_HASHES[sasl.mechanism], nonce)
+
+
+def _scram(sasl: Sasl, hash_name: str, nonce: str) -> Generator[bytes, bytes, None]:
+    name = sasl.username.replace("=", "=3D").replace(",", "=2C")
+    first = f"n={name},r={nonce}"
+    server_first = (yield f"n,,{first}".encode()).decode("utf-8", "replace")
+    fields = _fields(server_first)
+    if not fields.get("r", "").startswith(nonce):
+        raise AuthenticationFailed("the broker's SCRAM answer does not continue our nonce")
+    try:
+        iterations = int(fields["i"])
+        salt = base64.b64decode(fields["s"], validate=True)
+    except (KeyError, ValueError):
+        raise AuthenticationFailed("the broker's SCRAM answer has no salt or no number of iterations") from None
+    if not 0 < iterations <= SCRAM_ITERATIONS_MAX:
+        raise AuthenticationFailed(f"the broker asks for {iterations} SCRAM iterations")
+    salted = hashlib.pbkdf2_hmac(hash_name, sasl.password.encode(), salt, iterations)
+    client_key = hmac.digest(salted, b"Client Key", hash_name)
+    without_proof = f"c=biws,r={fields['r']}"
+    signed = f"{first},{server_first},{without_proof}".encode()
+    signature = hmac.digest(hashlib.new(hash_name, client_key).digest(), signed, hash_name)
+    proof = bytes(a ^ b for a, b in zip(client_key, signature, strict=True))
+    answer = yield f"{without_proof},p={base64.b64encode(proof).decode()}".encode()
+    server_key = hmac.digest(salted, b"Server Key", hash_name)
+    expected = base64.b64encode(hmac.digest(server_key, signed, hash_name)).decode()
+    stated = _fields(answer.decode("utf-8", "replace")).get("v", "")
+    if not hmac.compare_digest(stated.encode(), expected.encode()):
+        raise AuthenticationFailed("the broker does not prove that it knows the password")
+
+
+def _fields(text: str) -> dict[str, str]:
+    return dict(part.split("=", 1) for part in text.split(",") if "=" in part)

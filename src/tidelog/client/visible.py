@@ -1,0 +1,32 @@
+"""Which of the fetched record batches a reader may see: no control batches, and nothing of an aborted transaction."""
+
+from collections.abc import Iterable, Iterator
+
+from tidelog.client.operations import READ_COMMITTED, Fetched
+from tidelog.wire.batches import HEADER_BYTES, BatchHeader
+
+CONTROL_ABORT = 0
+
+
+def visible(headers: Iterable[BatchHeader], fetched: Fetched, isolation: int) -> Iterator[BatchHeader]:
+    """The batches with records for a reader: no control batches; read_committed, none of an aborted transaction."""
+    aborted: dict[int, None] = {}
+    upcoming = sorted(fetched.aborted, key=lambda transaction: transaction[1], reverse=True)
+    for header in headers:
+        while upcoming and upcoming[-1][1] <= header.last_offset:
+            aborted[upcoming.pop()[0]] = None
+        if header.is_control:
+            if _is_abort(header):
+                aborted.pop(header.producer_id, None)
+        elif isolation != READ_COMMITTED or not header.is_transactional or header.producer_id not in aborted:
+            yield header
+
+
+def _is_abort(header: BatchHeader) -> bool:
+    """A control batch holds one record whose key says what it marks: version, type (16 bits each; KIP-98).
+
+    Before the key stand the record's length, attributes, deltas of time and offset, and the key's length; each takes
+    one byte, for the record is short and the only one. The batch is not compressed.
+    """
+    key = header.position + HEADER_BYTES + 5
+    return bytes(header.buffer[key + 2 : key + 4]) == CONTROL_ABORT.to_bytes(2, "big")
