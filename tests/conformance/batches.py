@@ -11,6 +11,8 @@ from typing import Any
 import cramjam
 from crc32c import crc32c
 
+from .forms import FORMS
+
 HEADER = struct.Struct(">qiibIhiqqqhii")  # the 61 bytes of a batch, magic 2
 HEADER_FIELDS = (
     *("base_offset", "length", "leader_epoch", "magic", "crc", "attributes", "last_offset_delta"),
@@ -52,6 +54,7 @@ def batch(
     length: int | None = None,
     crc: str = "good",
     garbage: int | None = None,
+    form: str | None = None,
     truncate: int = 0,
 ) -> bytes:
     """One record batch. A "#" in key and value is the record's number; `size`: bytes of each value, by repetition.
@@ -59,6 +62,7 @@ def batch(
     `count`, `last_offset_delta`, `max_timestamp` and `length` override what is true, `attributes` adds bits, `garbage`
     puts so many bytes 0xff in place of the records, `crc=bad` flips a bit of it, `truncate` cuts bytes off the end.
     With a `base_timestamp` the records keep their times: their deltas count from it.
+    `form` names a form of `forms.py`, which decides on the codec.
     """
     times = timestamps if timestamps is not None else [timestamp + i * step_ms for i in range(records)]
     base = base_timestamp if base_timestamp is not None else times[0] if times else timestamp
@@ -67,7 +71,11 @@ def batch(
     )
     if garbage is not None:
         body = b"\xff" * garbage
-    body = compress(codec, body)
+    if form is not None:
+        codec = FORMS[form].codec
+        body = FORMS[form].payload(body)
+    else:
+        body = compress(codec, body)
     bits = attributes | CODECS[codec] | log_append_time << 3 | transactional << 4 | control << 5
     header = HEADER.pack(
         base_offset,

@@ -61,6 +61,23 @@ def defect(fields: Fields, room: int, next_offset: int, offset_end: int) -> str 
     return None
 
 
+def is_unwritten(file: File, position: int, end: int) -> bool:
+    """Whether the file's last bytes, from `position` on, were never written: they are zeros, and no batch begins so.
+
+    Kafka gives a new segment its full size (`log.preallocate`). After a crash zeros remain after its last batch. Fewer
+    zeros than offset and length take may be the beginning of a batch.
+    """
+    if end - position < LENGTH_END:
+        return False
+    zeros = bytes(min(WHOLE_WINDOW_BYTES, max(end - position, 0)))
+    while position < end:
+        chunk = file.pread(min(WHOLE_WINDOW_BYTES, end - position), position)
+        if not chunk or chunk != zeros[: len(chunk)]:
+            return False
+        position += len(chunk)
+    return True
+
+
 def headers(
     file: File, position: int, end: int, base_offset: int, next_offset: int = 0
 ) -> Iterator[tuple[int, int, Fields]]:

@@ -1,13 +1,14 @@
 """What stands in log files, entry by entry: the library behind `tidelog log dump`.
 
 Each entry is a dict of plain values (keys and values of records: bytes or None) with `file`, `kind` and `position`. An
-entry of kind `damage` ends its file. Reads only; blocks.
+entry of kind `damage` ends its file; so does one of kind `unwritten`, zeros up to the end of a segment that Kafka
+preallocated. Reads only; blocks.
 """
 
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, TypeAlias
 
-from tidelog.log.batch_scan import ATTRIBUTES, CRC, Fields, batches
+from tidelog.log.batch_scan import ATTRIBUTES, CRC, Fields, batches, is_unwritten
 from tidelog.log.checkpoints import parse_epochs, parse_offsets, parse_partition_metadata, read_properties
 from tidelog.log.errors import CorruptLog
 from tidelog.log.file_kinds import Kind, file_kind
@@ -75,11 +76,16 @@ def _entries(disk: "Disk", path: str, name: str, *, records: bool) -> Iterator[E
 
 def _batches(disk: "Disk", path: str, base_offset: int, *, records: bool) -> Iterator[Entry]:
     file = disk.open(path)
+    end = file.size()
     try:
-        for position, batch, fields in batches(file, 0, file.size(), base_offset):
+        for position, batch, fields in batches(file, 0, end, base_offset):
             yield _batch(position, batch, fields)
             if records:
                 yield from _records(path, position, batch, fields)
+    except CorruptLog as error:
+        if not is_unwritten(file, error.position, end):
+            raise
+        yield {"kind": "unwritten", "position": error.position, "size": end - error.position}
     finally:
         file.close()
 

@@ -1,17 +1,18 @@
 """`compression.type`: a producer's batch in the codec that its topic wants.
 
-Only the records' bytes are decompressed and compressed, both outside of Python; no record is decoded. Kafka builds such
-a batch anew from its records: codec, offsets, timestamps and producer fields are the same.
+The records are decompressed and compressed as one stretch of bytes, both outside of Python. Of each record only the
+length is read: the batch must hold as many records as it states. Kafka builds such a batch anew from its records; its
+codec, offsets, timestamps and producer fields are the same.
 """
 
 from struct import Struct
 from typing import TYPE_CHECKING, NamedTuple
 
-from tidelog.log.validation import NotInline, too_large
+from tidelog.log.validation import NotInline, too_large, undecodable
 from tidelog.wire.batches import CODEC_MASK, DECOMPRESSED_BYTES_MAX, HEADER_BYTES, LENGTH_END, Codec
 from tidelog.wire.checksums import crc32c
-from tidelog.wire.errors import ApiError, ErrorCode
 from tidelog.wire.primitives import Buffer, MalformedMessage, TooLargeDecompressed
+from tidelog.wire.record_facts import check_record_count
 
 if TYPE_CHECKING:
     from tidelog.log.config import LogConfig
@@ -56,14 +57,15 @@ def recompression(config: "LogConfig") -> Recompression | None:
 def recompress(batch: Buffer, header: "BatchHeader", wanted: Recompression, inline_bytes_max: int = 0) -> bytearray:
     """The checked `batch` anew in the wanted codec, writable. Blocks for as long as compression takes; on any thread.
 
-    Raises RecordTooLarge, ApiError for records that cannot be decompressed; NotInline when they are more than
-    `inline_bytes_max` (0: no such limit).
+    Raises RecordTooLarge; the ApiError of `undecodable` for records that cannot be decompressed or are not as many as
+    the header states; NotInline when they are more than `inline_bytes_max` decompressed (0: no such limit).
     """
     from tidelog.wire.compression import compress, decompress
 
     limit = inline_bytes_max or DECOMPRESSED_BYTES_MAX
     try:
         records = decompress(header.codec, memoryview(batch)[HEADER_BYTES : header.size], limit)
+        check_record_count(records, header)
     except TooLargeDecompressed as error:
         if inline_bytes_max:
             raise NotInline from None
@@ -71,8 +73,7 @@ def recompress(batch: Buffer, header: "BatchHeader", wanted: Recompression, inli
             f"{header.size} bytes that are more than {limit} decompressed", wanted.batch_bytes_max
         ) from error
     except MalformedMessage as error:
-        # Kafka's own answer to records that are garbage under a good checksum.
-        raise ApiError(f"the records cannot be decompressed: {error}", ErrorCode.UNKNOWN_SERVER_ERROR) from error
+        raise undecodable(error, header) from error
     content = compress(wanted.codec, records, wanted.level)
     size = HEADER_BYTES + len(content)
     if size > wanted.batch_bytes_max:

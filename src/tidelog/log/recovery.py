@@ -19,6 +19,7 @@ from tidelog.log.batch_scan import (
     Fields,
     batches,
     headers,
+    is_unwritten,
 )
 from tidelog.log.checkpoints import LEADER_EPOCHS, LOG_START_OFFSETS, RECOVERY_POINTS, parse_epochs
 from tidelog.log.damage import judge
@@ -254,15 +255,19 @@ class LogOpener:
         end_offset = segment.base_offset
         segment.max_timestamp, relative = last_time if last_time else (NO_TIMESTAMP, 0)
         segment.max_timestamp_offset = segment.base_offset + relative
-        for position, _, fields in headers(segment.file, start, segment.size, segment.base_offset):
-            last_offset = fields[BASE_OFFSET] + fields[LAST_OFFSET_DELTA]
-            if last and position == start and last_offset != segment.base_offset + last[0]:
-                raise CorruptIndex(f"{segment.index.path}: the batch at {start} ends with offset {last_offset}")
-            latest = segment.latest_in(position, fields)
-            if latest > segment.max_timestamp and fields[COUNT]:
-                segment.max_timestamp = latest
-                segment.max_timestamp_offset = last_offset
-            end_offset = last_offset + 1
+        try:
+            for position, _, fields in headers(segment.file, start, segment.size, segment.base_offset):
+                last_offset = fields[BASE_OFFSET] + fields[LAST_OFFSET_DELTA]
+                if last and position == start and last_offset != segment.base_offset + last[0]:
+                    raise CorruptIndex(f"{segment.index.path}: the batch at {start} ends with offset {last_offset}")
+                latest = segment.latest_in(position, fields)
+                if latest > segment.max_timestamp and fields[COUNT]:
+                    segment.max_timestamp = latest
+                    segment.max_timestamp_offset = last_offset
+                end_offset = last_offset + 1
+        except CorruptLog as problem:
+            if not self._cut_unwritten(segment, problem.position, end_offset):
+                raise
         if end_offset <= segment.max_timestamp_offset and segment.size:
             raise CorruptIndex(f"{segment.times.path}: an entry lies past the segment's end, offset {end_offset}")
         if last and end_offset == segment.base_offset:
@@ -335,9 +340,10 @@ class LogOpener:
                 end = fields[BASE_OFFSET] + fields[LAST_OFFSET_DELTA] + 1
                 self._scanned += len(batch)
         except CorruptLog as problem:
-            more = any(later.size for later in self._segments.items[place + 1 :])
-            judge(segment, problem.position, end, problem, recovery_point=self._recovery_point, more=more)
-            self._cut(segment, place, problem)
+            if not self._cut_unwritten(segment, problem.position, end):
+                more = any(later.size for later in self._segments.items[place + 1 :])
+                judge(segment, problem.position, end, problem, recovery_point=self._recovery_point, more=more)
+                self._cut(segment, place, problem)
         segment.sound_from = start
         if wrong:
             self._rebuilt += 1
@@ -378,6 +384,25 @@ class LogOpener:
         # A log may start in the middle of a batch.
         if fields[PRODUCER_ID] >= 0 and fields[BASE_OFFSET] + fields[LAST_OFFSET_DELTA] >= replay_from:
             replay_batch(self._producers, segment, position, size, fields)
+
+    def _cut_unwritten(self, segment: Segment, position: int, end_offset: int) -> bool:
+        """Cut off the rest of the segment if it was never written; whether it was so.
+
+        It is zeros then, and no record is missing: the next segment begins with `end_offset`, or there is none and no
+        more than that was known to be on the disk.
+        """
+        place = self._segments.items.index(segment) + 1
+        if place < len(self._segments.items):
+            complete = self._segments.items[place].base_offset == end_offset
+        else:
+            complete = end_offset >= self._recovery_point
+        if not complete or not is_unwritten(segment.file, position, segment.size):
+            return False
+        unwritten = segment.size - position
+        logger.info("unwritten end cut off path=%s position=%d bytes=%d", segment.path, position, unwritten)
+        self._truncated += unwritten
+        segment.cut(position)
+        return True
 
     def _cut(self, segment: Segment, place: int, problem: CorruptLog) -> None:
         cut = segment.size - problem.position

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from tidelog.log.config import INT64_MAX
 from tidelog.log.record_times import AHEAD_MS, contradicts_itself
-from tidelog.wire.batches import DECOMPRESSED_BYTES_MAX, TIMESTAMP_TYPE_BIT
+from tidelog.wire.batches import DECOMPRESSED_BYTES_MAX, TIMESTAMP_TYPE_BIT, Codec
 from tidelog.wire.checksums import crc32c
 from tidelog.wire.errors import ApiError, ErrorCode, InvalidRecord, RecordListTooLarge, RecordTooLarge
-from tidelog.wire.primitives import Buffer, TooLargeDecompressed
-from tidelog.wire.record_facts import record_facts
-from tidelog.wire.records import WrongRecordCount, plain_records
+from tidelog.wire.primitives import BrokenStream, Buffer, MalformedMessage, TooLargeDecompressed
+from tidelog.wire.record_facts import UnreadableLength, check_record_count, record_facts
+from tidelog.wire.records import BytesAfterRecords, plain_records
 
 if TYPE_CHECKING:
     from tidelog.log.config import LogConfig
@@ -155,15 +155,12 @@ def examine(
     try:
         data = plain_records(batch, header, INLINE_BYTES_MAX if inline else DECOMPRESSED_BYTES_MAX)
         found = _Findings(data, header, config, now_ms)
-    except WrongRecordCount as error:
-        raise InvalidRecord(str(error)) from error
     except TooLargeDecompressed as error:
         if inline:
             raise NotInline from None
         raise RecordListTooLarge(f"{error}; send smaller batches (producer: batch.size)") from error
-    except ValueError as error:
-        # Kafka's answer for undecodable records with a valid checksum.
-        raise ApiError(f"the records cannot be decoded: {error}", ErrorCode.UNKNOWN_SERVER_ERROR) from error
+    except MalformedMessage as error:
+        raise undecodable(error, header) from error
     found.refuse(header, config)
     return Examined(config, found.max_timestamp)
 
@@ -171,6 +168,26 @@ def examine(
 def examine_inline(batch: memoryview, header: "BatchHeader", config: "LogConfig", now_ms: int) -> Examined:
     """Examine every record; raises NotInline if that would take longer than some ms. See `examine`."""
     return examine(batch, header, config, now_ms, inline=True)
+
+
+def undecodable(error: MalformedMessage, header: "BatchHeader") -> ApiError:
+    """The answer to a batch whose records cannot be decompressed or decoded under a good checksum, with Kafka's codes.
+
+    Kafka looks at the records while it decompresses them. Where both the stream breaks and bytes follow the last
+    record, it meets these first.
+    """
+    if isinstance(error, BrokenStream):
+        try:
+            check_record_count(error.before, header)
+        except BytesAfterRecords as surplus:
+            return InvalidRecord(f"{surplus}; and {error}")
+        except MalformedMessage:
+            pass
+        message = f"the records cannot be decompressed: {error}; the producer's compression library is at fault"
+        return ApiError(message, ErrorCode.UNKNOWN_SERVER_ERROR)
+    if isinstance(error, UnreadableLength) and header.codec == Codec.NONE:
+        return ApiError(f"the records cannot be decoded: {error}", ErrorCode.UNKNOWN_SERVER_ERROR)
+    return InvalidRecord(f"the records cannot be decoded: {error}")
 
 
 class _Findings:

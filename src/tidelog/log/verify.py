@@ -19,6 +19,7 @@ from tidelog.log.batch_scan import (
     MAX_TIMESTAMP,
     Fields,
     batches,
+    is_unwritten,
 )
 from tidelog.log.checkpoints import (
     CLEANER_OFFSETS,
@@ -45,7 +46,9 @@ if TYPE_CHECKING:
 
 DAMAGE = "damage"
 NOTE = "note"
-"""Not wrong by itself: offsets that compaction took away, files that wait for their deletion."""
+"""Not wrong by itself: offsets that compaction took away, files that wait for their deletion, zeros that Kafka
+preallocated.
+"""
 
 LEFT = {
     ".deleted": "a retired file: it goes once file.delete.delay.ms is over, or with the broker's next start",
@@ -385,7 +388,7 @@ class _Verifier:
         return next_offset
 
     def _sound_chain(self, path: str, base_offset: int) -> Iterator[tuple[int, memoryview, Fields]]:
-        """The batches of a file; where the chain breaks that is noted, and it goes on at the next sound batch."""
+        """The batches of a file. Where the chain breaks, that is a finding, and the next sound batch is looked for."""
         file = self._disk.open(path)
         try:
             end = file.size()
@@ -399,6 +402,10 @@ class _Verifier:
                         next_offset = fields[BASE_OFFSET] + fields[LAST_OFFSET_DELTA] + 1
                     return
                 except CorruptLog as error:
+                    if is_unwritten(file, error.position, end):
+                        reason = f"{end - error.position} bytes are not written yet: zeros after the last batch"
+                        self._result.found(path, error.position, reason, NOTE)
+                        return
                     found = next_sound_batch(file, error.position, end, next_offset)
                     lost = (end if found is None else found) - error.position
                     self._result.found(path, error.position, f"{error.reason}; {lost} bytes are unreadable")

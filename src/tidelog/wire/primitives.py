@@ -27,7 +27,15 @@ class FieldNotInVersion(ValueError):
 
 
 class TooLargeDecompressed(MalformedMessage):
-    """The compressed data would be larger than the limit."""
+    """The compressed data would be larger than the limit, or has more pieces than the limit allows."""
+
+
+class BrokenStream(MalformedMessage):
+    """Compressed data that a reader cannot read to its end. `before` are the bytes that come before the damage."""
+
+    def __init__(self, message: str, before: bytes) -> None:
+        super().__init__(message)
+        self.before = before
 
 
 class UnencodableValue(ValueError):

@@ -1,19 +1,22 @@
 """What a broker has to know of each record of a batch, one after another, without making objects of them.
 
-A few KB of compressed records may be millions: whoever looks at what clients sent looks at it this way, within a limit
-of what is decompressed. What `records.decode_records` checks is checked, but for the UTF-8 of headers' names, which
-Kafka does not ask for either.
+A few KB of compressed records may be millions: the broker looks at records of clients in this way only, within a limit
+of the bytes that are decompressed. This checks all that `records.decode_records` checks.
 """
 
 from collections.abc import Iterator
 from typing import NamedTuple
 
 from tidelog.wire.batches import TIMESTAMP_TYPE_BIT, BatchHeader
-from tidelog.wire.primitives import MalformedMessage, read_varint, read_varlong
-from tidelog.wire.records import WrongRecordCount
+from tidelog.wire.primitives import Buffer, MalformedMessage, read_varint, read_varlong
+from tidelog.wire.records import BytesAfterRecords, WrongRecordCount
 
 INT64_MAX = (1 << 63) - 1
 INT64_MIN = -1 << 63
+
+
+class UnreadableLength(MalformedMessage):
+    """The length of a record is no number of 32 bits."""
 
 
 class RecordFacts(NamedTuple):
@@ -36,7 +39,7 @@ def record_facts(data: bytes, header: BatchHeader) -> Iterator[RecordFacts]:
         for number in range(header.count):
             if position == size:
                 raise WrongRecordCount(f"record batch: {header.count} records stated, {number} there")
-            length, position = read_varint(data, position)
+            length, position = _read_length(data, position)
             end = position + length
             if end > size or length < 0:
                 raise MalformedMessage(f"record batch: a record of {length} bytes with {size - position} left")
@@ -56,7 +59,44 @@ def record_facts(data: bytes, header: BatchHeader) -> Iterator[RecordFacts]:
     except IndexError:
         raise MalformedMessage("record batch: a record is cut short") from None
     if position != size:
-        raise WrongRecordCount(f"record batch: {size - position} bytes after the last of {header.count} records")
+        raise BytesAfterRecords(f"record batch: {size - position} bytes after the last of {header.count} records")
+
+
+def check_record_count(data: Buffer, header: BatchHeader) -> None:
+    """Step from record to record by their lengths alone.
+
+    Raises WrongRecordCount unless the records that `header` states fill `data`, MalformedMessage for a length that
+    leads out of it.
+    """
+    size = len(data)
+    position = 0
+    try:
+        for number in range(header.count):
+            if position == size:
+                raise WrongRecordCount(f"record batch: {header.count} records stated, {number} there")
+            first = data[position]
+            if first < 0x80:
+                length = first >> 1 ^ -(first & 1)
+                position += 1
+            elif (second := data[position + 1]) < 0x80:
+                length = first >> 1 & 0x3F ^ -(first & 1) ^ second << 6
+                position += 2
+            else:
+                length, position = _read_length(data, position)
+            position += length
+            if position > size or length < 0:
+                raise MalformedMessage(f"record batch: a record of {length} bytes leads out of the batch")
+    except IndexError:
+        raise MalformedMessage("record batch: a record is cut short") from None
+    if position != size:
+        raise BytesAfterRecords(f"record batch: {size - position} bytes after the last of {header.count} records")
+
+
+def _read_length(data: Buffer, position: int) -> tuple[int, int]:
+    try:
+        return read_varint(data, position)
+    except MalformedMessage as error:
+        raise UnreadableLength(f"record batch: the length of a record is {error}") from None
 
 
 def _skip_headers(data: bytes, position: int, end: int) -> int:

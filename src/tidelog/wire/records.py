@@ -40,6 +40,10 @@ class WrongRecordCount(MalformedMessage):
     """A batch that holds more or fewer records than its header states."""
 
 
+class BytesAfterRecords(WrongRecordCount):
+    """A batch in which something follows the last of the records that its header states."""
+
+
 class Record:
     """One record. `timestamp` is in ms; `key` and `value` may be null; headers are in order and may repeat a name."""
 
@@ -93,8 +97,10 @@ def batches_in(buffer: Buffer, position: int = 0) -> Iterator[BatchHeader]:
 
 
 def plain_records(batch: Buffer, header: BatchHeader, limit_bytes: int) -> bytes:
-    """The records of the whole `batch`, decompressed. Raises MalformedMessage, TooLargeDecompressed above the limit;
-    WrongRecordCount when the stated number cannot be in there.
+    """The records of the whole `batch`, decompressed.
+
+    Raises BrokenStream for compressed data that cannot be read, TooLargeDecompressed above the limit, WrongRecordCount
+    when the stated number of records cannot be in there.
     """
     data: Buffer = memoryview(batch)[HEADER_BYTES : header.size]
     if header.codec != Codec.NONE:
@@ -201,7 +207,7 @@ def _decode(header: BatchHeader, data: bytes) -> list[Record]:
             raise MalformedMessage("record batch: a record that is not of the length it states")
         records.append(record)
     if p != size:
-        raise WrongRecordCount(f"record batch: {size - p} bytes after the last of {header.count} records")
+        raise BytesAfterRecords(f"record batch: {size - p} bytes after the last of {header.count} records")
     return records
 
 

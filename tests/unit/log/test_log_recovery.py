@@ -96,6 +96,63 @@ def test_what_is_no_batch_behind_the_last_one_is_cut_off(tail: bytes) -> None:
     assert on.records() == expected(20)
 
 
+PREALLOCATED = [100, 512, 5000, 3 << 20]
+"""Zeros that Kafka's log.preallocate leaves after the last batch of a segment when it is killed."""
+
+
+@pytest.mark.parametrize("size", PREALLOCATED)
+@pytest.mark.parametrize("clean", [True, False])
+def test_a_preallocated_end_is_cut_off_and_is_no_damage(
+    size: int, clean: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    on = filled(20)
+    on.log.close(clean=True)
+    extend_file(on, on.path(0), bytes(size))
+    with caplog.at_level(logging.INFO, "tidelog.log"):
+        on.open(clean=clean)
+    assert on.records() == expected(20)
+    assert on.disk.size(on.path(0)) == 20 * BATCH_BYTES
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == []
+    [message] = [r.getMessage() for r in caplog.records if "unwritten" in r.getMessage()]
+    assert message == f"unwritten end cut off path={on.path(0)} position={20 * BATCH_BYTES} bytes={size}"
+    assert on.append(b"20", leader_epoch=2).base_offset == 20
+
+
+@pytest.mark.parametrize("clean", [True, False])
+def test_a_preallocated_segment_without_a_batch_is_empty(clean: bool, caplog: pytest.LogCaptureFixture) -> None:
+    on = filled(20)
+    on.log.roll(NOW_MS)
+    on.flush()
+    on.log.close(clean=True)
+    extend_file(on, on.path(20), bytes(1 << 20))
+    with caplog.at_level(logging.WARNING, "tidelog.log"):
+        on.open(clean=clean)
+    assert on.records() == expected(20)
+    assert (on.bases(), on.disk.size(on.path(20)), caplog.records) == ([0, 20], 0, [])
+
+
+def test_a_preallocated_end_before_a_segment_that_follows_loses_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    on = filled(20)
+    on.log.roll(NOW_MS)
+    on.append(b"20", leader_epoch=2)
+    on.log.close(clean=False)
+    extend_file(on, on.path(0), bytes(4096))
+    with caplog.at_level(logging.WARNING, "tidelog.log"):
+        on.open(clean=False)
+    assert on.records() == expected(21)
+    assert (on.disk.size(on.path(0)), caplog.records) == (20 * BATCH_BYTES, [])
+
+
+def test_zeros_in_place_of_what_was_on_the_disk_are_damage() -> None:
+    on = filled(20)
+    on.flush()
+    cut_file(on, on.path(0), 19 * BATCH_BYTES)
+    extend_file(on, on.path(0), bytes(BATCH_BYTES))
+    with pytest.raises(CorruptLog, match="offset 19 was on the disk"):
+        on.kill()
+    assert on.disk.size(on.path(0)) == 20 * BATCH_BYTES
+
+
 def test_a_last_batch_with_a_bad_checksum_is_cut_off() -> None:
     on = filled(20)
     on.flip(on.path(0), 20 * BATCH_BYTES - 2)

@@ -60,6 +60,30 @@ def test_a_flipped_byte_of_a_batch(at: int, reason: str) -> None:
     assert (on.path(0), 6 * BATCH_BYTES) in {(f.path, f.position) for f in findings(on)}
 
 
+@pytest.mark.parametrize("size", [100, 5000, 3 << 20])
+def test_a_preallocated_end_is_no_damage(size: int) -> None:
+    on = written()
+    end = on.disk.size(on.path(16))
+    on.disk.open(on.path(16)).pwrite(bytes(size), end)
+    result = verify(on.disk, DIRECTORY)
+    reason = f"{size} bytes are not written yet: zeros after the last batch"
+    assert (result.findings, result.damaged) == ([Finding(on.path(16), end, NOTE, reason)], False)
+    entries = list(dump(on.disk, on.path(16)))
+    assert [entry["kind"] for entry in entries] == ["batch"] * 4 + ["unwritten"]
+    assert (entries[-1]["position"], entries[-1]["size"]) == (end, size)
+
+
+def test_zeros_among_batches_or_before_other_bytes_are_damage() -> None:
+    on = written()
+    end = on.disk.size(on.path(16))
+    on.disk.open(on.path(16)).pwrite(bytes(5000) + b"\1", end)
+    assert [(f.position, f.severity) for f in findings(on)] == [(end, DAMAGE)]
+    assert [entry["kind"] for entry in dump(on.disk, on.path(16))][-1] == "damage"
+    on = written()
+    on.disk.open(on.path(0)).pwrite(bytes(BATCH_BYTES), 3 * BATCH_BYTES)
+    assert (on.path(0), 3 * BATCH_BYTES, DAMAGE) in {f[:3] for f in findings(on)}
+
+
 def test_a_record_that_cannot_be_decoded_under_a_good_checksum() -> None:
     on = written()
     file = on.disk.open(on.path(0))

@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 
 pa = pytest.importorskip("pyarrow")
 
+from conformance.batches import batch as compressed
+from conformance.forms import FORMS, TAKEN
 from pyspark_tidelog import reading, rows
 from pyspark_tidelog.errors import DamagedBatch, DataLoss
 from pyspark_tidelog.options import ReadOptions, read_options
@@ -102,6 +104,21 @@ def test_exactly_the_range_is_read(shape: list[tuple[int, int, Codec]], fetch_by
     got = read(Log(batches), start, end, chosen)
     assert offsets(got) == [o for o in present if start <= o < end]
     assert [v for each in got for v in each.column("value").to_pylist()] == [b"v%d" % o for o in offsets(got)]
+
+
+@pytest.mark.parametrize("name", [name for name, form in FORMS.items() if form.answer == TAKEN])
+def test_every_form_of_compressed_records_that_kafka_takes_is_read(name: str) -> None:
+    odd = compressed(records=3, key="k#", value="value-#", form=name)
+    [got] = read(Log([odd, batch(3, 1)]), 0, 4)
+    assert got.column("key").to_pylist() == [b"k0", b"k1", b"k2", None]
+    assert got.column("value").to_pylist() == [b"value-0", b"value-1", b"value-2", b"v3"]
+
+
+@pytest.mark.parametrize("name", [name for name, form in FORMS.items() if form.answer != TAKEN])
+def test_a_form_that_kafka_refuses_is_named_with_its_offset(name: str) -> None:
+    odd = compressed(records=3, key="k#", value="value-#", form=name)
+    with pytest.raises(DamagedBatch, match="damaged at offset 1"):
+        read(Log([batch(0, 1), b"\0\0\0\0\0\0\0\1" + odd[8:]]), 0, 4)
 
 
 def test_the_columns_are_those_of_sparks_kafka_source() -> None:

@@ -5,11 +5,12 @@ import random
 from typing import Any
 
 import cramjam
+import lz4.frame
 import pytest
 
 from tidelog.wire.batches import Codec
 from tidelog.wire.compression import compress, decompress
-from tidelog.wire.primitives import MalformedMessage, TooLargeDecompressed
+from tidelog.wire.primitives import BrokenStream, MalformedMessage, TooLargeDecompressed
 
 LIMIT = 1 << 20
 CODECS = [Codec.GZIP, Codec.SNAPPY, Codec.LZ4, Codec.ZSTD]
@@ -51,10 +52,26 @@ def test_lz4_blocks_that_do_not_shrink_are_stored() -> None:
     assert frame[11 : 11 + 65_536] == NOISE[:65_536]
 
 
-def test_lz4_frames_of_others_are_read() -> None:
+@pytest.mark.parametrize("block_size", [4, 5, 6, 7])
+@pytest.mark.parametrize("checksums", [True, False])
+def test_lz4_frames_of_others_are_read(block_size: int, checksums: bool) -> None:
+    frame = lz4.frame.compress(
+        PAYLOADS["blocks"],
+        block_size=block_size,
+        block_linked=False,
+        content_checksum=checksums,
+        block_checksum=checksums,
+        store_size=checksums,
+    )
+    assert bytes(decompress(Codec.LZ4, frame, LIMIT)) == PAYLOADS["blocks"]
+
+
+def test_lz4_blocks_that_depend_on_each_other_are_refused() -> None:
+    """As by Kafka's reader, which the Java client and the broker have in common."""
     linked = bytes(cramjam.lz4.compress(PAYLOADS["blocks"]))
     assert not linked[4] & 0x20
-    assert bytes(decompress(Codec.LZ4, linked, LIMIT)) == PAYLOADS["blocks"]
+    with pytest.raises(BrokenStream, match="depend on each other"):
+        decompress(Codec.LZ4, linked, LIMIT)
 
 
 def test_snappy_is_written_as_java_does() -> None:
@@ -99,11 +116,17 @@ def test_broken_data(codec: Codec) -> None:
 
 @pytest.mark.parametrize(
     "data",
-    ["82534e4150505900", "82534e4150505900 00000001 00000001 0000", "82534e4150505900 00000001 00000001 7fffffff 00"],
+    ["82534e4150505900", "82534e4150505900 00000001 0000", "82534e4150505900 00000001 00000001 7fffffff 00"],
 )
 def test_broken_xerial_framing(data: str) -> None:
     with pytest.raises(MalformedMessage):
         decompress(Codec.SNAPPY, bytes.fromhex(data), LIMIT)
+
+
+@pytest.mark.parametrize("rest", ["", "00", "0000", "000000"])
+def test_less_than_a_size_after_xerials_header_is_the_end(rest: str) -> None:
+    """Kafka's reader finds no bytes in it, and a batch has at least one record."""
+    assert not decompress(Codec.SNAPPY, bytes.fromhex("82534e4150505900 00000001 00000001" + rest), LIMIT)
 
 
 @pytest.mark.parametrize("codec", [5, 6, 7])

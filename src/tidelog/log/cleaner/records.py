@@ -37,7 +37,7 @@ from tidelog.wire.batches import (
 from tidelog.wire.checksums import crc32c
 from tidelog.wire.primitives import MalformedMessage, read_varint, read_varlong, varint
 from tidelog.wire.record_facts import INT64_MAX, INT64_MIN
-from tidelog.wire.records import NO_TIMESTAMP, WrongRecordCount
+from tidelog.wire.records import NO_TIMESTAMP, BytesAfterRecords
 
 if TYPE_CHECKING:
     from tidelog.runtime.interfaces import Buffer
@@ -133,7 +133,7 @@ def raw_records(data: bytes, count: int, last_offset_delta: int = INT32_MAX) -> 
     except IndexError:
         raise MalformedMessage("record batch: a record is cut short") from None
     if p != size:
-        raise WrongRecordCount(f"record batch: {size - p} bytes after the last of {count} records")
+        raise BytesAfterRecords(f"record batch: {size - p} bytes after the last of {count} records")
 
 
 def rebuilt(fields: Fields, data: bytes, kept: Sequence[RawRecord], horizon_ms: int | None) -> bytearray:

@@ -1,0 +1,118 @@
+"""gzip: one member as a rule (RFC 1952), and whatever else Java's `GZIPInputStream` reads, which Kafka uses.
+
+It takes members one after another. What follows a member and does not begin another one is ignored, as are flags that
+RFC 1952 reserves.
+"""
+
+import zlib
+from struct import Struct
+
+import cramjam
+
+from tidelog.wire.compression.room import Room, too_large
+from tidelog.wire.primitives import BrokenStream, Buffer
+
+_ONE_MEMBER = 16 + zlib.MAX_WBITS
+_BARE_DEFLATE = -zlib.MAX_WBITS
+_READ_BYTES = 8192
+"""Java's reader takes so many compressed bytes at a time from its source (Kafka's GzipCompression)."""
+_IGNORED_REST_BYTES = 18
+"""So few bytes after a member are never looked at, if the reader has them already: the least member has more."""
+
+_MAGIC = b"\x1f\x8b\x08"  # and the only method of compression
+_FLAGS_AT = 3
+_HEADER_BYTES = 10
+_HEADER_CHECKSUM = 0x02
+_EXTRA = 0x04
+_NAME = 0x08
+_COMMENT = 0x10
+_SHORT = Struct("<H")
+_TRAILER = Struct("<II")  # CRC-32 and size of the content
+
+
+def compress(data: Buffer, level: int | None) -> bytes:
+    return bytes(cramjam.gzip.compress(data, level=level))
+
+
+def decompress(data: Buffer, limit_bytes: int) -> Buffer:
+    """Raises BrokenStream, TooLargeDecompressed."""
+    inflater = zlib.decompressobj(_ONE_MEMBER)
+    try:
+        content = inflater.decompress(data, limit_bytes + 1)
+    except zlib.error:
+        return _decompress_members(bytes(data), limit_bytes)
+    if len(content) > limit_bytes:
+        raise too_large(limit_bytes)
+    if inflater.eof and not inflater.unused_data:
+        return content
+    return _decompress_members(bytes(data), limit_bytes)
+
+
+def _decompress_members(data: bytes, limit_bytes: int) -> bytes:
+    """Member by member, as Java's reader does."""
+    room = Room(limit_bytes)
+    parts: list[bytes] = []
+    view = memoryview(data)
+    position = _header_end(data, 0)
+    if position is None:
+        raise _broken("it does not begin with a gzip header", parts)
+    read_end = position
+    while True:
+        room.take_piece()
+        inflater = zlib.decompressobj(_BARE_DEFLATE)
+        checksum = size = 0
+        while not inflater.eof:
+            if position == read_end:
+                read_end = min(position + _READ_BYTES, len(data))
+            if position == read_end:
+                raise _broken("it is cut short", parts)
+            try:
+                part = inflater.decompress(view[position:read_end], room.bytes_left + 1)
+            except zlib.error as reason:
+                raise _broken(str(reason), parts) from reason
+            room.take_bytes(len(part))
+            parts.append(part)
+            checksum = zlib.crc32(part, checksum)
+            size += len(part)
+            position = read_end - len(inflater.unused_data)
+        trailer_end = position + _TRAILER.size
+        if trailer_end > len(data):
+            raise _broken("its trailer is cut short", parts)
+        if _TRAILER.unpack_from(data, position) != (checksum, size & 0xFFFFFFFF):
+            raise _broken("its content is not what checksum and size in the trailer say", parts)
+        if read_end == len(data) and len(data) - trailer_end <= _IGNORED_REST_BYTES:
+            break
+        next_content = _header_end(data, trailer_end)
+        if next_content is None:
+            break
+        position = next_content
+        read_end = max(read_end, position)
+    return b"".join(parts)
+
+
+def _header_end(data: bytes, position: int) -> int | None:
+    """Where the content of the member begins whose header is at `position`; None where no sound header is."""
+    end = position + _HEADER_BYTES
+    if end > len(data) or not data.startswith(_MAGIC, position):
+        return None
+    flags = data[position + _FLAGS_AT]
+    if flags & _EXTRA:
+        if end + _SHORT.size > len(data):
+            return None
+        end += _SHORT.size + _SHORT.unpack_from(data, end)[0]
+    for field in (_NAME, _COMMENT):
+        if flags & field:
+            end = data.find(b"\0", end) + 1
+            if not end:
+                return None
+    if flags & _HEADER_CHECKSUM:
+        if end + _SHORT.size > len(data):
+            return None
+        if _SHORT.unpack_from(data, end)[0] != zlib.crc32(memoryview(data)[position:end]) & 0xFFFF:
+            return None
+        end += _SHORT.size
+    return end if end <= len(data) else None
+
+
+def _broken(reason: str, parts: list[bytes]) -> BrokenStream:
+    return BrokenStream(f"gzip data: {reason}", b"".join(parts))

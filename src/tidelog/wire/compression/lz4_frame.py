@@ -1,0 +1,193 @@
+"""LZ4: one frame, whose blocks do not depend on each other, as Kafka's own reader wants it (`Lz4BlockInputStream`).
+
+Written with blocks of 64 KB and no checksums but the header's. The reader checks the header and the blocks' checksums.
+It ignores the stated size and the checksum of the content, and everything after the frame: a second frame, too.
+"""
+
+from struct import Struct
+from struct import error as StructError
+from typing import NamedTuple, TypeAlias
+
+import cramjam
+
+from tidelog.wire.compression.room import filled_part, pieces_max, too_large, too_many_pieces
+from tidelog.wire.primitives import BrokenStream, Buffer
+
+_MAGIC = bytes.fromhex("04224d18")
+# Version 1 with independent blocks, blocks up to 64 KB, and the checksum of these two bytes.
+_HEADER = _MAGIC + bytes.fromhex("60 40 82")
+_END = bytes(4)
+_BLOCK_BYTES = 64 * 1024
+_STORED = 0x80000000
+_SIZE = Struct("<I")
+_CONTENT_SIZE_BYTES = 8
+
+_VERSION_MASK, _VERSION = 0xC0, 0x40
+_INDEPENDENT = 0x20
+_BLOCK_CHECKSUMS = 0x10
+_CONTENT_SIZE = 0x08
+_CONTENT_CHECKSUM = 0x04
+_RESERVED = 0x03
+_BLOCK_SIZES = {code << 4: 1 << (8 + 2 * code) for code in (4, 5, 6, 7)}
+"""By the second byte of the descriptor: 64 KB, 256 KB, 1 MB, 4 MB."""
+_GROWTH_MAX = 255
+"""One byte of a block gives so many at the most."""
+
+
+class _Header(NamedTuple):
+    end: int
+    flags: int
+    sizes: int
+    """The byte of the descriptor that states the largest block."""
+
+
+_STANDARD = _Header(len(_HEADER), _VERSION | _INDEPENDENT, _HEADER[len(_MAGIC) + 1])
+_Block: TypeAlias = tuple[int, int, bool]
+"""(start, end, whether it is stored as it is): positions in the compressed data."""
+
+
+def compress(data: memoryview, level: int | None) -> bytes:
+    """`level`: None for the fast kind of lz4."""
+    return _compress_fast(data) if level is None else _compress_slow(data, level)
+
+
+def _compress_slow(data: memoryview, level: int) -> bytes:
+    """The slow kind, which the library has for whole frames only: of each block one, and its content is taken out.
+
+    Other threads run between the blocks.
+    """
+    parts: list[Buffer] = [_HEADER]
+    for start in range(0, len(data), _BLOCK_BYTES):
+        frame = memoryview(bytes(cramjam.lz4.compress(data[start : start + _BLOCK_BYTES], level=level)))
+        (size,) = _SIZE.unpack_from(frame, len(_HEADER))
+        end = len(_HEADER) + _SIZE.size + (size & ~_STORED)
+        parts.append(frame[len(_HEADER) : end])
+    parts.append(_END)
+    return b"".join(parts)
+
+
+def _compress_fast(data: memoryview) -> bytes:
+    parts: list[Buffer] = [_HEADER]
+    for start in range(0, len(data), _BLOCK_BYTES):
+        content = data[start : start + _BLOCK_BYTES]
+        block = bytes(cramjam.lz4.compress_block(content, store_size=False))
+        if len(block) < len(content):
+            parts += (_SIZE.pack(len(block)), block)
+        else:
+            parts += (_SIZE.pack(len(content) | _STORED), content)
+    parts.append(_END)
+    return b"".join(parts)
+
+
+def decompress(data: memoryview, limit_bytes: int) -> Buffer:
+    """Raises BrokenStream, TooLargeDecompressed."""
+    header = _STANDARD if data[: len(_HEADER)] == _HEADER else _read_header(data)
+    block_bytes_max = _BLOCK_SIZES[header.sizes]
+    blocks, problem = _find_blocks(data, header, block_bytes_max, pieces_max(limit_bytes))
+    if len(blocks) > pieces_max(limit_bytes):
+        raise too_many_pieces(limit_bytes)
+    room_bytes = 0
+    for start, end, _ in blocks:
+        room_bytes += min(block_bytes_max, _GROWTH_MAX * (end - start))
+    out = bytearray(min(room_bytes, limit_bytes + block_bytes_max))
+    view = memoryview(out)
+    filled = 0
+    for start, end, stored in blocks:
+        content = data[start:end]
+        if header.flags & _BLOCK_CHECKSUMS:
+            _check_block(data, start, end, stored, header.sizes, view[:filled])
+        if stored:
+            view[filled : filled + len(content)] = content
+            filled += len(content)
+        else:
+            target = view[filled : filled + block_bytes_max]
+            try:
+                filled += cramjam.lz4.decompress_block_into(content, target, output_len=len(target))
+            except cramjam.DecompressionError as reason:
+                raise _broken(str(reason), view[:filled]) from reason
+        if filled > limit_bytes:
+            raise too_large(limit_bytes)
+    if problem is not None:
+        raise _broken(problem, view[:filled])
+    return filled_part(out, filled)
+
+
+def _read_header(data: memoryview) -> _Header:
+    """Raises BrokenStream for a header that Kafka's reader refuses."""
+    if data[: len(_MAGIC)] != _MAGIC:
+        raise _broken("it does not begin with the magic number of an LZ4 frame")
+    start = len(_MAGIC)
+    if len(data) < len(_HEADER):
+        raise _broken("its header is cut short")
+    flags, sizes = data[start], data[start + 1]
+    if flags & _VERSION_MASK != _VERSION or flags & _RESERVED or sizes not in _BLOCK_SIZES:
+        raise _broken(f"its header states flags {flags:#04x} and block size {sizes:#04x}")
+    end = start + 2 + (_CONTENT_SIZE_BYTES if flags & _CONTENT_SIZE else 0)
+    if end >= len(data):
+        raise _broken("its header is cut short")
+    if _header_checksum(bytes(data[start:end])) != data[end]:
+        raise _broken("the checksum of its header is wrong")
+    if not flags & _INDEPENDENT:
+        raise _broken("its blocks depend on each other, which Kafka's clients do not read")
+    return _Header(end + 1, flags, sizes)
+
+
+def _find_blocks(
+    data: memoryview, header: _Header, block_bytes_max: int, blocks_max: int
+) -> tuple[list[_Block], str | None]:
+    """The blocks of the frame, one more than `blocks_max` at the most; and why it does not end in order, or None."""
+    blocks: list[_Block] = []
+    between = _SIZE.size if header.flags & _BLOCK_CHECKSUMS else 0
+    position = header.end
+    while len(blocks) <= blocks_max:
+        try:
+            (size,) = _SIZE.unpack_from(data, position)
+        except StructError:
+            return blocks, "it is cut short"
+        position += _SIZE.size
+        stored = size >= _STORED
+        size &= ~_STORED
+        if not size:
+            missing = header.flags & _CONTENT_CHECKSUM and len(data) - position < _SIZE.size
+            return blocks, "the checksum of its content is cut short" if missing else None
+        if size > block_bytes_max:
+            return blocks, f"a block states {size} bytes, the most is {block_bytes_max}"
+        if size + between > len(data) - position:
+            return blocks, f"a block states {size} bytes, {len(data) - position} are there"
+        blocks.append((position, position + size, stored))
+        position += size + between
+    return blocks, None
+
+
+def _check_block(data: memoryview, start: int, end: int, stored: bool, sizes: int, before: memoryview) -> None:
+    """Compare the block's checksum, which the library does for whole frames only: in a frame of this block alone."""
+    descriptor = bytes((_VERSION | _INDEPENDENT | _BLOCK_CHECKSUMS, sizes))
+    header = _MAGIC + descriptor + bytes((_header_checksum(descriptor),))
+    size = _SIZE.pack(end - start | (_STORED if stored else 0))
+    frame = b"".join((header, size, data[start : end + _SIZE.size], _END))
+    try:
+        cramjam.lz4.decompress_into(frame, bytearray(_BLOCK_SIZES[sizes]))
+    except cramjam.DecompressionError as reason:
+        raise _broken(f"a block is damaged: {reason}", before) from reason
+
+
+def _header_checksum(descriptor: bytes) -> int:
+    """The second byte of the XXH32 of less than 16 bytes, whose length is even."""
+    prime_1, prime_2, prime_3, prime_4, prime_5 = 0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D, 0x27D4EB2F, 0x165667B1
+    mask = 0xFFFFFFFF
+    value = prime_5 + len(descriptor) & mask
+    words = len(descriptor) // _SIZE.size
+    for index in range(words):
+        (word,) = _SIZE.unpack_from(descriptor, index * _SIZE.size)
+        value = value + word * prime_3 & mask
+        value = (value << 17 | value >> 15) * prime_4 & mask
+    for byte in descriptor[words * _SIZE.size :]:
+        value = value + byte * prime_5 & mask
+        value = (value << 11 | value >> 21) * prime_1 & mask
+    value = (value ^ value >> 15) * prime_2 & mask
+    value = (value ^ value >> 13) * prime_3 & mask
+    return (value ^ value >> 16) >> 8 & 0xFF
+
+
+def _broken(reason: str, before: memoryview | bytes = b"") -> BrokenStream:
+    return BrokenStream(f"lz4 data: {reason}", bytes(before))
