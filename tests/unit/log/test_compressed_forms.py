@@ -13,7 +13,7 @@ from tidelog.log.recompression import Recompression, recompress
 from tidelog.log.times import find_timestamp
 from tidelog.log.validation import check_client_batch, examine
 from tidelog.log.verify import verify
-from tidelog.model.steps import at_once
+from tidelog.model.steps import run_all
 from tidelog.wire.batches import BatchHeader, Codec
 from tidelog.wire.errors import ApiError
 from tidelog.wire.records import decode_records
@@ -82,7 +82,7 @@ def test_look_ups_by_time_verify_and_dump_read_the_records(name: str) -> None:
     on = log_of(name)
     for offset in range(3):
         time_ms = BASE_TIMESTAMP_MS + offset * 1000
-        assert at_once(find_timestamp(on.log, time_ms)) == TimestampOffset(offset, time_ms, 0)
+        assert run_all(find_timestamp(on.log, time_ms)) == TimestampOffset(offset, time_ms, 0)
     on.log.close(clean=True)
     result = verify(on.disk, DIRECTORY)
     assert (result.findings, result.records) == ([], 3)
