@@ -23,7 +23,7 @@ from tidelog.coordinator.consumer.step import Step
 from tidelog.coordinator.consumer.timers import Timer
 from tidelog.coordinator.decision import Decision, Moment, Reply
 from tidelog.coordinator.group.classic import KNOWN_ID_VERSION, Joining, protocols_of
-from tidelog.coordinator.group.members import Protocols
+from tidelog.coordinator.group.members import Protocols, protocols_to_vote_for
 from tidelog.coordinator.group.rebalance import NO_MEMBER_ID, refuse_join
 from tidelog.wire.errors import (
     ApiError,
@@ -107,9 +107,9 @@ def _joined(step: Step, member: Member) -> None:
 
 
 def _check_protocols(group: ConsumerGroup, protocol_type: str, protocols: Protocols) -> None:
-    """One of them must be known to all classic members: a classic group that this one becomes needs it."""
+    """Raise unless all classic members can vote for one of them: a classic group that this one becomes needs it."""
     supported = protocol_type == PROTOCOL_TYPE and any(
-        group.classic_protocols.get(name, 0) == group.classic_count for name, _ in protocols
+        group.classic_protocols.get(name, 0) == group.classic_count for name in protocols_to_vote_for(protocols)
     )
     if not supported:
         raise InconsistentGroupProtocol("the member shares no protocol with the group's classic members")
