@@ -160,8 +160,9 @@ class BatchHeader:
         return crc32c(memoryview(self.buffer)[start + 21 : start + self.size]) == self.crc
 
 
-def check_produced(buffer: memoryview) -> BatchHeader:
-    """The header of what a client sent for one partition, once everything that the header tells is found in order.
+def check_produced(buffer: memoryview, *, framing_only: bool = False) -> BatchHeader:
+    """The header of what a client sent for one partition, once everything that the header tells is found in order; with
+    `framing_only`, once `buffer` is found to hold one batch of the known format.
 
     `buffer` holds exactly one batch, and perhaps the beginning of another, which is not looked at: cut it off at
     `size`. Raises InvalidRecord (also for magic 0 and 1, which Kafka 4 no longer takes), CorruptMessage, or ApiError.
@@ -174,6 +175,8 @@ def check_produced(buffer: memoryview) -> BatchHeader:
     header = BatchHeader(buffer)
     if header.size != len(buffer):
         _check_size(header, buffer)
+    if framing_only:
+        return header
     if crc32c(buffer[21 : header.size]) != header.crc:
         raise CorruptMessage(f"the record batch's CRC-32C is not the {header.crc:#010x} that its header states")
     count = header.count
