@@ -190,30 +190,33 @@ class Comparison:
     def _paired(
         self, rule: Rule | None, field: str, path: str, recorded: list[Tree], ours: list[Tree]
     ) -> tuple[list[Tree], list[Tree]]:
-        """The items that both have, in the order of the recording; what one lacks, and another order, is told here."""
-        keys = [self._translated(f"{path}[].{field}", item[field]) for item in recorded]
-        own_keys = [item[field] for item in ours]
-        if keys == own_keys:
+        """The items that both have, in the order of the recording; what one lacks, and another order, is told here.
+
+        Items with the same key are paired in the order in which they stand: the second with the second.
+        """
+        names = field.split()
+        keys = _numbered([[self._translated(f"{path}[].{n}", item[n]) for n in names] for item in recorded])
+        own_keys = _numbered([[item[n] for n in names] for item in ours])
+        if list(keys) == list(own_keys):
             return recorded, ours
         if rule is not None:
             self._use(rule)
         lost = [key for key in keys if key not in own_keys]
         extra = [key for key in own_keys if key not in keys]
-        names = [w.strip() for w in rule.argument.partition(";")[2].split(",")] if rule else []
+        free = [w.strip() for w in rule.argument.partition(";")[2].split(",")] if rule else []
         if rule is not None and rule.how == "subset":
-            lost = [key for key in lost if str(key) in names]
+            lost = [key for key in lost if key.text in free]
         if rule is not None and rule.how == "extra":
-            extra = [key for key in extra if str(key) not in names]
+            extra = [key for key in extra if key.text not in free]
         if lost:
-            self._differ(path + "[]", f"{field} {lost}", "not there")
+            self._differ(path + "[]", f"{field} {_texts(lost)}", "not there")
         if extra:
-            self._differ(path + "[]", "not there", f"{field} {extra}")
+            self._differ(path + "[]", "not there", f"{field} {_texts(extra)}")
         common = [key for key in keys if key in own_keys]
-        if rule is None and [key for key in own_keys if key in keys] != common:
-            self._differ(path + "[]", f"order {keys}", f"order {own_keys}")
-        if len(common) != len(set(map(repr, common))) or len(own_keys) != len(set(map(repr, own_keys))):
-            return recorded, ours  # items that have no key of their own: as they stand
-        return [recorded[keys.index(key)] for key in common], [ours[own_keys.index(key)] for key in common]
+        own_common = [key for key in own_keys if key in keys]
+        if rule is None and own_common != common:
+            self._differ(path + "[]", f"order {_texts(common)}", f"order {_texts(own_common)}")
+        return [recorded[keys[key]] for key in common], [ours[own_keys[key]] for key in common]
 
     def _translated(self, path: str, value: Any) -> Any:
         for rule in self._rules(path):
@@ -285,6 +288,30 @@ class Comparison:
                 self._named(path),
             )
         )
+
+
+class ItemKey(NamedTuple):
+    """An item of a list: the fields that tell it from others, and how many items with the same ones came before it."""
+
+    fields: str
+    before: int
+    text: str
+
+
+def _numbered(keys: list[list[Any]]) -> dict[ItemKey, int]:
+    """The places of a list's items by their keys."""
+    places: dict[ItemKey, int] = {}
+    seen: dict[str, int] = {}
+    for place, fields in enumerate(keys):
+        text = ", ".join(map(str, fields))
+        key = ItemKey(repr(fields), seen.get(repr(fields), 0), text)
+        seen[key.fields] = key.before + 1
+        places[key] = place
+    return places
+
+
+def _texts(keys: list[ItemKey]) -> list[str]:
+    return [key.text for key in keys]
 
 
 def _within(value: Any, transcript: Transcript) -> bool:

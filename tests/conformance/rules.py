@@ -15,7 +15,7 @@ front of the path may stand `in CONVERSATION:` (a shell pattern), to allow it th
     worded            both a text, each in its own words
     explained         the broker has a text, whatever was recorded
     from A to B       both numbers in that range
-    order FIELD       a list that is compared by FIELD, in any order
+    order FIELD ..    a list that is compared by FIELD, or by several of them, in any order
     order             a list of plain values, in any order
     subset FIELD; A, B    what the broker lists is a part of what was recorded, in any order, by FIELD; A and B at least
     extra FIELD; A, B     the broker lists A and B too, in any order, by FIELD

@@ -107,6 +107,23 @@ def test_lists_by_a_field() -> None:
     assert [d.path for d in compared("Fetch", named("a", "b"), wrong, order)[0]] == ["entries[0].value"]
 
 
+def test_items_that_have_the_same_name_are_paired_in_their_order() -> None:
+    order = "varies | Fetch all | entries[] | order name | because"
+
+    def valued(*entries: tuple[str, int]) -> Tree:
+        return {"entries": [{"name": name, "value": value} for name, value in entries]}
+
+    recorded = valued(("a", 1), ("b", 1), ("a", 2))
+    assert compared("Fetch", recorded, valued(("b", 1), ("a", 1), ("a", 2)), order)[0] == []
+    assert compared("Fetch", recorded, valued(("b", 1), ("a", 2), ("a", 1)), order)[0] != []
+    assert compared("Fetch", recorded, valued(("b", 1), ("a", 1)), order)[0] != []
+    assert compared("Fetch", recorded, valued(("b", 1), ("a", 1), ("a", 2), ("a", 2)), order)[0] != []
+    assert compared("Fetch", recorded, valued(("b", 1), ("a", 1), ("b", 2)), order)[0] != []
+    by_both = "varies | Fetch all | entries[] | order name value | because"
+    assert compared("Fetch", recorded, valued(("a", 2), ("a", 1), ("b", 1)), by_both)[0] == []
+    assert compared("Fetch", recorded, valued(("a", 2), ("a", 2), ("b", 1)), by_both)[0] != []
+
+
 def test_lists_with_more_or_fewer_items() -> None:
     subset = "varies | Fetch all | entries[] | subset name; a | because"
     assert compared("Fetch", named("a", "b"), named("a"), subset)[0] == []

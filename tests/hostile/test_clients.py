@@ -13,6 +13,11 @@ from process_harness.raw import RawConnection
 from tidelog.testing import Broker
 from tidelog.wire.errors import ErrorCode
 from tidelog.wire.messages.find_coordinator import FindCoordinatorRequest
+from tidelog.wire.messages.offset_commit import (
+    OffsetCommitRequest,
+    OffsetCommitRequestPartition,
+    OffsetCommitRequestTopic,
+)
 
 SECONDS = float(amount(2, 10))
 IDLE_CONNECTIONS = amount(2_000, 10_000)
@@ -33,6 +38,9 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
         with RawConnection((running.host, running.port)) as client:
             client.create_topic(BULK_TOPIC)
             client.ask(FindCoordinatorRequest(coordinator_keys=[GROUP]), 4)  # makes the topic of all groups
+            offset = OffsetCommitRequestPartition(0, 0, -1, "m" * 4096)
+            committed = [OffsetCommitRequestTopic(BULK_TOPIC, partitions=[offset])]
+            client.ask(OffsetCommitRequest(GROUP, topics=committed), 8)
             for number in range(BULK_RECORDS):
                 assert client.produce(BULK_TOPIC, 0, [bytes(200_000)]).base_offset == number
         yield running

@@ -1,16 +1,24 @@
-"""Requests of a few megabytes that name as many things as they can, one for every API whose requests carry arrays."""
+"""Requests of a few megabytes that name as many things as they can, one for every API whose requests carry arrays; and
+such that name the same thing again and again.
+"""
 
 from collections.abc import Callable
 
 from tidelog.wire.frames import encode_request
 from tidelog.wire.message import Message
 from tidelog.wire.messages import (
+    alter_client_quotas,
     alter_configs,
+    alter_replica_log_dirs,
+    consumer_group_heartbeat,
     create_partitions,
     create_topics,
+    delete_groups,
+    delete_records,
     delete_topics,
     describe_configs,
     describe_groups,
+    describe_log_dirs,
     describe_topic_partitions,
     fetch,
     find_coordinator,
@@ -21,11 +29,13 @@ from tidelog.wire.messages import (
     list_offsets,
     metadata,
     offset_commit,
+    offset_delete,
     offset_fetch,
     offset_for_leader_epoch,
     produce,
     sync_group,
 )
+from tidelog.wire.records import Record, encode_batch
 
 COUNT = 100_000
 GROUP = "wide"
@@ -177,6 +187,120 @@ def _join_group(topic: str) -> Message:
     )
 
 
+def _repeated_produce(topic: str) -> Message:
+    batch = bytes(encode_batch([Record(b"k", b"v", 0)]))
+    data = [produce.PartitionProduceData(index=0, records=batch) for _ in range(COUNT)]
+    return produce.ProduceRequest(
+        acks=1, timeout_ms=1000, topic_data=[produce.TopicProduceData(name=topic, partition_data=data)]
+    )
+
+
+def _repeated_fetch(topic: str) -> Message:
+    partitions = [fetch.FetchPartition(partition=0, partition_max_bytes=1000) for _ in range(COUNT)]
+    return fetch.FetchRequest(
+        max_bytes=1000, max_wait_ms=50, topics=[fetch.FetchTopic(topic=topic, partitions=partitions)]
+    )
+
+
+def _repeated_list_offsets(topic: str) -> Message:
+    partitions = [list_offsets.ListOffsetsPartition(partition_index=0, timestamp=-1)]
+    return list_offsets.ListOffsetsRequest(
+        topics=[list_offsets.ListOffsetsTopic(name=topic, partitions=partitions) for _ in range(COUNT)]
+    )
+
+
+def _repeated_delete_records(topic: str) -> Message:
+    partitions = [delete_records.DeleteRecordsPartition(partition_index=0, offset=0) for _ in range(COUNT)]
+    topics = [delete_records.DeleteRecordsTopic(name=topic, partitions=partitions)]
+    return delete_records.DeleteRecordsRequest(topics=topics, timeout_ms=1000)
+
+
+def _repeated_metadata(topic: str) -> Message:
+    return metadata.MetadataRequest(topics=[metadata.MetadataRequestTopic(name=topic) for _ in range(COUNT)])
+
+
+def _repeated_offset_fetch(topic: str) -> Message:
+    """Four kilobytes of metadata, which the well-behaved clients' broker keeps with partition 0, by four bytes."""
+    topics = [offset_fetch.OffsetFetchRequestTopics(name=topic, partition_indexes=[0] * COUNT)]
+    return offset_fetch.OffsetFetchRequest(groups=[offset_fetch.OffsetFetchRequestGroup(group_id=GROUP, topics=topics)])
+
+
+def _repeated_offset_fetch_groups(topic: str) -> Message:
+    groups = [offset_fetch.OffsetFetchRequestGroup(group_id=GROUP, topics=None) for _ in range(COUNT)]
+    return offset_fetch.OffsetFetchRequest(groups=groups)
+
+
+def _repeated_offset_delete(topic: str) -> Message:
+    partitions = [offset_delete.OffsetDeleteRequestPartition(0) for _ in range(COUNT)]
+    return offset_delete.OffsetDeleteRequest(
+        group_id=f"{GROUP}-none", topics=[offset_delete.OffsetDeleteRequestTopic(topic, partitions)]
+    )
+
+
+def _repeated_describe_groups(topic: str) -> Message:
+    return describe_groups.DescribeGroupsRequest(groups=[GROUP] * COUNT)
+
+
+def _repeated_delete_groups(topic: str) -> Message:
+    return delete_groups.DeleteGroupsRequest(groups_names=[f"{GROUP}-none"] * COUNT)
+
+
+def _repeated_leave_group(topic: str) -> Message:
+    members = [leave_group.MemberIdentity(member_id="m") for _ in range(COUNT)]
+    return leave_group.LeaveGroupRequest(group_id=GROUP, members=members)
+
+
+def _repeated_owned_topics(topic: str) -> Message:
+    """Of one topic, a partition in each entry."""
+    owned = [consumer_group_heartbeat.TopicPartitions(bytes(15) + b"1", [i]) for i in range(COUNT)]
+    return consumer_group_heartbeat.ConsumerGroupHeartbeatRequest(
+        f"{GROUP}-consumer",
+        "m",
+        1,
+        rebalance_timeout_ms=30_000,
+        subscribed_topic_names=[topic] * COUNT,
+        topic_partitions=owned,
+    )
+
+
+def _repeated_describe_configs(topic: str) -> Message:
+    resource = describe_configs.DescribeConfigsResource(2, topic, ["retention.ms"] * COUNT)
+    return describe_configs.DescribeConfigsRequest(resources=[resource])
+
+
+def _repeated_alter_configs(topic: str) -> Message:
+    configs = [alter_configs.AlterableConfig("retention.ms", "1") for _ in range(COUNT)]
+    return alter_configs.AlterConfigsRequest(resources=[alter_configs.AlterConfigsResource(2, topic, configs)])
+
+
+def _repeated_create_topics(topic: str) -> Message:
+    configs = [create_topics.CreatableTopicConfig("retention.ms", "1000") for _ in range(COUNT)]
+    assignments = [create_topics.CreatableReplicaAssignment(0, [1] * COUNT)]
+    topics = [
+        create_topics.CreatableTopic("wide-repeated", 1, 1, configs=configs),
+        create_topics.CreatableTopic("wide-repeated-2", -1, -1, assignments=assignments),
+    ]
+    return create_topics.CreateTopicsRequest(topics=topics, timeout_ms=30_000)
+
+
+def _repeated_alter_client_quotas(topic: str) -> Message:
+    entity = [alter_client_quotas.EntityData("user", "u") for _ in range(COUNT)]
+    ops = [alter_client_quotas.OpData("producer_byte_rate", 1024.0) for _ in range(COUNT)]
+    entries = [alter_client_quotas.EntryData(entity, ops)]
+    return alter_client_quotas.AlterClientQuotasRequest(entries=entries, validate_only=True)
+
+
+def _repeated_alter_log_dirs(topic: str) -> Message:
+    topics = [alter_replica_log_dirs.AlterReplicaLogDirTopic(topic, [0] * COUNT)]
+    dirs = [alter_replica_log_dirs.AlterReplicaLogDir("/no/such/directory", topics)]
+    return alter_replica_log_dirs.AlterReplicaLogDirsRequest(dirs=dirs)
+
+
+def _describe_log_dirs(topic: str) -> Message:
+    topics = [describe_log_dirs.DescribableLogDirTopic(topic, [*range(COUNT), *range(COUNT)])]
+    return describe_log_dirs.DescribeLogDirsRequest(topics=topics)
+
+
 WIDE: dict[str, tuple[Callable[[str], Message], int]] = {
     "produce": (_produce, 11),
     "produce-topics": (_produce_topics, 11),
@@ -203,6 +327,24 @@ WIDE: dict[str, tuple[Callable[[str], Message], int]] = {
     "leave-group": (_leave_group, 4),
     "sync-group": (_sync_group, 5),
     "join-group": (_join_group, 7),
+    "describe-log-dirs": (_describe_log_dirs, 4),
+    "repeated-produce": (_repeated_produce, 11),
+    "repeated-fetch": (_repeated_fetch, 12),
+    "repeated-list-offsets": (_repeated_list_offsets, 8),
+    "repeated-delete-records": (_repeated_delete_records, 2),
+    "repeated-metadata": (_repeated_metadata, 12),
+    "repeated-offset-fetch": (_repeated_offset_fetch, 8),
+    "repeated-offset-fetch-groups": (_repeated_offset_fetch_groups, 8),
+    "repeated-offset-delete": (_repeated_offset_delete, 0),
+    "repeated-describe-groups": (_repeated_describe_groups, 5),
+    "repeated-delete-groups": (_repeated_delete_groups, 2),
+    "repeated-leave-group": (_repeated_leave_group, 4),
+    "repeated-owned-topics": (_repeated_owned_topics, 1),
+    "repeated-describe-configs": (_repeated_describe_configs, 4),
+    "repeated-alter-configs": (_repeated_alter_configs, 2),
+    "repeated-create-topics": (_repeated_create_topics, 7),
+    "repeated-alter-client-quotas": (_repeated_alter_client_quotas, 1),
+    "repeated-alter-log-dirs": (_repeated_alter_log_dirs, 2),
 }
 """What builds the request, and its version."""
 

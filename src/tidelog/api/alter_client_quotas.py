@@ -20,12 +20,15 @@ def handle(
 ) -> Steps[Coroutine[Any, Any, Steps[AlterClientQuotasResponse]]]:
     alterations = []
     for entry in request.entries:
-        parts = tuple((part.entity_type, part.entity_name) for part in entry.entity)
+        parts: dict[str, str | None] = {}
+        for part in entry.entity:
+            parts[part.entity_type] = part.entity_name  # of a type that comes again the last name counts
+            yield
         changes = []
         for op in entry.ops:
             changes.append(QuotaChange(op.key, None if op.remove else op.value))
             yield
-        alterations.append(QuotaAlteration(parts, changes))
+        alterations.append(QuotaAlteration(tuple(parts.items()), changes))
         yield
     return _alter(services, request, alterations)
 

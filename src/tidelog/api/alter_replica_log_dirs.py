@@ -4,7 +4,9 @@ The answer says that a move has begun; DescribeLogDirs shows how far it is. To m
 up a move that is under way.
 """
 
+from tidelog.api.repeats import NamedPartitions
 from tidelog.api.services import RequestContext, Services
+from tidelog.model.steps import Steps
 from tidelog.wire.errors import (
     ApiError,
     ErrorCode,
@@ -21,24 +23,30 @@ from tidelog.wire.messages.alter_replica_log_dirs import (
 
 def handle(
     services: Services, context: RequestContext, request: AlterReplicaLogDirsRequest
-) -> AlterReplicaLogDirsResponse:
-    """Each partition succeeds or fails alone; of one that is named twice the last counts."""
+) -> Steps[AlterReplicaLogDirsResponse]:
+    """Each partition succeeds or fails alone. Of one that is named more than once the last directory counts."""
     del context
-    wanted: dict[tuple[str, int], str] = {}
+    named: NamedPartitions[str, str] = NamedPartitions()
     for directory in request.dirs:
         for topic in directory.topics:
             for index in topic.partitions:
-                wanted[topic.name, index] = directory.path
-    results: dict[str, AlterReplicaLogDirTopicResult] = {}
-    for (name, index), path in wanted.items():
-        result = results.setdefault(name, AlterReplicaLogDirTopicResult(name))
-        code = ErrorCode.NONE
-        try:
-            _begin(services, name, index, path)
-        except ApiError as error:
-            code = error.code
-        result.partitions.append(AlterReplicaLogDirPartitionResult(index, code))
-    return AlterReplicaLogDirsResponse(results=list(results.values()))
+                named.add(topic.name, index, directory.path)
+                yield
+            yield
+        yield
+    response = AlterReplicaLogDirsResponse()
+    for name, partitions in named.by_topic.items():
+        result = AlterReplicaLogDirTopicResult(name)
+        response.results.append(result)
+        for index, path in partitions.items():
+            code = ErrorCode.NONE
+            try:
+                _begin(services, name, index, path)
+            except ApiError as error:
+                code = error.code
+            result.partitions.append(AlterReplicaLogDirPartitionResult(index, code))
+            yield
+    return response
 
 
 def _begin(services: Services, topic: str, index: int, path: str) -> None:

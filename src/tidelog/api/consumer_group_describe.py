@@ -2,8 +2,8 @@
 
 from functools import partial
 
-from tidelog.api.describe_groups import ALL_OPERATIONS
-from tidelog.api.describing import described_groups
+from tidelog.api.describe_groups import ALL_OPERATIONS, MEMBER_BYTES
+from tidelog.api.describing import Description, described_groups
 from tidelog.api.pending import Pending
 from tidelog.api.services import RequestContext, Services
 from tidelog.model.steps import Steps
@@ -12,24 +12,36 @@ from tidelog.wire.messages.consumer_group_describe import (
     ConsumerGroupDescribeRequest,
     ConsumerGroupDescribeResponse,
     DescribedGroup,
+    Member,
 )
+
+TOPIC_BYTES = 20
+"""Of a topic in an answer, without its name and partitions."""
 
 
 def handle(
     services: Services, context: RequestContext, request: ConsumerGroupDescribeRequest
-) -> Steps[ConsumerGroupDescribeResponse | Pending[ConsumerGroupDescribeResponse]]:
+) -> Steps[Pending[Steps[ConsumerGroupDescribeResponse]]]:
     del context
-    told = partial(_told, request.include_authorized_operations)
-    return described_groups(services.groups.describe_consumer, told, _response, request.group_ids)
+    describe = partial(_description, request.include_authorized_operations)
+    return described_groups(services.groups.describe_consumer, describe, _response, request.group_ids)
 
 
 def _response(groups: list[DescribedGroup]) -> ConsumerGroupDescribeResponse:
     return ConsumerGroupDescribeResponse(groups=groups)
 
 
-def _told(with_operations: bool, group_id: str, answer: DescribedGroup | ApiError) -> DescribedGroup:
+def _description(with_operations: bool, group_id: str, answer: DescribedGroup | ApiError) -> Description:
     if isinstance(answer, ApiError):
-        return DescribedGroup(group_id=group_id, error_code=answer.code, error_message=answer.message or None)
+        error = DescribedGroup(group_id=group_id, error_code=answer.code, error_message=answer.message or None)
+        return Description(error, 0)
     if with_operations:
         answer.authorized_operations = ALL_OPERATIONS
-    return answer
+    return Description(answer, sum(map(_bytes, answer.members)))
+
+
+def _bytes(member: Member) -> int:
+    """What a member takes in an answer, roughly."""
+    names = sum(TOPIC_BYTES + len(name) for name in member.subscribed_topic_names)
+    topics = (*member.assignment.topic_partitions, *member.target_assignment.topic_partitions)
+    return MEMBER_BYTES + names + sum(TOPIC_BYTES + len(t.topic_name) + 4 * len(t.partitions) for t in topics)

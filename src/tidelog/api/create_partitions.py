@@ -4,7 +4,7 @@ from collections.abc import Coroutine
 from typing import Any
 
 from tidelog.api.services import RequestContext, Services
-from tidelog.metadata.controller import MorePartitions, TopicResult
+from tidelog.metadata.controller import PARTITIONS_PER_REQUEST_MAX, MorePartitions, TopicResult
 from tidelog.model.steps import Steps
 from tidelog.wire.errors import ApiError
 from tidelog.wire.messages.create_partitions import (
@@ -21,7 +21,8 @@ def handle(
     for topic in request.topics:
         assignments = None
         if topic.assignments is not None:
-            assignments = [assignment.broker_ids for assignment in topic.assignments]
+            # One more than is taken: the list may have millions of entries.
+            assignments = [each.broker_ids for each in topic.assignments[: PARTITIONS_PER_REQUEST_MAX + 1]]
         wanted.append(MorePartitions(topic.name, topic.count, assignments))
         yield
     return _create(services, context, request, wanted)

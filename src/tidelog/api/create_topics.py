@@ -9,7 +9,7 @@ from typing import Any
 
 from tidelog.api.services import RequestContext, Services
 from tidelog.config.describe import created_topic
-from tidelog.metadata.controller import NewTopic, TopicResult
+from tidelog.metadata.controller import PARTITIONS_PER_REQUEST_MAX, SETTINGS_MAX, NewTopic, TopicResult
 from tidelog.model.steps import Steps
 from tidelog.wire.errors import ApiError
 from tidelog.wire.messages.create_topics import (
@@ -64,8 +64,9 @@ def _new_topic(topic: CreatableTopic) -> NewTopic:
         topic.name,
         topic.num_partitions,
         topic.replication_factor,
-        [(assignment.partition_index, assignment.broker_ids) for assignment in topic.assignments],
-        [(config.name, config.value) for config in topic.configs],
+        # One more than is taken, so that the controller can say so: the lists may have millions of entries.
+        [(each.partition_index, each.broker_ids) for each in topic.assignments[: PARTITIONS_PER_REQUEST_MAX + 1]],
+        [(config.name, config.value) for config in topic.configs[: SETTINGS_MAX + 1]],
     )
 
 

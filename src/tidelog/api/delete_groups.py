@@ -1,5 +1,7 @@
 """DeleteGroups (key 42), v0-2 (KIP-229): removes groups that have no members, with all that they committed."""
 
+from collections.abc import Iterable
+
 from tidelog.api.pending import Gathering, Pending
 from tidelog.api.services import RequestContext, Services
 from tidelog.coordinator.decision import Reply
@@ -11,10 +13,14 @@ from tidelog.wire.messages.delete_groups import DeletableGroupResult, DeleteGrou
 def handle(
     services: Services, context: RequestContext, request: DeleteGroupsRequest
 ) -> Steps[Pending[Steps[DeleteGroupsResponse]]]:
-    """Each group for itself: one that may not go does not keep the others."""
-    group_ids = list(dict.fromkeys(request.groups_names))
+    """Each group succeeds or fails alone. One that is named more than once is deleted and answered once."""
+    group_ids: dict[str, None] = {}
     deleting: Gathering[ErrorCode] = Gathering(lambda codes: _response(group_ids, codes))
-    for group_id in group_ids:
+    for group_id in request.groups_names:
+        if group_id in group_ids:
+            yield
+            continue
+        group_ids[group_id] = None
         reply = _reply(deleting)
         try:
             yield from services.groups.delete(group_id, reply)
@@ -34,7 +40,7 @@ def _reply(deleting: Gathering[ErrorCode]) -> Reply:
     return reply
 
 
-def _response(group_ids: list[str], codes: list[ErrorCode]) -> Steps[DeleteGroupsResponse]:
+def _response(group_ids: Iterable[str], codes: list[ErrorCode]) -> Steps[DeleteGroupsResponse]:
     response = DeleteGroupsResponse()
     for group_id, code in zip(group_ids, codes, strict=True):
         response.results.append(DeletableGroupResult(group_id, code))

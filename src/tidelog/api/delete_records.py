@@ -6,6 +6,7 @@ Segments that lie wholly below the start leave the disk with the next retention.
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any
 
+from tidelog.api.repeats import NamedPartitions
 from tidelog.api.services import RequestContext, Services
 from tidelog.metadata.image import INTERNAL_TOPICS
 from tidelog.model.steps import Steps
@@ -28,14 +29,16 @@ INVALID_LOW_WATERMARK = -1
 def handle(
     services: Services, context: RequestContext, request: DeleteRecordsRequest
 ) -> Steps[Coroutine[Any, Any, DeleteRecordsResponse]]:
-    asked: dict[str, dict[int, int]] = {}
+    """Each partition is answered once. Of one that the request names more than once the last offset counts."""
+    named: NamedPartitions[str, int] = NamedPartitions()
     for topic in request.topics:
         for partition in topic.partitions:
-            asked.setdefault(topic.name, {})[partition.partition_index] = partition.offset
+            named.add(topic.name, partition.partition_index, partition.offset)
             yield
+        yield
     moved: dict[Partition, DeleteRecordsPartitionResult] = {}
     topics = []
-    for name, partitions in asked.items():
+    for name, partitions in named.by_topic.items():
         results = []
         for index, offset in partitions.items():
             results.append(_delete(services, name, index, offset, moved))

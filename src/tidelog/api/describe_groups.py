@@ -4,7 +4,7 @@ protocol is none of these."""
 
 from functools import partial
 
-from tidelog.api.describing import described_groups
+from tidelog.api.describing import Description, described_groups
 from tidelog.api.pending import Pending
 from tidelog.api.services import RequestContext, Services
 from tidelog.coordinator.group.state import GroupState
@@ -16,20 +16,30 @@ NOT_FOUND_VERSION = 6
 READ, DELETE, DESCRIBE, DESCRIBE_CONFIGS, ALTER_CONFIGS = 3, 6, 8, 10, 11
 ALL_OPERATIONS = sum(1 << operation for operation in (READ, DELETE, DESCRIBE, DESCRIBE_CONFIGS, ALTER_CONFIGS))
 """What can be done to a group, as bits by the numbers of Kafka's ACL operations. Nobody is refused any of it yet."""
+MEMBER_BYTES = 200
+"""Of a member in an answer, without what clients said and were assigned."""
 
 
 def handle(
     services: Services, context: RequestContext, request: DescribeGroupsRequest
-) -> Steps[DescribeGroupsResponse | Pending[DescribeGroupsResponse]]:
-    told = partial(_told, context.api_version, request.include_authorized_operations)
-    return described_groups(services.groups.describe, told, _response, request.groups)
+) -> Steps[Pending[Steps[DescribeGroupsResponse]]]:
+    describe = partial(_description, context.api_version, request.include_authorized_operations)
+    return described_groups(services.groups.describe, describe, _response, request.groups)
 
 
 def _response(groups: list[DescribedGroup]) -> DescribeGroupsResponse:
     return DescribeGroupsResponse(groups=groups)
 
 
-def _told(
+def _description(
+    version: int, with_operations: bool, group_id: str, answer: DescribedGroup | ApiError | None
+) -> Description:
+    group = _group(version, with_operations, group_id, answer)
+    size = sum(MEMBER_BYTES + len(m.member_metadata) + len(m.member_assignment) for m in group.members)
+    return Description(group, size)
+
+
+def _group(
     version: int, with_operations: bool, group_id: str, answer: DescribedGroup | ApiError | None
 ) -> DescribedGroup:
     message = f"Group {group_id} not found."

@@ -6,6 +6,7 @@ from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any
 
 from tidelog.api.services import RequestContext, Services
+from tidelog.model.steps import Steps
 from tidelog.wire.errors import ErrorCode
 from tidelog.wire.messages.describe_log_dirs import (
     DescribeLogDirsPartition,
@@ -22,12 +23,17 @@ if TYPE_CHECKING:
 
 def handle(
     services: Services, context: RequestContext, request: DescribeLogDirsRequest
-) -> Coroutine[Any, Any, DescribeLogDirsResponse]:
-    """Every directory, also one that is out of use; of its partitions those that the request names."""
+) -> Steps[Coroutine[Any, Any, DescribeLogDirsResponse]]:
+    """Every directory, also one that is out of use; of its partitions those that the request names, each once."""
     del context
-    wanted = None
-    if request.topics is not None:
-        wanted = {(topic.topic, index) for topic in request.topics for index in topic.partitions}
+    if request.topics is None:
+        return _describe(services, None)
+    wanted: set[tuple[str, int]] = set()
+    for topic in request.topics:
+        for index in topic.partitions:
+            wanted.add((topic.topic, index))
+            yield
+        yield
     return _describe(services, wanted)
 
 

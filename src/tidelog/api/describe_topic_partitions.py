@@ -34,16 +34,18 @@ def handle(
         yield
     cursor = request.cursor
     if cursor is not None and (cursor.partition_index < 0 or (asked and cursor.topic_name not in asked)):
-        return (yield from _refused(asked))
+        return (yield from _refused(request))
     names = yield from _in_order(asked or image.topics, "" if cursor is None else cursor.topic_name)
     limit = min(max(request.response_partition_limit, 1), services.config.max_request_partition_size_limit)
     return (yield from _page(services, image, names, cursor, limit))
 
 
-def _refused(asked: Iterable[str]) -> Steps[DescribeTopicPartitionsResponse]:
+def _refused(request: DescribeTopicPartitionsRequest) -> Steps[DescribeTopicPartitionsResponse]:
+    """A topic that the request names more than once is here as often, other than in an answer."""
+    error = ErrorCode.INVALID_REQUEST
     response = DescribeTopicPartitionsResponse()
-    for name in asked:
-        response.topics.append(DescribeTopicPartitionsResponseTopic(error_code=ErrorCode.INVALID_REQUEST, name=name))
+    for wanted in request.topics:
+        response.topics.append(DescribeTopicPartitionsResponseTopic(error_code=error, name=wanted.name))
         yield
     return response
 

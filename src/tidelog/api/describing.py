@@ -1,10 +1,9 @@
 """Groups that one request has described; their coordinators may answer at different times."""
 
 from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
-from tidelog.api.pending import Pending
+from tidelog.api.pending import Gathering, Pending
 from tidelog.api.repeats import REFUSED, Repeats
 from tidelog.model.steps import Steps
 from tidelog.wire.errors import ApiError, ErrorCode
@@ -16,40 +15,66 @@ Ask = Callable[[str, Callable[[Any], None]], None]
 """Has a group described: now or later, by a call with what it is or an ApiError. Raises ApiError."""
 
 
+class Description(NamedTuple):
+    """One group in an answer."""
+
+    group: Any
+    size: int
+    """Bytes that it takes there, roughly."""
+
+
 def described_groups(
-    ask: Ask, told: Callable[[str, Any], G], response: Callable[[list[G]], R], group_ids: Sequence[str]
-) -> Steps[R | Pending[R]]:
-    """The response to a request for these groups, in their order; `told` is what it holds of one, by its answer."""
-    describing = _Describing(told, response, len(group_ids))
-    repeats = Repeats()
-    for place, group_id in enumerate(group_ids):
-        reply = partial(describing.reply, place, group_id)
-        try:
-            if repeats.is_one_too_many(group_id):
-                raise ApiError(REFUSED, ErrorCode.INVALID_REQUEST)
-            ask(group_id, reply)
-        except ApiError as error:
-            reply(error)
+    ask: Ask,
+    describe: Callable[[str, Any], Description],
+    response: Callable[[list[Any]], R],
+    group_ids: Sequence[str],
+) -> Steps[Pending[Steps[R]]]:
+    """The response to a request for these groups, in their order. `describe` makes an entry of a group's answer.
+
+    A coordinator is asked once for each group. The same entry answers for a group that is named more than once.
+    """
+    entries: dict[str, Description] = {}
+    gathering: Gathering[None] = Gathering(lambda _: _response(entries, describe, response, group_ids))
+    named: dict[str, None] = {}
+    for group_id in group_ids:
+        if group_id not in named:
+            named[group_id] = None
+            _ask(ask, group_id, describe, entries, gathering)
         yield
-    return describing.returned()
+    return gathering.returned()
 
 
-class _Describing(Generic[G, R]):
-    def __init__(self, told: Callable[[str, Any], G], response: Callable[[list[G]], R], count: int) -> None:
-        self._told = told
-        self._response = response
-        self._groups: list[Any] = [None] * count
-        self._left = count
-        self._pending: Pending[R] | None = None
+def _ask(
+    ask: Ask,
+    group_id: str,
+    describe: Callable[[str, Any], Description],
+    entries: dict[str, Description],
+    gathering: Gathering[None],
+) -> None:
+    take = gathering.reply()
 
-    def reply(self, place: int, group_id: str, answer: Any) -> None:
-        self._groups[place] = self._told(group_id, answer)
-        self._left -= 1
-        if not self._left and self._pending is not None:
-            self._pending.complete(self._response(self._groups))
+    def reply(answer: Any) -> None:
+        entries[group_id] = describe(group_id, answer)
+        take(None)
 
-    def returned(self) -> R | Pending[R]:
-        if not self._left:
-            return self._response(self._groups)
-        self._pending = Pending()
-        return self._pending
+    try:
+        ask(group_id, reply)
+    except ApiError as error:
+        reply(error)
+
+
+def _response(
+    entries: dict[str, Description],
+    describe: Callable[[str, Any], Description],
+    response: Callable[[list[Any]], R],
+    group_ids: Sequence[str],
+) -> Steps[R]:
+    groups = []
+    repeats: Repeats[str] = Repeats()
+    for group_id in group_ids:
+        entry = entries[group_id]
+        if not repeats.allow(group_id, entry.size):
+            entry = describe(group_id, ApiError(REFUSED, ErrorCode.INVALID_REQUEST))
+        groups.append(entry.group)
+        yield
+    return response(groups)

@@ -100,25 +100,16 @@ class FetchSession:
         self.items = items
         self.used_at = now_s
 
-    def update(self, request: "FetchRequest", items: Iterable[FetchItem]) -> list[FetchItem]:
-        """Add, change and forget what the request names; what it both names and forgets is told once more."""
-        last_words = []
-        named: dict[FetchItem, None] = {}
+    def update(self, request: "FetchRequest", items: Iterable[FetchItem]) -> None:
+        """Add and change the partitions that the request names, then remove those that it forgets."""
         for item in items:
-            known = self.items.get((item.topic, item.index))
-            if known is None:
-                self.items[item.topic, item.index] = item
-                named[item] = None
-            else:
-                named[known] = None
+            known = self.items.setdefault((item.topic, item.index), item)
+            if known is not item:
                 known.ask_as(item)
         for topic in request.forgotten_topics_data:
             key: TopicKey = topic.topic_id if self.uses_topic_ids else topic.topic
             for index in topic.partitions:
-                forgotten = self.items.pop((key, index), None)
-                if forgotten is not None and forgotten in named:
-                    last_words.append(forgotten)
-        return last_words
+                self.items.pop((key, index), None)
 
     def serve_last(self, item: FetchItem) -> None:
         """Move a partition that got data behind the others, so that none starves."""
@@ -191,18 +182,19 @@ class FetchSessions:
             self.forget(session.session_id)
             raise FetchSessionIdNotFound(f"a request changes at most {CHANGES_MAX} partitions of a fetch session")
         before = len(session.items)
-        last_words = session.update(request, items)
+        session.update(request, items)
         self._partitions += len(session.items) - before
         if self._partitions > self._partitions_max:
             self.forget(session.session_id)
             raise FetchSessionIdNotFound(f"fetch sessions hold more than {self._partitions_max} partitions")
         if not session.items:
+            # Nothing is left of it: the request is answered as one without a session, as in Kafka.
             self.forget(session.session_id)
-            return FetchContext(last_words, None, incremental=False)
+            return FetchContext(items, None, incremental=False)
         session.epoch = session.epoch % INT32_MAX + 1
         session.used_at = self._clock.monotonic()
         self._sessions.move_to_end(session.session_id)
-        return FetchContext([*session.items.values(), *last_words], session, incremental=True)
+        return FetchContext(list(session.items.values()), session, incremental=True)
 
     def _create(self, items: "FetchItems", uses_topic_ids: bool) -> FetchSession | None:
         now_s = self._clock.monotonic()

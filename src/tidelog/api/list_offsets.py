@@ -3,6 +3,7 @@ v8, v9, v11: local and tiered ends (KIP-405, KIP-1005, KIP-1023), which here are
 
 from typing import TYPE_CHECKING
 
+from tidelog.api.repeats import NamedPartitions
 from tidelog.api.services import RequestContext, Services
 from tidelog.log.times import find_max_timestamp, find_timestamp
 from tidelog.model.steps import Steps
@@ -31,21 +32,25 @@ SINCE_VERSION = {MAX_TIMESTAMP: 7, EARLIEST_LOCAL: 8, LATEST_TIERED: 9, EARLIEST
 
 
 def handle(services: Services, context: RequestContext, request: ListOffsetsRequest) -> Steps[ListOffsetsResponse]:
-    topics = []
+    """Each partition is answered once. One that the request names more than once is refused."""
+    named: NamedPartitions[str, ListOffsetsPartition] = NamedPartitions()
     for topic in request.topics:
-        seen: dict[int, int] = {}
-        each: dict[int, ListOffsetsPartition] = {}
         for partition in topic.partitions:
-            seen[partition.partition_index] = seen.get(partition.partition_index, 0) + 1
-            each[partition.partition_index] = partition
+            named.add(topic.name, partition.partition_index, partition)
             yield
-        answers = []
-        for partition in each.values():
-            answers.append((yield from _answer(services, context, request, topic.name, partition, seen)))
-            yield
-        topics.append(ListOffsetsTopicResponse(name=topic.name, partitions=answers))
         yield
-    return ListOffsetsResponse(topics=topics)
+    response = ListOffsetsResponse()
+    for name, partitions in named.by_topic.items():
+        told = ListOffsetsTopicResponse(name=name)
+        response.topics.append(told)
+        for partition in partitions.values():
+            if (name, partition.partition_index) in named.repeated:
+                answer = ListOffsetsPartitionResponse(partition.partition_index, ErrorCode.INVALID_REQUEST)
+            else:
+                answer = yield from _answer(services, context, request, name, partition)
+            told.partitions.append(answer)
+            yield
+    return response
 
 
 def _answer(
@@ -54,12 +59,9 @@ def _answer(
     request: ListOffsetsRequest,
     topic: str,
     asked: ListOffsetsPartition,
-    seen: dict[int, int],
 ) -> Steps[ListOffsetsPartitionResponse]:
     answer = ListOffsetsPartitionResponse(partition_index=asked.partition_index)
     try:
-        if seen[asked.partition_index] > 1:
-            raise ApiError("the partition is asked for twice", ErrorCode.INVALID_REQUEST)
         if context.api_version < SINCE_VERSION.get(asked.timestamp, 0) or asked.timestamp < EARLIEST_PENDING_UPLOAD:
             raise ApiError(f"timestamp {asked.timestamp} is not known", ErrorCode.UNSUPPORTED_VERSION)
         partition = services.partitions.get(topic, asked.partition_index)

@@ -1,10 +1,12 @@
 """OffsetCommit (key 8), v2-10. v2-4: retention time; v6: leader epoch (KIP-320); v7: group instance id (KIP-345);
 v9: GROUP_ID_NOT_FOUND (KIP-848); v10: topic ids in place of names."""
 
+from itertools import repeat
 from typing import TYPE_CHECKING
 
 from tidelog.api.group_reply import GroupReply
 from tidelog.api.pending import Pending
+from tidelog.api.repeats import joined_by_topic
 from tidelog.api.services import RequestContext, Services
 from tidelog.coordinator.group.offsets import OffsetCommit, OffsetToCommit
 from tidelog.model.ids import TopicId
@@ -23,31 +25,41 @@ if TYPE_CHECKING:
 
 TOPIC_IDS_VERSION = 10
 
-
 _Answer = Steps[OffsetCommitResponse]
+_TopicKey = tuple[str, bytes]
+"""Name and id."""
 
 
 def handle(
     services: Services, context: RequestContext, request: OffsetCommitRequest
 ) -> Steps[OffsetCommitResponse | _Answer | Pending[_Answer]]:
+    """Partitions that do not exist are refused here, and come first in the answer; the coordinator decides on the
+    others. Of a partition that is named more than once the last offset counts, and each entry has its answer.
+    """
     version = context.api_version
-    answers = _Answers()
+    refused: dict[_TopicKey, OffsetCommitResponseTopic] = {}
+    known: list[tuple[_TopicKey, OffsetCommitResponseTopic]] = []
     offsets: list[OffsetToCommit] = []
     image = services.metadata.image
     for asked in request.topics:
         topic = _topic(image, asked, version)
-        name, topic_id = (asked.name, asked.topic_id) if topic is None else (topic.name, topic.topic_id)
+        key = (asked.name, asked.topic_id) if topic is None else (topic.name, topic.topic_id)
         unknown = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-        if topic is None and version >= TOPIC_IDS_VERSION:
-            unknown = ErrorCode.UNKNOWN_TOPIC_ID
+        if topic is None:
+            refused.setdefault(key, OffsetCommitResponseTopic(*key))
+            if version >= TOPIC_IDS_VERSION:
+                unknown = ErrorCode.UNKNOWN_TOPIC_ID
+        there = OffsetCommitResponseTopic(*key)
         for partition in asked.partitions:
-            if topic is None or not 0 <= partition.partition_index < len(topic.partitions):
-                answers.add(name, topic_id, partition.partition_index, unknown)
+            told = OffsetCommitResponsePartition(partition.partition_index)
+            if topic is None or not 0 <= told.partition_index < len(topic.partitions):
+                told.error_code = unknown
+                refused.setdefault(key, OffsetCommitResponseTopic(*key)).partitions.append(told)
             else:
+                there.partitions.append(told)
                 offsets.append(
                     OffsetToCommit(
-                        name,
-                        topic_id,
+                        *key,
                         partition.partition_index,
                         partition.committed_offset,
                         partition.committed_leader_epoch,
@@ -55,16 +67,19 @@ def handle(
                     )
                 )
             yield
+        if there.partitions:
+            known.append((key, there))
         yield
     if not offsets:
-        return answers.response
+        return OffsetCommitResponse(topics=list(refused.values()))
 
     def build(answer: list[ErrorCode] | ApiError) -> _Answer:
-        codes = [answer.code] * len(offsets) if isinstance(answer, ApiError) else answer
-        for offset, code in zip(offsets, codes, strict=True):
-            answers.add(offset.topic, offset.topic_id, offset.partition, code)
-            yield
-        return answers.response
+        codes = repeat(answer.code) if isinstance(answer, ApiError) else iter(answer)
+        for _, topic in known:
+            for told in topic.partitions:
+                told.error_code = next(codes)
+                yield
+        return OffsetCommitResponse(topics=(yield from joined_by_topic(refused, known)))
 
     commit = OffsetCommit(
         request.group_id,
@@ -87,19 +102,3 @@ def _topic(image: "MetadataImage", asked: OffsetCommitRequestTopic, version: int
     if version >= TOPIC_IDS_VERSION:
         return image.topics_by_id.get(TopicId(asked.topic_id))
     return image.topics.get(asked.name)
-
-
-class _Answers:
-    """The response, a topic's partitions together however the request named them. What is refused at once comes first,
-    as from Kafka."""
-
-    def __init__(self) -> None:
-        self.response = OffsetCommitResponse()
-        self._topics: dict[tuple[str, bytes], OffsetCommitResponseTopic] = {}
-
-    def add(self, name: str, topic_id: bytes, partition: int, code: ErrorCode) -> None:
-        topic = self._topics.get((name, topic_id))
-        if topic is None:
-            topic = self._topics[name, topic_id] = OffsetCommitResponseTopic(name=name, topic_id=topic_id)
-            self.response.topics.append(topic)
-        topic.partitions.append(OffsetCommitResponsePartition(partition, code))

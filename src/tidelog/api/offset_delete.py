@@ -1,6 +1,7 @@
 """OffsetDelete (key 47), v0 (KIP-496): removes committed offsets of topics that no member of the group reads."""
 
 from tidelog.api.pending import Gathering, Pending
+from tidelog.api.repeats import joined_by_topic
 from tidelog.api.services import RequestContext, Services
 from tidelog.coordinator.decision import Reply
 from tidelog.model.steps import Steps
@@ -18,12 +19,13 @@ OFFSETS_PER_STEP = 200
 def handle(
     services: Services, context: RequestContext, request: OffsetDeleteRequest
 ) -> Steps[Pending[Steps[OffsetDeleteResponse]]]:
-    """What there is not comes first in the answer, then what the coordinator says, in the order of the request.
+    """Partitions that do not exist come first in the answer, then those that the coordinator decides on, in the order
+    of the request. A partition that is named more than once has as many answers.
 
-    A refusal of the whole says nothing of topics, though they were looked up before.
+    An error of the whole request names no topics, though they were looked up before.
     """
     unknown: dict[str, OffsetDeleteResponseTopic] = {}
-    known: list[OffsetDeleteResponseTopic] = []
+    known: list[tuple[str, OffsetDeleteResponseTopic]] = []
     wanted: list[tuple[str, int]] = []
     image = services.metadata.image
     for asked in request.topics:
@@ -41,7 +43,7 @@ def handle(
                 wanted.append((asked.name, told.partition_index))
             yield
         if there.partitions:
-            known.append(there)
+            known.append((asked.name, there))
         yield
 
     deleting: Gathering[list[ErrorCode] | ErrorCode] = Gathering(lambda answers: _response(unknown, known, answers))
@@ -67,7 +69,7 @@ def _reply(deleting: Gathering[list[ErrorCode] | ErrorCode]) -> Reply:
 
 def _response(
     unknown: dict[str, OffsetDeleteResponseTopic],
-    known: list[OffsetDeleteResponseTopic],
+    known: list[tuple[str, OffsetDeleteResponseTopic]],
     answers: list[list[ErrorCode] | ErrorCode],
 ) -> Steps[OffsetDeleteResponse]:
     codes: list[ErrorCode] = []
@@ -76,22 +78,7 @@ def _response(
             return OffsetDeleteResponse(error_code=answer)
         codes += answer
         yield
-    for told, code in zip((p for topic in known for p in topic.partitions), codes, strict=True):
+    for told, code in zip((p for _, topic in known for p in topic.partitions), codes, strict=True):
         told.error_code = code
         yield
-    return OffsetDeleteResponse(topics=_merged(unknown, known))
-
-
-def _merged(
-    unknown: dict[str, OffsetDeleteResponseTopic], known: list[OffsetDeleteResponseTopic]
-) -> list[OffsetDeleteResponseTopic]:
-    """A topic that comes twice in the request does so in the answer, unless something of the request is not there."""
-    if not unknown:
-        return known
-    merged = dict(unknown)
-    for topic in known:
-        if topic.name in merged:
-            merged[topic.name].partitions += topic.partitions
-        else:
-            merged[topic.name] = topic
-    return list(merged.values())
+    return OffsetDeleteResponse(topics=(yield from joined_by_topic(unknown, known)))

@@ -2,10 +2,11 @@
 (KIP-447); v8: several groups (KIP-709); v9: member id and epoch (KIP-848), which groups of the consumer protocol look
 at; v10: topic ids in place of names."""
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
 from tidelog.api.pending import Pending
-from tidelog.api.repeats import Repeats
+from tidelog.api.repeats import REFUSED, Repeats
 from tidelog.api.services import RequestContext, Services
 from tidelog.coordinator.group.durable import DurableGroup
 from tidelog.model.ids import TopicId
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 GROUP_ERROR_VERSION = 2
 SEVERAL_GROUPS_VERSION = 8
 TOPIC_IDS_VERSION = 10
+TOPIC_BYTES, OFFSET_BYTES = 20, 30
+"""Of a topic and of an offset in an answer, without names and metadata."""
 NOT_COMMITTED = OffsetCommitValue(offset=-1, leader_epoch=-1, metadata="")
 
 
@@ -53,16 +56,12 @@ class Asked(NamedTuple):
 def handle(
     services: Services, context: RequestContext, request: OffsetFetchRequest
 ) -> Steps[OffsetFetchResponse | Pending[Steps[OffsetFetchResponse]]]:
+    """Groups, topics and partitions are answered as they are named, also those that are named more than once."""
     version = context.api_version
     image = services.metadata.image
     fetch = _Fetch(version, image)
     if version >= SEVERAL_GROUPS_VERSION:
-        repeats = Repeats()
         for group in request.groups:
-            if repeats.is_one_too_many(group.group_id):
-                fetch.refuse(group.group_id, ErrorCode.INVALID_REQUEST)
-                yield
-                continue
             several: list[Asked] | None = None
             if group.topics is not None:
                 several = []
@@ -85,10 +84,14 @@ def handle(
 
 
 _Offsets = dict[str, dict[int, OffsetCommitValue]]
+_Topics = list[OffsetFetchResponseTopics]
 
 
 class _Fetch:
-    """Collects the groups' offsets, which their coordinators may give at different times; then tells of them."""
+    """Collects the groups' offsets, which their coordinators may give at different times; then answers with them.
+
+    The offsets of a group are copied once, however often the request names it.
+    """
 
     def __init__(self, version: int, image: "MetadataImage") -> None:
         self._version = version
@@ -97,6 +100,12 @@ class _Fetch:
         self._found: list[_Offsets | ErrorCode] = []
         self._left = 0
         self._pending: Pending[Steps[OffsetFetchResponse]] | None = None
+        self._copies: dict[str, _Offsets] = {}
+        """What has been copied of each group."""
+        self._copied_whole: dict[str, None] = {}
+        self._whole: dict[str, tuple[_Topics, int]] = {}
+        """All topics of a group as they are answered, and the bytes that they take there."""
+        self._repeats: Repeats[tuple[str | int, ...]] = Repeats()
 
     @property
     def is_waiting(self) -> bool:
@@ -108,9 +117,8 @@ class _Fetch:
         return self._pending
 
     def ask(self, services: Services, wanted: Wanted) -> None:
-        asked = wanted.topics
         place = len(self._asked)
-        self._asked.append((wanted.group_id, asked))
+        self._asked.append((wanted.group_id, wanted.topics))
         self._found.append({})
         self._left += 1
 
@@ -124,7 +132,7 @@ class _Fetch:
         try:
             services.groups.committed(
                 wanted.group_id,
-                lambda durable: _copied(durable, asked),
+                lambda durable: self._copied(wanted.group_id, wanted.topics, durable),
                 reply,
                 wanted.member_id,
                 wanted.member_epoch,
@@ -132,23 +140,37 @@ class _Fetch:
         except ApiError as error:
             reply(error)
 
-    def refuse(self, group_id: str, code: ErrorCode) -> None:
-        """Tell of it without asking."""
-        self._asked.append((group_id, []))
-        self._found.append(code)
+    def _copied(self, group_id: str, asked: list[Asked] | None, durable: DurableGroup | None) -> _Offsets:
+        """The group's offsets in these topics, or in all, as they are now: the answer is made later, in steps."""
+        copied = self._copies.setdefault(group_id, {})
+        if durable is None or group_id in self._copied_whole:
+            return copied
+        offsets = durable.offsets
+        names: Iterable[str] = offsets
+        if asked is None:
+            self._copied_whole[group_id] = None
+        elif len(asked) <= len(offsets):
+            names = (topic.name for topic in asked)
+        for name in names:
+            if name in offsets and name not in copied:
+                copied[name] = dict(offsets[name])
+        return copied
 
     def response(self) -> Steps[OffsetFetchResponse]:
         groups = []
         for (group_id, asked), found in zip(self._asked, self._found, strict=True):
             group = OffsetFetchResponseGroup(group_id=group_id)
-            if isinstance(found, ErrorCode):
-                group.error_code = found
+            try:
+                if isinstance(found, ErrorCode):
+                    raise ApiError("", found)
+                if asked is None:
+                    group.topics = yield from self._all_topics(group_id, found)
+                else:
+                    group.topics = yield from self._topics(group_id, asked, found)
+            except ApiError as error:
+                group.error_code = error.code
                 if self._version < GROUP_ERROR_VERSION:
-                    group.topics = yield from _topics(asked or [], {}, found)
-            elif asked is None:
-                group.topics = yield from _all_topics(self._image, found)
-            else:
-                group.topics = yield from _topics(asked, found, ErrorCode.NONE)
+                    group.topics = yield from _refused(asked or [], error.code)
             groups.append(group)
             yield
         if self._version >= SEVERAL_GROUPS_VERSION:
@@ -164,16 +186,37 @@ class _Fetch:
             yield
         return OffsetFetchResponse(topics=topics, error_code=group.error_code)
 
+    def _topics(self, group_id: str, asked: list[Asked], offsets: _Offsets) -> Steps[_Topics]:
+        """The group's offsets as they are asked for. Raises ApiError where they say too much again."""
+        topics: _Topics = []
+        wrong: _Topics = []  # behind the others, as Kafka has it
+        for topic in asked:
+            if topic.error:
+                wrong += yield from _refused([topic], topic.error)
+                continue
+            committed = offsets.get(topic.name, {})
+            partitions = []
+            for index in topic.partitions:
+                value = committed.get(index, NOT_COMMITTED)
+                if _is_of_another(value, topic.topic_id):
+                    value = NOT_COMMITTED
+                # An offset without metadata takes as much as one that was not committed.
+                if value.metadata and not self._repeats.allow((group_id, topic.name, index), len(value.metadata)):
+                    raise ApiError(REFUSED, ErrorCode.INVALID_REQUEST)
+                partitions.append(_partition(index, value))
+                yield
+            topics.append(OffsetFetchResponseTopics(topic.name, topic.topic_id, partitions))
+            yield
+        return topics + wrong
 
-def _copied(durable: DurableGroup | None, asked: list[Asked] | None) -> _Offsets:
-    """The group's offsets of one moment; what is told of them is made later, in steps."""
-    if durable is None:
-        return {}
-    offsets = durable.offsets
-    if asked is None or len(asked) > len(offsets):
-        return {name: dict(committed) for name, committed in offsets.items()}
-    names = dict.fromkeys(topic.name for topic in asked)
-    return {name: dict(offsets[name]) for name in names if name in offsets}
+    def _all_topics(self, group_id: str, offsets: _Offsets) -> Steps[_Topics]:
+        """All offsets of the group. Raises ApiError where they were told before, and are too many to be told again."""
+        if group_id not in self._whole:
+            self._whole[group_id] = yield from _whole(self._image, offsets)
+        topics, size = self._whole[group_id]
+        if not self._repeats.allow((group_id,), size):
+            raise ApiError(REFUSED, ErrorCode.INVALID_REQUEST)
+        return topics
 
 
 def _asked(image: "MetadataImage", name: str, topic_id: bytes, partitions: list[int], version: int) -> Asked:
@@ -187,36 +230,22 @@ def _asked(image: "MetadataImage", name: str, topic_id: bytes, partitions: list[
     return Asked(name, NO_UUID if topic is None else topic.topic_id, partitions, ErrorCode.NONE)
 
 
-def _topics(asked: list[Asked], offsets: _Offsets, error: ErrorCode) -> Steps[list[OffsetFetchResponseTopics]]:
-    """What was committed of these; `error`, or its own, of a topic in error."""
-    topics: list[OffsetFetchResponseTopics] = []
-    wrong: list[OffsetFetchResponseTopics] = []  # behind the others, as Kafka has it
-    # Each offset once: four bytes of a request are KB of metadata.
-    told_of: dict[tuple[str, bytes], dict[int, None]] = {}
-    for topic in asked:
-        code = error or topic.error
-        committed = offsets.get(topic.name, {})
-        partitions = []
-        before = told_of.setdefault((topic.name, topic.topic_id), {})
-        for index in topic.partitions:
-            if index in before:
-                yield
-                continue
-            before[index] = None
-            if code:
-                partitions.append(OffsetFetchResponsePartitions(index, -1, -1, "", code))
-            else:
-                value = committed.get(index, NOT_COMMITTED)
-                partitions.append(_partition(index, NOT_COMMITTED if _is_of_another(value, topic.topic_id) else value))
-            yield
-        told = OffsetFetchResponseTopics(topic.name, topic.topic_id, partitions)
-        (wrong if topic.error else topics).append(told)
-        yield
-    return topics + wrong
-
-
-def _all_topics(image: "MetadataImage", offsets: _Offsets) -> Steps[list[OffsetFetchResponseTopics]]:
+def _refused(asked: list[Asked], error: ErrorCode) -> Steps[_Topics]:
     topics = []
+    for topic in asked:
+        partitions = []
+        for index in topic.partitions:
+            partitions.append(OffsetFetchResponsePartitions(index, -1, -1, "", error))
+            yield
+        topics.append(OffsetFetchResponseTopics(topic.name, topic.topic_id, partitions))
+        yield
+    return topics
+
+
+def _whole(image: "MetadataImage", offsets: _Offsets) -> Steps[tuple[_Topics, int]]:
+    """All topics of a group, and the bytes that they take in an answer, roughly."""
+    topics = []
+    size = 0
     for name, committed in offsets.items():
         topic = image.topics.get(name)
         topic_id = NO_UUID if topic is None else topic.topic_id
@@ -224,10 +253,12 @@ def _all_topics(image: "MetadataImage", offsets: _Offsets) -> Steps[list[OffsetF
         for index, value in committed.items():
             if not _is_of_another(value, topic_id):
                 partitions.append(_partition(index, value))
+                size += OFFSET_BYTES + len(value.metadata)
             yield
         if partitions:
             topics.append(OffsetFetchResponseTopics(name, topic_id, partitions))
-    return topics
+            size += TOPIC_BYTES + len(name)
+    return topics, size
 
 
 def _is_of_another(value: OffsetCommitValue, topic_id: bytes) -> bool:

@@ -10,9 +10,10 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from tidelog.api.pending import Gathering, Pending
+from tidelog.api.repeats import NamedPartitions
 from tidelog.api.services import NO_RESPONSE, CloseConnection, RequestContext, Services
 from tidelog.log.validation import NotInline, RefusedRecords
-from tidelog.model.steps import Steps
+from tidelog.model.steps import Steps, run_all
 from tidelog.wire.batches import Codec, check_produced
 from tidelog.wire.errors import (
     ApiError,
@@ -46,12 +47,26 @@ ERROR_MESSAGE_MAX = 1000
 """Characters. It may name what the client sent, which may be long."""
 
 _Waiting = list[tuple["Partition", int, PartitionProduceResponse]]
+_Handled = ProduceResponse | Pending[ProduceResponse] | CloseConnection | None
+_TopicKey = tuple[str, bytes]
+"""Name and id of a topic; a request has one of them."""
+_Named = dict[_TopicKey, dict[int, PartitionProduceData]]
+_Refused = dict[tuple[_TopicKey, int], ApiError]
+"""Errors of batches that are not appended, though a later or an earlier one for the same partition is."""
 
 
 def handle(
-    services: Services, context: RequestContext, request: ProduceRequest
-) -> ProduceResponse | Pending[ProduceResponse] | CloseConnection | None:
-    """Append every batch, in order; answer when all are committed at the level that `acks` asks for."""
+    services: Services, context: RequestContext, request: ProduceRequest, refused: _Refused | None = None
+) -> _Handled:
+    """Append every batch, in order; answer when all are committed at the level that `acks` asks for.
+
+    `refused` comes with a request that names each partition once: see `_named_once`.
+    """
+    topic_data = request.topic_data
+    one = len(topic_data) == 1 and len(topic_data[0].partition_data) == 1
+    if refused is None and not one and not _names_each_once(topic_data):
+        named, refused = run_all(_named_once(topic_data, context.api_version))
+        topic_data = [TopicProduceData(*key, list(partitions.values())) for key, partitions in named.items()]
     by_id = context.api_version >= 13
     partitions = services.partitions
     waiting: _Waiting = []
@@ -60,9 +75,9 @@ def handle(
     topics: list[TopicProduceResponse] = []
     partitions.appending = True
     try:
-        for topic in request.topic_data:
+        for topic in topic_data:
             answers = []
-            for data in topic.partition_data if len(topic.partition_data) == 1 else _last_of_each(topic.partition_data):
+            for data in topic.partition_data:
                 partition = None
                 try:
                     if not -1 <= request.acks <= 1:
@@ -74,10 +89,13 @@ def handle(
                 except ApiError as error:
                     answer = failed = PartitionProduceResponse(data.index)
                     refuse(answer, partition, error)
+                if refused and partition is not None:
+                    other = refused.get(((topic.name, topic.topic_id), data.index))
+                    if other is not None:
+                        answer = failed = PartitionProduceResponse(data.index)
+                        refuse(answer, partition, other)
                 answers.append(answer)
-            if topics and any(topic.name == t.name and topic.topic_id == t.topic_id for t in topics):
-                _merge(topics, topic.name, topic.topic_id, answers)
-            elif answers:
+            if answers:
                 topics.append(TopicProduceResponse(topic.name, topic.topic_id, answers))
     finally:
         partitions.wake_fetches()
@@ -92,7 +110,15 @@ def handle(
     return acknowledgement(services, waiting, later, request, response)
 
 
-_Handled = ProduceResponse | Pending[ProduceResponse] | CloseConnection | None
+def _names_each_once(topics: list[TopicProduceData]) -> bool:
+    """Whether no topic and no partition comes again, as in the requests of all usual clients."""
+    if len(topics) > 1 and len({(topic.name, topic.topic_id): None for topic in topics}) < len(topics):
+        return False
+    return all(
+        len(topic.partition_data) < 2
+        or len({data.index: None for data in topic.partition_data}) == len(topic.partition_data)
+        for topic in topics
+    )
 
 
 def handle_wide(services: Services, context: RequestContext, request: ProduceRequest) -> _Handled | Steps[Pending[Any]]:
@@ -105,20 +131,61 @@ def handle_wide(services: Services, context: RequestContext, request: ProduceReq
 
 def _handle_in_steps(services: Services, context: RequestContext, request: ProduceRequest) -> Steps[Pending[Any]]:
     answers: Gathering[Any] = Gathering(_joined if request.acks else _without_acknowledgement)
-    for topic in request.topic_data:
-        last_of_each: dict[int, PartitionProduceData] = {}
-        for data in topic.partition_data:
-            last_of_each[data.index] = data
-            yield
-        rest = iter(last_of_each.values())
+    named, refused = yield from _named_once(request.topic_data, context.api_version)
+    for key in list(named):
+        rest = iter(named.pop(key).values())  # what is done with is freed at once, a little at a time
         while some := list(islice(rest, PARTITIONS_PER_STEP)):
-            part = TopicProduceData(name=topic.name, topic_id=topic.topic_id, partition_data=some)
+            part = TopicProduceData(*key, some)
             asked = ProduceRequest(acks=request.acks, timeout_ms=request.timeout_ms, topic_data=[part])
-            answer = handle(services, context, asked)
+            answer = handle(services, context, asked, refused)
             if answer is not None:
                 answers.add(answer)
             yield
     return answers.returned()
+
+
+def _named_once(topics: list[TopicProduceData], version: int) -> Steps[tuple[_Named, _Refused]]:
+    """The topics and partitions of a request, each of them once, and the errors of batches that are left out.
+
+    As in Kafka, the last batch for a partition that can be taken for a batch at all is appended. One that cannot is
+    left out and refused, and its error is the partition's answer, whatever becomes of the batch that is appended.
+    """
+    named: NamedPartitions[_TopicKey, PartitionProduceData] = NamedPartitions()
+    refused: _Refused = {}
+    for topic in topics:
+        key = (topic.name, topic.topic_id)
+        for data in topic.partition_data:
+            earlier = named.add(key, data.index, data)
+            if earlier is not None:
+                before, now = _framing_error(earlier, version), _framing_error(data, version)
+                error = now or before
+                if error is not None:
+                    refused[key, data.index] = error
+                if now is not None and before is None:
+                    named.by_topic[key][data.index] = earlier
+            yield
+        yield
+    return named.by_topic, refused
+
+
+def _framing_error(data: PartitionProduceData, version: int) -> ApiError | None:
+    """Why it is not one batch of a kind that this version carries. None if it is, though its content may be refused."""
+    records: memoryview | None = data.records  # type: ignore[assignment]  # decoded, it is a view
+    if not records:
+        return _no_batch()
+    try:
+        header = check_produced(records, framing_only=True)
+    except ApiError as error:
+        return error.with_traceback(None)  # which would keep some KB for each of a request's million partitions
+    return _no_zstd() if version < ZSTD_SINCE and header.codec == Codec.ZSTD else None
+
+
+def _no_batch() -> ApiError:
+    return InvalidRecord("the request carries no record batch for this partition")
+
+
+def _no_zstd() -> ApiError:
+    return UnsupportedCompressionType(f"zstd comes with Produce v{ZSTD_SINCE} (KIP-110)")
 
 
 def _without_acknowledgement(answers: list[CloseConnection | None]) -> CloseConnection | None:
@@ -137,19 +204,6 @@ def _joined(answers: list[ProduceResponse]) -> Steps[ProduceResponse]:
     return ProduceResponse(list(topics.values()))
 
 
-def _merge(
-    topics: list[TopicProduceResponse], name: str, topic_id: bytes, answers: list[PartitionProduceResponse]
-) -> None:
-    """A topic that is named in several entries is answered in one."""
-    first = next(t for t in topics if t.name == name and t.topic_id == topic_id)
-    first.partition_responses += answers
-
-
-def _last_of_each(data: list[PartitionProduceData]) -> list[PartitionProduceData]:
-    """A partition that is named twice gets the last batch alone, as in Kafka."""
-    return list({d.index: d for d in data}.values())
-
-
 def _append(
     partition: "Partition",
     context: RequestContext,
@@ -165,10 +219,10 @@ def _append(
         raise InvalidTopic(f"{partition.topic} is internal: clients may not write to it")
     records: memoryview | None = data.records  # type: ignore[assignment]  # decoded, it is a view
     if not records:
-        raise InvalidRecord("the request carries no record batch for this partition")
+        raise _no_batch()
     header = check_produced(records)
     if context.api_version < ZSTD_SINCE and header.codec == Codec.ZSTD:
-        raise UnsupportedCompressionType(f"zstd comes with Produce v{ZSTD_SINCE} (KIP-110)")
+        raise _no_zstd()
     if header.size != len(records):
         records = records[: header.size]
     appended: Appended | None

@@ -24,6 +24,7 @@ FINE = "NONE"
 def handle(
     services: Services, context: RequestContext, request: UpdateFeaturesRequest
 ) -> Steps[UpdateFeaturesResponse]:
+    """Of a feature that the request names more than once the last level counts; each entry has its result."""
     known = features(services)
     asked: dict[str, FeatureUpdateKey] = {}
     for update in request.feature_updates:
@@ -37,8 +38,8 @@ def handle(
         yield
     response = UpdateFeaturesResponse(error_message=None)
     if context.api_version <= RESULTS_UNTIL:
-        for name in asked:
-            response.results.append(UpdatableFeatureResult(feature=name, error_message=FINE))
+        for update in request.feature_updates:
+            response.results.append(UpdatableFeatureResult(feature=update.feature, error_message=FINE))
             yield
     return response
 

@@ -29,6 +29,8 @@ LOGGER_RESOURCE = 8
 """Of this process; the controller does not know of loggers."""
 CLIENT_METRICS_RESOURCE = 16
 GROUP_RESOURCE = 32
+CHANGES_MAX = 10_000
+"""Of one resource by one request. It has fewer settings: more changes name one again, or one that nobody has."""
 GROUPS_WITH_SETTINGS_MAX = 10_000
 SUBSCRIPTIONS_MAX = 10_000
 
@@ -89,6 +91,8 @@ def alter_configs(
 
 
 def _alter(image: MetadataImage, alteration: Alteration, config: BrokerConfig) -> list[JournalRecord]:
+    if len(alteration.changes) > CHANGES_MAX:
+        raise ApiError(f"a request changes at most {CHANGES_MAX} settings of a resource", ErrorCode.INVALID_REQUEST)
     settings = [change.setting for change in alteration.changes]
     if len(dict.fromkeys(settings)) != len(settings):
         raise ApiError("the request has a setting more than once", ErrorCode.INVALID_REQUEST)

@@ -26,6 +26,8 @@ from tidelog.wire.errors import ApiError, ErrorCode
 R = TypeVar("R")
 
 PARTITIONS_PER_REQUEST_MAX = 10_000
+SETTINGS_MAX = 10_000
+"""Of one new topic in a request. A topic has fewer: more name one again, or one that nobody has."""
 PRODUCER_ID_BLOCK = 1000
 MORE_THAN_ONCE = "the request has this topic more than once"
 
@@ -102,7 +104,7 @@ def create_topics(
         yield
     repeated = yield from _repeated(topic.name for topic in topics)
     if asked > PARTITIONS_PER_REQUEST_MAX:
-        message = f"one request makes at most {PARTITIONS_PER_REQUEST_MAX} partitions, not {asked}"
+        message = f"one request makes at most {PARTITIONS_PER_REQUEST_MAX} partitions, and this one asks for more"
         return JournalDecision([], (yield from _refused(unique, ErrorCode.POLICY_VIOLATION, message)))
     records: list[JournalRecord] = []
     results: list[TopicResult] = []
@@ -188,6 +190,8 @@ def _new_topic(
 
 
 def _settings(topic: NewTopic, config: BrokerConfig) -> dict[str, str]:
+    if len(topic.config) > SETTINGS_MAX:
+        raise ApiError(f"a topic is given at most {SETTINGS_MAX} settings", ErrorCode.INVALID_CONFIG)
     settings: dict[str, str] = {}
     for name, value in topic.config:
         if value is None:
@@ -220,6 +224,9 @@ def check_replicas(image: MetadataImage, replicas: Sequence[int], replication_fa
     """Raises ApiError unless these can hold a partition."""
     if not replicas:
         raise ApiError("an assignment names no broker", ErrorCode.INVALID_REPLICA_ASSIGNMENT)
+    if len(replicas) > len(image.brokers):
+        message = "an assignment names a broker twice, or one that is not registered"
+        raise ApiError(message, ErrorCode.INVALID_REPLICA_ASSIGNMENT)
     for broker in replicas:
         if broker not in image.brokers:
             raise ApiError(f"broker {broker} is not registered", ErrorCode.INVALID_REPLICA_ASSIGNMENT)

@@ -13,6 +13,9 @@ from tidelog.wire.errors import ApiError, ErrorCode
 ENTITIES_MAX = 10_000
 """With quotas of their own, in a cluster: each is looked at by every DescribeClientQuotas."""
 
+CHANGES_MAX = 1000
+"""Of one entity by one request. It has fewer quotas: more changes name one again, or one that there is not."""
+
 Parts = tuple[tuple[str, str | None], ...]
 """An entity as a client named it."""
 
@@ -67,6 +70,8 @@ def alter_quotas(
 
 def _alter(image: MetadataImage, parts: Parts, changes: Sequence[QuotaChange]) -> tuple[list[ClientQuotaChanged], bool]:
     """The records, and whether the entity has no quotas yet. Raises ApiError."""
+    if len(changes) > CHANGES_MAX:
+        raise ApiError(f"a request changes at most {CHANGES_MAX} quotas of an entity", ErrorCode.INVALID_REQUEST)
     if len({change.key: None for change in changes}) < len(changes):
         raise ApiError("the request has a key more than once for this entity", ErrorCode.INVALID_REQUEST)
     entity: Entity = entity_of(parts)

@@ -160,12 +160,13 @@ class BatchHeader:
         return crc32c(memoryview(self.buffer)[start + 21 : start + self.size]) == self.crc
 
 
-def check_produced(buffer: memoryview) -> BatchHeader:
+def check_produced(buffer: memoryview, *, framing_only: bool = False) -> BatchHeader:
     """Check the header of the batch that a client sent for one partition, and return it.
 
     `buffer` must hold one whole batch. Bytes behind it, such as the beginning of another batch, are ignored: the caller
-    cuts the buffer at `size`. The records are not read. Raises InvalidRecord (also for magic 0 and 1, which Kafka 4
-    refuses), CorruptMessage, or ApiError, with the error codes of Kafka 4.3.1.
+    cuts the buffer at `size`. With `framing_only`, only size and format are checked. The records are not read. Raises
+    InvalidRecord (also for magic 0 and 1, which Kafka 4 refuses), CorruptMessage, or ApiError, with the error codes of
+    Kafka 4.3.1.
     """
     if len(buffer) > 16 and buffer[16] != MAGIC:
         _refuse_magic(buffer[16])
@@ -174,6 +175,8 @@ def check_produced(buffer: memoryview) -> BatchHeader:
     header = BatchHeader(buffer)
     if header.size != len(buffer):
         _check_size(header, buffer)
+    if framing_only:
+        return header
     if crc32c(buffer[21 : header.size]) != header.crc:
         raise CorruptMessage(f"the record batch's CRC-32C is not the {header.crc:#010x} that its header states")
     count = header.count

@@ -16,7 +16,7 @@ from log_harness import NOW_MS, LogOnDisk, false_batch
 from tidelog.log.config import DAY_MS, LogConfig
 from tidelog.log.reader import TimestampOffset
 from tidelog.log.times import find_max_timestamp, find_timestamp
-from tidelog.model.steps import at_once
+from tidelog.model.steps import run_all
 from tidelog.simulation.disk import SimDisk
 
 HOUR_MS = 3_600_000
@@ -129,14 +129,14 @@ class FalseHeaders(RuleBasedStateMachine):
     def look_up(self, age_ms: int) -> None:
         wanted = self.on.now_ms - age_ms
         later = [record for record in self.records if record.timestamp >= wanted]
-        found = at_once(find_timestamp(self.on.log, wanted))
+        found = run_all(find_timestamp(self.on.log, wanted))
         assert found == (TimestampOffset(*later[0][:2], 0) if later else None)
 
     @precondition(lambda self: not self.unchecked)
     @invariant()
     def the_largest_timestamp_is_told(self) -> None:
         largest = max((record.timestamp for record in self.records), default=None)
-        found = at_once(find_max_timestamp(self.on.log))
+        found = run_all(find_max_timestamp(self.on.log))
         if largest is None:
             assert found is None
         else:

@@ -3,9 +3,10 @@ from collections.abc import Iterator
 import pytest
 
 from group_harness.virtual_broker import VirtualBroker
-from tidelog.api.repeats import REPEATS_MAX
+from tidelog.api.describe_groups import MEMBER_BYTES
 from tidelog.wire.errors import ErrorCode
 from tidelog.wire.messages.consumer_group_describe import ConsumerGroupDescribeRequest
+from tidelog.wire.messages.consumer_group_heartbeat import ConsumerGroupHeartbeatRequest
 from tidelog.wire.messages.describe_groups import DescribeGroupsRequest
 from tidelog.wire.messages.join_group import JoinGroupRequest, JoinGroupRequestProtocol
 from tidelog.wire.messages.sync_group import SyncGroupRequest, SyncGroupRequestAssignment
@@ -88,17 +89,41 @@ def test_no_groups(broker: VirtualBroker) -> None:
     assert broker.call("DescribeGroups", 5, DescribeGroupsRequest([])).groups == []
 
 
-def test_a_group_is_described_some_times_at_the_most(broker: VirtualBroker) -> None:
+def test_a_group_is_described_again_while_there_is_room(broker: VirtualBroker, monkeypatch: pytest.MonkeyPatch) -> None:
     """A large group that a small request names a thousand times would fill the memory."""
     stable(broker)
-    names = ["g"] * (REPEATS_MAX + 1)
+    names = ["g"] * 100
+    groups = broker.call("DescribeGroups", 6, DescribeGroupsRequest(names)).groups
+    assert [(group.error_code, len(group.members)) for group in groups] == [(ErrorCode.NONE, 1)] * 100
+    size = MEMBER_BYTES + len(b"metadata") + len(b"assignment")
+    monkeypatch.setattr("tidelog.api.repeats.REPEATED_BYTES_MAX", 2 * size)
     *told, other, refused, more = broker.call(
-        "DescribeGroups", 6, DescribeGroupsRequest([*names, "x", "g", "y"])
+        "DescribeGroups", 6, DescribeGroupsRequest(["g", "g", "g", "x", "g", "y"])
     ).groups
-    assert [(group.error_code, len(group.members)) for group in told] == [(ErrorCode.NONE, 1)] * len(names)
+    assert [(group.error_code, len(group.members)) for group in told] == [(ErrorCode.NONE, 1)] * 3
     assert (refused.group_id, refused.error_code, refused.members) == ("g", ErrorCode.INVALID_REQUEST, [])
     assert other.error_code == more.error_code == ErrorCode.GROUP_ID_NOT_FOUND
-    groups = broker.call("ConsumerGroupDescribe", 1, ConsumerGroupDescribeRequest([*names, "x", "g"])).groups
-    *not_found, refused = [group.error_code for group in groups]
-    assert not_found == [ErrorCode.GROUP_ID_NOT_FOUND] * (len(names) + 1)
-    assert refused == ErrorCode.INVALID_REQUEST
+
+
+def test_a_group_that_does_not_exist_is_described_as_often_as_it_is_named(broker: VirtualBroker) -> None:
+    names = ["no"] * 1000
+    groups = broker.call("DescribeGroups", 6, DescribeGroupsRequest(names)).groups
+    assert [group.error_code for group in groups] == [ErrorCode.GROUP_ID_NOT_FOUND] * 1000
+    groups = broker.call("ConsumerGroupDescribe", 1, ConsumerGroupDescribeRequest(names)).groups
+    assert [group.error_code for group in groups] == [ErrorCode.GROUP_ID_NOT_FOUND] * 1000
+
+
+def test_a_consumer_group_is_described_again_while_there_is_room(
+    broker: VirtualBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    beat = ConsumerGroupHeartbeatRequest(
+        "g", "m", 0, rebalance_timeout_ms=30_000, subscribed_topic_names=["t"], topic_partitions=[]
+    )
+    assert broker.call("ConsumerGroupHeartbeat", 1, beat).error_code == ErrorCode.NONE
+    groups = broker.call("ConsumerGroupDescribe", 1, ConsumerGroupDescribeRequest(["g"] * 100)).groups
+    assert [(group.error_code, len(group.members)) for group in groups] == [(ErrorCode.NONE, 1)] * 100
+    monkeypatch.setattr("tidelog.api.repeats.REPEATED_BYTES_MAX", 3 * MEMBER_BYTES)
+    groups = broker.call("ConsumerGroupDescribe", 1, ConsumerGroupDescribeRequest(["g"] * 4 + ["no"])).groups
+    codes = [group.error_code for group in groups]
+    assert codes == [ErrorCode.NONE] * 3 + [ErrorCode.INVALID_REQUEST, ErrorCode.GROUP_ID_NOT_FOUND]
+    assert groups[3].members == []

@@ -87,6 +87,32 @@ def test_forgetting_everything_ends_the_session(sessions: FetchSessions) -> None
     assert (empty.session_id, empty.items, len(sessions)) == (0, [], 0)
 
 
+def test_what_is_named_and_forgotten_is_forgotten(sessions: FetchSessions) -> None:
+    full = sessions.context(asking(0, a=0, b=0), VERSION)
+    again = sessions.context(asking(1, full.session_id, forget={"b": [0], "c": [0, 0]}, b=3, c=0), VERSION)
+    assert [i.topic for i in again.items] == ["a"]
+    assert [i.topic for i in sessions.context(asking(2, full.session_id), VERSION).items] == ["a"]
+
+
+def test_a_request_that_leaves_a_session_empty_is_answered_without_one(sessions: FetchSessions) -> None:
+    full = sessions.context(asking(0, a=0, b=0), VERSION)
+    last = sessions.context(asking(1, full.session_id, forget={"a": [0], "b": [0], "c": [0]}, b=3, c=4), VERSION)
+    assert (last.session_id, last.incremental, len(sessions)) == (0, False, 0)
+    assert [(i.topic, i.fetch_offset) for i in last.items] == [("b", 3), ("c", 4)]
+
+
+def test_a_partition_that_is_named_twice_is_fetched_as_it_is_named_last(sessions: FetchSessions) -> None:
+    def twice(epoch: int, session_id: int, *offsets: int) -> FetchRequest:
+        request = asking(epoch, session_id, a=offsets[0], b=0)
+        request.topics += asking(0, a=offsets[1]).topics
+        return request
+
+    full = sessions.context(twice(0, 0, 1, 2), VERSION)
+    assert [(i.topic, i.fetch_offset) for i in full.items] == [("a", 2), ("b", 0)]
+    again = sessions.context(twice(1, full.session_id, 4, 3), VERSION)
+    assert [(i.topic, i.fetch_offset) for i in again.items] == [("a", 3), ("b", 0)]
+
+
 def test_the_cache_is_bounded_and_only_stale_sessions_make_room(sessions: FetchSessions, clock: Clock) -> None:
     first = sessions.context(asking(0, a=0), VERSION)
     second = sessions.context(asking(0, a=0), VERSION)

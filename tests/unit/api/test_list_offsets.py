@@ -1,4 +1,5 @@
-"""A time is looked for in steps, and the partition may have another log before the last of them."""
+"""Partitions that are named more than once; a time is looked for in steps, and the partition may have another log
+before the last of them."""
 
 from types import SimpleNamespace
 from typing import Any, cast
@@ -6,9 +7,10 @@ from typing import Any, cast
 import pytest
 
 from log_harness import NOW_MS, LogOnDisk
-from tidelog.api.list_offsets import MAX_TIMESTAMP, handle
+from tidelog.api.list_offsets import LATEST, MAX_TIMESTAMP, handle
 from tidelog.api.services import RequestContext, Services
 from tidelog.model.steps import run_all
+from tidelog.wire.errors import ErrorCode, UnknownTopicOrPartition
 from tidelog.wire.messages.list_offsets import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
 
 
@@ -17,6 +19,22 @@ def log_of(count: int) -> LogOnDisk:
     for number in range(count):
         on.append(b"%d" % number, timestamps=[NOW_MS + number])
     return on
+
+
+def test_a_partition_that_is_named_twice_is_refused_once() -> None:
+    def find(topic: str, index: int) -> Any:
+        raise UnknownTopicOrPartition(topic)
+
+    services: Any = SimpleNamespace(partitions=SimpleNamespace(get=find))
+    context: Any = SimpleNamespace(api_version=1)
+    entries = [("t", [0]), ("u", []), ("t", [1, 0]), ("v", [0]), ("t", [2, 2]), ("v", [1])]
+    topics = [ListOffsetsTopic(name, [ListOffsetsPartition(i, -1, LATEST) for i in each]) for name, each in entries]
+    answer = run_all(handle(services, context, ListOffsetsRequest(-1, 0, topics)))
+    twice, unknown = ErrorCode.INVALID_REQUEST, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    assert [(t.name, [(p.partition_index, p.error_code) for p in t.partitions]) for t in answer.topics] == [
+        ("t", [(0, twice), (1, unknown), (2, twice)]),
+        ("v", [(0, unknown), (1, unknown)]),
+    ]
 
 
 @pytest.mark.parametrize(("timestamp", "offset"), [(NOW_MS + 90, 90), (MAX_TIMESTAMP, 99)])

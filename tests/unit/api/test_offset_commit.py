@@ -61,6 +61,24 @@ def test_what_does_not_exist_is_refused_first_as_from_kafka(broker: VirtualBroke
 
 
 @pytest.mark.parametrize("version", VERSIONS)
+def test_each_entry_has_its_answer_and_the_last_offset_counts(broker: VirtualBroker, version: int) -> None:
+    asked = request(version, ("t", [0, 1]), ("u", [0]), ("t", [0]), ("t", [1, 1]))
+    asked.topics[2].partitions[0].committed_offset = 8
+    asked.topics[3].partitions[1].committed_offset = 9
+    t, u = (topic_id("t"), topic_id("u")) if version >= 10 else ("t", "u")
+    response = broker.call("OffsetCommit", version, asked)
+    assert codes(response) == [(t, [(0, 0), (1, 0)]), (u, [(0, 0)]), (t, [(0, 0)]), (t, [(1, 0), (1, 0)])]
+    durable = broker.groups._of("g").core.durable.by_id["g"]
+    assert [value and value.offset for value in (durable.committed("t", 0), durable.committed("t", 1))] == [8, 9]
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_topic_that_does_not_exist_is_refused_without_partitions_too(broker: VirtualBroker, version: int) -> None:
+    nosuch: Any = topic_id("nosuch") if version >= 10 else "nosuch"
+    assert codes(broker.call("OffsetCommit", version, request(version, ("nosuch", []), ("t", [])))) == [(nosuch, [])]
+
+
+@pytest.mark.parametrize("version", VERSIONS)
 def test_a_refused_committer_has_the_error_at_each_partition(broker: VirtualBroker, version: int) -> None:
     asked = request(version, ("t", [0, 1]), generation_id_or_member_epoch=5, member_id="m")
     error = ErrorCode.GROUP_ID_NOT_FOUND if version >= 9 else ErrorCode.ILLEGAL_GENERATION

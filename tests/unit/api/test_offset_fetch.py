@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from group_harness.virtual_broker import VirtualBroker, topic_id
-from tidelog.api.repeats import REPEATS_MAX
+from tidelog.api.offset_fetch import OFFSET_BYTES, TOPIC_BYTES, Asked, _Fetch
 from tidelog.metadata.image import CONSUMER_OFFSETS
 from tidelog.wire.errors import ErrorCode
 from tidelog.wire.messages.offset_commit import (
@@ -193,8 +193,7 @@ def test_no_topics_and_no_groups(broker: VirtualBroker) -> None:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_an_offset_is_told_once(broker: VirtualBroker, version: int) -> None:
-    """Four bytes name it, and KB of metadata may stand with it."""
+def test_an_offset_is_told_as_often_as_it_is_named(broker: VirtualBroker, version: int) -> None:
     commit(broker)
     broker.settle()
     asked = request(version, [("t", [0, 1, 0, 0]), ("t", [0, 2])])
@@ -203,16 +202,69 @@ def test_an_offset_is_told_once(broker: VirtualBroker, version: int) -> None:
     topic = topic_id("t") if version >= 10 else "t"
     epoch = 3 if version >= 5 else -1
     zero, none = (0, 7, epoch, "note", 0), (-1, -1, "", 0)
-    assert told(version, group) == [(topic, [zero, (1, *none)]), (topic, [(2, *none)])]
+    assert told(version, group) == [(topic, [zero, (1, *none), zero, zero]), (topic, [zero, (2, *none)])]
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_metadata_is_told_again_while_there_is_room(
+    broker: VirtualBroker, version: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four bytes name it, and KB of metadata may stand with it."""
+    monkeypatch.setattr("tidelog.api.repeats.REPEATED_BYTES_MAX", 3 * len("note"))
+    commit(broker)
+    broker.settle()
+    answer = broker.call("OffsetFetch", version, request(version, [("t", [0] * 4 + [1] * 20)]))
+    group = answer.groups[0] if version >= 8 else answer
+    assert group.error_code == 0
+    assert [len(topic.partitions) for topic in group.topics] == [24]
+    answer = broker.call("OffsetFetch", version, request(version, [("t", [0] * 3), ("t", [1, 0, 0])]))
+    group = answer.groups[0] if version >= 8 else answer
+    if version == 1:
+        assert {p.error_code for topic in group.topics for p in topic.partitions} == {ErrorCode.INVALID_REQUEST}
+        assert [len(topic.partitions) for topic in group.topics] == [3, 3]
+    else:
+        assert (group.error_code, group.topics) == (ErrorCode.INVALID_REQUEST, [])
 
 
 @pytest.mark.parametrize("version", [8, 9, 10])
-def test_a_group_is_told_of_some_times_at_the_most(broker: VirtualBroker, version: int) -> None:
+def test_a_group_is_told_of_again_while_there_is_room(
+    broker: VirtualBroker, version: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     commit(broker)
     broker.settle()
-    answer = broker.call("OffsetFetch", version, request(version, None, *["g"] * (REPEATS_MAX + 2), "other"))
+    answer = broker.call("OffsetFetch", version, request(version, None, *["g"] * 100))
+    assert [(group.error_code, len(group.topics)) for group in answer.groups] == [(0, 1)] * 100
+    monkeypatch.setattr("tidelog.api.repeats.REPEATED_BYTES_MAX", 2 * (TOPIC_BYTES + 1 + OFFSET_BYTES + len("note")))
+    answer = broker.call("OffsetFetch", version, request(version, None, *["g"] * 4, "other", "other"))
     assert [(group.group_id, group.error_code, len(group.topics)) for group in answer.groups] == [
-        *[("g", ErrorCode.NONE, 1)] * (REPEATS_MAX + 1),
+        *[("g", ErrorCode.NONE, 1)] * 3,
         ("g", ErrorCode.INVALID_REQUEST, 0),
-        ("other", ErrorCode.NONE, 0),
+        *[("other", ErrorCode.NONE, 0)] * 2,
     ]
+
+
+@pytest.mark.parametrize("version", [8, 9, 10])
+def test_a_group_that_is_named_for_some_topics_for_all_and_for_others(broker: VirtualBroker, version: int) -> None:
+    for topic in ("t", "u"):
+        commit(broker, topic=topic)
+    broker.settle()
+    name = topic_id if version >= 10 else str
+    asked = request(version, [("t", [0])])
+    for others in (None, [("u", [0]), ("t", [0])], []):
+        asked.groups += request(version, others).groups
+    assert [
+        [(topic, [p[1] for p in partitions]) for topic, partitions in told(version, group)]
+        for group in broker.call("OffsetFetch", version, asked).groups
+    ] == [[(name("t"), [7])], [(name("t"), [7]), (name("u"), [7])], [(name("u"), [7]), (name("t"), [7])], []]
+
+
+def test_a_group_that_is_named_a_thousand_times_is_copied_once(broker: VirtualBroker) -> None:
+    commit(broker)
+    broker.settle()
+    fetch = _Fetch(8, broker.metadata.image)
+    durable = broker.groups._of("g").core.durable.by_id["g"]
+    everything = [fetch._copied("g", None, durable) for _ in range(1000)]
+    some = fetch._copied("g", [Asked("t", b"", [0], ErrorCode.NONE)], durable)
+    assert all(copied is some for copied in everything)
+    assert some == durable.offsets
+    assert some["t"] is not durable.offsets["t"]

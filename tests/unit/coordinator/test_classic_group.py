@@ -49,11 +49,36 @@ def test_a_second_sync_of_a_member_takes_the_place_of_the_first() -> None:
     assert second.only.assignment == b"x"
 
 
-def test_a_protocol_that_is_named_twice_has_one_vote() -> None:
+def test_a_protocol_that_is_named_twice_is_not_chosen() -> None:
     world = World()
-    join = world.join(protocols=[("range", b"1"), ("range", b"2")])
+    first = world.join(protocols=[("range", b"1"), ("sticky", b"2"), ("range", b"3")])
     world.wait(300)
-    assert join.only.members[0].metadata == b"1"
+    assert (first.only.protocol_name, first.only.members[0].metadata) == ("sticky", b"2")
+    assert world.join(protocols=[("range", b"4")]).error == ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+    assert world.join(protocols=[("sticky", b"4"), ("sticky", b"4")]).error == ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+    world.join(protocols=[("range", b"4"), ("sticky", b"5")])
+    again = world.join(first.only.member_id, protocols=[("range", b"1"), ("sticky", b"2"), ("range", b"3")])
+    assert (again.only.protocol_name, [member.metadata for member in again.only.members]) == ("sticky", [b"2", b"5"])
+
+
+def test_a_member_whose_only_protocol_is_named_twice_is_refused() -> None:
+    twice = [("range", b"1"), ("range", b"1")]
+    world = World()
+    assert world.join(protocols=twice).error == ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+    assert world.core.groups == {}
+    member = world.join(protocols=[("range", b"1")])
+    world.wait(300)
+    assert world.join(member.only.member_id, protocols=twice).error == ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+
+
+def test_a_member_id_is_given_before_protocols_are_looked_at() -> None:
+    """As in Kafka; the second request, which brings the id, is refused."""
+    world = World()
+    twice = [("range", b"1"), ("range", b"1")]
+    given = world.join(version=4, protocols=twice)
+    assert given.error == ErrorCode.MEMBER_ID_REQUIRED
+    joined = world.join(given.only.member_id, version=4, protocols=twice)
+    assert joined.error == ErrorCode.INCONSISTENT_GROUP_PROTOCOL
 
 
 def test_a_new_group_begins_with_a_record_and_a_refused_join_makes_none() -> None:

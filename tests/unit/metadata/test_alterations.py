@@ -205,3 +205,12 @@ def test_a_list_grows_no_longer_than_can_be_told() -> None:
     # What was stored by a version that took it can be put right.
     known = image(topic("a", 1, **{REPLICAS: half + ",7:7" * 50_000}))
     assert alter_configs(known, [on(TOPIC, "a", (REPLICAS, SET, half))], settings()).reply[0].error.name == "NONE"
+
+
+@pytest.mark.parametrize("replace", [False, True])
+def test_a_resource_is_changed_in_a_bounded_number_of_settings(*, replace: bool) -> None:
+    changes = [Change("retention.ms", SET, "6")] * (alterations.CHANGES_MAX + 1)
+    decision = alter_configs(image(topic("a", 1)), [Alteration(TOPIC, "a", changes, replace)], settings())
+    (result,) = decision.reply
+    assert (result.error, decision.records) == (42, [])
+    assert str(alterations.CHANGES_MAX) in str(result.message)

@@ -9,6 +9,7 @@ from metadata_harness.builders import ids, image, settings, topic, topic_id
 from tidelog.metadata import controller
 from tidelog.metadata.controller import (
     PARTITIONS_PER_REQUEST_MAX,
+    SETTINGS_MAX,
     MorePartitions,
     NewTopic,
     TopicChoice,
@@ -110,10 +111,13 @@ def test_a_topic_is_made(before: MetadataImage, request_: NewTopic, record: Topi
         (NewTopic("t", assignments=[(0, [])]), "INVALID_REPLICA_ASSIGNMENT"),
         (NewTopic("t", assignments=[(0, [3])]), "INVALID_REPLICA_ASSIGNMENT"),
         (NewTopic("t", assignments=[(0, [1, 1])]), "INVALID_REPLICA_ASSIGNMENT"),
+        (NewTopic("t", assignments=[(0, [1, 2, 1])]), "INVALID_REPLICA_ASSIGNMENT"),
         (NewTopic("t", assignments=[(0, [1, 2]), (1, [1])]), "INVALID_REPLICA_ASSIGNMENT"),
         (NewTopic("t", 1, 1, config=[("nope", "1")]), "INVALID_CONFIG"),
         (NewTopic("t", 1, 1, config=[("retention.ms", "abc")]), "INVALID_CONFIG"),
         (NewTopic("t", 1, 1, config=[("retention.ms", None)]), "INVALID_CONFIG"),
+        (NewTopic("t", 1, 1, config=[("retention.ms", None), ("retention.ms", "1")]), "INVALID_CONFIG"),
+        (NewTopic("t", 1, 1, config=[("retention.ms", "1")] * (SETTINGS_MAX + 1)), "INVALID_CONFIG"),
         # What is looked at first: the name, the settings, then the partitions.
         (NewTopic("a b", 0, 9, config=[("retention.ms", "abc")]), "INVALID_TOPIC_EXCEPTION"),
         (NewTopic("here", 0, 9, config=[("retention.ms", "abc")]), "TOPIC_ALREADY_EXISTS"),

@@ -203,11 +203,11 @@ def test_replay_gives_the_same_image_however_it_is_cut(entries: list[list[Journa
     for entry in entries:
         journal.append(encode(1, entry))
         live = ImageBuilder(live).apply(entry).build()
-    at_once = ImageBuilder(EMPTY_IMAGE)
+    run_all = ImageBuilder(EMPTY_IMAGE)
     for position, line in enumerate(journal):
-        at_once.apply(decode(line, position).records)
-    assert contents(at_once.build()) == contents(live)
-    assert at_once.position == live.position == len(journal)
+        run_all.apply(decode(line, position).records)
+    assert contents(run_all.build()) == contents(live)
+    assert run_all.position == live.position == len(journal)
 
     cut = data.draw(st.integers(0, len(journal)))
     prefix = ImageBuilder(EMPTY_IMAGE)

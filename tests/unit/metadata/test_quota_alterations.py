@@ -67,6 +67,13 @@ def test_a_key_that_comes_twice() -> None:
     assert [r.error for r in alter(cluster(), twice).reply] == [ErrorCode.INVALID_REQUEST]
 
 
+def test_an_entity_is_changed_in_a_bounded_number_of_quotas() -> None:
+    changes = [QuotaChange("producer_byte_rate", 5.0)] * (quota_alterations.CHANGES_MAX + 1)
+    (result,) = alter(cluster(), QuotaAlteration(C, changes)).reply
+    assert result.error == ErrorCode.INVALID_REQUEST
+    assert str(quota_alterations.CHANGES_MAX) in str(result.message)
+
+
 def test_how_many_may_have_quotas(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(quota_alterations, "ENTITIES_MAX", 3)
     wanted = [on((("client-id", f"{n}"),), producer_byte_rate=5.0) for n in range(4)]

@@ -354,18 +354,18 @@ def test_many_small_ones_have_some_ms_of_each_turn_together(settings: dict[str, 
     async def scenario() -> None:
         bench = Bench(**{"compression_type": "producer", **settings})
         bench.step_s = SLOW_S
-        at_once = [name for name in NAMES if bench.append(name) is not None]
-        assert 0 < len(at_once) <= MOST
-        assert bench.stored() == at_once
+        run_all = [name for name in NAMES if bench.append(name) is not None]
+        assert 0 < len(run_all) <= MOST
+        assert bench.stored() == run_all
         for number in range(len(bench.threads.calls)):
             await bench.threads.end(number)
         before = len(bench.outcomes)
-        while len(bench.outcomes) < len(NAMES) - len(at_once):
+        while len(bench.outcomes) < len(NAMES) - len(run_all):
             await asyncio.sleep(0)
             assert len(bench.outcomes) - before <= MOST
             before = len(bench.outcomes)
         assert bench.stored() == NAMES
-        assert [*at_once, *bench.outcomes] == NAMES, "answered in order"
+        assert [*run_all, *bench.outcomes] == NAMES, "answered in order"
         await asyncio.sleep(0)
         assert bench.append("a") is not None, "and now at once again"
 
@@ -394,11 +394,11 @@ def test_at_the_end_those_that_have_turns_are_told_as_well() -> None:
     async def scenario() -> None:
         bench = Bench("producer", cleanup_policy="compact")
         bench.step_s = SLOW_S
-        at_once = [name for name in NAMES if bench.append(name) is not None]
+        run_all = [name for name in NAMES if bench.append(name) is not None]
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         stored = bench.stored()
-        assert len(at_once) < len(stored) < len(NAMES)
+        assert len(run_all) < len(stored) < len(NAMES)
         bench.partition.close_queue()
         refused = [name for name, outcome in bench.outcomes.items() if isinstance(outcome, NotLeaderOrFollower)]
         assert [*stored, *refused] == NAMES

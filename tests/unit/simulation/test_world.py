@@ -241,14 +241,14 @@ def test_blocking_calls_take_effect_at_their_beginning_or_at_their_end() -> None
 
         async def scenario() -> None:
             tasks = world.host("a").runtime.tasks
-            at_once = 0
+            run_all = 0
             for _ in range(50):
                 seen: list[int] = []
                 call = tasks.run_blocking(seen.append, 1)
-                at_once += len(seen)
+                run_all += len(seen)
                 await call
                 assert seen == [1]
-            assert 10 < at_once < 40
+            assert 10 < run_all < 40
             order: list[int] = []
             await asyncio.gather(*(tasks.run_blocking(order.append, number, lane="store") for number in range(20)))
             assert order == list(range(20))

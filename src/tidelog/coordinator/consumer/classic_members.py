@@ -24,7 +24,7 @@ from tidelog.coordinator.consumer.step import Step
 from tidelog.coordinator.consumer.timers import Timer
 from tidelog.coordinator.decision import Decision, Moment, Reply
 from tidelog.coordinator.group.classic import KNOWN_ID_VERSION, Joining, protocols_of
-from tidelog.coordinator.group.members import Protocols
+from tidelog.coordinator.group.members import Protocols, protocols_to_vote_for
 from tidelog.coordinator.group.rebalance import NO_MEMBER_ID, refuse_join
 from tidelog.wire.errors import (
     ApiError,
@@ -113,7 +113,7 @@ def _check_protocols(group: ConsumerGroup, protocol_type: str, protocols: Protoc
     If the group is converted to a classic group, that group needs a common protocol.
     """
     supported = protocol_type == PROTOCOL_TYPE and any(
-        group.classic_protocols.get(name, 0) == group.classic_count for name, _ in protocols
+        group.classic_protocols.get(name, 0) == group.classic_count for name in protocols_to_vote_for(protocols)
     )
     if not supported:
         raise InconsistentGroupProtocol("the member shares no protocol with the group's classic members")

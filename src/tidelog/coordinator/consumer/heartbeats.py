@@ -250,10 +250,10 @@ def update_pattern(step: Step, current: Member, updated: Member) -> tuple[bool, 
 def _reported(request: ConsumerGroupHeartbeatRequest) -> Reported | None:
     if request.topic_partitions is None:
         return None
-    reported: Reported = {}
+    reported: dict[bytes, set[int]] = {}
     for topic in request.topic_partitions:
-        reported[topic.topic_id] = reported.get(topic.topic_id, frozenset()) | frozenset(topic.partitions)
-    return reported
+        reported.setdefault(topic.topic_id, set()).update(topic.partitions)
+    return {topic_id: frozenset(partitions) for topic_id, partitions in reported.items()}
 
 
 def _is_full(request: ConsumerGroupHeartbeatRequest) -> bool:

@@ -15,6 +15,7 @@ from tidelog.coordinator.consumer.records import (
     TARGET_METADATA,
     ConsumerRecord,
 )
+from tidelog.coordinator.group.members import protocols_to_vote_for
 from tidelog.wire.messages.group_records import (
     ConsumerGroupMetadataValue,
     ConsumerGroupRegularExpressionValue,
@@ -290,7 +291,7 @@ class ConsumerGroup:
             _count(self.assignors, member.assignor, change)
         if member.classic is not None:
             self.classic_count += change
-            for name, _ in member.classic.protocols:
+            for name in protocols_to_vote_for(member.classic.protocols):
                 _count(self.classic_protocols, name, change)
         self.metadata_bytes += change * subscription_bytes(member)
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from tidelog.coordinator.deadlines import Deadline, Deadlines
 from tidelog.coordinator.decision import Decision, Moment, Reply
-from tidelog.coordinator.group.members import Member, Protocols, metadata_bytes
+from tidelog.coordinator.group.members import Member, Protocols, metadata_bytes, protocols_to_vote_for
 from tidelog.coordinator.group.rebalance import NO_MEMBER_ID, RebalancingGroup, refuse_join
 from tidelog.coordinator.group.settings import (
     METADATA_BYTES_MAX,
@@ -54,6 +54,13 @@ class Joining(NamedTuple):
     def rebalance_timeout_ms(self) -> int:
         """Version 0 has one timeout for both."""
         return self.request.session_timeout_ms if self.version == 0 else self.request.rebalance_timeout_ms
+
+    @property
+    def asks_for_an_id(self) -> bool:
+        """Whether the answer is a member id, with which the client is to join again (KIP-394)."""
+        request = self.request
+        known = request.member_id != NO_MEMBER_ID or request.group_instance_id is not None
+        return self.version >= KNOWN_ID_VERSION and not known
 
 
 class ClassicGroup(RebalancingGroup):
@@ -108,7 +115,7 @@ class ClassicGroup(RebalancingGroup):
         if not self._has_room_for(member_id):
             self._drop(member_id, out, now)
             refuse_join(joining.reply, NO_MEMBER_ID, ErrorCode.GROUP_MAX_SIZE_REACHED, out)
-        elif not self._supports(request.protocol_type, protocols):
+        elif not self._supports(joining, protocols):
             refuse_join(joining.reply, member_id, ErrorCode.INCONSISTENT_GROUP_PROTOCOL, out)
         elif self.members.metadata_bytes + metadata_bytes(protocols) > METADATA_BYTES_MAX:
             refuse_join(joining.reply, member_id, ErrorCode.GROUP_MAX_SIZE_REACHED, out)
@@ -238,11 +245,15 @@ class ClassicGroup(RebalancingGroup):
             return members.joining < self._settings.group_max_size
         return member_id in members or len(members) < self._settings.group_max_size
 
-    def _supports(self, protocol_type: str, protocols: Protocols) -> bool:
+    def _supports(self, joining: Joining, protocols: Protocols) -> bool:
+        """Whether a protocol can be chosen that this member and all others know. Kafka does not answer the only member
+        of a group where none can.
+        """
+        protocol_type = joining.request.protocol_type
         if not protocol_type or not protocols:
             return False
         if self.state is GroupState.EMPTY:
-            return True
+            return joining.asks_for_an_id or bool(protocols_to_vote_for(protocols))
         return protocol_type == self.protocol_type and self.members.support(protocols)
 
     # Sync
@@ -369,11 +380,7 @@ class ClassicGroup(RebalancingGroup):
 
 
 def protocols_of(request: JoinGroupRequest) -> Protocols:
-    """A name that comes twice counts once: counted twice, its vote would never match the number of members."""
-    protocols: dict[str, bytes] = {}
-    for protocol in request.protocols:
-        protocols.setdefault(protocol.name, protocol.metadata)
-    return list(protocols.items())
+    return [(protocol.name, protocol.metadata) for protocol in request.protocols]
 
 
 def _differ(asked: str | None, known: str | None) -> bool:

@@ -1,6 +1,7 @@
 """The members of one classic group: who they are, what they vote for, whom the group waits for."""
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 
 from tidelog.coordinator.deadlines import Deadline
 from tidelog.coordinator.decision import Reply
@@ -12,7 +13,16 @@ PROTOCOL_OVERHEAD_BYTES = 200
 """Of objects and votes, for each protocol that a member names."""
 
 Protocols = list[tuple[str, bytes]]
-"""(name, metadata), each name once, in the member's order of preference."""
+"""(name, metadata) in the member's order of preference, as it sent them: a name may come more than once."""
+
+
+def protocols_to_vote_for(protocols: Sequence[tuple[str, bytes]]) -> list[str]:
+    """The names that come once. Kafka never chooses a protocol that a member names more than once."""
+    names = [name for name, _ in protocols]
+    if len(dict.fromkeys(names)) == len(names):
+        return names
+    counts = Counter(names)
+    return [name for name in names if counts[name] == 1]
 
 
 class Member:
@@ -61,7 +71,7 @@ class Member:
         """Joined for the first time and not answered yet: it does not know its id, so it cannot send heartbeats."""
 
     def metadata_for(self, protocol: str | None) -> bytes:
-        """What the member said with that protocol; empty if it did not name it."""
+        """The metadata that the member sent with that protocol; empty if it did not name it."""
         for name, metadata in self.protocols:
             if name == protocol:
                 return metadata
@@ -171,17 +181,17 @@ class Members:
         return reply
 
     def support(self, protocols: Protocols) -> bool:
-        """Whether one of `protocols` is known to every member there is."""
+        """Whether one of `protocols` can be chosen: every member can vote for it."""
         everyone = len(self.by_id)
-        return any(self._votes.get(name, 0) == everyone for name, _ in protocols)
+        return any(self._votes.get(name, 0) == everyone for name in protocols_to_vote_for(protocols))
 
     def select_protocol(self) -> str:
-        """Of the protocols that all members know, the one that most of them prefer; a tie ends as it does in Kafka."""
+        """Of the protocols that all members can vote for, the one that most prefer; a tie ends as it does in Kafka."""
         everyone = len(self.by_id)
         counts: dict[str, int] = {}
         for member in self.by_id.values():
             for name, _ in member.protocols:
-                if self._votes[name] == everyone:
+                if self._votes.get(name) == everyone:
                     counts[name] = counts.get(name, 0) + 1
                     break
         assert counts, "members without a common protocol"
@@ -207,7 +217,7 @@ class Members:
         assert self.metadata_bytes == sum(metadata_bytes(member.protocols) for member in members)
         votes: dict[str, int] = {}
         for member in members:
-            for name, _ in member.protocols:
+            for name in protocols_to_vote_for(member.protocols):
                 votes[name] = votes.get(name, 0) + 1
         assert self._votes == votes
         assert (self.leader_id in self.by_id) if members else self.leader_id is None
@@ -217,7 +227,7 @@ class Members:
 
     def _count_votes(self, protocols: Protocols, change: int) -> None:
         votes = self._votes
-        for name, _ in protocols:
+        for name in protocols_to_vote_for(protocols):
             count = votes.get(name, 0) + change
             if count:
                 votes[name] = count
