@@ -71,7 +71,8 @@ def test_a_refusal_says_what_is_broken(name: str) -> None:
 
 
 def log_of(*names: str, cleanup_policy: str = "delete") -> LogOnDisk:
-    on = LogOnDisk(LogConfig(cleanup_policy=cleanup_policy, index_interval_bytes=0))
+    # Without retention by time, which would have the records of these old batches examined at their append.
+    on = LogOnDisk(LogConfig(cleanup_policy=cleanup_policy, index_interval_bytes=0, retention_ms=-1))
     for name in names:
         on.append_batch(made(name))
     return on
