@@ -225,6 +225,9 @@ class Stream(Protocol):
 
     def resume_reading(self) -> None: ...
 
+    def write_eof(self) -> None:
+        """Send nothing more once the backlog is out, and go on reading: the other side sees the end of its input."""
+
     def finish(self) -> None:
         """Read no more; close once the backlog is out and the other side has had a moment to take it."""
 
@@ -235,7 +238,8 @@ class Stream(Protocol):
 class Receiver(Protocol):
     """What a stream calls: the shape of `asyncio.BufferedProtocol`, so that a large frame arrives in its own buffer.
 
-    An exception that escapes from it is logged and ends the connection.
+    An exception that escapes from it is logged and ends the connection. The connection closes when the other side has
+    ended its sending, unless this is an `AnsweringReceiver`.
     """
 
     def connected(self, stream: Stream) -> None: ...
@@ -251,6 +255,17 @@ class Receiver(Protocol):
 
     def closed(self, error: OSError | None) -> None:
         """The last call, made once, never from within a call to the stream. None when either side closed in order."""
+
+
+class AnsweringReceiver(Receiver, Protocol):
+    """A receiver that may still have something to send when its input has ended."""
+
+    def eof_received(self) -> bool:
+        """The other side has shut its sending side or has closed: TCP does not say which. No `received` comes after it.
+
+        True: the stream stays open, and the receiver calls `finish` when it has sent everything; `closed` still tells
+        of a reset. False: the stream closes.
+        """
 
 
 class Listener(Protocol):

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable
 
 from tidelog.runtime.interfaces import Receiver, Tasks
+from tidelog.runtime.resets import Resets
 from tidelog.runtime.stream import SocketStream
 
 log = logging.getLogger("tidelog.network")
@@ -125,6 +126,7 @@ class SocketNetwork:
         self._tasks = tasks
         self._listeners: dict[SocketListener, None] = {}
         self._streams: dict[SocketStream, None] = {}
+        self.resets = Resets(loop)
 
     @property
     def connection_count(self) -> int:
@@ -162,6 +164,7 @@ class SocketNetwork:
             listener.close()
         for stream in list(self._streams):
             stream.abort()
+        self.resets.close()
 
     def adopt(self, connection: socket.socket, receiver: Callable[[], Receiver]) -> SocketStream | None:
         """Make a connected socket a stream of ours. None if it is gone already or the receiver refuses by raising."""
