@@ -5,8 +5,12 @@ earlier ones wait for their acknowledgement. Views into a request (record batche
 or first awaits: the buffer is used again. A request of more than `WIDE_REQUEST_BYTES`, of produce `WIDE_PRODUCE_BYTES`,
 has turns, and its buffer is kept until the last of them.
 
-A client that goes away takes back nothing: requests that came whole and change something (`Route.has_effects`) are
-handled to their end, in their order, and only answers and reads are dropped.
+A client that has shut its sending side gets an answer to every request that came whole, in order; then its connection
+closes. TCP does not tell such a client from one that has closed: both keep their connection until the last answer was
+sent, or a reset came back for one.
+
+A client that has gone (its connection is broken) takes back nothing: requests that came whole and change something
+(`Route.has_effects`) are handled to their end, in their order, and only answers and reads are dropped.
 """
 
 import logging
@@ -65,6 +69,7 @@ class ServerConnection:
         "_filled",
         "_frame",
         "_halted",
+        "_input_ended",
         "_kept",
         "_last_active",
         "_listener",
@@ -99,6 +104,7 @@ class ServerConnection:
         self._paused = False
         self._resuming = False  # it is to go on in a later turn of the loop
         self._draining = False  # no further request is begun
+        self._input_ended = False  # the client has shut its sending side: it is answered, and then closed
         self._muted: TimerHandle | None = None  # until it comes, the client is over a quota
         self._halted = False  # draining or muted
         self._waiting: deque[Slot] = deque()
@@ -144,6 +150,12 @@ class ServerConnection:
     def drained(self) -> None:
         self._resume(self._listener.pipelining.share)
 
+    def eof_received(self) -> bool:
+        self._input_ended = True
+        self._drop_frame()  # its end does not come any more
+        self._finish_if_answered()
+        return True
+
     def closed(self, error: OSError | None) -> None:
         if self.open and not self.gone:
             self._part()
@@ -178,6 +190,12 @@ class ServerConnection:
             self.resume_soon()
         self._end_if_done()
 
+    def _finish_if_answered(self) -> None:
+        """Close when the client is not to send anything more, by its will or ours, and has every answer."""
+        if not self._waiting and (self._draining or (self._input_ended and self._stash is None)):
+            self._draining = self._halted = True
+            self._stream.finish()
+
     def _end_if_done(self) -> None:
         if self.gone and self.open and not self._waiting and (self._stash is None or self._draining):
             self.open = False
@@ -186,9 +204,10 @@ class ServerConnection:
 
     def silent_s(self, now_s: float) -> float:
         """For how long the client has sent nothing and read nothing; 0 while it waits for an answer (a long poll, a
-        join). Meant to be asked now and then: that is how reading is seen.
+        join), unless it has shut its sending side and may be no more. Meant to be asked now and then: that is how
+        reading is seen.
         """
-        if self._waiting:
+        if self._waiting and not self._input_ended:
             return 0
         if self._stream.backlog_bytes != self._backlog_seen:
             self._backlog_seen = self._stream.backlog_bytes
@@ -200,8 +219,7 @@ class ServerConnection:
         if self.open and not self._draining:
             self._draining = self._halted = True
             self._pause()
-            if not self._waiting:
-                self._stream.finish()
+            self._finish_if_answered()
             self._end_if_done()
 
     def mute(self, delay_s: float, then: Callable[[], object] | None = None) -> None:
@@ -261,7 +279,7 @@ class ServerConnection:
 
     def _begin_frame(self, part: memoryview, size: int) -> None:
         """`part` is the beginning of a frame of `size` bytes (4: its length has not all come)."""
-        if self.gone:
+        if self.gone or self._input_ended:  # its end does not come any more
             return
         # What is longer grows as its bytes come: a length that a peer only claims takes no memory.
         first = min(size, max(self._listener.frame_step_bytes, len(part) + 1))
@@ -365,6 +383,8 @@ class ServerConnection:
         if self.open and self._stash is None and self._paused:
             self._paused = False
             self._stream.resume_reading()
+        if self._input_ended and self.open:
+            self._finish_if_answered()
         self._end_if_done()
 
     # Requests
@@ -557,8 +577,8 @@ class ServerConnection:
             return
         if self._draining and not waiting:
             self._stream.finish()
-        elif self._paused and not self._must_wait():  # for what was put aside, or for a wait that is over
-            self.resume_soon()
+        elif (self._paused or self._input_ended) and not self._must_wait():
+            self.resume_soon()  # with what was put aside, with reading, or to the end of a client that sends no more
         if self.gone:
             self._end_if_done()
 
