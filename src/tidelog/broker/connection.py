@@ -15,18 +15,16 @@ A client that has gone (its connection is broken) takes back nothing: requests t
 
 import logging
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from struct import Struct
-from types import CoroutineType, GeneratorType
 from typing import TYPE_CHECKING, Any
 
-from tidelog.api.metering import Meter, timed
-from tidelog.api.pending import Pending
+from tidelog.api.metering import Meter
 from tidelog.api.registry import API_VERSIONS_KEY, PRODUCE_KEY, Route, route, routes
 from tidelog.api.services import NO_RESPONSE, CloseConnection, Peer, RequestContext, Services
 from tidelog.broker.gone import GONE
 from tidelog.broker.pipelining import COMBINE_REQUESTS
-from tidelog.broker.serving import Encoded, not_encoded, served_in_steps
+from tidelog.broker.serving import Encoded, failure_response, not_encoded, served_in_steps
 from tidelog.broker.slot import Slot
 from tidelog.quotas.client_quotas import ANONYMOUS
 from tidelog.runtime.interfaces import FileRegion, Piece, Stream, TimerHandle
@@ -477,20 +475,15 @@ class ServerConnection:
                     self._send(found, context.correlation_id, response)
                 return
         except Exception as error:
-            response = self.failed(found, context, error)
+            response = failure_response(found, context, error)
         if response is not None or self._waiting:
             self._wait_for(response, found, context)
 
-    def _wait_for(self, response: Any, found: Route, context: RequestContext) -> None:
+    def _wait_for(self, outcome: Any, found: Route, context: RequestContext) -> None:
         """Answer behind those who wait, or once there is an answer."""
         slot = Slot(self, found, context)
         self._waiting.append(slot)
-        if isinstance(response, Pending) and not self.gone:
-            slot.pending = response
-            response.listen(slot.answer)
-        else:
-            slot.is_handled = not isinstance(response, GeneratorType | CoroutineType)
-            slot.settle(response)
+        slot.take(outcome)
 
     def _call_metered(self, found: Route, context: RequestContext, request: Any, meter: Meter) -> None:
         """As `_call`, for a client that has a quota."""
@@ -498,23 +491,20 @@ class ServerConnection:
         try:
             response = found.handle(self.services, context, request)
         except Exception as error:
-            response = self.failed(found, context, error)
+            response = failure_response(found, context, error)
         meter.stop()
         if not self._waiting:
             if type(response) is found.response:
                 meter.settle(response)
                 meter.start()
                 self._send(found, context.correlation_id, response)
-                self._answered(meter)
+                self._throttle(meter)
                 return
             if response is NO_RESPONSE:
                 meter.settle(response)
-                self._answered(meter)
+                self._throttle(meter)
                 return
-        slot = Slot(self, found, context)
-        self._waiting.append(slot)
-        slot.is_handled = not isinstance(response, GeneratorType | CoroutineType)
-        slot.settle(response)
+        self._wait_for(response, found, context)
 
     def _begin_wide(self, found: Route, context: RequestContext, frame: memoryview, position: int) -> None:
         """Decode, handle and answer a request in turns: most in the first, here."""
@@ -526,42 +516,20 @@ class ServerConnection:
         slot = Slot(self, found, context)
         slot.pipelined = False  # what follows comes behind all of this
         self._waiting.append(slot)
-        slot.is_handled = False
         steps = served_in_steps(self.services, found, context, frame, position, lambda: not self.gone)
-        slot.begin(timed(context.meter, steps), weight=len(frame))
-        if slot.work is not None and self.open:
+        if slot.begin(steps, weight=len(frame)) and self.open:
             buffer = frame.obj
             assert isinstance(buffer, bytearray)
             slot.keeps = True
             self._keep(buffer)
 
-    async def await_answer(self, slot: "Slot", answer: Coroutine[Any, Any, Any]) -> None:
-        try:
-            response = await answer
-        except Exception as error:
-            response = self.failed(slot.route, slot.context, error)
-        slot.task = None
-        slot.is_handled = True
-        slot.settle(response)
-
-    def failed(self, found: Route, context: RequestContext, error: Exception) -> Any:
-        if not isinstance(error, ApiError):
-            logger.exception(
-                "request failed api=%s version=%d client=%s peer=%s",
-                found.name, context.api_version, context.client_id, self.peer.name,
-            )  # fmt: skip
-            error = ApiError("the broker failed on this request; its log says more")
-        return found.error_response(error) or CloseConnection(f"{found.name}: {error.message}")
-
     # Responses
 
-    def is_next(self, slot: Slot) -> bool:
-        """Whether its answer is the one to be sent now."""
-        return self.open and bool(self._waiting) and self._waiting[0] is slot
-
-    def advance(self) -> None:
-        """Send what is answered at the head of the queue, then go on with requests that were put aside."""
+    def slot_answered(self, slot: Slot) -> None:
+        """If its answer is the next to be sent, send it and those behind it, then go on with what was put aside."""
         waiting = self._waiting
+        if not waiting or waiting[0] is not slot or not self.open:
+            return
         self._last_active = self._monotonic()
         while waiting and waiting[0].answered and self.open:
             slot = waiting.popleft()
@@ -572,7 +540,7 @@ class ServerConnection:
             elif slot.response is not None:
                 self._send(slot.route, slot.context.correlation_id, slot.response)
             if slot.context.meter is not None:
-                self._answered(slot.context.meter)
+                self._throttle(slot.context.meter)
         if not self.open:
             return
         if self._draining and not waiting:
@@ -582,8 +550,8 @@ class ServerConnection:
         if self.gone:
             self._end_if_done()
 
-    def _answered(self, meter: Meter) -> None:
-        """A client that is over a quota waits from now on (KIP-219)."""
+    def _throttle(self, meter: Meter) -> None:
+        """An answer was sent: if its client is over a quota by then, it waits from now on (KIP-219)."""
         meter.sent()
         if meter.throttle_ms:
             self.mute(meter.throttle_ms / 1000)
