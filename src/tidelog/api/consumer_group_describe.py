@@ -1,10 +1,10 @@
 """ConsumerGroupDescribe (key 69), v0-1 (KIP-848). v1: which protocol each member speaks (KIP-1099)."""
 
 from functools import partial
+from typing import TYPE_CHECKING
 
 from tidelog.api.describe_groups import ALL_OPERATIONS
 from tidelog.api.describing import described_groups
-from tidelog.api.pending import Pending
 from tidelog.api.services import RequestContext, Services
 from tidelog.model.steps import Steps
 from tidelog.wire.errors import ApiError
@@ -14,10 +14,13 @@ from tidelog.wire.messages.consumer_group_describe import (
     DescribedGroup,
 )
 
+if TYPE_CHECKING:
+    from tidelog.api.pending import Outcome
+
 
 def handle(
     services: Services, context: RequestContext, request: ConsumerGroupDescribeRequest
-) -> Steps[ConsumerGroupDescribeResponse | Pending[ConsumerGroupDescribeResponse]]:
+) -> "Steps[Outcome[ConsumerGroupDescribeResponse]]":
     del context
     told = partial(_told, request.include_authorized_operations)
     return described_groups(services.groups.describe_consumer, told, _response, request.group_ids)

@@ -1,16 +1,21 @@
 """DeleteGroups (key 42), v0-2 (KIP-229): removes groups that have no members, with all that they committed."""
 
-from tidelog.api.pending import Gathering, Pending
+from typing import TYPE_CHECKING
+
+from tidelog.api.pending import Gathering
 from tidelog.api.services import RequestContext, Services
 from tidelog.coordinator.decision import Reply
 from tidelog.model.steps import Steps
 from tidelog.wire.errors import ApiError, ErrorCode
 from tidelog.wire.messages.delete_groups import DeletableGroupResult, DeleteGroupsRequest, DeleteGroupsResponse
 
+if TYPE_CHECKING:
+    from tidelog.api.pending import Outcome
+
 
 def handle(
     services: Services, context: RequestContext, request: DeleteGroupsRequest
-) -> Steps[Pending[Steps[DeleteGroupsResponse]]]:
+) -> "Steps[Outcome[DeleteGroupsResponse]]":
     """Each group for itself: one that may not go does not keep the others."""
     group_ids = list(dict.fromkeys(request.groups_names))
     deleting: Gathering[ErrorCode] = Gathering(lambda codes: _response(group_ids, codes))

@@ -3,8 +3,7 @@
 Segments that lie wholly below the start leave the disk with the next retention.
 """
 
-from collections.abc import Coroutine
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tidelog.api.services import RequestContext, Services
 from tidelog.metadata.image import INTERNAL_TOPICS
@@ -18,6 +17,7 @@ from tidelog.wire.messages.delete_records import (
 )
 
 if TYPE_CHECKING:
+    from tidelog.api.pending import Outcome
     from tidelog.replication.partition import Partition
 
 HIGH_WATERMARK = -1
@@ -27,7 +27,7 @@ INVALID_LOW_WATERMARK = -1
 
 def handle(
     services: Services, context: RequestContext, request: DeleteRecordsRequest
-) -> Steps[Coroutine[Any, Any, DeleteRecordsResponse]]:
+) -> "Steps[Outcome[DeleteRecordsResponse]]":
     asked: dict[str, dict[int, int]] = {}
     for topic in request.topics:
         for partition in topic.partitions:

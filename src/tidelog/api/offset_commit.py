@@ -4,7 +4,6 @@ v9: GROUP_ID_NOT_FOUND (KIP-848); v10: topic ids in place of names."""
 from typing import TYPE_CHECKING
 
 from tidelog.api.group_reply import GroupReply
-from tidelog.api.pending import Pending
 from tidelog.api.services import RequestContext, Services
 from tidelog.coordinator.group.offsets import OffsetCommit, OffsetToCommit
 from tidelog.model.ids import TopicId
@@ -19,6 +18,7 @@ from tidelog.wire.messages.offset_commit import (
 )
 
 if TYPE_CHECKING:
+    from tidelog.api.pending import Outcome
     from tidelog.metadata.image import MetadataImage, TopicImage
 
 TOPIC_IDS_VERSION = 10
@@ -29,7 +29,7 @@ _Answer = Steps[OffsetCommitResponse]
 
 def handle(
     services: Services, context: RequestContext, request: OffsetCommitRequest
-) -> Steps[OffsetCommitResponse | _Answer | Pending[_Answer]]:
+) -> "Steps[Outcome[OffsetCommitResponse]]":
     version = context.api_version
     answers = _Answers()
     offsets: list[OffsetToCommit] = []

@@ -1,6 +1,8 @@
 """OffsetDelete (key 47), v0 (KIP-496): removes committed offsets of topics that no member of the group reads."""
 
-from tidelog.api.pending import Gathering, Pending
+from typing import TYPE_CHECKING
+
+from tidelog.api.pending import Gathering
 from tidelog.api.services import RequestContext, Services
 from tidelog.coordinator.decision import Reply
 from tidelog.model.steps import Steps
@@ -12,12 +14,15 @@ from tidelog.wire.messages.offset_delete import (
     OffsetDeleteResponseTopic,
 )
 
+if TYPE_CHECKING:
+    from tidelog.api.pending import Outcome
+
 OFFSETS_PER_STEP = 200
 
 
 def handle(
     services: Services, context: RequestContext, request: OffsetDeleteRequest
-) -> Steps[Pending[Steps[OffsetDeleteResponse]]]:
+) -> "Steps[Outcome[OffsetDeleteResponse]]":
     """What there is not comes first in the answer, then what the coordinator says, in the order of the request.
 
     A refusal of the whole says nothing of topics, though they were looked up before.

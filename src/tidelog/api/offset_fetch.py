@@ -24,6 +24,7 @@ from tidelog.wire.messages.offset_fetch import (
 from tidelog.wire.primitives import NO_UUID
 
 if TYPE_CHECKING:
+    from tidelog.api.pending import Outcome
     from tidelog.metadata.image import MetadataImage
 
 GROUP_ERROR_VERSION = 2
@@ -52,7 +53,7 @@ class Asked(NamedTuple):
 
 def handle(
     services: Services, context: RequestContext, request: OffsetFetchRequest
-) -> Steps[OffsetFetchResponse | Pending[Steps[OffsetFetchResponse]]]:
+) -> "Steps[Outcome[OffsetFetchResponse]]":
     version = context.api_version
     image = services.metadata.image
     fetch = _Fetch(version, image)
