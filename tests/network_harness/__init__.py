@@ -16,6 +16,7 @@ class Peer:
         self.counts: list[int] = []
         self.drains = 0
         self.ends: list[OSError | None] = []
+        self.input_ends = 0
         self.changed = asyncio.Event()
         self._buffer = memoryview(bytearray(buffer_bytes))
 
@@ -43,6 +44,15 @@ class Peer:
         while not condition():
             self.changed.clear()
             await self.changed.wait()
+
+
+class AnsweringPeer(Peer):
+    """Keeps its connection when its input has ended: the test finishes it."""
+
+    def eof_received(self) -> bool:
+        self.input_ends += 1
+        self.changed.set()
+        return True
 
 
 class Server:

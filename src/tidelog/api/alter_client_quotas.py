@@ -1,7 +1,6 @@
 """AlterClientQuotas (key 49), v0-1 (KIP-546): quotas of users, client ids and addresses set and removed."""
 
-from collections.abc import Coroutine
-from typing import Any
+from typing import TYPE_CHECKING
 
 from tidelog.api.services import RequestContext, Services
 from tidelog.metadata.quota_alterations import QuotaAlteration, QuotaChange, QuotaResult
@@ -14,10 +13,13 @@ from tidelog.wire.messages.alter_client_quotas import (
     ResponseEntryData,
 )
 
+if TYPE_CHECKING:
+    from tidelog.api.pending import Outcome
+
 
 def handle(
     services: Services, context: RequestContext, request: AlterClientQuotasRequest
-) -> Steps[Coroutine[Any, Any, Steps[AlterClientQuotasResponse]]]:
+) -> "Steps[Outcome[AlterClientQuotasResponse]]":
     alterations = []
     for entry in request.entries:
         parts: dict[str, str | None] = {}

@@ -1,7 +1,7 @@
 """AlterConfigs (key 33), v0-2: a resource's own settings become those of the request, the others their defaults."""
 
-from collections.abc import Coroutine, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from tidelog.api.services import RequestContext, Services
 from tidelog.metadata.alterations import Alteration, AlterationResult, Change, Operation
@@ -13,10 +13,13 @@ from tidelog.wire.messages.alter_configs import (
     AlterConfigsResponse,
 )
 
+if TYPE_CHECKING:
+    from tidelog.api.pending import Outcome
+
 
 def handle(
     services: Services, context: RequestContext, request: AlterConfigsRequest
-) -> Steps[Coroutine[Any, Any, Steps[AlterConfigsResponse]]]:
+) -> "Steps[Outcome[AlterConfigsResponse]]":
     alterations = []
     for resource in request.resources:
         changes = []

@@ -1,10 +1,10 @@
 """ConsumerGroupDescribe (key 69), v0-1 (KIP-848). v1: which protocol each member speaks (KIP-1099)."""
 
 from functools import partial
+from typing import TYPE_CHECKING
 
 from tidelog.api.describe_groups import ALL_OPERATIONS, MEMBER_BYTES
 from tidelog.api.describing import Description, described_groups
-from tidelog.api.pending import Pending
 from tidelog.api.services import RequestContext, Services
 from tidelog.model.steps import Steps
 from tidelog.wire.errors import ApiError
@@ -15,13 +15,16 @@ from tidelog.wire.messages.consumer_group_describe import (
     Member,
 )
 
+if TYPE_CHECKING:
+    from tidelog.api.pending import Outcome
+
 TOPIC_BYTES = 20
 """Of a topic in an answer, without its name and partitions."""
 
 
 def handle(
     services: Services, context: RequestContext, request: ConsumerGroupDescribeRequest
-) -> Steps[Pending[Steps[ConsumerGroupDescribeResponse]]]:
+) -> "Steps[Outcome[ConsumerGroupDescribeResponse]]":
     del context
     describe = partial(_description, request.include_authorized_operations)
     return described_groups(services.groups.describe_consumer, describe, _response, request.group_ids)

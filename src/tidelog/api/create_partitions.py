@@ -1,7 +1,6 @@
 """CreatePartitions (key 37), v0-3 (KIP-195). Answers when every new partition leads."""
 
-from collections.abc import Coroutine
-from typing import Any
+from typing import TYPE_CHECKING
 
 from tidelog.api.services import RequestContext, Services
 from tidelog.metadata.controller import PARTITIONS_PER_REQUEST_MAX, MorePartitions, TopicResult
@@ -13,10 +12,13 @@ from tidelog.wire.messages.create_partitions import (
     CreatePartitionsTopicResult,
 )
 
+if TYPE_CHECKING:
+    from tidelog.api.pending import Outcome
+
 
 def handle(
     services: Services, context: RequestContext, request: CreatePartitionsRequest
-) -> Steps[Coroutine[Any, Any, Steps[CreatePartitionsResponse]]]:
+) -> "Steps[Outcome[CreatePartitionsResponse]]":
     wanted = []
     for topic in request.topics:
         assignments = None

@@ -4,8 +4,7 @@
 Answers when every partition leads.
 """
 
-from collections.abc import Coroutine
-from typing import Any
+from typing import TYPE_CHECKING
 
 from tidelog.api.services import RequestContext, Services
 from tidelog.config.describe import created_topic
@@ -20,12 +19,15 @@ from tidelog.wire.messages.create_topics import (
     CreateTopicsResponse,
 )
 
+if TYPE_CHECKING:
+    from tidelog.api.pending import Outcome
+
 SETTINGS_FROM = 5
 
 
 def handle(
     services: Services, context: RequestContext, request: CreateTopicsRequest
-) -> Steps[Coroutine[Any, Any, Steps[CreateTopicsResponse]]]:
+) -> "Steps[Outcome[CreateTopicsResponse]]":
     topics = []
     for topic in request.topics:
         topics.append(_new_topic(topic))

@@ -1,18 +1,22 @@
 """DeleteGroups (key 42), v0-2 (KIP-229): removes groups that have no members, with all that they committed."""
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
-from tidelog.api.pending import Gathering, Pending
+from tidelog.api.pending import Gathering
 from tidelog.api.services import RequestContext, Services
 from tidelog.coordinator.decision import Reply
 from tidelog.model.steps import Steps
 from tidelog.wire.errors import ApiError, ErrorCode
 from tidelog.wire.messages.delete_groups import DeletableGroupResult, DeleteGroupsRequest, DeleteGroupsResponse
 
+if TYPE_CHECKING:
+    from tidelog.api.pending import Outcome
+
 
 def handle(
     services: Services, context: RequestContext, request: DeleteGroupsRequest
-) -> Steps[Pending[Steps[DeleteGroupsResponse]]]:
+) -> "Steps[Outcome[DeleteGroupsResponse]]":
     """Each group succeeds or fails alone. One that is named more than once is deleted and answered once."""
     group_ids: dict[str, None] = {}
     deleting: Gathering[ErrorCode] = Gathering(lambda codes: _response(group_ids, codes))

@@ -3,8 +3,7 @@
 Segments that lie wholly below the start leave the disk with the next retention.
 """
 
-from collections.abc import Coroutine
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tidelog.api.repeats import NamedPartitions
 from tidelog.api.services import RequestContext, Services
@@ -19,6 +18,7 @@ from tidelog.wire.messages.delete_records import (
 )
 
 if TYPE_CHECKING:
+    from tidelog.api.pending import Outcome
     from tidelog.replication.partition import Partition
 
 HIGH_WATERMARK = -1
@@ -28,7 +28,7 @@ INVALID_LOW_WATERMARK = -1
 
 def handle(
     services: Services, context: RequestContext, request: DeleteRecordsRequest
-) -> Steps[Coroutine[Any, Any, DeleteRecordsResponse]]:
+) -> "Steps[Outcome[DeleteRecordsResponse]]":
     """Each partition is answered once. Of one that the request names more than once the last offset counts."""
     named: NamedPartitions[str, int] = NamedPartitions()
     for topic in request.topics:

@@ -1,7 +1,6 @@
 """DeleteTopics (key 20), v1-6. v5: messages; v6: by id too (KIP-516)."""
 
-from collections.abc import Coroutine
-from typing import Any
+from typing import TYPE_CHECKING
 
 from tidelog.api.services import RequestContext, Services
 from tidelog.metadata.controller import TopicChoice, TopicResult
@@ -10,13 +9,16 @@ from tidelog.model.steps import Steps
 from tidelog.wire.errors import ApiError, ErrorCode
 from tidelog.wire.messages.delete_topics import DeletableTopicResult, DeleteTopicsRequest, DeleteTopicsResponse
 
+if TYPE_CHECKING:
+    from tidelog.api.pending import Outcome
+
 CHOICES_FROM = 6
 DELETION_DISABLED_FROM = 3
 
 
 def handle(
     services: Services, context: RequestContext, request: DeleteTopicsRequest
-) -> Steps[Coroutine[Any, Any, Steps[DeleteTopicsResponse]]]:
+) -> "Steps[Outcome[DeleteTopicsResponse]]":
     choices = []
     if context.api_version >= CHOICES_FROM:
         for topic in request.topics:

@@ -3,14 +3,17 @@ v6: GROUP_ID_NOT_FOUND for a group that does not exist, which reads Dead before 
 protocol is none of these."""
 
 from functools import partial
+from typing import TYPE_CHECKING
 
 from tidelog.api.describing import Description, described_groups
-from tidelog.api.pending import Pending
 from tidelog.api.services import RequestContext, Services
 from tidelog.coordinator.group.state import GroupState
 from tidelog.model.steps import Steps
 from tidelog.wire.errors import ApiError, ErrorCode, GroupIdNotFound
 from tidelog.wire.messages.describe_groups import DescribedGroup, DescribeGroupsRequest, DescribeGroupsResponse
+
+if TYPE_CHECKING:
+    from tidelog.api.pending import Outcome
 
 NOT_FOUND_VERSION = 6
 READ, DELETE, DESCRIBE, DESCRIBE_CONFIGS, ALTER_CONFIGS = 3, 6, 8, 10, 11
@@ -22,7 +25,7 @@ MEMBER_BYTES = 200
 
 def handle(
     services: Services, context: RequestContext, request: DescribeGroupsRequest
-) -> Steps[Pending[Steps[DescribeGroupsResponse]]]:
+) -> "Steps[Outcome[DescribeGroupsResponse]]":
     describe = partial(_description, context.api_version, request.include_authorized_operations)
     return described_groups(services.groups.describe, describe, _response, request.groups)
 

@@ -1,12 +1,15 @@
 """Groups that one request has described; their coordinators may answer at different times."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from tidelog.api.pending import Gathering, Pending
+from tidelog.api.pending import Gathering
 from tidelog.api.repeats import REFUSED, Repeats
 from tidelog.model.steps import Steps
 from tidelog.wire.errors import ApiError, ErrorCode
+
+if TYPE_CHECKING:
+    from tidelog.api.pending import Outcome
 
 G = TypeVar("G")
 R = TypeVar("R")
@@ -28,7 +31,7 @@ def described_groups(
     describe: Callable[[str, Any], Description],
     response: Callable[[list[Any]], R],
     group_ids: Sequence[str],
-) -> Steps[Pending[Steps[R]]]:
+) -> "Steps[Outcome[R]]":
     """The response to a request for these groups, in their order. `describe` makes an entry of a group's answer.
 
     A coordinator is asked once for each group. The same entry answers for a group that is named more than once.

@@ -6,7 +6,7 @@ within the append that satisfies it. Gaps: followers' fetches, preferred read re
 """
 
 import logging
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from tidelog.api.fetch_sessions import FetchContext, FetchItem, items_in_steps
 from tidelog.api.pending import Pending
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tidelog.api.fetch_sessions import FetchItems
+    from tidelog.api.pending import Outcome
     from tidelog.log.reader import ColdRead, Slice
     from tidelog.runtime.interfaces import Piece
 
@@ -53,7 +54,7 @@ LOOKS_PER_ANSWER = 4
 
 def handle(
     services: Services, context: RequestContext, request: FetchRequest, named: "FetchItems | None" = None
-) -> FetchResponse | Pending[FetchResponse] | Steps[Any]:
+) -> "Outcome[FetchResponse]":
     """Answer at once when enough is there, nothing may be waited for, or something is wrong; else park."""
     if request.isolation_level not in (READ_UNCOMMITTED, READ_COMMITTED):
         return _unknown_isolation(context, request)
@@ -77,7 +78,7 @@ def handle(
     return pending
 
 
-def handle_wide(services: Services, context: RequestContext, request: FetchRequest) -> Steps[Any]:
+def handle_wide(services: Services, context: RequestContext, request: FetchRequest) -> "Steps[Outcome[FetchResponse]]":
     """As `handle`, for a request that may name any number of partitions."""
     named = yield from items_in_steps(request, uses_topic_ids=context.api_version >= 13)
     return handle(services, context, request, named)

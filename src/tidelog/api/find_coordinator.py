@@ -4,14 +4,16 @@ Transactions and share groups have no coordinator here yet. A client that looks 
 one error after which every client gives up: after most others librdkafka goes on asking for ever.
 """
 
-from collections.abc import Coroutine
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING
 
 from tidelog.api.services import RequestContext, Services
 from tidelog.model.steps import Steps
 from tidelog.wire.errors import ApiError, ErrorCode, InvalidRequest
 from tidelog.wire.messages.find_coordinator import Coordinator, FindCoordinatorRequest, FindCoordinatorResponse
+
+if TYPE_CHECKING:
+    from tidelog.api.pending import Outcome
 
 SEVERAL_KEYS_VERSION = 4
 GROUP_TYPE = 0
@@ -23,7 +25,7 @@ NO_ERROR_MESSAGE = "NONE"
 
 def handle(
     services: Services, context: RequestContext, request: FindCoordinatorRequest
-) -> Steps[FindCoordinatorResponse] | Coroutine[Any, Any, Steps[FindCoordinatorResponse]]:
+) -> "Outcome[FindCoordinatorResponse]":
     if request.key_type == GROUP_TYPE and not services.groups.has_topic:
         return _make_topic_first(services, context, request)
     return _answer(services, context, request)

@@ -1,7 +1,6 @@
 """IncrementalAlterConfigs (key 44), v0-1 (KIP-339): settings set, deleted, appended to, subtracted from."""
 
-from collections.abc import Coroutine
-from typing import Any
+from typing import TYPE_CHECKING
 
 from tidelog.api.alter_configs import altered
 from tidelog.api.alter_loggers import alter_loggers
@@ -14,10 +13,13 @@ from tidelog.wire.messages.incremental_alter_configs import (
     IncrementalAlterConfigsResponse,
 )
 
+if TYPE_CHECKING:
+    from tidelog.api.pending import Outcome
+
 
 def handle(
     services: Services, context: RequestContext, request: IncrementalAlterConfigsRequest
-) -> Steps[Coroutine[Any, Any, Steps[IncrementalAlterConfigsResponse]]]:
+) -> "Steps[Outcome[IncrementalAlterConfigsResponse]]":
     alterations = []
     for resource in request.resources:
         changes = []

@@ -1,19 +1,22 @@
 """LeaveGroup (key 13), v0-5. v3: several members, by id or group instance id (KIP-345); v5: reason (KIP-800)."""
 
+from typing import TYPE_CHECKING
+
 from tidelog.api.group_reply import GroupReply
-from tidelog.api.pending import Gathering, Pending
+from tidelog.api.pending import Gathering
 from tidelog.api.services import RequestContext, Services
 from tidelog.model.steps import Steps
 from tidelog.wire.errors import ApiError
 from tidelog.wire.messages.leave_group import LeaveGroupRequest, LeaveGroupResponse, MemberIdentity
 
+if TYPE_CHECKING:
+    from tidelog.api.pending import Outcome
+
 MEMBERS_VERSION = 3
 MEMBERS_PER_STEP = 200
 
 
-def handle(
-    services: Services, context: RequestContext, request: LeaveGroupRequest
-) -> LeaveGroupResponse | Pending[LeaveGroupResponse] | Steps[Pending[LeaveGroupResponse]]:
+def handle(services: Services, context: RequestContext, request: LeaveGroupRequest) -> "Outcome[LeaveGroupResponse]":
     if len(request.members) > MEMBERS_PER_STEP:
         return _leave_in_steps(services, request)
     single = context.api_version < MEMBERS_VERSION
@@ -35,7 +38,7 @@ def handle(
     return reply.returned()
 
 
-def _leave_in_steps(services: Services, request: LeaveGroupRequest) -> Steps[Pending[LeaveGroupResponse]]:
+def _leave_in_steps(services: Services, request: LeaveGroupRequest) -> "Steps[Outcome[LeaveGroupResponse]]":
     """Some members at a time: each leaves, or does not, for itself, and what happens between two parts happens as
     between two requests. A part that is refused refuses all, as the coordinator is then to be looked for anew; who has
     left by then is unknown to it at the next attempt, as after any answer that was lost.

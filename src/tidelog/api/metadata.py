@@ -4,8 +4,8 @@ epochs; v8: authorized operations (KIP-430); v10: topic ids (KIP-516), asked for
 A topic that is made on demand is in the same answer, with its leaders.
 """
 
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from tidelog.api.operations import NOT_ASKED, ON_CLUSTER, ON_TOPIC
 from tidelog.api.services import RequestContext, Services
@@ -24,13 +24,14 @@ from tidelog.wire.messages.metadata import (
     MetadataResponseTopic,
 )
 
+if TYPE_CHECKING:
+    from tidelog.api.pending import Outcome
+
 IDS_SERVED_FROM = 12
 """Versions 10 and 11 have the field, and Kafka never took it there."""
 
 
-def handle(
-    services: Services, context: RequestContext, request: MetadataRequest
-) -> Steps[MetadataResponse | Coroutine[Any, Any, Steps[MetadataResponse]]]:
+def handle(services: Services, context: RequestContext, request: MetadataRequest) -> "Steps[Outcome[MetadataResponse]]":
     """From one image, taken now or when missing topics are made."""
     image = services.metadata.image
     asked = request.topics

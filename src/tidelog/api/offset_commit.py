@@ -5,7 +5,6 @@ from itertools import repeat
 from typing import TYPE_CHECKING
 
 from tidelog.api.group_reply import GroupReply
-from tidelog.api.pending import Pending
 from tidelog.api.repeats import joined_by_topic
 from tidelog.api.services import RequestContext, Services
 from tidelog.coordinator.group.offsets import OffsetCommit, OffsetToCommit
@@ -21,6 +20,7 @@ from tidelog.wire.messages.offset_commit import (
 )
 
 if TYPE_CHECKING:
+    from tidelog.api.pending import Outcome
     from tidelog.metadata.image import MetadataImage, TopicImage
 
 TOPIC_IDS_VERSION = 10
@@ -32,7 +32,7 @@ _TopicKey = tuple[str, bytes]
 
 def handle(
     services: Services, context: RequestContext, request: OffsetCommitRequest
-) -> Steps[OffsetCommitResponse | _Answer | Pending[_Answer]]:
+) -> "Steps[Outcome[OffsetCommitResponse]]":
     """Partitions that do not exist are refused here, and come first in the answer; the coordinator decides on the
     others. Of a partition that is named more than once the last offset counts, and each entry has its answer.
     """

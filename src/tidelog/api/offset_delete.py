@@ -1,6 +1,8 @@
 """OffsetDelete (key 47), v0 (KIP-496): removes committed offsets of topics that no member of the group reads."""
 
-from tidelog.api.pending import Gathering, Pending
+from typing import TYPE_CHECKING
+
+from tidelog.api.pending import Gathering
 from tidelog.api.repeats import joined_by_topic
 from tidelog.api.services import RequestContext, Services
 from tidelog.coordinator.decision import Reply
@@ -13,12 +15,15 @@ from tidelog.wire.messages.offset_delete import (
     OffsetDeleteResponseTopic,
 )
 
+if TYPE_CHECKING:
+    from tidelog.api.pending import Outcome
+
 OFFSETS_PER_STEP = 200
 
 
 def handle(
     services: Services, context: RequestContext, request: OffsetDeleteRequest
-) -> Steps[Pending[Steps[OffsetDeleteResponse]]]:
+) -> "Steps[Outcome[OffsetDeleteResponse]]":
     """Partitions that do not exist come first in the answer, then those that the coordinator decides on, in the order
     of the request. A partition that is named more than once has as many answers.
 

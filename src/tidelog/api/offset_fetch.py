@@ -25,6 +25,7 @@ from tidelog.wire.messages.offset_fetch import (
 from tidelog.wire.primitives import NO_UUID
 
 if TYPE_CHECKING:
+    from tidelog.api.pending import Outcome
     from tidelog.metadata.image import MetadataImage
 
 GROUP_ERROR_VERSION = 2
@@ -55,7 +56,7 @@ class Asked(NamedTuple):
 
 def handle(
     services: Services, context: RequestContext, request: OffsetFetchRequest
-) -> Steps[OffsetFetchResponse | Pending[Steps[OffsetFetchResponse]]]:
+) -> "Steps[Outcome[OffsetFetchResponse]]":
     """Groups, topics and partitions are answered as they are named, also those that are named more than once."""
     version = context.api_version
     image = services.metadata.image

@@ -1,11 +1,30 @@
-"""An answer that comes later, delivered in the same turn of the loop in which it is known.
+"""What a handler may return. `Pending` is an answer that comes later, delivered in the turn of the loop that brings it.
 
 A future would wake its waiter one turn later; between a produce and the consumer that waits for it that turn is most
 of the latency.
 """
 
 from collections.abc import Callable
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+    from typing import TypeAlias
+
+    from tidelog.model.steps import Steps
+
+    T = TypeVar("T", covariant=True)
+    Outcome: TypeAlias = "T | Pending[Any] | Steps[Outcome[T]] | Coroutine[Any, Any, Outcome[T]]"
+    """What a handler returns, for a response T. `broker.slot` takes it apart.
+
+    - T, a response: it is sent at once.
+    - Pending: the answer waits for something that another request, the disk or a timer brings.
+    - Steps: there may be much to look at. They return an outcome.
+    - A coroutine: the answer waits for a change of the metadata or for a thread. It returns an outcome.
+
+    A Pending that the handler itself returns is completed with T. One that comes of steps or of a coroutine is
+    completed with any outcome.
+    """
 
 R = TypeVar("R")
 

@@ -14,6 +14,7 @@ from tidelog.wire.errors import UnknownTopicOrPartition
 from tidelog.wire.messages.fetch import FetchableTopicResponse, FetchResponse
 
 if TYPE_CHECKING:
+    from tidelog.api.pending import Outcome
     from tidelog.log.reader import ColdRead
 
 logger = logging.getLogger("tidelog.fetch")
@@ -33,14 +34,14 @@ class WideFetch(Fetch):
 
     __slots__ = ("_by_partition", "_looking", "_reading")
 
-    def steps(self) -> Steps[FetchResponse | Pending[Any] | Coroutine[Any, Any, Any]]:
+    def steps(self) -> "Steps[Outcome[FetchResponse]]":
         """The answer, or what it will come by."""
         self._by_partition: dict[Partition, list[FetchItem]] = {}
         self._reading = True
         self._looking = False
         return self._ending(self._begun())
 
-    def _begun(self) -> Steps[FetchResponse | Pending[Any] | Coroutine[Any, Any, Any]]:
+    def _begun(self) -> "Steps[Outcome[FetchResponse]]":
         cold: list[ColdRead] = []
         for items in _parted(self._fetching.items):
             cold += self.cold_reads(items)
@@ -51,7 +52,7 @@ class WideFetch(Fetch):
             return self._warmed(cold)
         return (yield from self._read_all())
 
-    async def _warmed(self, cold: list["ColdRead"]) -> Steps[FetchResponse | Pending[Any]]:
+    async def _warmed(self, cold: list["ColdRead"]) -> "Steps[Outcome[FetchResponse]]":
         await read_ahead(self._services, cold, COLD_LANE)
         return self._ending(self._read_all())
 
@@ -79,7 +80,7 @@ class WideFetch(Fetch):
         self._special, self._slices, self._aborted, self._unknown = {}, {}, {}, {}
         self._services.turns.free_in_steps(left)
 
-    def _read_all(self) -> Steps[FetchResponse | Pending[Any]]:
+    def _read_all(self) -> "Steps[Outcome[FetchResponse]]":
         watched = self._max_wait_ms > 0
         try:
             for items in _parted(self._fetching.items):

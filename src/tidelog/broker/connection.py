@@ -5,24 +5,26 @@ earlier ones wait for their acknowledgement. Views into a request (record batche
 or first awaits: the buffer is used again. A request of more than `WIDE_REQUEST_BYTES`, of produce `WIDE_PRODUCE_BYTES`,
 has turns, and its buffer is kept until the last of them.
 
-A client that goes away takes back nothing: requests that came whole and change something (`Route.has_effects`) are
-handled to their end, in their order, and only answers and reads are dropped.
+A client that has shut its sending side gets an answer to every request that came whole, in order; then its connection
+closes. TCP does not tell such a client from one that has closed: both keep their connection until the last answer was
+sent, or a reset came back for one.
+
+A client that has gone (its connection is broken) takes back nothing: requests that came whole and change something
+(`Route.has_effects`) are handled to their end, in their order, and only answers and reads are dropped.
 """
 
 import logging
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from struct import Struct
-from types import CoroutineType, GeneratorType
 from typing import TYPE_CHECKING, Any
 
-from tidelog.api.metering import Meter, timed
-from tidelog.api.pending import Pending
+from tidelog.api.metering import Meter
 from tidelog.api.registry import API_VERSIONS_KEY, PRODUCE_KEY, Route, route, routes
 from tidelog.api.services import NO_RESPONSE, CloseConnection, Peer, RequestContext, Services
 from tidelog.broker.gone import GONE
 from tidelog.broker.pipelining import COMBINE_REQUESTS
-from tidelog.broker.serving import Encoded, not_encoded, served_in_steps
+from tidelog.broker.serving import Encoded, failure_response, not_encoded, served_in_steps
 from tidelog.broker.slot import Slot
 from tidelog.quotas.client_quotas import ANONYMOUS
 from tidelog.runtime.interfaces import FileRegion, Piece, Stream, TimerHandle
@@ -65,6 +67,7 @@ class ServerConnection:
         "_filled",
         "_frame",
         "_halted",
+        "_input_ended",
         "_kept",
         "_last_active",
         "_listener",
@@ -99,6 +102,7 @@ class ServerConnection:
         self._paused = False
         self._resuming = False  # it is to go on in a later turn of the loop
         self._draining = False  # no further request is begun
+        self._input_ended = False  # the client has shut its sending side: it is answered, and then closed
         self._muted: TimerHandle | None = None  # until it comes, the client is over a quota
         self._halted = False  # draining or muted
         self._waiting: deque[Slot] = deque()
@@ -144,6 +148,12 @@ class ServerConnection:
     def drained(self) -> None:
         self._resume(self._listener.pipelining.share)
 
+    def eof_received(self) -> bool:
+        self._input_ended = True
+        self._drop_frame()  # its end does not come any more
+        self._finish_if_answered()
+        return True
+
     def closed(self, error: OSError | None) -> None:
         if self.open and not self.gone:
             self._part()
@@ -178,6 +188,12 @@ class ServerConnection:
             self.resume_soon()
         self._end_if_done()
 
+    def _finish_if_answered(self) -> None:
+        """Close when the client is not to send anything more, by its will or ours, and has every answer."""
+        if not self._waiting and (self._draining or (self._input_ended and self._stash is None)):
+            self._draining = self._halted = True
+            self._stream.finish()
+
     def _end_if_done(self) -> None:
         if self.gone and self.open and not self._waiting and (self._stash is None or self._draining):
             self.open = False
@@ -186,9 +202,10 @@ class ServerConnection:
 
     def silent_s(self, now_s: float) -> float:
         """For how long the client has sent nothing and read nothing; 0 while it waits for an answer (a long poll, a
-        join). Meant to be asked now and then: that is how reading is seen.
+        join), unless it has shut its sending side and may be no more. Meant to be asked now and then: that is how
+        reading is seen.
         """
-        if self._waiting:
+        if self._waiting and not self._input_ended:
             return 0
         if self._stream.backlog_bytes != self._backlog_seen:
             self._backlog_seen = self._stream.backlog_bytes
@@ -200,8 +217,7 @@ class ServerConnection:
         if self.open and not self._draining:
             self._draining = self._halted = True
             self._pause()
-            if not self._waiting:
-                self._stream.finish()
+            self._finish_if_answered()
             self._end_if_done()
 
     def mute(self, delay_s: float, then: Callable[[], object] | None = None) -> None:
@@ -261,7 +277,7 @@ class ServerConnection:
 
     def _begin_frame(self, part: memoryview, size: int) -> None:
         """`part` is the beginning of a frame of `size` bytes (4: its length has not all come)."""
-        if self.gone:
+        if self.gone or self._input_ended:  # its end does not come any more
             return
         # What is longer grows as its bytes come: a length that a peer only claims takes no memory.
         first = min(size, max(self._listener.frame_step_bytes, len(part) + 1))
@@ -365,6 +381,8 @@ class ServerConnection:
         if self.open and self._stash is None and self._paused:
             self._paused = False
             self._stream.resume_reading()
+        if self._input_ended and self.open:
+            self._finish_if_answered()
         self._end_if_done()
 
     # Requests
@@ -457,20 +475,15 @@ class ServerConnection:
                     self._send(found, context.correlation_id, response)
                 return
         except Exception as error:
-            response = self.failed(found, context, error)
+            response = failure_response(found, context, error)
         if response is not None or self._waiting:
             self._wait_for(response, found, context)
 
-    def _wait_for(self, response: Any, found: Route, context: RequestContext) -> None:
+    def _wait_for(self, outcome: Any, found: Route, context: RequestContext) -> None:
         """Answer behind those who wait, or once there is an answer."""
         slot = Slot(self, found, context)
         self._waiting.append(slot)
-        if isinstance(response, Pending) and not self.gone:
-            slot.pending = response
-            response.listen(slot.answer)
-        else:
-            slot.is_handled = not isinstance(response, GeneratorType | CoroutineType)
-            slot.settle(response)
+        slot.take(outcome)
 
     def _call_metered(self, found: Route, context: RequestContext, request: Any, meter: Meter) -> None:
         """As `_call`, for a client that has a quota."""
@@ -478,23 +491,20 @@ class ServerConnection:
         try:
             response = found.handle(self.services, context, request)
         except Exception as error:
-            response = self.failed(found, context, error)
+            response = failure_response(found, context, error)
         meter.stop()
         if not self._waiting:
             if type(response) is found.response:
                 meter.settle(response)
                 meter.start()
                 self._send(found, context.correlation_id, response)
-                self._answered(meter)
+                self._throttle(meter)
                 return
             if response is NO_RESPONSE:
                 meter.settle(response)
-                self._answered(meter)
+                self._throttle(meter)
                 return
-        slot = Slot(self, found, context)
-        self._waiting.append(slot)
-        slot.is_handled = not isinstance(response, GeneratorType | CoroutineType)
-        slot.settle(response)
+        self._wait_for(response, found, context)
 
     def _begin_wide(self, found: Route, context: RequestContext, frame: memoryview, position: int) -> None:
         """Decode, handle and answer a request in turns: most in the first, here."""
@@ -506,42 +516,20 @@ class ServerConnection:
         slot = Slot(self, found, context)
         slot.pipelined = False  # what follows comes behind all of this
         self._waiting.append(slot)
-        slot.is_handled = False
         steps = served_in_steps(self.services, found, context, frame, position, lambda: not self.gone)
-        slot.begin(timed(context.meter, steps), weight=len(frame))
-        if slot.work is not None and self.open:
+        if slot.begin(steps, weight=len(frame)) and self.open:
             buffer = frame.obj
             assert isinstance(buffer, bytearray)
             slot.keeps = True
             self._keep(buffer)
 
-    async def await_answer(self, slot: "Slot", answer: Coroutine[Any, Any, Any]) -> None:
-        try:
-            response = await answer
-        except Exception as error:
-            response = self.failed(slot.route, slot.context, error)
-        slot.task = None
-        slot.is_handled = True
-        slot.settle(response)
-
-    def failed(self, found: Route, context: RequestContext, error: Exception) -> Any:
-        if not isinstance(error, ApiError):
-            logger.exception(
-                "request failed api=%s version=%d client=%s peer=%s",
-                found.name, context.api_version, context.client_id, self.peer.name,
-            )  # fmt: skip
-            error = ApiError("the broker failed on this request; its log says more")
-        return found.error_response(error) or CloseConnection(f"{found.name}: {error.message}")
-
     # Responses
 
-    def is_next(self, slot: Slot) -> bool:
-        """Whether its answer is the one to be sent now."""
-        return self.open and bool(self._waiting) and self._waiting[0] is slot
-
-    def advance(self) -> None:
-        """Send what is answered at the head of the queue, then go on with requests that were put aside."""
+    def slot_answered(self, slot: Slot) -> None:
+        """If its answer is the next to be sent, send it and those behind it, then go on with what was put aside."""
         waiting = self._waiting
+        if not waiting or waiting[0] is not slot or not self.open:
+            return
         self._last_active = self._monotonic()
         while waiting and waiting[0].answered and self.open:
             slot = waiting.popleft()
@@ -552,18 +540,18 @@ class ServerConnection:
             elif slot.response is not None:
                 self._send(slot.route, slot.context.correlation_id, slot.response)
             if slot.context.meter is not None:
-                self._answered(slot.context.meter)
+                self._throttle(slot.context.meter)
         if not self.open:
             return
         if self._draining and not waiting:
             self._stream.finish()
-        elif self._paused and not self._must_wait():  # for what was put aside, or for a wait that is over
-            self.resume_soon()
+        elif (self._paused or self._input_ended) and not self._must_wait():
+            self.resume_soon()  # with what was put aside, with reading, or to the end of a client that sends no more
         if self.gone:
             self._end_if_done()
 
-    def _answered(self, meter: Meter) -> None:
-        """A client that is over a quota waits from now on (KIP-219)."""
+    def _throttle(self, meter: Meter) -> None:
+        """An answer was sent: if its client is over a quota by then, it waits from now on (KIP-219)."""
         meter.sent()
         if meter.throttle_ms:
             self.mute(meter.throttle_ms / 1000)

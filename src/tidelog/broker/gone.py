@@ -21,6 +21,9 @@ class _Gone:
     def resume_reading(self) -> None:
         pass
 
+    def write_eof(self) -> None:
+        pass
+
     def finish(self) -> None:
         pass
 

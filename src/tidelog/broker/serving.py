@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from tidelog.api.services import CloseConnection
 from tidelog.wire.arrays import parts_of
+from tidelog.wire.errors import ApiError
 from tidelog.wire.primitives import MalformedMessage, skip_tagged_fields_in_steps
 
 if TYPE_CHECKING:
@@ -82,6 +83,17 @@ def answered_in_steps(
     finally:
         del answer
         turns.free_in_steps(parts)
+
+
+def failure_response(found: "Route", context: "RequestContext", error: Exception) -> Any:
+    """The answer to a request whose handler failed: the error where the API has a place for it."""
+    if not isinstance(error, ApiError):
+        logger.exception(
+            "request failed api=%s version=%d client=%s peer=%s",
+            found.name, context.api_version, context.client_id, context.peer.name, exc_info=error,
+        )  # fmt: skip
+        error = ApiError("the broker failed on this request; its log says more")
+    return found.error_response(error) or CloseConnection(f"{found.name}: {error.message}")
 
 
 def not_encoded(found: "Route") -> str:

@@ -1,5 +1,6 @@
-"""One request's place in the order of a connection's responses, from its handler's answer to the bytes."""
+"""One request's place in the order of a connection's responses, from what its handler returns to the answer."""
 
+from collections.abc import Coroutine
 from types import CoroutineType, GeneratorType
 from typing import TYPE_CHECKING, Any
 
@@ -7,7 +8,7 @@ from tidelog.api.metering import timed
 from tidelog.api.pending import Pending
 from tidelog.api.registry import PRODUCE_KEY, Route
 from tidelog.api.services import NO_RESPONSE, CloseConnection, RequestContext
-from tidelog.broker.serving import Encoded, answered_in_steps
+from tidelog.broker.serving import Encoded, answered_in_steps, failure_response
 from tidelog.model.steps import Steps
 from tidelog.runtime.turns import Work
 
@@ -25,106 +26,131 @@ class Slot:
         "answered",
         "connection",
         "context",
+        "in_steps",
         "is_handled",
         "keeps",
-        "pending",
         "pipelined",
         "response",
         "route",
-        "task",
-        "work",
+        "waits_for",
     )
 
     def __init__(self, connection: "ServerConnection", found: Route, context: RequestContext) -> None:
+        meter = context.meter
         self.connection = connection
         self.route = found
         self.context = context
-        self.pipelined = found.api_key == PRODUCE_KEY
-        if context.meter is not None and context.meter.one_at_a_time:
-            self.pipelined = False
+        self.pipelined = found.api_key == PRODUCE_KEY and (meter is None or not meter.one_at_a_time)
+        """Whether the next request may be handled before this one is answered."""
         self.answered = False
         self.response: Any = None
-        self.pending: Pending[Any] | None = None
-        self.task: Any = None
-        self.work: Work[Any] | None = None
+        self.waits_for: Pending[Any] | Work[Any] | None = None
+        """What can be given up when the client has gone. A coroutine runs to its end."""
         self.keeps = False
-        self.is_handled = True
-        """Whether the handler has done all that it does, or only the answer is missing."""
+        """Whether the steps in `waits_for` read the connection's buffer."""
+        self.is_handled = False
+        """Whether all that the request changes is done, and only the answer is missing."""
+        self.in_steps = meter is not None
+        """Whether a response may be large, or its encoding counts for a quota: then it is encoded in steps."""
 
-    def settle(self, answer: Any) -> None:
-        """Take what a handler gave, or what came of that: an answer, or something that will give one."""
-        connection = self.connection
-        if isinstance(answer, Pending):
-            self.is_handled = True
-            self.pending = answer
-            if connection.gone and not self.goes_on:
-                answer.abandon()
+    def take(self, outcome: Any) -> None:
+        """Bring an `Outcome`, the handler's or what came of that one, to the answer."""
+        if isinstance(outcome, Pending):
+            if self.route.api_key != PRODUCE_KEY:
+                self.is_handled = True  # of produce, batches may be still to be appended
+            elif not self.pipelined:
+                self._let_others_follow()
+            if self.connection.gone and not self.goes_on:
+                outcome.abandon()
                 self.answer(None)
-            else:
-                answer.listen(self.settle)
-        elif isinstance(answer, CoroutineType):
-            name = f"request-{self.route.name}"
-            self.task = connection.services.runtime.tasks.spawn(connection.await_answer(self, answer), name=name)
-        elif isinstance(answer, GeneratorType) or type(answer) is self.route.response:
-            if not connection.gone or (not self.is_handled and self.route.has_effects):
-                meter, turns = self.context.meter, connection.services.turns
-                steps = answered_in_steps(turns, self.route, answer, lambda: not connection.gone, meter)
-                self.begin(timed(meter, steps))
                 return
-            if isinstance(answer, GeneratorType):
-                answer.close()
-            self.answer(None)
+            self.waits_for = outcome
+            outcome.listen(self._completed if self.in_steps else self.answer)
+        elif isinstance(outcome, CoroutineType):
+            self.is_handled = False
+            name = f"request-{self.route.name}"
+            self.connection.services.runtime.tasks.spawn(self._await(outcome), name=name)
+        elif isinstance(outcome, GeneratorType) or type(outcome) is self.route.response:
+            self._take_steps(outcome)
         else:
-            self.answer(answer)
+            self.answer(outcome)
 
-    def begin(self, steps: Steps[Any], weight: int = 0) -> None:
-        work = self.connection.services.turns.begin(steps, self._computed, weight=weight)
-        if not work.ended:
-            self.work = work
+    def _let_others_follow(self) -> None:
+        """Its batches are appended, or have their place in the queue: those of the next request come behind them."""
+        meter = self.context.meter
+        if meter is None or not meter.one_at_a_time:
+            self.pipelined = True
+            self.connection.resume_soon()
 
-    def _computed(self, answer: Any, error: Exception | None) -> None:
+    def _completed(self, outcome: Any) -> None:
+        self.waits_for = None
+        self.is_handled = True
+        self.take(outcome)
+
+    async def _await(self, coroutine: Coroutine[Any, Any, Any]) -> None:
+        try:
+            outcome = await coroutine
+        except Exception as error:
+            outcome = failure_response(self.route, self.context, error)
+        self.is_handled = True
+        self.take(outcome)
+
+    def _take_steps(self, outcome: Any) -> None:
         connection = self.connection
-        self.work = None
+        if not connection.gone or self.goes_on:
+            steps = answered_in_steps(
+                connection.services.turns, self.route, outcome, lambda: not connection.gone, self.context.meter
+            )
+            self.begin(steps)
+            return
+        if isinstance(outcome, GeneratorType):
+            outcome.close()
+        self.answer(None)
+
+    def begin(self, steps: Steps[Any], weight: int = 0) -> bool:
+        """Take the steps to their outcome: now if they are few. True if more of them come in later turns."""
+        self.in_steps = True
+        turns = self.connection.services.turns
+        work = turns.begin(timed(self.context.meter, steps), self._computed, weight=weight)
+        if work.ended:
+            return False
+        self.waits_for = work
+        return True
+
+    def _computed(self, outcome: Any, error: Exception | None) -> None:
+        self.waits_for = None
+        self._unkeep()
+        if error is not None:
+            outcome = failure_response(self.route, self.context, error)
+        self.take(outcome)
+
+    def _unkeep(self) -> None:
         if self.keeps:
             self.keeps = False
-            connection.unkeep()
-        if error is not None:
-            answer = connection.failed(self.route, self.context, error)
-        self.is_handled = self.is_handled or not isinstance(answer, CoroutineType)
-        if isinstance(answer, Pending) and self.route.api_key == PRODUCE_KEY and not self.pipelined:
-            meter = self.context.meter
-            if meter is None or not meter.one_at_a_time:
-                self.pipelined = True
-                connection.resume_soon()
-        self.settle(answer)
+            self.connection.unkeep()
 
     def answer(self, response: Any) -> None:
+        """The last call: `response` is the route's, or Encoded, CloseConnection, NO_RESPONSE."""
         self.answered = True
         self.response = response
+        self.waits_for = None
         if self.context.meter is not None:
             self.context.meter.settle(None if response is NO_RESPONSE or type(response) in _SETTLED else response)
-        self.pending = None
-        connection = self.connection
-        if connection.is_next(self):
-            connection.advance()
+        self.connection.slot_answered(self)
 
     @property
     def goes_on(self) -> bool:
-        """Whether something of the request is still to be done, although nobody waits for the answer."""
-        if self.pending is not None:
-            return self.route.api_key == PRODUCE_KEY  # batches may be still to be appended
+        """Whether the request still has to change something, although nobody waits for the answer."""
         return self.route.has_effects and not self.is_handled
 
     def abandon(self) -> bool:
         """The client is gone. True if the request goes on all the same."""
         if self.goes_on:
             return True
-        if self.pending is not None:
-            self.pending.abandon()
-        if self.work is not None:
-            self.work.cancel()
-            self.work = None
-            if self.keeps:
-                self.keeps = False
-                self.connection.unkeep()
+        waits_for, self.waits_for = self.waits_for, None
+        if isinstance(waits_for, Pending):
+            waits_for.abandon()
+        elif waits_for is not None:
+            waits_for.cancel()
+        self._unkeep()
         return False

@@ -244,6 +244,9 @@ class Stream(Protocol):
 
     def resume_reading(self) -> None: ...
 
+    def write_eof(self) -> None:
+        """Shut the sending side after the backlog is sent, and go on reading. The peer sees the end of its input."""
+
     def finish(self) -> None:
         """Stop reading; close after the backlog is sent and the peer has had a moment to read it."""
 
@@ -254,7 +257,8 @@ class Stream(Protocol):
 class Receiver(Protocol):
     """The callbacks of a stream. As in `asyncio.BufferedProtocol` the receiver supplies the buffer for incoming bytes.
 
-    An exception that escapes from a callback is logged and ends the connection.
+    An exception that escapes from a callback is logged and ends the connection. The connection is closed when the peer
+    has shut its sending side, unless this is an `AnsweringReceiver`.
     """
 
     def connected(self, stream: Stream) -> None: ...
@@ -272,6 +276,18 @@ class Receiver(Protocol):
         """The connection has ended. This is the last callback, never made from within a call to the stream.
 
         `error` is None when either side closed the connection in order.
+        """
+
+
+class AnsweringReceiver(Receiver, Protocol):
+    """A receiver that may still have something to send when its input has ended."""
+
+    def eof_received(self) -> bool:
+        """The peer has shut its sending side or closed the connection; TCP does not tell which. No `received`
+        follows.
+
+        True: the stream stays open until the receiver has sent everything and calls `finish`; `closed` still reports
+        a reset. False: the stream is closed.
         """
 
 

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable
 
 from tidelog.runtime.interfaces import Receiver, Tasks
+from tidelog.runtime.resets import Resets
 from tidelog.runtime.stream import SocketStream
 
 log = logging.getLogger("tidelog.network")
@@ -133,6 +134,7 @@ class SocketNetwork:
         self._tasks = tasks
         self._listeners: dict[SocketListener, None] = {}
         self._streams: dict[SocketStream, None] = {}
+        self.resets = Resets(loop)
 
     @property
     def connection_count(self) -> int:
@@ -170,6 +172,7 @@ class SocketNetwork:
             listener.close()
         for stream in list(self._streams):
             stream.abort()
+        self.resets.close()
 
     def adopt(self, connection: socket.socket, receiver: Callable[[], Receiver]) -> SocketStream | None:
         """Make a stream of a connected socket.

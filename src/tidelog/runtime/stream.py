@@ -8,10 +8,11 @@ answer yields the loop to others after `TURN_BYTES_MAX`.
 import enum
 import errno
 import logging
+import os
 import socket
 import struct
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -68,6 +69,11 @@ _Waiting: TypeAlias = bytes | bytearray | memoryview | tuple[File, int, int, boo
 """A region of a file: position, size, and whether it is held."""
 
 
+def _closes() -> bool:
+    """`eof_received` of a receiver that has none."""
+    return False
+
+
 class _State(enum.Enum):
     OPEN = enum.auto()
     FINISHING = enum.auto()
@@ -82,8 +88,10 @@ class SocketStream:
 
     __slots__ = (
         "_descriptor",
+        "_eof_received",
         "_get_buffer",
         "_held",
+        "_input_ended",
         "_loop",
         "_network",
         "_paused",
@@ -92,6 +100,7 @@ class SocketStream:
         "_receiver",
         "_recv_into",
         "_send",
+        "_sending_ended",
         "_socket",
         "_state",
         "_timer",
@@ -116,6 +125,8 @@ class SocketStream:
         self._held = False  # write() may not send at once: something waits, or the stream is not open
         self._paused = False
         self._reading = False  # a reader is registered with the loop
+        self._input_ended = False  # the other side has shut its sending side, or has closed
+        self._sending_ended = False  # by `write_eof`
         self._writing = False
         self._waiting: deque[_Waiting] = deque()
         self._timer: TimerHandle | None = None
@@ -126,6 +137,7 @@ class SocketStream:
         self._receiver = receiver
         self._get_buffer = receiver.get_buffer
         self._received = receiver.received
+        self._eof_received: Callable[[], bool] = getattr(receiver, "eof_received", _closes)
         receiver.connected(self)
         self._read_on()
 
@@ -147,8 +159,20 @@ class SocketStream:
                 if sent == len(data):  # type: ignore[arg-type]
                     return
                 pieces = (memoryview(data)[sent:],)  # type: ignore[arg-type]
-        if self._state is _State.OPEN:
+        if self._state is _State.OPEN and not self._sending_ended:
             self._append(pieces)
+
+    def write_eof(self) -> None:
+        if self._state is _State.OPEN and not self._sending_ended:
+            self._sending_ended = self._held = True
+            if not self._waiting:
+                self._shut_sending()
+
+    def _shut_sending(self) -> None:
+        try:
+            self._socket.shutdown(socket.SHUT_WR)
+        except OSError as error:
+            self._close(error)
 
     def _joined(self, pieces: Sequence[Piece]) -> bytes | None:
         """Small pieces as one, files read. None if they are large or cannot be read."""
@@ -211,6 +235,9 @@ class SocketStream:
         self._loop.remove_writer(self._descriptor)
         if self._state is _State.FINISHING:
             self._linger()
+            return
+        if self._sending_ended:
+            self._shut_sending()
             return
         self._held = False
         assert self._receiver is not None
@@ -312,7 +339,7 @@ class SocketStream:
         self._read_on()
 
     def _read_on(self) -> None:
-        if not self._reading and self._state is _State.OPEN:
+        if not self._reading and not self._input_ended and self._state is _State.OPEN:
             self._reading = True
             self._loop.add_reader(self._descriptor, self._on_readable)
 
@@ -337,7 +364,7 @@ class SocketStream:
             self._receiver_failed()
             return
         if not count:
-            self._close(None)
+            self._end_of_input()
             return
         try:
             self._received(count)
@@ -353,9 +380,29 @@ class SocketStream:
             self._close(error)
             return
         if ended:
-            self._close(None)
+            self._end_of_input()
         else:
             self._read_no_more()
+
+    def _end_of_input(self) -> None:
+        """Close, unless the receiver has still something to send.
+
+        The other side has shut its sending side or has closed the connection: TCP does not say which.
+        """
+        self._input_ended = True
+        self._read_no_more()  # the loop would report the end of the input for ever
+        try:
+            is_kept = self._eof_received()
+        except Exception:
+            self._receiver_failed()
+            return
+        if not is_kept:
+            self._close(None)
+        elif self._state is not _State.CLOSED:
+            self._network.resets.watch(self._descriptor, self._was_reset)
+
+    def _was_reset(self) -> None:
+        self._close(ConnectionResetError(errno.ECONNRESET, os.strerror(errno.ECONNRESET)))
 
     # The end
 
@@ -384,6 +431,9 @@ class SocketStream:
         try:
             self._socket.shutdown(socket.SHUT_WR)
         except OSError:
+            self._close(None)
+            return
+        if self._input_ended:  # nothing more can come
             self._close(None)
             return
         self._timer = self._loop.call_later(LINGER_SECONDS, self._close, None)
@@ -431,6 +481,8 @@ class SocketStream:
                 item[0].release()
         self._waiting.clear()
         self.backlog_bytes = 0
+        if self._input_ended:
+            self._network.resets.forget(self._descriptor)
         self._socket.close()
         self._network.forget(self)
         self._loop.call_soon(self._tell_closed, error)
@@ -439,7 +491,7 @@ class SocketStream:
         receiver, self._receiver = self._receiver, None
         if receiver is None:
             return
-        del self._get_buffer, self._received  # they hold the receiver
+        del self._get_buffer, self._received, self._eof_received  # they hold the receiver
         try:
             receiver.closed(error)
         except Exception:

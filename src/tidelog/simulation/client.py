@@ -79,6 +79,11 @@ class SimClient:
         if self.open:
             self._stream.abort()
 
+    def end_requests(self) -> None:
+        """Ask nothing more and wait for the answers: the sending side is shut, as by a client that is half-closed."""
+        if self.open:
+            self._stream.write_eof()
+
     # Requests
 
     def post(self, request: Message, *, version_max: int = NEWEST) -> "asyncio.Future[Message]":

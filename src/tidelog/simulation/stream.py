@@ -64,6 +64,9 @@ class SimStream:
         self._arrived: deque[bytes | Signal] = deque()
         self._delivery_due = False
         self._paused = False
+        self._input_ended = False  # the other side's END was delivered
+        self._sending_ended = False  # by `write_eof`: nothing is written any more
+        self._end_sent = False
 
     def join(self, other: "SimStream") -> None:
         self._other = other
@@ -76,7 +79,7 @@ class SimStream:
     # Stream
 
     def write(self, pieces: Sequence[Piece]) -> None:
-        if self._state is not State.OPEN:
+        if self._state is not State.OPEN or self._sending_ended:
             return
         for piece in pieces:
             if isinstance(piece, FileRegion):
@@ -96,6 +99,12 @@ class SimStream:
         self._paused = False
         self._deliver_soon()
 
+    def write_eof(self) -> None:
+        if self._state is State.OPEN and not self._sending_ended:
+            self._sending_ended = True
+            if not self._backlog:
+                self._send_end()
+
     def finish(self) -> None:
         if self._state is not State.OPEN:
             return
@@ -105,7 +114,10 @@ class SimStream:
 
     def abort(self) -> None:
         if self._state is not State.CLOSED:
-            self._send(Signal.RESET if self._backlog else Signal.END)
+            if self._backlog:
+                self._send(Signal.RESET)
+            else:
+                self._send_end()
             self._close(None)
 
     # For the network
@@ -119,8 +131,10 @@ class SimStream:
         self._drop_backlog()
         if not heard:
             self._on_wire.clear()
+        elif unread:
+            self._send(Signal.RESET)
         else:
-            self._send(Signal.RESET if unread else Signal.END)
+            self._send_end()
 
     def break_both(self, why: str) -> None:
         """A reset out of nowhere, seen by both sides."""
@@ -153,8 +167,11 @@ class SimStream:
             self.backlog_bytes -= len(data)
             self._in_flight += len(data)
             self._send(data)
-        if had_backlog and not self._backlog and self._state is State.FINISHING:
-            self._linger()
+        if had_backlog and not self._backlog:
+            if self._state is State.FINISHING:
+                self._linger()
+            elif self._sending_ended:
+                self._send_end()
 
     def _drop_backlog(self) -> None:
         for waiting in self._backlog:
@@ -246,7 +263,7 @@ class SimStream:
         self._in_flight -= count
         if self._state in (State.OPEN, State.FINISHING) and self._backlog:
             self._push()
-            if not self._backlog and self._state is State.OPEN:
+            if not self._backlog and self._state is State.OPEN and not self._sending_ended:
                 self._guard(lambda: self._receiver.drained())  # type: ignore[union-attr]
 
     # Receiving
@@ -281,8 +298,9 @@ class SimStream:
             return
         if self._arrived[0] is Signal.END:
             self._network.trace.note(self._process.host, "net.end", f"{self.local}<{self.peer}")
-            self._send(Signal.END)
-            self._close(None)
+            self._arrived.popleft()
+            self._input_ended = True
+            self._guard(self._end_of_input)
             return
         if not self._paused:
             self._guard(self._deliver_bytes)
@@ -303,13 +321,28 @@ class SimStream:
         self._acknowledge(count)
         self._receiver.received(count)
 
+    def _end_of_input(self) -> None:
+        """Close, unless the receiver has still something to send."""
+        eof_received = getattr(self._receiver, "eof_received", None)
+        if eof_received is None or not eof_received():
+            self._send_end()
+            self._close(None)
+
+    def _send_end(self) -> None:
+        """Unless that was done by `write_eof`."""
+        if not self._end_sent:
+            self._end_sent = True
+            self._send(Signal.END)
+
     def _discard(self) -> None:
         while self._arrived:
             item = self._arrived.popleft()
             if isinstance(item, bytes):
                 self._acknowledge(len(item))
-            else:
+            elif self._state is State.LINGERING:
                 self._close(None)
+            else:
+                self._input_ended = True  # the backlog goes out all the same
 
     def _acknowledge(self, count: int) -> None:
         self._network.loop.call_later(self._network.latency_s(), self._other._window_opens, count)
@@ -318,7 +351,10 @@ class SimStream:
 
     def _linger(self) -> None:
         self._state = State.LINGERING
-        self._send(Signal.END)
+        self._send_end()
+        if self._input_ended:  # nothing more can come
+            self._close(None)
+            return
         self._network.loop.call_later(LINGER_S, self._close, None)
         self._deliver_soon()
 
