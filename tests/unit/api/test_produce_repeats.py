@@ -31,7 +31,7 @@ class Partitions:
         self.known: dict[tuple[str, int], Partition] = {}
         nothing: Any = None
         clock: Any = SimpleNamespace(now_ms=lambda: NOW_MS, monotonic=float)
-        flusher: Any = SimpleNamespace(grown={})
+        flusher: Any = SimpleNamespace(dirty={})
         for topic in ("t", "u"):
             for index in range(PARTITIONS):
                 log = self.logs[topic, index] = LogOnDisk()
