@@ -1,7 +1,6 @@
 """What the driver asks the brokers: which partitions there are, and where they begin and end."""
 
 import logging
-import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
@@ -9,6 +8,7 @@ from pyspark_tidelog.errors import DataLoss, OptionError
 from pyspark_tidelog.offsets import Bound, ByTimestamp, Everywhere, Offsets, Specific, describe
 from pyspark_tidelog.options import Subscription
 from pyspark_tidelog.plan import OffsetRange
+from pyspark_tidelog.topic_pattern import TopicPattern
 from tidelog.client.cluster import Topic
 from tidelog.client.operations import EARLIEST, LATEST, ListedOffset
 from tidelog.model.ids import TopicPartition
@@ -33,18 +33,21 @@ class Lookup:
         self._brokers = brokers
         self._subscription = subscription
         self._isolation = isolation
+        self._pattern = TopicPattern(subscription.pattern)
 
     def partitions(self) -> list[TopicPartition]:
-        """Those that the subscription means at present. Raises UnknownTopicOrPartition for a topic named in it."""
+        """Those that the subscription means at present; a pattern never means an internal topic.
+
+        Raises UnknownTopicOrPartition for a topic that is named, and OptionError for a pattern that Java refuses.
+        """
         chosen = self._subscription
         if chosen.partitions:
             return list(chosen.partitions)
         if chosen.topics:
             topics = self._brokers.topics(list(chosen.topics))
         else:
-            whole_name = re.compile(chosen.pattern).fullmatch
-            every = self._brokers.all_topics()
-            topics = {name: topic for name, topic in every.items() if whole_name(name) and not topic.internal}
+            public = {name: topic for name, topic in self._brokers.all_topics().items() if not topic.internal}
+            topics = {name: public[name] for name in self._pattern.topics_among(public)}
         return [TopicPartition(name, number) for name in sorted(topics) for number in topics[name].leaders]
 
     def earliest(self, partitions: Iterable[TopicPartition]) -> Offsets:

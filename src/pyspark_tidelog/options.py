@@ -177,10 +177,6 @@ def _subscription(options: Options) -> Subscription:
         if not topics:
             raise OptionError("option subscribe names no topic")
         return Subscription(topics=tuple(topics))
-    try:
-        re.compile(text)
-    except re.error as error:
-        raise OptionError(f"option subscribePattern {text!r} is no regular expression: {error}") from None
     return Subscription(pattern=text)
 
 

@@ -160,8 +160,8 @@ def test_client_settings_without_a_meaning_are_refused_with_the_reason(name: str
 def test_more_refusals() -> None:
     with pytest.raises(OptionError, match=r"no topic is chosen: give option subscribe, subscribePattern or assign"):
         read_options(without("subscribe"), streaming=False)
-    with pytest.raises(OptionError, match=r"option subscribePattern .* is no regular expression"):
-        read_options(without("subscribe", subscribePattern="("), streaming=False)
+    with pytest.raises(OptionError, match=r"option subscribePattern is required"):
+        read_options(without("subscribe", subscribePattern=" "), streaming=False)
     for text, message in [('{"a":1}', "needs a list"), ("[]", "not a JSON object"), ('{"a":[]}', "names no partition")]:
         with pytest.raises(OptionError, match=message):
             read_options(without("subscribe", assign=text), streaming=False)

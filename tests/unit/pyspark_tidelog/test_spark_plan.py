@@ -109,8 +109,13 @@ def lookup(subscription: Subscription, by_time: Offsets | None = None) -> Lookup
 def test_which_partitions_are_meant() -> None:
     assert lookup(Subscription(topics=("b", "a"))).partitions() == [A0, A1, B0]
     assert lookup(Subscription(partitions=(A1,))).partitions() == [A1]
+
+
+def test_a_pattern_means_every_topic_in_whose_name_it_is_found_but_no_internal_one() -> None:
+    pytest.importorskip("pyspark", reason="needs tidelog[spark]")
     assert lookup(Subscription(pattern="a|.*offsets")).partitions() == [A0, A1]
-    assert lookup(Subscription(pattern="")).partitions() == []
+    assert lookup(Subscription(pattern="[a-z&&[^a]]")).partitions() == [B0]
+    assert lookup(Subscription(pattern="^$")).partitions() == []
 
 
 def test_bounds_become_offsets() -> None:
