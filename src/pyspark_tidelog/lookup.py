@@ -103,6 +103,20 @@ def _warn(what: str) -> None:
     logger.warning("data_loss %s", what)
 
 
+def refuse_backward_ranges(wanted: Iterable[OffsetRange], ending: Bound) -> None:
+    """Raises OptionError, named as Spark's Kafka source names it, for a range whose start is past its end."""
+    for backward in wanted:
+        if backward.size >= 0:
+            continue
+        tp = backward.topic_partition
+        at_log_end = ending == Everywhere(LATEST) or (isinstance(ending, Specific) and ending.offsets[tp] == LATEST)
+        end = "the log ends" if at_log_end else "the range ends"
+        raise OptionError(
+            f"[RESOLVED_START_OFFSET_GREATER_THAN_END_OFFSET] {tp}: {end} at {backward.end}, reading was to go on "
+            f"at {backward.start}. Check the options for start and end, and whether the topic was deleted and made anew"
+        )
+
+
 def without_lost(ranges: Iterable[OffsetRange], earliest: Offsets, report: Callable[[str], None]) -> list[OffsetRange]:
     """The ranges as far as they still are in the log; what is not is reported."""
     kept = []
@@ -121,9 +135,14 @@ def without_lost(ranges: Iterable[OffsetRange], earliest: Offsets, report: Calla
 
 
 def _must_name(option: str, named: Mapping[TopicPartition, int], partitions: list[TopicPartition]) -> None:
+    """Raises OptionError, named as Spark's Kafka source names it."""
+    bound = "TIMESTAMP" if option.endswith("ByTimestamp") else "START"
+    condition = f"[KAFKA_{bound}_OFFSET_DOES_NOT_MATCH_ASSIGNED]"
     missing = [tp for tp in partitions if tp not in named]
     surplus = [tp for tp in named if tp not in set(partitions)]
     if missing:
-        raise OptionError(f"option {option} must name every partition that is read; it lacks {describe(missing)}")
+        raise OptionError(
+            f"{condition} option {option} must name every partition that is read; it lacks {describe(missing)}"
+        )
     if surplus:
-        raise OptionError(f"option {option} names what is not read: {describe(surplus)}")
+        raise OptionError(f"{condition} option {option} names what is not read: {describe(surplus)}")

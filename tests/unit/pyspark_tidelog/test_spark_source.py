@@ -93,7 +93,15 @@ def test_readers_and_writers_check_their_options() -> None:
     [
         (struct(key="binary"), "t", "there is no column value"),
         (struct(value="integer"), "t", "column value must be binary or string, not int"),
-        (struct(value="binary", offset="long"), "t", "does not write column 'offset'; it writes key, value, headers"),
+        (struct(Value="binary"), "t", "there is no column value"),
+        (
+            StructType(
+                [StructField("value", StringType()), StructField("a", StringType()), StructField("a", BinaryType())]
+            ),
+            "t",
+            "two columns are named 'a'",
+        ),
+        (struct(value="binary", topic="integer"), None, "column topic must be string, not int"),
         (struct(value="binary", partition="long"), "t", "column partition must be int, not bigint"),
         (
             struct(value="binary", headers=MapType(StringType(), StringType())),
@@ -112,6 +120,9 @@ def test_columns_that_are_written() -> None:
     everything = struct(key="string", value="string", headers=STRICT_HEADERS, topic="string", partition="integer")
     check_columns(everything, None)
     check_columns(struct(value="binary"), "t")
+    check_columns(struct(value="binary", topic="integer"), "t")
+    other_case = ArrayType(StructType([StructField("KEY", StringType()), StructField("Value", BinaryType())]))
+    check_columns(struct(value="binary", offset="long", Key="integer", headers=other_case), "t")
 
 
 def test_rounds_hold_one_batch_of_each_partition_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
