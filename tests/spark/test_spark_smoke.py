@@ -3,7 +3,6 @@
 import json
 import shutil
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,38 +15,12 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from pyspark.errors import AnalysisException, PySparkException
 from pyspark.errors.exceptions.captured import StreamingQueryException
 
-from interop_harness.target import NoKafka, started
-from pyspark_tidelog.java import NoJava, ensure_java
-from pyspark_tidelog.session import local_session
-
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming import StreamingQuery
 
 COLUMNS = ["key", "value", "topic", "partition", "offset", "timestamp", "timestampType"]
 QUERY_LIMIT_S = 120
-
-
-@pytest.fixture(scope="module")
-def bootstrap(request: pytest.FixtureRequest) -> Iterator[str]:
-    try:
-        with started(str(request.config.getoption("against"))) as target:
-            yield target.bootstrap
-    except NoKafka as missing:
-        pytest.skip(f"Apache Kafka cannot run here: {missing}")
-
-
-@pytest.fixture(scope="module")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator["SparkSession"]:
-    try:
-        ensure_java()
-    except NoJava as missing:
-        pytest.skip(str(missing))
-    warehouse = str(tmp_path_factory.mktemp("warehouse"))
-    session = local_session("tests", cores=2, settings={"spark.sql.warehouse.dir": warehouse})
-    session.sparkContext.setLogLevel("OFF")
-    yield session
-    session.stop()
 
 
 class Topic:

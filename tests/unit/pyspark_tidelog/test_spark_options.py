@@ -123,7 +123,7 @@ def test_bounds_that_only_a_broker_can_compare_are_taken() -> None:
         {"startingTimestamp": "9", "endingOffsetsByTimestamp": '{"orders":{"0":4}}'},
         {"startingOffsets": '{"orders":{"0":9}}', "endingTimestamp": "4"},
     ):
-        batch(**more)
+        assert batch(**more).starting != batch().starting
 
 
 def test_what_tunes_a_part_of_kafkas_client_that_is_not_here_is_taken_with_a_warning(
