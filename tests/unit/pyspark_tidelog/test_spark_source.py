@@ -8,8 +8,11 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import ArrayType, BinaryType, DataType, MapType, StringType, StructField, StructType
 
 import pyspark_tidelog
-from pyspark_tidelog import writer
+from pyspark_tidelog import batch_reader, writer
+from pyspark_tidelog.batch_reader import RangePartition, read_range
 from pyspark_tidelog.errors import OptionError, SchemaError
+from pyspark_tidelog.options import ReadOptions, read_options
+from pyspark_tidelog.plan import OffsetRange
 from pyspark_tidelog.rows import TYPES
 from pyspark_tidelog.schema import columns_of, source_schema
 from pyspark_tidelog.writer import TidelogStreamWriter, TidelogWriter, check_columns, rounds
@@ -86,6 +89,20 @@ def test_readers_and_writers_check_their_options() -> None:
             make(struct(value="binary"), True)
     with pytest.raises(OptionError, match="no topic is chosen"):
         pyspark_tidelog.DefaultSource(SERVERS).reader(source_schema(False))
+
+
+def test_a_task_waits_for_records_as_long_as_the_option_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Connected(Exception):
+        pass
+
+    def connect(options: ReadOptions) -> None:
+        raise Connected(options.client.default_api_timeout_ms)
+
+    monkeypatch.setattr(batch_reader, "connect", connect)
+    given = {**SERVERS, "subscribe": "t", "kafkaConsumer.pollTimeoutMs": "1234"}
+    partition = RangePartition(OffsetRange("t", 0, 0, 1))
+    with pytest.raises(Connected, match="1234"):
+        next(read_range(read_options(given, streaming=False), ("value",), partition))
 
 
 @pytest.mark.parametrize(
