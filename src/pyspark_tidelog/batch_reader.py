@@ -6,11 +6,9 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from pyspark_tidelog.connecting import connect
-from pyspark_tidelog.lookup import Lookup, loss_reporter, without_lost
-from pyspark_tidelog.offsets import Everywhere
+from pyspark_tidelog.lookup import Lookup, loss_reporter, refuse_backward_ranges, without_lost
 from pyspark_tidelog.options import ReadOptions
 from pyspark_tidelog.plan import OffsetRange, split
-from tidelog.client.operations import LATEST
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -29,16 +27,18 @@ class TidelogReader(DataSourceReader):
         self._columns = columns
 
     def partitions(self) -> list[InputPartition]:
-        """Asks the brokers where the bounds lie; each action on the DataFrame does so anew. Raises DataLoss."""
+        """Asks the brokers where the bounds lie; each action on the DataFrame does so anew.
+
+        Raises DataLoss, and OptionError for a bound that cannot be found or a start past its end.
+        """
         options = self._options
         with connect(options) as client:
             lookup = Lookup(client, options.subscription, options.fetch.isolation)
             partitions = lookup.partitions()
             starts = lookup.resolve("startingOffsets", options.starting, partitions)
             ends = lookup.resolve("endingOffsets", options.ending, partitions)
-            if options.ending != Everywhere(LATEST):  # an end before the start is an empty range, if it was asked for
-                ends = {tp: max(starts[tp], ends[tp]) for tp in partitions}
             wanted = [OffsetRange(*tp, starts[tp], ends[tp]) for tp in partitions]
+            refuse_backward_ranges(wanted, options.ending)
             ranges = without_lost(wanted, lookup.earliest(partitions), loss_reporter(options.fail_on_data_loss))
         return [RangePartition(r) for r in split(ranges, options.min_partitions, options.max_records_per_partition)]
 
@@ -51,5 +51,6 @@ def read_range(options: ReadOptions, columns: tuple[str, ...], partition: InputP
     from pyspark_tidelog.reading import RangeReader  # numpy, pyarrow, numba: half a second that planning can do without
 
     if isinstance(partition, RangePartition):
+        options = options._replace(client=options.client._replace(default_api_timeout_ms=options.poll_timeout_ms))
         with connect(options) as client:
             yield from RangeReader(client, options, partition.value, columns).record_batches()

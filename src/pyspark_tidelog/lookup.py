@@ -1,7 +1,6 @@
 """What the driver asks the brokers: which partitions there are, and where they begin and end."""
 
 import logging
-import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
@@ -9,6 +8,7 @@ from pyspark_tidelog.errors import DataLoss, OptionError
 from pyspark_tidelog.offsets import Bound, ByTimestamp, Everywhere, Offsets, Specific, describe
 from pyspark_tidelog.options import Subscription
 from pyspark_tidelog.plan import OffsetRange
+from pyspark_tidelog.topic_pattern import TopicPattern
 from tidelog.client.cluster import Topic
 from tidelog.client.operations import EARLIEST, LATEST, ListedOffset
 from tidelog.model.ids import TopicPartition
@@ -33,18 +33,21 @@ class Lookup:
         self._brokers = brokers
         self._subscription = subscription
         self._isolation = isolation
+        self._pattern = TopicPattern(subscription.pattern)
 
     def partitions(self) -> list[TopicPartition]:
-        """Those that the subscription means at present. Raises UnknownTopicOrPartition for a topic named in it."""
+        """Those that the subscription means at present; a pattern never means an internal topic.
+
+        Raises UnknownTopicOrPartition for a topic that is named, and OptionError for a pattern that Java refuses.
+        """
         chosen = self._subscription
         if chosen.partitions:
             return list(chosen.partitions)
         if chosen.topics:
             topics = self._brokers.topics(list(chosen.topics))
         else:
-            whole_name = re.compile(chosen.pattern).fullmatch
-            every = self._brokers.all_topics()
-            topics = {name: topic for name, topic in every.items() if whole_name(name) and not topic.internal}
+            public = {name: topic for name, topic in self._brokers.all_topics().items() if not topic.internal}
+            topics = {name: public[name] for name in self._pattern.topics_among(public)}
         return [TopicPartition(name, number) for name in sorted(topics) for number in topics[name].leaders]
 
     def earliest(self, partitions: Iterable[TopicPartition]) -> Offsets:
@@ -100,6 +103,20 @@ def _warn(what: str) -> None:
     logger.warning("data_loss %s", what)
 
 
+def refuse_backward_ranges(wanted: Iterable[OffsetRange], ending: Bound) -> None:
+    """Raises OptionError, named as Spark's Kafka source names it, for a range whose start is past its end."""
+    for backward in wanted:
+        if backward.size >= 0:
+            continue
+        tp = backward.topic_partition
+        at_log_end = ending == Everywhere(LATEST) or (isinstance(ending, Specific) and ending.offsets[tp] == LATEST)
+        end = "the log ends" if at_log_end else "the range ends"
+        raise OptionError(
+            f"[RESOLVED_START_OFFSET_GREATER_THAN_END_OFFSET] {tp}: {end} at {backward.end}, reading was to go on "
+            f"at {backward.start}. Check the options for start and end, and whether the topic was deleted and made anew"
+        )
+
+
 def without_lost(ranges: Iterable[OffsetRange], earliest: Offsets, report: Callable[[str], None]) -> list[OffsetRange]:
     """The ranges as far as they still are in the log; what is not is reported."""
     kept = []
@@ -118,9 +135,14 @@ def without_lost(ranges: Iterable[OffsetRange], earliest: Offsets, report: Calla
 
 
 def _must_name(option: str, named: Mapping[TopicPartition, int], partitions: list[TopicPartition]) -> None:
+    """Raises OptionError, named as Spark's Kafka source names it."""
+    bound = "TIMESTAMP" if option.endswith("ByTimestamp") else "START"
+    condition = f"[KAFKA_{bound}_OFFSET_DOES_NOT_MATCH_ASSIGNED]"
     missing = [tp for tp in partitions if tp not in named]
     surplus = [tp for tp in named if tp not in set(partitions)]
     if missing:
-        raise OptionError(f"option {option} must name every partition that is read; it lacks {describe(missing)}")
+        raise OptionError(
+            f"{condition} option {option} must name every partition that is read; it lacks {describe(missing)}"
+        )
     if surplus:
-        raise OptionError(f"option {option} names what is not read: {describe(surplus)}")
+        raise OptionError(f"{condition} option {option} names what is not read: {describe(surplus)}")

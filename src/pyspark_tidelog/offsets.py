@@ -49,6 +49,32 @@ def bound_from_text(option: str, text: str) -> Bound:
     return Specific(partition_values(option, text, at_least=EARLIEST))
 
 
+def refuse_backward(starting: Bound, ending: Bound) -> None:
+    """Raises OptionError where two bounds of a kind contradict each other before anything is asked of a broker.
+
+    The names in brackets are those of Spark's Kafka source, which refuses the same.
+    """
+    if isinstance(starting, Specific) and isinstance(ending, Specific):
+        kind, starts, ends = "offset", starting.offsets, ending.offsets
+    elif isinstance(starting, ByTimestamp) and isinstance(ending, ByTimestamp):
+        if isinstance(starting.timestamps, int) or isinstance(ending.timestamps, int):
+            return
+        kind, starts, ends = "timestamp", starting.timestamps, ending.timestamps
+    else:
+        return
+    if only_one := starts.keys() ^ ends.keys():
+        raise OptionError(
+            "[MISMATCHED_TOPIC_PARTITIONS_BETWEEN_START_OFFSET_AND_END_OFFSET] the starting and the ending "
+            f"{kind}s name different partitions: only one of them names {describe(only_one)}"
+        )
+    for tp in sorted(starts):
+        if starts[tp] > ends[tp] >= 0:
+            raise OptionError(
+                f"[UNRESOLVED_START_OFFSET_GREATER_THAN_END_OFFSET] {tp}: the starting {kind} {starts[tp]} "
+                f"is past the ending {kind} {ends[tp]} (topic {tp.topic}, partition {tp.partition})"
+            )
+
+
 def partition_values(option: str, text: str, *, at_least: int) -> Offsets:
     """Parse {"topic": {"0": value}}. Raises OptionError with what is wrong."""
     document = _json(option, text)

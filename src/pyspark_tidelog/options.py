@@ -13,20 +13,31 @@ from pyspark_tidelog.offsets import (
     assignment,
     bound_from_text,
     partition_values,
+    refuse_backward,
 )
-from pyspark_tidelog.settings import CLIENT, PREFIX, Options, bootstrap, client_config
+from pyspark_tidelog.settings import (
+    CLIENT,
+    GROUPS,
+    JAVA_WHITESPACE,
+    PREFIX,
+    WITHOUT_EFFECT,
+    Options,
+    bootstrap,
+    client_config,
+)
 from tidelog.client.blocking import ClientConfig
 from tidelog.client.operations import EARLIEST, LATEST, READ_COMMITTED, READ_UNCOMMITTED, FetchLimits
 from tidelog.model.ids import TopicPartition
 from tidelog.wire.batches import Codec
 
-READ = (
+READ_HEEDED = (
     "assign",
     "endingOffsets",
     "endingOffsetsByTimestamp",
     "endingTimestamp",
     "failOnDataLoss",
     "includeHeaders",
+    "kafkaConsumer.pollTimeoutMs",
     "maxOffsetsPerTrigger",
     "maxRecordsPerPartition",
     "maxTriggerDelay",
@@ -51,28 +62,45 @@ READ = (
         )
     ),
 )
-READ_UNSUPPORTED = {
-    "fetchOffset.numRetries": "attempts go on until kafka.default.api.timeout.ms",
-    "fetchOffset.retryIntervalMs": "the pause between attempts is kafka.retry.backoff.ms",
-    "groupIdPrefix": "no consumer group is used, offsets are kept in the query's checkpoint",
-    "kafkaConsumer.pollTimeoutMs": "the time for a fetch with its attempts is kafka.default.api.timeout.ms",
-    "path": "topics are chosen with subscribe, subscribePattern or assign",
-}
-WRITE = (
+WRITE_HEEDED = (
     "topic",
     "checkpointLocation",
     *(PREFIX + name for name in (*CLIENT, "acks", "batch.size", "compression.type", "delivery.timeout.ms")),
 )
-WRITE_UNSUPPORTED = {
-    "includeHeaders": "a headers column is written whenever there is one",
-    "path": "the topic is chosen with option topic or a topic column",
+CLIENT_WITHOUT_EFFECT = {PREFIX + name: reason for name, reason in WITHOUT_EFFECT.items()}
+READ_WITHOUT_EFFECT = CLIENT_WITHOUT_EFFECT | {
+    "fetchOffset.numRetries": "attempts go on until kafka.default.api.timeout.ms",
+    "fetchOffset.retryIntervalMs": "the pause between attempts is kafka.retry.backoff.ms",
+    "groupIdPrefix": GROUPS,
+    **{
+        name: "it is a setting of Kafka's producer"
+        for name in WRITE_HEEDED
+        if name.startswith(PREFIX) and name not in READ_HEEDED
+    },
 }
+WRITE_WITHOUT_EFFECT = CLIENT_WITHOUT_EFFECT | {
+    "includeHeaders": "a headers column is written whenever there is one",
+    **{
+        name: "it is a setting of Kafka's consumer"
+        for name in READ_HEEDED
+        if name.startswith(PREFIX) and name not in WRITE_HEEDED
+    },
+}
+READ = (*READ_HEEDED, *READ_WITHOUT_EFFECT)
+WRITE = (*WRITE_HEEDED, *WRITE_WITHOUT_EFFECT)
+"""Every option that a read and a write take."""
+
+READ_UNSUPPORTED = {"path": "topics are chosen with subscribe, subscribePattern or assign"}
+WRITE_UNSUPPORTED = {"path": "the topic is chosen with option topic or a topic column"}
+STREAMING_ONLY = dict.fromkeys(
+    ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay"), "a batch query has no triggers"
+)
 ENDING = ("endingOffsets", "endingOffsetsByTimestamp", "endingTimestamp")
 
 PARTITION_FETCH_BYTES = 8 << 20
 BATCH_BYTES = 256 << 10
 MAX_TRIGGER_DELAY_MS = 15 * 60_000
-TIME_UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
+TIME_UNITS_MS = {"us": 0.001, "ms": 1, "s": 1_000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
 CODECS = {"none": Codec.NONE, "gzip": Codec.GZIP, "snappy": Codec.SNAPPY, "lz4": Codec.LZ4, "zstd": Codec.ZSTD}
 
 
@@ -102,6 +130,8 @@ class ReadOptions(NamedTuple):
     max_trigger_delay_ms: int
     fetch: FetchLimits
     check_crcs: bool
+    poll_timeout_ms: int
+    """How long a task waits for records that the broker says are there."""
 
 
 class WriteOptions(NamedTuple):
@@ -118,17 +148,23 @@ def read_options(given: Mapping[str, str], *, streaming: bool) -> ReadOptions:
     """Raises OptionError for the first thing that is wrong."""
     options = Options(given)
     options.refuse_others(READ, READ_UNSUPPORTED)
+    options.warn_without_effect(READ_WITHOUT_EFFECT if streaming else READ_WITHOUT_EFFECT | STREAMING_ONLY)
+    for name in ("fetchOffset.numRetries", "fetchOffset.retryIntervalMs"):
+        options.integer(name, 0)
     if streaming and (ending := [name for name in ENDING if name in options]):
         raise OptionError(f"option {ending[0]} has no meaning in a streaming query, which does not end")
     isolation = {"read_uncommitted": READ_UNCOMMITTED, "read_committed": READ_COMMITTED}
     limits = FetchLimits()
     max_wait_ms = options.integer(PREFIX + "fetch.max.wait.ms", limits.max_wait_ms)
+    client = client_config(options, "tidelog-spark-source")
+    first, last = _starting(options, streaming=streaming), _ending(options)
+    refuse_backward(first, last)
     return ReadOptions(
         bootstrap=bootstrap(options),
-        client=client_config(options, "tidelog-spark-source"),
+        client=client,
         subscription=_subscription(options),
-        starting=_starting(options, streaming=streaming),
-        ending=_ending(options),
+        starting=first,
+        ending=last,
         fail_on_data_loss=options.flag("failOnDataLoss", True),
         include_headers=options.flag("includeHeaders", False),
         min_partitions=options.integer("minPartitions", 0, at_least=1),
@@ -146,6 +182,7 @@ def read_options(given: Mapping[str, str], *, streaming: bool) -> ReadOptions:
             isolation=options.choice(PREFIX + "isolation.level", isolation, "read_uncommitted"),
         ),
         check_crcs=options.flag(PREFIX + "check.crcs", True),
+        poll_timeout_ms=options.integer("kafkaConsumer.pollTimeoutMs", client.default_api_timeout_ms, at_least=1),
     )
 
 
@@ -153,15 +190,18 @@ def write_options(given: Mapping[str, str]) -> WriteOptions:
     """Raises OptionError for the first thing that is wrong."""
     options = Options(given)
     options.refuse_others(WRITE, WRITE_UNSUPPORTED)
+    options.warn_without_effect(WRITE_WITHOUT_EFFECT)
+    options.flag("includeHeaders", False)
+    topic = options.required("topic") if "topic" in options else None
     client = client_config(options, "tidelog-spark-sink")
     delivery_timeout_ms = options.integer(PREFIX + "delivery.timeout.ms", client.delivery_timeout_ms, at_least=1)
     return WriteOptions(
         bootstrap=bootstrap(options),
         client=client._replace(delivery_timeout_ms=delivery_timeout_ms),
-        topic=options.text("topic") or None,
+        topic=topic,
         acks=options.choice(PREFIX + "acks", {"all": -1, "-1": -1, "1": 1}, "all"),
         codec=Codec(options.choice(PREFIX + "compression.type", CODECS, "none")),
-        batch_bytes=options.integer(PREFIX + "batch.size", BATCH_BYTES, at_least=1, at_most=1 << 30),
+        batch_bytes=max(1, options.integer(PREFIX + "batch.size", BATCH_BYTES, at_most=1 << 30)),
     )
 
 
@@ -173,14 +213,10 @@ def _subscription(options: Options) -> Subscription:
     if chosen == "assign":
         return Subscription(partitions=tuple(assignment(chosen, text)))
     if chosen == "subscribe":
-        topics = dict.fromkeys(filter(None, (name.strip() for name in text.split(","))))
+        topics = dict.fromkeys(filter(None, (name.strip(JAVA_WHITESPACE) for name in text.split(","))))
         if not topics:
             raise OptionError("option subscribe names no topic")
         return Subscription(topics=tuple(topics))
-    try:
-        re.compile(text)
-    except re.error as error:
-        raise OptionError(f"option subscribePattern {text!r} is no regular expression: {error}") from None
     return Subscription(pattern=text)
 
 
@@ -203,8 +239,9 @@ def _names(bound: Bound, offset: int) -> bool:
 
 
 def _bound(options: Options, end: str) -> Bound | None:
+    """The one that Spark prefers of those that are given; the others are not looked at."""
     offsets, each, every = f"{end}Offsets", f"{end}OffsetsByTimestamp", f"{end}Timestamp"
-    chosen = options.at_most_one(offsets, each, every)
+    chosen = options.first_of(every, each, offsets)
     strategy = {"error": 0, "latest": 1}
     lenient = end == "ending" or bool(options.choice("startingOffsetsByTimestampStrategy", strategy, "error"))
     if chosen is None:
@@ -225,11 +262,11 @@ def _min_offsets(options: Options) -> int:
 
 
 def _duration_ms(options: Options, name: str, default_ms: int) -> int:
-    """As Spark's: 15m, 30s, 500ms; without a unit it is milliseconds."""
+    """In Spark's form: 15m, 30s, 500ms; without a unit it is milliseconds."""
     if name not in options:
         return default_ms
     match = re.fullmatch(r"(\d+)\s*([a-z]*)", options.text(name).lower())
     unit = match and TIME_UNITS_MS.get(match[2] or "ms")
     if not match or not unit:
         raise OptionError(f"option {name} is {options.text(name)!r}: it takes a time like 15m, 30s or 500ms")
-    return int(match[1]) * unit
+    return int(int(match[1]) * unit)

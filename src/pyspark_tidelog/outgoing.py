@@ -21,6 +21,9 @@ from tidelog.wire.records import Record, encode_batch
 BY_KEY = -1
 """In place of a partition: where the key leads; without a key, anywhere."""
 
+WRITTEN = ("key", "value", "headers", "topic", "partition")
+"""The columns that are written. Others are not touched: pyarrow cannot even name the type of some."""
+
 _HEADER = Struct(">qiibIhiqqqhii")
 _CRC = Struct(">I")
 _CRC_AT = 17
@@ -52,7 +55,7 @@ class Outgoing:
 
     def batches(self, rows: pa.RecordBatch) -> dict[TopicPartition, list[bytearray]]:
         """The rows as record batches, in their order within each partition. Raises SchemaError for wrong values."""
-        columns = {name: rows.column(i) for i, name in enumerate(rows.schema.names)}
+        columns = {name: rows.column(i) for i, name in enumerate(rows.schema.names) if name in WRITTEN}
         records = records_of(columns)
         found: dict[TopicPartition, list[bytearray]] = {}
         for topic, numbers in self._by_topic(columns, rows.num_rows):

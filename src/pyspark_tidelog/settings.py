@@ -1,18 +1,26 @@
-"""Which options there are, how a text becomes a value, and why an option is refused.
+"""Which settings of Kafka's clients there are, how a text becomes a value, and why an option is refused.
 
-A `kafka.*` option is named as the setting of Kafka's own clients, after the prefix. One that has no meaning here is
-refused, never ignored: a job must not believe in a setting that nobody heeds.
+A `kafka.*` option is named as the setting of Kafka's own clients, after the prefix. One that changes what is read or
+written, or that promises something, is heeded or refused. One that only tunes a part of Kafka's client that does not
+exist here is taken, so that a job can move from format kafka as it is, and a warning in the log says that it has no
+effect. A name that no client of Kafka knows is refused: it is most likely misspelt.
 """
 
 import difflib
-from collections.abc import Mapping
+import logging
+from collections.abc import Iterable, Mapping
 from typing import NoReturn
 
 from pyspark_tidelog.errors import OptionError
 from tidelog.client.blocking import ClientConfig, parse_bootstrap
 from tidelog.client.operations import Backoff
 
+logger = logging.getLogger("tidelog.spark")
+
 PREFIX = "kafka."
+
+JAVA_WHITESPACE = "".join(map(chr, range(ord(" ") + 1)))
+"""The characters that Java's `trim` removes, and so Spark from the values of options."""
 
 CLIENT = (
     "bootstrap.servers",
@@ -27,26 +35,88 @@ CLIENT = (
 
 REFUSED = {
     "auto.offset.reset": "say where to begin with startingOffsets",
+    "config.providers": "the values of options are taken as they are written",
     "enable.auto.commit": "offsets are kept in the query's checkpoint, none are committed to a group",
     "enable.idempotence": "the sink is at least once, without an idempotent producer",
-    "group.id": "no consumer group is used, offsets are kept in the query's checkpoint",
     "interceptor.classes": "there is no place for interceptors written in Java",
     "key.deserializer": "keys are binary, cast the column in the DataFrame",
     "key.serializer": "keys are written as the column's bytes, cast it in the DataFrame",
-    "linger.ms": "nothing lingers, a batch is sent when it is full or the task has no more rows",
     "partitioner.class": "records go where Java's default partitioner puts them, or where a partition column says",
+    "partitioner.ignore.keys": "records with a key go where Java's default partitioner puts them",
+    "transaction.two.phase.commit.enable": "the sink is at least once, it opens no transactions",
     "transactional.id": "the sink is at least once, it opens no transactions",
     "value.deserializer": "values are binary, cast the column in the DataFrame",
     "value.serializer": "values are written as the column's bytes, cast it in the DataFrame",
 }
-SECURITY = ("sasl.", "ssl.")
+REFUSED_UNLESS: Mapping[str, str] = {
+    PREFIX + "enable.idempotence": "false",
+    PREFIX + "partitioner.ignore.keys": "false",
+}
+"""Those of REFUSED that one value makes mean what is done here anyway."""
+SECURITY = ("sasl.", "ssl.", "security.providers")
+
+GROUPS = "no consumer group is joined, offsets are kept in the query's checkpoint"
+SOCKETS = "the operating system's defaults hold"
+RECONNECTING = "attempts are made after kafka.retry.backoff.ms"
+METADATA = "metadata is asked for when it is needed, from the servers that kafka.bootstrap.servers names"
+METRICS = "the client keeps no metrics"
+SENDING = "a task sends a batch when it is full or has no more rows, one batch of a partition at a time"
+COMPRESSION = "each codec has one level"
+
+WITHOUT_EFFECT: Mapping[str, str] = {
+    "allow.auto.create.topics": "a read creates no topic",
+    "auto.commit.interval.ms": GROUPS,
+    "auto.include.jmx.reporter": METRICS,
+    "buffer.memory": SENDING,
+    "client.dns.lookup": METADATA,
+    "client.rack": "records are fetched from the leader of a partition",
+    "compression.gzip.level": COMPRESSION,
+    "compression.lz4.level": COMPRESSION,
+    "compression.zstd.level": COMPRESSION,
+    "connections.max.idle.ms": SOCKETS,
+    "enable.metrics.push": METRICS,
+    "exclude.internal.topics": "a pattern never chooses an internal topic",
+    "group.id": GROUPS,
+    "group.instance.id": GROUPS,
+    "group.protocol": GROUPS,
+    "group.remote.assignor": GROUPS,
+    "heartbeat.interval.ms": GROUPS,
+    "linger.ms": SENDING,
+    "max.block.ms": "the time for one question is kafka.default.api.timeout.ms",
+    "max.in.flight.requests.per.connection": SENDING,
+    "max.poll.interval.ms": GROUPS,
+    "max.poll.records": "a fetch is bounded in bytes by kafka.max.partition.fetch.bytes",
+    "max.request.size": "the largest record is what the topic's max.message.bytes allows",
+    "metadata.max.age.ms": METADATA,
+    "metadata.max.idle.ms": METADATA,
+    "metadata.recovery.rebootstrap.trigger.ms": METADATA,
+    "metadata.recovery.strategy": METADATA,
+    "metric.reporters": METRICS,
+    "metrics.num.samples": METRICS,
+    "metrics.recording.level": METRICS,
+    "metrics.sample.window.ms": METRICS,
+    "partition.assignment.strategy": GROUPS,
+    "partitioner.adaptive.partitioning.enable": "records without a key go to one partition after the other",
+    "partitioner.availability.timeout.ms": "records without a key go to one partition after the other",
+    "receive.buffer.bytes": SOCKETS,
+    "reconnect.backoff.max.ms": RECONNECTING,
+    "reconnect.backoff.ms": RECONNECTING,
+    "retries": "attempts go on until kafka.delivery.timeout.ms",
+    "send.buffer.bytes": SOCKETS,
+    "session.timeout.ms": GROUPS,
+    "share.acknowledgement.mode": GROUPS,
+    "share.acquire.mode": GROUPS,
+    "socket.connection.setup.timeout.max.ms": RECONNECTING,
+    "transaction.timeout.ms": "the sink opens no transactions",
+}
+"""Settings of Kafka's consumer and producer that are taken, each with the reason why it changes nothing."""
 
 
 class Options:
     """Options as they were given; names are compared without regard to case."""
 
     def __init__(self, given: Mapping[str, str]) -> None:
-        self._given = {name.lower(): value.strip() for name, value in given.items()}
+        self._given = {name.lower(): value.strip(JAVA_WHITESPACE) for name, value in given.items()}
 
     def __contains__(self, name: str) -> bool:
         return name.lower() in self._given
@@ -57,14 +127,15 @@ class Options:
     def required(self, name: str) -> str:
         value = self.text(name)
         if not value:
-            raise OptionError(f"option {name} is required")
+            raise OptionError(f"option {name} is required{', and is empty' if name in self else ''}")
         return value
 
     def integer(self, name: str, default: int, *, at_least: int = 0, at_most: int = (1 << 31) - 1) -> int:
         text = self.text(name)
         if name not in self:
             return default
-        value = int(text) if text.removeprefix("-").isdecimal() else None
+        digits = text[1:] if text.startswith(("-", "+")) else text
+        value = int(text) if digits.isdecimal() else None
         if value is None or not at_least <= value <= at_most:
             raise OptionError(f"option {name} is {text!r}: it takes a whole number from {at_least} to {at_most}")
         return value
@@ -78,6 +149,10 @@ class Options:
             raise OptionError(f"option {name} is {text!r}: it takes {' or '.join(choices)}")
         return choices[text.lower()]
 
+    def first_of(self, *names: str) -> str | None:
+        """The first of these that is given; it hides the others, as in Spark."""
+        return next((name for name in names if name in self), None)
+
     def at_most_one(self, *names: str) -> str | None:
         """The one of these that is given. Raises OptionError when several are."""
         given = [name for name in names if name in self]
@@ -85,13 +160,13 @@ class Options:
             raise OptionError(f"options {' and '.join(given)} exclude each other: give one")
         return given[0] if given else None
 
-    def refuse_others(self, known: tuple[str, ...], unsupported: Mapping[str, str]) -> None:
+    def refuse_others(self, known: Iterable[str], unsupported: Mapping[str, str]) -> None:
         """Raises OptionError for the first option that is not among `known`, with the reason or the nearest name."""
         names = {name.lower(): name for name in known}
         reasons = {name.lower(): (name, reason) for name, reason in unsupported.items()}
         reasons |= {PREFIX + name: (PREFIX + name, reason) for name, reason in REFUSED.items()}
-        for name in self._given:
-            if name in names:
+        for name, value in self._given.items():
+            if name in names or REFUSED_UNLESS.get(name) == value.lower():
                 continue
             if name in reasons:
                 raise OptionError("option {} is not taken by format tidelog: {}".format(*reasons[name]))
@@ -100,6 +175,12 @@ class Options:
             near = difflib.get_close_matches(name, names, n=1)
             hint = f"; did you mean {names[near[0]]}?" if near else ""
             raise OptionError(f"option {name} is not known to format tidelog{hint}")
+
+    def warn_without_effect(self, reasons: Mapping[str, str]) -> None:
+        """Log which of these options are given: they are taken and change nothing."""
+        for name, reason in reasons.items():
+            if name in self:
+                logger.warning("option %s has no effect in format tidelog: %s", name, reason)
 
 
 def bootstrap(options: Options) -> str:

@@ -51,6 +51,7 @@ class TidelogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._columns = columns
         self._report = loss_reporter(options.fail_on_data_loss)
         self._client: Client | None = None
+        self._connected_lookup: Lookup | None = None
         self._partitions: list[TopicPartition] = []
         self._discovered = float("-inf")
         self._latest: Offsets | None = None
@@ -116,7 +117,7 @@ class TidelogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def stop(self) -> None:
         if self._client:
             self._client.close()
-            self._client = None
+            self._client = self._connected_lookup = None
 
     def _initial(self) -> Offsets:
         """Where the query begins. "Latest" is not beyond the target, which may have been taken a moment before."""
@@ -151,9 +152,11 @@ class TidelogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return there < least and waited_ms < self._options.max_trigger_delay_ms
 
     def _lookup(self) -> Lookup:
-        if self._client is None:
+        """The same for as long as the query runs, since it remembers which topics a pattern chooses."""
+        if self._connected_lookup is None:
             self._client = connect(self._options)
-        return Lookup(self._client, self._options.subscription, self._options.fetch.isolation)
+            self._connected_lookup = Lookup(self._client, self._options.subscription, self._options.fetch.isolation)
+        return self._connected_lookup
 
 
 def offsets_of(document: Mapping[str, Any]) -> Offsets:

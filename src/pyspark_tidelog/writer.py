@@ -5,6 +5,7 @@ taken back: `abort` may be called for messages that a later attempt commits.
 """
 
 import time
+from collections import Counter
 from collections.abc import Iterator
 from itertools import zip_longest
 from typing import TYPE_CHECKING, NamedTuple
@@ -67,23 +68,29 @@ class TidelogStreamWriter(DataSourceStreamArrowWriter):
 
 
 def check_columns(schema: StructType, topic: str | None) -> None:
-    """Raises SchemaError unless the columns are those of Spark's Kafka sink, with their types."""
-    for field in schema.fields:
-        if field.name not in COLUMNS:
-            raise SchemaError(f"format tidelog does not write column {field.name!r}; it writes {', '.join(COLUMNS)}")
-        if not any(_same(field.dataType, kind) for kind in COLUMNS[field.name]):
-            wanted = " or ".join(kind.simpleString() for kind in COLUMNS[field.name])
-            raise SchemaError(f"column {field.name} must be {wanted}, not {field.dataType.simpleString()}")
-    names = schema.fieldNames()
-    if "value" not in names:
+    """Raises SchemaError unless there is a value, a topic for each row, and the type of each column that is written.
+
+    Other columns are not written, and beside the option `topic` neither is a topic column, as by Spark's Kafka sink.
+    """
+    types = {field.name: field.dataType for field in schema.fields}
+    if len(types) < len(schema.fields):
+        name = next(name for name, count in Counter(schema.fieldNames()).items() if count > 1)
+        raise SchemaError(f"two columns are named {name!r}: Spark hands no such rows to a sink in Python; drop one")
+    if "value" not in types:
         raise SchemaError("there is no column value")
-    if topic is None and "topic" not in names:
+    if topic is None and "topic" not in types:
         raise SchemaError("no topic is chosen: give option topic or a topic column")
+    for name, kinds in COLUMNS.items():
+        if name not in types or (name == "topic" and topic is not None):
+            continue
+        if not any(_same(types[name], kind) for kind in kinds):
+            wanted = " or ".join(kind.simpleString() for kind in kinds)
+            raise SchemaError(f"column {name} must be {wanted}, not {types[name].simpleString()}")
 
 
 def _same(one: DataType, other: DataType) -> bool:
-    """Whether values of the two are equal but for being null."""
-    return one.simpleString() == other.simpleString()
+    """Whether the types are equal but for values that may be null and for the case of the names in a struct."""
+    return one.simpleString().lower() == other.simpleString().lower()
 
 
 class _Round(NamedTuple):

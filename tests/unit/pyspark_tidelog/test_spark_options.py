@@ -4,8 +4,16 @@ import pytest
 
 from pyspark_tidelog.errors import OptionError
 from pyspark_tidelog.offsets import ByTimestamp, Everywhere, Specific
-from pyspark_tidelog.options import READ, WRITE, ReadOptions, read_options, write_options
-from pyspark_tidelog.settings import REFUSED
+from pyspark_tidelog.options import (
+    READ,
+    READ_WITHOUT_EFFECT,
+    WRITE,
+    WRITE_WITHOUT_EFFECT,
+    ReadOptions,
+    read_options,
+    write_options,
+)
+from pyspark_tidelog.settings import GROUPS, REFUSED
 from tidelog.client.operations import EARLIEST, LATEST, READ_COMMITTED
 from tidelog.model.ids import TopicPartition
 from tidelog.wire.batches import Codec
@@ -80,7 +88,8 @@ def test_every_option_that_is_taken() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "milliseconds"), [("15m", 900_000), ("30s", 30_000), ("500ms", 500), ("2 h", 7_200_000), ("250", 250)]
+    ("text", "milliseconds"),
+    [("15m", 900_000), ("30s", 30_000), ("500ms", 500), ("2 h", 7_200_000), ("250", 250), ("2500us", 2)],
 )
 def test_times(text: str, milliseconds: int) -> None:
     assert stream(maxTriggerDelay=text).max_trigger_delay_ms == milliseconds
@@ -97,6 +106,51 @@ def test_where_to_begin_and_end() -> None:
     assert batch(endingOffsetsByTimestamp='{"orders":{"0":7}}').ending == ByTimestamp({ORDERS_0: 7}, True)
 
 
+def test_of_several_bounds_the_one_that_spark_prefers_counts() -> None:
+    every = {"startingTimestamp": "7", "startingOffsetsByTimestamp": "nonsense", "startingOffsets": "latest"}
+    assert batch(**every).starting == ByTimestamp(7, False)
+    del every["startingTimestamp"]
+    every["startingOffsetsByTimestamp"] = '{"orders":{"0":7}}'
+    assert batch(**every).starting == ByTimestamp({ORDERS_0: 7}, False)
+    assert batch(endingTimestamp="8", endingOffsets="earliest").ending == ByTimestamp(8, True)
+
+
+def test_bounds_that_only_a_broker_can_compare_are_taken() -> None:
+    for more in (
+        {"startingOffsets": '{"orders":{"0":-2}}', "endingOffsets": '{"orders":{"0":0}}'},
+        {"startingOffsets": '{"orders":{"0":9}}', "endingOffsets": '{"orders":{"0":-1}}'},
+        {"startingTimestamp": "9", "endingTimestamp": "4"},
+        {"startingTimestamp": "9", "endingOffsetsByTimestamp": '{"orders":{"0":4}}'},
+        {"startingOffsets": '{"orders":{"0":9}}', "endingTimestamp": "4"},
+    ):
+        assert batch(**more).starting != batch().starting
+
+
+def test_what_tunes_a_part_of_kafkas_client_that_is_not_here_is_taken_with_a_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    options = batch(**dict.fromkeys((*READ_WITHOUT_EFFECT,), "1"), maxTriggerDelay="1s")
+    assert options._replace(max_trigger_delay_ms=900_000) == batch()
+    warned = [record.getMessage() for record in caplog.records]
+    assert len(warned) == len(READ_WITHOUT_EFFECT) + 1
+    assert f"option kafka.group.id has no effect in format tidelog: {GROUPS}" in warned
+    assert "option maxTriggerDelay has no effect in format tidelog: a batch query has no triggers" in warned
+    caplog.clear()
+    write = {name: "1" for name in WRITE_WITHOUT_EFFECT if name != "includeHeaders"} | {"includeHeaders": "true"}
+    given = without("subscribe")
+    assert write_options(given | write | {"kafka.enable.idempotence": "false"}) == write_options(given)
+    assert len(caplog.records) == len(WRITE_WITHOUT_EFFECT)
+    stream(maxTriggerDelay="1s")
+    assert len(caplog.records) == len(WRITE_WITHOUT_EFFECT)
+
+
+def test_the_time_to_wait_for_records_is_that_of_one_question_unless_it_is_given() -> None:
+    assert batch().poll_timeout_ms == 60_000
+    assert batch(**{"kafka.default.api.timeout.ms": "5"}).poll_timeout_ms == 5
+    options = batch(**{"kafkaConsumer.pollTimeoutMs": "+7"})
+    assert (options.poll_timeout_ms, options.client.default_api_timeout_ms) == (7, 60_000)
+
+
 def test_assign() -> None:
     given = without("subscribe", assign='{"orders":[0,2],"x":[1]}')
     partitions = read_options(given, streaming=False).subscription.partitions
@@ -108,15 +162,31 @@ REFUSALS = [
     ({"kafka.fetch.max.byte": "1"}, "option kafka.fetch.max.byte is not known .* did you mean kafka.fetch.max.bytes?"),
     ({"xyzzy": "1"}, "option xyzzy is not known to format tidelog$"),
     ({"path": "x"}, "option path is not taken by format tidelog: topics are chosen with"),
-    ({"groupIdPrefix": "x"}, "option groupIdPrefix is not taken by format tidelog: no consumer group"),
+    ({"fetchOffset.numRetries": "x"}, "option fetchOffset.numRetries is 'x': it takes a whole number"),
+    ({"kafkaConsumer.pollTimeoutMs": "0"}, "option kafkaConsumer.pollTimeoutMs is '0': it takes a whole number from 1"),
+    (
+        {"kafka.session.timout.ms": "1"},
+        "option kafka.session.timout.ms is not known .* did you mean kafka.session.timeout",
+    ),
+    ({"kafka.security.providers": "x"}, "option kafka.security.providers .* plaintext only"),
+    ({"kafka.enable.idempotence": "true"}, "option kafka.enable.idempotence is not taken by format tidelog"),
     ({"kafka.sasl.mechanism": "PLAIN"}, "option kafka.sasl.mechanism .* plaintext only, without TLS and SASL"),
     ({"kafka.ssl.truststore.location": "x"}, "option kafka.ssl.truststore.location .* plaintext only"),
     ({"kafka.security.protocol": "SASL_SSL"}, "option kafka.security.protocol .* plaintext only"),
     ({"assign": '{"orders":[0]}'}, "options subscribe and assign exclude each other"),
     ({"subscribePattern": "o.*"}, "options subscribe and subscribePattern exclude each other"),
     (
-        {"startingOffsets": "earliest", "startingTimestamp": "1"},
-        "options startingOffsets and startingTimestamp exclude",
+        {"startingOffsets": '{"orders":{"0":1,"1":5}}', "endingOffsets": '{"orders":{"0":1,"1":4}}'},
+        r"\[UNRESOLVED_START_OFFSET_GREATER_THAN_END_OFFSET\] orders-1: the starting offset 5 is past the ending "
+        r"offset 4 \(topic orders, partition 1\)",
+    ),
+    (
+        {"startingOffsetsByTimestamp": '{"orders":{"0":5}}', "endingOffsetsByTimestamp": '{"orders":{"0":4}}'},
+        r"\[UNRESOLVED_START_.*\] orders-0: the starting timestamp 5 is past the ending timestamp 4",
+    ),
+    (
+        {"startingOffsets": '{"orders":{"0":1}}', "endingOffsets": '{"orders":{"1":4}}'},
+        r"\[MISMATCHED_TOPIC_PARTITIONS_BETWEEN_.*\] .* name different partitions: .* orders-0, orders-1",
     ),
     ({"startingOffsets": "soonest"}, "option startingOffsets is 'soonest': it takes earliest, latest or JSON"),
     ({"startingOffsets": "latest"}, "option startingOffsets cannot be latest"),
@@ -160,8 +230,8 @@ def test_client_settings_without_a_meaning_are_refused_with_the_reason(name: str
 def test_more_refusals() -> None:
     with pytest.raises(OptionError, match=r"no topic is chosen: give option subscribe, subscribePattern or assign"):
         read_options(without("subscribe"), streaming=False)
-    with pytest.raises(OptionError, match=r"option subscribePattern .* is no regular expression"):
-        read_options(without("subscribe", subscribePattern="("), streaming=False)
+    with pytest.raises(OptionError, match=r"option subscribePattern is required, and is empty"):
+        read_options(without("subscribe", subscribePattern=" "), streaming=False)
     for text, message in [('{"a":1}', "needs a list"), ("[]", "not a JSON object"), ('{"a":[]}', "names no partition")]:
         with pytest.raises(OptionError, match=message):
             read_options(without("subscribe", assign=text), streaming=False)
@@ -184,6 +254,9 @@ def test_write_options() -> None:
         write_options(given | {"kafka.acks": "0"})
     with pytest.raises(OptionError, match=r"option subscribe is not known"):
         write_options(BASIC)
+    with pytest.raises(OptionError, match=r"option topic is required, and is empty"):
+        write_options(given | {"topic": " "})
+    assert write_options(given | {"kafka.batch.size": "0"}).batch_bytes == 1
 
 
 def test_no_option_is_listed_twice() -> None:

@@ -169,3 +169,18 @@ def test_batches_are_full_but_not_larger_unless_one_record_is(fast: bool, monkey
 
 def test_no_rows_are_no_batches() -> None:
     assert new().batches(arrow([{"value": b"x"}]).slice(1)) == {}
+
+
+def test_columns_that_are_not_written_are_not_touched() -> None:
+    """pyarrow cannot make an array of some of Spark's types, such as an interval of months."""
+
+    class Rows:
+        schema = pa.schema([pa.field("other", pa.int32()), pa.field("value", pa.string())])
+        num_rows = 1
+
+        def column(self, number: int) -> pa.Array:
+            assert number == 1
+            return pa.array(["v"])
+
+    [(partition, [_])] = new("t").batches(Rows()).items()  # type: ignore[arg-type]
+    assert partition.topic == "t"

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyspark_tidelog.errors import DataLoss, OptionError
-from pyspark_tidelog.lookup import Lookup, loss_reporter, without_lost
+from pyspark_tidelog.lookup import Lookup, loss_reporter, refuse_backward_ranges, without_lost
 from pyspark_tidelog.offsets import ByTimestamp, Everywhere, Offsets, Specific, from_json_object, to_json_object
 from pyspark_tidelog.options import Subscription
 from pyspark_tidelog.plan import OffsetRange, cut_to, split
@@ -109,8 +109,30 @@ def lookup(subscription: Subscription, by_time: Offsets | None = None) -> Lookup
 def test_which_partitions_are_meant() -> None:
     assert lookup(Subscription(topics=("b", "a"))).partitions() == [A0, A1, B0]
     assert lookup(Subscription(partitions=(A1,))).partitions() == [A1]
+
+
+def test_a_pattern_means_every_topic_in_whose_name_it_is_found_but_no_internal_one() -> None:
+    pytest.importorskip("pyspark", reason="needs tidelog[spark]")
     assert lookup(Subscription(pattern="a|.*offsets")).partitions() == [A0, A1]
-    assert lookup(Subscription(pattern="")).partitions() == []
+    assert lookup(Subscription(pattern="[a-z&&[^a]]")).partitions() == [B0]
+    assert lookup(Subscription(pattern="^$")).partitions() == []
+
+
+def test_a_range_that_ends_before_it_starts_is_refused() -> None:
+    forward = [OffsetRange("a", 0, 3, 3), OffsetRange("a", 1, 4, 9)]
+    refuse_backward_ranges(forward, Everywhere(LATEST))
+    backward = [*forward, OffsetRange("b", 0, 60, 50)]
+    for ending, end in [
+        (Everywhere(LATEST), "the log ends"),
+        (Specific({B0: LATEST}), "the log ends"),
+        (Specific({B0: 50}), "the range ends"),
+        (ByTimestamp(7, True), "the range ends"),
+    ]:
+        with pytest.raises(
+            OptionError,
+            match=rf"\[RESOLVED_START_OFFSET_GREATER_THAN_END_OFFSET\] b-0: {end} at 50, reading was to go on at 60",
+        ):
+            refuse_backward_ranges(backward, ending)
 
 
 def test_bounds_become_offsets() -> None:

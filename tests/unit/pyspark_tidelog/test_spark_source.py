@@ -8,8 +8,11 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import ArrayType, BinaryType, DataType, MapType, StringType, StructField, StructType
 
 import pyspark_tidelog
-from pyspark_tidelog import writer
+from pyspark_tidelog import batch_reader, writer
+from pyspark_tidelog.batch_reader import RangePartition, read_range
 from pyspark_tidelog.errors import OptionError, SchemaError
+from pyspark_tidelog.options import ReadOptions, read_options
+from pyspark_tidelog.plan import OffsetRange
 from pyspark_tidelog.rows import TYPES
 from pyspark_tidelog.schema import columns_of, source_schema
 from pyspark_tidelog.writer import TidelogStreamWriter, TidelogWriter, check_columns, rounds
@@ -88,12 +91,34 @@ def test_readers_and_writers_check_their_options() -> None:
         pyspark_tidelog.DefaultSource(SERVERS).reader(source_schema(False))
 
 
+def test_a_task_waits_for_records_as_long_as_the_option_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Connected(Exception):
+        pass
+
+    def connect(options: ReadOptions) -> None:
+        raise Connected(options.client.default_api_timeout_ms)
+
+    monkeypatch.setattr(batch_reader, "connect", connect)
+    given = {**SERVERS, "subscribe": "t", "kafkaConsumer.pollTimeoutMs": "1234"}
+    partition = RangePartition(OffsetRange("t", 0, 0, 1))
+    with pytest.raises(Connected, match="1234"):
+        next(read_range(read_options(given, streaming=False), ("value",), partition))
+
+
 @pytest.mark.parametrize(
     ("schema", "topic", "message"),
     [
         (struct(key="binary"), "t", "there is no column value"),
         (struct(value="integer"), "t", "column value must be binary or string, not int"),
-        (struct(value="binary", offset="long"), "t", "does not write column 'offset'; it writes key, value, headers"),
+        (struct(Value="binary"), "t", "there is no column value"),
+        (
+            StructType(
+                [StructField("value", StringType()), StructField("a", StringType()), StructField("a", BinaryType())]
+            ),
+            "t",
+            "two columns are named 'a'",
+        ),
+        (struct(value="binary", topic="integer"), None, "column topic must be string, not int"),
         (struct(value="binary", partition="long"), "t", "column partition must be int, not bigint"),
         (
             struct(value="binary", headers=MapType(StringType(), StringType())),
@@ -112,6 +137,9 @@ def test_columns_that_are_written() -> None:
     everything = struct(key="string", value="string", headers=STRICT_HEADERS, topic="string", partition="integer")
     check_columns(everything, None)
     check_columns(struct(value="binary"), "t")
+    check_columns(struct(value="binary", topic="integer"), "t")
+    other_case = ArrayType(StructType([StructField("KEY", StringType()), StructField("Value", BinaryType())]))
+    check_columns(struct(value="binary", offset="long", Key="integer", headers=other_case), "t")
 
 
 def test_rounds_hold_one_batch_of_each_partition_in_order(monkeypatch: pytest.MonkeyPatch) -> None:

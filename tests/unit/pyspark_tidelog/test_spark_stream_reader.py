@@ -133,7 +133,7 @@ def test_partitions_and_topics_that_are_added_are_read_from_their_beginning() ->
     brokers = Brokers(t1=[(0, 10)])
     query = Query(brokers, subscribePattern="t.*")
     assert query.trigger() == []
-    brokers.log |= {"t1": [(0, 10), (2, 4)], "t2": [(0, 3)], "other": [(0, 9)]}
+    brokers.log |= {"t1": [(0, 10), (2, 4)], "t2": [(0, 3)], "elsewhere": [(0, 9)]}
     query.restart()
     added = query.trigger()
     assert added == [OffsetRange("t1", 1, 2, 4), OffsetRange("t2", 0, 0, 3)]
