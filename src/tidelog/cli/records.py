@@ -4,7 +4,7 @@ import base64
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from tidelog.cli.tables import json_line
+from tidelog.cli.tables import json_text
 from tidelog.cli.when import iso
 
 FIELDS = ("topic", "partition", "offset", "timestamp", "timestamp_ms", "key", "value", "headers")
@@ -80,6 +80,8 @@ def template(text: str, null: bytes) -> RenderRecord:
         else:
             parts.append(two[0].encode())
             position += 1
+    if len(parts) == 1 and not isinstance(parts[0], bytes):
+        return parts[0]
     return lambda record: b"".join(part if isinstance(part, bytes) else part(record) for part in parts)
 
 
@@ -117,7 +119,7 @@ def time_text(record: IncomingRecord) -> str:
 def to_json(record: IncomingRecord) -> bytes:
     """One line. What is not UTF-8 has base64 instead, under `key_base64` and `value_base64`, also in headers."""
     document: dict[str, Any] = {
-        "topic": record.topic,
+        **text_or_base64("topic", octets(record.topic)),
         "partition": record.partition,
         "offset": record.offset,
         "timestamp": time_text(record) or None,
@@ -126,7 +128,7 @@ def to_json(record: IncomingRecord) -> bytes:
         **text_or_base64("value", record.value),
         "headers": headers_json(record.headers),
     }
-    return json_line(document).encode()
+    return json_text(document).encode()
 
 
 def headers_json(headers: Headers) -> list[dict[str, Any]]:

@@ -5,6 +5,7 @@ import json
 import re
 import sys
 from collections.abc import Iterable, Sequence
+from functools import cache
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -50,8 +51,18 @@ def json_line(document: Any, indent: int | None = None) -> str:
     """JSON in characters that stdout can take: on a stream that is not UTF-8 it has ASCII only. Characters that steer a
     terminal, or that some readers take for the end of a line (U+2028), are escaped.
     """
-    text = json.dumps(json_ready(document), indent=indent, ensure_ascii=not takes_utf8())
+    return json_text(json_ready(document), indent)
+
+
+def json_text(ready: Any, indent: int | None = None) -> str:
+    """As `json_line`, of a document that has text only."""
+    text = _encoder(indent, not takes_utf8()).encode(ready)
     return text if text.isprintable() else NOT_ASCII.sub(_printable_or_escape, text)
+
+
+@cache
+def _encoder(indent: int | None, ensure_ascii: bool) -> json.JSONEncoder:
+    return json.JSONEncoder(indent=indent, ensure_ascii=ensure_ascii)
 
 
 NOT_ASCII = re.compile(r"[^\x20-\x7e\n]")
