@@ -1,8 +1,9 @@
-"""Fetch (key 1), v4-18. v7: sessions (KIP-227); v9: leader epochs (KIP-320); v11: rack; v12: flexible, diverging epochs
-(KIP-595); v13: topic ids (KIP-516); v15: replica state (KIP-903); v16: leader hints (KIP-951).
+"""Fetch (key 1), v4-18. v7: sessions (KIP-227); v9: leader epochs (KIP-320); v11: rack; v12: flexible, diverging
+epochs (KIP-595); v13: topic ids (KIP-516); v15: replica state (KIP-903); v16: leader hints (KIP-951).
 
-Whole batches leave as file regions, never through Python. A fetch that finds too little is parked and answered from
-within the append that satisfies it. Gaps: followers' fetches, preferred read replica (KIP-392).
+Whole batches are sent as file regions and never copied into Python objects. A fetch that finds too few bytes is
+parked, and answered within the append that satisfies it. Gaps: fetches by followers, preferred read replica
+(KIP-392).
 """
 
 import logging
@@ -45,24 +46,27 @@ logger = logging.getLogger("tidelog.fetch")
 
 _EMPTY: Final = b""
 WIDE_ITEMS = 200
-"""More partitions than that, of a request and its session, are looked at in turns."""
+"""A request that reads more partitions than this, with those of its session, is processed in steps."""
 PASSED_PER_LOOK = 32
-"""Partitions that a woken fetch passes over in the time of one that it looks at."""
+"""A step of a woken fetch skips this many unchanged partitions, or reads one that changed: both take about the same
+time."""
 LOOKS_PER_ANSWER = 4
-"""Partitions that are looked at in the time in which one is answered and sent."""
+"""A step reads this many partitions, or encodes one: both take about the same time."""
 
 
 def handle(
     services: Services, context: RequestContext, request: FetchRequest, named: "FetchItems | None" = None
 ) -> "Outcome[FetchResponse]":
-    """Answer at once when enough is there, nothing may be waited for, or something is wrong; else park."""
+    """Respond immediately if there is enough data, no wait is allowed, or there is an error; otherwise park the
+    fetch.
+    """
     if request.isolation_level not in (READ_UNCOMMITTED, READ_COMMITTED):
         return _unknown_isolation(context, request)
     try:
         fetching = services.fetch_sessions.context(request, context.api_version, named)
     except ApiError as error:
         return FetchResponse(error_code=error.code)
-    replica_id = request.replica_id  # from v15 on it is in a tagged field, absent for consumers
+    replica_id = request.replica_id  # from v15 on it is in a tagged field, which consumers do not send
     if request.replica_state is not None:
         replica_id = request.replica_state.replica_id
     if len(fetching.items) > WIDE_ITEMS:
@@ -79,13 +83,13 @@ def handle(
 
 
 def handle_wide(services: Services, context: RequestContext, request: FetchRequest) -> "Steps[Outcome[FetchResponse]]":
-    """As `handle`, for a request that may name any number of partitions."""
+    """Handle a request with any number of partitions in steps; see `handle`."""
     named = yield from items_in_steps(request, uses_topic_ids=context.api_version >= 13)
     return handle(services, context, request, named)
 
 
 def _unknown_isolation(context: RequestContext, request: FetchRequest) -> Steps[FetchResponse]:
-    """Kafka's own answer to an isolation level that is neither 0 nor 1."""
+    """Return Kafka's response to an isolation level that is neither 0 nor 1."""
     response = FetchResponse(error_code=ErrorCode.UNKNOWN_SERVER_ERROR)
     if context.api_version < 13:
         for topic in request.topics:
@@ -99,7 +103,7 @@ def _unknown_isolation(context: RequestContext, request: FetchRequest) -> Steps[
 
 
 class Fetch:
-    """One request under way: what was found for each item, and how much of it."""
+    """One fetch in progress: the data found for each partition, and its size."""
 
     __slots__ = (
         "_aborted",
@@ -144,7 +148,8 @@ class Fetch:
         if most is not None:
             self._bytes_max = min(self._bytes_max, most)
             self._min_bytes = min(self._min_bytes, self._bytes_max)
-        self._special: dict[FetchItem, PartitionData] = {}  # what is told of items in error or diverging
+        # responses for partitions with an error or a diverging epoch
+        self._special: dict[FetchItem, PartitionData] = {}
         self._slices: dict[FetchItem, Slice] = {}
         self._aborted: dict[FetchItem, list[AbortedTransaction]] = {}
         self._moved: dict[Partition, None] = {}
@@ -156,7 +161,7 @@ class Fetch:
         self._readable_bytes = 0
 
     def begin(self) -> FetchResponse | Pending[FetchResponse]:
-        """Read; the answer, or what it will come by."""
+        """Read all partitions. Returns the response, or a pending one."""
         for item in self._fetching.items:
             self._read(item)
         if self.satisfied or self._max_wait_ms <= 0:
@@ -166,7 +171,9 @@ class Fetch:
     # Reading
 
     def cold_reads(self, items: "Sequence[FetchItem] | None" = None) -> list["ColdRead"]:
-        """What must come from the disk before the loop may read all items, or these, without waiting."""
+        """Return the reads from the disk that are needed so that the loop can read all items, or these, without
+        waiting.
+        """
         found = []
         left = self._bytes_max
         for item in self._fetching.items if items is None else items:
@@ -176,7 +183,7 @@ class Fetch:
                     continue
                 cold = log.cold_read(item.fetch_offset, min(item.bytes_max, left))
             except ApiError:
-                continue  # `_read` meets it again and answers
+                continue  # `_read` raises the same error and answers it
             if cold is not None:
                 found.append(cold)
                 left -= item.bytes_max
@@ -185,7 +192,7 @@ class Fetch:
         return found
 
     async def warm(self, cold: list["ColdRead"], pending: Pending[FetchResponse]) -> None:
-        """Read ahead on a thread, then go on as usual."""
+        """Read the bytes into memory on a thread, then go on as usual."""
         await read_ahead(self._services, cold)
         if pending.abandoned:
             return
@@ -201,13 +208,14 @@ class Fetch:
 
     @property
     def satisfied(self) -> bool:
-        # As for Kafka: partitions that nobody knows do not keep the others from waiting, and alone wait for nothing.
+        # As in Kafka, unknown partitions do not prevent a wait for the other ones; without other ones there is no
+        # wait.
         return (
             self._readable_bytes >= self._min_bytes or self._failed or len(self._unknown) == len(self._fetching.items)
         )
 
     def _read(self, item: FetchItem) -> None:
-        """Look for data for `item`, within what the request's limits leave. What an earlier look found is void."""
+        """Read `item` within the remaining limits of the request. This replaces the result of an earlier read."""
         known = item.partition
         for found_before in (self._special, self._aborted, self._unknown):
             found_before.pop(item, None)
@@ -221,7 +229,7 @@ class Fetch:
                 return
             left = min(item.bytes_max, self._bytes_max - self.found_bytes)
             found = partition.read(item.fetch_offset, left, self._isolation)
-            # The first batch may be larger than every limit (KIP-74), but only for the first partition that has any.
+            # The first batch may be larger than every limit (KIP-74), but only for the first partition with data.
             size = found.size
             fits = size > 0 and (size <= left or not self.found_bytes)
             if self._isolation == READ_COMMITTED and fits:
@@ -237,7 +245,7 @@ class Fetch:
             self.found_bytes += size
             self._readable_bytes += found.readable
         elif size:
-            self._readable_bytes = self._min_bytes  # there is no room for more: nothing to wait for
+            self._readable_bytes = self._min_bytes  # the response is full, so there is nothing to wait for
 
     def _partition(self, item: FetchItem) -> Partition:
         known = item.partition
@@ -248,7 +256,7 @@ class Fetch:
             known = item.partition = partitions.get(name, item.index)
         elif known.deleted:
             item.partition = None
-            self._failed = True  # whoever waits for it is told at once
+            self._failed = True  # an error ends the wait immediately
             raise UnknownTopicOrPartition("the topic was deleted")
         return known
 
@@ -262,11 +270,13 @@ class Fetch:
         self._failed = True
         moved = isinstance(error, NotLeaderOrFollower | FencedLeaderEpoch)
         if moved and partition is not None and self._context.api_version >= 16:
-            # Where the client may go instead (KIP-951).
+            # The leader that the client should ask instead (KIP-951).
             data.current_leader = LeaderIdAndEpoch(self._services.config.node_id, partition.leader_epoch)
 
     def _diverges(self, partition: Partition, item: FetchItem) -> bool:
-        """Whether the client's log parts from ours before its fetch offset; tells it where (KIP-595)."""
+        """Return whether the client's log diverges from this one before its fetch offset; the response says where
+        (KIP-595).
+        """
         epoch, end_offset = partition.end_offset_for(item.last_fetched_epoch)
         if end_offset < 0:
             raise OffsetOutOfRange(f"leader epoch {item.last_fetched_epoch} is not known in this log")
@@ -280,7 +290,7 @@ class Fetch:
     # Parking
 
     def _park(self) -> Pending[FetchResponse]:
-        """Wait for enough to come, at most the client's `max_wait_ms`."""
+        """Wait until enough data has arrived, at most for the client's `max_wait_ms`."""
         pending = self._pending = Pending(on_abandon=self.abandon)
         for item in self._fetching.items:
             if item.partition is not None:
@@ -290,7 +300,9 @@ class Fetch:
         return pending
 
     def moved(self, partition: Partition) -> None:
-        """A partition's high watermark moved. Answering within its append would show half of a request."""
+        """Note that a partition's high watermark moved. The fetch is answered later, since an answer within the
+        append could show a part of one produce request.
+        """
         if not self._moved:
             self._services.partitions.wake_later(self)
         self._moved[partition] = None
@@ -300,7 +312,7 @@ class Fetch:
         self._services.partitions.wake_expired(self)
 
     def wake(self) -> int:
-        """Look again at the partitions that moved; answer when that is enough, or the time is over."""
+        """Read the partitions that changed; respond if that is enough, or the time is over."""
         moved, self._moved = self._moved, {}
         if self._pending is None:
             return 0
@@ -319,14 +331,16 @@ class Fetch:
         return len(moved) + len(items) * LOOKS_PER_ANSWER
 
     def _drop(self, item: FetchItem) -> None:
-        """What was found for it is void."""
+        """Discard the result for `item`."""
         found = self._slices.pop(item, None)
         if found is not None:
             self.found_bytes -= found.size
             self._readable_bytes -= found.readable
 
     def finish(self) -> None:
-        """Answer a parked fetch with what is there now: what was found long ago may be gone."""
+        """Respond to a parked fetch with the data there is now. All partitions are read again, since earlier results
+        may be stale.
+        """
         if self._pending is not None:
             found, self._slices = self._slices, {}
             self.found_bytes = self._readable_bytes = 0
@@ -336,12 +350,13 @@ class Fetch:
 
     def _complete(self) -> None:
         pending = self._pending
-        if pending is not None:  # a read may have taken the partition offline, and what that wakes may be this
+        # a read may have taken a partition offline, which wakes this fetch and may have answered it
+        if pending is not None:
             self.abandon()
             pending.complete(self._answer())
 
     def abandon(self) -> None:
-        """Wait no longer."""
+        """Stop waiting without a response."""
         if self._pending is None:
             return
         self._pending = None
@@ -351,7 +366,7 @@ class Fetch:
             if item.partition is not None:
                 item.partition.unwatch(self)
 
-    # Answering
+    # Responses
 
     def _answer(self) -> FetchResponse:
         response, told = self._response()
@@ -364,15 +379,15 @@ class Fetch:
         return response
 
     def _emptied(self) -> FetchResponse:
-        """The answer to a client that is over a quota: it asks again for all of it, later."""
+        """Return an empty response for a client that is over a quota: it repeats its fetch later."""
         fetching = self._fetching
         if fetching.session is not None and not fetching.incremental:
-            self._services.fetch_sessions.forget(fetching.session.session_id)  # which it was not told of
+            self._services.fetch_sessions.forget(fetching.session.session_id)  # the client has not seen this session
             return FetchResponse()
         return FetchResponse(session_id=fetching.session_id)
 
     def _note(self, told: "list[tuple[FetchItem, PartitionData]]") -> None:
-        """The session knows from now on what its client was told."""
+        """Store in the session what the client has been sent."""
         fetching = self._fetching
         session = fetching.session
         if session is None:
@@ -387,7 +402,7 @@ class Fetch:
     def _response(
         self, items: "Sequence[FetchItem] | None" = None
     ) -> "tuple[FetchResponse, list[tuple[FetchItem, PartitionData]]]":
-        """What is told of all items, or of these."""
+        """Build the response for all items, or for these."""
         fetching = self._fetching
         told: list[tuple[FetchItem, PartitionData]] = []
         by_id = self._context.api_version >= 13
@@ -395,7 +410,7 @@ class Fetch:
         key: str | bytes | None = None
         if items is None:
             items = fetching.items
-        if self._unknown:  # told behind the others, as Kafka does
+        if self._unknown:  # unknown topics come after the others, as in Kafka
             items = sorted(items, key=lambda item: self._unknown.get(item, 0))
         for item in items:
             data = self._special.get(item)
@@ -434,12 +449,12 @@ class Fetch:
 
 
 def encoded_size(pieces: "Sequence[Piece]") -> int:
-    """Of a message in pieces, and its four bytes of length."""
+    """Return the size of an encoded message in pieces, including its length field of four bytes."""
     return 4 + sum(piece.size if isinstance(piece, FileRegion) else len(piece) for piece in pieces)
 
 
 def _tells_something(item: FetchItem, data: PartitionData) -> bool:
-    """Whether an incremental response must list the partition."""
+    """Return whether an incremental response must include the partition."""
     return (
         data.error_code != item.error_code
         or data.error_code != 0
@@ -450,7 +465,7 @@ def _tells_something(item: FetchItem, data: PartitionData) -> bool:
 
 
 async def read_ahead(services: Services, cold: list["ColdRead"], lane: str = "") -> None:
-    """Have a thread read what is not in memory."""
+    """Read bytes that are not in the page cache on a thread."""
     try:
         await services.runtime.tasks.run_blocking(_run_all, cold, lane=lane)
     except OSError as error:

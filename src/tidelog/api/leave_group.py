@@ -39,9 +39,11 @@ def handle(services: Services, context: RequestContext, request: LeaveGroupReque
 
 
 def _leave_in_steps(services: Services, request: LeaveGroupRequest) -> "Steps[Outcome[LeaveGroupResponse]]":
-    """Some members at a time: each leaves, or does not, for itself, and what happens between two parts happens as
-    between two requests. A part that is refused refuses all, as the coordinator is then to be looked for anew; who has
-    left by then is unknown to it at the next attempt, as after any answer that was lost.
+    """Remove many members in steps. Each member leaves or fails on its own, and other requests may run between two
+    steps.
+
+    If the coordinator refuses one step, the whole request gets that error, so that the client looks for the
+    coordinator again. Members that have left by then are unknown at the next attempt, as after any lost response.
     """
     leaving: Gathering[LeaveGroupResponse] = Gathering(_joined)
     for start in range(0, len(request.members), MEMBERS_PER_STEP):

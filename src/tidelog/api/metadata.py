@@ -1,7 +1,8 @@
-"""Metadata (key 3), v0-13. v1: null asks for all topics; v4: a client can do without automatic creation; v7: leader
-epochs; v8: authorized operations (KIP-430); v10: topic ids (KIP-516), asked for from v12; v13: an error for the whole.
+"""Metadata (key 3), v0-13. v1: null asks for all topics; v4: automatic creation can be switched off; v7: leader
+epochs; v8: authorized operations (KIP-430); v10: topic ids (KIP-516), which requests use from v12; v13: top-level
+error.
 
-A topic that is made on demand is in the same answer, with its leaders.
+An automatically created topic is part of the same response, with its leaders.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -28,11 +29,11 @@ if TYPE_CHECKING:
     from tidelog.api.pending import Outcome
 
 IDS_SERVED_FROM = 12
-"""Versions 10 and 11 have the field, and Kafka never took it there."""
+"""Versions 10 and 11 have the field in requests, but Kafka has never accepted it there."""
 
 
 def handle(services: Services, context: RequestContext, request: MetadataRequest) -> "Steps[Outcome[MetadataResponse]]":
-    """From one image, taken now or when missing topics are made."""
+    """Answer from one image: the current one, or the one after missing topics were created."""
     image = services.metadata.image
     asked = request.topics
     version = context.api_version
@@ -92,7 +93,8 @@ def _refused(asked: Sequence[MetadataRequestTopic]) -> Steps[MetadataResponse]:
 
 def _all(services: Services, image: MetadataImage, request: MetadataRequest) -> Steps[MetadataResponse]:
     topics = []
-    # librdkafka gives up for good on topics that come without any broker: say nothing until this one is registered.
+    # librdkafka permanently gives up on topics in a response without brokers, so return none until this broker is
+    # registered.
     for topic in image.topics.values() if image.brokers else ():
         topics.append((yield from _topic(services, topic, image, request)))
     return _response(image, request, topics)
@@ -101,7 +103,7 @@ def _all(services: Services, image: MetadataImage, request: MetadataRequest) -> 
 def _by_id(
     services: Services, image: MetadataImage, ids: Iterable[TopicId], request: MetadataRequest
 ) -> Steps[MetadataResponse]:
-    """When one topic is asked for by its id, those that are asked for by name do not count."""
+    """Return topics by id. If any topic is requested by its id, topics requested by name are ignored."""
     topics: list[MetadataResponseTopic] = []
     for topic_id in ids:
         topic = image.topics_by_id.get(topic_id)
@@ -121,7 +123,7 @@ def _by_name(
     errors: Mapping[str, ErrorCode],
     request: MetadataRequest,
 ) -> Steps[MetadataResponse]:
-    """In the order of the request."""
+    """Return topics by name, in the order of the request."""
     operations = _operations(request)
     topics: list[MetadataResponseTopic] = []
     for name in names:
@@ -148,7 +150,10 @@ async def _make_first(
 
 
 async def _create(services: Services, context: RequestContext, names: Sequence[str]) -> dict[str, ErrorCode]:
-    """The errors of those that could not be made; for who may make no more now, they are just not there yet."""
+    """Create topics. Returns the errors of topics that were not created.
+
+    A client that may not create more now gets the error for a missing topic.
+    """
     try:
         results = await services.controller.ensure_topics(names, take=context.take_partitions)
     except ApiError as error:

@@ -1,4 +1,4 @@
-"""What one request of a client with quotas uses, and how long the client waits for the next (KIP-13, 124, 219, 599)."""
+"""Record what a request of a client with quotas uses, and compute its throttle time (KIP-13, 124, 219, 599)."""
 
 from collections.abc import Callable
 from typing import Any, Final
@@ -9,13 +9,13 @@ from tidelog.quotas.client_quotas import ANONYMOUS, ClientQuotas
 PRODUCE_KEY: Final = 0
 METADATA_KEY: Final = 3
 MUTATIONS_REFUSED_SINCE: Final = {19: 6, 20: 5, 37: 3}
-"""CreateTopics, DeleteTopics and CreatePartitions know THROTTLING_QUOTA_EXCEEDED from these versions on; older ones
-are carried out, and their clients wait for longer."""
+"""From these versions on, CreateTopics, DeleteTopics and CreatePartitions may respond THROTTLING_QUOTA_EXCEEDED.
+Requests of older versions are executed, and their clients are throttled for longer."""
 PERCENT: Final = 100.0
 
 
 class Meter:
-    """Counts for one request. What it used is recorded once its answer is known, which then says how long to wait."""
+    """Measures one request. Its usage is recorded when the response is known, which then contains the throttle time."""
 
     __slots__ = (
         "_began_s",
@@ -41,7 +41,7 @@ class Meter:
         client_id: str | None,
         size: int,
     ) -> None:
-        """`clock`: seconds that never go back. `size`: of the request without its header."""
+        """`clock` returns monotonic seconds. `size` is the size of the request without its header."""
         self._quotas = quotas
         self._clock = clock
         self.api_key = api_key
@@ -49,7 +49,7 @@ class Meter:
         self.client_id = client_id or ""
         self.size = size
         self.throttle_ms = 0
-        """For how long nothing more of the connection is read once it is answered."""
+        """Time for which the connection is not read after the response."""
         self._strict = api_version >= MUTATIONS_REFUSED_SINCE.get(api_key, 0)
         self._seconds = 0.0
         self._recorded_s = 0.0
@@ -58,11 +58,11 @@ class Meter:
 
     @property
     def one_at_a_time(self) -> bool:
-        """Whether the client's next request has to wait for this one's answer: it may be over a quota by then."""
+        """Whether the client's next request must wait for this one's response, which may exceed a quota."""
         quotas = self._quotas
         return quotas.produce.applies(self.user, self.client_id) or quotas.requests.applies(self.user, self.client_id)
 
-    # The time of the broker's one thread
+    # Time on the event loop
 
     def start(self) -> None:
         self._began_s = self._clock()
@@ -73,7 +73,7 @@ class Meter:
             self._began_s = None
 
     def timed(self, steps: Steps[Any]) -> Steps[Any]:
-        """The same steps, their time counted."""
+        """Run `steps` and count their time."""
         try:
             while True:
                 self.start()
@@ -88,7 +88,7 @@ class Meter:
             steps.close()
 
     def _percent(self) -> float:
-        """Of a second of the thread, since this was last asked."""
+        """Return the counted time since the last call, in percent of a second."""
         if self._began_s is not None:
             self.stop()
             self.start()
@@ -96,26 +96,32 @@ class Meter:
         self._recorded_s = self._seconds
         return used_s * PERCENT
 
-    # What it used
+    # Usage
 
     def take_partitions(self, count: int) -> bool:
-        """Whether so many partitions may be made or deleted now."""
+        """Return whether so many partitions may be created or deleted now."""
         allowed, throttle_ms = self._quotas.mutations.take(
             self.user, self.client_id, count, self._now_ms(), strict=self._strict
         )
-        if self.api_key != METADATA_KEY:  # which tells of topics that are not made yet, and is asked again
+        # its response says that the topics do not exist yet, and the client asks again
+        if self.api_key != METADATA_KEY:
             self.throttle_ms = max(self.throttle_ms, throttle_ms)
         return allowed
 
     @property
     def fetch_most(self) -> int | None:
-        """More bytes at once would be over the quota whatever came before: a fetch of them would never be answered."""
+        """Most bytes of one fetch. A larger fetch would exceed the quota even after a long pause, so it could never
+        be answered.
+        """
         most = self._quotas.fetch.burst_max(self.user, self.client_id)
         return None if most is None else int(min(most, 2**31 - 1))
 
     def fetched(self, size: int) -> int:
-        """Record a fetch's answer of `size` bytes. Where it is over a quota, its bytes are not counted, and it is to be
-        emptied and to say the milliseconds that are returned."""
+        """Record a fetch response of `size` bytes. Returns 0 if it is within the quota.
+
+        Otherwise the bytes are not counted: the caller empties the response, which then states the returned throttle
+        time in ms.
+        """
         self._settled = True
         now_ms = self._now_ms()
         quotas, user, client_id = self._quotas, self.user, self.client_id
@@ -126,7 +132,7 @@ class Meter:
         return self.throttle_ms
 
     def settle(self, response: Any) -> None:
-        """Record what the request used; `response`, None where there is none, says for how long to wait."""
+        """Record what the request used, and write the throttle time into `response`, if there is one."""
         if not self._settled:
             self._settled = True
             now_ms = self._now_ms()
@@ -135,14 +141,14 @@ class Meter:
                 self.throttle_ms = quotas.produce.record(user, client_id, self.size, now_ms)
             percent = self._percent()
             if response is not None:
-                # As in Kafka, the time of what is not answered (acks=0) is nobody's.
+                # As in Kafka, the time of a request without a response (acks=0) is not counted.
                 request_ms = quotas.requests.record(user, client_id, percent, now_ms)
                 self.throttle_ms = max(self.throttle_ms, request_ms)
         if response is not None:
             response.throttle_time_ms = self.throttle_ms
 
     def sent(self) -> None:
-        """Record what the answer's own encoding took. It delays only what comes after."""
+        """Record the time of encoding the response. It affects only later requests."""
         percent = self._percent()
         if percent > 0:
             self._quotas.requests.record(self.user, self.client_id, percent, self._now_ms())
@@ -152,5 +158,5 @@ class Meter:
 
 
 def timed(meter: Meter | None, steps: Steps[Any]) -> Steps[Any]:
-    """The steps; timed, where there is a meter."""
+    """Return `steps`, timed if there is a meter."""
     return steps if meter is None else meter.timed(steps)

@@ -1,7 +1,7 @@
-"""What a handler may return. `Pending` is an answer that comes later, delivered in the turn of the loop that brings it.
+"""The return values of handlers. `Pending` is a response that is completed later.
 
-A future would wake its waiter one turn later; between a produce and the consumer that waits for it that turn is most
-of the latency.
+A Pending delivers the response within the call that completes it. A future would wake its waiter one turn of the
+loop later, and between a produce and a consumer that waits for it, that turn is most of the latency.
 """
 
 from collections.abc import Callable
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
     T = TypeVar("T", covariant=True)
     Outcome: TypeAlias = "T | Pending[Any] | Steps[Outcome[T]] | Coroutine[Any, Any, Outcome[T]]"
-    """What a handler returns, for a response T. `broker.slot` takes it apart.
+    """The return value of a handler for a response of type T. `broker.slot` resolves it.
 
-    - T, a response: it is sent at once.
-    - Pending: the answer waits for something that another request, the disk or a timer brings.
-    - Steps: there may be much to look at. They return an outcome.
-    - A coroutine: the answer waits for a change of the metadata or for a thread. It returns an outcome.
+        - T, a response: it is sent immediately.
+        - Pending: the response waits for another request, the disk or a timer.
+        - Steps: long processing in steps, which returns an outcome.
+        - A coroutine: waits for a change of the metadata or for a thread, and returns an outcome.
 
-    A Pending that the handler itself returns is completed with T. One that comes of steps or of a coroutine is
+    A Pending that the handler itself returns is completed with T. One that is returned by steps or by a coroutine is
     completed with any outcome.
     """
 
@@ -30,7 +30,7 @@ R = TypeVar("R")
 
 
 class Pending(Generic[R]):
-    """One response on its way. Whoever parks a request completes it once; the connection listens for it once."""
+    """A response that comes later. It is completed once, and has one listener."""
 
     __slots__ = ("_listener", "_response", "abandoned", "done", "on_abandon")
 
@@ -38,12 +38,12 @@ class Pending(Generic[R]):
         self.done = False
         self.abandoned = False
         self.on_abandon = on_abandon
-        """Called when the client went away: free what is parked."""
+        """Called when the client has disconnected, to free the parked request."""
         self._response: R | None = None
         self._listener: Callable[[R], None] | None = None
 
     def complete(self, response: R) -> None:
-        """Hand over the response. A second completion is a bug."""
+        """Deliver the response. Must be called only once."""
         assert not self.done, "completed twice"
         self.done = True
         if self.abandoned:
@@ -54,7 +54,7 @@ class Pending(Generic[R]):
             self._listener(response)
 
     def listen(self, listener: Callable[[R], None]) -> None:
-        """Call `listener` with the response: now if it is there, else from within `complete`."""
+        """Call `listener` with the response: immediately if it is there, otherwise within `complete`."""
         if self.done:
             response, self._response = self._response, None
             listener(response)  # type: ignore[arg-type]  # done: it was set by complete()
@@ -62,7 +62,7 @@ class Pending(Generic[R]):
             self._listener = listener
 
     def abandon(self) -> None:
-        """The client is gone; nobody wants the answer."""
+        """The client has disconnected, so the response is not needed."""
         if not self.done and not self.abandoned:
             self.abandoned = True
             if self.on_abandon is not None:
@@ -70,14 +70,14 @@ class Pending(Generic[R]):
 
 
 class Gathering(Generic[R]):
-    """Answers that come at different times, and one that is made of them when all are there."""
+    """Collects answers that arrive at different times, and builds one response when all have arrived."""
 
     __slots__ = ("_answers", "_build", "_left", "pending")
 
     def __init__(self, build: Callable[[list[R]], Any]) -> None:
         self._build = build
         self._answers: list[R] = []
-        self._left = 1  # until nothing is added any more
+        self._left = 1  # counts 1 until `returned` is called
         self.pending: Pending[Any] = Pending()
 
     def add(self, answer: R | Pending[R]) -> None:
@@ -87,7 +87,7 @@ class Gathering(Generic[R]):
             self.reply()(answer)
 
     def reply(self) -> Callable[[R], None]:
-        """Takes an answer, once."""
+        """Return a function that accepts one answer, once."""
         place = len(self._answers)
         self._answers.append(None)  # type: ignore[arg-type]  # there before `build` is called
         self._left += 1
@@ -99,7 +99,7 @@ class Gathering(Generic[R]):
         return take
 
     def returned(self) -> Pending[Any]:
-        """What stands for the one answer; nothing is added after that."""
+        """Return the pending response. No answer may be added afterwards."""
         self._done()
         return self.pending
 

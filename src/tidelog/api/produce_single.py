@@ -1,9 +1,9 @@
-"""Produce requests of one batch for one partition, which is what most clients send, known again by their first bytes.
+"""A fast path for Produce requests with one batch for one partition, which most clients send.
 
-Two such requests of one client differ in nothing but the correlation id and the batch. What the other bytes say, and
-how a success is answered, is asked of the message codecs once and kept as a template: decoding and encoding cost
-more than all the rest of a small request. What has to wait before it is appended, or asks for what cannot be, is left
-to `produce.handle`.
+Two such requests of one client differ only in the correlation id and the batch. The meaning of the other bytes, and
+the encoded response to a success, are computed once by the message codecs and kept as a template: decoding and
+encoding take more time than the rest of a small request. A request whose batch cannot be appended directly, or that
+is in error, is left to `produce.handle`.
 """
 
 from struct import Struct
@@ -23,21 +23,21 @@ from tidelog.wire.messages.produce import (
 from tidelog.wire.primitives import MalformedMessage, finish_uvarint
 
 SINCE_VERSION = 7
-"""Before it a codec is refused, and the answer has less in it; nobody sends that any more."""
+"""Older versions refuse a codec and have a shorter response; clients no longer send them."""
 BEGINNING_AT = 8
-"""Behind API key, version and correlation id."""
+"""Position behind API key, version and correlation id."""
 BEGINNING_BYTES_MAX = 512
 KNOWN_MAX = 4096
-"""Of each version. When there are more, all are learnt anew."""
+"""Most templates of one version. Beyond that, all are dropped and learnt again."""
 
 _LENGTH = Struct(">i")
 _OFFSETS = Struct(">qqq")
 _PLACES = (-0x6B1D_0A5E_77C3_19F2, -0x1F4C_D392_60AB_8E57, -0x3E92_41D7_5C08_B6AD)
-"""Base offset, append time and log start offset of a template: bytes that no topic's name has."""
+"""Placeholders for base offset, append time and log start offset in a template: bytes that no topic name contains."""
 
 
 class _Single:
-    """What the beginning of a request says."""
+    """The meaning of the first bytes of a request."""
 
     __slots__ = ("_after", "_before", "_pack", "by_id", "index", "request", "topic")
 
@@ -55,12 +55,12 @@ class _Single:
         return ProduceResponse([TopicProduceResponse(*self.topic, [answer])])
 
     def success(self, base_offset: int, append_time_ms: int, log_start_offset: int) -> bytes:
-        """The encoded response."""
+        """Return the encoded response to a success."""
         return self._pack(self._before, base_offset, append_time_ms, log_start_offset, self._after)
 
 
 class Singles:
-    """The requests of one version that are known; they say nothing of a broker."""
+    """The known requests of one version. They are independent of a broker."""
 
     __slots__ = ("_end", "_flexible", "_known", "_version")
 
@@ -68,11 +68,13 @@ class Singles:
         self._version = version
         self._flexible = version >= ProduceRequest.flexible_from
         self._end = bytes(3 if self._flexible else 0)
-        """Behind the batch: no tagged fields of partition, topic and request."""
+        """The bytes behind the batch: no tagged fields of partition, topic and request."""
         self._known: dict[bytes, _Single] = {}
 
     def learn(self, frame: memoryview, request: ProduceRequest) -> int:
-        """Know requests like this one from now on. The position in `frame` at which they part; 0 if it is none."""
+        """Learn requests like this one. Returns the position in `frame` where their beginning ends, or 0 if it is
+        not of this kind.
+        """
         if request.acks not in (1, -1) or request.transactional_id is not None or len(request.topic_data) != 1:
             return 0
         data = request.topic_data[0].partition_data
@@ -94,7 +96,7 @@ class Singles:
         return max((size + 1).bit_length() + 6, 7) // 7 if self._flexible else _LENGTH.size
 
     def _records(self, frame: memoryview, position: int) -> memoryview | None:
-        """The records field at `position`, if there is nothing behind it but `_end`."""
+        """Return the records field at `position`, if only `_end` follows it."""
         try:
             if self._flexible:
                 length = frame[position]
@@ -114,8 +116,9 @@ class Singles:
     def handle(
         self, services: Services, frame: memoryview, beginning_end: int
     ) -> bytes | Pending[ProduceResponse] | None:
-        """As `produce.handle`, for a request that parts at `beginning_end` from one that is known; the response is
-        encoded. None if it is not like that, or if it is for `produce.handle` to say what is wrong: nothing was done.
+        """Handle a request whose first bytes, up to `beginning_end`, may be known. Returns the encoded response.
+
+        Returns None, and has done nothing, if they are not known or if `produce.handle` has to answer.
         """
         single = self._known.get(bytes(frame[BEGINNING_AT:beginning_end]))
         if single is None:
@@ -139,7 +142,7 @@ class Singles:
             base_offset, next_offset, append_time_ms, log_start_offset, _ = partition.append(records, header)
         except NotInline:
             return None
-        except ApiError as error:  # a second attempt would find offsets in the batch
+        except ApiError as error:  # no second attempt, since offsets were written into the batch
             answer = PartitionProduceResponse(single.index)
             refuse(answer, partition, error)
             return single.response(answer).encode(self._version)

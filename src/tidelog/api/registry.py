@@ -1,4 +1,6 @@
-"""API key -> handler and version range. A module is imported when the first request for it comes."""
+"""The table of APIs: the handler module and version range of each API key. A module is imported at its first
+request.
+"""
 
 from collections.abc import Callable
 from importlib import import_module
@@ -13,8 +15,8 @@ if TYPE_CHECKING:
 
 
 class Entry(NamedTuple):
-    """One row: the module of `tidelog.api` with the handler, the versions that it serves, and whether it changes
-    anything that outlives the connection.
+    """One row: the module of `tidelog.api` with the handler, the versions that it serves, and whether the request
+    changes state that outlives the connection.
     """
 
     module: str
@@ -29,12 +31,15 @@ def _entry(module: str, min_version: int, max_version: int, advertised_min: int 
 
 
 def _reads(module: str, min_version: int, max_version: int) -> Entry:
-    """Of nothing but an answer. Topics that Metadata and FindCoordinator may make are made whole, or not yet."""
+    """Return an entry of an API that changes nothing, so that it may be abandoned when its client disconnects.
+
+    Metadata and FindCoordinator may create topics, but such a creation is never abandoned halfway.
+    """
     return Entry(module, min_version, max_version, min_version, False)
 
 
 TABLE: dict[int, Entry] = {
-    # librdkafka stops compressing, without a word, where v0 is not advertised (KAFKA-18659); Kafka serves 3 and up.
+    # librdkafka silently stops compressing if v0 is not advertised (KAFKA-18659); Kafka serves v3 and up.
     0: _entry("produce", 3, 13, advertised_min=0),
     1: _reads("fetch", 4, 18),
     2: _reads("list_offsets", 1, 11),
@@ -73,14 +78,14 @@ TABLE: dict[int, Entry] = {
     74: _reads("list_config_resources", 0, 1),
     75: _reads("describe_topic_partitions", 0, 0),
 }
-"""Every API that works here, in the range that Kafka 4.3.1 serves."""
+"""Every supported API with the version range of Kafka 4.3.1."""
 
 API_VERSIONS_KEY = 18
 PRODUCE_KEY = 0
 
 
 class Route:
-    """All that is needed to answer one API in one version."""
+    """The functions that decode, handle and encode one API in one version."""
 
     __slots__ = (
         "api_key",
@@ -110,7 +115,7 @@ class Route:
         self.name = info.name
         self.handle: Callable[..., Any] = module.handle
         self.handle_wide: Callable[..., Any] = getattr(module, "handle_wide", module.handle)
-        """For requests that are long, where that makes a difference."""
+        """The handler for long requests; equal to `handle` if the module has only one."""
         self.request: type[Any] = getattr(messages, f"{info.name}Request")
         self.decode: Callable[[memoryview, int], tuple[Any, int]] = self.request.decoder(version)
         self.response: type[Any] = getattr(messages, f"{info.name}Response")
@@ -118,32 +123,32 @@ class Route:
         self.stepwise_decoder: Callable[..., Any] | None = None
         self.stepwise_encoder: Callable[..., Any] | None = None
         self.singles: Singles | None = None
-        """Of produce, where there are any."""
+        """Only for Produce: the requests that are recognised by their first bytes."""
         if api_key == PRODUCE_KEY:
             from tidelog.api import produce_single
 
             if version >= produce_single.SINCE_VERSION:
                 self.singles = produce_single.Singles(version)
         self.flexible_request = version >= info.flexible_from
-        # The client cannot know yet what the broker speaks, so this one header never has tagged fields (KIP-511).
+        # The client does not know the broker's versions yet, so this header never has tagged fields (KIP-511).
         self.flexible_response = self.flexible_request and api_key != API_VERSIONS_KEY
 
     def decode_in_steps(self, frame: memoryview, position: int) -> Steps[Any]:
-        """The request at `position`. Raises MalformedMessage."""
+        """Decode the request at `position` in steps. Raises MalformedMessage."""
         if self.stepwise_decoder is None:
             self.stepwise_decoder = self.request.stepwise_decoder(self.version)
         request, _ = yield from self.stepwise_decoder(frame, position)
         return request
 
     def encode_in_steps(self, response: Any) -> Steps[list[Any]]:
-        """As `encode`."""
+        """Encode a response in steps; see `encode`."""
         if self.stepwise_encoder is None:
             self.stepwise_encoder = self.response.stepwise_encoder(self.version)
         pieces: list[Any] = yield from self.stepwise_encoder(response)
         return pieces
 
     def error_response(self, error: ApiError) -> Any:
-        """The response that says nothing but `error`; None where the API has no place for it."""
+        """Return the response that contains only `error`; None if the API has no field for it."""
         slots: tuple[str, ...] = self.response.__slots__
         if "error_code" not in slots:
             return None
@@ -154,11 +159,11 @@ class Route:
 
 
 routes: dict[int, Route] = {}
-"""Those in use, by API key << 16 | version."""
+"""The routes that have been used, by API key << 16 | version."""
 
 
 def route(api_key: int, version: int) -> Route:
-    """Raises ApiError with UNSUPPORTED_VERSION for a key or a version that is not in the table."""
+    """Return the route of an API version. Raises ApiError (UNSUPPORTED_VERSION) if the table does not have it."""
     found = routes.get(api_key << 16 | version)
     if found is None:
         entry = TABLE.get(api_key)

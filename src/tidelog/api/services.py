@@ -1,4 +1,4 @@
-"""What a handler is given: the broker's parts, and who asked."""
+"""The arguments of handlers: the broker's parts, and the request's context."""
 
 from typing import TYPE_CHECKING, Final
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Services:
-    """The broker's parts that handlers use; made once by `broker.BrokerServer`."""
+    """The broker's parts that handlers use. `broker.BrokerServer` makes this once."""
 
     __slots__ = (
         "config",
@@ -62,7 +62,7 @@ class Services:
 
 
 class Peer:
-    """The client behind one connection."""
+    """The client of one connection."""
 
     __slots__ = ("client_host", "local_host", "local_port", "name")
 
@@ -74,7 +74,7 @@ class Peer:
 
 
 class RequestContext:
-    """One request's header and its peer."""
+    """The header of one request, and its client."""
 
     __slots__ = ("api_key", "api_version", "client_id", "correlation_id", "meter", "peer")
 
@@ -85,11 +85,11 @@ class RequestContext:
         self.client_id = client_id
         self.peer = peer
         self.meter: Meter | None = None
-        """None for a client without a quota."""
+        """None if the client has no quota."""
 
     @property
     def take_partitions(self) -> "TakePartitions":
-        """Asked before partitions are made or deleted for this request."""
+        """Called before this request creates or deletes partitions."""
         return unlimited if self.meter is None else self.meter.take_partitions
 
     @property
@@ -98,7 +98,7 @@ class RequestContext:
 
 
 class CloseConnection:
-    """Returned instead of a response by a handler that can only hang up, as for a failed produce with acks=0."""
+    """Returned by a handler to close the connection without a response, as after a failed produce with acks=0."""
 
     __slots__ = ("reason",)
 
@@ -107,4 +107,4 @@ class CloseConnection:
 
 
 NO_RESPONSE: Final = None
-"""Returned by a handler whose request wants no answer (produce with acks=0)."""
+"""Returned by a handler whose request needs no response (produce with acks=0)."""

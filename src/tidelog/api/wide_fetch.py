@@ -1,4 +1,4 @@
-"""A fetch of very many partitions: as any other, but looked at, watched and told of a few at a time."""
+"""A fetch of very many partitions: read, watched and encoded in steps."""
 
 import logging
 from collections.abc import Coroutine, Iterable, Iterator
@@ -24,18 +24,21 @@ R = TypeVar("R")
 
 ITEMS_PER_STEP = 16
 COLD_LANE: Final = "wide-cold-reads"
-"""One such fetch at a time reads from the disk, so that others find a thread too."""
+"""Only one wide fetch at a time reads from the disk, so that other calls find a free thread."""
 COLD_READS_MAX = 1000
-"""Brought into memory for one answer; what is cold beyond that costs the loop a wait, as it would cost memory here."""
+"""Most cold reads for one response. Further cold partitions are read on the loop and make it wait; more would cost
+memory."""
 
 
 class WideFetch(Fetch):
-    """Between two steps others append: what moves after it was read is noted from then on, and read again."""
+    """A fetch in steps. Appends may happen between two steps: partitions that change after they were read are noted
+    and read again.
+    """
 
     __slots__ = ("_by_partition", "_looking", "_reading")
 
     def steps(self) -> "Steps[Outcome[FetchResponse]]":
-        """The answer, or what it will come by."""
+        """Run the fetch. Returns the response, or a pending one."""
         self._by_partition: dict[Partition, list[FetchItem]] = {}
         self._reading = True
         self._looking = False
@@ -57,7 +60,7 @@ class WideFetch(Fetch):
         return self._ending(self._read_all())
 
     def _ending(self, steps: Steps[R]) -> Steps[R]:
-        """These steps; when they end with the answer, or fail, or nobody wants them, all that was found is let go."""
+        """Run `steps`. When they end with the response, fail or are cancelled, all found data is freed in steps."""
 
         def ending() -> Steps[R]:
             answer = None
@@ -70,13 +73,13 @@ class WideFetch(Fetch):
                     self._let_go()
 
         begun = ending()
-        next(begun)  # what has not begun when nobody wants it any more would not know of its end
+        next(begun)  # a generator that has not begun would not notice its cancellation
         return begun
 
     def _let_go(self) -> None:
         items, self._fetching.items = self._fetching.items, []
         left: list[list[Any]] = [items, [*self._special.values()], [*self._slices.values()]]
-        # What they are keys of goes first: who is freed last frees all.
+        # Dictionaries with these keys are freed first; the last reference frees the objects.
         self._special, self._slices, self._aborted, self._unknown = {}, {}, {}, {}
         self._services.turns.free_in_steps(left)
 
@@ -92,7 +95,7 @@ class WideFetch(Fetch):
                         partition.watch(self)
                 yield
             yield from self._read_moved()
-        except BaseException:  # GeneratorExit: the client is gone
+        except BaseException:  # GeneratorExit: the client has disconnected
             self._unwatch()
             raise
         self._reading = False
@@ -105,11 +108,11 @@ class WideFetch(Fetch):
         self._pending = pending
         self._timer = self._services.runtime.tasks.call_later(self._max_wait_ms / 1000, self.finish)
         self._services.partitions.park(self)
-        self.wake()  # for what moved while others were read
+        self.wake()  # for partitions that changed while others were read
         return pending
 
     def wake(self) -> int:
-        """Look again at what moved, in turns, unless that is done already or still to come."""
+        """Read changed partitions in steps, unless such steps are running or scheduled."""
         if self._pending is None:
             if not self._reading:
                 self._moved = {}
@@ -132,7 +135,7 @@ class WideFetch(Fetch):
             self._settle(self._told())
 
     def _read_moved(self) -> Steps[None]:
-        """Read again what moved until now."""
+        """Read the partitions that have changed until now."""
         moved, self._moved = self._moved, {}
         for partitions in _parted(moved):
             for partition in partitions:
@@ -142,12 +145,12 @@ class WideFetch(Fetch):
             yield
 
     def finish(self) -> None:
-        """Answer with what is there now."""
+        """Respond with the data there is now."""
         if self._pending is not None:
             self._settle(self._read_again())
 
     def abandon(self) -> None:
-        """Wait no longer."""
+        """Stop waiting without a response."""
         if self._pending is not None:
             self._unpark()
             self._unwatch()
@@ -156,7 +159,7 @@ class WideFetch(Fetch):
     def _settle(self, steps: Steps[FetchResponse]) -> None:
         pending: Any = self._pending
         self._unpark()
-        self._unwatch()  # here: the client may be gone before it is told
+        self._unwatch()  # now, since the client may disconnect before it is notified
         pending.complete(self._ending(steps))
 
     def _unpark(self) -> None:
@@ -165,7 +168,7 @@ class WideFetch(Fetch):
         self._services.partitions.unpark(self)
 
     def _unwatch(self) -> None:
-        """In turns of its own: nobody waits for that."""
+        """Stop watching, in separate steps, since nothing waits for that."""
         self._reading = False
         watched, self._by_partition = self._by_partition, {}
         if not watched:
@@ -180,7 +183,7 @@ class WideFetch(Fetch):
         self._services.turns.begin(steps(), lambda _, error: None)
 
     def _read_again(self) -> Steps[FetchResponse]:
-        """What was found long ago may be gone."""
+        """Read all partitions again, since earlier results may be stale."""
         found, self._slices = self._slices, {}
         self.found_bytes = self._readable_bytes = 0
         for items in _parted(found):
@@ -216,7 +219,9 @@ class WideFetch(Fetch):
         return response
 
     def _forget_deleted(self, items: list[FetchItem]) -> None:
-        """Whose topic was deleted since they were read: their files may go before they are sent."""
+        """Discard results of topics that were deleted meanwhile, since their files may be removed before they are
+        sent.
+        """
         for item in items:
             partition = item.partition
             if partition is not None and partition.deleted:
@@ -224,7 +229,7 @@ class WideFetch(Fetch):
                 self._refuse(item, UnknownTopicOrPartition("the topic was deleted"), partition)
 
     def _in_order(self) -> Steps[list[FetchItem]]:
-        """Unknown topics and partitions behind the others."""
+        """Return the items in the response's order: unknown topics and partitions come last."""
         ranks: list[list[FetchItem]] = [[], [], []]
         for items in _parted(self._fetching.items):
             for item in items:

@@ -1,4 +1,4 @@
-"""One broker: everything that it is made of, in the order in which it starts and stops.
+"""One broker: its parts, in the order in which they start and stop.
 
 data directory (lock, identity, checkpoints)
   -> metadata (journal in the store -> image)
@@ -43,10 +43,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger("tidelog.broker")
 
 DRAIN_S: Final = 5.0
-"""How long clients may take at a stop to read their last answers."""
+"""Time that clients get at a stop to read their last responses."""
 
 StoreFactory = Callable[[str, "Runtime"], "Store"]
-"""Path and runtime to a store: `simulation` has one of its own."""
+"""Makes the metadata store from its path and the runtime; `simulation` has its own."""
 
 
 def sqlite_store(path: str, runtime: "Runtime") -> "Store":
@@ -54,7 +54,7 @@ def sqlite_store(path: str, runtime: "Runtime") -> "Store":
 
 
 class BrokerServer:
-    """A broker that is built but not started. All methods run on the runtime's loop."""
+    """A broker. The constructor does not start it. All methods run on the runtime's loop."""
 
     def __init__(
         self, config: "BrokerConfig", runtime: "Runtime", *, store_factory: StoreFactory = sqlite_store
@@ -69,7 +69,7 @@ class BrokerServer:
         self._compaction: Compaction | None = None
         self._services: Services | None = None
         self._opened = False
-        """Whether every log was opened, or told of as offline."""
+        """Whether every log was opened, or reported as offline."""
         self._failed: asyncio.Future[str] = runtime.tasks.future()
 
     @property
@@ -83,7 +83,7 @@ class BrokerServer:
 
     @property
     def port(self) -> int:
-        """Of the first listener; the real one where 0 was asked for."""
+        """The port of the first listener; the real one if port 0 was configured."""
         return self._listeners[0].port
 
     @property
@@ -93,10 +93,10 @@ class BrokerServer:
     # Starting
 
     async def start(self) -> None:
-        """Return once clients are served.
+        """Start the broker; return when it serves clients.
 
-        Raises ConfigError, AdoptionError, DirectoryInUse, StoreFailed ..., OSError: each says in one line what is in
-        the way. A damaged partition does not stop the others: it is offline, and the log says why.
+        Raises ConfigError, AdoptionError, DirectoryInUse, StoreFailed ..., OSError; each text names the obstacle in
+        one line. A damaged partition does not prevent the start: it is offline, and the log says why.
         """
         try:
             await self._start()
@@ -141,7 +141,7 @@ class BrokerServer:
         self._warn_of_settings()
 
     def _warn_of_settings(self) -> None:
-        """What was set and does nothing, so that nobody counts on it."""
+        """Warn of settings that were set and have no effect."""
         for text in self.config.controller_listeners:
             logger.info("controller listener not opened listener=%s", text)
         for name, place, reason in self.config.ignored:
@@ -155,13 +155,13 @@ class BrokerServer:
             self.services.connection_quotas.set(new.client_quotas)
 
     def _directories_found(self, directories: DataDirectories, identity: Identity) -> str:
-        """How the last broker left the directories, in a word: "new" when there was none."""
+        """Return how the last broker left the directories, in one word; "new" if there was none."""
         if identity.cluster_id is None and not len(self.services.partitions):
             return "new"
         return "clean" if directories.clean else "unclean"
 
     def _log_start(self, found: str, seconds: float) -> None:
-        """What the start found and did, in one line: what an operator asks first after a crash."""
+        """Log what the start found and did, in one line: the first thing that an operator needs after a crash."""
         partitions = self.services.partitions
         reports = [partition.log.recovery for partition in partitions]
         logger.info(
@@ -211,7 +211,7 @@ class BrokerServer:
         )
 
     async def _first_records(self) -> "Sequence[JournalRecord]":
-        """What a new journal begins with: the topics of a directory that Kafka wrote."""
+        """Return the first records of a new journal: the topics of a directory that Kafka wrote."""
         directories = self._directories
         assert directories is not None
         run_blocking = self.runtime.tasks.run_blocking
@@ -225,7 +225,7 @@ class BrokerServer:
         return adoption.records
 
     async def _listen(self) -> None:
-        """Bind every listener, tell clients' metadata of them, then answer."""
+        """Bind every listener, register the addresses in the metadata, then accept connections."""
         bound: list[Endpoint] = []
         bounds = ConnectionBounds(self.config)
         for endpoint in self.config.endpoints:
@@ -238,14 +238,14 @@ class BrokerServer:
     # Running
 
     async def _keep_house(self) -> None:
-        """Retention, for the first time soon after the start, then at its interval."""
+        """Run retention: first soon after the start, then at its interval."""
         await self.runtime.tasks.sleep(self.config.log_initial_task_delay_ms / 1000)
         while True:
             try:
                 await self.services.partitions.open_again()
                 await self.services.partitions.enforce_retention()
             except Exception:
-                logger.exception("retention failed")  # and is tried again the next time
+                logger.exception("retention failed")  # the next run tries again
             await self.runtime.tasks.sleep(self.config.log_retention_check_interval_ms / 1000)
 
     def _none_left(self, reason: str) -> None:
@@ -253,13 +253,13 @@ class BrokerServer:
             self._failed.set_result(reason)
 
     async def failed(self) -> str:
-        """Return, with one line that says why, when the broker cannot go on."""
+        """Wait until the broker cannot go on. Returns the reason in one line."""
         return await asyncio.shield(self._failed)
 
     # Stopping
 
     async def stop(self) -> None:
-        """Answer what was asked, flush everything, leave the directory marked clean."""
+        """Stop: answer outstanding requests, flush everything, mark the directories clean."""
         services = self.services
         if self._housekeeping is not None:
             self._housekeeping.cancel()
@@ -268,7 +268,7 @@ class BrokerServer:
         for listener in self._listeners:
             listener.stop_accepting()
             listener.take_no_more()
-        await services.turns.settled(DRAIN_S)  # a long commit reaches its coordinator before that closes
+        await services.turns.settled(DRAIN_S)  # a long commit must reach its coordinator before that closes
         services.groups.close()
         services.partitions.release_waiting()
         await asyncio.gather(*(listener.drain(DRAIN_S) for listener in self._listeners))
@@ -283,8 +283,10 @@ class BrokerServer:
         logger.info("stopped cluster=%s node=%d", self.cluster_id, self.config.node_id)
 
     async def _abandon(self) -> None:
-        """Give back what a failed start holds. Directories that were left in order are so again, others are as after a
-        crash; where nothing was before, nothing is left, unless somebody may have connected.
+        """Release the resources of a failed start.
+
+        Directories that were clean are marked clean again; others stay as after a crash. New directories are
+        removed, unless a client may have connected.
         """
         if self._housekeeping is not None:
             self._housekeeping.cancel()
@@ -311,7 +313,7 @@ class BrokerServer:
             directories.release()
 
     async def _remove_made(self, fresh: Fresh) -> None:
-        """While its lock is held: nobody else has begun to use it."""
+        """Remove the created files while the lock is held, so that no other broker uses them."""
         try:
             await self.runtime.tasks.run_blocking(remove_made, self.runtime.disk, fresh, self.config.data_directories)
         except OSError as error:

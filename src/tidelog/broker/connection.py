@@ -1,16 +1,17 @@
-"""One client's connection: bytes to frames, frames to handlers, responses back in the order of the requests.
+"""The server's side of one client connection: bytes to frames, frames to handlers, responses in the order of the
+requests.
 
-Requests of one connection are handled one after another, as in Kafka; only produce requests may follow each other while
-earlier ones wait for their acknowledgement. Views into a request (record batches) are valid until the handler returns
-or first awaits: the buffer is used again. A request of more than `WIDE_REQUEST_BYTES`, of produce `WIDE_PRODUCE_BYTES`,
-has turns, and its buffer is kept until the last of them.
+Requests of one connection are handled one after another, as in Kafka. Only produce requests may follow each other
+while earlier ones wait for their acknowledgement. Views into a request (record batches) are valid until the handler
+returns or first awaits, since the buffer is reused. A request of more than `WIDE_REQUEST_BYTES` (of produce,
+`WIDE_PRODUCE_BYTES`) is processed in steps, and its buffer is kept until the last step.
 
-A client that has shut its sending side gets an answer to every request that came whole, in order; then its connection
-closes. TCP does not tell such a client from one that has closed: both keep their connection until the last answer was
-sent, or a reset came back for one.
+A client that has shut its sending side gets a response to every complete request, in order; then the connection is
+closed. TCP does not distinguish such a client from one that has closed its socket. Both keep their connection until
+the last response was sent, or until a reset arrives.
 
-A client that has gone (its connection is broken) takes back nothing: requests that came whole and change something
-(`Route.has_effects`) are handled to their end, in their order, and only answers and reads are dropped.
+When the connection is broken, complete requests that change something (`Route.has_effects`) are still handled to
+their end, in order. Only responses and reads are dropped.
 """
 
 import logging
@@ -42,21 +43,21 @@ _RESPONSE = Struct(">ii")
 _FLEXIBLE_RESPONSE = Struct(">iix")
 
 HEADER_BYTES = 10
-"""Of the shortest request: key, version, correlation id, length of the client id."""
+"""Size of the shortest request header: API key, version, correlation id, length of the client id."""
 OTHER_REQUEST_BYTES_MAX = 16 << 20
-"""Of all but produce, which carries records: what is that long can only be meant to keep the loop busy."""
+"""Size limit of all requests but produce, which carries records. A longer one can only serve to keep the loop busy."""
 PIPELINED_MAX = 1000
-"""Produce requests of one connection that wait for their acknowledgement; then it is read no further."""
+"""Produce requests of one connection that may wait for their acknowledgement. At the limit, reading pauses."""
 BACKLOG_BYTES_MAX = 1 << 20
-"""Of responses that the client has not read; then no more of its requests are handled."""
+"""Bytes of responses that the client has not read. At the limit, no further requests are handled."""
 WIDE_REQUEST_BYTES = 16 << 10
-"""What is longer may name thousands of things: it is decoded, handled and answered in turns."""
+"""A longer request may contain thousands of items, so it is decoded, handled and encoded in steps."""
 WIDE_PRODUCE_BYTES = 100 << 10
-"""The same of produce, whose bytes are mostly records: some 1,500 of the smallest batches, 10 ms."""
+"""The same limit for produce, whose bytes are mostly records: about 1,500 of the smallest batches, or 10 ms."""
 
 
 class ServerConnection:
-    """The receiving end of one stream. Made by `Listener`, which bounds how many there are and what they hold."""
+    """The receiver of one stream. `Listener` makes it, and bounds the number and memory of connections."""
 
     __slots__ = (
         "_backlog_seen",
@@ -91,28 +92,30 @@ class ServerConnection:
         self.services = services
         self._monotonic = services.runtime.clock.monotonic
         self.open = False
-        """Until all that was asked has come to its end; the client may have `gone` before."""
+        """True until all requests have ended. The client may be disconnected (`gone`) before."""
         self.gone = False
-        self._last_active = 0.0  # when the client was last seen to send or to read something
+        self._last_active = 0.0  # when the client was last seen to send or read
         self._backlog_seen = 0
-        self._frame: bytearray | None = None  # a frame whose end has not come, its four bytes of length included
+        self._frame: bytearray | None = None  # an incomplete frame, including its four bytes of length
         self._filled = 0
-        self._kept: bytearray | None = None  # what the request that has turns lies in
-        self._stash: memoryview | None = None  # complete and partial frames that wait, of a buffer of their own
+        self._kept: bytearray | None = None  # the buffer of the request that is processed in steps
+        self._stash: memoryview | None = None  # complete and incomplete frames that wait, in a buffer of their own
         self._paused = False
-        self._resuming = False  # it is to go on in a later turn of the loop
-        self._draining = False  # no further request is begun
-        self._input_ended = False  # the client has shut its sending side: it is answered, and then closed
-        self._muted: TimerHandle | None = None  # until it comes, the client is over a quota
+        self._resuming = False  # continuation is scheduled for a later turn of the loop
+        self._draining = False  # no further request is started
+        # the client has shut its sending side; the connection is closed after the last response
+        self._input_ended = False
+        self._muted: TimerHandle | None = None  # while set, the client is throttled by a quota
         self._halted = False  # draining or muted
         self._waiting: deque[Slot] = deque()
         self._combined: list[Piece] | None = None
-        self._quota_known: tuple[int, str, bool] | None = None  # for a generation of the quotas and a client id
-        self._single_end = 0  # where this client's produce requests of one batch part from each other
+        # (generation of the quotas, client id, whether it has a quota)
+        self._quota_known: tuple[int, str, bool] | None = None
+        self._single_end = 0  # where this client's produce requests of one batch begin to differ
         self._client_id_raw = b""
         self._client_id: str | None = None
 
-    # From the stream
+    # Callbacks of the stream
 
     def connected(self, stream: Stream) -> None:
         self._stream = stream
@@ -138,7 +141,8 @@ class ServerConnection:
             if self._filled == len(frame):
                 if not self._reserve(len(frame) + count):
                     return
-                frame += self._listener.buffer[:count]  # in place: a larger one and a copy would hold up the loop
+                # grow in place: a new buffer and a copy would hold up the loop
+                frame += self._listener.buffer[:count]
             self._filled += count
             if self._filled == len(frame):
                 self._frame_full(frame)
@@ -150,7 +154,7 @@ class ServerConnection:
 
     def eof_received(self) -> bool:
         self._input_ended = True
-        self._drop_frame()  # its end does not come any more
+        self._drop_frame()  # its end will not arrive
         self._finish_if_answered()
         return True
 
@@ -159,7 +163,7 @@ class ServerConnection:
             self._part()
 
     def close(self, reason: str) -> None:
-        """Hang up on a client that broke the protocol or a limit; what it sent behind that is not looked at."""
+        """Close the connection of a client that broke the protocol or a limit. Later bytes are not processed."""
         if not self.open:
             return
         logger.info("connection closed peer=%s reason=%s", self.peer.name, reason)
@@ -171,12 +175,12 @@ class ServerConnection:
             self._part()
 
     def _part(self) -> None:
-        """Without its client: what must be done is done, the rest is dropped."""
+        """Handle the disconnection of the client: finish requests with effects, drop all others."""
         self.gone = True
         self._listener.gone(self)
         self._stream = GONE
         self._drop_frame()
-        if self._muted is not None:  # there is nobody to hold back any more
+        if self._muted is not None:  # there is no client to throttle
             self._muted.cancel()
             self._muted = None
             self._halted = self._draining
@@ -189,7 +193,7 @@ class ServerConnection:
         self._end_if_done()
 
     def _finish_if_answered(self) -> None:
-        """Close when the client is not to send anything more, by its will or ours, and has every answer."""
+        """Close the connection when no further request can come and every response was sent."""
         if not self._waiting and (self._draining or (self._input_ended and self._stash is None)):
             self._draining = self._halted = True
             self._stream.finish()
@@ -201,9 +205,10 @@ class ServerConnection:
             self._listener.ended(self)
 
     def silent_s(self, now_s: float) -> float:
-        """For how long the client has sent nothing and read nothing; 0 while it waits for an answer (a long poll, a
-        join), unless it has shut its sending side and may be no more. Meant to be asked now and then: that is how
-        reading is seen.
+        """Return how long the client has neither sent nor read anything.
+
+        It is 0 while the client waits for a response (a long poll, a join), unless it has shut its sending side,
+        since it may be gone then. Must be called regularly: the calls detect that the client reads.
         """
         if self._waiting and not self._input_ended:
             return 0
@@ -213,7 +218,7 @@ class ServerConnection:
         return now_s - self._last_active
 
     def drain(self) -> None:
-        """Take no more requests; close once everything that was asked is answered and read."""
+        """Start no more requests. Close the connection when all responses are sent and read."""
         if self.open and not self._draining:
             self._draining = self._halted = True
             self._pause()
@@ -221,7 +226,7 @@ class ServerConnection:
             self._end_if_done()
 
     def mute(self, delay_s: float, then: Callable[[], object] | None = None) -> None:
-        """Read and handle nothing more for so long; then go on, or call `then`."""
+        """Stop reading and handling for `delay_s`; then continue, or call `then`."""
         if not self.open or self.gone:
             return
         if self._muted is not None:
@@ -243,7 +248,7 @@ class ServerConnection:
     # Frames
 
     def _take(self, view: memoryview, end: int, most: int) -> None:
-        """Handle the frames of `view[:end]`, at most so many; keep what is not whole or may not run yet."""
+        """Handle at most `most` frames of `view[:end]`. Keep incomplete frames, and frames that must wait."""
         position = 0
         handled = 0
         while self.open:
@@ -276,14 +281,14 @@ class ServerConnection:
             self._listener.pipelining.handled(handled)
 
     def _begin_frame(self, part: memoryview, size: int) -> None:
-        """`part` is the beginning of a frame of `size` bytes (4: its length has not all come)."""
+        """Start to collect a frame of `size` bytes that begins with `part` (4: the length itself is incomplete)."""
         if self.gone or self._input_ended:  # its end does not come any more
             return
-        # What is longer grows as its bytes come: a length that a peer only claims takes no memory.
+        # A longer buffer grows as the bytes arrive, so a claimed length takes no memory.
         first = min(size, max(self._listener.frame_step_bytes, len(part) + 1))
         if not self._reserve(first):
             return
-        # No view of one that grows may be alive anywhere.
+        # No view of a growing buffer may exist.
         frame = self._listener.frame_buffer(size) if first == size else bytearray(first)
         frame[: len(part)] = part
         self._frame = frame
@@ -309,7 +314,7 @@ class ServerConnection:
             self._release()
 
     def _reserve(self, size: int) -> bool:
-        """Count `size` bytes of what is not handled yet; False when the connection had to be closed."""
+        """Count `size` bytes of unhandled requests. Returns False if the connection had to be closed."""
         return self._listener.reserve(self, size if self._kept is None else size + len(self._kept))
 
     def _release(self) -> None:
@@ -318,7 +323,7 @@ class ServerConnection:
             self._listener.reserve(self, len(self._kept))
 
     def _keep(self, buffer: bytearray) -> None:
-        """A request that has turns lies in `buffer`, which others must not write to meanwhile."""
+        """Keep `buffer` for a request that is processed in steps: nothing else may write to it meanwhile."""
         self._kept = buffer
         self._listener.keep(buffer)
         self._reserve(0)
@@ -348,8 +353,8 @@ class ServerConnection:
         buffer = rest.obj
         assert isinstance(buffer, bytearray)
         if buffer is self._listener.buffer.obj or len(buffer) > 2 * len(rest):
-            # Not again for each turn: a buffer of our own does until half of it is done with.
-            rest = memoryview(bytearray(rest))  # writable, as every frame: batches get their offsets in place
+            # Copy rarely: this private buffer is used until half of it is processed.
+            rest = memoryview(bytearray(rest))  # writable like every frame, since offsets are written into batches
         self._stash = rest
         self._pause()
         if later and not self._resuming:
@@ -365,12 +370,12 @@ class ServerConnection:
         self.go_on(self._listener.pipelining.share)
 
     def go_on(self, most: int) -> None:
-        """The later turn has come: for at most so many requests."""
+        """Continue in a later turn of the loop, with at most `most` requests."""
         self._resuming = False
         self._resume(most)
 
     def _resume(self, most: int) -> None:
-        """Go on with what was put aside, once nothing is in its way."""
+        """Continue with the frames that were put aside, if nothing prevents it."""
         if not self.open or self._must_wait():
             return
         stash = self._stash
@@ -398,7 +403,7 @@ class ServerConnection:
                     self.close(f"API key {api_key} version {version} is not served")
                     return
                 found = route(API_VERSIONS_KEY, 0)
-                version = -1  # the handler's sign to say which versions there are
+                version = -1  # makes the handler return the supported versions
         if self._single_end and api_key == PRODUCE_KEY and self._handle_single(found, frame, correlation_id):
             return
         position = HEADER_BYTES
@@ -447,7 +452,7 @@ class ServerConnection:
         return known[2]
 
     def _handle_single(self, found: Route, frame: memoryview, correlation_id: int) -> bool:
-        """Handle a produce request that is like an earlier one; False if it is not, and nothing was done."""
+        """Handle a produce request that is like an earlier one. Returns False, and has done nothing, if it is not."""
         singles = found.singles
         if singles is None or self.services.quotas.active or len(frame) > WIDE_PRODUCE_BYTES:
             return False
@@ -480,13 +485,13 @@ class ServerConnection:
             self._wait_for(response, found, context)
 
     def _wait_for(self, outcome: Any, found: Route, context: RequestContext) -> None:
-        """Answer behind those who wait, or once there is an answer."""
+        """Wait for the outcome of a handler, behind earlier requests."""
         slot = Slot(self, found, context)
         self._waiting.append(slot)
         slot.take(outcome)
 
     def _call_metered(self, found: Route, context: RequestContext, request: Any, meter: Meter) -> None:
-        """As `_call`, for a client that has a quota."""
+        """Call a handler for a client that has a quota; see `_call`."""
         meter.start()
         try:
             response = found.handle(self.services, context, request)
@@ -507,14 +512,14 @@ class ServerConnection:
         self._wait_for(response, found, context)
 
     def _begin_wide(self, found: Route, context: RequestContext, frame: memoryview, position: int) -> None:
-        """Decode, handle and answer a request in turns: most in the first, here."""
+        """Decode, handle and encode a request in steps. Most requests end within the first turn, inside this call."""
         if len(frame) > OTHER_REQUEST_BYTES_MAX and found.api_key != PRODUCE_KEY:
             self.close(
                 f"{found.name} request of {len(frame)} bytes: only produce may be beyond {OTHER_REQUEST_BYTES_MAX}"
             )
             return
         slot = Slot(self, found, context)
-        slot.pipelined = False  # what follows comes behind all of this
+        slot.pipelined = False  # the next request waits until all of this is done
         self._waiting.append(slot)
         steps = served_in_steps(self.services, found, context, frame, position, lambda: not self.gone)
         if slot.begin(steps, weight=len(frame)) and self.open:
@@ -526,7 +531,9 @@ class ServerConnection:
     # Responses
 
     def slot_answered(self, slot: Slot) -> None:
-        """If its answer is the next to be sent, send it and those behind it, then go on with what was put aside."""
+        """Send the response of `slot`, and those behind it, if it is the next in order; then continue with waiting
+        frames.
+        """
         waiting = self._waiting
         if not waiting or waiting[0] is not slot or not self.open:
             return
@@ -546,12 +553,12 @@ class ServerConnection:
         if self._draining and not waiting:
             self._stream.finish()
         elif (self._paused or self._input_ended) and not self._must_wait():
-            self.resume_soon()  # with what was put aside, with reading, or to the end of a client that sends no more
+            self.resume_soon()  # with waiting frames, with reading, or by closing after the end of the input
         if self.gone:
             self._end_if_done()
 
     def _throttle(self, meter: Meter) -> None:
-        """An answer was sent: if its client is over a quota by then, it waits from now on (KIP-219)."""
+        """After a response, throttle the client if it is over a quota now (KIP-219)."""
         meter.sent()
         if meter.throttle_ms:
             self.mute(meter.throttle_ms / 1000)
@@ -561,7 +568,7 @@ class ServerConnection:
             try:
                 pieces = found.encode(response)
             except Exception:
-                # Whoever completed the answer is not at fault, and must not hear of it.
+                # The caller completed a response and must not be affected by this failure.
                 self.close(not_encoded(found))
                 return
         size = 4 + len(pieces[0])

@@ -1,4 +1,4 @@
-"""What bounds the connections of all listeners together: how many, and the memory of their unfinished requests."""
+"""Limits on the connections of all listeners together: their number, and the memory of their unfinished requests."""
 
 from typing import TYPE_CHECKING
 
@@ -10,7 +10,9 @@ if TYPE_CHECKING:
 
 
 class ConnectionBounds:
-    """`max.connections`, `max.connections.per.ip` and `queued.max.request.bytes`: of a broker, as in Kafka."""
+    """Applies `max.connections`, `max.connections.per.ip` and `queued.max.request.bytes` to the whole broker, as in
+    Kafka.
+    """
 
     def __init__(self, config: "BrokerConfig") -> None:
         self._config = config
@@ -18,14 +20,15 @@ class ConnectionBounds:
         self._by_host: dict[str, int] = {}
         self._frames: dict[ServerConnection, int] = {}
         self._ending: dict[ServerConnection, int] = {}
-        """Those whose client has gone before all was done that it asked for, and what their requests hold."""
+        """Connections whose client has disconnected but whose requests are still running, with the bytes of these
+        requests."""
         self.frame_bytes = 0
         budget: int = config.queued_max_request_bytes
-        # -1 is Kafka's default and means no limit there; here four of the largest requests may be on their way at once.
+        # In Kafka -1, the default, means no limit. Here it means four times the size of the largest request.
         self._frame_bytes_max = budget if budget > 0 else 4 * config.socket_request_max_bytes
 
     def opened(self, connection: "ServerConnection") -> str:
-        """Count one more; the reason to close it at once, if it is one too many."""
+        """Count a new connection. Returns "" or the reason to close it immediately."""
         host = connection.peer.client_host
         of_host = self._by_host.get(host, 0) + 1
         self._by_host[host] = of_host
@@ -45,7 +48,7 @@ class ConnectionBounds:
         return counts_by_address(overrides).get(normal_ip(host.strip("[]")) or host, most) if overrides else most
 
     def gone(self, connection: "ServerConnection") -> None:
-        """Its client is. What it holds counts until `ended`."""
+        """Note that the client has disconnected. The bytes of its requests count until `ended`."""
         self._count -= 1
         self._ending[connection] = self._frames.pop(connection, 0)
         host = connection.peer.client_host
@@ -56,14 +59,14 @@ class ConnectionBounds:
             self._by_host.pop(host, None)
 
     def ended(self, connection: "ServerConnection") -> None:
-        """Nothing of what it asked for is still to be done."""
+        """Note that all requests of a disconnected client have ended."""
         self.frame_bytes -= self._ending.pop(connection, 0)
 
     def reserve(self, connection: "ServerConnection", size: int) -> bool:
-        """Count the `size` bytes that the connection's unfinished requests take now; False when it had to be closed.
+        """Count `size` bytes of unfinished requests of the connection. Returns False if it had to be closed.
 
-        When all together are too much, those go that began first: an honest request is whole after a moment, what is
-        never finished would keep everybody else out.
+        If the total exceeds the limit, the connections whose requests began first are closed: an honest request is
+        complete after a moment, while one that is never completed would exclude all others.
         """
         was_gone = connection.gone
         held = self._ending if was_gone else self._frames
@@ -75,7 +78,7 @@ class ConnectionBounds:
         return connection.open and connection.gone == was_gone
 
     def release(self, connection: "ServerConnection") -> None:
-        """Its unfinished requests hold nothing any more."""
+        """Note that the connection has no unfinished requests."""
         if connection.gone:
             self.frame_bytes -= self._ending.get(connection, 0)
             self._ending[connection] = 0

@@ -1,4 +1,4 @@
-"""Accepts connections, and closes those that are too many, or idle for too long."""
+"""Accept connections, and close those that exceed a limit or are idle for too long."""
 
 import asyncio
 import logging
@@ -17,19 +17,20 @@ logger = logging.getLogger("tidelog.listener")
 
 RECEIVE_BUFFER_BYTES = 1 << 20
 FRAME_STEP_BYTES = 2 << 20
-"""A frame up to this size gets its buffer at once; a larger one grows as its bytes come."""
+"""A frame up to this size gets its whole buffer immediately; the buffer of a larger frame grows as bytes arrive."""
 SPARE_FRAMES = 4
 IDLE_SWEEP_S = 10.0
 UNLIMITED = 2**31 - 1
 
 
 class Listener:
-    """One listening address and the connections that came through it."""
+    """One listening address and its connections."""
 
     def __init__(self, services: "Services", bounds: "ConnectionBounds") -> None:
         config = services.config
         self.buffer = memoryview(bytearray(RECEIVE_BUFFER_BYTES))
-        """Shared by all connections: what is received is handled, or copied, before the loop's next turn."""
+        """Receive buffer that all connections share. Received bytes are handled or copied before the loop's next
+        turn."""
         self.frame_step_bytes = FRAME_STEP_BYTES
         self.request_bytes_max: int = config.socket_request_max_bytes
         self.pipelining = Pipelining(services.runtime.tasks)
@@ -38,7 +39,7 @@ class Listener:
         self._services = services
         self._connections: dict[ServerConnection, None] = {}
         self._ending: dict[ServerConnection, None] = {}
-        """Those whose client has gone before all was done that it asked for."""
+        """Connections whose client has disconnected but whose requests are still running."""
         self._bounds = bounds
         self.reserve = bounds.reserve
         self.release = bounds.release
@@ -50,7 +51,7 @@ class Listener:
         self._emptied: asyncio.Future[None] | None = None
 
     async def start(self, host: str, port: int) -> None:
-        """Accept from now on. Raises OSError when the address cannot be bound."""
+        """Start to accept connections. Raises OSError when the address cannot be bound."""
         self._sockets = await self._services.runtime.network.listen(host, port, self._accept)
         self.host, self.port = self._sockets.host, self._sockets.port
         self._sweep()
@@ -60,31 +61,33 @@ class Listener:
             self._sockets.close()
             self._sockets = None
 
-    async def drain(self, patience_s: float) -> None:
-        """Let running requests and unread responses go out, for at most `patience_s`; then close every connection, and
-        give what they have still to change as long again.
+    async def drain(self, timeout_s: float) -> None:
+        """Stop: wait for running requests and unread responses, for at most `timeout_s`; then close every
+        connection.
+
+        Requests that change something get as long again to end.
         """
         if self._sweeper is not None:
             self._sweeper.cancel()
             self._sweeper = None
         self.take_no_more()
-        await self._emptied_within(patience_s)
+        await self._emptied_within(timeout_s)
         for connection in list(self._connections):
             connection.close("the broker stops")
-        await self._emptied_within(patience_s)
+        await self._emptied_within(timeout_s)
         if self._ending:
-            logger.error("requests not handled to their end connections=%d seconds=%g", len(self._ending), patience_s)
+            logger.error("requests not handled to their end connections=%d seconds=%g", len(self._ending), timeout_s)
 
-    async def _emptied_within(self, patience_s: float) -> None:
+    async def _emptied_within(self, timeout_s: float) -> None:
         tasks = self._services.runtime.tasks
         self._emptied = tasks.future()
-        deadline = tasks.call_later(patience_s, self._empty)
+        deadline = tasks.call_later(timeout_s, self._empty)
         if self._connections or self._ending:
             await self._emptied
         deadline.cancel()
 
     def take_no_more(self) -> None:
-        """No request is begun any more."""
+        """Start no further request on any connection."""
         for connection in [*self._connections, *self._ending]:
             connection.drain()
 
@@ -99,7 +102,7 @@ class Listener:
     def _accept(self) -> ServerConnection:
         return ServerConnection(self, self._services)
 
-    # What connections tell and ask
+    # Called by connections
 
     def opened(self, connection: ServerConnection) -> None:
         self._connections[connection] = None
@@ -110,8 +113,9 @@ class Listener:
             self._limit_rate(connection, connection.peer.client_host)
 
     def _limit_rate(self, connection: ServerConnection, host: str) -> None:
-        """Where connections come too fast: of all, the next ones wait to be accepted; of one address, they are closed
-        after a while."""
+        """Apply the limits on the rate of connections. If the broker's is exceeded, accepting pauses; if that of an
+        address is exceeded, its connection is closed after a delay.
+        """
         quotas = self._services.connection_quotas
         now_ms = int(self._services.runtime.clock.monotonic() * 1000)
         rate = self._config.max_connection_creation_rate
@@ -124,39 +128,39 @@ class Listener:
             connection.mute(refused_ms / 1000, lambda: connection.close(f"{host} is over its connection_creation_rate"))
 
     def gone(self, connection: ServerConnection) -> None:
-        """Its client is."""
+        """Note that the connection's client has disconnected."""
         self._connections.pop(connection, None)
         self._ending[connection] = None
         self._bounds.gone(connection)
 
     def ended(self, connection: ServerConnection) -> None:
-        """Nothing of what it asked for is still to be done."""
+        """Note that all requests of a disconnected client have ended."""
         self._ending.pop(connection, None)
         self._bounds.ended(connection)
         if not self._connections and not self._ending:
             self._empty()
 
     def frame_buffer(self, size: int) -> bytearray:
-        """`size` bytes for a frame; memory that was used before costs less than fresh pages."""
+        """Return a buffer of `size` bytes for a frame. Reused memory is cheaper than fresh pages."""
         for i, spare in enumerate(self._spare):
             if len(spare) == size:
                 return self._spare.pop(i)
         return bytearray(size)
 
     def keep(self, buffer: bytearray) -> None:
-        """A request in `buffer` is not handled yet: if that is the shared one, receive into another from now on."""
+        """Note that a request in `buffer` is still in use. If that is the shared buffer, replace it by a new one."""
         if self.buffer.obj is buffer:
             self.buffer = memoryview(bytearray(RECEIVE_BUFFER_BYTES))
 
     def recycle(self, frame: bytearray) -> None:
-        """Take back the buffer of a frame that was handled; no view of it may be used any more."""
+        """Reuse the buffer of a handled frame. No view of it may be used any more."""
         if 65536 <= len(frame) <= self.frame_step_bytes:
             if len(self._spare) >= SPARE_FRAMES:
                 self._spare.pop(0)
             self._spare.append(frame)
 
     def _sweep(self) -> None:
-        """Close who was silent for `connections.max.idle.ms`."""
+        """Close connections that were silent for `connections.max.idle.ms`."""
         now_s = self._services.runtime.clock.monotonic()
         for connection in list(self._connections):
             if connection.silent_s(now_s) > self._idle_s:

@@ -1,5 +1,6 @@
-"""Connections with more requests at hand than they may have handled in one turn of the loop: they take turns, so that
-all of them together hold up the others hardly longer than one does.
+"""Fair scheduling of connections that have more requests at hand than they may handle in one turn of the loop.
+
+They take turns, so that all of them together hold up other connections hardly longer than one of them does.
 """
 
 from collections import deque
@@ -10,36 +11,37 @@ if TYPE_CHECKING:
     from tidelog.runtime.interfaces import Tasks
 
 REQUESTS_PER_TURN = 64
-"""Of one connection, and of all whose requests were put aside; then the loop has its next turn."""
+"""Requests of one connection that are handled in one turn, and of all waiting connections together."""
 ALL_PER_TURN = 256
-"""Of all connections, as they come: producers with five requests on their way need no second turn until they are 50."""
+"""Requests of all connections that are handled directly when they arrive, per turn. Up to 50 producers with five
+outstanding requests each need no second turn."""
 COMBINE_REQUESTS = 16
-"""With at least so many complete small frames at hand, their responses leave in one send."""
+"""With at least this many complete small frames at hand, their responses are sent in one call."""
 SHARE_MIN = 2
-"""Requests that a connection has handled as they come, however many others have more."""
+"""Requests that a connection may always handle directly, however many other connections have waiting requests."""
 
 
 class Pipelining:
-    """Connections whose requests were put aside for a later turn, in the order in which they come to it."""
+    """Connections with waiting requests, in the order of their next turns."""
 
     def __init__(self, tasks: "Tasks") -> None:
         self._tasks = tasks
         self._behind: deque[ServerConnection] = deque()
         self._left = ALL_PER_TURN
-        """How many more may be handled until it is renewed: in the loop's next turn, once half of it is used."""
+        """Requests that may still be handled directly. It is reset in the loop's next turn, once half of it is used."""
         self._called = False
         self.share = REQUESTS_PER_TURN
-        """Requests that a connection has handled at once when they come, or when what they waited for does."""
+        """Requests that one connection may handle directly when they arrive."""
 
     def handled(self, count: int) -> None:
-        """A connection had so many requests handled, one behind the other."""
+        """Count requests that a connection has handled in a row."""
         self._left -= count
         if self._left < ALL_PER_TURN // 2:
             self._call()
         self._divide()
 
     def add(self, connection: "ServerConnection") -> None:
-        """Let it go on in a later turn."""
+        """Let the connection continue in a later turn."""
         self._behind.append(connection)
         self._call()
         self._divide()
@@ -59,7 +61,7 @@ class Pipelining:
         self._divide()
         most = max(COMBINE_REQUESTS, REQUESTS_PER_TURN // max(1, len(behind)))
         try:
-            for _ in range(len(behind)):  # who has still more to do is added again
+            for _ in range(len(behind)):  # a connection with further requests is added again
                 behind.popleft().go_on(most)
                 if self._left <= ALL_PER_TURN - REQUESTS_PER_TURN:
                     break

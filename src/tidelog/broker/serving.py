@@ -1,4 +1,4 @@
-"""A request that may be long, from its bytes to those of its answer, in steps that leave others their turns."""
+"""Process a request that may be long in steps: decode it, handle it, and encode the response."""
 
 import logging
 from collections.abc import Callable
@@ -22,7 +22,7 @@ logger = logging.getLogger("tidelog.connection")
 
 
 class Encoded:
-    """A response in pieces, its header aside. Once there, the response's objects are gone."""
+    """An encoded response in pieces, without its header. The response's objects have been freed."""
 
     __slots__ = ("pieces",)
 
@@ -38,8 +38,11 @@ def served_in_steps(
     position: int,
     is_wanted: Callable[[], bool],
 ) -> "Steps[Any]":
-    """What a handler gives for the request that begins, its tagged header fields first, at `position`; a response, or
-    what comes of the handler's own steps, is `Encoded` if somebody waits for it then."""
+    """Decode the request at `position` (its header's tagged fields come first), and call its handler.
+
+    Returns the handler's outcome. A response, or the outcome of the handler's own steps, becomes `Encoded` if it is
+    still needed.
+    """
     try:
         if found.flexible_request:
             position = yield from skip_tagged_fields_in_steps(frame, position + 1, frame[position])
@@ -52,7 +55,7 @@ def served_in_steps(
         answer = found.handle_wide(services, context, request)
         del request
         steps = answered_in_steps(services.turns, found, answer, is_wanted, context.meter)
-        del answer  # these steps alone hold it: what they let go is freed
+        del answer  # only these steps hold a reference now, so that freeing it in steps works
         return (yield from steps)
     finally:
         services.turns.free_in_steps(parts)
@@ -61,10 +64,10 @@ def served_in_steps(
 def answered_in_steps(
     turns: "Turns", found: "Route", answer: Any, is_wanted: Callable[[], bool], meter: "Meter | None" = None
 ) -> "Steps[Any]":
-    """A handler's own steps are taken, a response is `Encoded`, or None when nobody waits for it any more; what else
-    may be an answer is left as it is.
+    """Run a handler's own steps, and encode its response; None if the response is no longer needed. Other outcomes
+    are returned unchanged.
 
-    With a `meter`, the response says for how long the client has to wait.
+    With a `meter`, the throttle time is written into the response.
     """
     while isinstance(answer, GeneratorType):
         answer = yield from answer
@@ -86,7 +89,7 @@ def answered_in_steps(
 
 
 def failure_response(found: "Route", context: "RequestContext", error: Exception) -> Any:
-    """The answer to a request whose handler failed: the error where the API has a place for it."""
+    """Return the response to a request whose handler failed, with the error if the API has a field for it."""
     if not isinstance(error, ApiError):
         logger.exception(
             "request failed api=%s version=%d client=%s peer=%s",
@@ -97,6 +100,6 @@ def failure_response(found: "Route", context: "RequestContext", error: Exception
 
 
 def not_encoded(found: "Route") -> str:
-    """Why the connection is closed, after a failure that this logs."""
+    """Log the failure of an encoding, and return the reason to close the connection."""
     logger.exception("response cannot be encoded api=%s version=%d", found.name, found.version)
     return f"{found.name}: the response cannot be encoded"

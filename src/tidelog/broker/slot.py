@@ -1,4 +1,4 @@
-"""One request's place in the order of a connection's responses, from what its handler returns to the answer."""
+"""One request's place in the order of a connection's responses: from the handler's outcome to the response."""
 
 from collections.abc import Coroutine
 from types import CoroutineType, GeneratorType
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from tidelog.broker.connection import ServerConnection
 
 _SETTLED = (Encoded, CloseConnection)
-"""Answers that do not say any more how long the client waits."""
+"""Outcomes that no throttle time is written into."""
 
 
 class Slot:
@@ -45,19 +45,19 @@ class Slot:
         self.answered = False
         self.response: Any = None
         self.waits_for: Pending[Any] | Work[Any] | None = None
-        """What can be given up when the client has gone. A coroutine runs to its end."""
+        """What is abandoned when the client disconnects. A coroutine is never abandoned: it runs to its end."""
         self.keeps = False
         """Whether the steps in `waits_for` read the connection's buffer."""
         self.is_handled = False
-        """Whether all that the request changes is done, and only the answer is missing."""
+        """Whether all effects of the request are done, and only the response is missing."""
         self.in_steps = meter is not None
-        """Whether a response may be large, or its encoding counts for a quota: then it is encoded in steps."""
+        """Whether the response is encoded in steps, since it may be large or its encoding counts for a quota."""
 
     def take(self, outcome: Any) -> None:
-        """Bring an `Outcome`, the handler's or what came of that one, to the answer."""
+        """Process an outcome, of the handler or of its steps or coroutine, until there is a response."""
         if isinstance(outcome, Pending):
             if self.route.api_key != PRODUCE_KEY:
-                self.is_handled = True  # of produce, batches may be still to be appended
+                self.is_handled = True  # batches of a produce request may still have to be appended
             elif not self.pipelined:
                 self._let_others_follow()
             if self.connection.gone and not self.goes_on:
@@ -76,7 +76,9 @@ class Slot:
             self.answer(outcome)
 
     def _let_others_follow(self) -> None:
-        """Its batches are appended, or have their place in the queue: those of the next request come behind them."""
+        """Let the next request be handled: this one's batches are appended or queued, so the next one's come behind
+        them.
+        """
         meter = self.context.meter
         if meter is None or not meter.one_at_a_time:
             self.pipelined = True
@@ -108,7 +110,7 @@ class Slot:
         self.answer(None)
 
     def begin(self, steps: Steps[Any], weight: int = 0) -> bool:
-        """Take the steps to their outcome: now if they are few. True if more of them come in later turns."""
+        """Run steps. A few run immediately; returns True if more follow in later turns."""
         self.in_steps = True
         turns = self.connection.services.turns
         work = turns.begin(timed(self.context.meter, steps), self._computed, weight=weight)
@@ -130,7 +132,7 @@ class Slot:
             self.connection.unkeep()
 
     def answer(self, response: Any) -> None:
-        """The last call: `response` is the route's, or Encoded, CloseConnection, NO_RESPONSE."""
+        """Complete the slot. `response` is the API's response, Encoded, CloseConnection or NO_RESPONSE."""
         self.answered = True
         self.response = response
         self.waits_for = None
@@ -140,11 +142,11 @@ class Slot:
 
     @property
     def goes_on(self) -> bool:
-        """Whether the request still has to change something, although nobody waits for the answer."""
+        """Whether the request still has effects to complete, although no client waits for it."""
         return self.route.has_effects and not self.is_handled
 
     def abandon(self) -> bool:
-        """The client is gone. True if the request goes on all the same."""
+        """Handle the disconnection of the client. Returns True if the request continues nevertheless."""
         if self.goes_on:
             return True
         waits_for, self.waits_for = self.waits_for, None
