@@ -59,14 +59,14 @@ class InTheWay(Exception):
 class DataDirectory:
     """An open data directory. Only one process has it open at a time."""
 
-    def __init__(self, disk: "Disk", path: str, lock: "Lock", *, clean: bool) -> None:
+    def __init__(self, disk: "Disk", path: str, lock: "Lock | None") -> None:
         self.path = path
-        self.clean = clean
+        self.clean = disk.exists(f"{path}/{CLEAN_MARKER}")
         """Whether the last broker here stopped in order: its logs need no recovery."""
         self.blank = not disk.exists(f"{path}/{META_PROPERTIES}")
         """Whether no broker has worked here before."""
         self._disk = disk
-        self._lock: Lock | None = lock
+        self._lock = lock
         self._cache = IndexCache()
         self._checkpoints: dict[str, Mapping[TopicPartition, int]] = {}
         """As they stand on the disk; those that are not there, or damaged, are missing."""
@@ -91,26 +91,42 @@ class DataDirectory:
 
     @classmethod
     def open(cls, disk: "Disk", path: str) -> "DataDirectory":
-        """Make it if it is missing, lock it. Raises DirectoryInUse, OSError."""
+        """Make it if it is missing, lock it, and begin to use it. Raises DirectoryInUse, OSError."""
         disk.make_dirs(path)
+        directory = cls.look(disk, path)
         try:
-            lock = disk.lock(f"{path}/{LOCK}")
-        except BlockingIOError:
-            raise DirectoryInUse(
-                f"another broker runs in {path}: stop it, or choose another directory for this one"
-            ) from None
-        try:
-            marker = f"{path}/{CLEAN_MARKER}"
-            clean = disk.exists(marker)
-            directory = cls(disk, path, lock, clean=clean)
-            if clean:
-                # From here on the directory is as after a crash, until `close_clean`.
-                disk.remove(marker)
-                disk.sync_dir(path)
+            directory.lock()
+            directory.begin()
         except BaseException:
-            lock.release()
+            directory.release()
             raise
         return directory
+
+    @classmethod
+    def look(cls, disk: "Disk", path: str) -> "DataDirectory":
+        """Read what is in it, and change nothing. It is locked if it has a lock file; without one nobody uses it.
+
+        Raises DirectoryInUse, OSError.
+        """
+        lock = _locked(disk, path) if disk.exists(f"{path}/{LOCK}") else None
+        try:
+            return cls(disk, path, lock)
+        except BaseException:
+            if lock is not None:
+                lock.release()
+            raise
+
+    def lock(self) -> None:
+        """Lock it, if `look` has not. Raises DirectoryInUse, OSError."""
+        if self._lock is None:
+            self._lock = _locked(self._disk, self.path)
+
+    def begin(self) -> None:
+        """From here on the directory is as after a crash, until `close_clean`. Raises OSError."""
+        marker = f"{self.path}/{CLEAN_MARKER}"
+        if self._disk.exists(marker):
+            self._disk.remove(marker)
+            self._disk.sync_dir(self.path)
 
     def _read(self, name: str) -> dict[TopicPartition, int]:
         """A checkpoint that is missing or damaged costs a longer scan, never a record."""
@@ -458,6 +474,15 @@ class DataDirectory:
         if self._lock is not None:
             self._lock.release()
             self._lock = None
+
+
+def _locked(disk: "Disk", path: str) -> "Lock":
+    try:
+        return disk.lock(f"{path}/{LOCK}")
+    except BlockingIOError:
+        raise DirectoryInUse(
+            f"another broker runs in {path}: stop it, or choose another directory for this one"
+        ) from None
 
 
 def _retired(path: str) -> str | None:

@@ -38,12 +38,24 @@ class Lease(NamedTuple):
     """Grows whenever the lease is acquired."""
 
 
+class StoredJournal(NamedTuple):
+    snapshot: Snapshot | None
+    entries: list[StoredEntry]
+    """Those behind the snapshot, in order."""
+
+
 class Store(Protocol):
     """A journal of entries at positions 0, 1, 2 ..., its snapshot, and leases.
 
     Every method raises StoreUnavailable or StoreFailed. What it has done is durable, and every broker sees it, when it
     returns.
     """
+
+    async def look(self) -> StoredJournal | None:
+        """What is stored, without a change of anything on the disk; None where it cannot be read without one.
+
+        Raises StoreFailed for what is no store of this kind, or damaged.
+        """
 
     async def append(self, position: int, data: bytes, lease: Lease) -> None:
         """Raises PositionTaken unless `position` is the first free one; LeaseLost unless `lease` holds."""

@@ -5,7 +5,7 @@ Real versions stand beside this module; simulated ones in `tidelog.simulation`.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self, TypeAlias, TypeVar
 
 if TYPE_CHECKING:
     from tidelog.runtime.turns import Turns
@@ -254,9 +254,14 @@ class Receiver(Protocol):
 
 
 class Listener(Protocol):
+    """An address of this machine that nobody else can listen on. Who connects before `listen` is refused."""
+
     host: str
     port: int
     """The real port, also when 0 was asked for."""
+
+    def listen(self, receiver: Callable[[], Receiver]) -> Self:
+        """Accept connections from now on; each gets a new receiver. Raises OSError."""
 
     def pause(self, delay_s: float) -> None:
         """Accept none for so long. Who connects meanwhile waits, as long as there is room."""
@@ -266,10 +271,10 @@ class Listener(Protocol):
 
 
 class Network(Protocol):
-    async def listen(self, host: str, port: int, receiver: Callable[[], Receiver]) -> Listener:
-        """Accept connections; each gets a new receiver. Raises OSError (EADDRINUSE ...).
+    async def bind(self, host: str, port: int) -> Listener:
+        """Take an address. Raises OSError (EADDRINUSE ...).
 
-        A name is resolved now and every address of it is listened on, all with one port. "" means every address.
+        A name is resolved now and every address of it is taken, all with one port. "" means every address.
         """
 
     async def connect(self, host: str, port: int, receiver: Receiver) -> Stream:

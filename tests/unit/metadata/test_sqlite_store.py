@@ -15,6 +15,7 @@ import pytest
 
 from tidelog.metadata.sqlite import APPLICATION_ID, SqliteStore
 from tidelog.metadata.store import Lease, LeaseLost, PositionTaken, Snapshot, StoredEntry, StoreFailed, StoreUnavailable
+from tidelog.runtime.disk import LocalDisk
 from tidelog.runtime.tasks import LoopTasks
 
 
@@ -34,7 +35,7 @@ class Clock:
 @asynccontextmanager
 async def opened(path: Path, clock: Clock | None = None) -> AsyncIterator[SqliteStore]:
     tasks = LoopTasks(asyncio.get_running_loop())
-    store = SqliteStore(str(path), clock or Clock(), tasks)
+    store = SqliteStore(str(path), clock or Clock(), tasks, LocalDisk())
     try:
         yield store
     finally:
@@ -280,11 +281,12 @@ import asyncio, sys
 from tidelog.metadata.sqlite import SqliteStore
 from tidelog.metadata.store import Lease, PositionTaken
 from tidelog.runtime.clock import SystemClock
+from tidelog.runtime.disk import LocalDisk
 from tidelog.runtime.tasks import LoopTasks
 
 async def main(path, name, count):
     tasks = LoopTasks(asyncio.get_running_loop())
-    store = SqliteStore(path, SystemClock(), tasks)
+    store = SqliteStore(path, SystemClock(), tasks, LocalDisk())
     lease = Lease("controller", "shared", 1)
     position = won = 0
     while won < count:
