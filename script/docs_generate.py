@@ -15,16 +15,58 @@ from pathlib import Path
 
 from tidelog.api.registry import TABLE
 from tidelog.config.key import Key
-from tidelog.config.keys import BROKER_KEYS, TOPIC_KEYS
+from tidelog.config.keys import BROKER_KEYS, TOPIC_KEYS, ChangedWhen, changed_when
 from tidelog.wire.apis import APIS
 
 ROOT = Path(__file__).resolve().parent.parent
-DOCUMENTS = ("GAPS.md", "docs/compatibility.md", "docs/conformance.md", "docs/kafka-tools.md", "docs/operating.md")
+DOCUMENTS = (
+    "GAPS.md",
+    "docs/compatibility.md",
+    "docs/conformance.md",
+    "docs/kafka-tools.md",
+    "docs/operating.md",
+    "docs/settings.md",
+)
 PART = re.compile(r"(<!-- generated: (\S+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 LARGEST = {str((1 << 31) - 1), str((1 << 63) - 1)}
 """Defaults that stand for "no limit" or "never"."""
 CONFORMANCE = ROOT / "tests/conformance"
-ADDRESSES = ("listeners", "advertised.listeners", "listener.security.protocol.map", "controller.listener.names")
+SUBJECTS = (
+    ("SASL: users and their mechanisms", r"^sasl\.|^connections\.max\.reauth|^connection\.failed\.auth"),
+    ("TLS: keys and certificates", r"^ssl\."),
+    (
+        "Access control and delegation tokens",
+        r"^authorizer|^principal|^security\.|^delegation|^alter\.config\.policy|topic\.policy",
+    ),
+    ("Tiered storage", r"^remote\.|\.remote\.|local\.retention|tiered"),
+    ("Share groups", r"share\."),
+    ("Streams groups", r"\.streams\."),
+    ("Transactions and producers' ids", r"transaction|\.txn\.|^producer\.id"),
+    ("Offsets of groups", r"^offsets?\."),
+    ("Consumer groups, of both protocols", r"^group\."),
+    ("Quotas", r"quota|throttled"),
+    ("Compaction", r"cleaner|compaction|^cleanup\.policy|^log\.cleanup|delete\.retention|dirty\.ratio"),
+    (
+        "Controllers and their metadata log",
+        r"^controller\.(quorum|socket)|^metadata\.|^process\.roles|^broker\.(heartbeat|session)|^initial\.broker",
+    ),
+    ("Replication and leaders", r"replica|leader|insync|^controlled\.shutdown|^auto\.leader|inter\.broker"),
+    ("Retention: how long records are kept", r"retention|file\.delete|segment\.delete"),
+    ("Durability and validation", r"flush|durability|preallocate|record\.validation"),
+    (
+        "Segments, indexes and data directories",
+        r"segment|\.roll|index|^log\.dirs?$|\.log\.dirs|^log\.dir|^metadata\.log\.dir|recovery\.threads",
+    ),
+    ("Records: size, time and compression", r"message|compression|timestamp"),
+    (
+        "Listeners, connections and requests",
+        r"listener|connection|^socket\.|request|^fetch\.|incremental\.fetch|purgatory|^num\.(io|network)",
+    ),
+    ("Metrics", r"metric|telemetry"),
+    ("Topics: made, named, deleted", r"topic|^num\.partitions|replication\.factor"),
+    ("The broker itself", r""),
+)
+"""Of the page of all settings, the last one first. The first whose expression is found in a name has the setting."""
 
 
 def shown(key: Key) -> str:
@@ -48,8 +90,7 @@ def broker_settings() -> str:
     lines = row("setting", "default", "what it does", "to change it") + row("---", "---", "---", "---")
     for key in sorted(BROKER_KEYS.values(), key=lambda key: key.name):
         if key.effect and not key.hidden and key.name not in defaults:
-            how = "restart" if key.read_only or key.name in ADDRESSES else "live"
-            lines += row(f"`{key.name}`", shown(key), key.doc, how)
+            lines += row(f"`{key.name}`", shown(key), key.doc, "restart" if key.read_only else "live")
     return lines
 
 
@@ -78,17 +119,37 @@ def _synonyms(key: Key) -> str:
     return ", ".join(effective) or "-"
 
 
-def idle_topic_settings() -> str:
-    return _names(key for key in TOPIC_KEYS.values() if not key.effect)
+def all_broker_settings() -> str:
+    return _by_subject(BROKER_KEYS.values(), shown, lambda key: changed_when(key.name).value)
 
 
-def idle_broker_settings() -> str:
-    return _names(key for key in BROKER_KEYS.values() if not key.effect)
+def all_topic_settings() -> str:
+    return _by_subject(TOPIC_KEYS.values(), _topic_default, lambda key: ChangedWhen.LIVE.value)
 
 
-def _names(keys: Iterable[Key]) -> str:
-    names = [f"`{key.name}`" for key in sorted(keys, key=lambda key: key.name)]
-    return wrapped(", ".join(names) + ".")
+def _by_subject(keys: Iterable[Key], default: Callable[[Key], str], when: Callable[[Key], str]) -> str:
+    """A table with a heading for each subject that has settings."""
+    found: dict[str, list[Key]] = {subject: [] for subject, _ in reversed(SUBJECTS)}
+    for key in sorted(keys, key=lambda key: key.name):
+        found[next(subject for subject, pattern in SUBJECTS if re.search(pattern, key.name))].append(key)
+    tables = []
+    for subject, settings in found.items():
+        if settings:
+            table = f"### {subject}\n\n" + row("setting", "type", "default", "changed", "effect", "what it says")
+            table += row(*["---"] * 6)
+            for key in settings:
+                effect = "yes" if key.effect else "**no**"
+                table += row(f"`{key.name}`", key.type.name.lower(), default(key), when(key), effect, key.doc or "-")
+            tables.append(table)
+    return "\n".join(tables)
+
+
+def settings_counts() -> str:
+    counted = []
+    for keys, whose in ((BROKER_KEYS, "brokers"), (TOPIC_KEYS, "topics")):
+        idle = sum(not key.effect for key in keys.values())
+        counted.append(f"{len(keys)} settings of {whose}, {idle} of them without effect yet")
+    return wrapped(f"There are {' and '.join(counted)}.")
 
 
 def wrapped(text: str, width: int = 120) -> str:
@@ -152,8 +213,9 @@ def of_the_tests(module: str) -> Callable[[], str]:
 PARTS: dict[str, Callable[[], str]] = {
     "broker-settings": broker_settings,
     "topic-settings": topic_settings,
-    "idle-topic-settings": idle_topic_settings,
-    "idle-broker-settings": idle_broker_settings,
+    "settings-counts": settings_counts,
+    "all-broker-settings": all_broker_settings,
+    "all-topic-settings": all_topic_settings,
     "missing-apis": missing_apis,
     "served-apis": served_apis,
     "conformance-counts": conformance_counts,

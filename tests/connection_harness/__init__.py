@@ -54,6 +54,16 @@ class FakeStream:
         self.ended = "aborted"
 
 
+class FakeSockets:
+    """An address at which nobody connects."""
+
+    host = "10.0.0.2"
+    port = 9092
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
 class FakeTimer:
     def __init__(self, delay_s: float, call: Callable[[], object]) -> None:
         self.delay_s = delay_s
@@ -123,7 +133,7 @@ class Bench:
             turns=Turns(clock, self.tasks),  # type: ignore[arg-type]
         )
         self.bounds = ConnectionBounds(self.services.config)
-        self.listener = Listener(self.services, self.bounds)  # type: ignore[arg-type]
+        self.listener = Listener(self.services, self.bounds, FakeSockets())  # type: ignore[arg-type]
         self.requests: list[Any] = []
         self.answers: list[Any] = []
         self.stream = FakeStream()

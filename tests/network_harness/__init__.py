@@ -68,7 +68,7 @@ class Server:
         return self.peers[-1]
 
     async def start(self, runtime: Runtime, host: str = "127.0.0.1") -> "Server":
-        self.listener = await runtime.network.listen(host, 0, self.accept)
+        self.listener = (await runtime.network.bind(host, 0)).listen(self.accept)
         return self
 
 

@@ -1,26 +1,46 @@
 """What a start that fails leaves of its data directories: all that somebody else put there, and nothing of its own."""
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
 
 import pytest
 
-from simulation_harness import PORT, boot
+from simulation_harness import PORT, boot, config
+from tidelog.broker.broker import BrokerServer
 from tidelog.log.directories import DataDirectories
+from tidelog.metadata.store import Store, StoreFailed
+from tidelog.runtime.interfaces import Runtime
 from tidelog.simulation.disk import SimDisk
 from tidelog.simulation.world import World, simulated
 
 TWO = {"log_dirs": "/above/a,/b"}
 
 
+def failing_store(path: str, runtime: Runtime) -> Store:
+    raise StoreFailed(f"{path} fails")
+
+
 async def fail_to_start(world: World) -> SimDisk:
-    """Its port is in use."""
+    """When its directories are made and locked: nothing that was there before can tell of it."""
     host = world.host("broker")
     host.disk.make_dirs("/b")
-    await host.runtime.network.listen(host.address, PORT, lambda: None)  # type: ignore[arg-type,return-value]
-    with pytest.raises(OSError, match="in use"):
-        await boot(host, **TWO)
+    broker = BrokerServer(config(host, **TWO), host.runtime, store_factory=failing_store)
+    with pytest.raises(StoreFailed):
+        await host.runtime.tasks.spawn(broker.start(), name="start")
     return host.disk
+
+
+def test_a_port_in_use_is_found_before_anything_is_made() -> None:
+    async def scenario() -> None:
+        host = world.host("broker")
+        await host.runtime.network.bind(host.address, PORT)
+        host.disk.make_dirs("/b")
+        written = len([line for line in world.trace.lines if " disk." in line])
+        with pytest.raises(OSError, match="in use"):
+            await boot(host, **TWO)
+        assert len([line for line in world.trace.lines if " disk." in line]) == written
+
+    with simulated(1) as world:
+        world.run(scenario())
 
 
 def test_what_was_made_is_gone_and_what_was_there_stays() -> None:
@@ -36,15 +56,16 @@ def test_what_was_made_is_gone_and_what_was_there_stays() -> None:
 @pytest.mark.parametrize("path", ["/above/a", "/b"])
 def test_what_came_before_the_lock_was_taken_stays(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As of a broker that was started a moment earlier, and has ended."""
-    opened: Callable[..., DataDirectories] = DataDirectories.open
+    take: Callable[[DataDirectories], None] = DataDirectories.take
 
-    def open_later(disk: Any, paths: Sequence[str]) -> DataDirectories:
+    def take_later(directories: DataDirectories) -> None:
+        disk = world.host("broker").disk
         disk.make_dirs(path)
         disk.write_atomic(f"{path}/precious", b"records")
-        return opened(disk, paths)
+        take(directories)
 
     async def scenario() -> None:
-        monkeypatch.setattr(DataDirectories, "open", open_later)
+        monkeypatch.setattr(DataDirectories, "take", take_later)
         disk = await fail_to_start(world)
         assert disk.read(f"{path}/precious") == b"records"
 

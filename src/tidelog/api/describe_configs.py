@@ -16,7 +16,7 @@ from tidelog.config.describe import (
     describe_group,
     describe_topic,
 )
-from tidelog.config.keys import BROKER_KEYS, CLIENT_METRICS_KEYS, GROUP_KEYS, TOPIC_KEYS
+from tidelog.config.keys import CLIENT_METRICS_KEYS, GROUP_KEYS, TOPIC_KEYS, is_broker_setting
 from tidelog.metadata.alterations import (
     BROKER_RESOURCE,
     CLIENT_METRICS_RESOURCE,
@@ -40,7 +40,7 @@ from tidelog.wire.messages.describe_configs import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Container
+    from collections.abc import Callable, Mapping
 
     from tidelog.metadata.image import MetadataImage
 
@@ -70,7 +70,8 @@ def handle(
             if resource.resource_type == LOGGER_RESOURCE:
                 result.configs = yield from _levels(services, resource)
             else:
-                described = _describe(services, image, resource, (yield from _names(resource, _known(resource))))
+                exists = _EXISTS.get(resource.resource_type, _never)
+                described = _describe(services, image, resource, (yield from _names(resource, exists)))
                 result.configs = [_config(each, request) for each in described]
         except ApiError as error:
             result.error_code = error.code
@@ -86,27 +87,28 @@ def _length(config: DescribeConfigsResourceResult) -> int:
     return len(config.value or "") * (1 + len(config.synonyms))
 
 
-def _known(resource: DescribeConfigsResource) -> "Container[str]":
-    return _KEYS.get(resource.resource_type, ())
+def _never(name: str) -> bool:
+    return False
 
 
-_KEYS = {
-    TOPIC_RESOURCE: TOPIC_KEYS,
-    BROKER_RESOURCE: BROKER_KEYS,
-    GROUP_RESOURCE: GROUP_KEYS,
-    CLIENT_METRICS_RESOURCE: CLIENT_METRICS_KEYS,
+_EXISTS: "Mapping[int, Callable[[str], bool]]" = {
+    TOPIC_RESOURCE: TOPIC_KEYS.__contains__,
+    BROKER_RESOURCE: is_broker_setting,
+    GROUP_RESOURCE: GROUP_KEYS.__contains__,
+    CLIENT_METRICS_RESOURCE: CLIENT_METRICS_KEYS.__contains__,
 }
+"""Whether a resource of the type has a setting of this name."""
 
 
-def _names(resource: DescribeConfigsResource, existing: "Container[str]") -> Steps[list[str] | None]:
-    """The settings that are asked for, without those that nobody has; None for all."""
+def _names(resource: DescribeConfigsResource, exists: "Callable[[str], bool]") -> Steps[list[str] | None]:
+    """The settings that are asked for, without those that the resource cannot have; None for all."""
     asked = resource.configuration_keys
     if not asked:
         return None
     known: dict[str, None] = {}
     for start in range(0, len(asked), NAMES_PER_STEP):
         some = asked[start : start + NAMES_PER_STEP]
-        known.update((name, None) for name in some if name in existing)
+        known.update((name, None) for name in some if exists(name))
         yield
     return list(known)
 
@@ -143,7 +145,7 @@ def _levels(services: Services, resource: DescribeConfigsResource) -> Steps[list
     """Raises ApiError."""
     check_node(resource.resource_name, services.config.node_id)
     levels = loggers.levels()
-    names = yield from _names(resource, levels)
+    names = yield from _names(resource, levels.__contains__)
     return [
         DescribeConfigsResourceResult(
             name=name, value=levels[name], config_source=Source.BROKER_LOGGER, config_type=NO_TYPE

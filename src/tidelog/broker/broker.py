@@ -1,9 +1,10 @@
 """One broker: its parts, in the order in which they start and stop.
 
-data directory (lock, identity, checkpoints)
-  -> metadata (journal in the store -> image)
-    -> partitions (logs, recovery)  -> coordinators (replay of internal topics)
-      -> listener
+look at the data directories (lock, identity, journal, Kafka's partitions) -> bind the listeners' addresses
+  -> take the data directories: from here on, something changes on the disk
+    -> metadata (journal in the store -> image)
+      -> partitions (logs, recovery)  -> coordinators (replay of internal topics)
+        -> listen
 """
 
 import asyncio
@@ -13,7 +14,15 @@ from typing import TYPE_CHECKING, Final
 
 from tidelog.api.fetch_sessions import FetchSessions
 from tidelog.api.services import Services
-from tidelog.broker.adoption import Identity, adopt, read_all_partitions, read_identities, refuse_foreign, take_node_id
+from tidelog.broker.adoption import (
+    Adoption,
+    Identity,
+    adopt,
+    read_all_partitions,
+    read_identities,
+    refuse_foreign,
+    take_node_id,
+)
 from tidelog.broker.connection_bounds import ConnectionBounds
 from tidelog.broker.fresh import Fresh, is_fresh_still, look_for_fresh, remove_made
 from tidelog.broker.listener import Listener
@@ -34,10 +43,10 @@ from tidelog.replication.partitions import Partitions
 
 if TYPE_CHECKING:
     from tidelog.config.broker_config import BrokerConfig
-    from tidelog.config.endpoints import Endpoint
     from tidelog.metadata.image import MetadataImage
     from tidelog.metadata.records import JournalRecord
     from tidelog.metadata.store import Store
+    from tidelog.runtime.interfaces import Listener as SocketListener
     from tidelog.runtime.interfaces import Runtime
 
 logger = logging.getLogger("tidelog.broker")
@@ -50,7 +59,7 @@ StoreFactory = Callable[[str, "Runtime"], "Store"]
 
 
 def sqlite_store(path: str, runtime: "Runtime") -> "Store":
-    return SqliteStore(path, runtime.clock, runtime.tasks)
+    return SqliteStore(path, runtime.clock, runtime.tasks, runtime.disk)
 
 
 class BrokerServer:
@@ -63,7 +72,16 @@ class BrokerServer:
         self.runtime = runtime
         self._store_factory = store_factory
         self._directories: DataDirectories | None = None
+        self._empty_before: Fresh | None = None
+        """What `_look` found, when nothing was in any data directory."""
         self._fresh: Fresh | None = None
+        """The same, when that still held once they were locked."""
+        self._adoption: Adoption | None = None
+        """What `_look` made of directories without a journal."""
+        self._cache = MetadataCache()
+        self._controller: MetadataController | None = None
+        self._bound: list[SocketListener] = []
+        """Addresses at which nobody listens yet."""
         self._listeners: list[Listener] = []
         self._housekeeping: asyncio.Task[None] | None = None
         self._compaction: Compaction | None = None
@@ -105,26 +123,16 @@ class BrokerServer:
             raise
 
     async def _start(self) -> None:
-        clock = self.runtime.clock
-        began = clock.monotonic()
-        run_blocking = self.runtime.tasks.run_blocking
-        disk = self.runtime.disk
-        await run_blocking(refuse_foreign, disk, self.config.data_directories)
-        fresh = await run_blocking(look_for_fresh, disk, self.config.data_directories)
-        directories = await run_blocking(DataDirectories.open, disk, self.config.data_directories)
-        self._directories = directories
-        if fresh is not None and await run_blocking(is_fresh_still, disk, self.config.data_directories):
-            self._fresh = fresh
-        path = directories.metadata_path
-        identity = await run_blocking(read_identities, disk, [directory.path for directory in directories.online])
-        take_node_id(identity, self.config, path)
-        store = self._store_factory(f"{path}/{METADATA_STORE}", self.runtime)
-        cache = MetadataCache()
-        controller = MetadataController(store, self.config, self.runtime, cache)
-        services = self._services = self._wire(directories, cache, controller)
+        began = self.runtime.clock.monotonic()
+        identity = await self._look()
+        await self._bind()
+        directories, controller = await self._take()
+        services = self.services
         await controller.start(identity.cluster_id, self._first_records)
         new_ids = [uuid_text(self.runtime.new_uuid()) for _ in directories.online]
-        await run_blocking(directories.write_identity, cache.image.cluster_id, self.config.node_id, new_ids)
+        cluster_id = services.metadata.image.cluster_id
+        write_identity = directories.write_identity
+        await self.runtime.tasks.run_blocking(write_identity, cluster_id, self.config.node_id, new_ids)
         await controller.subscribe(services.partitions.apply)
         await controller.subscribe(services.groups.on_image)
         services.partitions.opened_late = services.groups.opened_late
@@ -137,8 +145,52 @@ class BrokerServer:
         if self.config.log_cleaner_enable:
             self._compaction = Compaction(self.runtime, self.config, services.partitions)
             self._compaction.start()
-        self._log_start(self._directories_found(directories, identity), clock.monotonic() - began)
+        seconds = self.runtime.clock.monotonic() - began
+        self._log_start(self._directories_found(directories, identity), seconds)
         self._warn_of_settings()
+
+    async def _look(self) -> Identity:
+        """Look for everything that prevents a start, without changing anything on the disk."""
+        run_blocking, disk, paths = self.runtime.tasks.run_blocking, self.runtime.disk, self.config.data_directories
+        await run_blocking(refuse_foreign, disk, paths)
+        self._empty_before = await run_blocking(look_for_fresh, disk, paths)
+        directories = self._directories = await run_blocking(DataDirectories.look, disk, paths)
+        online = [directory.path for directory in directories.online]
+        identity = await run_blocking(read_identities, disk, online)
+        take_node_id(identity, self.config, directories.metadata_path if online else self.config.data_directory)
+        store_path = f"{directories.metadata_path}/{METADATA_STORE}" if online else ""
+        if store_path and disk.exists(store_path):
+            store = self._store_factory(store_path, self.runtime)
+            self._controller = MetadataController(store, self.config, self.runtime, self._cache)
+            await self._controller.look(identity.cluster_id)
+        elif online:
+            self._adoption = await self._adopt(online)
+        return identity
+
+    async def _adopt(self, paths: "Sequence[str]") -> Adoption:
+        """Return the topics of the partitions that Kafka left in the directories."""
+        found = await self.runtime.tasks.run_blocking(read_all_partitions, self.runtime.disk, paths)
+        return adopt(found, self.config, lambda: TopicId(self.runtime.new_uuid()), ", ".join(paths))
+
+    async def _bind(self) -> None:
+        """Bind the listeners' addresses. Connections are refused until `_listen`."""
+        for endpoint in self.config.endpoints:
+            self._bound.append(await self.runtime.network.bind(endpoint.host, endpoint.port))
+
+    async def _take(self) -> tuple[DataDirectories, MetadataController]:
+        """Begin to use the data directories, and make the broker's parts."""
+        run_blocking, disk, paths = self.runtime.tasks.run_blocking, self.runtime.disk, self.config.data_directories
+        directories = self._directories
+        assert directories is not None
+        await run_blocking(directories.take)
+        if self._empty_before is not None and await run_blocking(is_fresh_still, disk, paths):
+            self._fresh = self._empty_before
+        controller = self._controller
+        if controller is None:
+            store = self._store_factory(f"{directories.metadata_path}/{METADATA_STORE}", self.runtime)
+            controller = self._controller = MetadataController(store, self.config, self.runtime, self._cache)
+        self._services = self._wire(directories, controller)
+        return directories, controller
 
     def _warn_of_settings(self) -> None:
         """Warn of settings that were set and have no effect."""
@@ -177,8 +229,8 @@ class BrokerServer:
             seconds,
         )
 
-    def _wire(self, directories: DataDirectories, cache: MetadataCache, controller: MetadataController) -> Services:
-        config, runtime = self.config, self.runtime
+    def _wire(self, directories: DataDirectories, controller: MetadataController) -> Services:
+        config, runtime, cache = self.config, self.runtime, self._cache
         topic_settings = TopicSettings(config)
 
         def log_config(image: "MetadataImage", topic: str) -> LogConfig:
@@ -214,26 +266,24 @@ class BrokerServer:
         """Return the first records of a new journal: the topics of a directory that Kafka wrote."""
         directories = self._directories
         assert directories is not None
-        run_blocking = self.runtime.tasks.run_blocking
-        paths = [directory.path for directory in directories.online]
-        found = await run_blocking(read_all_partitions, self.runtime.disk, paths)
-        adoption = adopt(found, self.config, lambda: TopicId(self.runtime.new_uuid()), ", ".join(paths))
+        adoption = self._adoption or await self._adopt([directory.path for directory in directories.online])
         for notice in adoption.notices:
             logger.warning("adopted %s", notice)
-        if found.partitions:
-            await run_blocking(directories.adopt_start_offsets, lane=CHECKPOINTS_LANE)
+        if adoption.records:
+            await self.runtime.tasks.run_blocking(directories.adopt_start_offsets, lane=CHECKPOINTS_LANE)
         return adoption.records
 
     async def _listen(self) -> None:
-        """Bind every listener, register the addresses in the metadata, then accept connections."""
-        bound: list[Endpoint] = []
-        bounds = ConnectionBounds(self.config)
-        for endpoint in self.config.endpoints:
-            listener = Listener(self.services, bounds)
-            await listener.start(endpoint.host, endpoint.port)
-            self._listeners.append(listener)
-            bound.append(endpoint._replace(port=listener.port))
+        """Register the listeners' addresses in the metadata, then accept connections."""
+        endpoints = zip(self.config.endpoints, self._bound, strict=True)
+        bound = [endpoint._replace(port=sockets.port) for endpoint, sockets in endpoints]
         await self.services.controller.register(self.config.advertised(bound))
+        bounds = ConnectionBounds(self.config)
+        while self._bound:
+            listener = Listener(self.services, bounds, self._bound[0])
+            listener.start()
+            self._listeners.append(listener)
+            self._bound.pop(0)
 
     # Running
 
@@ -292,6 +342,8 @@ class BrokerServer:
             self._housekeeping.cancel()
         if self._compaction is not None:
             await self._compaction.stop()
+        for sockets in self._bound:
+            sockets.close()
         for listener in self._listeners:
             listener.stop_accepting()
             await listener.drain(0)
@@ -304,9 +356,12 @@ class BrokerServer:
                 unclean = await self._services.partitions.close()
             else:
                 await self._services.partitions.abandon()
-            await self._services.controller.stop()
+        if self._controller is not None:
+            await self._controller.stop()
         if directories is not None:
-            if self._fresh is not None and not self._listeners:
+            if not directories.is_taken:
+                pass  # nothing was changed
+            elif self._fresh is not None and not self._listeners:
                 await self._remove_made(self._fresh)
             elif in_order:
                 await self.runtime.tasks.run_blocking(directories.close, unclean)

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from tidelog.log.directories import missing_directories
 from tidelog.log.directory import LOCK
 
 if TYPE_CHECKING:
@@ -27,19 +28,10 @@ def look_for_fresh(disk: "Disk", paths: Sequence[str]) -> Fresh | None:
 
 
 def _look(disk: "Disk", paths: Sequence[str]) -> Fresh | None:
-    fresh = Fresh([], [])
-    for path in paths:
-        if disk.exists(path):
-            if not disk.is_dir(path) or disk.list(path):
-                return None
-            fresh.empty.append(path)
-            continue
-        missing = []
-        while path and not disk.exists(path):
-            missing.append(path)
-            path = path.rpartition("/")[0]
-        fresh.missing.extend(above for above in reversed(missing) if above not in fresh.missing)
-    return fresh
+    there = [path for path in paths if disk.exists(path)]
+    if any(not disk.is_dir(path) or disk.list(path) for path in there):
+        return None
+    return Fresh(there, missing_directories(disk, paths))
 
 
 def is_fresh_still(disk: "Disk", paths: Sequence[str]) -> bool:

@@ -26,7 +26,8 @@ UNLIMITED = 2**31 - 1
 class Listener:
     """One listening address and its connections."""
 
-    def __init__(self, services: "Services", bounds: "ConnectionBounds") -> None:
+    def __init__(self, services: "Services", bounds: "ConnectionBounds", sockets: "SocketListener") -> None:
+        """`sockets` are bound to their address and do not listen yet."""
         config = services.config
         self.buffer = memoryview(bytearray(RECEIVE_BUFFER_BYTES))
         """Receive buffer that all connections share. Received bytes are handled or copied before the loop's next
@@ -34,8 +35,8 @@ class Listener:
         self.frame_step_bytes = FRAME_STEP_BYTES
         self.request_bytes_max: int = config.socket_request_max_bytes
         self.pipelining = Pipelining(services.runtime.tasks)
-        self.host = ""
-        self.port = 0
+        self.host = sockets.host
+        self.port = sockets.port
         self._services = services
         self._connections: dict[ServerConnection, None] = {}
         self._ending: dict[ServerConnection, None] = {}
@@ -46,14 +47,14 @@ class Listener:
         self._config = config
         self._idle_s: float = config.connections_max_idle_ms / 1000
         self._spare: list[bytearray] = []
-        self._sockets: SocketListener | None = None
+        self._sockets: SocketListener | None = sockets
         self._sweeper: TimerHandle | None = None
         self._emptied: asyncio.Future[None] | None = None
 
-    async def start(self, host: str, port: int) -> None:
-        """Start to accept connections. Raises OSError when the address cannot be bound."""
-        self._sockets = await self._services.runtime.network.listen(host, port, self._accept)
-        self.host, self.port = self._sockets.host, self._sockets.port
+    def start(self) -> None:
+        """Start to accept connections. Raises OSError."""
+        assert self._sockets is not None
+        self._sockets.listen(self._accept)
         self._sweep()
 
     def stop_accepting(self) -> None:

@@ -43,7 +43,8 @@ def change(changes: dict[str, str | None], broker: int | None, check: bool, boot
                 print(f"{key} of {target.whose} can be {'taken back' if value is None else 'set'}.")
             else:
                 back = f"Took back {key} of {target.whose}."
-                print(back if value is None else f"Set {key} of {target.whose} to {value}.")
+                shown = broker_settings.shown_value(key, value or "")
+                print(back if value is None else f"Set {key} of {target.whose} to {shown}.")
         for key, why in missing.items():
             print(f"{key} was not set for {target.whose}; nothing to do{why}.", file=sys.stderr)
         if target.of_all and not check and changes:

@@ -8,7 +8,7 @@ from tidelog.cli.errors import CommandError
 from tidelog.cli.own_client import ask, broker_of, brokers, check
 from tidelog.client.blocking import Client
 from tidelog.client.cluster import Address
-from tidelog.config.keys import BROKER_KEYS, TOPIC_KEYS, broker_synonyms, nearest
+from tidelog.config.keys import BROKER_KEYS, OF_A_LISTENER, TOPIC_KEYS, broker_key, broker_synonyms, nearest
 from tidelog.wire.messages.describe_configs import (
     DescribeConfigsRequest,
     DescribeConfigsResource,
@@ -27,8 +27,6 @@ STATIC, DEFAULT = 4, 5
 SET, DELETE = 0, 1
 ALL = ""
 """How the protocol names all brokers together."""
-AT_START = "Takes a restart."
-"""In Tidelog's documentation of what Kafka alters while it runs."""
 NO_EFFECT = "No effect yet."
 SET_AT_START = " Set at the start by "
 """In Tidelog's documentation, before the place: the protocol tells a file from the environment nowhere else."""
@@ -36,8 +34,6 @@ FALLBACKS = {"log.dirs": ("log.dirs", "log.dir"), "advertised.listeners": ("adve
 """Settings that take another's value while they have none, besides those that differ in their unit."""
 OF_THEIR_OWN = ("log.flush.scheduler.interval.ms", "listeners")
 """Others fall back on them, and yet they say something else."""
-OF_A_LISTENER = "listener.name."
-"""How Kafka's settings of one listener begin: DescribeConfigs has those that are set."""
 
 
 class RefusedError(CommandError):
@@ -127,7 +123,7 @@ def setting(entry: DescribeConfigsResourceResult, starts: Mapping[str, str]) -> 
         entry.value,
         place(entry.name, entry.config_source),
         entry.config_source == DEFAULT,
-        entry.read_only or AT_START in documentation,
+        entry.read_only and not OF_A_LISTENER.fullmatch(entry.name),  # which can be altered, whatever is told of them
         entry.is_sensitive,
         NO_EFFECT not in documentation,
         [Layer(each.name, each.value, place(each.name, each.source)) for each in entry.synonyms],
@@ -169,6 +165,12 @@ def told(setting: BrokerSetting) -> str:
     return "(hidden)" if setting.sensitive else setting.value or "(none)"
 
 
+def shown_value(name: str, value: str) -> str:
+    """What was given to a setting, unless it is a secret."""
+    key = broker_key(name)
+    return "(hidden)" if key is not None and key.sensitive else value
+
+
 def set_of_all(client: Client, address: Address, names: Sequence[str]) -> dict[str, str]:
     """What of these was altered of all brokers together."""
     return {each.name: told(each) for each in described(client, address, ALL, names)}
@@ -179,7 +181,7 @@ def check_known(names: Iterable[str], found: Iterable[str], broker: int) -> None
     known = set(found)
     for name in names:
         # What Kafka keeps to itself until it is set is no mistake.
-        if name not in known and name not in BROKER_KEYS and not name.startswith(OF_A_LISTENER):
+        if name not in known and name not in BROKER_KEYS and not OF_A_LISTENER.fullmatch(name):
             raise CommandError(f"broker {broker} has no setting {name}{hint(name)}")
 
 

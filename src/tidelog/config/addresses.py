@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from functools import lru_cache
 
+from tidelog.config.java_text import integer, trimmed
+
 COUNT_MAX = (1 << 31) - 1
 
 
@@ -24,11 +26,11 @@ def counts_by_address(text: str) -> Mapping[str, int]:
     counts: dict[str, int] = {}
     for item in filter(None, (part.strip() for part in text.split(","))):
         address, _, count = item.rpartition(":")
-        digits = count.strip()
-        if not digits.isascii() or not digits.isdigit() or len(digits) > 10 or int(digits) > COUNT_MAX:
+        number = integer(trimmed(count), 32)
+        if number is None or number < 0:
             raise ValueError(f"takes ADDRESS:COUNT,..., and {item} has no count of 0 to {COUNT_MAX}")
         normal = normal_ip(address.strip().strip("[]"))
         if normal is None:
             raise ValueError(f"{address!r} is no IP address; names of hosts are not looked up")
-        counts[normal] = int(digits)
+        counts[normal] = number
     return counts

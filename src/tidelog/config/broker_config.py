@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from tidelog.config.coordinator_keys import CONSUMER_ASSIGNORS
 from tidelog.config.endpoints import WILDCARDS, Endpoint, parse_endpoints, parse_protocols
+from tidelog.config.java_text import integer, trimmed
 from tidelog.config.key import InvalidValue, Value, default_value, parse
 from tidelog.config.keys import (
     BROKER_KEYS,
@@ -282,7 +283,7 @@ class BrokerConfig:
 
     def _check(self) -> None:
         roles = self.get("process.roles")
-        if roles and "broker" not in roles:
+        if "broker" not in roles:
             raise InvalidValue("process.roles", ",".join(roles), "this is a broker, and needs a broker's settings")
         endpoints = {e.listener: e for e in self.endpoints}
         advertised = {e.listener: e for e in self._advertised_given()}
@@ -306,11 +307,9 @@ class BrokerConfig:
                 raise InvalidValue("group.consumer.assignors", assignor, "takes uniform and range")
         for name in ("log.dirs", "log.dir"):
             directories = self.get(name)
-            if directories is not None and not directories:
-                raise InvalidValue(name, "", "a broker needs a data directory")
-            plain = [path.rstrip("/") or "/" for path in directories or ()]
-            if len(set(plain)) < len(plain):
-                raise InvalidValue(name, ",".join(plain), "a directory is named twice")
+            without_slash = [path.rstrip("/") or "/" for path in directories or ()]
+            if len(set(without_slash)) < len(without_slash):
+                raise InvalidValue(name, ",".join(without_slash), "a directory is named twice")
         self.check_cordoned(self.get("cordoned.log.dirs"))
         if self.get("authorizer.class.name"):
             # Ignoring it would open to everyone what its owner believes closed.
@@ -370,12 +369,17 @@ def _from_environment(environment: Mapping[str, str]) -> tuple[dict[str, Setting
 def _with_node_id(static: dict[str, Setting]) -> dict[str, Setting]:
     """`broker.id` and `node.id` are one setting; a `broker.id` of -1 is none."""
     node, broker = static.get("node.id"), static.get("broker.id")
-    if broker is not None and broker.text.strip() == "-1":
+    if broker is not None and _number(broker) == -1:
         broker = None
-    if node is not None and broker is not None and node.text.strip() != broker.text.strip():
+    if node is not None and broker is not None and _number(node) != _number(broker):
         raise ConfigError(f"node.id is {node.text} ({node.origin}) and broker.id is {broker.text} ({broker.origin})")
     either = node or broker
     return static | {"node.id": either, "broker.id": either} if either else static
+
+
+def _number(setting: Setting) -> int | None:
+    """None for a text that is no number; the check of all values says so."""
+    return integer(trimmed(setting.text), 32)
 
 
 def _known(name: str, origin: str) -> None:

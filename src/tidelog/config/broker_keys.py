@@ -1,6 +1,6 @@
 """Settings of a broker: addresses, limits, topics' defaults, log. Kafka 4.3's, then our own."""
 
-from tidelog.config.key import AtLeast, Between, BetweenOr, Key, ListOf, OneOf, PerAddress, Type
+from tidelog.config.key import AtLeast, Between, BetweenOr, Key, ListOf, OneOf, PerAddress, SomeItems, Type
 
 BOOLEAN = Type.BOOLEAN
 STRING = Type.STRING
@@ -14,6 +14,7 @@ KEYS: tuple[Key, ...] = (
         "advertised.listeners",
         LIST,
         None,
+        SomeItems(),
         doc="Addresses that clients are told to connect to; by default those of listeners.",
         effect=True,
         read_only=True,
@@ -88,6 +89,7 @@ KEYS: tuple[Key, ...] = (
         "controller.listener.names",
         LIST,
         None,
+        SomeItems(),
         doc="Listener names of Kafka's controllers; there are none here, so listeners of these names are left out.",
         effect=True,
         read_only=True,
@@ -123,15 +125,18 @@ KEYS: tuple[Key, ...] = (
         "listener.security.protocol.map",
         STRING,
         "SASL_SSL:SASL_SSL,PLAINTEXT:PLAINTEXT,SSL:SSL,SASL_PLAINTEXT:SASL_PLAINTEXT",
-        doc="Security protocol of each listener name. Takes a restart.",
+        doc="Security protocol of each listener name.",
         effect=True,
+        read_only=True,
     ),
     Key(
         "listeners",
         LIST,
         "PLAINTEXT://127.0.0.1:9092",
-        doc="Addresses to accept connections on, as NAME://HOST:PORT; port 0 takes a free one. Takes a restart.",
+        SomeItems(),
+        doc="Addresses to accept connections on, as NAME://HOST:PORT; port 0 takes a free one.",
         effect=True,
+        read_only=True,
     ),
     Key(
         "log.cleaner.backoff.ms",
@@ -223,11 +228,12 @@ KEYS: tuple[Key, ...] = (
         "log.dir",
         LIST,
         "tidelog-data",
+        SomeItems(),
         doc="The data directory, when log.dirs is not set.",
         effect=True,
         read_only=True,
     ),
-    Key("log.dirs", LIST, None, doc="The data directories, with commas.", effect=True, read_only=True),
+    Key("log.dirs", LIST, None, SomeItems(), doc="The data directories, with commas.", effect=True, read_only=True),
     Key(
         "log.flush.interval.messages",
         LONG,
@@ -445,8 +451,8 @@ KEYS: tuple[Key, ...] = (
     Key(
         "process.roles",
         LIST,
-        None,
-        ListOf(("broker", "controller")),
+        "broker,controller",
+        ListOf(("broker", "controller"), empty=False),
         doc="What this process is; has to name broker, which here is its own controller, too.",
         effect=True,
         read_only=True,

@@ -1,6 +1,6 @@
 """Settings of a broker's coordinators: groups, offsets, transactions, share groups."""
 
-from tidelog.config.key import AtLeast, Between, Key, ListOf, OneOfIgnoringCase, Type
+from tidelog.config.key import AtLeast, Between, Key, ListOf, OneOfIgnoringCase, SomeItems, Type
 
 BOOLEAN = Type.BOOLEAN
 STRING = Type.STRING
@@ -32,6 +32,7 @@ KEYS: tuple[Key, ...] = (
         "group.consumer.assignors",
         LIST,
         "uniform,range",
+        SomeItems(),
         doc="Assignors that consumer groups may use. The first is taken where no member asks for another.",
         effect=True,
         read_only=True,
@@ -133,7 +134,7 @@ KEYS: tuple[Key, ...] = (
         "group.coordinator.rebalance.protocols",
         LIST,
         "classic,consumer,streams",
-        ListOf(("consumer", "classic", "share", "streams")),
+        ListOf(("consumer", "classic", "share", "streams"), empty=False),
         doc="Protocols that groups may use. Only that consumer is missing has an effect.",
         effect=True,
         read_only=True,
@@ -165,7 +166,7 @@ KEYS: tuple[Key, ...] = (
         read_only=True,
     ),
     Key("group.share.assignment.interval.ms", INT, "1000", AtLeast(0)),
-    Key("group.share.assignors", LIST, "simple", read_only=True),
+    Key("group.share.assignors", LIST, "simple", SomeItems(), read_only=True),
     Key("group.share.delivery.count.limit", INT, "5", Between(2, 10), read_only=True),
     Key("group.share.heartbeat.interval.ms", INT, "5000", AtLeast(1), read_only=True),
     Key("group.share.max.assignment.interval.ms", INT, "15000", AtLeast(0), read_only=True),

@@ -6,7 +6,15 @@ from typing import NamedTuple
 
 from tidelog.config.broker_config import BrokerConfig
 from tidelog.config.key import InvalidValue, Key, normal_text, parse
-from tidelog.config.keys import BROKER_KEYS, CLIENT_METRICS_KEYS, GROUP_KEYS, TOPIC_KEYS, broker_synonyms
+from tidelog.config.keys import (
+    BROKER_KEYS,
+    CLIENT_METRICS_KEYS,
+    GROUP_KEYS,
+    TOPIC_KEYS,
+    broker_key,
+    broker_synonyms,
+    listener_base,
+)
 from tidelog.config.topic_config import default_text
 
 
@@ -61,12 +69,16 @@ def describe_group(own: Mapping[str, str], config: BrokerConfig, names: Iterable
     found: list[Described] = []
     for key in _chosen(GROUP_KEYS, names, [own]):
         if key.synonyms:
-            synonyms = _layers(key.synonyms[0][0], config)
+            broker_setting = key.synonyms[0][0]
+            synonyms = _layers(broker_setting, config)
+            value = normal_text(config.get(broker_setting))
         else:
             synonyms = [Synonym(key.name, key.default, Source.DEFAULT)]
+            value = key.default
         if key.name in own:
-            synonyms.insert(0, Synonym(key.name, _normal(key, own[key.name]), Source.GROUP))
-        found.append(Described(key, synonyms[0].value, synonyms[0].source, False, synonyms))
+            value = _normal(key, own[key.name])
+            synonyms.insert(0, Synonym(key.name, value, Source.GROUP))
+        found.append(Described(key, value, synonyms[0].source, False, synonyms))
     return found
 
 
@@ -84,12 +96,15 @@ def describe_client_metrics(own: Mapping[str, str], names: Iterable[str] | None)
 
 
 def describe_broker(config: BrokerConfig, names: Iterable[str] | None) -> list[Described]:
-    """This broker's settings."""
+    """This broker's settings, with those of single listeners that are set."""
     found: list[Described] = []
-    for key in _chosen(BROKER_KEYS, names, [layer for layer, _ in _sources(config)]):
+    for key in _chosen_of_broker(names, [layer for layer, _ in _sources(config)]):
         synonyms = _layers(key.name, config)
         source = synonyms[0].source if synonyms else Source.DEFAULT
-        value = None if key.sensitive else normal_text(config.get(key.name))
+        if key.sensitive:
+            value = None
+        else:
+            value = normal_text(config.get(key.name)) if key.name in BROKER_KEYS else synonyms[0].value
         found.append(Described(key, value, source, key.read_only, synonyms, config.origins.get(key.name, "")))
     return found
 
@@ -97,11 +112,19 @@ def describe_broker(config: BrokerConfig, names: Iterable[str] | None) -> list[D
 def describe_brokers_default(altered: Mapping[str, str], names: Iterable[str] | None) -> list[Described]:
     """What was altered for all brokers together, and nothing else."""
     found: list[Described] = []
-    for key in _chosen(BROKER_KEYS, names, [altered]):
+    for key in _chosen_of_broker(names, [altered]):
         if key.name in altered:
-            synonym = Synonym(key.name, _normal(key, altered[key.name]), Source.DYNAMIC_CLUSTER)
+            synonym = Synonym(key.name, _given(key, altered[key.name]), Source.DYNAMIC_CLUSTER)
             found.append(Described(key, synonym.value, synonym.source, key.read_only, [synonym]))
     return found
+
+
+def _chosen_of_broker(names: Iterable[str] | None, layers: Sequence[Mapping[str, str]]) -> list[Key]:
+    """As `_chosen`, with the settings of single listeners that a layer sets."""
+    if names is None:
+        names = [*BROKER_KEYS, *(name for layer in layers for name in layer if name not in BROKER_KEYS)]
+    known = {name: key for name in names if (key := broker_key(name)) is not None}
+    return _chosen(known, None, layers)
 
 
 def created_topic(overrides: Mapping[str, str], config: BrokerConfig) -> list[Described]:
@@ -138,32 +161,36 @@ def _sources(config: BrokerConfig) -> tuple[tuple[Mapping[str, str], Source], ..
 
 
 def _layers(name: str, config: BrokerConfig) -> list[Synonym]:
-    """Every layer that gives `name` or one that says the same, the one that counts first.
+    """Every layer that gives `name` or one that says the same, the one that counts first, its text as it was given.
 
     As Kafka does, what stands before the first of that very name is left out.
     """
-    names = broker_synonyms(name)
+    base = listener_base(name)
+    names = broker_synonyms(name) if base is None else (name, base)
+    keys = [key for each in names if (key := broker_key(each)) is not None]
     found = [
-        Synonym(each, _normal(BROKER_KEYS[each], layer[each]), source)
+        Synonym(key.name, _given(key, layer[key.name]), source)
         for layer, source in _sources(config)
-        for each in names
-        if each in layer
+        for key in keys
+        if key.name in layer
     ]
-    for each in names:
-        default = BROKER_KEYS[each].default
-        if default is not None and each not in _NO_DEFAULT:
-            found.append(Synonym(each, default, Source.DEFAULT))
+    for key in keys:
+        if key.default is not None and not (key.name in _NO_DEFAULT and key.name in config.static):
+            found.append(Synonym(key.name, key.default, Source.DEFAULT))
     first = next((i for i, synonym in enumerate(found) if synonym.name == name), len(found))
     return found[first:]
 
 
-_NO_DEFAULT = ("node.id",)
-"""Kafka has none, and lists none."""
+_NO_DEFAULT = ("node.id", "process.roles")
+"""Kafka has none, and lists none: there they are always set at the start. Here they may be left out."""
+
+
+def _given(key: Key, text: str) -> str | None:
+    """A text of the broker's own layers, which Kafka shows as it was given; null for a secret."""
+    return None if key.sensitive else text
 
 
 def _normal(key: Key, text: str) -> str | None:
-    if key.sensitive:
-        return None
     try:
         return normal_text(parse(key, text))
     except InvalidValue:

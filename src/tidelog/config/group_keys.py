@@ -2,10 +2,37 @@
 
 import re
 
-from tidelog.config.key import AtLeast, Between, Key, OneOf, Type, Valid, Value
+from tidelog.config.key import AtLeast, Key, OneOf, Type, Valid, Value
 
-_DURATION = re.compile(r"P(?=.)(\d+D)?(T(?=.)(\d+H)?(\d+M)?(\d+(\.\d{1,9})?S)?)?")
+_DURATION = re.compile(
+    r"(?P<sign>[-+]?)P(?:(?P<days>[-+]?[0-9]+)D)?"
+    r"(?P<time>T(?:(?P<hours>[-+]?[0-9]+)H)?(?:(?P<minutes>[-+]?[0-9]+)M)?"
+    r"(?:(?P<seconds>[-+]?[0-9]+)(?:[.,](?P<fraction>[0-9]{0,9}))?S)?)?",
+    re.IGNORECASE | re.ASCII,
+)
+_SECONDS_IN = {"days": 86_400, "hours": 3600, "minutes": 60, "seconds": 1}
+_NUMBER_LENGTH_MAX = 20
 BY_DURATION = "by_duration:"
+
+
+def is_duration(text: str) -> bool:
+    """Whether `Duration.parse` of Java takes the text, and gives no negative duration."""
+    match = _DURATION.fullmatch(text)
+    if match is None:
+        return False
+    given = {unit: match[unit] for unit in _SECONDS_IN if match[unit] is not None}
+    if not given or (match["time"] is not None and len(match["time"]) == 1):
+        return False
+    if any(len(number) > _NUMBER_LENGTH_MAX for number in given.values()):
+        return False
+    parts = {unit: int(number) * _SECONDS_IN[unit] for unit, number in given.items()}
+    fraction = int((match["fraction"] or "").ljust(9, "0"))
+    nanoseconds = sum(parts.values()) * 1_000_000_000
+    nanoseconds += -fraction if (match["seconds"] or "").startswith("-") else fraction
+    if match["sign"] == "-":
+        nanoseconds = -nanoseconds
+    fits = all(-(1 << 63) <= part < 1 << 63 for part in parts.values())
+    return fits and 0 <= nanoseconds < (1 << 63) * 1_000_000_000
 
 
 class ShareOffsetReset(Valid):
@@ -17,7 +44,7 @@ class ShareOffsetReset(Valid):
         assert isinstance(value, str)
         if value in ("earliest", "latest"):
             return None
-        if value.startswith(BY_DURATION) and _DURATION.fullmatch(value.removeprefix(BY_DURATION).upper()):
+        if value.startswith(BY_DURATION) and is_duration(value.removeprefix(BY_DURATION)):
             return None
         return value, "takes earliest, latest or by_duration:PnDTnHnMn.nS"
 
@@ -78,7 +105,7 @@ KEYS: tuple[Key, ...] = (
         "share.record.lock.duration.ms",
         Type.INT,
         "30000",
-        Between(1000, 3600000),
+        AtLeast(1000),
         doc="How long a member of the share group has a record for itself.",
         synonyms=(("group.share.record.lock.duration.ms", 1),),
     ),
@@ -86,7 +113,7 @@ KEYS: tuple[Key, ...] = (
         "share.delivery.count.limit",
         Type.INT,
         "5",
-        Between(2, 10),
+        AtLeast(2),
         doc="How often a record is given to the share group's members.",
         synonyms=(("group.share.delivery.count.limit", 1),),
     ),
@@ -94,7 +121,7 @@ KEYS: tuple[Key, ...] = (
         "share.partition.max.record.locks",
         Type.INT,
         "2000",
-        Between(100, 10000),
+        AtLeast(100),
         doc="Records of one partition that members of the share group have for themselves at once.",
         synonyms=(("group.share.partition.max.record.locks", 1),),
     ),

@@ -7,6 +7,7 @@ from enum import IntEnum
 from typing import NamedTuple, TypeAlias
 
 from tidelog.config.addresses import counts_by_address
+from tidelog.config.java_text import boolean, double, double_text, integer, is_class_name, items, trimmed
 
 Value: TypeAlias = bool | int | float | str | list[str] | None
 
@@ -27,6 +28,10 @@ class Type(IntEnum):
 
 TEXT_BYTES_MAX = 32_767
 """Of one value: a message holds no longer one. A list to which was appended could not be told any more."""
+
+
+HIDDEN = "[hidden]"
+"""Stands in messages for a secret, as in Kafka's."""
 
 
 class InvalidValue(ValueError):
@@ -106,11 +111,28 @@ class OneOfIgnoringCase(OneOf):
         return value, f"String must be one of (case insensitive): {', '.join(self.values)}"
 
 
-class ListOf(OneOf):
+class SomeItems(Valid):
+    """A list that is not empty."""
+
     __slots__ = ()
 
     def refusal(self, value: Value) -> tuple[object, str] | None:
+        return ("[]", "the list must not be empty") if value == [] else None
+
+
+class ListOf(OneOf):
+    """A list of these values; not the empty list where `empty` is false."""
+
+    __slots__ = ("empty",)
+
+    def __init__(self, values: tuple[str, ...], *, empty: bool = True) -> None:
+        super().__init__(values)
+        self.empty = empty
+
+    def refusal(self, value: Value) -> tuple[object, str] | None:
         assert isinstance(value, list)
+        if not value and not self.empty:
+            return "[]", "the list must not be empty"
         for item in value:
             if item not in self.values:
                 return item, f"String must be one of: {', '.join(self.values)}"
@@ -143,7 +165,7 @@ class ThrottledReplicas(Valid):
 
     def refusal(self, value: Value) -> tuple[object, str] | None:
         assert isinstance(value, list)
-        if value == ["*"] or all(_is_replica(item) for item in value):
+        if value == ["*"] or all(not item or _is_replica(item) for item in value):
             return None
         return f"[{', '.join(value)}]", "takes * or a list of PARTITION:BROKER"
 
@@ -176,30 +198,49 @@ _BITS = {Type.SHORT: 16, Type.INT: 32, Type.LONG: 64}
 
 
 def parse(key: Key, text: str) -> Value:
-    """The value that `text` stands for. Raises InvalidValue."""
+    """The value that `text` stands for, as Kafka reads it. Raises InvalidValue."""
     if len(text) * 4 > TEXT_BYTES_MAX and len(text.encode()) > TEXT_BYTES_MAX:
-        raise InvalidValue(key.name, f"{text[:20]}...", f"it is longer than {TEXT_BYTES_MAX} bytes")
-    stripped = text.strip()
-    value: Value
-    if key.type in _BITS:
-        value = _integer(key, text, stripped)
-    elif key.type is Type.BOOLEAN:
-        value = _boolean(key, text, stripped)
-    elif key.type is Type.DOUBLE:
-        value = _double(key, text, stripped)
-    elif key.type is Type.LIST:
-        value = [item.strip() for item in stripped.split(",")] if stripped else []
-        if "" in value:
-            raise InvalidValue(key.name, text, "an item of the list is empty")
-        if isinstance(key.valid, ListOf):
-            value = list(dict.fromkeys(value))
-    else:
-        value = stripped
+        shown = HIDDEN if key.sensitive else f"{text[:20]}..."
+        raise InvalidValue(key.name, shown, f"it is longer than {TEXT_BYTES_MAX} bytes")
+    stripped = trimmed(text)
+    value: Value = stripped
+    if key.type is Type.LIST:
+        value = _list(key, text, stripped)
+    elif key.type is Type.CLASS:
+        if not is_class_name(stripped):
+            raise InvalidValue(key.name, text, "it is no name of a Java class")
+    elif key.type is not Type.STRING and key.type is not Type.PASSWORD:
+        value = _scalar(key, text, stripped)
     if key.valid is not None:
         refused = key.valid.refusal(value)
         if refused is not None:
             raise InvalidValue(key.name, *refused)
     return value
+
+
+def _scalar(key: Key, text: str, stripped: str) -> bool | int | float:
+    value: bool | int | float | None
+    if key.type is Type.BOOLEAN:
+        value = boolean(stripped)
+    elif key.type is Type.DOUBLE:
+        value = double(stripped)
+    else:
+        value = integer(stripped, _BITS[key.type])
+    if value is None:
+        boolean_reason = "Expected value to be either true or false"
+        reason = boolean_reason if key.type is Type.BOOLEAN else f"Not a number of type {key.type.name}"
+        raise InvalidValue(key.name, text, reason)
+    return value
+
+
+def _list(key: Key, text: str, stripped: str) -> list[str]:
+    """The items, each once, none of them empty; throttled replicas are as they were given, as in Kafka."""
+    found = items(stripped)
+    if isinstance(key.valid, ThrottledReplicas):
+        return found
+    if "" in found:
+        raise InvalidValue(key.name, text, "an item of the list is empty")
+    return list(dict.fromkeys(found))
 
 
 def default_value(key: Key) -> Value:
@@ -215,49 +256,6 @@ def normal_text(value: Value) -> str | None:
     if isinstance(value, list):
         return ",".join(value)
     return double_text(value) if isinstance(value, float) else str(value)
-
-
-def double_text(value: float) -> str:
-    """A double as the JVM prints it: 0.5, 100.0, 1.0E7, 1.0E-4."""
-    if value == 0 or 1e-3 <= abs(value) < 1e7:
-        return repr(value)
-    sign = "-" if value < 0 else ""
-    if abs(value) == float("inf"):
-        return f"{sign}Infinity"
-    mantissa, _, exponent = repr(abs(value)).partition("e")
-    whole, _, fraction = mantissa.partition(".")
-    digits = (whole + fraction).lstrip("0")
-    power = len(digits) - len(fraction) - 1 + int(exponent or 0)
-    digits = digits.rstrip("0")
-    return f"{sign}{digits[0]}.{digits[1:] or '0'}E{power}"
-
-
-def _integer(key: Key, text: str, stripped: str) -> int:
-    digits = stripped[1:] if stripped[:1] in ("+", "-") else stripped
-    if not digits.isascii() or not digits.isdigit() or len(digits) > 20:
-        raise InvalidValue(key.name, text, f"Not a number of type {key.type.name}")
-    value = int(stripped)
-    limit = 1 << (_BITS[key.type] - 1)
-    if not -limit <= value < limit:
-        raise InvalidValue(key.name, text, f"Not a number of type {key.type.name}")
-    return value
-
-
-def _boolean(key: Key, text: str, stripped: str) -> bool:
-    lower = stripped.lower()
-    if lower not in ("true", "false"):
-        raise InvalidValue(key.name, text, "Expected value to be either true or false")
-    return lower == "true"
-
-
-def _double(key: Key, text: str, stripped: str) -> float:
-    try:
-        value = float(stripped)
-    except ValueError:
-        value = float("nan")
-    if value != value or "_" in stripped:
-        raise InvalidValue(key.name, text, f"Not a number of type {key.type.name}")
-    return value
 
 
 def _shown(value: float) -> object:

@@ -6,10 +6,10 @@ partition that no usable directory holds is made only if it is new, or if every 
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from tidelog.log.checkpoints import META_PROPERTIES, PARTITION_METADATA, read_partition_metadata, read_properties
-from tidelog.log.directory import DataDirectory
+from tidelog.log.directory import LOCK, DataDirectory
 from tidelog.log.errors import CorruptLog
 from tidelog.log.file_kinds import METADATA_STORE, partition_of
 from tidelog.log.future_logs import FoundFuture, found_future, has_mark, is_final, put_aside, settled, take_back
@@ -31,6 +31,28 @@ class UnusableDirectories(Exception):
     """The broker cannot start with its data directories as they are. One line that says why, and what to do."""
 
 
+def missing_directories(disk: "Disk", paths: Sequence[str]) -> list[str]:
+    """Those of `paths` that are not there, and those above them that are not: each before those below it."""
+    found: list[str] = []
+    for path in paths:
+        missing = []
+        while path and not disk.exists(path):
+            missing.append(path)
+            path = path.rpartition("/")[0]
+        found.extend(above for above in reversed(missing) if above not in found)
+    return found
+
+
+class _Unsettled(NamedTuple):
+    """A move that a crash has interrupted when both the log and its copy had the log's name."""
+
+    partition: TopicPartition
+    copy: DataDirectory
+    old: DataDirectory
+    gone: DataDirectory
+    """The one of them that does not count."""
+
+
 class DataDirectories:
     """The open data directories. `place` and what it remembers belong to the loop; the rest blocks, on any thread, and
     what writes checkpoints (`write_...`, `retire`, `remove_retired`, `forget_others`) one at a time.
@@ -50,32 +72,88 @@ class DataDirectories:
         self._holders: dict[TopicPartition, list[DataDirectory]] = {}
         self._counts: dict[str, int] = {directory.path: 0 for directory in online}
         self._newly_failed: dict[str, str] = {}
+        self._missing: list[str] = []
+        """Paths where nothing is yet; `take` makes the directories."""
+        self._unsettled: list[_Unsettled] = []
+        self.is_taken = False
+        """Whether `take` has begun to change what is in them."""
 
     @classmethod
     def open(cls, disk: "Disk", paths: Sequence[str]) -> "DataDirectories":
-        """Make those that are missing, lock each. One that cannot be used is left out, with a line in the log.
+        """`look`, then `take`."""
+        directories = cls.look(disk, paths)
+        directories.take()
+        return directories
+
+    @classmethod
+    def look(cls, disk: "Disk", paths: Sequence[str]) -> "DataDirectories":
+        """Read those that are there, and change nothing. One that cannot be used is left out, with a line in the log.
 
         Raises UnusableDirectories, DirectoryInUse; OSError when there is but one, or all fail the same way.
         """
-        online: list[DataDirectory] = []
-        failed: dict[str, str] = {}
-        directories = cls(disk, paths, online, failed)
+        directories = cls(disk, paths, [], {})
         try:
             for path in paths:
-                try:
-                    online.append(DataDirectory.open(disk, path))
-                    directories._look_into(online[-1])
-                except OSError as error:
-                    if len(paths) == 1 or error.errno in PASSING:
-                        raise
-                    directories._leave_out(path, error)
+                if disk.exists(path):
+                    directories._add(path, DataDirectory.look)
+                else:
+                    directories._missing.append(path)
             directories._check()
-            directories._settle_moves()
+            directories._choose_moved()
             directories._refuse_duplicates()
         except BaseException:
             directories.release()
             raise
         return directories
+
+    def take(self) -> None:
+        """Make those that are missing, lock each, and begin to use them. The caller releases them after a failure.
+
+        Raises as `look`: then the directories that were missing are gone again.
+        """
+        made = missing_directories(self._disk, self._missing)
+        try:
+            missing, self._missing = self._missing, []
+            for path in missing:
+                self._add(path, DataDirectory.open)
+            self._order()
+            self._check()  # before a lock file is made
+            for directory in list(self.online):
+                self._try(directory, directory.lock)
+            self._check()
+        except BaseException:
+            self._remove_empty(made)
+            raise
+        self.is_taken = True
+        for directory in list(self.online):
+            self._try(directory, directory.begin)
+        self._check()
+        self._settle_moves()
+
+    def _remove_empty(self, made: Sequence[str]) -> None:
+        """Remove new directories that have nothing but a lock in them, those below others first."""
+        for path in reversed(made):
+            if self._disk.exists(path) and set(self._disk.list(path)) <= {LOCK}:
+                self._disk.remove_tree(path)
+
+    def _add(self, path: str, opened: Callable[["Disk", str], DataDirectory]) -> None:
+        try:
+            self.online.append(opened(self._disk, path))
+            self._look_into(self.online[-1])
+        except OSError as error:
+            self._failed_to_open(path, error)
+
+    def _try(self, directory: DataDirectory, step: Callable[[], None]) -> None:
+        try:
+            step()
+        except OSError as error:
+            self._failed_to_open(directory.path, error)
+
+    def _failed_to_open(self, path: str, error: OSError) -> None:
+        """Raises OSError where the broker cannot start without the directory, or may soon be able to use it."""
+        if len(self.paths) == 1 or error.errno in PASSING:
+            raise error
+        self._leave_out(path, error)
 
     def _leave_out(self, path: str, error: OSError) -> None:
         for directory in [d for d in self.online if d.path == path]:
@@ -87,6 +165,10 @@ class DataDirectories:
         self._counts.pop(path, None)
         self.failed[path] = str(error)
         logger.error("directory offline path=%s reason=%s", path, error)
+
+    def _order(self) -> None:
+        """As configured, those that were missing too."""
+        self.online.sort(key=lambda directory: self.paths.index(directory.path))
 
     def _look_into(self, directory: DataDirectory) -> None:
         self._counts[directory.path] = 0
@@ -105,7 +187,7 @@ class DataDirectories:
 
     def _check(self) -> None:
         """Raise UnusableDirectories unless the metadata is there, and the directories belong together."""
-        if not self.online:
+        if not self.online and not self._missing:
             reasons = "; ".join(f"{path}: {reason}" for path, reason in self.failed.items())
             raise UnusableDirectories(f"none of the data directories (log.dirs) can be used: {reasons}")
         stores = [d.path for d in self.online if self._disk.exists(f"{d.path}/{METADATA_STORE}")]
@@ -125,25 +207,30 @@ class DataDirectories:
             if other != path:
                 raise UnusableDirectories(f"{path} is a copy of {other}: both have the same directory.id")
 
-    def _settle_moves(self) -> None:
-        """Of a log and its copy beside it, as an interrupted move leaves them, keep the one that counts."""
+    def _choose_moved(self) -> None:
+        """Of a log and its copy beside it, as an interrupted move leaves them, choose the one that counts."""
         for partition, holders in self._holders.items():
             marked = [d for d in holders if has_mark(self._disk, f"{d.path}/{partition}")] if len(holders) == 2 else ()
             if len(marked) != 1:
                 continue
             [copy], [old] = marked, [d for d in holders if d is not marked[0]]
-            if is_final(self._disk, f"{copy.path}/{partition}"):
-                old.give_up(partition)
-                put_aside(self._disk, old.path, partition, bytes(16))
-                settled(self._disk, copy.path, partition)
-                gone = old
-            else:
-                copy.give_up(partition)
-                path = take_back(self._disk, copy.path, partition)
-                self.interrupted.append(FoundFuture(partition, copy, path))
-                gone = copy
+            gone = old if is_final(self._disk, f"{copy.path}/{partition}") else copy
+            self._unsettled.append(_Unsettled(partition, copy, old, gone))
             self._counts[gone.path] -= 1
             holders.remove(gone)
+
+    def _settle_moves(self) -> None:
+        """Take its name from the log, or the copy, that does not count."""
+        unsettled, self._unsettled = self._unsettled, []
+        for partition, copy, old, gone in unsettled:
+            if copy.path in self.failed or old.path in self.failed:
+                continue  # which failed since: the next start looks again
+            gone.give_up(partition)
+            if gone is old:
+                put_aside(self._disk, old.path, partition, bytes(16))
+                settled(self._disk, copy.path, partition)
+            else:
+                self.interrupted.append(FoundFuture(partition, copy, take_back(self._disk, copy.path, partition)))
 
     def _refuse_duplicates(self) -> None:
         for partition, holders in self._holders.items():

@@ -59,14 +59,14 @@ class InTheWay(Exception):
 class DataDirectory:
     """An open data directory. Only one process has it open at a time."""
 
-    def __init__(self, disk: "Disk", path: str, lock: "Lock", *, clean: bool) -> None:
+    def __init__(self, disk: "Disk", path: str, lock: "Lock | None") -> None:
         self.path = path
-        self.clean = clean
+        self.clean = disk.exists(f"{path}/{CLEAN_MARKER}")
         """Whether the last broker stopped cleanly, so that its logs need no recovery."""
         self.blank = not disk.exists(f"{path}/{META_PROPERTIES}")
         """Whether the directory has never been used by a broker."""
         self._disk = disk
-        self._lock: Lock | None = lock
+        self._lock = lock
         self._cache = IndexCache()
         self._checkpoints: dict[str, Mapping[TopicPartition, int]] = {}
         """The checkpoints on the disk; missing or damaged ones are absent."""
@@ -89,26 +89,43 @@ class DataDirectory:
 
     @classmethod
     def open(cls, disk: "Disk", path: str) -> "DataDirectory":
-        """Create the directory if it is missing, and lock it. Raises DirectoryInUse, OSError."""
+        """Create the directory if it is missing, lock it, and begin to use it. Raises DirectoryInUse, OSError."""
         disk.make_dirs(path)
+        directory = cls.look(disk, path)
         try:
-            lock = disk.lock(f"{path}/{LOCK}")
-        except BlockingIOError:
-            raise DirectoryInUse(
-                f"another broker runs in {path}: stop it, or choose another directory for this one"
-            ) from None
-        try:
-            marker = f"{path}/{CLEAN_MARKER}"
-            clean = disk.exists(marker)
-            directory = cls(disk, path, lock, clean=clean)
-            if clean:
-                # From now until `close_clean`, the directory looks like after a crash.
-                disk.remove(marker)
-                disk.sync_dir(path)
+            directory.lock()
+            directory.begin()
         except BaseException:
-            lock.release()
+            directory.release()
             raise
         return directory
+
+    @classmethod
+    def look(cls, disk: "Disk", path: str) -> "DataDirectory":
+        """Read the directory without changing it. It is locked if it has a lock file; without one, no broker uses
+        it.
+
+        Raises DirectoryInUse, OSError.
+        """
+        lock = _locked(disk, path) if disk.exists(f"{path}/{LOCK}") else None
+        try:
+            return cls(disk, path, lock)
+        except BaseException:
+            if lock is not None:
+                lock.release()
+            raise
+
+    def lock(self) -> None:
+        """Lock the directory, unless `look` has done so. Raises DirectoryInUse, OSError."""
+        if self._lock is None:
+            self._lock = _locked(self._disk, self.path)
+
+    def begin(self) -> None:
+        """Mark the directory as unclean until `close_clean`. Raises OSError."""
+        marker = f"{self.path}/{CLEAN_MARKER}"
+        if self._disk.exists(marker):
+            self._disk.remove(marker)
+            self._disk.sync_dir(self.path)
 
     def _read(self, name: str) -> dict[TopicPartition, int]:
         """Read a checkpoint. Without a valid one the start scans more, but no record is lost."""
@@ -466,6 +483,15 @@ class DataDirectory:
         if self._lock is not None:
             self._lock.release()
             self._lock = None
+
+
+def _locked(disk: "Disk", path: str) -> "Lock":
+    try:
+        return disk.lock(f"{path}/{LOCK}")
+    except BlockingIOError:
+        raise DirectoryInUse(
+            f"another broker runs in {path}: stop it, or choose another directory for this one"
+        ) from None
 
 
 def _retired(path: str) -> str | None:

@@ -6,8 +6,9 @@ from enum import IntEnum
 from typing import NamedTuple
 
 from tidelog.config.broker_config import BrokerConfig
+from tidelog.config.java_text import split
 from tidelog.config.key import Key, Type
-from tidelog.config.keys import BROKER_KEYS, GROUP_KEYS, TOPIC_KEYS
+from tidelog.config.keys import BROKER_KEYS, GROUP_KEYS, TOPIC_KEYS, broker_key
 from tidelog.config.topic_config import InvalidTopicConfig, check_topic_config, default_text
 from tidelog.metadata.controller import JournalDecision
 from tidelog.metadata.image import MetadataImage
@@ -134,7 +135,14 @@ def _alter_broker(image: MetadataImage, alteration: Alteration, config: BrokerCo
     altered = {**image.broker_configs, broker: after}
     in_force = config.with_dynamic(altered.get("", {}), altered.get(str(config.node_id), {}))
     check_broker_settings(broker, dict(difference), config, in_force)
-    return [BrokerConfigChanged(broker, setting, value) for setting, value in difference]
+    kept = [(setting, _kept_text(setting, value)) for setting, value in difference]
+    return [BrokerConfigChanged(broker, setting, value) for setting, value in kept if before.get(setting) != value]
+
+
+def _kept_text(setting: str, value: str | None) -> str | None:
+    """What the journal keeps: of a secret, which has no effect yet, only that it was set."""
+    key = broker_key(setting)
+    return "" if value is not None and key is not None and key.sensitive else value
 
 
 def _alter_group(image: MetadataImage, alteration: Alteration, config: BrokerConfig) -> list[JournalRecord]:
@@ -208,23 +216,24 @@ def _changed(
 
 
 def _edited(text: str, change: Change) -> str:
-    """The list in `text` with the change's items appended, those that are not there yet, or each taken out once."""
-    items = [item.strip() for item in text.split(",")] if text.strip() else []
-    given = [item.strip() for item in (change.value or "").split(",")]
+    """The list in `text` with the change's items appended, those that are not there yet, or each taken out once.
+
+    As in Kafka, items are compared and kept as they stand, with their white space.
+    """
+    present = split(text) if text else []
+    given = split(change.value or "")
     # Both may be long.
     if change.operation == Operation.APPEND:
-        known = set(items)
-        items += [item for item in dict.fromkeys(given) if item not in known]
-    else:
-        gone = Counter(given)
-        kept = []
-        for item in items:
-            if gone[item]:
-                gone[item] -= 1
-            else:
-                kept.append(item)
-        items = kept
-    return ",".join(items)
+        known = set(present)
+        return ",".join([*present, *(item for item in dict.fromkeys(given) if item not in known)])
+    gone = Counter(given)
+    kept = []
+    for item in present:
+        if gone[item]:
+            gone[item] -= 1
+        else:
+            kept.append(item)
+    return ",".join(kept)
 
 
 def _static_text(key: Key, config: BrokerConfig) -> str | None:

@@ -23,7 +23,16 @@ from tidelog.metadata.image import EMPTY_IMAGE, ImageBuilder, MetadataImage, sna
 from tidelog.metadata.internal_topics import internal_topic
 from tidelog.metadata.quota_alterations import QuotaAlteration, QuotaResult, alter_quotas
 from tidelog.metadata.records import ClusterNamed, ControllerElected, JournalError, JournalRecord
-from tidelog.metadata.store import Lease, LeaseLost, PositionTaken, Snapshot, Store, StoreFailed, StoreUnavailable
+from tidelog.metadata.store import (
+    Lease,
+    LeaseLost,
+    PositionTaken,
+    Snapshot,
+    Store,
+    StoredEntry,
+    StoreFailed,
+    StoreUnavailable,
+)
 from tidelog.model.ids import TopicId, uuid_text
 from tidelog.model.steps import Steps
 from tidelog.runtime.interfaces import Runtime
@@ -77,6 +86,8 @@ class MetadataController:
         self._cache = cache
         self._lease_ms = lease_ms
         self._image = EMPTY_IMAGE
+        self._builder = ImageBuilder(EMPTY_IMAGE)
+        """Takes in the journal at the start."""
         self._lease: Lease | None = None
         self._failed: str | None = None
         self._deciding = asyncio.Lock()
@@ -88,6 +99,17 @@ class MetadataController:
         self._snapshot_bytes = 0
 
     # Starting and stopping
+
+    async def look(self, cluster_id: str | None = None) -> None:
+        """Replay what the store can tell without a change of anything; `start` goes on from there.
+
+        Raises StoreFailed, JournalError.
+        """
+        stored = await self._store.look()
+        if stored is not None:
+            self._take_snapshot(stored.snapshot)
+            self._take_entries(stored.entries)
+            self._check_cluster(self._builder.build(), cluster_id)
 
     async def start(
         self,
@@ -111,8 +133,7 @@ class MetadataController:
             opening.append(ClusterNamed(cluster_id or uuid_text(self._runtime.new_uuid())))
             if first_records is not None:
                 opening += await first_records()
-        elif cluster_id is not None and image.cluster_id != cluster_id:
-            raise JournalError(f"the metadata belongs to cluster {image.cluster_id}, the data to cluster {cluster_id}")
+        self._check_cluster(image, cluster_id)
         opening.append(ControllerElected(self._config.node_id, lease.epoch))
         opening += controller.renew_leadership(image, self._config.node_id)
         await self._append(opening)
@@ -121,20 +142,32 @@ class MetadataController:
         if self._lease_ms is not None:
             self._renewal = self._runtime.tasks.spawn(self._renew(self._lease_ms), name="controller-lease")
 
+    def _check_cluster(self, image: MetadataImage, cluster_id: str | None) -> None:
+        if image.position and cluster_id is not None and image.cluster_id != cluster_id:
+            raise JournalError(f"the metadata belongs to cluster {image.cluster_id}, the data to cluster {cluster_id}")
+
     async def _replay(self) -> MetadataImage:
-        builder = ImageBuilder(EMPTY_IMAGE)
         found = await self._store.snapshot()
+        if found is not None and found.position > self._builder.position:
+            self._take_snapshot(found)
+        while stored := await self._store.read(self._builder.position):
+            self._take_entries(stored)
+        return self._builder.build()
+
+    def _take_snapshot(self, found: Snapshot | None) -> None:
         if found is not None:
-            _replay_entry(builder, found.data, found.position)
-            builder.position = found.position
+            self._builder = ImageBuilder(EMPTY_IMAGE)
+            _replay_entry(self._builder, found.data, found.position)
+            self._builder.position = found.position
             self._snapshot_bytes = len(found.data)
-        while stored := await self._store.read(builder.position):
-            for position, data in stored:
-                if position != builder.position:
-                    raise JournalError(f"metadata entry {builder.position} is missing")
-                _replay_entry(builder, data, position)
-                self._bytes_since_snapshot += len(data)
-        return builder.build()
+            self._bytes_since_snapshot = 0
+
+    def _take_entries(self, stored: Sequence[StoredEntry]) -> None:
+        for position, data in stored:
+            if position != self._builder.position:
+                raise JournalError(f"metadata entry {self._builder.position} is missing")
+            _replay_entry(self._builder, data, position)
+            self._bytes_since_snapshot += len(data)
 
     async def stop(self) -> None:
         """Finish the change that is in progress, release the lease, close the store."""

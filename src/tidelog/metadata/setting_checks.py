@@ -11,13 +11,23 @@ from tidelog.config.broker_config import BrokerConfig
 from tidelog.config.client_metrics_keys import INTERVAL_MS, check_match
 from tidelog.config.group_keys import limits_of
 from tidelog.config.key import InvalidValue, parse
-from tidelog.config.keys import BROKER_KEYS, CLIENT_METRICS_KEYS, GROUP_KEYS, TOPIC_KEYS, check_for_topics, nearest
+from tidelog.config.keys import (
+    BROKER_KEYS,
+    CLIENT_METRICS_KEYS,
+    GROUP_KEYS,
+    TOPIC_KEYS,
+    ChangedWhen,
+    broker_key,
+    changed_when,
+    check_for_topics,
+    nearest,
+)
 from tidelog.wire.errors import ApiError, ErrorCode
 
-AT_START = ("listeners", "listener.security.protocol.map", "principal.builder.class", "sasl.", "ssl.")
-"""Kafka alters them while it runs. Here listeners take a restart; what is not served must not look as if it were."""
-OF_ONE_BROKER = ("cordoned.log.dirs",)
-"""Not for all brokers together: each has its own."""
+LISTENER_SETTINGS_MAX = 1000
+"""Of one broker, or of all together: their names are the client's choice."""
+NAME_LENGTH_MAX = 255
+"""Of a setting of one listener."""
 AT_A_RESTART = "put it into the broker's configuration file (or its environment, or --set) and restart"
 CLEANER_BUFFER_MIN = 1024 * 1024
 """Bytes of `log.cleaner.dedupe.buffer.size` for each of `log.cleaner.threads`."""
@@ -39,6 +49,11 @@ def check_broker_settings(
 
     `broker` is "" for all of them; `config` as it is now and `after` the change.
     """
+    if any(name.startswith("listener.name.") for name in changed):
+        own = after.dynamic_own if broker else after.dynamic_cluster
+        if sum(name not in BROKER_KEYS for name in own) > LISTENER_SETTINGS_MAX:
+            message = f"a broker has at most {LISTENER_SETTINGS_MAX} settings of single listeners"
+            raise ApiError(message, ErrorCode.POLICY_VIOLATION)
     for setting, text in changed.items():
         if text is not None:
             _check_broker_setting(broker, setting, text, config)
@@ -54,15 +69,19 @@ def check_broker_settings(
 
 
 def _check_broker_setting(broker: str, setting: str, value: str, config: BrokerConfig) -> None:
-    key = BROKER_KEYS.get(setting)
+    key = broker_key(setting)
     if key is None:
         raise ApiError(_unknown("broker", setting, BROKER_KEYS), ErrorCode.INVALID_CONFIG)
-    if key.read_only or setting.startswith(AT_START):
+    if len(setting) > NAME_LENGTH_MAX:
+        text = f"the name {setting[:50]}... has more than {NAME_LENGTH_MAX} characters"
+        raise ApiError(text, ErrorCode.INVALID_CONFIG)
+    when = changed_when(setting)
+    if when is ChangedWhen.AT_RESTART:
         raise ApiError(f"{setting} cannot be altered while the broker runs: {AT_A_RESTART}", ErrorCode.INVALID_REQUEST)
-    if key.sensitive:
-        text = f"{setting} is secret and is not kept in the metadata: {AT_A_RESTART}"
+    if when is ChangedWhen.OF_ONE_LISTENER:
+        text = f"{setting} is altered of one listener while the broker runs: listener.name.NAME.{setting}"
         raise ApiError(text, ErrorCode.INVALID_REQUEST)
-    if not broker and setting in OF_ONE_BROKER:
+    if not broker and when is ChangedWhen.OF_ONE_BROKER:
         text = f"{setting} is set of one broker, named by its number (tidelog broker config set --broker N)"
         raise ApiError(text, ErrorCode.INVALID_REQUEST)
     try:
@@ -172,8 +191,11 @@ def _check_session(kind: str, settings: Mapping[str, str], config: BrokerConfig)
     if session not in settings and heartbeat not in settings:
         return
     timeout, interval = (
-        int(settings[name]) if name in settings else int(config.get(f"group.{name}")) for name in (session, heartbeat)
+        parse(GROUP_KEYS[name], settings[name]) if name in settings else config.get(f"group.{name}")
+        for name in (session, heartbeat)
     )
+    assert isinstance(timeout, int)
+    assert isinstance(interval, int)
     if timeout <= interval:
         raise InvalidValue(session, timeout, f"it has to be more than {heartbeat}, which is {interval}")
 

@@ -7,6 +7,7 @@ does not notify a process of another process's commit.
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final, TypeVar
+from urllib.parse import quote
 
 from tidelog.metadata.store import (
     Lease,
@@ -14,10 +15,11 @@ from tidelog.metadata.store import (
     PositionTaken,
     Snapshot,
     StoredEntry,
+    StoredJournal,
     StoreFailed,
     StoreUnavailable,
 )
-from tidelog.runtime.interfaces import Clock, Tasks
+from tidelog.runtime.interfaces import Clock, Disk, Tasks
 
 if TYPE_CHECKING:
     import sqlite3
@@ -32,6 +34,8 @@ BUSY_MS: Final = 5000
 """Longest time that a call waits for another process's commit."""
 POLL_MIN_S: Final = 0.01
 POLL_MAX_S: Final = 0.25
+NO_LIMIT: Final = -1
+"""As SQLite's LIMIT has it."""
 
 SCHEMA: Final = """
 CREATE TABLE journal (position INTEGER PRIMARY KEY, data BLOB NOT NULL);
@@ -43,11 +47,15 @@ CREATE TABLE leases (name TEXT PRIMARY KEY, holder TEXT NOT NULL, epoch INTEGER 
 class SqliteStore:
     """`Store` in the file at `path`, which is created at the first use."""
 
-    def __init__(self, path: str, clock: Clock, tasks: Tasks) -> None:
+    def __init__(self, path: str, clock: Clock, tasks: Tasks, disk: Disk) -> None:
         self.path = path
         self._clock = clock
         self._tasks = tasks
+        self._disk = disk
         self._connection: sqlite3.Connection | None = None
+
+    async def look(self) -> StoredJournal | None:
+        return await self._tasks.run_blocking(self._look, lane=LANE)
 
     async def append(self, position: int, data: bytes, lease: Lease) -> None:
         await self._run(self._append, position, data, lease)
@@ -85,15 +93,37 @@ class SqliteStore:
         return await self._tasks.run_blocking(self._guarded, function, *args, lane=LANE)
 
     def _guarded(self, function: Callable[..., T], *args: object) -> T:
+        with self._errors_told():
+            return function(self._open(), *args)
+
+    @contextmanager
+    def _errors_told(self) -> Iterator[None]:
         import sqlite3
 
         try:
-            return function(self._open(), *args)
+            yield
         except sqlite3.Error as error:
             # SQLite has rolled the transaction back on both errors, so the store is unchanged.
             if getattr(error, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_BUSY):
                 raise StoreUnavailable(f"{self.path}: {error}") from error
             raise StoreFailed(f"{self.path}: {error}") from error
+
+    def _look(self) -> StoredJournal | None:
+        import sqlite3
+
+        # After a crash the file is whole together with its -wal only, and SQLite joins the two by writing.
+        if not self._disk.exists(self.path) or self._disk.exists(f"{self.path}-wal"):
+            return None
+        with self._errors_told():
+            # "immutable": SQLite takes no lock, and makes no files beside this one.
+            connection = sqlite3.connect(f"file:{quote(self.path)}?immutable=1", uri=True, isolation_level=None)
+            try:
+                if not self._is_made(connection):
+                    return None
+                snapshot = self._snapshot(connection)
+                return StoredJournal(snapshot, self._read(connection, snapshot.position if snapshot else 0, NO_LIMIT))
+            finally:
+                connection.close()
 
     def _open(self) -> "sqlite3.Connection":
         if self._connection is None:
@@ -112,17 +142,23 @@ class SqliteStore:
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = FULL")
         with _transaction(connection):
-            (application,) = connection.execute("PRAGMA application_id").fetchone()
-            (version,) = connection.execute("PRAGMA user_version").fetchone()
-            if version == 0 and application == 0:
+            if not self._is_made(connection):
                 for statement in SCHEMA.split(";"):
                     connection.execute(statement)
                 connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
                 connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
-            elif application != APPLICATION_ID:
-                raise StoreFailed(f"{self.path} is not a metadata store of Tidelog")
-            elif version > SCHEMA_VERSION:
-                raise StoreFailed(f"{self.path} was written by a newer Tidelog: upgrade this one")
+
+    def _is_made(self, connection: "sqlite3.Connection") -> bool:
+        """Whether the file has the tables. Raises StoreFailed for a file of another program or of a newer Tidelog."""
+        (application,) = connection.execute("PRAGMA application_id").fetchone()
+        (version,) = connection.execute("PRAGMA user_version").fetchone()
+        if version == 0 and application == 0:
+            return False
+        if application != APPLICATION_ID:
+            raise StoreFailed(f"{self.path} is not a metadata store of Tidelog")
+        if version > SCHEMA_VERSION:
+            raise StoreFailed(f"{self.path} was written by a newer Tidelog: upgrade this one")
+        return True
 
     def _append(self, connection: "sqlite3.Connection", position: int, data: bytes, lease: Lease) -> None:
         with _transaction(connection):

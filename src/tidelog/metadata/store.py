@@ -41,12 +41,24 @@ class Lease(NamedTuple):
     """Incremented whenever the lease is acquired."""
 
 
+class StoredJournal(NamedTuple):
+    snapshot: Snapshot | None
+    entries: list[StoredEntry]
+    """Those behind the snapshot, in order."""
+
+
 class Store(Protocol):
     """A journal of entries at positions 0, 1, 2 ..., a snapshot of it, and leases.
 
     Every method may raise StoreUnavailable or StoreFailed. When a method returns, its change is durable and visible to
     every broker.
     """
+
+    async def look(self) -> StoredJournal | None:
+        """What is stored, without a change of anything on the disk; None where it cannot be read without one.
+
+        Raises StoreFailed for what is no store of this kind, or damaged.
+        """
 
     async def append(self, position: int, data: bytes, lease: Lease) -> None:
         """Append an entry at `position`.

@@ -6,7 +6,7 @@ ones in `tidelog.simulation`.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self, TypeAlias, TypeVar
 
 if TYPE_CHECKING:
     from tidelog.runtime.turns import Turns
@@ -292,9 +292,14 @@ class AnsweringReceiver(Receiver, Protocol):
 
 
 class Listener(Protocol):
+    """An address of this machine that nobody else can listen on. Who connects before `listen` is refused."""
+
     host: str
     port: int
     """The real port, also when 0 was asked for."""
+
+    def listen(self, receiver: Callable[[], Receiver]) -> Self:
+        """Start to accept connections; `receiver` makes the receiver of each. Raises OSError."""
 
     def pause(self, delay_s: float) -> None:
         """Accept no connection for `delay_s`. Connections wait meanwhile in the kernel's backlog while it has room."""
@@ -304,11 +309,11 @@ class Listener(Protocol):
 
 
 class Network(Protocol):
-    async def listen(self, host: str, port: int, receiver: Callable[[], Receiver]) -> Listener:
-        """Accept connections; `receiver` makes the receiver of each. Raises OSError (EADDRINUSE ...).
+    async def bind(self, host: str, port: int) -> Listener:
+        """Bind an address, without listening yet. Raises OSError (EADDRINUSE ...).
 
-        A host name is resolved once, now, and the listener binds every address of it with the same port. "" means
-        every address of the machine.
+        A host name is resolved once, now, and every address of it is bound with the same port. "" means every
+        address of the machine.
         """
 
     async def connect(self, host: str, port: int, receiver: Receiver) -> Stream:

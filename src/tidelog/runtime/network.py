@@ -10,6 +10,7 @@ import logging
 import socket
 import sys
 from collections.abc import Callable
+from typing import Self
 
 from tidelog.runtime.interfaces import Receiver, Tasks
 from tidelog.runtime.resets import Resets
@@ -46,18 +47,26 @@ class SocketListener:
         host: str,
         port: int,
         sockets: list[socket.socket],
-        receiver: Callable[[], Receiver],
     ) -> None:
         self.host = host
         self.port = port
         self._network = network
         self._sockets = sockets
-        self._receiver = receiver
+        self._receiver: Callable[[], Receiver] | None = None
         self._starved_since: float | None = None
         self._retry: asyncio.Handle | None = None
         self._paused = False
 
-    def start(self) -> None:
+    def listen(self, receiver: Callable[[], Receiver]) -> Self:
+        for listening in self._sockets:
+            # Connections have it from here: those that are closed keep nobody from this port, a restarted broker say.
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listening.listen(LISTEN_BACKLOG)
+        self._receiver = receiver
+        self._start()
+        return self
+
+    def _start(self) -> None:
         for listening in self._sockets:
             self._network.loop.add_reader(listening.fileno(), self._accept, listening)
 
@@ -89,12 +98,13 @@ class SocketListener:
     def _try_again(self) -> None:
         self._retry = None
         self._paused = False
-        self.start()
+        self._start()
         for listening in self._sockets:
             if self._retry is None:
                 self._accept(listening)
 
     def _accept(self, listening: socket.socket) -> None:
+        assert self._receiver is not None
         for _ in range(ACCEPTS_PER_TURN):
             try:
                 connection, _address = listening.accept()
@@ -140,12 +150,11 @@ class SocketNetwork:
     def connection_count(self) -> int:
         return len(self._streams)
 
-    async def listen(self, host: str, port: int, receiver: Callable[[], Receiver]) -> SocketListener:
+    async def bind(self, host: str, port: int) -> SocketListener:
         addresses = await self._resolve(host, port, socket.AI_PASSIVE)
-        sockets = _listen_on_all(addresses, port)
-        listener = SocketListener(self, host, sockets[0].getsockname()[1], sockets, receiver)
+        sockets = _bind_all(addresses, port)
+        listener = SocketListener(self, host, sockets[0].getsockname()[1], sockets)
         self._listeners[listener] = None
-        listener.start()
         return listener
 
     async def connect(self, host: str, port: int, receiver: Receiver) -> SocketStream:
@@ -216,8 +225,10 @@ class SocketNetwork:
         return list(dict.fromkeys((family, address) for family, _type, _protocol, _name, address in results))
 
 
-def _listen_on_all(addresses: list[tuple[int, tuple[object, ...]]], port: int) -> list[socket.socket]:
-    """Listen on each of the addresses that this machine has, all on the same port. Raises OSError."""
+def _bind_all(addresses: list[tuple[int, tuple[object, ...]]], port: int) -> list[socket.socket]:
+    """Bind a socket to each of the addresses that this machine has, all with the same port. Raises OSError and binds
+    none then.
+    """
     failure: OSError | None = None
     for _ in range(PORT_ATTEMPTS if port == 0 else 1):
         sockets: list[socket.socket] = []
@@ -227,7 +238,7 @@ def _listen_on_all(addresses: list[tuple[int, tuple[object, ...]]], port: int) -
                 try:
                     # "::" alone also accepts IPv4; beside another address each socket accepts its own family only.
                     dual = len(addresses) == 1 and address[0] == "::"
-                    sockets.append(_listen_on(family, (address[0], chosen, *address[2:]), dual=dual))
+                    sockets.append(_bind(family, (address[0], chosen, *address[2:]), dual=dual))
                     chosen = sockets[0].getsockname()[1]
                 except OSError as error:
                     if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
@@ -244,19 +255,28 @@ def _listen_on_all(addresses: list[tuple[int, tuple[object, ...]]], port: int) -
     raise failure or OSError(errno.EADDRNOTAVAIL, "no address to listen on")
 
 
-def _listen_on(family: int, address: tuple[object, ...], *, dual: bool) -> socket.socket:
-    listening = socket.socket(family, socket.SOCK_STREAM)
+def _bind(family: int, address: tuple[object, ...], *, dual: bool) -> socket.socket:
+    """A socket that has the address, to itself as long as it does not listen, too.
+
+    With SO_REUSEADDR two sockets could take one address, and the second one to listen would fail, which is too late. It
+    is needed only where connections of an earlier process linger.
+    """
+    bound = socket.socket(family, socket.SOCK_STREAM)
     try:
-        listening.setblocking(False)
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.setblocking(False)
         if family == socket.AF_INET6:
-            listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0 if dual else 1)
-        listening.bind(address)
-        listening.listen(LISTEN_BACKLOG)
+            bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0 if dual else 1)
+        try:
+            bound.bind(address)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            bound.bind(address)
     except BaseException:
-        listening.close()
+        bound.close()
         raise
-    return listening
+    return bound
 
 
 def _tune(connection: socket.socket, peer_host: str) -> None:

@@ -8,6 +8,7 @@ import os
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Self
 
 from tidelog.runtime.interfaces import Receiver
 from tidelog.simulation.loop import SimLoop
@@ -42,8 +43,14 @@ class SimListener:
     host: str
     address: str
     port: int
-    receiver: Callable[[], Receiver]
+    receiver: Callable[[], Receiver] | None = None
+    """None before `listen`."""
     paused_until_s: float = 0.0
+
+    def listen(self, receiver: Callable[[], Receiver]) -> Self:
+        self.receiver = receiver
+        self.network.note("net.listen", f"{self.address}:{self.port}")
+        return self
 
     def pause(self, delay_s: float) -> None:
         self.paused_until_s = self.network.loop_time() + delay_s
@@ -155,7 +162,7 @@ class HostNetwork:
         self._network = network
         self._next_port = FIRST_EPHEMERAL_PORT + network.rng.randrange(1000)
 
-    async def listen(self, host: str, port: int, receiver: Callable[[], Receiver]) -> SimListener:
+    async def bind(self, host: str, port: int) -> SimListener:
         self._check_alive()
         if host in ANY_ADDRESS:
             address = "*"
@@ -170,10 +177,12 @@ class HostNetwork:
         for taken, taken_port in self.listeners:
             if taken_port == port and (taken == address or "*" in (taken, address)):
                 raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
-        listener = SimListener(self, host, address, port, receiver)
+        listener = SimListener(self, host, address, port)
         self.listeners[address, port] = listener
-        self._network.trace.note(self.host, "net.listen", f"{address}:{port}")
         return listener
+
+    def note(self, event: str, detail: str) -> None:
+        self._network.trace.note(self.host, event, detail)
 
     async def connect(self, host: str, port: int, receiver: Receiver) -> SimStream:
         self._check_alive()
@@ -221,7 +230,9 @@ class HostNetwork:
         self.streams.clear()
 
     def listener(self, address: str, port: int) -> SimListener | None:
-        return self.listeners.get((address, port)) or self.listeners.get(("*", port))
+        """That which accepts there."""
+        found = self.listeners.get((address, port)) or self.listeners.get(("*", port))
+        return found if found is not None and found.receiver is not None else None
 
     def _established(
         self, process: "HostNetwork", listener: SimListener, receiver: Receiver, local: str, peer: str
@@ -231,6 +242,7 @@ class HostNetwork:
         here.join(there)
         there.join(here)
         self._network.trace.note(self.host, "net.connect", f"{local}>{peer}")
+        assert listener.receiver is not None
         there.start(listener.receiver)
         here.start(lambda: receiver)
         return here

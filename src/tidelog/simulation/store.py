@@ -50,6 +50,9 @@ class SimStore:
         self._leases: dict[str, tuple[Lease, int | None]] = {}
         self._waiting: list[tuple[int, asyncio.Future[None]]] = []
 
+    async def look(self) -> None:
+        """Nothing: a torn last frame would have to be cut off."""
+
     async def append(self, position: int, data: bytes, lease: Lease) -> None:
         await self._run(self._append, position, data, lease)
         due = [future for wanted, future in self._waiting if wanted <= position]

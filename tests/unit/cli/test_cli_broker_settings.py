@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tidelog.cli.broker_settings import BrokerSetting, Layer, in_force, in_unit_of, set_by
+from tidelog.cli.broker_settings import BrokerSetting, Layer, in_force, in_unit_of, set_by, shown_value
 from tidelog.cli.main import main
 from tidelog.testing import Broker
 
@@ -118,3 +118,10 @@ def test_what_a_topic_has_from_its_broker_is_shown_with_it(bootstrap: str, capsy
     assert found["retention.ms"] == ("1000", "topic")
     assert found["segment.bytes"] == ("2000000", "broker's start settings")
     assert "default" not in {origin for _, origin in found.values()}
+
+
+def test_a_secret_that_was_set_is_not_printed() -> None:
+    assert shown_value("sasl.jaas.config", "hush") == "(hidden)"
+    assert shown_value("listener.name.sasl_ssl.plain.sasl.jaas.config", "hush") == "(hidden)"
+    assert shown_value("log.retention.ms", "5") == "5"
+    assert shown_value("retention.ms", "5") == "5"

@@ -10,10 +10,13 @@ from tidelog.config.describe import (
     created_topic,
     describe_broker,
     describe_brokers_default,
+    describe_group,
     describe_topic,
 )
 from tidelog.config.key import normal_text, parse
 from tidelog.config.keys import BROKER_KEYS, TOPIC_KEYS
+
+LISTENER = "listener.name.plaintext"
 
 
 def broker(static: dict[str, str]) -> BrokerConfig:
@@ -158,6 +161,56 @@ def test_a_topics_setting(
             ("5", 4, [("log.roll.jitter.ms", "5", 4), ("log.roll.jitter.hours", "0", 5)]),
         ),
         ({"node.id": "1"}, {}, {}, "node.id", ("1", 4, [("node.id", "1", 4)])),
+        ({}, {}, {}, "node.id", ("1", 5, [("node.id", "1", 5)])),
+        ({"process.roles": "broker"}, {}, {}, "process.roles", ("broker", 4, [("process.roles", "broker", 4)])),
+        ({}, {}, {}, "process.roles", ("broker,controller", 5, [("process.roles", "broker,controller", 5)])),
+        ({}, {}, {}, "advertised.listeners", (None, 5, [])),
+        ({}, {}, {}, "controller.listener.names", (None, 5, [])),
+        (
+            {"controller.listener.names": "CONTROLLER"},
+            {},
+            {},
+            "controller.listener.names",
+            ("CONTROLLER", 4, [("controller.listener.names", "CONTROLLER", 4)]),
+        ),
+        (
+            {"log.cleanup.policy": "delete , delete"},
+            {},
+            {"log.cleanup.policy": " compact ,delete"},
+            "log.cleanup.policy",
+            (
+                "compact,delete",
+                2,
+                [
+                    ("log.cleanup.policy", " compact ,delete", 2),
+                    ("log.cleanup.policy", "delete , delete", 4),
+                    ("log.cleanup.policy", "delete", 5),
+                ],
+            ),
+        ),
+        (
+            {"max.connections": "6"},
+            {f"{LISTENER}.max.connections": " 5"},
+            {f"{LISTENER}.max.connections": "+4"},
+            f"{LISTENER}.max.connections",
+            (
+                "+4",
+                2,
+                [
+                    (f"{LISTENER}.max.connections", "+4", 2),
+                    (f"{LISTENER}.max.connections", " 5", 3),
+                    ("max.connections", "6", 4),
+                    ("max.connections", "2147483647", 5),
+                ],
+            ),
+        ),
+        (
+            {},
+            {},
+            {f"{LISTENER}.ssl.keystore.password": "hush"},
+            f"{LISTENER}.ssl.keystore.password",
+            (None, 2, [(f"{LISTENER}.ssl.keystore.password", None, 2)]),
+        ),
         ({"broker.id": "1"}, {}, {}, "broker.id", ("1", 4, [("broker.id", "1", 4), ("broker.id", "-1", 5)])),
         ({"ssl.key.password": "secret"}, {}, {}, "ssl.key.password", (None, 4, [("ssl.key.password", None, 4)])),
         (
@@ -193,6 +246,24 @@ def test_all_settings_are_listed_but_hidden_ones() -> None:
     assert describe_topic({}, config, ["internal.segment.bytes"]) == []
     small = only(describe_topic({"internal.segment.bytes": "500"}, config, ["internal.segment.bytes"]))
     assert told(small) == ("500", 1, [("internal.segment.bytes", "500", 1)])
+
+
+def test_settings_of_single_listeners_are_described_where_they_are_set() -> None:
+    config = broker({})
+    name = f"{LISTENER}.ssl.client.auth"
+    assert describe_broker(config, [name, f"{LISTENER}.nope"]) == []
+    config.apply_dynamic({}, {name: "required"})
+    described = only(describe_broker(config, [name]))
+    assert (described.read_only, described.key.effect, described.key.type.name) == (True, False, "STRING")
+    assert name in [each.key.name for each in describe_broker(config, None)]
+    assert told(only(describe_brokers_default({name: "none"}, None))) == ("none", 3, [(name, "none", 3)])
+
+
+def test_a_group_has_the_brokers_value_as_it_is_read() -> None:
+    config = broker({"group.consumer.session.timeout.ms": " +50000"})
+    described = only(describe_group({}, config, ["consumer.session.timeout.ms"]))
+    assert told(described)[:2] == ("50000", 4)
+    assert described.synonyms[0].value == " +50000"
 
 
 def test_names_are_picked_once_and_unknown_ones_left_out() -> None:

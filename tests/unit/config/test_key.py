@@ -14,6 +14,7 @@ from tidelog.config.key import (
     OneOf,
     OneOfIgnoringCase,
     PerAddress,
+    SomeItems,
     ThrottledReplicas,
     Type,
     Valid,
@@ -30,6 +31,8 @@ from tidelog.config.key import (
         (Type.INT, " 7 ", 7),
         (Type.INT, "+7", 7),
         (Type.INT, "-2147483648", -(1 << 31)),
+        (Type.INT, "٣", 3),
+        (Type.INT, "0" * 300 + "3", 3),
         (Type.SHORT, "32767", 32767),
         (Type.LONG, "9223372036854775807", (1 << 63) - 1),
         (Type.LONG, "5\n", 5),
@@ -42,6 +45,7 @@ from tidelog.config.key import (
         (Type.PASSWORD, "secret", "secret"),
         (Type.LIST, "", []),
         (Type.LIST, " a , b,c ", ["a", "b", "c"]),
+        (Type.LIST, "b,a,b", ["b", "a"]),
     ],
 )
 def test_texts_are_read(type_: Type, text: str, value: Value) -> None:
@@ -60,7 +64,10 @@ def test_texts_are_read(type_: Type, text: str, value: Value) -> None:
         (Type.LONG, "99999999999999999999", "Not a number of type LONG"),
         (Type.LONG, "9" * 5000, "Not a number of type LONG"),
         (Type.LONG, "-", "Not a number of type LONG"),
-        (Type.INT, "٣", "Not a number of type INT"),
+        (Type.INT, "\N{MATHEMATICAL BOLD DIGIT THREE}", "Not a number of type INT"),
+        (Type.INT, "\N{NO-BREAK SPACE}3", "Not a number of type INT"),
+        (Type.CLASS, "", "it is no name of a Java class"),
+        (Type.CLASS, "a/b", "it is no name of a Java class"),
         (Type.DOUBLE, "x", "Not a number of type DOUBLE"),
         (Type.DOUBLE, "nan", "Not a number of type DOUBLE"),
         (Type.DOUBLE, "1_0.0", "Not a number of type DOUBLE"),
@@ -88,6 +95,8 @@ def test_texts_are_refused(type_: Type, text: str, reason: str) -> None:
         (Type.STRING, OneOfIgnoringCase(("A",)), "b", "b: String must be one of (case insensitive): A"),
         (Type.LIST, ListOf(("a", "b")), "a,c", "c: String must be one of: a, b"),
         (Type.STRING, NonEmpty(), " ", ": String must be non-empty"),
+        (Type.LIST, SomeItems(), " ", "[]: the list must not be empty"),
+        (Type.LIST, ListOf(("a", "b"), empty=False), "", "[]: the list must not be empty"),
         (Type.LIST, ThrottledReplicas(), "0:1,x", "[0:1, x]: takes * or a list of PARTITION:BROKER"),
     ],
 )
@@ -106,7 +115,9 @@ def test_values_out_of_range_are_refused(type_: Type, valid: Valid, text: str, r
         (BetweenOr(1, 9, -1), Type.INT, ["1", "9", "-1"]),
         (OneOfIgnoringCase(("UPGRADE",)), Type.STRING, ["upgrade", "UPGRADE"]),
         (ListOf(("a", "b")), Type.LIST, ["", "a", "b,a", "a,a"]),
-        (ThrottledReplicas(), Type.LIST, ["", "*", "0:1", "0:1, 12:3"]),
+        (ThrottledReplicas(), Type.LIST, ["", "*", "0:1", "0:1, 12:3", "0:1,,0:1", ","]),
+        (SomeItems(), Type.LIST, ["a", "a,a"]),
+        (Between(0, 1), Type.DOUBLE, ["NaN"]),
     ],
 )
 def test_values_in_range_are_taken(valid: Valid, type_: Type, texts: list[str]) -> None:
@@ -133,7 +144,8 @@ def test_values_are_shown(value: Value, text: str | None) -> None:
         (12345678.9, "1.23456789E7"),
         (1.7976931348623157e308, "1.7976931348623157E308"),
         (-2.5e10, "-2.5E10"),
-        (5e-324, "5.0E-324"),
+        (5e-324, "4.9E-324"),
+        (float("nan"), "NaN"),
         (float("inf"), "Infinity"),
     ],
 )
@@ -141,9 +153,10 @@ def test_doubles_look_as_on_the_jvm(value: float, text: str) -> None:
     assert double_text(value) == text
 
 
-def test_a_choice_of_several_has_each_once() -> None:
+def test_a_list_has_each_item_once_but_for_throttled_replicas() -> None:
     assert parse(Key("k", Type.LIST, None, ListOf(("a", "b"))), "b,a,b") == ["b", "a"]
-    assert parse(Key("k", Type.LIST, None), "b,a,b") == ["b", "a", "b"]
+    assert parse(Key("k", Type.LIST, None), "b,a,b") == ["b", "a"]
+    assert parse(Key("k", Type.LIST, None, ThrottledReplicas()), "0:1,1:1,0:1") == ["0:1", "1:1", "0:1"]
 
 
 def test_passwords_are_sensitive() -> None:

@@ -22,9 +22,13 @@ from tidelog.config.key import (
 from tidelog.config.keys import (
     BROKER_KEYS,
     TOPIC_KEYS,
+    ChangedWhen,
     attribute,
+    broker_key,
     broker_synonyms,
+    changed_when,
     environment_name,
+    listener_base,
     nearest,
 )
 
@@ -44,7 +48,23 @@ OWN_DEFAULTS = {
     "listeners": "PLAINTEXT://127.0.0.1:9092",  # nobody else's machine is served unasked
     "log.dir": "tidelog-data",
     "node.id": "1",  # Kafka has to be told
+    "process.roles": "broker,controller",  # Kafka has to be told
 }
+READ_ONLY_HERE = {"listeners", "listener.security.protocol.map"}
+"""Kafka opens and closes listeners while it runs."""
+OF_LISTENERS = {
+    "ssl.key.password",
+    "ssl.keystore.certificate.chain",
+    "ssl.keystore.key",
+    "ssl.keystore.location",
+    "ssl.keystore.password",
+    "ssl.keystore.type",
+    "ssl.truststore.certificates",
+    "ssl.truststore.location",
+    "ssl.truststore.password",
+    "ssl.truststore.type",
+}
+"""Kafka says that they are not read-only, and then refuses them without the prefix of a listener."""
 
 
 class Recorded(NamedTuple):
@@ -104,6 +124,9 @@ def test_types_defaults_and_flags_are_kafkas() -> None:
         default = "\\N" if key.default is None else key.default
         if row.scope == "broker" and row.name in OWN_DEFAULTS:
             row = row._replace(default=OWN_DEFAULTS[row.name])
+        if row.name in READ_ONLY_HERE | OF_LISTENERS:
+            assert row.read_only == "no"
+            row = row._replace(read_only="yes")
         ours = (key.type.name, default, "yes" if key.read_only else "no", "yes" if key.sensitive else "no")
         assert ours == (row.type, row.default, row.read_only, row.sensitive), row.name
         synonyms = ",".join(f"{name}*{factor}" for name, factor in key.synonyms)
@@ -120,6 +143,40 @@ def test_ranges_are_kafkas() -> None:
 @pytest.mark.parametrize("key", [*TOPIC_KEYS.values(), *BROKER_KEYS.values()], ids=lambda key: key.name)
 def test_defaults_are_legal(key: Key) -> None:
     assert (default_value(key) is None) == (key.default is None)
+
+
+def test_what_is_altered_of_one_listener_only_is_told_as_read_only() -> None:
+    """So that nothing that DescribeConfigs calls alterable is refused."""
+    for key in BROKER_KEYS.values():
+        when = changed_when(key.name)
+        assert (when is ChangedWhen.OF_ONE_LISTENER) == (key.name in OF_LISTENERS)
+        assert key.read_only == (when in (ChangedWhen.AT_RESTART, ChangedWhen.OF_ONE_LISTENER)), key.name
+
+
+@pytest.mark.parametrize(
+    ("name", "base"),
+    [
+        ("listener.name.plaintext.ssl.keystore.location", "ssl.keystore.location"),
+        ("listener.name.PLAINTEXT.max.connections", "max.connections"),
+        ("listener.name..ssl.protocol", "ssl.protocol"),
+        ("listener.name.sasl_ssl.plain.sasl.jaas.config", "sasl.jaas.config"),
+        ("listener.name.x.scram-sha-256.connections.max.reauth.ms", "connections.max.reauth.ms"),
+        ("listener.name.a.b.ssl.protocol", None),
+        ("listener.name.a.plainsasl.jaas.config", None),
+        ("listener.name.a.no.such", None),
+        ("listener.name.a.", None),
+        ("listener.name.a", None),
+        ("LISTENER.NAME.a.ssl.protocol", None),
+        ("ssl.protocol", None),
+    ],
+)
+def test_settings_of_single_listeners(name: str, base: str | None) -> None:
+    assert listener_base(name) == base
+    key = broker_key(name)
+    if base is None:
+        assert key == BROKER_KEYS.get(name)
+    else:
+        assert key == BROKER_KEYS[base]._replace(name=name, default=None, effect=False, read_only=True, hidden=True)
 
 
 def test_topic_settings_take_their_defaults_from_settings_of_the_broker() -> None:

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from metadata_harness.builders import image, settings, topic, topic_id
-from tidelog.config.key import TEXT_BYTES_MAX
+from tidelog.config.describe import Source, Synonym, describe_broker, describe_group, describe_topic
+from tidelog.config.key import TEXT_BYTES_MAX, Type
 from tidelog.metadata import alterations
 from tidelog.metadata.alterations import Alteration, AlterationResult, Change, Operation
 from tidelog.metadata.controller import JournalDecision
@@ -18,6 +19,7 @@ from tidelog.model.steps import run_all
 REPLICAS = "leader.replication.throttled.replicas"
 SET, DELETE, APPEND, SUBTRACT = Operation.SET, Operation.DELETE, Operation.APPEND, Operation.SUBTRACT
 TOPIC, BROKER = 2, 4
+LISTENER = "listener.name.plaintext"
 
 
 def alter_configs(*arguments: Any, **options: Any) -> JournalDecision[list[AlterationResult]]:
@@ -61,8 +63,11 @@ def changed(number: int, setting: str, value: str | None) -> TopicConfigChanged:
         (on(TOPIC, "b", ("cleanup.policy", APPEND, "compact")), [changed(2, "cleanup.policy", "delete,compact")]),
         (on(TOPIC, "a", ("cleanup.policy", APPEND, "delete")), []),
         (on(TOPIC, "a", ("cleanup.policy", APPEND, "delete, compact")), [
-            changed(1, "cleanup.policy", "delete,compact"),
+            changed(1, "cleanup.policy", "delete, compact"),
         ]),
+        (on(TOPIC, "a", ("cleanup.policy", APPEND, ",")), []),
+        (on(TOPIC, "a", ("cleanup.policy", SUBTRACT, " delete ")), []),
+        (on(TOPIC, "a", ("cleanup.policy", SUBTRACT, "compact,,delete")), [changed(1, "cleanup.policy", "")]),
         (on(TOPIC, "b", (REPLICAS, APPEND, "1:1,2:2,1:1")), [changed(2, REPLICAS, "1:1,2:2")]),
         (on(TOPIC, "a", ("cleanup.policy", SUBTRACT, "delete")), [changed(1, "cleanup.policy", "")]),
         (on(TOPIC, "a", ("cleanup.policy", SUBTRACT, "nope")), []),
@@ -83,6 +88,17 @@ def changed(number: int, setting: str, value: str | None) -> TopicConfigChanged:
             BrokerConfigChanged("1", "leader.replication.throttled.rate", "5"),
         ]),
         (on(BROKER, "1", ("num.io.threads", SET, "4")), [BrokerConfigChanged("1", "num.io.threads", "4")]),
+        (on(BROKER, "1", ("ssl.protocol", SET, "TLSv1.2")), [BrokerConfigChanged("1", "ssl.protocol", "TLSv1.2")]),
+        (on(BROKER, "1", ("sasl.enabled.mechanisms", APPEND, "PLAIN")), [
+            BrokerConfigChanged("1", "sasl.enabled.mechanisms", "GSSAPI,PLAIN"),
+        ]),
+        (on(BROKER, "1", (f"{LISTENER}.ssl.keystore.location", SET, "/k")), [
+            BrokerConfigChanged("1", f"{LISTENER}.ssl.keystore.location", "/k"),
+        ]),
+        (on(BROKER, "1", (f"{LISTENER}.ssl.keystore.location", DELETE, None)), []),
+        (on(BROKER, "", (f"{LISTENER}.max.connections", SET, "5")), [
+            BrokerConfigChanged("", f"{LISTENER}.max.connections", "5"),
+        ]),
     ],
 )  # fmt: skip
 def test_settings_are_changed(alteration: Alteration, records: list[JournalRecord]) -> None:
@@ -137,7 +153,18 @@ def test_each_item_that_is_subtracted_goes_once() -> None:
         (on(BROKER, "", ("num.partitions", SET, "5")), "INVALID_REQUEST"),
         (on(BROKER, "1", ("listeners", SET, "PLAINTEXT://h:1")), "INVALID_REQUEST"),
         (on(BROKER, "1", ("ssl.keystore.location", SET, "x")), "INVALID_REQUEST"),
-        (on(BROKER, "1", ("sasl.jaas.config", SET, "x")), "INVALID_REQUEST"),
+        (on(BROKER, "", ("ssl.protocol", SET, "TLSv1.2")), "INVALID_REQUEST"),
+        (on(BROKER, "", ("sasl.jaas.config", SET, "x")), "INVALID_REQUEST"),
+        (on(BROKER, "", ("principal.builder.class", SET, "a.B")), "INVALID_REQUEST"),
+        (on(BROKER, "1", ("principal.builder.class", SET, "a/B")), "INVALID_REQUEST"),
+        (on(BROKER, "1", ("ssl.client.auth", SET, "some")), "INVALID_REQUEST"),
+        (on(BROKER, "1", ("ssl.client.auth", APPEND, "none")), "INVALID_CONFIG"),
+        (on(BROKER, "", (f"{LISTENER}.ssl.keystore.location", SET, "/k")), "INVALID_REQUEST"),
+        (on(BROKER, "1", (f"{LISTENER}.ssl.client.auth", SET, "some")), "INVALID_REQUEST"),
+        (on(BROKER, "1", (f"{LISTENER}.ssl.cipher.suites", APPEND, "a")), "INVALID_CONFIG"),
+        (on(BROKER, "1", (f"{LISTENER}.nope", SET, "5")), "INVALID_CONFIG"),  # Kafka takes and keeps it
+        (on(BROKER, "1", (f"listener.name.{'x' * 300}.ssl.protocol", SET, "x")), "INVALID_CONFIG"),  # Kafka keeps it
+        (on(BROKER, "1", *((f"listener.name.{i}.ssl.protocol", SET, "x") for i in range(1001))), "POLICY_VIOLATION"),
         (on(BROKER, "1", ("max.connections", SET, "0")), "INVALID_REQUEST"),
         (on(BROKER, "1", ("nope", SET, "5")), "INVALID_CONFIG"),  # Kafka takes and keeps it
         (on(BROKER, "1", ("retention.ms", SET, "5")), "INVALID_CONFIG"),  # Kafka takes and keeps it
@@ -170,6 +197,73 @@ def test_a_resource_comes_once() -> None:
 def test_a_misspelt_setting_of_a_broker_is_answered_with_the_nearest() -> None:
     (result,) = alter_configs(cluster(), [on(BROKER, "1", ("log.retenton.ms", SET, "5"))], settings()).reply
     assert result.message == "there is no broker setting log.retenton.ms; did you mean log.retention.ms?"
+
+
+SECRETS = ("sasl.jaas.config", f"{LISTENER}.ssl.keystore.password", f"{LISTENER}.plain.sasl.jaas.config")
+
+
+@pytest.mark.parametrize("name", SECRETS)
+def test_of_a_secret_only_that_it_was_set_is_kept(name: str) -> None:
+    before = cluster()
+    decision = alter_configs(before, [on(BROKER, "1", (name, SET, "hush"))], settings())
+    assert decision.reply[0].error.name == "NONE"
+    assert decision.records == [BrokerConfigChanged("1", name, "")]
+    after = ImageBuilder(before).apply(decision.records).build()
+    config = settings()
+    config.apply_dynamic({}, after.broker_configs["1"])
+    (described,) = describe_broker(config, [name])
+    assert (described.value, described.source, described.key.sensitive) == (None, Source.DYNAMIC_BROKER, True)
+    assert described.synonyms == [Synonym(name, None, Source.DYNAMIC_BROKER)]
+    assert alter_configs(after, [on(BROKER, "1", (name, SET, "hush again"))], config).records == []
+    undone = alter_configs(after, [on(BROKER, "1", (name, DELETE, None))], config)
+    assert undone.records == [BrokerConfigChanged("1", name, None)]
+
+
+SAMPLES = {
+    Type.BOOLEAN: "true",
+    Type.STRING: "x",
+    Type.INT: "5",
+    Type.SHORT: "100",
+    Type.LONG: "5",
+    Type.DOUBLE: "0.5",
+    Type.LIST: "a,b",
+    Type.CLASS: "org.example.Builder",
+    Type.PASSWORD: "hush",
+}
+
+
+def test_what_is_described_as_alterable_is_altered() -> None:
+    """Every setting of the broker that is not read-only, by its own value and by another where any would do."""
+    config, known = settings(), cluster()
+    taken = []
+    for described in describe_broker(config, None):
+        if described.read_only:
+            continue
+        name, key = described.key.name, described.key
+        values = [described.value] if described.value is not None else []
+        if key.valid is None and name not in ("cordoned.log.dirs", "log.cleaner.dedupe.buffer.size"):
+            values.append(SAMPLES[key.type])
+        for value in values:
+            (result,) = alter_configs(known, [on(BROKER, "1", (name, SET, value))], config).reply
+            assert result.error.name == "NONE", (name, value, result.message)
+        taken += [name] if values else []
+    assert len(taken) == len([each for each in describe_broker(config, None) if not each.read_only])
+    assert {"sasl.jaas.config", "ssl.provider", "principal.builder.class", "log.retention.ms"} <= set(taken)
+
+
+def test_what_is_described_as_alterable_is_altered_of_topics_and_groups() -> None:
+    config, known = settings(), cluster()
+    for resource, name, found in (
+        (TOPIC, "b", describe_topic({}, config, None)),
+        (32, "g", describe_group({}, config, None)),
+    ):
+        for described in found:
+            assert not described.read_only
+            if described.value is not None:
+                (result,) = alter_configs(
+                    known, [on(resource, name, (described.key.name, SET, described.value))], config
+                ).reply
+                assert result.error.name == "NONE", (described, result.message)
 
 
 def test_a_secret_is_in_no_message() -> None:

@@ -15,6 +15,7 @@ import pytest
 
 from tidelog.metadata.sqlite import APPLICATION_ID, SqliteStore
 from tidelog.metadata.store import Lease, LeaseLost, PositionTaken, Snapshot, StoredEntry, StoreFailed, StoreUnavailable
+from tidelog.runtime.disk import LocalDisk
 from tidelog.runtime.tasks import LoopTasks
 
 
@@ -34,7 +35,7 @@ class Clock:
 @asynccontextmanager
 async def opened(path: Path, clock: Clock | None = None) -> AsyncIterator[SqliteStore]:
     tasks = LoopTasks(asyncio.get_running_loop())
-    store = SqliteStore(str(path), clock or Clock(), tasks)
+    store = SqliteStore(str(path), clock or Clock(), tasks, LocalDisk())
     try:
         yield store
     finally:
@@ -173,6 +174,39 @@ def test_a_snapshot_takes_the_place_of_the_entries_that_it_covers(path: Path) ->
     run(scenario)
 
 
+def test_a_look_finds_everything_and_changes_nothing(path: Path) -> None:
+    async def scenario() -> None:
+        async with opened(path) as store:
+            assert await store.look() is None
+            assert not path.exists()
+            lease = await taken(store)
+            for position in range(3):
+                await store.append(position, b"%d" % position, lease)
+            await store.save_snapshot(Snapshot(2, b"two"))
+            assert await store.look() is None  # what is in the -wal cannot be read without a change
+        before = path.stat()
+        async with opened(path) as store:
+            stored = await store.look()
+            assert stored == (Snapshot(2, b"two"), [StoredEntry(2, b"2")])
+        assert path.stat().st_mtime_ns == before.st_mtime_ns
+        assert [each.name for each in path.parent.iterdir()] == [path.name]
+
+    run(scenario)
+
+
+def test_a_look_at_what_is_no_store_says_so(path: Path) -> None:
+    content = b"no database at all, but long enough for a header" * 20
+    path.write_bytes(content)
+
+    async def scenario() -> None:
+        async with opened(path) as store:
+            with pytest.raises(StoreFailed, match=r"metadata\.sqlite"):
+                await store.look()
+
+    run(scenario)
+    assert path.read_bytes() == content
+
+
 def test_the_file_stays_small_when_it_is_trimmed(path: Path) -> None:
     async def scenario() -> None:
         async with opened(path) as store:
@@ -280,11 +314,12 @@ import asyncio, sys
 from tidelog.metadata.sqlite import SqliteStore
 from tidelog.metadata.store import Lease, PositionTaken
 from tidelog.runtime.clock import SystemClock
+from tidelog.runtime.disk import LocalDisk
 from tidelog.runtime.tasks import LoopTasks
 
 async def main(path, name, count):
     tasks = LoopTasks(asyncio.get_running_loop())
-    store = SqliteStore(path, SystemClock(), tasks)
+    store = SqliteStore(path, SystemClock(), tasks, LocalDisk())
     lease = Lease("controller", "shared", 1)
     position = won = 0
     while won < count:

@@ -173,12 +173,12 @@ def test_refusals_are_os_errors(run: Run) -> None:
         server = await Server().start(runtime)
         port = server.listener.port
         with pytest.raises(OSError) as busy:
-            await runtime.network.listen("127.0.0.1", port, Peer)
+            (await runtime.network.bind("127.0.0.1", port)).listen(Peer)
         assert busy.value.errno == errno.EADDRINUSE
         with pytest.raises(OSError):
-            await runtime.network.listen("192.0.2.1", 0, Peer)  # TEST-NET-1: no machine has it
+            (await runtime.network.bind("192.0.2.1", 0)).listen(Peer)  # TEST-NET-1: no machine has it
         with pytest.raises(OSError):
-            await runtime.network.listen("no-such-host.invalid", 0, Peer)
+            (await runtime.network.bind("no-such-host.invalid", 0)).listen(Peer)
         client = Peer()
         await runtime.network.connect("127.0.0.1", port, client)
         while not server.peers:

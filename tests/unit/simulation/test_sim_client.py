@@ -76,7 +76,7 @@ class ScriptedBroker:
 
 async def client_of(runtime: Runtime, answer: Callable[[Message], Message | None]) -> tuple[SimClient, ScriptedBroker]:
     broker = ScriptedBroker(answer)
-    listener = await runtime.network.listen("127.0.0.1", 9092, lambda: broker)
+    listener = (await runtime.network.bind("127.0.0.1", 9092)).listen(lambda: broker)
     client = await SimClient.connect(runtime, "127.0.0.1", 9092)
     listener.close()
     return client, broker

@@ -23,7 +23,7 @@ async def pair(client: Runtime, server: Runtime, host: str = "b") -> tuple[Peer,
         accepted.append(Peer())
         return accepted[-1]
 
-    listener = await server.network.listen("0.0.0.0", 0, accept)
+    listener = (await server.network.bind("0.0.0.0", 0)).listen(accept)
     peer = Peer()
     await client.network.connect(host, listener.port, peer)
     listener.close()
@@ -191,7 +191,7 @@ def test_a_killed_process_is_heard_and_refuses() -> None:
 
         async def scenario() -> None:
             client, server = await pair(world.host("a").runtime, world.host("b").runtime)
-            port = (await world.host("b").runtime.network.listen("b", 0, Peer)).port
+            port = ((await world.host("b").runtime.network.bind("b", 0)).listen(Peer)).port
             world.host("b").kill()
             await client.until(lambda: bool(client.ends))
             assert (client.ends, server.ends) == ([None], [])
@@ -234,12 +234,12 @@ def test_addresses_and_ports() -> None:
             assert client.stream.peer == server.stream.local
             assert client.stream.peer.startswith(f"{b.address}:")
             assert server.stream.peer.startswith(f"{a.address}:")
-            local = await a.runtime.network.listen("127.0.0.1", 9092, Peer)
+            local = (await a.runtime.network.bind("127.0.0.1", 9092)).listen(Peer)
             with pytest.raises(OSError) as busy:
-                await a.runtime.network.listen("0.0.0.0", 9092, Peer)
+                (await a.runtime.network.bind("0.0.0.0", 9092)).listen(Peer)
             assert busy.value.errno == errno.EADDRINUSE
             with pytest.raises(OSError) as foreign:
-                await a.runtime.network.listen(b.address, 9092, Peer)
+                (await a.runtime.network.bind(b.address, 9092)).listen(Peer)
             assert foreign.value.errno == errno.EADDRNOTAVAIL
             with pytest.raises(OSError):
                 await a.runtime.network.connect("nobody", 1, Peer())
@@ -263,7 +263,7 @@ def test_a_failing_receiver_loses_its_connection_and_nothing_else(caplog: pytest
 
         async def scenario() -> None:
             a, b = world.host("a").runtime, world.host("b").runtime
-            listener = await b.network.listen("b", 0, Failing)
+            listener = (await b.network.bind("b", 0)).listen(Failing)
             client = Peer()
             stream = await a.network.connect("b", listener.port, client)
             stream.write([b"x"])

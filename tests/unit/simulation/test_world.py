@@ -83,7 +83,7 @@ def eventful_run(seed: int) -> str:
                 for server in servers:
                     runtime = server.runtime
                     server.disk.sync_dir("/")
-                    await runtime.network.listen("0.0.0.0", 9092, partial(LogServer, runtime))
+                    (await runtime.network.bind("0.0.0.0", 9092)).listen(partial(LogServer, runtime))
                 for server in servers:
                     stream = await client.network.connect(server.name, 9092, Client())
                     for _ in range(rng.randrange(20)):

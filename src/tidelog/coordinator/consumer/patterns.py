@@ -1,6 +1,7 @@
 """Subscription by regular expression: checked when a member brings one, resolved to topics a bounded piece at a time.
 
-The syntax is RE2's, whose matching time is linear in the text: no expression of a client can hold the loop for long.
+The syntax is that of RE2/J, as in Kafka; RE2 matches, whose time is linear in the text: no expression of a client can
+hold the loop for long.
 What an expression may cost is bounded too: its length, the memory of its program, and the work of one turn.
 """
 
@@ -8,6 +9,7 @@ from collections.abc import Callable, Container, Iterable
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+from tidelog.coordinator.consumer.pattern_syntax import InvalidPattern, as_re2
 from tidelog.coordinator.consumer.settings import PATTERN_LENGTH_MAX, PATTERNS_MAX
 from tidelog.coordinator.consumer.state import ConsumerGroup, Resolved
 from tidelog.coordinator.consumer.topics import metadata_hash
@@ -39,11 +41,11 @@ def compiled(pattern: str) -> Any:
     options.max_mem = PROGRAM_BYTES_MAX
     options.log_errors = False
     try:
-        return re2.compile(pattern, options)
-    except (re2.error, UnicodeError) as error:
-        reason = error.args[0] if error.args else error
-        told = reason.decode(errors="replace") if isinstance(reason, bytes) else str(reason)
-        raise _invalid(f"{pattern!r} is no regular expression that RE2 takes: {told}") from None
+        return re2.compile(as_re2(pattern), options)
+    except (re2.error, UnicodeError, InvalidPattern) as error:
+        given = error.args[0] if error.args else error
+        reason = given.decode(errors="replace") if isinstance(given, bytes) else str(given)
+        raise _invalid(f"{pattern!r} is no regular expression that RE2/J takes: {reason}") from None
 
 
 def check_pattern(group: ConsumerGroup, pattern: str) -> None:

@@ -14,7 +14,8 @@ class OffsetMap:
     __slots__ = ("keys_max", "latest_offset", "offsets")
 
     def __init__(self, bytes_max: int, load_factor: float) -> None:
-        self.keys_max = max(int(bytes_max * min(load_factor, 1.0)) // ENTRY_BYTES, 1)
+        share = min(load_factor, 1.0) if load_factor > 0 else 0.0  # NaN, which Kafka takes for a number, is none
+        self.keys_max = max(int(bytes_max * share) // ENTRY_BYTES, 1)
         self.offsets: dict[bytes, int] = {}
         self.latest_offset = -1
         """The last offset that has been looked at, also when it had no key."""

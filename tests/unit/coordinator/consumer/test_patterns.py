@@ -38,7 +38,7 @@ def beat_until(member: ConsumerMember, wanted: list[str], rounds: int = 50) -> N
 
 
 @pytest.mark.parametrize(
-    "pattern", ["(", "a(?=b)", r"(\w)\1", "[", "a" * (PATTERN_LENGTH_MAX + 1), "((a{100}){100}){100}"]
+    "pattern", ["(", "a(?=b)", r"(\w)\1", "[", "a" * (PATTERN_LENGTH_MAX + 1), r"\C", "(?<n>a)(?<n>b)"]
 )
 def test_what_re2_does_not_take_is_refused(pattern: str) -> None:
     on = stage(t=1)
@@ -47,6 +47,12 @@ def test_what_re2_does_not_take_is_refused(pattern: str) -> None:
     assert answer.code == ErrorCode.INVALID_REGULAR_EXPRESSION
     assert on.core.consumers.find("g") is None
     assert on.log == []
+
+
+def test_counts_that_re2_would_not_take_are_taken() -> None:
+    on = stage(**{"rx-a": 1, "rx-arx-aa": 1, "rx-b": 1})
+    beat_until(reader(on, "m", "(rx-a{0,1000}){0,1000}"), ["rx-a", "rx-arx-aa"])
+    beat_until(reader(on, "n", "((a{100}){100}){100}"), [])
 
 
 def test_an_expression_means_whole_names_and_topics_that_come_later() -> None:

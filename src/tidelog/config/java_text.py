@@ -1,0 +1,119 @@
+"""Texts of settings as Java reads and writes them: numbers, booleans, lists, names of classes.
+
+Kafka reads a setting with `ConfigDef.parseType`, and a file that works there has to mean the same here.
+"""
+
+import re
+import unicodedata
+
+TRIMMED = "".join(map(chr, range(0x21)))
+"""What `String.trim()` removes at both ends: U+0020 and everything below it, and no other space."""
+_LIST_SPACE = " \t\n\x0b\f\r"
+"""What Java's regular expressions call `\\s`."""
+_INTEGER = re.compile(r"[+-]?\d+")
+_DIGITS_MAX = 19
+"""Of the largest LONG."""
+_DOUBLE = re.compile(
+    r"(?P<sign>[+-]?)(?:(?P<name>NaN|Infinity)"
+    r"|(?P<hex>0[xX](?:[0-9a-fA-F]+\.?[0-9a-fA-F]*|\.[0-9a-fA-F]+)[pP][+-]?[0-9]+)[fFdD]?"
+    r"|(?P<decimal>(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)[fFdD]?)"
+)
+_CLASS = re.compile(r"[^\W\d][\w$]*(?:[.$][^\W\d][\w$]*)*")
+_PRIMITIVES = ("boolean", "byte", "char", "double", "float", "int", "long", "short", "void")
+
+
+def trimmed(text: str) -> str:
+    """`String.trim()`."""
+    return text.strip(TRIMMED)
+
+
+def integer(text: str, bits: int) -> int | None:
+    """A trimmed text as `Integer.parseInt` and its relatives read it; None where they throw.
+
+    Java reads the decimal digits of every script, but only those of one UTF-16 unit.
+    """
+    if not _INTEGER.fullmatch(text) or max(text) > "\uffff":
+        return None
+    negative = text[0] == "-"
+    digits = text.lstrip("+-")
+    if not digits.isascii():
+        digits = "".join(str(unicodedata.decimal(digit)) for digit in digits)
+    digits = digits.lstrip("0") or "0"
+    if len(digits) > _DIGITS_MAX:
+        return None
+    value = -int(digits) if negative else int(digits)
+    limit = 1 << (bits - 1)
+    return value if -limit <= value < limit else None
+
+
+def double(text: str) -> float | None:
+    """A trimmed text as `Double.parseDouble` reads it; None where that throws."""
+    match = _DOUBLE.fullmatch(text)
+    if match is None:
+        return None
+    if match["name"] == "NaN":
+        return float("nan")
+    if match["name"]:
+        value = float("inf")
+    elif match["decimal"]:
+        value = float(match["decimal"])
+    else:
+        value = _hexadecimal(match["hex"])
+    return -value if match["sign"] == "-" else value
+
+
+def _hexadecimal(text: str) -> float:
+    try:
+        return float.fromhex(text)
+    except OverflowError:
+        return float("inf")
+
+
+def double_text(value: float) -> str:
+    """`Double.toString`: 0.5, 100.0, 1.0E7, 1.0E-4, NaN."""
+    if value != value:
+        return "NaN"
+    if value == 0 or 1e-3 <= abs(value) < 1e7:
+        return repr(value)
+    sign = "-" if value < 0 else ""
+    if abs(value) == float("inf"):
+        return f"{sign}Infinity"
+    mantissa, _, exponent = repr(abs(value)).partition("e")
+    whole, _, fraction = mantissa.partition(".")
+    digits = (whole + fraction).lstrip("0")
+    power = len(digits) - len(fraction) - 1 + int(exponent or 0)
+    digits = digits.rstrip("0")
+    if len(digits) == 1:
+        # Java writes at least two digits, and takes those that are nearest to the value: 4.9E-324, not 5.0E-324.
+        two = f"{abs(value):.1e}"
+        if float(two) == abs(value):
+            return f"{sign}{two[:3]}E{int(two[4:])}"
+    return f"{sign}{digits[0]}.{digits[1:] or '0'}E{power}"
+
+
+def boolean(text: str) -> bool | None:
+    """A trimmed text as `equalsIgnoreCase` compares it with true and false; None for anything else."""
+    if len(text) > len("false"):
+        return None
+    upper = "".join(character.upper() for character in text)
+    if len(upper) != len(text) or upper not in ("TRUE", "FALSE"):
+        return None
+    return upper == "TRUE"
+
+
+def items(text: str) -> list[str]:
+    """A trimmed text as the list that it is: split at commas with the white space around them."""
+    return [item.strip(_LIST_SPACE) for item in text.split(",")] if text else []
+
+
+def is_class_name(text: str) -> bool:
+    """Whether a class could have this name. Whether there is one, only a JVM could tell."""
+    return _CLASS.fullmatch(text) is not None and text not in _PRIMITIVES
+
+
+def split(text: str) -> list[str]:
+    """`text.split(",")` of Java: as they stand, without the empty parts at the end."""
+    parts = text.split(",")
+    while len(parts) > 1 and not parts[-1]:
+        parts.pop()
+    return [] if parts == [""] and text else parts
