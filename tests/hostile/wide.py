@@ -220,7 +220,7 @@ def _repeated_metadata(topic: str) -> Message:
 
 
 def _repeated_offset_fetch(topic: str) -> Message:
-    """Four kilobytes of metadata, which the well-behaved clients' broker keeps with partition 0, by four bytes."""
+    """Four bytes name an offset that was committed with 4 KB of metadata."""
     topics = [offset_fetch.OffsetFetchRequestTopics(name=topic, partition_indexes=[0] * COUNT)]
     return offset_fetch.OffsetFetchRequest(groups=[offset_fetch.OffsetFetchRequestGroup(group_id=GROUP, topics=topics)])
 

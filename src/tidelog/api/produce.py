@@ -133,7 +133,7 @@ def _handle_in_steps(services: Services, context: RequestContext, request: Produ
     answers: Gathering[Any] = Gathering(_joined if request.acks else _without_acknowledgement)
     named, refused = yield from _named_once(request.topic_data, context.api_version)
     for key in list(named):
-        rest = iter(named.pop(key).values())  # what is done with is freed at once, a little at a time
+        rest = iter(named.pop(key).values())  # each topic is freed once it has been handled, not all at the end
         while some := list(islice(rest, PARTITIONS_PER_STEP)):
             part = TopicProduceData(*key, some)
             asked = ProduceRequest(acks=request.acks, timeout_ms=request.timeout_ms, topic_data=[part])
