@@ -13,6 +13,8 @@ from contextlib import suppress
 from itertools import chain
 from typing import Protocol
 
+from tidelog.runtime.forks import drop_when_forked
+
 log = logging.getLogger("tidelog.disk")
 
 SCAN_MAX = 128
@@ -82,6 +84,7 @@ class DescriptorPool:
         self._leaving: list[tuple[Pooled, int]] = []
         self._exceeded = False
         self._spare: list[int] = []
+        drop_when_forked(self)
 
     @property
     def open_count(self) -> int:
@@ -154,6 +157,16 @@ class DescriptorPool:
         with self._lock:
             while self._give_spare():
                 pass
+
+    def drop_in_forked_child(self) -> None:
+        """Close the child's copies. Those in `_leaving` stay: another thread may be closing one at this moment."""
+        for file in self._order:
+            os.close(file.descriptor)
+            file.descriptor = -1
+        self._order.clear()
+        for descriptor in self._spare:
+            os.close(descriptor)
+        self._spare.clear()
 
     def give_up(self, file: Pooled) -> None:
         """Close the file's descriptor, dirty or not; later, if a call in another thread is using it."""

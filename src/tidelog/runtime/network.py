@@ -10,6 +10,7 @@ import socket
 import sys
 from collections.abc import Callable
 
+from tidelog.runtime.forks import drop_when_forked
 from tidelog.runtime.interfaces import Receiver, Tasks
 from tidelog.runtime.stream import SocketStream
 
@@ -71,6 +72,11 @@ class SocketListener:
         self._sockets.clear()
         self._network.forget_listener(self)
 
+    def drop_in_forked_child(self) -> None:
+        """Close the child's copies. The loop is left alone: its selector is the parent's as well."""
+        for listening in self._sockets:
+            listening.close()
+
     def descriptor_freed(self) -> None:
         """If it waits for one, it tries again in the next turn."""
         if self._retry is not None and not self._paused:
@@ -125,6 +131,7 @@ class SocketNetwork:
         self._tasks = tasks
         self._listeners: dict[SocketListener, None] = {}
         self._streams: dict[SocketStream, None] = {}
+        drop_when_forked(self)
 
     @property
     def connection_count(self) -> int:
@@ -162,6 +169,12 @@ class SocketNetwork:
             listener.close()
         for stream in list(self._streams):
             stream.abort()
+
+    def drop_in_forked_child(self) -> None:
+        for listener in self._listeners:
+            listener.drop_in_forked_child()
+        for stream in self._streams:
+            stream.drop_in_forked_child()
 
     def adopt(self, connection: socket.socket, receiver: Callable[[], Receiver]) -> SocketStream | None:
         """Make a connected socket a stream of ours. None if it is gone already or the receiver refuses by raising."""
