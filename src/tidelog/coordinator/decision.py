@@ -24,10 +24,17 @@ class Moment(NamedTuple):
     monotonic_ms: int
 
 
+class LogLine(NamedTuple):
+    """A line for the broker's log, as `logging` takes it."""
+
+    text: str
+    arguments: tuple[object, ...]
+
+
 class Decision:
     """The outcome of one request, timer or sweep. Durable state changes when `records` are replayed, not before."""
 
-    __slots__ = ("batch", "records", "replies", "shows")
+    __slots__ = ("batch", "lines", "records", "replies", "shows")
 
     def __init__(self) -> None:
         self.records: list[CoordinatorRecord] = []
@@ -36,8 +43,13 @@ class Decision:
         """The batch of the records, where they are so many that it was made in steps before."""
         self.replies: list[tuple[Reply, Any]] = []
         """Given only once the records, and everything below `shows`, are committed."""
+        self.lines: list[LogLine] = []
+        """Written once the records are replayed."""
         self.shows = 0
         """Exclusive end of the log that the replies tell of, beyond the records above."""
 
     def reply(self, to: Reply, answer: Any) -> None:
         self.replies.append((to, answer))
+
+    def log(self, text: str, *arguments: object) -> None:
+        self.lines.append(LogLine(text, arguments))

@@ -1,7 +1,5 @@
 """Members that leave, or whose time is up: their place is free, and the others get what they had."""
 
-import logging
-
 from tidelog.coordinator.consumer.group_context import GroupContext
 from tidelog.coordinator.consumer.member import STATIC_LEAVING_EPOCH, Member, end_records
 from tidelog.coordinator.consumer.migration import downgrade, may_downgrade
@@ -11,8 +9,6 @@ from tidelog.coordinator.consumer.timers import Subject, Timer
 from tidelog.coordinator.consumer.topics import metadata_hash
 from tidelog.coordinator.decision import Decision, Moment
 
-logger = logging.getLogger("tidelog.coordinator")
-
 
 def remove(step: Step, member_ids: list[str]) -> None:
     """Take members out, each once. Their group may be a classic one afterwards."""
@@ -20,7 +16,7 @@ def remove(step: Step, member_ids: list[str]) -> None:
     context = step.context
     if not member_ids:
         return
-    if may_downgrade(context, group, member_ids):
+    if may_downgrade(step, member_ids):
         downgrade(step, member_ids, None, None, rebalance=True)
         return
     gone = [group.members[member_id] for member_id in member_ids]
@@ -71,9 +67,10 @@ def time_is_up(context: GroupContext, subject: Subject, out: Decision, now: Mome
         return
     if subject.timer is Timer.REBALANCE and member.epoch != subject.epoch:
         return  # it has moved on since
-    logger.info("member removed group=%s member=%s reason=%s", subject.group_id, subject.member_id, subject.timer.value)
+    out.log("member removed group=%s member=%s reason=%s", subject.group_id, subject.member_id, subject.timer.value)
     step = Step(context, group, now)
     remove(step, [subject.member_id])
     decided = step.finish()
     out.records += decided.records
     out.replies += decided.replies
+    out.lines += decided.lines
