@@ -359,7 +359,9 @@ def logged() -> Iterator[str]:
         for node in ast.walk(ast.parse(path.read_text())):
             match node:
                 case ast.Call(
-                    ast.Attribute(ast.Name("logger" | "log"), "info" | "warning" | "error" | "exception"),
+                    # The third is `Decision.log`.
+                    ast.Attribute(ast.Name("logger" | "log"), "info" | "warning" | "error" | "exception")
+                    | ast.Attribute(ast.Name("out") | ast.Attribute(attr="out"), "log"),
                     [ast.Constant(str(line)), *_],
                 ):
                     yield line

@@ -1,10 +1,10 @@
 """A broker that must not outlive the program that started it.
 
 The parent keeps the writing end of a pipe and never writes; the kernel closes it however the parent ends, kill -9
-included, and the broker sees the end of file. That works on every system. One hole is left: a process that the parent
-forked without exec (multiprocessing) holds the writing end as well, and may live on. On Linux the kernel's parent-death
-signal closes it. That signal comes when the *thread* that started the broker ends, so it means only "look again":
-the broker goes when it has been handed to another parent.
+included, and the broker sees the end of file. That works on every system. A process that the parent forks inherits the
+writing end and may live on: Python's forks close it at once (`runtime/forks.py`). For forks that do not go through
+Python there is, on Linux, the kernel's parent-death signal. That signal comes when the *thread* that started the broker
+ends, so it means only "look again": the broker goes when it has been handed to another parent.
 """
 
 import asyncio

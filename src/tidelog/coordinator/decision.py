@@ -26,10 +26,17 @@ class Moment(NamedTuple):
     monotonic_ms: int
 
 
+class LogLine(NamedTuple):
+    """A line for the broker's log, as `logging` takes it."""
+
+    text: str
+    arguments: tuple[object, ...]
+
+
 class Decision:
     """The outcome of one request, timer or sweep. It changes durable state only when its `records` are replayed."""
 
-    __slots__ = ("batch", "records", "replies", "reply_offset")
+    __slots__ = ("batch", "lines", "records", "replies", "reply_offset")
 
     def __init__(self) -> None:
         self.records: list[CoordinatorRecord] = []
@@ -38,8 +45,13 @@ class Decision:
         """The encoded batch of `records`, if they were so many that it was encoded in steps beforehand."""
         self.replies: list[tuple[Reply, Any]] = []
         """Sent when the records, and the log below `reply_offset`, are committed."""
+        self.lines: list[LogLine] = []
+        """Written once the records are replayed."""
         self.reply_offset = 0
         """Exclusive end of the part of the log, apart from `records`, that the replies reveal."""
 
     def reply(self, to: Reply, answer: Any) -> None:
         self.replies.append((to, answer))
+
+    def log(self, text: str, *arguments: object) -> None:
+        self.lines.append(LogLine(text, arguments))

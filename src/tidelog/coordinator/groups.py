@@ -15,6 +15,7 @@ from tidelog.coordinator.consumer.settings import (
 )
 from tidelog.coordinator.group.hashing import partition_of
 from tidelog.coordinator.group.settings import GroupSettings
+from tidelog.coordinator.group_log import GroupLog
 from tidelog.coordinator.lag import GroupLags
 from tidelog.metadata.image import CONSUMER_OFFSETS
 from tidelog.model.ids import uuid_text
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
     from tidelog.coordinator.group.core import GroupCore, GroupListing
     from tidelog.coordinator.group.durable import DurableGroup
     from tidelog.coordinator.group.offsets import OffsetCommit
-    from tidelog.coordinator.lag import PartitionLag, Place
     from tidelog.coordinator.runtime import CoordinatorPartition
     from tidelog.metadata.image import BrokerRegistration, MetadataImage, TopicImage
     from tidelog.metadata.records import PartitionState
@@ -90,6 +90,7 @@ class GroupCoordinators:
         """Groups of which a part has been deleted and the rest will be."""
         self._told = metadata.image
         self.lags = GroupLags(partitions, runtime.clock, runtime.tasks, self._committing)
+        self._group_log = GroupLog(runtime.clock, runtime.tasks)
         self._tasks: list[asyncio.Task[None]] = []
 
     # With the broker's life
@@ -324,11 +325,6 @@ class GroupCoordinators:
         for led in self._loaded():
             yield from led.core.listing()
 
-    def lag(self, group_id: str) -> "dict[Place, PartitionLag]":
-        """How far the group is behind, partition by partition; of a group that has committed nothing, nothing."""
-        durable = self._of(group_id).core.durable.by_id.get(group_id)
-        return {} if durable is None else self.lags.of(durable)
-
     # Inside
 
     def _committing(self) -> "Iterator[tuple[str, DurableGroup]]":
@@ -389,7 +385,9 @@ class GroupCoordinators:
                 from tidelog.coordinator.runtime import CoordinatorPartition  # nothing of it until a group is needed
 
                 runtime = self._runtime
-                led = CoordinatorPartition(partition, self._new_core, runtime.clock, runtime.tasks, runtime.turns)
+                led = CoordinatorPartition(
+                    partition, self._new_core, runtime.clock, runtime.tasks, runtime.turns, self._group_log
+                )
                 self._led[index] = led
                 led.load()
 

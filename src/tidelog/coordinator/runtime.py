@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     import asyncio
     from typing import Protocol
 
+    from tidelog.coordinator.group_log import GroupLog
     from tidelog.coordinator.loading import LogView
     from tidelog.log.partition_log import Appended
     from tidelog.model.steps import Steps
@@ -86,6 +87,7 @@ class CoordinatorPartition(Generic[C]):
         clock: "Clock",
         tasks: "Tasks",
         turns: "Turns",
+        group_log: "GroupLog",
     ) -> None:
         self.partition = partition
         self.name = f"{partition.topic}-{partition.index}"
@@ -93,6 +95,7 @@ class CoordinatorPartition(Generic[C]):
         self._clock = clock
         self._tasks = tasks
         self._turns = turns
+        self._group_log = group_log
         self._core: C | None = None
         self._closed = False
         self._refusal: ApiError | None = None
@@ -189,6 +192,8 @@ class CoordinatorPartition(Generic[C]):
                 self._step_failed(decision.replies, error)
                 return
         self.arm()
+        if decision.lines:
+            self._group_log.write(decision.lines)
         if decision.replies:
             self._answer(decision.replies, reply_offset)
 

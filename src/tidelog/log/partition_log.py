@@ -121,7 +121,6 @@ class PartitionLog:
         cache: IndexCache | None = None,
     ) -> "PartitionLog":
         """Open the log in `directory` (TOPIC-PARTITION), which is created if it is missing. Blocks; thread-safe.
-
         `clean`: the last process stopped in order. Otherwise everything after `recovery_point` (-1: unknown) is
         scanned and made durable. All logs of a broker share one `cache`. Raises CorruptLog, OSError.
         """
@@ -153,9 +152,7 @@ class PartitionLog:
 
     @property
     def durable_offset(self) -> int:
-        """Every record below this offset is durable. It is ahead of the recovery point while the disk has no space
-        for small files.
-        """
+        """Every record below this offset is durable, even if a full disk has held the recovery point back."""
         return self._durability.durable_offset
 
     @property
@@ -188,8 +185,8 @@ class PartitionLog:
         return next(iter(self.producers.open_transactions), self.log_end_offset)
 
     def last_stable_offset_below(self, high_watermark: int) -> int:
-        """Return the exclusive end for read_committed consumers: a transaction counts as open until its marker is
-        below the high watermark.
+        """Return the exclusive end for read_committed: a transaction is open until its marker is below the high
+        watermark.
         """
         unstable = self.producers.first_unstable_offset(high_watermark)
         return high_watermark if unstable is None else min(unstable, high_watermark)
@@ -199,12 +196,11 @@ class PartitionLog:
     def append(
         self, batch: memoryview, header: BatchHeader, *, leader_epoch: int, now_ms: int, limits: Limits = True
     ) -> Appended:
-        """Append one batch as the leader; base offset and leader epoch are written into `batch`.
-
-        A repeat of one of its producer's last five batches is not appended; the result is that of the first append,
-        with `duplicate`. `limits`: how to check the topic's limits on clients (see `validation.Limits`). Raises the
-        ApiError to respond with, StorageError when the log is or goes offline, and NotInline when the records must
-        be passed to `examine`. Nothing is appended then.
+        """Append one batch as the leader; base offset and leader epoch are written into `batch`. A repeat of one of
+        its producer's last five batches is not appended; the result is that of the first append, with `duplicate`.
+        `limits`: how to check the topic's limits on clients (see `validation.Limits`). Raises the ApiError to respond
+        with, StorageError when the log is or goes offline, and NotInline when the records must be passed to
+        `examine`. Nothing is appended then.
         """
         segment = self._segments.active
         size, position = header.size, segment.size
@@ -268,9 +264,8 @@ class PartitionLog:
         return _new_tuple(Appended, (base_offset, next_offset, append_time_ms, self.log_start_offset, False))
 
     def append_as_follower(self, data: memoryview) -> int:
-        """Append batches unchanged, with the offsets and epochs of their leader. Returns the new end offset.
-
-        Raises CorruptMessage for the first batch that is damaged or begins before the log's end, and StorageError as
+        """Append batches unchanged, with the offsets and epochs of their leader. Returns the new end offset. Raises
+        CorruptMessage for the first batch that is damaged or begins before the log's end, and StorageError as
         `append`.
         """
         for batch, fields in checked_batches(data, self.log_end_offset):
@@ -371,9 +366,7 @@ class PartitionLog:
         return StorageError(f"{self.topic_partition} is offline: {error}")
 
     def fail(self, reason: str, error: Exception | None = None, *, say: bool = True) -> None:
-        """Take the log permanently offline, because of damage or, with `error`, a disk error. Later calls raise
-        StorageError.
-        """
+        """Take the log permanently offline, for damage or a disk `error`. Later calls raise StorageError."""
         if self.failure is None:
             self.failure = reason
             if say:
@@ -385,9 +378,8 @@ class PartitionLog:
     # Reading
 
     def read(self, start: int, bytes_max: int, end_offset: int) -> Slice:
-        """Return whole batches of one segment, beginning with the one that holds `start`, below `end_offset`.
-
-        The first batch may exceed `bytes_max` (KIP-74). Empty if there is nothing below `end_offset`. Raises
+        """Return whole batches of one segment, beginning with the one that holds `start`, below `end_offset`. The
+        first batch may exceed `bytes_max` (KIP-74). Empty if there is nothing below `end_offset`. Raises
         OffsetOutOfRange unless log start offset <= start <= log end offset, and StorageError when the log is offline
         or damaged.
         """
@@ -414,9 +406,7 @@ class PartitionLog:
         return self.look_up(lambda: self.reader.cold(start, bytes_max))
 
     def aborted_transactions(self, start: int, end_offset: int) -> "list[AbortedTransaction]":
-        """Return aborted transactions with records in this range, in the order of their first offsets. Raises
-        StorageError.
-        """
+        """Return aborted transactions with records in this range, by first offset. Raises StorageError."""
         return self.look_up(lambda: self.reader.aborted_transactions(start, end_offset))
 
     def end_offset_for(self, leader_epoch: int) -> EpochEnd:
@@ -437,10 +427,9 @@ class PartitionLog:
     # Truncation
 
     def truncate_to(self, offset: int) -> None:
-        """Remove every batch that contains `offset` or a later one. Blocks until the cut is durable.
-
-        Before, the caller has persisted a recovery point not above the new end. No flush may be running, and no
-        reader that must not see the cut. Raises StorageError.
+        """Remove every batch that contains `offset` or a later one. Blocks until the cut is durable. Before, the
+        caller has persisted a recovery point not above the new end. No flush may be running, and no reader that must
+        not see the cut. Raises StorageError.
         """
         if offset >= self.log_end_offset:
             return
@@ -481,9 +470,7 @@ class PartitionLog:
         self.producers = restore_producers(self._durability.snapshots, self._segments, self.log_start_offset, end)
 
     def restart_at(self, offset: int) -> None:
-        """Remove everything: the empty log starts at `offset`, which was persisted before. Blocks. See
-        `truncate_to`.
-        """
+        """Remove everything: the empty log starts at `offset`, which was persisted. Blocks. See `truncate_to`."""
         try:
             self._durability.before_cut(-1)
             for segment in self._segments.take_from(0):
@@ -501,11 +488,7 @@ class PartitionLog:
             raise StorageError(f"{self.topic_partition} is offline: {self.failure}") from error
 
     def delete_before(self, offset: int) -> int:
-        """Move the log start offset forward to `offset` and return the new one. Retention removes the segments
-        later.
-
-        Raises OffsetOutOfRange beyond the log's end.
-        """
+        """Move the log start offset forward and return it; retention removes the segments. Raises OffsetOutOfRange."""
         if offset > self.log_end_offset:
             raise OffsetOutOfRange(f"offset {offset} is past the end {self.log_end_offset} of {self.topic_partition}")
         if offset > self.log_start_offset:
@@ -514,16 +497,13 @@ class PartitionLog:
         return self.log_start_offset
 
     def times_look(self, now_ms: int) -> TimesLook | None:
-        """Return work to run on a thread and then to `take` before `apply_retention`; None if all timestamps are
-        known.
-        """
+        """Return work for a thread, then to `take` before `apply_retention`; None if all timestamps are known."""
         return self._retention.look(self._disk, self.config, now_ms) if self.failure is None else None
 
     def apply_retention(self, now_ms: int, high_watermark: int | None = None) -> int:
-        """Remove whole segments that the settings no longer keep from the log, and return their number.
-
-        It also forgets silent producers. Segments at or above the high watermark (None: the log's end) stay.
-        `removal` is for their files. Raises StorageError.
+        """Remove whole segments that the settings no longer keep from the log, and return their number. It also
+        forgets silent producers. Segments at or above the high watermark (None: the log's end) stay. `removal` is for
+        their files. Raises StorageError.
         """
         self.producers.expire(now_ms, self.config.producer_id_expiration_ms)
         limit = self.log_end_offset if high_watermark is None else high_watermark
@@ -565,17 +545,13 @@ class PartitionLog:
             segment.retire()
 
     def segments_replaced(self, old: list[Segment], new: Segment, now_ms: int) -> None:
-        """Finish a replacement: `new` has its final file names. The renamed files of `old` stay readable as after
-        retention.
-        """
+        """Finish a replacement: `new` has its final names; the files of `old` stay readable as after retention."""
         new.use_cache(self._cache)
         self._retention.keep(old, now_ms + self.config.file_delete_delay_ms)
 
     def removal(self, now_ms: int) -> Removal | None:
-        """Return the file operations that are due: renames of removed segments, and removals. None if there are
-        none.
-
-        The caller has persisted the log start offset, and runs the operations on a thread, one at a time.
+        """Return due renames and removals of removed segments, for a thread, one call at a time; or None. The start
+        offset is durable.
         """
         return self._retention.removal(now_ms)
 
@@ -586,10 +562,8 @@ class PartitionLog:
     # Durability
 
     def flush_plan(self) -> FlushPlan:
-        """Return a plan that makes everything durable. Run it on a thread, then pass it to `flushed`.
-
-        The caller must run the plan. If the run fails, call `put_back` or `fail` (see the plan's `run`). Two plans
-        may overlap.
+        """Return a plan that makes everything durable. The caller must run it, then call `flushed`, `put_back` or
+        `fail`.
         """
         due = self._durability.snapshot_due()
         return self._durability.plan(self.log_end_offset, self.producers, self.epochs, with_snapshot=due)
@@ -603,15 +577,12 @@ class PartitionLog:
         self._durability.put_back(plan)
 
     def settle(self) -> None:
-        """Write and sync everything, so that the next start trusts the log. Blocks. Raises OSError, as a plan's
-        `run`.
-        """
+        """Write and sync everything, so that the next start trusts the log. Blocks. Raises OSError."""
         self._durability.settle(self.log_end_offset, self.producers, self.epochs)
 
     def close(self, *, clean: bool = True) -> None:
-        """Close the log. Blocks.
-
-        `clean`: call `settle` first. If that fails, it is logged, and the next start recovers this log.
+        """Close the log; blocks. `clean`: `settle` first; if that fails, it is logged and the next start recovers
+        this log.
         """
         if clean and self.failure is None:
             try:

@@ -8,6 +8,7 @@ content.
     process -> broker   R  one result       D  done       F  a line that says why it failed
 """
 
+import io
 import os
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from contextlib import suppress
 from struct import Struct
 from typing import IO
 
+from tidelog.runtime.forks import drop_when_forked
 from tidelog.runtime.interfaces import ApartWork, WorkEnded
 
 FRAME = Struct(">cI")
@@ -34,6 +36,7 @@ class ApartProcess:
         self._process: subprocess.Popen[bytes] | None = None
         self._current_token: object | None = None
         self.calls = 0
+        drop_when_forked(self)
 
     def call(self, token: object, work: ApartWork, request: bytes, result: Callable[[bytes], None]) -> None:
         """Run `work` in the child and pass each of its results to `result`. Raises WorkEnded."""
@@ -108,6 +111,17 @@ class ApartProcess:
             process.kill()
             process.wait()
         process.stdout.close()
+
+    def drop_in_forked_child(self) -> None:
+        """Close the child's copies of the pipes: the process ends when nobody holds its requests' end any more.
+
+        Not through the buffers: what the parent was just writing would be flushed, and sent twice.
+        """
+        process, self._process = self._process, None
+        if process is not None:
+            for pipe in (process.stdin, process.stdout):
+                if isinstance(pipe, io.BufferedWriter | io.BufferedReader):
+                    pipe.raw.close()
 
     def _how_it_ended(self) -> str:
         process = self._process

@@ -13,6 +13,8 @@ from contextlib import suppress
 from itertools import chain
 from typing import Protocol
 
+from tidelog.runtime.forks import drop_when_forked
+
 log = logging.getLogger("tidelog.disk")
 
 SCAN_MAX = 128
@@ -87,6 +89,7 @@ class DescriptorPool:
         self._retiring: list[tuple[Pooled, int]] = []
         self._exceeded = False
         self._reserved: list[int] = []
+        drop_when_forked(self)
 
     @property
     def open_count(self) -> int:
@@ -161,6 +164,16 @@ class DescriptorPool:
         with self._lock:
             while self._close_one_reserved():
                 pass
+
+    def drop_in_forked_child(self) -> None:
+        """Close the child's copies. Those in `_retiring` stay: another thread may be closing one at this moment."""
+        for file in self._order:
+            os.close(file.descriptor)
+            file.descriptor = -1
+        self._order.clear()
+        for descriptor in self._reserved:
+            os.close(descriptor)
+        self._reserved.clear()
 
     def give_up(self, file: Pooled) -> None:
         """Close the file's descriptor even if it is dirty; if a call in another thread uses it, close it afterwards."""

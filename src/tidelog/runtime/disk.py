@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable
 
 from tidelog.runtime.descriptors import DescriptorPool, descriptor_limit
+from tidelog.runtime.forks import drop_when_forked
 from tidelog.runtime.interfaces import Buffer
 
 PROBE_STEP_BYTES = 128 * 1024
@@ -240,45 +241,59 @@ def _has_directories(path: str) -> bool:
 class LocalLock:
     """A file lock that ends at `release` or at the end of the process."""
 
-    def __init__(self, descriptor: int, identity: tuple[int, int]) -> None:
-        self._descriptor = descriptor
-        self._identity = identity
+    def __init__(self, identity: tuple[int, int]) -> None:
+        self._identity: tuple[int, int] | None = identity
 
     def release(self) -> None:
-        descriptor, self._descriptor = self._descriptor, -1
-        if descriptor >= 0:
-            os.close(descriptor)
-            with _lock_table:
-                _locked.discard(self._identity)
+        identity, self._identity = self._identity, None
+        if identity is not None:
+            _lock_table.release(identity)
 
 
-_lock_table = threading.Lock()
-_locked: set[tuple[int, int]] = set()
-"""Device and inode of each file that this process has locked."""
+class _LockTable:
+    """The files that this process has locked, by device and inode.
 
-
-def _lock_file(path: str) -> LocalLock:
-    """Take a POSIX lock, the kind that a JVM (Apache Kafka) takes as well.
-
-    A POSIX lock never conflicts with a lock of the same process, and closing any descriptor of the file ends it.
-    Therefore a table of this process refuses a second attempt before it opens the file.
+    The locks are POSIX locks, the kind that a JVM (Apache Kafka) takes as well. A POSIX lock never conflicts with a
+    lock of the same process, and closing any descriptor of the file ends it. Therefore this table refuses a second
+    attempt before it opens the file. A forked child inherits the descriptors but not the locks.
     """
-    import fcntl
 
-    with _lock_table:
-        if os.path.exists(path) and _identity(os.stat(path)) in _locked:
-            raise BlockingIOError(errno.EAGAIN, "locked by this process", path)
-        descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
-        try:
-            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._descriptors: dict[tuple[int, int], int] = {}
+        drop_when_forked(self)
+
+    def acquire(self, path: str) -> LocalLock:
+        import fcntl
+
+        with self._lock:
+            if os.path.exists(path) and _identity(os.stat(path)) in self._descriptors:
+                raise BlockingIOError(errno.EAGAIN, "locked by this process", path)
+            descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
+            try:
+                fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                os.close(descriptor)
+                if error.errno in (errno.EACCES, errno.EAGAIN):
+                    raise BlockingIOError(errno.EAGAIN, "locked by another process", path) from error
+                raise
+            identity = _identity(os.fstat(descriptor))
+            self._descriptors[identity] = descriptor
+            return LocalLock(identity)
+
+    def release(self, identity: tuple[int, int]) -> None:
+        with self._lock:
+            os.close(self._descriptors.pop(identity))
+
+    def drop_in_forked_child(self) -> None:
+        self._lock = threading.Lock()  # the inherited one may be held by a thread of the parent
+        for descriptor in self._descriptors.values():
             os.close(descriptor)
-            if error.errno in (errno.EACCES, errno.EAGAIN):
-                raise BlockingIOError(errno.EAGAIN, "locked by another process", path) from error
-            raise
-        identity = _identity(os.fstat(descriptor))
-        _locked.add(identity)
-        return LocalLock(descriptor, identity)
+        self._descriptors.clear()
+        drop_when_forked(self)
+
+
+_lock_table = _LockTable()
 
 
 def _identity(state: os.stat_result) -> tuple[int, int]:
@@ -424,7 +439,7 @@ class LocalDisk:
             self.pool.close_unpooled(descriptor)
 
     def lock(self, path: str) -> LocalLock:
-        return _lock_file(path)
+        return _lock_table.acquire(path)
 
     def free_bytes(self, path: str) -> int:
         state = os.statvfs(path)

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable
 from typing import Self
 
+from tidelog.runtime.forks import drop_when_forked
 from tidelog.runtime.interfaces import Receiver, Tasks
 from tidelog.runtime.resets import Resets
 from tidelog.runtime.stream import SocketStream
@@ -89,6 +90,11 @@ class SocketListener:
         self._sockets.clear()
         self._network.forget_listener(self)
 
+    def drop_in_forked_child(self) -> None:
+        """Close the child's copies. The loop is left alone: its selector is the parent's as well."""
+        for listening in self._sockets:
+            listening.close()
+
     def descriptor_freed(self) -> None:
         """Retry in the next turn of the loop if an accept failed for want of a descriptor."""
         if self._retry is not None and not self._paused:
@@ -145,6 +151,7 @@ class SocketNetwork:
         self._listeners: dict[SocketListener, None] = {}
         self._streams: dict[SocketStream, None] = {}
         self.resets = Resets(loop)
+        drop_when_forked(self)
 
     @property
     def connection_count(self) -> int:
@@ -182,6 +189,12 @@ class SocketNetwork:
         for stream in list(self._streams):
             stream.abort()
         self.resets.close()
+
+    def drop_in_forked_child(self) -> None:
+        for listener in self._listeners:
+            listener.drop_in_forked_child()
+        for stream in self._streams:
+            stream.drop_in_forked_child()
 
     def adopt(self, connection: socket.socket, receiver: Callable[[], Receiver]) -> SocketStream | None:
         """Make a stream of a connected socket.

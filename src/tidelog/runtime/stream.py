@@ -460,6 +460,10 @@ class SocketStream:
                 log.debug("the connection is gone already peer=%s", self.peer)
         self._close(None)
 
+    def drop_in_forked_child(self) -> None:
+        """Close the child's copy. The connection lives on in the parent, and so do its loop and what it waits for."""
+        self._socket.close()
+
     def _receiver_failed(self) -> None:
         log.exception("a receiver failed, its connection is closed peer=%s", self.peer)
         self._close(ConnectionAbortedError(errno.ECONNABORTED, "the receiver failed"))

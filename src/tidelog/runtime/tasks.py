@@ -7,6 +7,7 @@ import threading
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from tidelog.runtime.forks import drop_when_forked
 from tidelog.runtime.interfaces import ApartWork, Disk, TimerHandle
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ class LoopTasks:
         self._closed = False
         self._apart: ApartProcess | None = None
         self._collector_off = False
+        drop_when_forked(self)
         # The loop's own functions, not methods around them: call_later and call_soon are on hot paths.
         self.call_later: Callable[..., TimerHandle] = loop.call_later
         self.call_soon: Callable[..., object] = loop.call_soon
@@ -99,6 +101,11 @@ class LoopTasks:
                 # would traverse every object of the burst that is still alive, which takes half a second.
                 gc.freeze()
                 gc.unfreeze()
+            gc.enable()
+
+    def drop_in_forked_child(self) -> None:
+        """The collector is the program's own again: nobody would turn it on later in the child."""
+        if self._collector_off:
             gc.enable()
 
     async def close(self) -> None:

@@ -4,6 +4,7 @@ import asyncio
 import atexit
 import os
 import shutil
+import sys
 import tempfile
 import threading
 from collections.abc import Callable, Mapping
@@ -14,6 +15,8 @@ from typing import TYPE_CHECKING, Protocol, Self
 from tidelog.testing.failure import BrokerFailedError
 
 if TYPE_CHECKING:
+    from multiprocessing.util import Finalize
+
     from tidelog.config.broker_config import BrokerConfig
 
 __all__ = ["Broker", "BrokerFailedError"]
@@ -23,6 +26,9 @@ TEST_SETTINGS = {
     "offsets.topic.num.partitions": "1",
 }
 """What differs from `tidelog start`: tests do not wait. `settings` counts more."""
+
+AFTER_GRANDCHILDREN = -1
+"""A priority of multiprocessing: below 0 means after its own children were joined, which may be clients."""
 
 
 class Running(Protocol):
@@ -54,6 +60,10 @@ class Broker:
     In process (the default) it runs its own event loop in its own thread: no signal handler, no logging, no loop policy
     is touched, and any number can run at once. With `process=True` it is a child process, which ends when this one
     does, however this one ends.
+
+    A running broker belongs to the process that started it. A process that is forked off that one may be its client,
+    through `bootstrap`, and may start brokers of its own. In it, `stop` and the end of the block leave the owner's
+    broker alone, and `start`, `restart` and `kill` raise RuntimeError.
     """
 
     def __init__(
@@ -76,9 +86,10 @@ class Broker:
         self.data = None if data is None else Path(data).absolute()
         """The data directory; None while a temporary one does not exist."""
         self._temporary = data is None
-        self._made_by = 0
-        """The process that made the temporary directory: one that is forked off it must leave it alone."""
+        self._owner_pid: int | None = None
+        """The process that started it, until nothing is left of it: no broker that runs, no temporary directory."""
         self._running: Running | None = None
+        self._at_child_exit: Finalize | None = None
 
     @property
     def bootstrap(self) -> str:
@@ -97,20 +108,25 @@ class Broker:
         return self._now_running().log()
 
     def start(self) -> None:
-        """Start it; returns once it accepts connections. Raises BrokerFailedError with what it said."""
+        """Start it; returns once it accepts connections. Raises BrokerFailedError with what it said.
+
+        Raises RuntimeError when it runs already, or belongs to another process.
+        """
+        self._check_owner()
         if self._running is not None:
             raise RuntimeError("the broker runs already")
+        self._owner_pid = os.getpid()
         made = self.data is None
         if self.data is None:
             self.data = Path(tempfile.mkdtemp(prefix="tidelog-"))
-            self._made_by = os.getpid()
-            atexit.register(self._at_exit)
+            self._clean_up_at_exit()
         try:
             self._running = self._run(self.data)
         except BaseException:
             # What this start made goes again; a temporary directory with records in it waits for `stop`.
             if made:
                 self._remove_temporary()
+            self._give_up_ownership()
             raise
         self.host, self.port = self._running.host, self._running.port
 
@@ -139,22 +155,32 @@ class Broker:
     def stop(self) -> None:
         """Stop it in order; a temporary data directory goes too. Does nothing when it does not run.
 
+        Does nothing either in a process that was forked off its owner: the owner's broker goes on serving.
         Raises BrokerFailedError when it had ended by itself, or ended badly.
         """
+        if self._is_anothers:
+            return
         running, self._running = self._running, None
         try:
             if running is not None:
                 running.stop()
         finally:
             self._remove_temporary()
+            self._give_up_ownership()
 
     def kill(self) -> None:
-        """kill -9; the data stays for `start`. Raises RuntimeError unless it is a process."""
+        """kill -9; the data stays for `start`. Raises RuntimeError unless it is a process that this one started."""
+        self._check_owner()
         self._now_running().kill()
         self._running = None
+        self._give_up_ownership()
 
     def restart(self) -> None:
-        """Stop in order, unless it was killed, and start again on the same data and the same port."""
+        """Stop in order, unless it was killed, and start again on the same data and the same port.
+
+        Raises RuntimeError when it belongs to another process.
+        """
+        self._check_owner()
         running, self._running = self._running, None
         if running is not None:
             running.stop()
@@ -163,15 +189,60 @@ class Broker:
     def _remove_temporary(self) -> None:
         if self._temporary and self.data is not None:
             atexit.unregister(self._at_exit)
+            if self._at_child_exit is not None:
+                self._at_child_exit.cancel()
+                self._at_child_exit = None
             shutil.rmtree(self.data, ignore_errors=True)
             self.data = None
 
     def _at_exit(self) -> None:
         """Nobody has stopped it. There is no time for that in order, as threads cannot be started any more."""
-        if self._made_by == os.getpid():
+        if not self._is_anothers:
             if self.process and self._running is not None:
                 self.kill()
             self._remove_temporary()
+
+    def _clean_up_at_exit(self) -> None:
+        atexit.register(self._at_exit)
+        if "multiprocessing" in sys.modules:
+            from multiprocessing import parent_process, util
+
+            # Children of multiprocessing that were forked end without the functions of atexit, and with these.
+            if parent_process() is not None:
+                self._at_child_exit = util.Finalize(None, self.stop, exitpriority=AFTER_GRANDCHILDREN)
+
+    @property
+    def _is_anothers(self) -> bool:
+        """Whether another process started it, of which this one was forked."""
+        return self._owner_pid not in (None, os.getpid())
+
+    def _check_owner(self) -> None:
+        """Raise RuntimeError when it belongs to another process."""
+        if self._is_anothers:
+            raise RuntimeError(
+                f"{self._owned()}, which started it; this is process {os.getpid()}. Use it as a client"
+                f"{f' of {self.bootstrap}' if self.port else ''}, or start a Broker of this process's own"
+            )
+
+    def _owned(self) -> str:
+        return f"this broker belongs to process {self._owner_pid}"
+
+    def _give_up_ownership(self) -> None:
+        """Unless something is left that only the owner may touch."""
+        if self._running is None and not (self._temporary and self.data is not None):
+            self._owner_pid = None
+
+    def __repr__(self) -> str:
+        if self._owner_pid is None:
+            return "<Broker, not started>"
+        return f"<Broker {self.bootstrap if self.port else 'without a port yet'} of process {self._owner_pid}>"
+
+    def __getstate__(self) -> dict[str, object]:
+        """For pickle and copy. Raises TypeError of one that is started: its thread or process cannot be copied."""
+        if self._owner_pid is not None:
+            where = f": hand on its bootstrap, {self.bootstrap!r}" if self.port else ""
+            raise TypeError(f"{self._owned()} and cannot be copied{where}")
+        return self.__dict__
 
     def _now_running(self) -> Running:
         if self._running is None:
@@ -202,7 +273,8 @@ class Broker:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        await _off_the_loop(self.stop)
+        if not self._is_anothers:  # the loop is the owner's as well: nothing may be called on it
+            await _off_the_loop(self.stop)
 
 
 def setting_text(value: object) -> str:

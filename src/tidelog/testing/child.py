@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import tidelog
+from tidelog.runtime.forks import drop_when_forked
 from tidelog.testing.failure import BrokerFailedError
 
 START_S = 60.0
@@ -50,6 +51,7 @@ class BrokerProcess:
         finally:
             os.close(watched)
         self.pid = self._process.pid
+        drop_when_forked(self)
         try:
             self.host, self.port = self._read_address()
         except BaseException:
@@ -81,6 +83,10 @@ class BrokerProcess:
         # pread leaves the file's position alone, which the broker writes at.
         size = os.fstat(self._log.fileno()).st_size
         return os.pread(self._log.fileno(), size, 0).decode(errors="replace")
+
+    def drop_in_forked_child(self) -> None:
+        """Close the child's copy of the writing end: the broker is to end with this process, not with its children."""
+        os.close(self._held)
 
     def _read_address(self) -> tuple[str, int]:
         line = self._read_line()

@@ -43,6 +43,8 @@ class World:
         self.core = GroupCore(GroupSettings(**{"initial_rebalance_delay_ms": 300, **settings}))
         self.time_ms = 0
         self.records: list[Any] = []
+        self.lines: list[str] = []
+        """What the broker's log is told."""
         self._fresh = 0
 
     @property
@@ -57,6 +59,7 @@ class World:
         self.records += decision.records
         for record in decision.records:
             self.core.replay(record, len(self.records))  # type: ignore[arg-type]
+        self.lines += [line.text % line.arguments for line in decision.lines]
         for reply, answer in decision.replies:
             reply(answer)
         self.core.validate_state()

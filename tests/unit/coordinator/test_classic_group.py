@@ -327,3 +327,82 @@ def test_a_deleted_group_forgets_the_ids_that_it_handed_out() -> None:
 def test_a_decision_is_empty_at_first() -> None:
     decision = Decision()
     assert (decision.records, decision.replies, decision.reply_offset) == ([], [], 0)
+
+
+# What the log says of members whose time is up
+
+
+def removed(member_id: str, reason: str) -> str:
+    return f"member removed group=g member={member_id} reason={reason}"
+
+
+SESSION = "no heartbeat came within the session timeout"
+JOIN = "a classic member did not join within the rebalance timeout"
+SYNC = "a classic member did not sync within the rebalance timeout"
+
+
+def test_a_member_whose_session_expires_leaves_a_line() -> None:
+    world = World()
+    a, b = world.stable()
+    world.wait(600)
+    world.heartbeat(a, 1)
+    world.wait(600)
+    assert world.lines == [removed(b, SESSION)]
+    world.wait(10_000)
+    assert world.lines == [removed(b, SESSION), removed(a, SESSION)]
+
+
+def test_a_static_member_whose_session_expires_leaves_a_line() -> None:
+    world = World()
+    member = world.join(instance="i")
+    world.wait(600)
+    world.sync(member.only.member_id, 1, instance="i")
+    world.wait(2000)
+    assert world.lines == [removed(member.only.member_id, SESSION)]
+
+
+def test_members_that_do_not_rejoin_in_time_leave_a_line_each() -> None:
+    world = World()
+    a, b, c = world.stable(3)
+    world.join(a)
+    for _ in range(4):
+        world.wait(490)
+        world.heartbeat(b, 1)
+        world.heartbeat(c, 1)
+    assert world.lines == []
+    world.wait(100)
+    assert world.lines == [removed(b, JOIN), removed(c, JOIN)]
+
+
+def test_members_that_do_not_ask_for_their_assignment_leave_a_line_each() -> None:
+    world = World()
+    joins = [world.join(session_ms=30_000) for _ in range(3)]
+    world.wait(600)
+    a, b, c = (join.only.member_id for join in joins)
+    world.sync(b, 1)
+    world.wait(3000)
+    assert world.lines[:2] == [removed(a, SYNC), removed(c, SYNC)]
+
+
+def test_a_new_member_that_waits_too_long_leaves_a_line() -> None:
+    """It holds up no rebalance for ever, however long the others may take."""
+    world = World()
+    (a,) = world.stable(1)
+    world.join(a, rebalance_ms=2_000_000_000)
+    world.sync(a, 2, **{a.replace("-", "_"): b"x"})
+    world.join()
+    for _ in range(1000):
+        world.heartbeat(a, 2)
+        world.wait(500)
+    assert [line for line in world.lines if "did not end in time" in line] == [
+        removed("c-3", "the rebalance that the new member waited for did not end in time")
+    ]
+
+
+def test_members_that_leave_or_are_asked_to_leave_no_line() -> None:
+    world = World()
+    a, b = world.stable()
+    world.leave((a, None))
+    world.join(b)
+    world.wait(100)
+    assert world.lines == []

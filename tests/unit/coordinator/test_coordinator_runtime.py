@@ -10,12 +10,14 @@ import pytest
 from classic_world import Reply
 
 from group_harness.memory import LoopClock, MemoryPartition
+from tidelog.coordinator import group_log
 from tidelog.coordinator.deadlines import Deadline
 from tidelog.coordinator.decision import Decision, Moment
 from tidelog.coordinator.group.classic import Joining
 from tidelog.coordinator.group.core import GroupCore
 from tidelog.coordinator.group.records import OffsetRecord
 from tidelog.coordinator.group.settings import GroupSettings
+from tidelog.coordinator.group_log import GroupLog
 from tidelog.coordinator.runtime import RELOAD_DELAY_MAX_S, CoordinatorPartition
 from tidelog.runtime.tasks import LoopTasks
 from tidelog.runtime.turns import STEPS_PER_TURN, Turns
@@ -52,6 +54,7 @@ class Stage:
             clock,
             self.tasks,
             Turns(clock, self.tasks),
+            GroupLog(clock, self.tasks),
         )
         self.answers: list[Any] = []
         self.timers: list[asyncio.TimerHandle] = []
@@ -84,10 +87,10 @@ class Stage:
         decision.reply(self.answers.append, offset)
         self.led.apply(decision)
 
-    def join(self) -> Reply:
+    def join(self, fresh_uuid: str = "1") -> Reply:
         request = JoinGroupRequest("g", 1000, 2000, "", None, "consumer", [JoinGroupRequestProtocol("range", b"")])
         reply = Reply()
-        self.led.apply(self.led.core.join(Joining(request, reply, "c", "/h", 3, "1"), self.led.now()))
+        self.led.apply(self.led.core.join(Joining(request, reply, "c", "/h", 3, fresh_uuid), self.led.now()))
         return reply
 
     def committed(self, group: str = "g") -> int | None:
@@ -712,3 +715,42 @@ def test_a_file_that_ends_inside_a_batch_is_damage() -> None:
     after.load()
     assert before.partition.log.failure is not None
     assert "ends inside a batch" in before.partition.log.failure
+
+
+def expire_members(stage: Stage, count: int) -> None:
+    """So many members of one group, of which nobody asks for the assignment."""
+    for number in range(count):
+        stage.join(str(number))
+    stage.run(10)
+
+
+def test_members_that_expire_are_said_in_the_log(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "tidelog.coordinator")
+    expire_members(stage, 1)
+    [line] = [record.getMessage() for record in caplog.records if "member removed" in record.getMessage()]
+    assert line.startswith("member removed group=g member=c-")
+
+
+def test_a_thousand_members_that_expire_at_once_are_counted(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "tidelog.coordinator")
+    expire_members(stage, 1000)
+    stage.run(group_log.PERIOD_S)
+    lines = [record.getMessage() for record in caplog.records]
+    assert len(lines) == group_log.LINES_MAX + 1
+    assert lines[-1] == f"lines about groups left out count={1000 - group_log.LINES_MAX}"
+    caplog.clear()
+    expire_members(stage, 1)
+    assert len(caplog.records) == 1, "a new period"
+
+
+def test_lines_of_a_decision_that_could_not_be_written_are_not_said(
+    stage: Stage, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "tidelog.coordinator")
+    decision = Decision()
+    decision.records.append(OffsetRecord("g", "t", 0, OffsetCommitValue(offset=1)))
+    decision.log("member removed group=%s", "g")
+    stage.partition.append_error = OSError("the disk is full")
+    stage.led.apply(decision)
+    assert "append failed" in caplog.text
+    assert "member removed" not in caplog.text

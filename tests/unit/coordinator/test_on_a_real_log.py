@@ -13,6 +13,7 @@ from tidelog.coordinator.decision import Decision
 from tidelog.coordinator.group.core import GroupCore
 from tidelog.coordinator.group.records import OffsetRecord
 from tidelog.coordinator.group.settings import GroupSettings
+from tidelog.coordinator.group_log import GroupLog
 from tidelog.coordinator.runtime import CoordinatorPartition
 from tidelog.replication.partition import Partition
 from tidelog.runtime.tasks import LoopTasks
@@ -60,7 +61,12 @@ class RealStage:
             leader_epoch=0, internal=True, clock=clock, tasks=tasks, flusher=self.flusher,
         )  # fmt: skip
         self.led = CoordinatorPartition(
-            self.partition, lambda: GroupCore(GroupSettings()), clock, tasks, Turns(clock, tasks)
+            self.partition,
+            lambda: GroupCore(GroupSettings()),
+            clock,
+            tasks,
+            Turns(clock, tasks),
+            GroupLog(clock, tasks),
         )
         self.loop.call_soon(self.led.load)
         self.run(0.01)

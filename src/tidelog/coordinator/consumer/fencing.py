@@ -1,7 +1,5 @@
 """Remove members that leave or that time out, so that the other members get their partitions."""
 
-import logging
-
 from tidelog.coordinator.consumer.group_context import GroupContext
 from tidelog.coordinator.consumer.member import STATIC_LEAVING_EPOCH, Member, end_records
 from tidelog.coordinator.consumer.migration import downgrade, may_downgrade
@@ -11,8 +9,6 @@ from tidelog.coordinator.consumer.timers import Subject, Timer
 from tidelog.coordinator.consumer.topics import metadata_hash
 from tidelog.coordinator.decision import Decision, Moment
 
-logger = logging.getLogger("tidelog.coordinator")
-
 
 def remove(step: Step, member_ids: list[str]) -> None:
     """Remove members; no id may be given twice. The removal may convert the group to a classic one."""
@@ -20,7 +16,7 @@ def remove(step: Step, member_ids: list[str]) -> None:
     context = step.context
     if not member_ids:
         return
-    if may_downgrade(context, group, member_ids):
+    if may_downgrade(step, member_ids):
         downgrade(step, member_ids, None, None, rebalance=True)
         return
     leaving = [group.members[member_id] for member_id in member_ids]
@@ -71,9 +67,10 @@ def time_is_up(context: GroupContext, subject: Subject, out: Decision, now: Mome
         return
     if subject.timer is Timer.REBALANCE and member.epoch != subject.epoch:
         return  # the member has reached another epoch meanwhile
-    logger.info("member removed group=%s member=%s reason=%s", subject.group_id, subject.member_id, subject.timer.value)
+    out.log("member removed group=%s member=%s reason=%s", subject.group_id, subject.member_id, subject.timer.value)
     step = Step(context, group, now)
     remove(step, [subject.member_id])
     decided = step.finish()
     out.records += decided.records
     out.replies += decided.replies
+    out.lines += decided.lines

@@ -4,7 +4,6 @@ A group is upgraded when the first member of the consumer protocol joins, and do
 `group.consumer.migration.policy` allows it. In between, members of both protocols are in one consumer group.
 """
 
-import logging
 from typing import TYPE_CHECKING
 
 from tidelog.coordinator.consumer.embedded import embedded_version, read_assignment, read_subscription, write_assignment
@@ -26,8 +25,6 @@ from tidelog.wire.primitives import MalformedMessage
 
 if TYPE_CHECKING:
     from tidelog.metadata.image import MetadataImage
-
-logger = logging.getLogger("tidelog.coordinator")
 
 
 def open_group(context: GroupContext, group_id: str, now: Moment, *, create: bool) -> Step:
@@ -87,7 +84,9 @@ def _upgraded(step: Step, classic: ClassicGroup, upgraded: ConsumerGroup) -> Non
         step.context.timers.set(
             Timer.SESSION, upgraded.group_id, member.member_id, member.classic.session_timeout_ms, step.now
         )
-    logger.info("group upgraded to the consumer protocol group=%s members=%d", upgraded.group_id, len(upgraded.members))
+    step.out.log(
+        "group upgraded to the consumer protocol group=%s members=%d", upgraded.group_id, len(upgraded.members)
+    )
 
 
 def _forget_classic(context: GroupContext, classic: ClassicGroup, step: Step) -> None:
@@ -144,14 +143,15 @@ def _from_classic(classic: ClassicGroup, image: "MetadataImage") -> ConsumerGrou
 # Downgrade
 
 
-def may_downgrade(context: GroupContext, group: ConsumerGroup, without: list[str]) -> bool:
+def may_downgrade(step: Step, without: list[str]) -> bool:
     """Return whether the group is converted to a classic one when these members leave."""
+    context, group = step.context, step.group
     left = len(group.members) - len(without)
     consumers = sum(group.members[member_id].classic is None for member_id in without)
     if not consumers or group.classic_count + consumers != len(group.members) or left < 1:
         return False
     if not context.consumer.migration.may_downgrade or left > context.settings.group_max_size:
-        logger.info("group is not downgraded to the classic protocol group=%s members=%d", group.group_id, left)
+        step.out.log("group is not downgraded to the classic protocol group=%s members=%d", group.group_id, left)
         return False
     return group.classic_count == left
 
@@ -193,7 +193,7 @@ def _downgraded(step: Step, classic: ClassicGroup, *, rebalance: bool) -> None:
     classic.renew_sessions(step.now)
     if rebalance:
         classic.begin_rebalance(step.out, step.now)
-    logger.info("group downgraded to the classic protocol group=%s members=%d", group_id, len(classic.members))
+    step.out.log("group downgraded to the classic protocol group=%s members=%d", group_id, len(classic.members))
 
 
 def _to_classic(step: Step, members: list[Member], joining: Member | None, replaced: str | None) -> ClassicGroup:

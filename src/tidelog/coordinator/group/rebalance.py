@@ -5,6 +5,7 @@ that a group is empty. A rebalance under way is lost with the coordinator, as in
 Sources: KIP-62 (rebalance timeout), KIP-134 (initial delay), KIP-345 (static members).
 """
 
+from tidelog.coordinator.consumer.timers import Timer
 from tidelog.coordinator.deadlines import Deadline, Deadlines
 from tidelog.coordinator.decision import Decision, Moment, Reply
 from tidelog.coordinator.group.members import Member, Members, topics_of
@@ -17,6 +18,7 @@ from tidelog.wire.messages.join_group import JoinGroupResponse, JoinGroupRespons
 from tidelog.wire.messages.sync_group import SyncGroupResponse
 
 NO_MEMBER_ID = ""
+NOT_TAKEN_IN = "the rebalance that the new member waited for did not end in time"
 RECORD_OVERHEAD_BYTES = 512
 MEMBER_OVERHEAD_BYTES = 64
 
@@ -149,7 +151,7 @@ class RebalancingGroup:
         self._deadlines.clear(self._join_end)
         self._starting = False
         for member in [m for m in self.members if m.join_reply is None and m.instance_id is None]:
-            self._remove(member, out)
+            self._remove_late(member, Timer.JOIN.value, out)
         if self.members and not self.members.elect_joined_leader():
             # Only static members that are away: wait until one comes or its session ends.
             self._deadlines.set(self._join_end, now.monotonic_ms + self.members.rebalance_timeout_ms)
@@ -178,7 +180,7 @@ class RebalancingGroup:
     def _sync_phase_over(self, _: object, out: Decision, now: Moment) -> None:
         """Members that took part in the join and never asked for their assignment are gone."""
         for member_id in list(self.members.unsynced):
-            self._remove(self.members.by_id[member_id], out)
+            self._remove_late(self.members.by_id[member_id], Timer.SYNC.value, out)
         self._prepare_rebalance(out, now)
 
     # Assignment
@@ -200,7 +202,7 @@ class RebalancingGroup:
         member = self.members.by_id[member_id]
         if not member.is_new and (member.join_reply is not None or member.sync_reply is not None):
             return  # it waits for us, not we for it; the answer renews the session
-        self._remove(member, out)
+        self._remove_late(member, NOT_TAKEN_IN if member.is_new else Timer.SESSION.value, out)
         self._members_changed(out, now)
 
     def _pending_over(self, member_id: str, out: Decision, now: Moment) -> None:
@@ -223,6 +225,11 @@ class RebalancingGroup:
             self._members_changed(out, now)
         elif self._forget_pending(member_id):
             self._members_changed(out, now)
+
+    def _remove_late(self, member: Member, reason: str, out: Decision) -> None:
+        """Remove a member whose time is up, and say why in the log: nobody asked for that."""
+        out.log("member removed group=%s member=%s reason=%s", self.group_id, member.member_id, reason)
+        self._remove(member, out)
 
     def _remove(self, member: Member, out: Decision) -> None:
         self._answer_parked(member, ErrorCode.UNKNOWN_MEMBER_ID, NO_MEMBER_ID, out)
