@@ -67,7 +67,7 @@ def test_files_locks_and_what_is_held_back(tmp_path: Path) -> None:
     file = disk.open(str(tmp_path / "file"), create=True)
     lock = disk.lock(str(tmp_path / "lock"))
     file.pwrite(b"x", 0)
-    held_back = len(disk.pool._spare)
+    held_back = len(disk.pool._reserved)
 
     def counts() -> tuple[int, int]:
         names = held()
@@ -123,7 +123,7 @@ def test_sockets() -> None:
         loop = asyncio.get_running_loop()
         network = SocketNetwork(loop, LoopTasks(loop))
         before = sockets()
-        listener = await network.listen("127.0.0.1", 0, lambda: pytest.fail("nobody connects"))
+        listener = (await network.bind("127.0.0.1", 0)).listen(lambda: pytest.fail("nobody connects"))
         assert len(sockets()) == len(before) + 1
         assert in_child(lambda: sockets() == before)
         with socket.create_connection(("127.0.0.1", listener.port), timeout=5):

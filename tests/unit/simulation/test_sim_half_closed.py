@@ -17,7 +17,7 @@ async def pair(client: Runtime, server: Runtime, peer: Peer | None = None) -> tu
         accepted.append(AnsweringPeer())
         return accepted[-1]
 
-    listener = await server.network.listen("0.0.0.0", 0, accept)
+    listener = (await server.network.bind("0.0.0.0", 0)).listen(accept)
     peer = peer or Peer()
     await client.network.connect("b", listener.port, peer)
     listener.close()

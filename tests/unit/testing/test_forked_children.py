@@ -9,9 +9,11 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import textwrap
 import time
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -44,6 +46,13 @@ def connects(address):
     socket.create_connection((host, int(port)), timeout=10).close()
     return address
 """
+
+
+@pytest.fixture
+def tmp_path() -> Iterator[Path]:
+    """A directory with a short path: a fork server binds a Unix socket in it, whose path has at most 107 bytes."""
+    with tempfile.TemporaryDirectory(prefix="fork-") as path:
+        yield Path(path)
 
 
 def run_program(directory: Path, program: str, *, process: bool = False) -> "subprocess.CompletedProcess[str]":
