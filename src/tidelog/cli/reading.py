@@ -115,7 +115,8 @@ class TopicReader:
         if self.left == 0:
             return True
         if self.member is not None:
-            return self.until_end and self.member.assigned and not self.open
+            all_stopped = bool(self.member.known) and not self.reader.positions
+            return all_stopped or (self.until_end and self.member.assigned and not self.open)
         return not self.reader.positions or (self.until_end and not self.open)
 
     def step(self, interrupted: Interrupts, seconds: float) -> None:
