@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeAlias
 
 import cramjam
 
-from tidelog.wire.compression.room import filled_part, pieces_max, too_large, too_many_pieces
+from tidelog.wire.compression.room import pieces_max, too_large, too_many_pieces
 from tidelog.wire.primitives import BrokenStream, Buffer
 
 _MAGIC = bytes.fromhex("04224d18")
@@ -109,7 +109,8 @@ def decompress(data: memoryview, limit_bytes: int) -> Buffer:
             raise too_large(limit_bytes)
     if problem is not None:
         raise _broken(problem, view[:filled])
-    return filled_part(out, filled)
+    # A copy where the rest of the buffer would keep much more memory alive than the content needs.
+    return view[:filled] if 2 * filled >= len(out) else bytes(view[:filled])
 
 
 def _read_header(data: memoryview) -> _Header:

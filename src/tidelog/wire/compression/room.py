@@ -1,6 +1,6 @@
 """How much a stream may decompress to, and out of how many pieces."""
 
-from tidelog.wire.primitives import Buffer, TooLargeDecompressed
+from tidelog.wire.primitives import TooLargeDecompressed
 
 PIECE_BYTES = 256
 """A stream may have one piece for so many bytes of its limit: millions of empty ones cost time, and no bytes."""
@@ -41,8 +41,3 @@ def too_many_pieces(limit_bytes: int) -> TooLargeDecompressed:
 
 def too_large(limit_bytes: int) -> TooLargeDecompressed:
     return TooLargeDecompressed(f"decompressed, the data exceeds {limit_bytes} bytes")
-
-
-def filled_part(buffer: bytearray, filled: int) -> Buffer:
-    """The first `filled` bytes of `buffer`; a copy where the rest would keep much more memory alive than they need."""
-    return memoryview(buffer)[:filled] if 2 * filled >= len(buffer) else bytes(memoryview(buffer)[:filled])

@@ -9,7 +9,7 @@ from struct import Struct
 
 import cramjam
 
-from tidelog.wire.compression.room import Room, filled_part, too_large
+from tidelog.wire.compression.room import Room, too_large
 from tidelog.wire.primitives import BrokenStream, Buffer
 
 _FIRST_GUESS = 4
@@ -51,7 +51,8 @@ def decompress(data: Buffer, limit_bytes: int) -> Buffer:
     while True:
         out = bytearray(size)
         try:
-            return filled_part(out, cramjam.zstd.decompress_into(data, out))
+            del out[cramjam.zstd.decompress_into(data, out) :]
+            return out
         except cramjam.DecompressionError as reason:
             if _OUTPUT_FULL not in str(reason):
                 return _decompress_cut(memoryview(data), limit_bytes, str(reason))
