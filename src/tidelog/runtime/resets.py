@@ -10,6 +10,8 @@ import select
 import sys
 from collections.abc import Callable
 
+from tidelog.runtime.forks import drop_when_forked
+
 log = logging.getLogger("tidelog.network")
 
 EVENTS_MAX = 64
@@ -23,6 +25,7 @@ class Resets:
         self._loop = loop
         self._epoll: select.epoll | None = None
         self._watched: dict[int, Callable[[], object]] = {}
+        drop_when_forked(self)
 
     def watch(self, descriptor: int, was_reset: Callable[[], object]) -> None:
         """Call `was_reset` once when the connection is broken, unless it is forgotten before."""
@@ -46,6 +49,13 @@ class Resets:
     def close(self) -> None:
         if self._epoll is not None:
             self._loop.remove_reader(self._epoll.fileno())
+            self._epoll.close()
+            self._epoll = None
+        self._watched.clear()
+
+    def drop_in_forked_child(self) -> None:
+        """Close the child's copy of the epoll. The loop is left alone: its selector is the parent's as well."""
+        if self._epoll is not None:
             self._epoll.close()
             self._epoll = None
         self._watched.clear()

@@ -4,6 +4,7 @@ import asyncio
 import gc
 import os
 import socket
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import apart_harness
 from tidelog.runtime.apart import ApartProcess
 from tidelog.runtime.disk import LocalDisk
 from tidelog.runtime.network import SocketNetwork
+from tidelog.runtime.resets import Resets
 from tidelog.runtime.tasks import LoopTasks
 
 pytestmark = [
@@ -131,6 +133,25 @@ def test_sockets() -> None:
 
     def sockets() -> list[str]:
         return sorted(name for name in held() if name.startswith("socket:"))
+
+    asyncio.run(use())
+
+
+@needs_proc
+@pytest.mark.skipif(sys.platform != "linux", reason="resets are watched by epoll")
+def test_the_epoll_that_watches_for_resets() -> None:
+    async def use() -> None:
+        resets = Resets(asyncio.get_running_loop())
+        with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as one:
+            before = epolls()
+            resets.watch(one.fileno(), lambda: pytest.fail("nothing was reset"))
+            assert len(epolls()) == len(before) + 1
+            assert in_child(lambda: epolls() == before)
+            resets.forget(one.fileno())
+            resets.close()
+
+    def epolls() -> list[str]:
+        return [name for name in held() if "eventpoll" in name]
 
     asyncio.run(use())
 
