@@ -152,7 +152,9 @@ class MetadataController:
             self._take_snapshot(found)
         while stored := await self._store.read(self._builder.position):
             self._take_entries(stored)
-        return self._builder.build()
+        image = self._builder.build()
+        self._builder = ImageBuilder(EMPTY_IMAGE)  # else the image of the start would stay in memory
+        return image
 
     def _take_snapshot(self, found: Snapshot | None) -> None:
         if found is not None:
