@@ -3,6 +3,7 @@
 The broker looks at the records of compacted topics, of times that a topic refuses, and where ListOffsets seeks a time.
 """
 
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -105,13 +106,17 @@ def test_bombs_do_not_hold_others(broker: Broker, topic: str, codec: Codec) -> N
 @pytest.mark.parametrize("codec", list(Codec))
 def test_records_that_are_none_take_no_partition_offline(broker: Broker, codec: Codec) -> None:
     topic = f"none-{codec.name.lower()}"
-    batch = encode_batch([Record(b"k", bytes(100), 5)], codec=codec)
-    batch[61:] = b"\xff" * (len(batch) - 61)
-    batch[17:21] = crc32c(memoryview(batch)[21:]).to_bytes(4, "big")
+    now = round(time.time() * 1000)
+    batch, old = (encode_batch([Record(b"k", bytes(100), stamp)], codec=codec) for stamp in (now, 5))
+    for broken in (batch, old):
+        broken[61:] = b"\xff" * (len(broken) - 61)
+        broken[17:21] = crc32c(memoryview(broken)[21:]).to_bytes(4, "big")
     with RawConnection((broker.host, broker.port)) as client:
         create(client, topic, {})
         assert send(client, topic, batch) == ErrorCode.NONE
-        for time_ms in (-3, 0, 5, 6):
+        # Records that would be deleted at once by their time are read first, and refused as Kafka refuses all of these.
+        assert send(client, topic, old) == ErrorCode.UNKNOWN_SERVER_ERROR
+        for time_ms in (-3, 0, now, now + 1):
             assert seek(client, topic, time_ms).topics[0].partitions[0].error_code == ErrorCode.NONE
         assert client.produce(topic, 0, [b"goes on"]).error_code == ErrorCode.NONE
         code, records = client.fetch(topic, 0, 1)

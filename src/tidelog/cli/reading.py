@@ -288,7 +288,8 @@ class GroupMember:
         error = message.error() if message is not None else None
         passing = (KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN, KafkaError._PARTITION_EOF)
         if error is not None and not error.retriable() and error.code() not in passing:
-            raise kafka_error(error, f"group {self.group}")
+            unknown = error.code() in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC)
+            raise kafka_error(error, f"topic {self.topic}" if unknown else f"group {self.group}")
 
     def _on_assign(self, consumer: "Consumer", partitions: "list[TopicPartition]") -> None:
         self.assigned = True

@@ -11,7 +11,7 @@ from tidelog.client.cluster import Address
 from tidelog.client.connection import NEWEST, SIZE_BYTES, ClientConnection, VersionRange
 from tidelog.client.error_codes import name_of
 from tidelog.client.errors import BrokenProtocol, BrokerUnreachable
-from tidelog.client.security import PLAINTEXT, AuthenticationFailed, Sasl, Security, sasl_messages
+from tidelog.client.security import PLAINTEXT, AuthenticationFailed, Sasl, Security, sasl_messages, wrap_socket
 from tidelog.wire.message import Message
 from tidelog.wire.messages.sasl_authenticate import SaslAuthenticateRequest, SaslAuthenticateResponse
 from tidelog.wire.messages.sasl_handshake import SaslHandshakeRequest, SaslHandshakeResponse
@@ -56,7 +56,7 @@ class Link:
             self._over_tls = security.tls is not None
             if security.tls is not None:
                 self._socket.settimeout(_left(deadline))
-                self._socket = security.tls.wrap_socket(self._socket, server_hostname=address.host)
+                self._socket = wrap_socket(self._socket, security.tls, address.host)
             self._greet(deadline)
             if security.sasl is not None:
                 self._authenticate(security.sasl, deadline)
