@@ -48,11 +48,6 @@ class ClientConnection:
         self.versions: Mapping[int, VersionRange] = {}
         """What the broker takes, by API key; empty before the greeting is over."""
 
-    @property
-    def awaited(self) -> int:
-        """Answers that are still to come."""
-        return len(self._awaited)
-
     def greet(self) -> "list[Piece]":
         """The frame that asks for the broker's versions."""
         return self._greeting(ApiVersionsRequest.max_version)

@@ -11,12 +11,14 @@ from tidelog.client.cluster import Address
 from tidelog.client.connection import NEWEST, SIZE_BYTES, ClientConnection, VersionRange
 from tidelog.client.error_codes import name_of
 from tidelog.client.errors import BrokenProtocol, BrokerUnreachable
-from tidelog.client.security import PLAINTEXT, AuthenticationFailed, Sasl, Security, sasl_messages, wrap_socket
+from tidelog.client.security import PLAINTEXT, AuthenticationFailed, Sasl, Security, sasl_messages
 from tidelog.wire.message import Message
 from tidelog.wire.messages.sasl_authenticate import SaslAuthenticateRequest, SaslAuthenticateResponse
 from tidelog.wire.messages.sasl_handshake import SaslHandshakeRequest, SaslHandshakeResponse
 
 if TYPE_CHECKING:
+    import ssl
+
     from tidelog.runtime.interfaces import Piece
 
 SCRATCH_BYTES = 64 << 10
@@ -56,7 +58,7 @@ class Link:
             self._over_tls = security.tls is not None
             if security.tls is not None:
                 self._socket.settimeout(_left(deadline))
-                self._socket = wrap_socket(self._socket, security.tls, address.host)
+                self._socket = begin_tls(self._socket, security.tls, address.host)
             self._greet(deadline)
             if security.sasl is not None:
                 self._authenticate(security.sasl, deadline)
@@ -191,6 +193,19 @@ class _Guard:
             self._link.close()
         if isinstance(error, OSError):
             raise BrokerUnreachable(self._link.address, _reason(error)) from error
+
+
+def begin_tls(plain: socket.socket, context: "ssl.SSLContext", host: str) -> "ssl.SSLSocket":
+    """Do the handshake of a client. Raises AuthenticationFailed when a side refuses it, OSError when it is cut off."""
+    import ssl
+
+    try:
+        return context.wrap_socket(plain, server_hostname=host)
+    except (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError):
+        raise
+    except ssl.SSLError as error:
+        reason = getattr(error, "verify_message", "") or error.reason or str(error)
+        raise AuthenticationFailed(f"no TLS with broker {host}: {reason}") from error
 
 
 def _left(deadline: float) -> float:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, NamedTuple
 from tidelog.client.errors import ClientError
 
 if TYPE_CHECKING:
-    import socket
     import ssl
 
 SCRAM_HASHES = {"SCRAM-SHA-256": "sha256", "SCRAM-SHA-512": "sha512"}
@@ -79,19 +78,6 @@ def tls_context(files: TlsFiles, *, verify: bool, check_host_name: bool) -> "ssl
     context.check_hostname = verify and check_host_name
     context.verify_mode = ssl.CERT_REQUIRED if verify else ssl.CERT_NONE
     return context
-
-
-def wrap_socket(plain: "socket.socket", context: "ssl.SSLContext", host: str) -> "ssl.SSLSocket":
-    """Do the handshake of a client. Raises AuthenticationFailed when a side refuses it, OSError when it is cut off."""
-    import ssl
-
-    try:
-        return context.wrap_socket(plain, server_hostname=host)
-    except (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError):
-        raise
-    except ssl.SSLError as error:
-        reason = getattr(error, "verify_message", "") or error.reason or str(error)
-        raise AuthenticationFailed(f"no TLS with broker {host}: {reason}") from error
 
 
 def sasl_messages(sasl: Sasl, nonce: str) -> Generator[bytes, bytes, None]:

@@ -197,10 +197,10 @@ class PartitionLog:
         self, batch: memoryview, header: BatchHeader, *, leader_epoch: int, now_ms: int, limits: Limits = True
     ) -> Appended:
         """Append one batch as the leader; base offset and leader epoch are written into `batch`. A repeat of one of
-        its producer's last five batches is not appended; the result is that of the first append, with `duplicate`.
-        `limits`: how to check the topic's limits on clients (see `validation.Limits`). Raises the ApiError to respond
-        with, StorageError when the log is or goes offline, and NotInline when the records must be passed to
-        `examine`. Nothing is appended then.
+        its producer's last five batches is not appended; the result is that of the first append. `limits`: how to
+        check the topic's limits on clients (see `validation.Limits`). Raises the ApiError to respond with,
+        StorageError when the log is or goes offline, and NotInline when the records must be passed to `examine`.
+        Nothing is appended then.
         """
         segment = self._segments.active
         size, position = header.size, segment.size
@@ -261,7 +261,7 @@ class PartitionLog:
                     )
         except OSError as error:
             raise self._write_failed(segment, position, base_offset, error) from error
-        return _new_tuple(Appended, (base_offset, next_offset, append_time_ms, self.log_start_offset, False))
+        return _new_tuple(Appended, (base_offset, next_offset, append_time_ms, self.log_start_offset))
 
     def append_as_follower(self, data: memoryview) -> int:
         """Append batches unchanged, with the offsets and epochs of their leader. Returns the new end offset. Raises

@@ -42,12 +42,10 @@ logger = logging.getLogger("tidelog.log")
 
 
 class RecoveryReport(NamedTuple):
-    """What the opening of a log did: bytes scanned for CRCs, bytes and segments cut off, indexes rebuilt."""
+    """What the opening of a log did: bytes scanned for CRCs, and bytes cut off."""
 
     scanned_bytes: int
     truncated_bytes: int
-    segments_removed: int
-    indexes_rebuilt: int
 
 
 class OpenedLog(NamedTuple):
@@ -75,7 +73,7 @@ class LogOpener:
         self._recovery_point = 0
         self._replayed_from = 0
         """From this offset on, leader epochs come from the scanned batches."""
-        self._scanned = self._truncated = self._removed = self._rebuilt = 0
+        self._scanned = self._truncated = self._removed = 0
 
     def open(self, *, clean: bool, recovery_point: int, log_start_offset: int) -> OpenedLog:
         """Open the log. `recovery_point` -1 means unknown; then closed segments count as flushed.
@@ -112,7 +110,7 @@ class LogOpener:
         self._epochs.truncate_from_start(start)
         self._snapshots.remove_after(end)
         self._segments.active.configure(self._config)
-        report = RecoveryReport(self._scanned, self._truncated, self._removed, self._rebuilt)
+        report = RecoveryReport(self._scanned, self._truncated)
         return OpenedLog(self._segments, self._epochs, self._producers, self._snapshots, start, end, report)
 
     # Files
@@ -242,7 +240,6 @@ class LogOpener:
             return self._walk_tail(segment)
         except (CorruptIndex, FileNotFoundError, CorruptLog) as error:
             segment.rebuild_indexes(str(error))
-            self._rebuilt += 1
             return self._walk_tail(segment)
 
     def _walk_tail(self, segment: Segment) -> int:
@@ -324,7 +321,6 @@ class LogOpener:
             self._walk_tail(segment)
         except (CorruptIndex, FileNotFoundError, CorruptLog) as error:
             segment.rebuild_indexes(str(error))
-            self._rebuilt += 1
 
     def _recover_segment(self, segment: Segment, place: int, replay_from: int) -> int:
         """Scan one segment from `replay_from` on, and cut off a torn tail. Returns the offset at which it ends."""
@@ -346,7 +342,6 @@ class LogOpener:
                 self._cut(segment, place, problem)
         segment.sound_from = start
         if wrong:
-            self._rebuilt += 1
             segment.times.rewrite()
             segment.index.rewrite()
         if place + 1 < len(self._segments.items):

@@ -101,4 +101,4 @@ def check_producer(
     repeated = producers.check(header)
     if repeated is None:
         return None
-    return Appended(repeated.base_offset, repeated.last_offset + 1, repeated.timestamp, log_start_offset, True)
+    return Appended(repeated.base_offset, repeated.last_offset + 1, repeated.timestamp, log_start_offset)

@@ -15,7 +15,6 @@ from tidelog.client.errors import BrokenProtocol, ClientError, GaveUp, NoBrokerR
 from tidelog.client.operations import EARLIEST, HELD_BACK, Backoff, FetchLimits, Pause, Produced
 from tidelog.model.ids import TopicPartition
 from tidelog.wire.errors import NotLeaderOrFollower
-from tidelog.wire.frames import RequestHeader, decode_request_header, encode_response
 from tidelog.wire.message import Message
 from tidelog.wire.messages.api_versions import ApiVersion, ApiVersionsResponse
 from tidelog.wire.messages.fetch import FetchableTopicResponse, FetchRequest, FetchResponse, PartitionData
@@ -31,6 +30,7 @@ from tidelog.wire.messages.metadata import (
     MetadataResponseTopic,
 )
 from tidelog.wire.messages.produce import PartitionProduceResponse, ProduceResponse, TopicProduceResponse
+from wire_harness import RequestHeader, decode_request_header, encode_response
 
 T0 = TopicPartition("t", 0)
 TOPIC_ID = bytes(range(16))

@@ -6,13 +6,13 @@ from tidelog.client.connection import ClientConnection, VersionRange, response_c
 from tidelog.client.errors import ApiNotSupported, BrokenProtocol
 from tidelog.wire.apis import APIS
 from tidelog.wire.errors import ApiError, ErrorCode
-from tidelog.wire.frames import decode_request_header, encode_response
 from tidelog.wire.message import Message, records_bytes
 from tidelog.wire.messages.api_versions import ApiVersion, ApiVersionsRequest, ApiVersionsResponse
 from tidelog.wire.messages.fetch import FetchRequest, FetchResponse
 from tidelog.wire.messages.list_offsets import ListOffsetsRequest
 from tidelog.wire.messages.metadata import MetadataRequest, MetadataResponse
 from tidelog.wire.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from wire_harness import decode_request_header, encode_response
 
 
 def sent(pieces: list[object]) -> tuple[int, int, int, bytes]:
@@ -87,11 +87,11 @@ def test_the_highest_version_of_both_is_spoken() -> None:
 def test_answers_come_in_the_order_of_the_requests() -> None:
     connection = greeted({1: (4, 17), 3: (0, 12)})
     ids = [sent(connection.request(request))[2] for request in (MetadataRequest(), FetchRequest(), MetadataRequest())]
-    assert connection.awaited == 3
+    assert len(connection._awaited) == 3
     kinds = [(MetadataResponse(cluster_id="a"), 12), (FetchResponse(session_id=5), 17), (MetadataResponse(), 12)]
     for (message, version), correlation_id in zip(kinds, ids, strict=True):
         assert connection.answer(answered(message, version, correlation_id)) == message
-    assert connection.awaited == 0
+    assert not connection._awaited
 
 
 def test_record_data_is_sent_as_it_is() -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from cli_harness import answering
 from tidelog.client.blocking import Client, ClientConfig
+from tidelog.client.link import begin_tls
 from tidelog.client.operations import Backoff
 from tidelog.client.security import (
     AuthenticationFailed,
@@ -18,7 +19,6 @@ from tidelog.client.security import (
     TlsFiles,
     sasl_messages,
     tls_context,
-    wrap_socket,
 )
 from tidelog.wire.message import Message
 from tidelog.wire.messages.list_groups import ListGroupsResponse
@@ -121,7 +121,7 @@ def test_a_broker_without_tls() -> None:
         with plain, broker:
             broker.sendall(b"no handshake")
             with pytest.raises(AuthenticationFailed, match=r"no TLS with broker localhost: .*VERSION_NUMBER"):
-                wrap_socket(plain, tls, "localhost")
+                begin_tls(plain, tls, "localhost")
 
 
 @pytest.mark.parametrize(

@@ -34,8 +34,8 @@ def segment_bases(on: LogOnDisk) -> list[int]:
 
 def test_offsets_and_the_leader_epoch_are_written_into_the_batch() -> None:
     on = LogOnDisk()
-    assert on.append(b"a", b"b", leader_epoch=3) == Appended(0, 2, -1, 0, duplicate=False)
-    assert on.append(b"c", leader_epoch=3) == Appended(2, 3, -1, 0, duplicate=False)
+    assert on.append(b"a", b"b", leader_epoch=3) == Appended(0, 2, -1, 0)
+    assert on.append(b"c", leader_epoch=3) == Appended(2, 3, -1, 0)
     data = on.disk.read(on.path(0))
     header = BatchHeader(data, BatchHeader(data).size)
     assert (header.base_offset, header.leader_epoch, header.crc_ok()) == (2, 3, True)
@@ -48,7 +48,7 @@ def test_a_repeat_is_answered_with_its_first_offsets_and_its_time() -> None:
     on.append(b"a", b"b", base_sequence=0, **fields)
     on.append(b"c", base_sequence=2, **fields)
     size = on.log.size_bytes
-    assert on.append(b"a", b"b", base_sequence=0, **fields) == Appended(0, 2, NOW_MS, 0, duplicate=True)
+    assert on.append(b"a", b"b", base_sequence=0, **fields) == Appended(0, 2, NOW_MS, 0)
     assert on.log.size_bytes == size
     with pytest.raises(OutOfOrderSequenceNumber):
         on.append(b"d", base_sequence=9, **fields)
