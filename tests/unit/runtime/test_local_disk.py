@@ -18,7 +18,7 @@ from tidelog.runtime.disk import LocalDisk, LocalFile
 
 
 def open_count(disk: LocalDisk) -> int:
-    return len(disk.pool._order) + len(disk.pool._leaving)
+    return len(disk.pool._order) + len(disk.pool._retiring)
 
 
 @pytest.fixture
