@@ -209,7 +209,7 @@ def test_json_lines_are_a_copy(tidelog: Run, topic: str) -> None:
     assert without_place == [b"gone|null|", b"k|v|h=1", b"\xff|\xfe|h=1"]
 
     refused = tidelog("produce", copy, "--json", input=b'{"value": "v"}\n{"value": "v", "kye": "k"}\n', code=1)
-    assert 'line 2 is not a record: "kye" is no field: there are topic, ' in refused.stderr.decode()
+    assert 'line 2 is not a record: "kye" is not a field; the fields are topic, ' in refused.stderr.decode()
 
 
 def test_where_reading_begins_and_ends(tidelog: Run, topic: str) -> None:

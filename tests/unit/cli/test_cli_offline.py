@@ -122,7 +122,7 @@ def test_produce_writes_what_can_be_written(tidelog: Run) -> None:
     assert "partitions 0-2 of lost. Nobody can write there." in tidelog("produce", "lost", input="x", code=1).stderr
     ran = tidelog("produce", "inbox", input="x\n" * 10)
     assert ran.stderr.startswith(
-        "Offline: partition 1 of inbox. Records whose key belongs there cannot be written, all others are.\n"
+        "Offline: partition 1 of inbox. Records whose key belongs there cannot be written; all others are.\n"
     )
     assert ran.stderr.endswith("10 records, 10 B, to inbox\n")
 
