@@ -104,9 +104,7 @@ def produce(
     if json_lines and (key_separator is not None or null_marker is not None):
         raise UsageError("--json lines have their own keys and nulls: leave out --key-separator and --null-marker")
     if keep_partitions and (not json_lines or partition is not None):
-        raise UsageError(
-            "--keep-partitions takes the partitions of --json lines: add --json, and leave out --partition"
-        )
+        raise UsageError("--keep-partitions takes the partitions of --json lines: add --json, leave out --partition")
     headers = [
         (key, value.encode()) for key, value in (key_value(each, "--header", "source=import") for each in header)
     ]
