@@ -66,7 +66,7 @@ def test_a_greeting_that_is_refused_otherwise_is_an_error() -> None:
     connection = ClientConnection("me")
     _, version, correlation_id, _ = sent(connection.greet())
     refusal = ApiVersionsResponse(error_code=ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
-    with pytest.raises(ApiError, match="refuses to tell its versions") as raised:
+    with pytest.raises(ApiError, match="rejects the request for its versions") as raised:
         connection.greeted(answered(refusal, version, correlation_id))
     assert raised.value.code is ErrorCode.CLUSTER_AUTHORIZATION_FAILED
 
@@ -77,7 +77,7 @@ def test_the_highest_version_of_both_is_spoken() -> None:
     assert connection.version_for(FetchRequest, 12) == 12
     assert connection.version_for(MetadataRequest) == 9
     with pytest.raises(
-        ApiNotSupported, match="Produce: the broker takes versions 20 to 21, this client speaks 3 to 13"
+        ApiNotSupported, match="Produce: the broker supports versions 20 to 21, this client supports 3 to 13"
     ):
         connection.version_for(ProduceRequest)
     with pytest.raises(ApiNotSupported, match="does not offer ListOffsets"):
@@ -107,7 +107,7 @@ def test_record_data_is_sent_as_it_is() -> None:
 @pytest.mark.parametrize(
     ("frame", "message"),
     [
-        (answered(MetadataResponse(), 12, 7777), "answer 7777 came where 1 was due"),
+        (answered(MetadataResponse(), 12, 7777), "the broker sent response 7777 where 1 was expected"),
         (answered(MetadataResponse(), 12, 1)[:-1], "Metadata"),
         (b"\0\0", "response header: cut short"),
         (b"", "response header: cut short"),
@@ -121,7 +121,7 @@ def test_what_is_no_answer_breaks_the_protocol(frame: bytes, message: str) -> No
 
 
 def test_an_answer_that_nothing_asked_for_breaks_the_protocol() -> None:
-    with pytest.raises(BrokenProtocol, match="nothing asked for"):
+    with pytest.raises(BrokenProtocol, match="response without a request"):
         greeted({}).answer(answered(MetadataResponse(), 12, 1))
 
 
