@@ -87,11 +87,11 @@ def test_the_highest_version_of_both_is_spoken() -> None:
 def test_answers_come_in_the_order_of_the_requests() -> None:
     connection = greeted({1: (4, 17), 3: (0, 12)})
     ids = [sent(connection.request(request))[2] for request in (MetadataRequest(), FetchRequest(), MetadataRequest())]
-    assert len(connection._awaited) == 3
+    assert len(connection._expected) == 3
     kinds = [(MetadataResponse(cluster_id="a"), 12), (FetchResponse(session_id=5), 17), (MetadataResponse(), 12)]
     for (message, version), correlation_id in zip(kinds, ids, strict=True):
         assert connection.answer(answered(message, version, correlation_id)) == message
-    assert not connection._awaited
+    assert not connection._expected
 
 
 def test_record_data_is_sent_as_it_is() -> None:
