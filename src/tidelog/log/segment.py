@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from tidelog.log.batch_scan import BASE_OFFSET, COUNT, LAST_OFFSET_DELTA, LENGTH, Fields, headers
 from tidelog.log.errors import CorruptLog
 from tidelog.log.indexes import INT32_MAX, PENDING_MAX, CorruptIndex, IndexCache, OffsetIndex, TimeIndex
-from tidelog.log.record_times import looked_at, stated_or_looked_at
+from tidelog.log.record_times import latest_record_timestamp_at, latest_timestamp_at
 from tidelog.log.transaction_index import TransactionIndex
 from tidelog.wire.batches import LENGTH_END
 
@@ -228,13 +228,13 @@ class Segment:
         CorruptLog.
         """
         for found in headers(self.file, 0, self.size, self.base_offset):
-            return stated_or_looked_at(self.file, *found)
+            return latest_timestamp_at(self.file, *found)
         return NO_TIMESTAMP
 
     def first_records_time(self) -> int:
         """Return the largest timestamp of the first batch's records, unless there are very many. Raises CorruptLog."""
         for found in headers(self.file, 0, self.size, self.base_offset):
-            return looked_at(self.file, *found)
+            return latest_record_timestamp_at(self.file, *found)
         return NO_TIMESTAMP
 
     def add_index_entry(self, last_offset: int, position: int) -> None:
@@ -264,7 +264,7 @@ class Segment:
 
     def latest_in(self, position: int, fields: Fields) -> int:
         """Return the largest timestamp of the batch at `position`."""
-        return stated_or_looked_at(self.file, position, fields[LENGTH] + LENGTH_END, fields)
+        return latest_timestamp_at(self.file, position, fields[LENGTH] + LENGTH_END, fields)
 
     def write_indexes(self) -> None:
         """Write new entries to the index files. On a full disk they stay in memory for a later call. Raises OSError."""
@@ -376,7 +376,7 @@ class Segment:
         file = self._disk.open(self.path)
         try:
             for position, size, fields in headers(file, 0, self.size, self.base_offset):
-                found = stated_or_looked_at(file, position, size, fields)
+                found = latest_timestamp_at(file, position, size, fields)
                 if found > latest[0] and fields[COUNT]:
                     latest = (found, fields[BASE_OFFSET] + fields[LAST_OFFSET_DELTA])
         finally:

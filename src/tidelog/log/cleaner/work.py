@@ -20,7 +20,7 @@ from tidelog.log.cleaner.throttle import Throttle
 from tidelog.log.cleaner.transactions import Transactions
 from tidelog.log.errors import CorruptLog
 from tidelog.log.leftovers import CLEANED_SUFFIX, remove_cleaned
-from tidelog.log.record_times import latest_of
+from tidelog.log.record_times import latest_timestamp_of
 from tidelog.log.segment import Segment, file_name
 from tidelog.log.transaction_index import AbortedTransaction, TransactionIndex
 from tidelog.wire.batches import CONTROL_BIT
@@ -168,7 +168,7 @@ class _Rewriting:
                 after += filtered.records_after
                 if filtered.batch is not None:
                     kept = HEADER.unpack_from(filtered.batch)
-                    segment.note_batch(segment.size + len(out), kept, latest_of(filtered.batch, kept))
+                    segment.note_batch(segment.size + len(out), kept, latest_timestamp_of(filtered.batch, kept))
                     out += filtered.batch
                     if len(out) >= self._job.limits.write_bytes:
                         self._write_out(segment, out)
