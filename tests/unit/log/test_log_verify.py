@@ -233,7 +233,7 @@ def test_a_leader_epoch_that_no_checksum_covers_is_known_below_the_recovery_poin
     with_checkpoints(on, 20, 0)
     [found] = findings(on)
     assert (found.path, found.severity) == (on.path(16), DAMAGE)
-    assert found.reason == f"epoch 9 from 19 is not in {DIRECTORY}/leader-epoch-checkpoint"
+    assert found.reason == f"epoch 9 from offset 19 is not in {DIRECTORY}/leader-epoch-checkpoint"
 
 
 @pytest.mark.parametrize(
