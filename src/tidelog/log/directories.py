@@ -12,7 +12,7 @@ from tidelog.log.checkpoints import META_PROPERTIES, PARTITION_METADATA, read_pa
 from tidelog.log.directory import LOCK, DataDirectory
 from tidelog.log.errors import CorruptLog
 from tidelog.log.file_kinds import METADATA_STORE, partition_of
-from tidelog.log.future_logs import FoundFuture, found_future, has_mark, is_final, put_aside, settled, take_back
+from tidelog.log.future_logs import FoundFuture, found_future, has_mark, is_final, put_aside, rename_back, settled
 from tidelog.log.segment import PASSING
 from tidelog.model.ids import TopicPartition
 from tidelog.wire.errors import StorageError
@@ -247,7 +247,7 @@ class DataDirectories:
                 put_aside(self._disk, old.path, partition, bytes(16))
                 settled(self._disk, copy.path, partition)
             else:
-                self.interrupted.append(FoundFuture(partition, copy, take_back(self._disk, copy.path, partition)))
+                self.interrupted.append(FoundFuture(partition, copy, rename_back(self._disk, copy.path, partition)))
 
     def _check_duplicates(self) -> None:
         for partition, holders in self._holders.items():

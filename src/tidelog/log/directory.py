@@ -107,7 +107,7 @@ class DataDirectory:
 
         Raises DirectoryInUse, OSError.
         """
-        lock = _locked(disk, path) if disk.exists(f"{path}/{LOCK}") else None
+        lock = _acquire_lock(disk, path) if disk.exists(f"{path}/{LOCK}") else None
         try:
             return cls(disk, path, lock)
         except BaseException:
@@ -118,7 +118,7 @@ class DataDirectory:
     def lock(self) -> None:
         """Lock the directory, unless `look` has done so. Raises DirectoryInUse, OSError."""
         if self._lock is None:
-            self._lock = _locked(self._disk, self.path)
+            self._lock = _acquire_lock(self._disk, self.path)
 
     def begin(self) -> None:
         """Mark the directory as unclean until `close_clean`. Raises OSError."""
@@ -494,7 +494,7 @@ class DataDirectory:
             self._lock = None
 
 
-def _locked(disk: "Disk", path: str) -> "Lock":
+def _acquire_lock(disk: "Disk", path: str) -> "Lock":
     try:
         return disk.lock(f"{path}/{LOCK}")
     except BlockingIOError:

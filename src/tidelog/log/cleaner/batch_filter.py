@@ -88,11 +88,11 @@ class BatchFilter:
 
     def _apply_control(self, batch: "Buffer", fields: Fields) -> Filtered:
         count = fields[COUNT]
-        may_go = self._transactions.marker_may_go(fields, batch)
+        is_removable = self._transactions.marker_is_removable(fields, batch)
         horizon_ms = delete_horizon(fields)
-        if not count or (may_go and horizon_ms is not None and horizon_ms <= self._now_ms):
+        if not count or (is_removable and horizon_ms is not None and horizon_ms <= self._now_ms):
             return self._without_records(fields)
-        if may_go and horizon_ms is None:
+        if is_removable and horizon_ms is None:
             data = decompressed_records(batch, fields)
             records = list(raw_records(data, count, fields[LAST_OFFSET_DELTA]))
             return Filtered(rebuilt_batch(fields, data, records, self._new_horizon_ms), count, count)
@@ -107,7 +107,7 @@ class BatchFilter:
             records = list(raw_records(data, fields[COUNT], fields[LAST_OFFSET_DELTA]))
             return records, not all(record[5] for record in records), data
         horizon_ms = delete_horizon(fields)
-        tombstones_go = horizon_ms is not None and horizon_ms <= self._now_ms
+        tombstones_expired = horizon_ms is not None and horizon_ms <= self._now_ms
         last_offset_of = self._map.last_offset_of
         kept = []
         tombstones = False
@@ -115,7 +115,7 @@ class BatchFilter:
             offset = base_offset + record[3]
             if offset <= latest:
                 key = record[4]
-                if key is None or offset < last_offset_of(key) or (tombstones_go and not record[5]):
+                if key is None or offset < last_offset_of(key) or (tombstones_expired and not record[5]):
                     continue
             kept.append(record)
             tombstones = tombstones or not record[5]

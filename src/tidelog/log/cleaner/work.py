@@ -118,7 +118,7 @@ class _Pass:
             self._throttle.took(len(batch))
             try:
                 if fields[ATTRIBUTES] & CONTROL_BIT:
-                    transactions.marker_may_go(fields, batch)
+                    transactions.marker_is_removable(fields, batch)
                 elif not transactions.data_is_aborted(fields) and fields[COUNT]:
                     for record in raw_records(
                         decompressed_records(batch, fields), fields[COUNT], fields[LAST_OFFSET_DELTA]
