@@ -2,8 +2,8 @@
 
 After a crash, bytes that were appended since the last sync may be missing, in whole or in part: the file is short,
 or sectors that never reached the disk read as zeros. Such a tail is cut off and logged. A bad batch is damage, and
-nothing is cut, if it was synced before, if it is complete but out of place, or if sound batches follow it and none
-of its sectors is zero.
+nothing is cut, in three cases: it was synced before; it is complete but out of place; or sound batches follow it
+although none of its sectors reads as zeros.
 """
 
 from typing import TYPE_CHECKING
@@ -35,7 +35,7 @@ def check_torn_tail(
 ) -> None:
     """Return if everything from `position` on may be cut off; raise CorruptLog if it may not.
 
-    The batch at `position` should begin with `next_offset`. `more`: later segments contain records.
+    The batch at `position` should begin with `next_offset`. `has_later_records`: later segments contain records.
     """
     if next_offset < recovery_point:
         reason = f"{problem.reason}; offset {next_offset} was on the disk, the recovery point is {recovery_point}"

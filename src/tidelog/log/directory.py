@@ -53,7 +53,9 @@ class DirectoryInUse(Exception):
 
 
 class InTheWay(Exception):
-    """Files of an older topic with the same name exist: call `make_way`, then open the partition again."""
+    """Files or checkpoint entries of an older topic with the same name exist: call `make_way`, then open the
+    partition again.
+    """
 
 
 class DataDirectory:
@@ -327,8 +329,8 @@ class DataDirectory:
             raise first_error
 
     def expect(self, log: PartitionLog, clean_offset: int | None) -> None:
-        """Register a log that will be moved into this directory directly after this call; the checkpoints contain it
-        already.
+        """Register a log that will be moved into this directory directly after this call: write its entries into the
+        checkpoints.
 
         `clean_offset`: the offset up to which it is compacted, or None. Raises OSError.
         """
@@ -444,8 +446,8 @@ class DataDirectory:
     def write_start_offsets(self, start_offsets: Mapping[TopicPartition, int]) -> None:
         """Persist start offsets before files below them are removed. Raises OSError.
 
-        On a full disk the checkpoint is removed, so that retention can free space: without it, logs begin with their
-        files.
+        On a full disk the checkpoint is removed, so that retention can free space: without it, each log begins with
+        its first file.
         """
         try:
             self._write(

@@ -428,9 +428,9 @@ class PartitionLog:
     # Truncation
 
     def truncate_to(self, offset: int) -> None:
-        """Remove every batch that contains `offset` or a later one. Blocks until the cut is durable. Before, the
-        caller has persisted a recovery point not above the new end. No flush may be running, and no reader that must
-        not see the cut. Raises StorageError.
+        """Remove every batch that contains `offset` or a later one. Blocks until the cut is durable. The caller must
+        have persisted a recovery point that is not above the new end. No flush may be running, and no reader that
+        must not see the cut. Raises StorageError.
         """
         if offset >= self.log_end_offset:
             return
@@ -513,7 +513,7 @@ class PartitionLog:
         return self.look_up(lambda: self._retire(now_ms, limit))
 
     def _retire(self, now_ms: int, limit: int) -> int:
-        # Segments that are not durable stay too: a power cut could bring a removed one back torn.
+        # Segments that are not durable are kept too: after a power cut, a removed file could reappear, torn.
         limit = min(limit, self.recovery_point)
         start, end = self.log_start_offset, self.log_end_offset
         count = self._retention.count(

@@ -33,7 +33,7 @@ SEARCHED_BYTES_MAX = 4 << 20
 take a third of a second."""
 HEADERS_PER_STEP = 64
 MARGIN_BYTES = 8192
-"""Bytes that a cold read reads beyond the fetch's limit, for the way from the index entry to the offset."""
+"""Bytes that a cold read reads beyond the fetch's limit, to cover the distance from the index entry to the offset."""
 
 
 class Slice(NamedTuple):
@@ -41,7 +41,7 @@ class Slice(NamedTuple):
 
     `first_batch_offset` is the base offset of the first batch; it may be below the requested offset. `readable` is
     the number of bytes available up to the limit, ignoring batch boundaries; it is compared with `fetch.min.bytes`,
-    as in Kafka. It is `PLENTY` if the log continues behind this segment, and never less than `size`.
+    as in Kafka. It is `PLENTY` if the log continues after this segment, and never less than `size`.
     """
 
     file: "File | None"

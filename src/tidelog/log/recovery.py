@@ -2,8 +2,8 @@
 
 Recovery starts at the newest producer snapshot, which is written only after the records and indexes below it are
 durable. From there, batch headers are replayed. From the recovery point on (or from the snapshot, if that is later),
-CRCs are checked. `damage` judges the first bad batch: a torn tail is cut off and logged; anything else raises
-CorruptLog.
+CRCs are checked. The module `damage` classifies the first bad batch: a torn tail is cut off and logged; anything
+else raises CorruptLog.
 """
 
 import logging

@@ -123,7 +123,7 @@ class Segment:
         self.offset_limit = base_offset + INT32_MAX + 1
         """Limit of `next_offset`: offsets are stored relative to the base offset in 31 bits."""
         self.synced_size = size
-        """The first bytes of the log file, in this number, are durable."""
+        """Number of bytes from the start of the log file that are durable."""
         self.entry_unsynced = False
         """Whether the log file's directory entry may not be durable."""
         self.indexes_unsynced = False
@@ -237,7 +237,9 @@ class Segment:
         return NO_TIMESTAMP
 
     def first_records_time(self) -> int:
-        """Return the largest timestamp of the first batch's records, unless there are very many. Raises CorruptLog."""
+        """Return the largest timestamp of the first batch's records; the header's if there are too many. Raises
+        CorruptLog.
+        """
         for header_at in headers(self.file, 0, self.size, self.base_offset):
             return latest_record_timestamp_at(self.file, *header_at)
         return NO_TIMESTAMP
@@ -305,7 +307,7 @@ class Segment:
         if self.index.count >= self._entries_max or self.times.count >= self._time_entries_max:
             self.size_limit = -1
 
-    # Looking for offsets and times
+    # Search by offset and time
 
     def find(self, offset: int) -> tuple[int, int, Fields] | None:
         """Return (position, size, header) of the first batch that ends at or after `offset`; None if there is none.

@@ -59,6 +59,7 @@ class Swap:
         return True
 
     def announce(self) -> None:
+        """Rename the new files to `.swap`, durably, and load the new segment's indexes. Blocks. Raises OSError."""
         for suffix in SUFFIXES:
             cleaned = self._path(suffix, CLEANED_SUFFIX)
             if self._disk.exists(cleaned):
@@ -76,11 +77,15 @@ class Swap:
         new.transactions.hold()
 
     def install(self) -> None:
+        """Serve the new segment instead of the old ones."""
         self._new.set_index_interval(self._log.config)
         self._log.replace_segments(self._old, self._new)
 
     def finish(self) -> None:
-        """Rename the files. It may be called again after an error, and then continues."""
+        """Rename the old files to `.deleted` and the new ones to their final names, durably. Blocks.
+
+        Raises OSError; then it may be called again, and continues.
+        """
         if not self._old_renamed:
             for segment in self._old:
                 segment.rename_deleted()
@@ -89,6 +94,7 @@ class Swap:
         put_in_place(self._disk, self._directory, self._new.base_offset)
 
     def end(self, now_ms: int) -> None:
+        """Use the final file names, retire the old segments, and allow retention again."""
         self._new.use_ending("")
         self._new.transactions.release()
         self._log.segments_replaced(self._old, self._new, now_ms)

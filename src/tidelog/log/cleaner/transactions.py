@@ -19,8 +19,10 @@ if TYPE_CHECKING:
 
 
 class Transactions:
-    """`aborted` are all aborted transactions of the log, in any order. `kept` is called for those whose marker
-    stays.
+    """Tracks the open transactions while a log is read.
+
+    `aborted` are all aborted transactions of the log, in any order. `on_marker_kept` is called with each of them
+    whose marker is kept.
     """
 
     def __init__(
@@ -49,7 +51,9 @@ class Transactions:
         return False
 
     def marker_is_removable(self, fields: Fields, batch: "Buffer") -> bool:
-        """Return whether no record of the transaction that this control batch ends is left. Raises ValueError."""
+        """Return whether this control batch may be removed: the log has no more records of the transaction that it
+        ends. Raises ValueError.
+        """
         self._begin(fields[BASE_OFFSET] + fields[LAST_OFFSET_DELTA])
         if not fields[COUNT]:
             return True

@@ -35,7 +35,7 @@ LOCK: Final = ".cleaning.lock"
 
 
 def clean(apart: "Apart", request: bytes, report: Callable[[bytes], None]) -> None:
-    """Run the pass of one request. Every outcome is a report, errors too."""
+    """Run the pass of one request, and report the outcome. Errors of the log and of the disk are reports too."""
     try:
         job = CleanJob.decode(request)
         lock = apart.disk.lock(f"{job.directory.rpartition('/')[0]}/{LOCK}")
