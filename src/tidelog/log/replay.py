@@ -33,10 +33,10 @@ _END_MARKER = Struct(">hi")
 
 def end_marker(batch: "Buffer") -> tuple[int, int] | None:
     """Return (`ABORT` or `COMMIT`, coordinator epoch) of a control batch that ends a transaction; None for other
-    ones.
+    control batches.
 
     The key is a version and a type (int16, int16), the value a version and the coordinator's epoch (int16, int32). A
-    control batch without records, as compaction may leave, ends no transaction. Raises ValueError if the batch
+    control batch without records, which compaction may leave, ends no transaction. Raises ValueError if the batch
     cannot be decoded.
     """
     records = decode_records(batch, 0)

@@ -8,7 +8,7 @@ import pytest
 
 from log_harness import NOW_MS, LogOnDisk, make_batch, read_once
 from tidelog.log.partition_log import Appended, Slice
-from tidelog.log.reader import HEADERS_PER_STEP, LOOKED_AT_BYTES_MAX, TimestampOffset
+from tidelog.log.reader import HEADERS_PER_STEP, SEARCHED_BYTES_MAX, TimestampOffset
 from tidelog.log.segment import WALK_BATCHES_MAX
 from tidelog.log.times import find_max_timestamp, find_timestamp
 from tidelog.model.steps import run_all
@@ -516,7 +516,7 @@ def garbage(timestamp: int) -> bytearray:
 
 
 def bomb(timestamp: int) -> bytearray:
-    return make_batch(bytes(LOOKED_AT_BYTES_MAX), b"b", timestamps=[timestamp, timestamp + 1], codec=4)
+    return make_batch(bytes(SEARCHED_BYTES_MAX), b"b", timestamps=[timestamp, timestamp + 1], codec=4)
 
 
 @pytest.mark.parametrize("made", [garbage, bomb])
