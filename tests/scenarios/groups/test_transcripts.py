@@ -59,8 +59,8 @@ class OnVirtualTime:
         return found
 
     def check(self) -> None:
-        for led in self._broker.groups._led.values():
-            led.core.validate_state()
+        for coordinator in self._broker.groups._coordinators.values():
+            coordinator.core.validate_state()
         self._broker.groups.close()
         self._broker.settle()
 
