@@ -280,14 +280,14 @@ def test_joining_costs_no_more_in_a_large_group(monkeypatch: pytest.MonkeyPatch)
     world = World()
     monkeypatch.setattr(world.core, "validate_state", lambda: None)
     walks = 0
-    iterate = rebalance.Members.__iter__
+    iterate = rebalance.ClassicMembers.__iter__
 
-    def counted(self: rebalance.Members) -> object:
+    def counted(self: rebalance.ClassicMembers) -> object:
         nonlocal walks
         walks += 1
         return iterate(self)
 
-    monkeypatch.setattr(rebalance.Members, "__iter__", counted)
+    monkeypatch.setattr(rebalance.ClassicMembers, "__iter__", counted)
     joins = [world.join() for _ in range(500)]
     assert walks == 0
     world.wait(600)

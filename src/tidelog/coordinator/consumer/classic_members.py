@@ -23,7 +23,7 @@ from tidelog.coordinator.consumer.state import PROTOCOL_TYPE, ConsumerGroup
 from tidelog.coordinator.consumer.step import Step
 from tidelog.coordinator.consumer.timers import Timer
 from tidelog.coordinator.decision import Decision, Moment, Reply
-from tidelog.coordinator.group.classic import KNOWN_ID_VERSION, Joining, protocols_of
+from tidelog.coordinator.group.classic import MEMBER_ID_REQUIRED_VERSION, Joining, protocols_of
 from tidelog.coordinator.group.members import Protocols, protocols_to_vote_for
 from tidelog.coordinator.group.rebalance import NO_MEMBER_ID, refuse_join
 from tidelog.wire.errors import (
@@ -53,7 +53,7 @@ def join(context: GroupContext, group: ConsumerGroup, joining: Joining, now: Mom
     step = Step(context, group, now)
     is_new = request.member_id == NO_MEMBER_ID
     member_id = joining.fresh_id if is_new else request.member_id
-    if is_new and request.group_instance_id is None and joining.version >= KNOWN_ID_VERSION:
+    if is_new and request.group_instance_id is None and joining.version >= MEMBER_ID_REQUIRED_VERSION:
         refuse_join(joining.reply, member_id, ErrorCode.MEMBER_ID_REQUIRED, step.out)
         return step.finish()
     subscription = _subscription(protocols)

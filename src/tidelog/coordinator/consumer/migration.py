@@ -15,7 +15,7 @@ from tidelog.coordinator.consumer.timers import Timer
 from tidelog.coordinator.consumer.topics import metadata_hash
 from tidelog.coordinator.decision import Moment
 from tidelog.coordinator.group.classic import ClassicGroup
-from tidelog.coordinator.group.members import Member as ClassicMember
+from tidelog.coordinator.group.members import ClassicMember
 from tidelog.coordinator.group.records import GroupRecord
 from tidelog.coordinator.group.settings import GROUPS_MAX
 from tidelog.coordinator.group.state import GroupState
