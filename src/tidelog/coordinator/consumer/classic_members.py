@@ -46,7 +46,7 @@ def join(context: GroupContext, group: ConsumerGroup, joining: Joining, now: Mom
     """Handle JoinGroup. It is answered immediately, since no other member has to join. Raises ApiError."""
     request = joining.request
     if context.consumer.migration is MigrationPolicy.DISABLED:
-        raise InconsistentGroupProtocol("group.consumer.migration.policy keeps classic members out of consumer groups")
+        raise InconsistentGroupProtocol("group.consumer.migration.policy forbids classic members in consumer groups")
     check_size(context, group, request.member_id)
     protocols = protocols_of(request)
     _check_protocols(group, request.protocol_type, protocols)

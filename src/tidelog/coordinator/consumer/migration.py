@@ -37,10 +37,10 @@ def open_group(context: GroupContext, group_id: str, now: Moment, *, create: boo
         return Step(context, durable.consumer, now)
     classic = context.classics.get(group_id)
     if not create:
-        kind = "does not exist" if durable is None and classic is None else "is no group of the consumer protocol"
+        kind = "does not exist" if durable is None and classic is None else "is not a group of the consumer protocol"
         raise GroupIdNotFound(f"group {group_id!r} {kind}")
     if durable is None and len(context.durable.by_id) >= GROUPS_MAX:
-        raise CoordinatorNotAvailable(f"there are {GROUPS_MAX} groups here already")
+        raise CoordinatorNotAvailable(f"this coordinator has {GROUPS_MAX} groups already, which is the limit")
     step = Step(context, ConsumerGroup(group_id), now)
     if classic is not None and classic.state is not GroupState.EMPTY:
         _upgrade(step, classic)
@@ -60,9 +60,11 @@ def _upgrade(step: Step, classic: ClassicGroup) -> None:
     context = step.context
     group_id = classic.group_id
     if not context.consumer.migration.may_upgrade:
-        raise GroupIdNotFound(f"group {group_id!r} is a classic one and group.consumer.migration.policy keeps it so")
+        raise GroupIdNotFound(
+            f"group {group_id!r} is a classic group, and group.consumer.migration.policy forbids an upgrade"
+        )
     if classic.protocol_type != PROTOCOL_TYPE:
-        raise GroupIdNotFound(f"group {group_id!r} is not one of consumers")
+        raise GroupIdNotFound(f"group {group_id!r} is not a group of consumers")
     if len(classic.members) > context.consumer.max_size:
         raise GroupIdNotFound(f"group {group_id!r} has more members than group.consumer.max.size")
     image = context.image_now()
@@ -110,7 +112,7 @@ def _from_classic(classic: ClassicGroup, image: "MetadataImage") -> ConsumerGrou
         subscription = read_subscription(classic_member.metadata_for(name))
         assignment = read_assignment(classic_member.assignment)
         if assignment.user_data:
-            raise MalformedMessage("an assignor of its members' own has data that would be lost")
+            raise MalformedMessage("its client-side assignor has user data that would be lost")
         owned: Owned = {}
         for partitions_of_topic in assignment.assigned_partitions:
             topic = image.topics.get(partitions_of_topic.topic)

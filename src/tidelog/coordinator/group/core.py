@@ -198,7 +198,7 @@ class GroupCore:
                 raise UnknownMemberId
         elif commit.generation < 0:
             if self._is_full():
-                raise CoordinatorNotAvailable(f"there are {GROUPS_MAX} groups here already")
+                raise CoordinatorNotAvailable(f"this coordinator has {GROUPS_MAX} groups already, which is the limit")
         else:
             if commit.version >= GROUP_MUST_EXIST_VERSION:
                 raise GroupIdNotFound(f"group {commit.group_id!r} does not exist")
