@@ -5,9 +5,14 @@ import re
 from tidelog.config.key import InvalidValue, Key, Type
 
 KEYS: tuple[Key, ...] = (
-    Key("interval.ms", Type.INT, "300000", doc="Time between two deliveries of metrics by a client."),
-    Key("match", Type.LIST, "", doc="Which clients, as NAME=PATTERN with commas; empty for all."),
-    Key("metrics", Type.LIST, "", doc="Prefixes of metrics' names, with commas; * for all of them."),
+    Key("interval.ms", Type.INT, "300000", doc="Time between two pushes of metrics by a client."),
+    Key(
+        "match",
+        Type.LIST,
+        "",
+        doc="Clients to get metrics from, as NAME=PATTERN, separated by commas; empty for all clients.",
+    ),
+    Key("metrics", Type.LIST, "", doc="Prefixes of metric names, separated by commas; * for all metrics."),
 )
 
 INTERVAL_MS = (100, 3_600_000)
