@@ -1,6 +1,6 @@
-"""Settings of a broker: addresses, limits, topics' defaults, log. Kafka 4.3's, then our own."""
+"""Broker settings: addresses, limits, defaults of topics, log. First the settings of Kafka 4.3, then Tidelog's own."""
 
-from tidelog.config.key import AtLeast, Between, BetweenOr, Key, ListOf, OneOf, PerAddress, SomeItems, Type
+from tidelog.config.key import AtLeast, Between, BetweenOr, CountsByAddress, Key, ListOf, NonEmptyList, OneOf, Type
 
 BOOLEAN = Type.BOOLEAN
 STRING = Type.STRING
@@ -14,7 +14,7 @@ KEYS: tuple[Key, ...] = (
         "advertised.listeners",
         LIST,
         None,
-        SomeItems(),
+        NonEmptyList(),
         doc="Addresses that the broker announces to clients; by default those of listeners.",
         effect=True,
         read_only=True,
@@ -89,7 +89,7 @@ KEYS: tuple[Key, ...] = (
         "controller.listener.names",
         LIST,
         None,
-        SomeItems(),
+        NonEmptyList(),
         doc="Names of listeners for Kafka's controllers. Tidelog has no such controllers and does not open them.",
         effect=True,
         read_only=True,
@@ -133,7 +133,7 @@ KEYS: tuple[Key, ...] = (
         "listeners",
         LIST,
         "PLAINTEXT://127.0.0.1:9092",
-        SomeItems(),
+        NonEmptyList(),
         doc="Addresses to accept connections on, as NAME://HOST:PORT; port 0 chooses a free port.",
         effect=True,
         read_only=True,
@@ -228,7 +228,7 @@ KEYS: tuple[Key, ...] = (
         "log.dir",
         LIST,
         "tidelog-data",
-        SomeItems(),
+        NonEmptyList(),
         doc="The data directory, if log.dirs is not set.",
         effect=True,
         read_only=True,
@@ -237,7 +237,7 @@ KEYS: tuple[Key, ...] = (
         "log.dirs",
         LIST,
         None,
-        SomeItems(),
+        NonEmptyList(),
         doc="The data directories, separated by commas.",
         effect=True,
         read_only=True,
@@ -421,7 +421,7 @@ KEYS: tuple[Key, ...] = (
         "max.connections.per.ip.overrides",
         STRING,
         "",
-        PerAddress(),
+        CountsByAddress(),
         doc="Limits of single IP addresses that replace max.connections.per.ip, as ADDRESS:COUNT,...",
         effect=True,
     ),

@@ -1,6 +1,6 @@
-"""Settings of a broker's coordinators: groups, offsets, transactions, share groups."""
+"""Broker settings of the coordinators: groups, offsets, transactions, share groups."""
 
-from tidelog.config.key import AtLeast, Between, Key, ListOf, OneOfIgnoringCase, SomeItems, Type
+from tidelog.config.key import AtLeast, Between, Key, ListOf, NonEmptyList, OneOfIgnoringCase, Type
 
 BOOLEAN = Type.BOOLEAN
 STRING = Type.STRING
@@ -15,7 +15,7 @@ CONSUMER_ASSIGNORS = {
     "org.apache.kafka.coordinator.group.assignor.UniformAssignor": "uniform",
     "org.apache.kafka.coordinator.group.assignor.RangeAssignor": "range",
 }
-"""What `group.consumer.assignors` may name, and how clients name it."""
+"""Accepted values of `group.consumer.assignors`, and the name of each in the protocol."""
 
 KEYS: tuple[Key, ...] = (
     Key("add.partitions.to.txn.retry.backoff.max.ms", INT, "100", AtLeast(0), read_only=True),
@@ -32,7 +32,7 @@ KEYS: tuple[Key, ...] = (
         "group.consumer.assignors",
         LIST,
         "uniform,range",
-        SomeItems(),
+        NonEmptyList(),
         doc="Assignors that consumer groups may use. The first is used if no member asks for another.",
         effect=True,
         read_only=True,
@@ -174,7 +174,7 @@ KEYS: tuple[Key, ...] = (
         read_only=True,
     ),
     Key("group.share.assignment.interval.ms", INT, "1000", AtLeast(0)),
-    Key("group.share.assignors", LIST, "simple", SomeItems(), read_only=True),
+    Key("group.share.assignors", LIST, "simple", NonEmptyList(), read_only=True),
     Key("group.share.delivery.count.limit", INT, "5", Between(2, 10), read_only=True),
     Key("group.share.heartbeat.interval.ms", INT, "5000", AtLeast(1), read_only=True),
     Key("group.share.max.assignment.interval.ms", INT, "15000", AtLeast(0), read_only=True),

@@ -1,8 +1,8 @@
-"""Settings of single groups. A group need not exist to have some; the broker's `group.*` stand for those it has not."""
+"""Settings of single groups. They can be set before the group exists. Broker settings `group.*` supply the defaults."""
 
 import re
 
-from tidelog.config.key import AtLeast, Key, OneOf, Type, Valid, Value
+from tidelog.config.key import AtLeast, Key, OneOf, Type, Validator, Value
 
 _DURATION = re.compile(
     r"(?P<sign>[-+]?)P(?:(?P<days>[-+]?[0-9]+)D)?"
@@ -16,27 +16,27 @@ BY_DURATION = "by_duration:"
 
 
 def is_duration(text: str) -> bool:
-    """Whether `Duration.parse` of Java takes the text, and gives no negative duration."""
+    """Return whether Java's `Duration.parse` accepts the text and returns no negative duration."""
     match = _DURATION.fullmatch(text)
     if match is None:
         return False
-    given = {unit: match[unit] for unit in _SECONDS_IN if match[unit] is not None}
-    if not given or (match["time"] is not None and len(match["time"]) == 1):
+    given_units = {unit: match[unit] for unit in _SECONDS_IN if match[unit] is not None}
+    if not given_units or (match["time"] is not None and len(match["time"]) == 1):
         return False
-    if any(len(number) > _NUMBER_LENGTH_MAX for number in given.values()):
+    if any(len(number) > _NUMBER_LENGTH_MAX for number in given_units.values()):
         return False
-    parts = {unit: int(number) * _SECONDS_IN[unit] for unit, number in given.items()}
+    seconds_by_unit = {unit: int(number) * _SECONDS_IN[unit] for unit, number in given_units.items()}
     fraction = int((match["fraction"] or "").ljust(9, "0"))
-    nanoseconds = sum(parts.values()) * 1_000_000_000
+    nanoseconds = sum(seconds_by_unit.values()) * 1_000_000_000
     nanoseconds += -fraction if (match["seconds"] or "").startswith("-") else fraction
     if match["sign"] == "-":
         nanoseconds = -nanoseconds
-    fits = all(-(1 << 63) <= part < 1 << 63 for part in parts.values())
+    fits = all(-(1 << 63) <= part < 1 << 63 for part in seconds_by_unit.values())
     return fits and 0 <= nanoseconds < (1 << 63) * 1_000_000_000
 
 
-class ShareOffsetReset(Valid):
-    """Where a share group begins to read: an end of the log, or a duration before now (ISO 8601)."""
+class ShareOffsetReset(Validator):
+    """Where a share group begins to read: at an end of the log, or a duration before now (ISO 8601)."""
 
     __slots__ = ()
 
@@ -187,14 +187,16 @@ KEYS: tuple[Key, ...] = (
     ),
 )
 
-_FREE = ("share.auto.offset.reset", "share.isolation.level", "share.renew.acknowledge.enable")
+_UNLIMITED = ("share.auto.offset.reset", "share.isolation.level", "share.renew.acknowledge.enable")
 
 
 def limits_of(name: str) -> tuple[str | None, str | None]:
-    """The broker's settings with the least and the most that a group's `name` may be."""
-    kind, _, what = name.partition(".")
-    if name in _FREE or what == "initial.rebalance.delay.ms":
+    """Return the broker settings with the minimum and the maximum of the group setting `name`; None where there is
+    no limit.
+    """
+    group_type, _, setting = name.partition(".")
+    if name in _UNLIMITED or setting == "initial.rebalance.delay.ms":
         return None, None
-    if what == "num.standby.replicas":
+    if setting == "num.standby.replicas":
         return None, "group.streams.max.standby.replicas"
-    return f"group.{kind}.min.{what}", f"group.{kind}.max.{what}"
+    return f"group.{group_type}.min.{setting}", f"group.{group_type}.max.{setting}"

@@ -1,4 +1,4 @@
-"""Settings of a broker about quotas: how far back they look."""
+"""Broker settings of quotas: the windows over which rates are measured."""
 
 from tidelog.config.key import AtLeast, Key, Type
 

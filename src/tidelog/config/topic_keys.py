@@ -1,4 +1,4 @@
-"""Settings of topics: Kafka 4.3's, then our own."""
+"""Topic settings. First the settings of Kafka 4.3, then Tidelog's own."""
 
 from tidelog.config.key import AtLeast, Between, BetweenOr, Key, ListOf, OneOf, ThrottledReplicas, Type
 
