@@ -112,10 +112,10 @@ def broker_synonyms(name: str) -> tuple[str, ...]:
 
 def check_for_topics(name: str, value: Value) -> None:
     """Raise InvalidValue if a broker setting would give topics a default that no topic accepts."""
-    found = _TOPIC_DEFAULTS.get(name)
-    if found is None or value is None:
+    topic_default = _TOPIC_DEFAULTS.get(name)
+    if topic_default is None or value is None:
         return
-    key, factor = found
+    key, factor = topic_default
     if factor != 1:
         assert isinstance(value, int)
         value *= factor
@@ -131,8 +131,8 @@ def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
     # its import costs more than this whole package, and only wrong names need it
     from difflib import get_close_matches
 
-    found = get_close_matches(name, list(known), n=1, cutoff=cutoff)
-    return found[0] if found else None
+    matches = get_close_matches(name, list(known), n=1, cutoff=cutoff)
+    return matches[0] if matches else None
 
 
 def attribute(name: str) -> str:

@@ -219,17 +219,17 @@ def leave(
 ) -> Decision:
     """Handle LeaveGroup. A member is named by its member id, or by its group instance id with an empty member id."""
     step = Step(context, group, now)
-    gone: dict[str, None] = {}
-    updated = []
+    leaving_ids: dict[str, None] = {}
+    responses = []
     for identity in request.members:
         error = ErrorCode.NONE
         try:
-            gone[_leaving(group, identity.member_id, identity.group_instance_id)] = None
+            leaving_ids[_leaving(group, identity.member_id, identity.group_instance_id)] = None
         except ApiError as refused:
             error = refused.code
-        updated.append(MemberResponse(identity.member_id, identity.group_instance_id, error))
-    remove(step, list(gone))
-    step.out.reply(reply, LeaveGroupResponse(members=updated))
+        responses.append(MemberResponse(identity.member_id, identity.group_instance_id, error))
+    remove(step, list(leaving_ids))
+    step.out.reply(reply, LeaveGroupResponse(members=responses))
     return step.finish()
 
 

@@ -118,9 +118,9 @@ def heartbeat(context: GroupContext, beat: Beat, now: Moment) -> Decision:
 
 
 def check_size(context: GroupContext, group: ConsumerGroup, member_id: str) -> None:
-    most = context.consumer.max_size
-    if len(group.members) >= most and member_id not in group.members:
-        raise GroupMaxSizeReached(f"the group has {most} members already (group.consumer.max.size)")
+    size_max = context.consumer.max_size
+    if len(group.members) >= size_max and member_id not in group.members:
+        raise GroupMaxSizeReached(f"the group has {size_max} members already (group.consumer.max.size)")
 
 
 def check_memory(group: ConsumerGroup, current: Member, updated: Member) -> None:

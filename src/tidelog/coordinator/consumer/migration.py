@@ -148,14 +148,16 @@ def _from_classic(classic: ClassicGroup, image: "MetadataImage") -> ConsumerGrou
 def may_downgrade(step: Step, without: list[str]) -> bool:
     """Return whether the group is converted to a classic one when these members leave."""
     context, group = step.context, step.group
-    left = len(group.members) - len(without)
+    remaining_count = len(group.members) - len(without)
     consumers = sum(group.members[member_id].classic is None for member_id in without)
-    if not consumers or group.classic_count + consumers != len(group.members) or left < 1:
+    if not consumers or group.classic_count + consumers != len(group.members) or remaining_count < 1:
         return False
-    if not context.consumer.migration.may_downgrade or left > context.settings.group_max_size:
-        step.out.log("group is not downgraded to the classic protocol group=%s members=%d", group.group_id, left)
+    if not context.consumer.migration.may_downgrade or remaining_count > context.settings.group_max_size:
+        step.out.log(
+            "group is not downgraded to the classic protocol group=%s members=%d", group.group_id, remaining_count
+        )
         return False
-    return group.classic_count == left
+    return group.classic_count == remaining_count
 
 
 def may_downgrade_by(context: GroupContext, group: ConsumerGroup, replaced: Member) -> bool:
@@ -223,8 +225,8 @@ def _to_classic(step: Step, members: list[Member], joining: Member | None, repla
     image = context.image_now()
     for member in members:
         classic_member = classic.members.by_id[member.member_id]
-        held = replaced if joining is not None and member.member_id == joining.member_id else None
-        target = group.targets.get(held or member.member_id, NO_TARGET)
+        target_member_id = replaced if joining is not None and member.member_id == joining.member_id else None
+        target = group.targets.get(target_member_id or member.member_id, NO_TARGET)
         version = embedded_version(classic_member.metadata_for(classic.protocol_name))
         classic_member.assignment = write_assignment(target, version, image)
     return classic

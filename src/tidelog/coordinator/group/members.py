@@ -197,7 +197,7 @@ class ClassicMembers:
         return reply
 
     def supports(self, protocols: Protocols) -> bool:
-        """Return whether every member votes for at least one of `protocols`, so that it can be selected."""
+        """Return whether at least one of `protocols` has the votes of all members, so that it can be selected."""
         member_count = len(self.by_id)
         return any(self._votes.get(name, 0) == member_count for name in protocols_to_vote_for(protocols))
 

@@ -161,7 +161,7 @@ class RebalancingGroup:
         for member in [m for m in self.members if m.join_reply is None and m.instance_id is None]:
             self._remove_timed_out(member, Timer.JOIN.value, out)
         if self.members and not self.members.elect_joined_leader():
-            # No static member has joined: wait until one joins or its session ends.
+            # Only static members remain, and none has joined: wait until one joins or its session ends.
             self._deadlines.set(self._join_end, now.monotonic_ms + self.members.rebalance_timeout_ms)
             return
         self.generation += 1
