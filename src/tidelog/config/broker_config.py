@@ -1,6 +1,6 @@
-"""The settings of one broker: dynamic settings override flags, environment variables, the file and the defaults.
+"""The settings of one broker.
 
-Dynamic settings are those that were altered while the broker was running.
+Precedence: dynamic settings (altered while the broker was running), flags, environment variables, the file, defaults.
 """
 
 import re

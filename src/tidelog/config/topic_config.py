@@ -1,6 +1,4 @@
-"""The values of a topic's settings: the topic's own value, else the broker's default for topics, else the built-in
-default.
-"""
+"""The values of a topic's settings: its own values, else the broker's defaults for topics, else built-in defaults."""
 
 from collections.abc import Mapping
 
