@@ -176,12 +176,9 @@ class SqliteStore:
         return [StoredEntry(position, data) for position, data in rows]
 
     def _next_position(self, connection: "sqlite3.Connection") -> int:
-        (last_position,) = connection.execute("SELECT max(position) FROM journal").fetchone()
-        (snapshot_position,) = connection.execute("SELECT max(position) FROM snapshot").fetchone()
-        return (
-            max(-1 if last_position is None else last_position, -1 if snapshot_position is None else snapshot_position - 1)
-            + 1
-        )
+        (last,) = connection.execute("SELECT max(position) FROM journal").fetchone()
+        (covered_end,) = connection.execute("SELECT max(position) FROM snapshot").fetchone()
+        return max(-1 if last is None else last, -1 if covered_end is None else covered_end - 1) + 1
 
     def _snapshot(self, connection: "sqlite3.Connection") -> Snapshot | None:
         row = connection.execute("SELECT position, data FROM snapshot").fetchone()
