@@ -39,8 +39,7 @@ def record_facts(data: bytes, header: BatchHeader) -> Iterator[RecordFacts]:
     try:
         for number in range(header.count):
             if position == size:
-                message = f"record batch: the header states {header.count} records, but there are {number}"
-                raise WrongRecordCount(message)
+                raise WrongRecordCount(f"record batch: {number} records, but the header states {header.count}")
             length, position = _read_length(data, position)
             end = position + length
             if end > size or length < 0:
@@ -75,8 +74,7 @@ def check_record_count(data: Buffer, header: BatchHeader) -> None:
     try:
         for number in range(header.count):
             if position == size:
-                message = f"record batch: the header states {header.count} records, but there are {number}"
-                raise WrongRecordCount(message)
+                raise WrongRecordCount(f"record batch: {number} records, but the header states {header.count}")
             first = data[position]
             if first < 0x80:
                 length = first >> 1 ^ -(first & 1)

@@ -141,10 +141,7 @@ def _check_header(header: BatchHeader) -> None:
 
 
 def _decode(header: BatchHeader, data: bytes) -> list[Record]:
-    """Decode the records in the decompressed `data`.
-
-    Nearly all varints have one byte, so these are decoded inline, without a call.
-    """
+    """Decode the records in the decompressed `data`. Short varints, nearly all of them, are decoded inline."""
     base_offset = header.base_offset
     base_timestamp = header.base_timestamp
     append_time = header.max_timestamp if header.attributes & TIMESTAMP_TYPE_BIT else None
@@ -153,8 +150,7 @@ def _decode(header: BatchHeader, data: bytes) -> list[Record]:
     p = 0
     for _ in range(header.count):
         if p == size:
-            message = f"record batch: the header states {header.count} records, but there are {len(records)}"
-            raise WrongRecordCount(message)
+            raise WrongRecordCount(f"record batch: {len(records)} records, but the header states {header.count}")
         length, p = read_varint(data, p)
         end = p + length
         if end > size or length < 0:
