@@ -45,7 +45,8 @@ class ParkedFetch(Protocol):
         """Respond now with the records that are available."""
 
     def wake(self) -> int:
-        """Check the partitions that have moved, and respond if there are enough bytes or the time limit has passed.
+        """Check the partitions whose high watermark has moved. Respond if there are enough bytes or the time limit
+        has passed.
 
         Returns the amount of work done: about the number of partitions checked.
         """
@@ -148,7 +149,7 @@ class Partitions:
     def wake_later(self, fetch: ParkedFetch) -> None:
         """Wake `fetch` after the request that is being appended, otherwise in the loop's next turn.
 
-        Called when one of its partitions has moved.
+        Called when the high watermark of one of its partitions has moved.
         """
         if not self._to_wake and not self.appending:
             self._runtime.tasks.call_soon(self.wake_fetches)
@@ -414,24 +415,25 @@ class Partitions:
         """Return a copy of all log start offsets, for a thread to write."""
         return self._offsets.start_offsets()
 
-    def checkpoint(self, moved: Iterable[Partition]) -> Callable[[], None]:
+    def checkpoint(self, changed: Iterable[Partition]) -> Callable[[], None]:
         """Return a function for a thread that persists recovery points, log start offsets and high watermarks.
 
-        Only the offsets of the `moved` partitions are read anew, so the work on the loop is proportional to their
-        number and not to that of all partitions.
+        Only the offsets of the `changed` partitions are read anew, so the work on the loop is proportional to their
+        number and not to the number of all partitions.
         """
-        for partition in moved:
+        for partition in changed:
             if not partition.deleted:
                 self._offsets.update(partition)
         return partial(self.directories.write_checkpoints, *self._offsets.copies())
 
-    async def persist_starts(self, moved: Iterable[Partition]) -> list[Partition]:
-        """Persist the log start offsets of the `moved` partitions now. Returns the partitions for which that failed.
+    async def persist_starts(self, changed: Iterable[Partition]) -> list[Partition]:
+        """Persist the log start offsets of the `changed` partitions now. Returns the partitions for which that
+        failed.
 
         Everything below the start offsets is made durable first; see `Offsets.update`.
         """
         not_persisted: list[Partition] = []
-        remaining = list(moved)
+        remaining = list(changed)
         while remaining:
             for partition in remaining:
                 await partition.thawed()  # during a move, the offset could be written into the wrong directory
