@@ -127,7 +127,7 @@ class SocketStream:
         self._state = _State.OPEN
         self._must_queue = False  # write() must queue: there is a backlog, or the stream is not open
         self._paused = False
-        self._reader_registered = False  # a reader is registered with the loop
+        self._reader_registered = False
         self._input_ended = False  # the peer has shut its sending side, or has closed
         self._sending_ended = False  # `write_eof` was called
         self._writer_registered = False
