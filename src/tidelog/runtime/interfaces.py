@@ -117,10 +117,10 @@ class Disk(Protocol):
     def size(self, path: str) -> int: ...
 
     def modified_ms(self, path: str) -> int:
-        """When the file's bytes were last changed, in milliseconds since the Unix epoch."""
+        """Return the time of the last change of the file's bytes, in milliseconds since the Unix epoch."""
 
     def set_modified_ms(self, path: str, modified_ms: int) -> None:
-        """Make `modified_ms` answer this until the file is changed again."""
+        """Set the time that `modified_ms` returns until the file is changed again."""
 
     def list(self, directory: str) -> list[str]:
         """Return the sorted names in the directory."""
@@ -139,7 +139,7 @@ class Disk(Protocol):
         """Make earlier creations, renames and removals in this directory durable."""
 
     def lock(self, path: str) -> Lock:
-        """Take an exclusive advisory lock on a file, which is created if absent.
+        """Acquire an exclusive advisory lock on a file, which is created if absent.
 
         Raises BlockingIOError when another process holds the lock.
         """
@@ -281,14 +281,14 @@ class Receiver(Protocol):
 
 
 class Listener(Protocol):
-    """An address of this machine that nobody else can listen on. Who connects before `listen` is refused."""
+    """An address of this machine that no other socket can listen on. Before `listen`, connections are refused."""
 
     host: str
     port: int
-    """The real port, also when 0 was asked for."""
+    """The actual port, even if port 0 was requested."""
 
     def listen(self, receiver: Callable[[], Receiver]) -> Self:
-        """Start to accept connections; `receiver` makes the receiver of each. Raises OSError."""
+        """Start to accept connections. `receiver` creates the receiver of each connection. Raises OSError."""
 
     def pause(self, delay_s: float) -> None:
         """Accept no connection for `delay_s`. Connections wait meanwhile in the kernel's backlog while it has room."""

@@ -77,13 +77,13 @@ class LoopTasks:
             if future.cancelled():
                 process.kill(token)
             elif not self._closed:
-                self._loop.call_later(IDLE_S, self._rest, process, process.calls)
+                self._loop.call_later(IDLE_S, self._end_if_idle, process, process.calls)
 
         future = self.run_blocking(process.call, token, work, request, result, lane=LANE)
         future.add_done_callback(ended)
         return future
 
-    def _rest(self, process: "ApartProcess", calls: int) -> None:
+    def _end_if_idle(self, process: "ApartProcess", calls: int) -> None:
         """End the child process if it has had no call since its call number `calls`."""
         from tidelog.runtime.apart import LANE
 
@@ -104,7 +104,7 @@ class LoopTasks:
             gc.enable()
 
     def drop_in_forked_child(self) -> None:
-        """The collector is the program's own again: nobody would turn it on later in the child."""
+        """Enable the garbage collector again, since nothing else would enable it in the child."""
         if self._collector_off:
             gc.enable()
 

@@ -96,7 +96,7 @@ class SimTasks:
         The results are reported to the loop one by one, before the future is done.
         """
 
-        async def told() -> None:
+        async def run_and_report() -> None:
             results: list[bytes] = []
             apart = Apart(disk, lambda: 0.0, lambda _seconds: None)
             try:
@@ -107,7 +107,7 @@ class SimTasks:
                 for content in results:
                     report(content)
 
-        return self.spawn(told(), name="apart")
+        return self.spawn(run_and_report(), name="apart")
 
     async def close(self) -> None:
         await asyncio.sleep(0)

@@ -345,14 +345,14 @@ def test_files_of_a_log_that_has_moved_meanwhile_are_left_alone(seed: int, monke
             run(removal)
 
         monkeypatch.setattr(Removal, "run", noted)
-        work = node.partitions.work
+        work = node.partitions.run_file_work
 
         async def slowly(function: Callable[..., Any], *args: object, lane: str = "") -> Any:
             result = await work(function, *args, lane=lane)
             await asyncio.sleep(world.rng("disk").uniform(0, 0.5))  # whoever waits for it has more to wait for
             return result
 
-        monkeypatch.setattr(node.partitions, "work", slowly)
+        monkeypatch.setattr(node.partitions, "run_file_work", slowly)
         retention = asyncio.ensure_future(node.partitions.enforce_retention())
         await asyncio.sleep(world.rng("move").uniform(0, 1))
         for partition in list(node.partitions):
