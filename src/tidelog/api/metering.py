@@ -99,22 +99,23 @@ class Meter:
     # Usage
 
     def take_partitions(self, count: int) -> bool:
-        """Return whether so many partitions may be created or deleted now."""
+        """Record the creation or deletion of `count` partitions. Returns False if the quota forbids it now."""
         allowed, throttle_ms = self._quotas.mutations.take(
             self.user, self.client_id, count, self._now_ms(), strict=self._strict
         )
-        # its response says that the topics do not exist yet, and the client asks again
+        # A metadata request is not throttled: its response says that the topics do not exist yet, and the client
+        # repeats the request.
         if self.api_key != METADATA_KEY:
             self.throttle_ms = max(self.throttle_ms, throttle_ms)
         return allowed
 
     @property
-    def fetch_most(self) -> int | None:
-        """Most bytes of one fetch. A larger fetch would exceed the quota even after a long pause, so it could never
-        be answered.
+    def fetch_bytes_max(self) -> int | None:
+        """Upper bound on the bytes of one fetch; None without a quota. A larger fetch would exceed the quota even
+        after a long pause, so it could never be answered.
         """
-        most = self._quotas.fetch.burst_max(self.user, self.client_id)
-        return None if most is None else int(min(most, 2**31 - 1))
+        burst_max = self._quotas.fetch.burst_max(self.user, self.client_id)
+        return None if burst_max is None else int(min(burst_max, 2**31 - 1))
 
     def fetched(self, size: int) -> int:
         """Record a fetch response of `size` bytes. Returns 0 if it is within the quota.

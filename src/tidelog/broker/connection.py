@@ -21,7 +21,7 @@ from struct import Struct
 from typing import TYPE_CHECKING, Any
 
 from tidelog.api.metering import Meter
-from tidelog.api.registry import API_VERSIONS_KEY, PRODUCE_KEY, Route, route, routes
+from tidelog.api.registry import API_VERSIONS_KEY, PRODUCE_KEY, Route, find_route, routes
 from tidelog.api.services import NO_RESPONSE, CloseConnection, Peer, RequestContext, Services
 from tidelog.broker.gone import GONE
 from tidelog.broker.pipelining import COMBINE_REQUESTS
@@ -75,9 +75,9 @@ class ServerConnection:
         "_monotonic",
         "_muted",
         "_paused",
+        "_prefix_end",
         "_quota_known",
         "_resuming",
-        "_single_end",
         "_stash",
         "_stream",
         "_waiting",
@@ -111,7 +111,7 @@ class ServerConnection:
         self._combined: list[Piece] | None = None
         # (generation of the quotas, client id, whether it has a quota)
         self._quota_known: tuple[int, str, bool] | None = None
-        self._single_end = 0  # where this client's produce requests of one batch begin to differ
+        self._prefix_end = 0  # where this client's produce requests of one batch begin to differ
         self._client_id_raw = b""
         self._client_id: str | None = None
 
@@ -397,14 +397,14 @@ class ServerConnection:
         found = routes.get(api_key << 16 | version)
         if found is None:
             try:
-                found = route(api_key, version)
+                found = find_route(api_key, version)
             except ApiError:
                 if api_key != API_VERSIONS_KEY:
                     self.close(f"API key {api_key} version {version} is not served")
                     return
-                found = route(API_VERSIONS_KEY, 0)
+                found = find_route(API_VERSIONS_KEY, 0)
                 version = -1  # makes the handler return the supported versions
-        if self._single_end and api_key == PRODUCE_KEY and self._handle_single(found, frame, correlation_id):
+        if self._prefix_end and api_key == PRODUCE_KEY and self._handle_by_template(found, frame, correlation_id):
             return
         position = HEADER_BYTES
         try:
@@ -434,8 +434,8 @@ class ServerConnection:
                 if found.flexible_request:
                     position = skip_tagged_fields(frame, position + 1, frame[position])
                 request, _ = found.decode(frame, position)
-                if found.singles is not None:
-                    self._single_end = found.singles.learn(frame, request)
+                if found.produce_templates is not None:
+                    self._prefix_end = found.produce_templates.learn(frame, request)
         except (MalformedMessage, UnicodeDecodeError, IndexError) as error:
             self.close(f"{found.name} v{version}: {error}")
             return
@@ -451,12 +451,12 @@ class ServerConnection:
             known = self._quota_known = (quotas.generation, client_id, quotas.has_quota(ANONYMOUS, client_id))
         return known[2]
 
-    def _handle_single(self, found: Route, frame: memoryview, correlation_id: int) -> bool:
+    def _handle_by_template(self, found: Route, frame: memoryview, correlation_id: int) -> bool:
         """Handle a produce request that is like an earlier one. Returns False, and has done nothing, if it is not."""
-        singles = found.singles
-        if singles is None or self.services.quotas.active or len(frame) > WIDE_PRODUCE_BYTES:
+        templates = found.produce_templates
+        if templates is None or self.services.quotas.active or len(frame) > WIDE_PRODUCE_BYTES:
             return False
-        answer = singles.handle(self.services, frame, self._single_end)
+        answer = templates.handle(self.services, frame, self._prefix_end)
         if answer is None:
             return False
         response: Any = answer

@@ -85,7 +85,7 @@ def test_what_is_not_answered_counts_by_its_bytes_alone() -> None:
 def test_a_fetch_over_its_quota_is_not_counted() -> None:
     clock = Clock()
     metered = meter(clock, 1, consumer_byte_rate=100.0)
-    assert metered.fetch_most == 1000
+    assert metered.fetch_bytes_max == 1000
     assert metered.fetched(5000) > 0
     again: Any = Meter(metered._quotas, clock, 1, 4, "c", 0)
     assert again.fetched(1000) == 0
