@@ -3,7 +3,7 @@
 from functools import partial
 from typing import TYPE_CHECKING
 
-from tidelog.api.describe_groups import ALL_OPERATIONS, MEMBER_BYTES
+from tidelog.api.describe_groups import GROUP_OPERATIONS, MEMBER_BYTES
 from tidelog.api.describing import Description, described_groups
 from tidelog.api.services import RequestContext, Services
 from tidelog.model.steps import Steps
@@ -39,7 +39,7 @@ def _description(with_operations: bool, group_id: str, answer: DescribedGroup | 
         error = DescribedGroup(group_id=group_id, error_code=answer.code, error_message=answer.message or None)
         return Description(error, 0)
     if with_operations:
-        answer.authorized_operations = ALL_OPERATIONS
+        answer.authorized_operations = GROUP_OPERATIONS
     return Description(answer, sum(map(_member_bytes, answer.members)))
 
 

@@ -1,6 +1,6 @@
 """DescribeCluster (key 60), v0-2. v1: brokers or controllers (KIP-919); v2: fenced brokers too (KIP-1073)."""
 
-from tidelog.api.operations import ON_CLUSTER, OPERATIONS_NOT_REQUESTED
+from tidelog.api.operations import CLUSTER_OPERATIONS, OPERATIONS_NOT_REQUESTED
 from tidelog.api.services import RequestContext, Services
 from tidelog.wire.errors import ErrorCode
 from tidelog.wire.messages.describe_cluster import (
@@ -32,7 +32,7 @@ def handle(services: Services, context: RequestContext, request: DescribeCluster
             DescribeClusterBroker(broker_id=broker.broker_id, host=broker.host, port=broker.port, rack=broker.rack)
             for broker in image.brokers.values()
         ],
-        cluster_authorized_operations=ON_CLUSTER
+        cluster_authorized_operations=CLUSTER_OPERATIONS
         if request.include_cluster_authorized_operations
         else OPERATIONS_NOT_REQUESTED,
     )

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 NOT_FOUND_VERSION = 6
 READ, DELETE, DESCRIBE, DESCRIBE_CONFIGS, ALTER_CONFIGS = 3, 6, 8, 10, 11
-ALL_OPERATIONS = sum(1 << operation for operation in (READ, DELETE, DESCRIBE, DESCRIBE_CONFIGS, ALTER_CONFIGS))
+GROUP_OPERATIONS = sum(1 << operation for operation in (READ, DELETE, DESCRIBE, DESCRIBE_CONFIGS, ALTER_CONFIGS))
 """The operations on a group, as a bit mask of Kafka's ACL operations. There is no access control, so all are
 allowed."""
 MEMBER_BYTES = 200
@@ -61,5 +61,5 @@ def _group(
             answer.error_message = message
             return answer
     if with_operations:
-        answer.authorized_operations = ALL_OPERATIONS
+        answer.authorized_operations = GROUP_OPERATIONS
     return answer

@@ -6,7 +6,7 @@ Topics are in the order of their names. The cursor of a response says where the 
 from collections.abc import Iterable, Iterator
 from heapq import merge
 
-from tidelog.api.operations import ON_TOPIC
+from tidelog.api.operations import TOPIC_OPERATIONS
 from tidelog.api.services import RequestContext, Services
 from tidelog.api.topic_partitions import partitions_of
 from tidelog.metadata.image import NO_LEADER, MetadataImage, TopicImage
@@ -86,7 +86,9 @@ def _page(
             illegal = name_refusal(name) is not None
             error = ErrorCode.INVALID_TOPIC_EXCEPTION if illegal else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
             response.topics.append(
-                DescribeTopicPartitionsResponseTopic(error_code=error, name=name, topic_authorized_operations=ON_TOPIC)
+                DescribeTopicPartitionsResponseTopic(
+                    error_code=error, name=name, topic_authorized_operations=TOPIC_OPERATIONS
+                )
             )
             continue
         first = cursor.partition_index if cursor is not None and cursor.topic_name == name else 0
@@ -119,5 +121,5 @@ def _topic(
         topic_id=topic.topic_id,
         is_internal=topic.internal,
         partitions=partitions,
-        topic_authorized_operations=ON_TOPIC,
+        topic_authorized_operations=TOPIC_OPERATIONS,
     )

@@ -373,7 +373,7 @@ class Fetch:
         meter = self._context.meter
         if meter is not None:
             pieces = FetchResponse.pieces_encoder(self._context.api_version)(response)
-            if meter.fetched(encoded_size(pieces)):
+            if meter.record_fetch(encoded_size(pieces)):
                 return self._emptied()
         self._record_sent(sent)
         return response
@@ -387,7 +387,7 @@ class Fetch:
         return FetchResponse(session_id=fetching.session_id)
 
     def _record_sent(self, sent: "list[tuple[FetchItem, PartitionData]]") -> None:
-        """Store in the session what the client has been sent."""
+        """Store in the session the state that the response reports to the client."""
         fetching = self._fetching
         session = fetching.session
         if session is None:

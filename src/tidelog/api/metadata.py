@@ -8,7 +8,7 @@ An automatically created topic is part of the same response, with its leaders.
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from tidelog.api.operations import ON_CLUSTER, ON_TOPIC, OPERATIONS_NOT_REQUESTED
+from tidelog.api.operations import CLUSTER_OPERATIONS, OPERATIONS_NOT_REQUESTED, TOPIC_OPERATIONS
 from tidelog.api.services import RequestContext, Services
 from tidelog.api.topic_partitions import partitions_of
 from tidelog.metadata.image import CLUSTER_METADATA, MetadataImage, TopicImage
@@ -77,7 +77,7 @@ def _response(image: MetadataImage, request: MetadataRequest, topics: list[Metad
         topics=topics,
     )
     if request.include_cluster_authorized_operations:
-        response.cluster_authorized_operations = ON_CLUSTER
+        response.cluster_authorized_operations = CLUSTER_OPERATIONS
     return response
 
 
@@ -166,7 +166,7 @@ async def _create(services: Services, context: RequestContext, names: Sequence[s
 
 
 def _operations(request: MetadataRequest) -> int:
-    return ON_TOPIC if request.include_topic_authorized_operations else OPERATIONS_NOT_REQUESTED
+    return TOPIC_OPERATIONS if request.include_topic_authorized_operations else OPERATIONS_NOT_REQUESTED
 
 
 def _topic(

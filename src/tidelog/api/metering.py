@@ -1,4 +1,4 @@
-"""Record what a request of a client with quotas uses, and compute its throttle time (KIP-13, 124, 219, 599)."""
+"""Record the usage of requests of clients with quotas, and compute their throttle time (KIP-13, 124, 219, 599)."""
 
 from collections.abc import Callable
 from typing import Any, Final
@@ -20,10 +20,10 @@ class Meter:
     __slots__ = (
         "_began_s",
         "_clock",
+        "_is_recorded",
         "_quotas",
         "_recorded_s",
         "_seconds",
-        "_settled",
         "_strict",
         "api_key",
         "client_id",
@@ -54,7 +54,7 @@ class Meter:
         self._seconds = 0.0
         self._recorded_s = 0.0
         self._began_s: float | None = None
-        self._settled = False
+        self._is_recorded = False
 
     @property
     def one_at_a_time(self) -> bool:
@@ -117,13 +117,13 @@ class Meter:
         burst_max = self._quotas.fetch.burst_max(self.user, self.client_id)
         return None if burst_max is None else int(min(burst_max, 2**31 - 1))
 
-    def fetched(self, size: int) -> int:
+    def record_fetch(self, size: int) -> int:
         """Record a fetch response of `size` bytes. Returns 0 if it is within the quota.
 
         Otherwise the bytes are not counted: the caller empties the response, which then states the returned throttle
         time in ms.
         """
-        self._settled = True
+        self._is_recorded = True
         now_ms = self._now_ms()
         quotas, user, client_id = self._quotas, self.user, self.client_id
         request_ms = quotas.requests.record(user, client_id, self._percent(), now_ms)
@@ -132,10 +132,10 @@ class Meter:
             quotas.fetch.record(user, client_id, -size, now_ms)
         return self.throttle_ms
 
-    def settle(self, response: Any) -> None:
-        """Record what the request used, and write the throttle time into `response`, if there is one."""
-        if not self._settled:
-            self._settled = True
+    def record_usage(self, response: Any) -> None:
+        """Record the request's usage, and write the throttle time into `response`, if there is one."""
+        if not self._is_recorded:
+            self._is_recorded = True
             now_ms = self._now_ms()
             quotas, user, client_id = self._quotas, self.user, self.client_id
             if self.api_key == PRODUCE_KEY:
@@ -148,7 +148,7 @@ class Meter:
         if response is not None:
             response.throttle_time_ms = self.throttle_ms
 
-    def sent(self) -> None:
+    def record_encoding(self) -> None:
         """Record the time of encoding the response. It affects only later requests."""
         percent = self._percent()
         if percent > 0:

@@ -157,22 +157,22 @@ def _without_repeats(topics: list[TopicProduceData], version: int) -> Steps[tupl
     framing, that batch is left out and its error becomes the answer for the partition, whether or not the other
     batch can be appended.
     """
-    named: NamedPartitions[_TopicKey, PartitionProduceData] = NamedPartitions()
+    entries: NamedPartitions[_TopicKey, PartitionProduceData] = NamedPartitions()
     framing_errors: _FramingErrors = {}
     for topic in topics:
         key = (topic.name, topic.topic_id)
         for data in topic.partition_data:
-            earlier = named.add(key, data.index, data)
+            earlier = entries.add(key, data.index, data)
             if earlier is not None:
                 earlier_error, own_error = _framing_error(earlier, version), _framing_error(data, version)
                 error = own_error or earlier_error
                 if error is not None:
                     framing_errors[key, data.index] = error
                 if own_error is not None and earlier_error is None:
-                    named.by_topic[key][data.index] = earlier
+                    entries.by_topic[key][data.index] = earlier
             yield
         yield
-    return named.by_topic, framing_errors
+    return entries.by_topic, framing_errors
 
 
 def _framing_error(data: PartitionProduceData, version: int) -> ApiError | None:
@@ -373,6 +373,6 @@ def refuse(answer: PartitionProduceResponse, partition: "Partition | None", erro
     if not isinstance(error, InvalidTopic):
         answer.log_start_offset = partition.log_start_offset
     if isinstance(error, RefusedRecords):
-        answer.record_errors = [BatchIndexAndErrorMessage(place, text) for place, text in error.record_errors]
+        answer.record_errors = [BatchIndexAndErrorMessage(index, text) for index, text in error.record_errors]
     elif isinstance(error, RecordTooLarge | RecordListTooLarge):
         partition.warn_too_large(error)

@@ -79,7 +79,7 @@ class WideFetch(Fetch):
     def _free_results(self) -> None:
         items, self._fetching.items = self._fetching.items, []
         parts: list[list[Any]] = [items, [*self._special_data.values()], [*self._slices.values()]]
-        # Dictionaries with these keys are freed first; the last reference frees the objects.
+        # Drop the dictionaries first: then only `parts` refers to the objects, so that they can be freed in steps.
         self._special_data, self._slices, self._aborted, self._unknown_ranks = {}, {}, {}, {}
         self._services.turns.free_in_steps(parts)
 
@@ -211,7 +211,7 @@ class WideFetch(Fetch):
         meter = self._context.meter
         if meter is not None:
             pieces = yield from FetchResponse.stepwise_encoder(self._context.api_version)(response)
-            if meter.fetched(encoded_size(pieces)):
+            if meter.record_fetch(encoded_size(pieces)):
                 return self._emptied()
         for chunk in _chunks(sent):
             self._record_sent(chunk)

@@ -160,10 +160,12 @@ def read_partitions(disk: Disk, directory: str) -> FoundPartitions:
 
 def read_all_partitions(disk: Disk, directories: Sequence[str]) -> FoundPartitions:
     """Read the partitions of all data directories of one broker; see `read_partitions`."""
-    found = [read_partitions(disk, directory) for directory in directories]
-    partitions = {key: partition for in_directory in found for key, partition in in_directory.partitions.items()}
-    checkpointed = dict.fromkeys(key for in_directory in found for key in in_directory.checkpointed)
-    other_directories = [name for in_directory in found for name in in_directory.other_directories]
+    per_directory = [read_partitions(disk, directory) for directory in directories]
+    partitions = {
+        key: partition for in_directory in per_directory for key, partition in in_directory.partitions.items()
+    }
+    checkpointed = dict.fromkeys(key for in_directory in per_directory for key in in_directory.checkpointed)
+    other_directories = [name for in_directory in per_directory for name in in_directory.other_directories]
     return FoundPartitions(partitions, list(checkpointed), other_directories)
 
 

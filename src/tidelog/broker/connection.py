@@ -208,7 +208,7 @@ class ServerConnection:
         """Return how long the client has neither sent nor read anything.
 
         It is 0 while the client waits for a response (a long poll, a join), unless it has shut its sending side,
-        since it may be gone then. Must be called regularly: the calls detect that the client reads.
+        since it may have disconnected. Must be called regularly: the calls detect that the client reads.
         """
         if self._waiting and not self._input_ended:
             return 0
@@ -349,15 +349,15 @@ class ServerConnection:
             return True
         return self._stream.backlog_bytes > BACKLOG_BYTES_MAX or self._halted
 
-    def _stash_frames(self, rest: memoryview, continue_soon: bool) -> None:
-        if not self._reserve(len(rest)):
+    def _stash_frames(self, frames: memoryview, continue_soon: bool) -> None:
+        if not self._reserve(len(frames)):
             return
-        buffer = rest.obj
+        buffer = frames.obj
         assert isinstance(buffer, bytearray)
-        if buffer is self._listener.buffer.obj or len(buffer) > 2 * len(rest):
+        if buffer is self._listener.buffer.obj or len(buffer) > 2 * len(frames):
             # Copy rarely: a private buffer is used until half of it is processed.
-            rest = memoryview(bytearray(rest))  # writable like every frame, since offsets are written into batches
-        self._stash = rest
+            frames = memoryview(bytearray(frames))  # writable like every frame, since offsets are written into batches
+        self._stash = frames
         self._pause()
         if continue_soon and not self._resuming:
             self._resuming = True
@@ -502,13 +502,13 @@ class ServerConnection:
         meter.stop()
         if not self._waiting:
             if type(response) is route.response:
-                meter.settle(response)
+                meter.record_usage(response)
                 meter.start()
                 self._send(route, context.correlation_id, response)
                 self._throttle(meter)
                 return
             if response is NO_RESPONSE:
-                meter.settle(response)
+                meter.record_usage(response)
                 self._throttle(meter)
                 return
         self._wait_for(response, route, context)
@@ -559,7 +559,7 @@ class ServerConnection:
 
     def _throttle(self, meter: Meter) -> None:
         """After a response, throttle the client if it is over a quota now (KIP-219)."""
-        meter.sent()
+        meter.record_encoding()
         if meter.throttle_ms:
             self.mute(meter.throttle_ms / 1000)
 

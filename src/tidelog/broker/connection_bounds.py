@@ -36,9 +36,9 @@ class ConnectionBounds:
         connections_max = self._config.max_connections
         if self._count > connections_max:
             return f"more than {connections_max} connections, max.connections"
-        connections_max = self._host_max(host)
-        if host_count > connections_max:
-            return f"more than {connections_max} from one host, max.connections.per.ip"
+        host_max = self._host_max(host)
+        if host_count > host_max:
+            return f"more than {host_max} from one host, max.connections.per.ip"
         return ""
 
     def _host_max(self, host: str) -> int:

@@ -74,7 +74,7 @@ def finish_in_steps(
     if type(answer) is not route.response:
         return answer
     if meter is not None:
-        meter.settle(answer)
+        meter.record_usage(answer)
     if not is_wanted():
         return None
     parts: list[list[Any]] = []

@@ -141,7 +141,7 @@ class Slot:
         self.response = response
         self.waits_for = None
         if self.context.meter is not None:
-            self.context.meter.settle(None if response is NO_RESPONSE or type(response) in _SETTLED else response)
+            self.context.meter.record_usage(None if response is NO_RESPONSE or type(response) in _SETTLED else response)
         self.connection.slot_answered(self)
 
     @property
