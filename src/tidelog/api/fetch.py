@@ -46,7 +46,7 @@ logger = logging.getLogger("tidelog.fetch")
 
 _EMPTY: Final = b""
 WIDE_ITEMS = 200
-"""A request that reads more partitions than this, with those of its session, is processed in steps."""
+"""A fetch of more partitions than this, including the partitions of its session, is processed in steps."""
 SKIPPED_PER_STEP = 32
 """A step of a woken fetch skips this many unchanged partitions, or reads one that changed: both take about the same
 time."""

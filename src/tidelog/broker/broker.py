@@ -73,7 +73,7 @@ class BrokerServer:
         self._store_factory = store_factory
         self._directories: DataDirectories | None = None
         self._fresh_before_lock: FreshDirectories | None = None
-        """The result of `_inspect` if all data directories were new or empty."""
+        """The data directories, if all of them were new or empty before they were locked."""
         self._fresh: FreshDirectories | None = None
         """The same, if they were still new or empty after they were locked."""
         self._adoption: Adoption | None = None
