@@ -109,7 +109,7 @@ class Broker:
             pipelining=Pipelining(tasks),
             request_bytes_max=1 << 20,
             opened=lambda _: None,
-            gone=lambda _: None,
+            client_disconnected=lambda _: None,
             ended=lambda _: None,
         )
         self.buffer = listener.buffer
