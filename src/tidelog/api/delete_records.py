@@ -53,7 +53,7 @@ def handle(
 async def _persist(
     services: Services, moved_starts: "dict[Partition, DeleteRecordsPartitionResult]", response: DeleteRecordsResponse
 ) -> DeleteRecordsResponse:
-    for failed_partition in await services.partitions.persist_starts(moved_starts):
+    for failed_partition in await services.partitions.persist_start_offsets(moved_starts):
         moved_starts[failed_partition].error_code = ErrorCode.KAFKA_STORAGE_ERROR
         moved_starts[failed_partition].low_watermark = INVALID_LOW_WATERMARK
     return response

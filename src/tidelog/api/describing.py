@@ -11,7 +11,6 @@ from tidelog.wire.errors import ApiError, ErrorCode
 if TYPE_CHECKING:
     from tidelog.api.pending import Outcome
 
-G = TypeVar("G")
 R = TypeVar("R")
 
 DescribeGroup = Callable[[str, Callable[[Any], None]], None]

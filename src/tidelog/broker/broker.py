@@ -135,7 +135,7 @@ class BrokerServer:
         await self.runtime.tasks.run_blocking(write_identity, cluster_id, self.config.node_id, new_ids)
         await controller.subscribe(services.partitions.apply)
         await controller.subscribe(services.groups.on_image)
-        services.partitions.opened_late = services.groups.opened_late
+        services.partitions.on_opened_late = services.groups.partitions_opened_late
         await controller.subscribe(self._apply_quotas)
         await services.partitions.start()
         self._logs_opened = True
@@ -238,7 +238,7 @@ class BrokerServer:
 
         directories.cordoned = lambda: config.cordoned_directories
         partitions = Partitions(runtime, directories, log_config, flush_interval_ms=config.durability_interval_ms)
-        partitions.none_left = self._report_failure
+        partitions.on_all_failed = self._report_failure
         partitions.moves.bytes_per_second = lambda: config.get("replica.alter.log.dirs.io.max.bytes.per.second")
         return Services(
             runtime=runtime,

@@ -18,7 +18,7 @@ from tidelog.config.keys import (
     MISSPELLING_SIMILARITY_MIN,
     TOPIC_KEYS,
     attribute,
-    check_for_topics,
+    check_topic_default,
     environment_name,
     nearest,
 )
@@ -137,7 +137,7 @@ class BrokerConfig:
         for name, setting in static.items():
             try:
                 value = self._static_values[name] = parse(BROKER_KEYS[name], setting.text)
-                check_for_topics(name, value)
+                check_topic_default(name, value)
             except InvalidValue as error:
                 raise ConfigError(f"{error} ({setting.origin})") from None
         try:

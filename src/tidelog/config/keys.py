@@ -23,7 +23,7 @@ GROUP_KEYS: Mapping[str, Key] = {key.name: key for key in group_keys.KEYS}
 
 CLIENT_METRICS_KEYS: Mapping[str, Key] = {key.name: key for key in client_metrics_keys.KEYS}
 
-OF_A_LISTENER = re.compile(r"listener\.name\.[^.]*\.(.+)", re.DOTALL)
+LISTENER_SETTING = re.compile(r"listener\.name\.[^.]*\.(.+)", re.DOTALL)
 """The name of a setting for a single listener: `listener.name.NAME.` and the setting's own name."""
 _MECHANISM_SETTINGS = (
     "connections.max.reauth.ms",
@@ -82,7 +82,7 @@ def changed_when(name: str) -> ChangedWhen:
 
 def listener_base(name: str) -> str | None:
     """Return SETTING for a name of the form `listener.name.NAME.SETTING`; None for any other or an unknown name."""
-    match = OF_A_LISTENER.fullmatch(name)
+    match = LISTENER_SETTING.fullmatch(name)
     if match is None:
         return None
     mechanism_settings = (base for base in _MECHANISM_SETTINGS if match[1].endswith(f".{base}"))
@@ -110,7 +110,7 @@ def broker_synonyms(name: str) -> tuple[str, ...]:
     return _SYNONYMS.get(name, (name,))
 
 
-def check_for_topics(name: str, value: Value) -> None:
+def check_topic_default(name: str, value: Value) -> None:
     """Raise InvalidValue if a broker setting would give topics a default that no topic accepts."""
     topic_default = _TOPIC_DEFAULTS.get(name)
     if topic_default is None or value is None:

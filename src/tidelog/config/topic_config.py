@@ -103,7 +103,7 @@ class TopicSettings:
         return {name: normal_text(value) if isinstance(value, list) else value for name, value in values.items()}
 
 
-def topics_without_effect(overrides: Mapping[str, str]) -> list[str]:
+def topic_settings_without_effect(overrides: Mapping[str, str]) -> list[str]:
     """Return the topic's own settings that have no effect in Tidelog yet, so that the broker can warn about them
     once.
     """

@@ -154,7 +154,7 @@ class GroupCoordinators:
             coordinator.core.topics_changed(old, new, coordinator.now())
             coordinator.arm()
 
-    def opened_late(self) -> None:
+    def partitions_opened_late(self) -> None:
         """Serve the partitions of `__consumer_offsets` that were offline and have been opened since the last image."""
         topic = self._metadata.image.topics.get(CONSUMER_OFFSETS)
         if topic is not None:

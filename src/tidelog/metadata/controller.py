@@ -33,7 +33,7 @@ PRODUCER_ID_BLOCK = 1000
 REPEATED_TOPIC = "the request has this topic more than once"
 
 
-TakePartitions = Callable[[int], bool]
+ReservePartitions = Callable[[int], bool]
 """Called with a number of partitions. Returns whether they may be created or deleted now, and then counts them
 towards the quota (KIP-599)."""
 
@@ -93,7 +93,7 @@ def create_topics(
     new_id: Callable[[], TopicId],
     *,
     validate_only: bool = False,
-    take: TakePartitions = unlimited,
+    take: ReservePartitions = unlimited,
 ) -> Steps[JournalDecision[list[TopicResult]]]:
     """Create topics. Each one succeeds or fails on its own.
 
@@ -139,7 +139,7 @@ def create_topics(
     return JournalDecision([] if validate_only else records, results)
 
 
-def _reserve_partitions(take: TakePartitions, count: int) -> None:
+def _reserve_partitions(take: ReservePartitions, count: int) -> None:
     if not take(count):
         raise ApiError("", ErrorCode.THROTTLING_QUOTA_EXCEEDED)
 
@@ -271,7 +271,7 @@ def _check_replication_factor(image: MetadataImage, replication_factor: int) -> 
 
 
 def delete_topics(
-    image: MetadataImage, choices: Sequence[TopicChoice], *, take: TakePartitions = unlimited
+    image: MetadataImage, choices: Sequence[TopicChoice], *, take: ReservePartitions = unlimited
 ) -> Steps[JournalDecision[list[TopicResult]]]:
     """Delete topics. Each choice succeeds or fails on its own; a topic that is chosen more than once fails, with one
     result.
@@ -337,7 +337,7 @@ def create_partitions(
     *,
     validate_only: bool = False,
     cordoned: bool = False,
-    take: TakePartitions = unlimited,
+    take: ReservePartitions = unlimited,
 ) -> Steps[JournalDecision[list[TopicResult]]]:
     """Add partitions to topics. Each topic succeeds or fails on its own; a topic that is repeated in the request
     fails.

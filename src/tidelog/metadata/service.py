@@ -7,14 +7,14 @@ from typing import Final, TypeVar
 
 from tidelog.config.broker_config import BrokerConfig
 from tidelog.config.endpoints import Endpoint
-from tidelog.config.topic_config import topics_without_effect
+from tidelog.config.topic_config import topic_settings_without_effect
 from tidelog.metadata import controller, records
 from tidelog.metadata.alterations import Alteration, AlterationResult, alter_configs
 from tidelog.metadata.controller import (
     JournalDecision,
     MorePartitions,
     NewTopic,
-    TakePartitions,
+    ReservePartitions,
     TopicChoice,
     TopicResult,
     unlimited,
@@ -213,7 +213,7 @@ class MetadataController:
         *,
         validate_only: bool = False,
         timeout_ms: int | None = None,
-        take: TakePartitions = unlimited,
+        take: ReservePartitions = unlimited,
     ) -> list[TopicResult]:
         """Create topics. Raises ApiError (REQUEST_TIMED_OUT) if their partitions are not all led within `timeout_ms`.
 
@@ -226,7 +226,7 @@ class MetadataController:
             timeout_ms,
         )
 
-    async def ensure_topics(self, names: Sequence[str], *, take: TakePartitions = unlimited) -> list[TopicResult]:
+    async def ensure_topics(self, names: Sequence[str], *, take: ReservePartitions = unlimited) -> list[TopicResult]:
         """Create the topics that do not exist, with the broker's defaults, or an internal topic's own settings.
 
         A topic that exists is a success. The caller has checked that topics may be created automatically.
@@ -248,7 +248,7 @@ class MetadataController:
         return await self._commit(decide)
 
     async def delete_topics(
-        self, choices: Sequence[TopicChoice], *, timeout_ms: int | None = None, take: TakePartitions = unlimited
+        self, choices: Sequence[TopicChoice], *, timeout_ms: int | None = None, take: ReservePartitions = unlimited
     ) -> list[TopicResult]:
         return await self._commit(lambda image: controller.delete_topics(image, choices, take=take), timeout_ms)
 
@@ -258,7 +258,7 @@ class MetadataController:
         *,
         validate_only: bool = False,
         timeout_ms: int | None = None,
-        take: TakePartitions = unlimited,
+        take: ReservePartitions = unlimited,
     ) -> list[TopicResult]:
         return await self._commit(
             lambda image: controller.create_partitions(
@@ -412,8 +412,10 @@ def _warn_of_no_effect(old: MetadataImage, new: MetadataImage) -> None:
     for name, topic in new.topics.items():
         old_topic = old.topics.get(name)
         if topic.config and (old_topic is None or old_topic.config is not topic.config):
-            without_effect = topics_without_effect(topic.config)
-            if without_effect and (old_topic is None or without_effect != topics_without_effect(old_topic.config)):
+            without_effect = topic_settings_without_effect(topic.config)
+            if without_effect and (
+                old_topic is None or without_effect != topic_settings_without_effect(old_topic.config)
+            ):
                 logger.warning("settings without effect here topic=%s settings=%s", name, ",".join(without_effect))
 
 

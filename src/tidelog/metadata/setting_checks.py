@@ -19,7 +19,7 @@ from tidelog.config.keys import (
     ChangedWhen,
     broker_key,
     changed_when,
-    check_for_topics,
+    check_topic_default,
     nearest,
 )
 from tidelog.wire.errors import ApiError, ErrorCode
@@ -89,7 +89,7 @@ def _check_broker_setting(broker: str, setting: str, value: str, config: BrokerC
         raise ApiError(text, ErrorCode.INVALID_REQUEST)
     try:
         parsed = parse(key, value)
-        check_for_topics(setting, parsed)
+        check_topic_default(setting, parsed)
         if setting == "cordoned.log.dirs":
             assert isinstance(parsed, list)
             config.check_cordoned(parsed)

@@ -222,7 +222,7 @@ class Compaction:
 
         tasks = self._runtime.tasks
         request = self._job(log, candidate).encode()
-        work_future = tasks.run_apart(work.clean, self._runtime.disk, request, report)
+        work_future = tasks.run_in_child(work.clean, self._runtime.disk, request, report)
         work_future.add_done_callback(lambda _: report_or_end.set())
         last_report: Report | None = None
         try:

@@ -30,7 +30,7 @@ from tidelog.log.future_logs import (
     settled,
 )
 from tidelog.log.leader_epochs import LeaderEpochs
-from tidelog.log.segment import PASSING
+from tidelog.log.segment import TEMPORARY_ERRORS
 from tidelog.replication.flusher import CHECKPOINTS_LANE
 from tidelog.replication.patience import AGAIN_S, lacks_descriptor, retry_without_descriptor
 from tidelog.wire.errors import ApiError, InvalidTopic, OffsetOutOfRange, StorageError
@@ -203,7 +203,7 @@ class Moves:
 
     def _blame(self, path: str, error: Exception) -> None:
         cause = error if isinstance(error, OSError) else error.__cause__
-        if isinstance(cause, OSError) and cause.errno not in PASSING:
+        if isinstance(cause, OSError) and cause.errno not in TEMPORARY_ERRORS:
             self._partitions.fail_soon(path, str(cause))
 
     async def _discard(self, move: Move) -> None:
@@ -415,7 +415,7 @@ def _put_beside(
     copy.close(clean=True)
     if copy.failure is not None:
         raise StorageError(copy.failure)
-    target.expect(copy, source.clean_offset(copy.topic_partition))
+    target.register_incoming(copy, source.clean_offset(copy.topic_partition))
     put_beside(disk, copy.directory, source.path, copy.topic_partition)
     return target.reopen(copy, now_ms)
 
@@ -445,7 +445,7 @@ def _remove(
             path = put_aside(disk, target.path, key, random)
         if path != beside and disk.exists(path):
             disk.remove_tree(path)
-        if target.tells_of(key) and not disk.exists(beside):
+        if target.has_entries_of(key) and not disk.exists(beside):
             target.give_up(key)
     except OSError as error:
         if lacks_descriptor(error):

@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from tidelog.log.partition_log import PartitionLog
-from tidelog.log.segment import PASSING
+from tidelog.log.segment import TEMPORARY_ERRORS
 from tidelog.metadata.image import CLUSTER_METADATA
 from tidelog.model.ids import TopicPartition
 from tidelog.replication.flusher import CHECKPOINTS_LANE, Flusher
@@ -83,13 +83,13 @@ class Partitions:
         self._retention_work: asyncio.Future[Any] | None = None
         """The running or last blocking call of retention. It continues if the task that waits for it is cancelled."""
         self._to_reopen: dict[tuple[str, int], tuple[TopicImage, LogConfig]] = {}
-        """Partitions that could not be opened because of a passing error (PASSING), with their settings."""
+        """Partitions that could not be opened because of a passing error (TEMPORARY_ERRORS), with their settings."""
         self._apply_lock = asyncio.Lock()
         """Held while logs are opened or removed."""
         self._failing_directories: dict[str, str] = {}
-        self.none_left: Callable[[str], None] | None = None
+        self.on_all_failed: Callable[[str], None] | None = None
         """Called with the reason when the last data directory has failed."""
-        self.opened_late: Callable[[], None] | None = None
+        self.on_opened_late: Callable[[], None] | None = None
         """Called when partitions that were offline have been opened and lead."""
         self.swapping: asyncio.Task[None] | None = None
         """The running or last swap of compaction. It continues if the pass is cancelled."""
@@ -217,7 +217,7 @@ class Partitions:
     async def _apply(self, old: "MetadataImage", new: "MetadataImage") -> None:
         if old.position == 0:
             await self._runtime.tasks.run_blocking(
-                self.directories.forget_others, partial(_is_known, new), lane=CHECKPOINTS_LANE
+                self.directories.forget_stale_entries, partial(_is_known, new), lane=CHECKPOINTS_LANE
             )
         removed_topics: dict[int, list[TopicImage]] = {}  # by the delay before their files are deleted
         for name, topic in old.topics.items():
@@ -259,7 +259,7 @@ class Partitions:
         for (topic, index, config, directory, _), result in await open_logs(self._runtime, openings):
             if isinstance(result, Exception):
                 self._note_open_failure(topic, index, config, result)
-                if isinstance(result, OSError) and result.errno not in PASSING:
+                if isinstance(result, OSError) and result.errno not in TEMPORARY_ERRORS:
                     self.fail_soon(directory.path, str(result))
                 continue
             result.on_io_failure = self._io_failed
@@ -283,7 +283,7 @@ class Partitions:
         if (topic.name, index) not in self._to_reopen:
             logger.error("partition offline partition=%s-%d reason=%s", topic.name, index, error)
         self._offline[topic.name, index] = str(error)
-        if isinstance(error, OSError) and error.errno in PASSING:
+        if isinstance(error, OSError) and error.errno in TEMPORARY_ERRORS:
             self._to_reopen[topic.name, index] = topic, config
 
     async def _remove_topics(self, topics: list["TopicImage"], delay_ms: int) -> None:
@@ -358,7 +358,7 @@ class Partitions:
             await run_blocking(self.directories.remove_retired, retired, lane=CHECKPOINTS_LANE)
         except OSError as error:
             logger.error("deleted partition not removed path=%s reason=%s", retired, error)
-            if error.errno in PASSING:
+            if error.errno in TEMPORARY_ERRORS:
                 self.remove_later(retired, REMOVE_AGAIN_MS)
 
     # Directories that fail
@@ -387,8 +387,8 @@ class Partitions:
             for partition in affected:
                 partition.log.fail(f"its data directory {path} is out of use: {reason}", say=False)
                 partition.fail()
-            if self.directories.none_left and self.none_left is not None:
-                self.none_left(f"no data directory is left: {path}: {reason}")
+            if self.directories.all_failed and self.on_all_failed is not None:
+                self.on_all_failed(f"no data directory is left: {path}: {reason}")
 
     # Durability and housekeeping
 
@@ -426,7 +426,7 @@ class Partitions:
                 self._offsets.update(partition)
         return partial(self.directories.write_checkpoints, *self._offsets.copies())
 
-    async def persist_starts(self, changed: Iterable[Partition]) -> list[Partition]:
+    async def persist_start_offsets(self, changed: Iterable[Partition]) -> list[Partition]:
         """Persist the log start offsets of the `changed` partitions now. Returns the partitions for which that
         failed.
 
@@ -463,8 +463,8 @@ class Partitions:
             async with self._apply_lock:
                 to_open = [(topic, index, config) for (_, index), (topic, config) in self._to_reopen.items()]
                 await self._open_all(to_open)
-                if self.opened_late is not None and len(self._to_reopen) < len(to_open):
-                    self.opened_late()
+                if self.on_opened_late is not None and len(self._to_reopen) < len(to_open):
+                    self.on_opened_late()
 
     async def enforce_retention(self) -> None:
         """Delete whole segments according to the topics' retention settings. One call at a time."""

@@ -10,14 +10,14 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from tidelog.log.errors import CorruptLog
-from tidelog.log.record_times import FoundTimes, find_times_apart
+from tidelog.log.record_times import FoundTimes, find_times_in_child
 from tidelog.replication.flusher import CHECKPOINTS_LANE
 from tidelog.runtime.interfaces import WorkEnded
 from tidelog.wire.errors import StorageError
 
 if TYPE_CHECKING:
     from tidelog.log.partition_log import PartitionLog
-    from tidelog.log.retention import Removal, TimesLook
+    from tidelog.log.retention import Removal, SegmentAgeSearch
     from tidelog.replication.partition import Partition
     from tidelog.replication.partitions import Partitions
     from tidelog.runtime.interfaces import Runtime
@@ -56,7 +56,7 @@ class RetentionPasses:
                 if removal is not None:
                     removals.append((partition, log, removal))
             failed: dict[str, OSError] = {}
-            if any(removal.begins for _, _, removal in removals):
+            if any(removal.renames_files for _, _, removal in removals):
                 failed = await self._partitions.run_file_work(
                     self._partitions.directories.write_start_offsets,
                     self._partitions.start_offsets(),
@@ -65,7 +65,7 @@ class RetentionPasses:
                 self._partitions.handle_directory_failures()
                 self._partitions.retry_late_checkpoints()
             for partition, log, removal in removals:
-                error = failed.get(log.directory.rpartition("/")[0]) if removal.begins else None
+                error = failed.get(log.directory.rpartition("/")[0]) if removal.renames_files else None
                 if error is not None:
                     self._failed(partition, error)
                 # If the partition has moved meanwhile, its old log's files are all deleted together anyway.
@@ -83,7 +83,7 @@ class RetentionPasses:
         times = None
         try:
             if not partition.deleted and partition not in self._time_searches:
-                times = log.times_look(now_ms)
+                times = log.segment_age_search(now_ms)
             if times is not None:
                 await self._partitions.run_file_work(times.run)
                 if times.wanted is None:
@@ -104,13 +104,13 @@ class RetentionPasses:
             self._failed(partition, error)
             return None
 
-    async def _search_records(self, partition: "Partition", log: "PartitionLog", times: "TimesLook") -> None:
+    async def _search_records(self, partition: "Partition", log: "PartitionLog", times: "SegmentAgeSearch") -> None:
         """Find the times of records in a child process, while the pass goes on. The next pass uses them."""
         tasks = self._runtime.tasks
         try:
             while (part := times.wanted) is not None:
                 reports: list[bytes] = []
-                work_future = tasks.run_apart(find_times_apart, self._runtime.disk, part.encode(), reports.append)
+                work_future = tasks.run_in_child(find_times_in_child, self._runtime.disk, part.encode(), reports.append)
                 try:
                     await work_future
                 finally:

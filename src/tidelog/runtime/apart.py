@@ -18,7 +18,7 @@ from struct import Struct
 from typing import IO
 
 from tidelog.runtime.forks import drop_when_forked
-from tidelog.runtime.interfaces import ApartWork, WorkEnded
+from tidelog.runtime.interfaces import ChildWork, WorkEnded
 
 FRAME = Struct(">cI")
 CALL, RESULT, DONE, FAILED = b"C", b"R", b"D", b"F"
@@ -39,7 +39,7 @@ class ApartProcess:
         self.calls = 0
         drop_when_forked(self)
 
-    def call(self, token: object, work: ApartWork, request: bytes, result: Callable[[bytes], None]) -> None:
+    def call(self, token: object, work: ChildWork, request: bytes, result: Callable[[bytes], None]) -> None:
         """Run `work` in the child and pass each of its results to `result`. Raises WorkEnded."""
         self.calls += 1
         self._current_token = token
@@ -50,7 +50,7 @@ class ApartProcess:
         finally:
             self._current_token = None
 
-    def _exchange(self, work: ApartWork, request: bytes, result: Callable[[bytes], None]) -> None:
+    def _exchange(self, work: ChildWork, request: bytes, result: Callable[[bytes], None]) -> None:
         if len(request) > REQUEST_BYTES_MAX:
             raise WorkEnded(f"a request of {len(request)} bytes is too large")
         requests, results = self._pipes()

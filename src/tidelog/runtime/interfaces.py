@@ -154,15 +154,15 @@ class Disk(Protocol):
         """Close the descriptors of all files without a sync."""
 
 
-class Apart(NamedTuple):
-    """The resources that a function gets when it runs in a child process (see `Tasks.run_apart`)."""
+class ChildResources(NamedTuple):
+    """The resources that a function gets when it runs in a child process (see `Tasks.run_in_child`)."""
 
     disk: Disk
     monotonic: Callable[[], float]
     sleep: Callable[[float], None]
 
 
-ApartWork: TypeAlias = Callable[[Apart, bytes, Callable[[bytes], None]], None]
+ChildWork: TypeAlias = Callable[[ChildResources, bytes, Callable[[bytes], None]], None]
 """A module-level function that runs in a child process. It calls its last argument with each result."""
 
 
@@ -193,8 +193,8 @@ class Tasks(Protocol):
         in any order.
         """
 
-    def run_apart(
-        self, work: ApartWork, disk: Disk, request: bytes, report: Callable[[bytes], None]
+    def run_in_child(
+        self, work: ChildWork, disk: Disk, request: bytes, report: Callable[[bytes], None]
     ) -> "asyncio.Future[None]":
         """Run a long computation in a child process of low priority, one call at a time.
 

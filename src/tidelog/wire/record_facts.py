@@ -28,7 +28,7 @@ class RecordFacts(NamedTuple):
 
 
 def record_facts(data: bytes, header: BatchHeader) -> Iterator[RecordFacts]:
-    """Yield the facts of each record in `data`, which is the result of `records.plain_records`.
+    """Yield the facts of each record in `data`, which is the result of `records.decompressed_records`.
 
     Raises MalformedMessage at the first place where `data` differs from the header's statements.
     """

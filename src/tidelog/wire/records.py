@@ -96,7 +96,7 @@ def batches_in(buffer: Buffer, position: int = 0) -> Iterator[BatchHeader]:
         position += header.size
 
 
-def plain_records(batch: Buffer, header: BatchHeader, limit_bytes: int) -> bytes:
+def decompressed_records(batch: Buffer, header: BatchHeader, limit_bytes: int) -> bytes:
     """Return the bytes of all records of the complete `batch`, decompressed.
 
     Raises BrokenStream for compressed data that cannot be read, TooLargeDecompressed above the limit, and
@@ -126,7 +126,7 @@ def decode_records(buffer: Buffer, position: int = 0, *, limit_bytes: int = DECO
     if position + header.size > len(buffer):
         message = f"record batch: the header states {header.size} bytes, but only {len(buffer) - position} follow"
         raise MalformedMessage(message)
-    data = plain_records(memoryview(buffer)[position:], header, limit_bytes)
+    data = decompressed_records(memoryview(buffer)[position:], header, limit_bytes)
     try:
         return _decode(header, data)
     except IndexError:

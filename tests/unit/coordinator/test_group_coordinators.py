@@ -257,12 +257,12 @@ def test_a_partition_that_is_opened_late_is_served_from_then_on(broker: VirtualB
     commit(broker, "g")
     (key,) = [key for key, partition in broker.partitions.table.items() if partition.log.log_end_offset]
     partition = broker.partitions.table.pop(key)
-    broker.groups.opened_late()
+    broker.groups.partitions_opened_late()
     with pytest.raises(CoordinatorNotAvailable):
         broker.groups.coordinator_of("g")
     assert list(broker.groups.listing()) == []
     broker.partitions.table[key] = partition
-    broker.groups.opened_late()
+    broker.groups.partitions_opened_late()
     broker.settle()
     assert broker.groups.coordinator_of("g").host == "broker.example"
     assert committed(broker, "g") == 5
