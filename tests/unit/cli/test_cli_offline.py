@@ -134,7 +134,7 @@ def test_produce_writes_what_can_be_written(tidelog: Run) -> None:
 def test_bench_refuses_to_measure_it(tidelog: Run) -> None:
     for command in ("produce", "consume", "latency"):
         assert tidelog("bench", command, "--topic", "orders", code=1).stderr.startswith(
-            "Error: offline: partition 1 of orders. What the others do would say nothing about the topic.\n"
+            "Error: offline: partition 1 of orders. Measuring the other partitions would not measure the topic.\n"
         )
 
 
