@@ -234,7 +234,7 @@ def test_where_reading_begins_and_ends(tidelog: Run, topic: str) -> None:
     assert read("--since", "0s", "-e") == []
     assert read("-p", 1, "-B", "-e") == []
     refused = tidelog("consume", topic, "-e", code=2).stderr.decode()
-    assert refused.startswith("Error: --until-end without a beginning reads nothing")
+    assert refused.startswith("Error: --until-end without a start reads nothing")
     assert "--from-beginning" in refused
 
 
