@@ -427,7 +427,8 @@ def test_a_groups_offsets_are_reset(tidelog: Run, topic: str, tmp_path: Path) ->
     assert offsets_of(tidelog, group) == [3, 3]
     file.write_text(f"{topic},0,1\n{topic},7,1\n")
     assert (
-        f"topic {topic} has 2 partitions: there is no 7" in tidelog(*reset, "--from-file", file, code=1).stderr.decode()
+        f"topic {topic} has 2 partitions: there is no partition 7"
+        in tidelog(*reset, "--from-file", file, code=1).stderr.decode()
     )
     assert "in one way" in tidelog(*reset, "--to-latest", "--to-earliest", code=2).stderr.decode()
     new = f"new-{topic}"
@@ -470,7 +471,7 @@ def test_groups_are_copied_and_deleted(tidelog: Run, topic: str) -> None:
     deleted = tidelog("group", "delete-offsets", copy, "--topic", f"{topic}:0", "--yes")
     assert deleted.stdout.decode() == f"Deleted 1 committed offset of group {copy}.\n"
     assert (
-        b"committed nothing there"
+        b"no committed offsets there"
         in tidelog("group", "delete-offsets", copy, "--topic", f"{topic}:0", "--yes", code=1).stderr
     )
     assert b"add --yes" in tidelog("group", "delete", group, code=2).stderr
