@@ -58,15 +58,11 @@ def consume(
         str | None, typer.Option("--group", "-g", metavar="NAME", help="Join this group and commit offsets.")
     ] = None,
     records: Annotated[int | None, typer.Option("-n", min=1, metavar="N", help="Stop after N records.")] = None,
-    until_end: Annotated[
-        bool, typer.Option("--until-end", "-e", help="Stop at the end of the topic as it is now.")
-    ] = False,
+    until_end: Annotated[bool, typer.Option("--until-end", "-e", help="Stop at the end as it is now.")] = False,
     format: Annotated[
         str, typer.Option("--format", "-f", metavar="TEXT", help="How to print a record, see above.")
     ] = "{value}",
-    null_marker: Annotated[
-        str, typer.Option("--null-marker", metavar="TEXT", help="Text printed for a null key or value.")
-    ] = "null",
+    null_marker: Annotated[str, typer.Option("--null-marker", metavar="TEXT", help="Printed for null.")] = "null",
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")] = False,
     bootstrap: Bootstrap = LOCALHOST,
     client: ClientSettings = [],  # noqa: B006

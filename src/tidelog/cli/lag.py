@@ -191,7 +191,7 @@ class Total(NamedTuple):
     records: int | None
     """Sum of the known lags, in records; None if no partition's lag is known."""
     unknown: int
-    """Number of partitions that are missing in the sum: not empty but without a commit, or without a leader."""
+    """Number of partitions missing in the sum: those that had records but have no commit, or have no leader."""
     behind_ms: int | None = None
     """Age of the oldest uncommitted record of all partitions; None if no age is known."""
 

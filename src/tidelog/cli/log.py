@@ -73,7 +73,7 @@ def dump(
     records: Annotated[bool, typer.Option("--records", "-r", help="Print the records of each batch, too.")] = False,
     json: AsJson = False,
 ) -> None:
-    """Print what is in log files: batches, index entries, checkpoints.
+    """Print the contents of log files: batches, index entries, checkpoints.
 
     One entry per line, with its position in the file. Fields with their
     usual values are left out; --json prints all, one object per line. The
