@@ -430,7 +430,7 @@ def test_a_groups_offsets_are_reset(tidelog: Run, topic: str, tmp_path: Path) ->
         f"topic {topic} has 2 partitions: there is no partition 7"
         in tidelog(*reset, "--from-file", file, code=1).stderr.decode()
     )
-    assert "in one way" in tidelog(*reset, "--to-latest", "--to-earliest", code=2).stderr.decode()
+    assert "exactly one target" in tidelog(*reset, "--to-latest", "--to-earliest", code=2).stderr.decode()
     new = f"new-{topic}"
     tidelog("group", "reset-offsets", new, "--to-latest", "--topic", topic, "--execute")
     assert offsets_of(tidelog, new) == [5, 5]
