@@ -234,7 +234,7 @@ def test_where_reading_begins_and_ends(tidelog: Run, topic: str) -> None:
     assert read("--since", "0s", "-e") == []
     assert read("-p", 1, "-B", "-e") == []
     refused = tidelog("consume", topic, "-e", code=2).stderr.decode()
-    assert refused.startswith("Error: --until-end without a beginning reads nothing")
+    assert refused.startswith("Error: --until-end without a start reads nothing")
     assert "--from-beginning" in refused
 
 
@@ -427,9 +427,10 @@ def test_a_groups_offsets_are_reset(tidelog: Run, topic: str, tmp_path: Path) ->
     assert offsets_of(tidelog, group) == [3, 3]
     file.write_text(f"{topic},0,1\n{topic},7,1\n")
     assert (
-        f"topic {topic} has 2 partitions: there is no 7" in tidelog(*reset, "--from-file", file, code=1).stderr.decode()
+        f"topic {topic} has 2 partitions: there is no partition 7"
+        in tidelog(*reset, "--from-file", file, code=1).stderr.decode()
     )
-    assert "in one way" in tidelog(*reset, "--to-latest", "--to-earliest", code=2).stderr.decode()
+    assert "exactly one target" in tidelog(*reset, "--to-latest", "--to-earliest", code=2).stderr.decode()
     new = f"new-{topic}"
     tidelog("group", "reset-offsets", new, "--to-latest", "--topic", topic, "--execute")
     assert offsets_of(tidelog, new) == [5, 5]
@@ -470,7 +471,7 @@ def test_groups_are_copied_and_deleted(tidelog: Run, topic: str) -> None:
     deleted = tidelog("group", "delete-offsets", copy, "--topic", f"{topic}:0", "--yes")
     assert deleted.stdout.decode() == f"Deleted 1 committed offset of group {copy}.\n"
     assert (
-        b"committed nothing there"
+        b"no committed offsets there"
         in tidelog("group", "delete-offsets", copy, "--topic", f"{topic}:0", "--yes", code=1).stderr
     )
     assert b"add --yes" in tidelog("group", "delete", group, code=2).stderr

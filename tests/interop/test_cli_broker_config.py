@@ -57,7 +57,7 @@ def wait_for(tidelog: Run, value: str, origin: str) -> None:
 
 def test_of_one_broker_counts_more_than_of_all(tidelog: Run, number: str) -> None:
     printed = tidelog("broker", "config", "set", f"{SETTING}=2097152").stdout.decode()
-    assert printed == f"Set {SETTING} of all brokers to 2097152.\n"
+    assert printed == f"Set {SETTING} to 2097152 for all brokers.\n"
     wait_for(tidelog, "2097152", "all brokers")
     tidelog("broker", "config", "set", f"{SETTING}=3145728", "--broker", number)
     wait_for(tidelog, "3145728", "broker")
@@ -70,10 +70,10 @@ def test_of_one_broker_counts_more_than_of_all(tidelog: Run, number: str) -> Non
     altered = described(tidelog, "--all-brokers")
     assert altered[SETTING]["value"] == "2097152"
     again = tidelog("broker", "config", "set", f"{SETTING}=4194304").stderr.decode()
-    assert again == f"Broker {number} keeps its own {SETTING}, 3145728.\n"
+    assert again == f"Broker {number} still uses its own value of {SETTING}, 3145728.\n"
     tidelog("broker", "config", "unset", SETTING, "--broker", number)
     wait_for(tidelog, "4194304", "all brokers")
-    assert tidelog("broker", "config", "unset", SETTING).stdout.decode() == f"Took back {SETTING} of all brokers.\n"
+    assert tidelog("broker", "config", "unset", SETTING).stdout.decode() == f"Unset {SETTING} for all brokers.\n"
     wait_for(tidelog, "1073741824", "default")
 
 
@@ -92,7 +92,7 @@ def test_a_topic_follows(tidelog: Run, number: str) -> None:
 
 def test_only_checked(tidelog: Run, number: str) -> None:
     printed = tidelog("broker", "config", "set", f"{SETTING}=2097152", "--check").stdout.decode()
-    assert printed == f"{SETTING} of all brokers can be set.\n"
+    assert printed == f"{SETTING} can be set for all brokers.\n"
     assert described(tidelog, SETTING)[SETTING]["value"] == "1073741824"
 
 
@@ -128,13 +128,13 @@ def test_what_was_set_elsewhere_is_named(tidelog: Run, number: str) -> None:
     tidelog("broker", "config", "set", f"{SETTING}=3145728", "--broker", number)
     wait_for(tidelog, "3145728", "broker")
     told = tidelog("broker", "config", "unset", SETTING).stderr.decode()
-    own = f"broker {number} has its own, 3145728: --broker {number}"
+    own = f"broker {number} has its own value, 3145728: to unset it, add --broker {number}"
     assert told == f"{SETTING} was not set for all brokers; nothing to do ({own}).\n"
     tidelog("broker", "config", "unset", SETTING, "--broker", number)
     tidelog("broker", "config", "set", f"{SETTING}=2097152")
     wait_for(tidelog, "2097152", "all brokers")
     told = tidelog("broker", "config", "unset", SETTING, "--broker", number).stderr.decode()
-    in_common = "all brokers have 2097152: leave out --broker"
+    in_common = "all brokers have the value 2097152: to unset it, leave out --broker"
     assert told == f"{SETTING} was not set for broker {number}; nothing to do ({in_common}).\n"
 
 
@@ -142,7 +142,7 @@ def test_what_was_set_elsewhere_is_named(tidelog: Run, number: str) -> None:
     ("name", "hint"),
     [
         ("log.segment.byte", "; did you mean log.segment.bytes?"),
-        ("segment.bytes", "; it is a topic's, a broker has log.segment.bytes"),
+        ("segment.bytes", "; it is a topic setting, the broker setting is log.segment.bytes"),
         ("zzz", ""),
     ],
 )
@@ -185,7 +185,7 @@ def test_what_counts_where_a_setting_has_no_value(tidelog: Run, number: str) -> 
 
     wait_until(counts, "log.retention.ms counts")
     table = tidelog("broker", "config", "describe", "log.retention.hours").stdout.decode()
-    assert f"{hours['from']} (log.retention.ms counts)" in table
+    assert f"{hours['from']} (overridden by log.retention.ms)" in table
     tidelog("broker", "config", "unset", "log.retention.ms")
 
 

@@ -1,1 +1,1 @@
-"""The command line: one module per noun, each imported when its command runs."""
+"""The command line: one module per command group, imported only when one of its commands runs."""

@@ -1,4 +1,4 @@
-"""The commands by name, each loaded when it runs, and what becomes of their errors."""
+"""The table of commands, each imported when it runs; their errors become one line on stderr and an exit code."""
 
 import errno
 import importlib
@@ -16,37 +16,40 @@ from tidelog.cli.examples import fit_examples
 from tidelog.cli.output import drop_output
 
 COMPLETION_VARIABLE = "_TIDELOG_COMPLETE"
-"""Set by a shell that asks for completions; the rest of its question is in variables, too."""
+"""The environment variable that a shell sets when it asks for completions; typer reads the details from others."""
 INTERRUPTED, PIPE_CLOSED = 130, 141
-"""Exit codes, as a shell gives them for SIGINT and SIGPIPE."""
-NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-"""For what is printed to a file."""
+"""Exit codes that a shell reports for a process ended by SIGINT or SIGPIPE: 128 plus the signal's number."""
+FILE_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""Error numbers of writes to a stdout that is redirected to a file: disk full, over the quota, file too large."""
 
 
-class Entry(NamedTuple):
+class CommandEntry(NamedTuple):
     module: str
-    """Has `app`, a typer.Typer: with one command it is that command, with several it is a group."""
+    """Module with an `app`, a typer.Typer. If that has one command, it is the command itself; otherwise a group."""
     panel: str
+    """Heading under which the command is listed in the help."""
     help: str
 
 
 COMMANDS = {
-    "start": Entry("tidelog.cli.start_help", "Broker", "Run a broker."),
-    "broker": Entry("tidelog.cli.broker", "Broker", "Show and change the settings of running brokers."),
-    "log": Entry("tidelog.cli.log", "Broker", "Log files and data directories."),
-    "topic": Entry("tidelog.cli.topic", "Topics and records", "Create, list, describe, change and delete topics."),
-    "produce": Entry("tidelog.cli.produce", "Topics and records", "Write the lines of stdin to a topic."),
-    "consume": Entry("tidelog.cli.consume", "Topics and records", "Print the records of a topic."),
-    "group": Entry("tidelog.cli.group", "Topics and records", "Show consumer groups and their lag."),
-    "quota": Entry("tidelog.cli.quota", "Topics and records", "Show and change what clients may use."),
-    "bench": Entry("tidelog.cli.bench", "Measuring", "Measure throughput and latency."),
-    "demo": Entry("tidelog.demo.command", "Measuring", "See Tidelog at work on real data."),
-    "completion": Entry("tidelog.cli.completion", "Shell", "Make a shell complete commands and options."),
+    "start": CommandEntry("tidelog.cli.start_help", "Broker", "Run a broker."),
+    "broker": CommandEntry("tidelog.cli.broker", "Broker", "Show and change the settings of running brokers."),
+    "log": CommandEntry("tidelog.cli.log", "Broker", "Log files and data directories."),
+    "topic": CommandEntry(
+        "tidelog.cli.topic", "Topics and records", "Create, list, describe, change and delete topics."
+    ),
+    "produce": CommandEntry("tidelog.cli.produce", "Topics and records", "Write the lines of stdin to a topic."),
+    "consume": CommandEntry("tidelog.cli.consume", "Topics and records", "Print the records of a topic."),
+    "group": CommandEntry("tidelog.cli.group", "Topics and records", "Show consumer groups and their lag."),
+    "quota": CommandEntry("tidelog.cli.quota", "Topics and records", "Show and change client quotas."),
+    "bench": CommandEntry("tidelog.cli.bench", "Measuring", "Measure throughput and latency."),
+    "demo": CommandEntry("tidelog.demo.command", "Measuring", "See Tidelog at work on real data."),
+    "completion": CommandEntry("tidelog.cli.completion", "Shell", "Make a shell complete commands and options."),
 }
 
 
 class LazyGroup(TyperGroup):
-    """Knows the commands' names and help without importing them; imports the one that runs."""
+    """List the commands' names and help without importing their modules; import only the command that runs."""
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
@@ -96,16 +99,19 @@ def tidelog(
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run one command; returns the exit code. Errors are one line on stderr; a closed pipe and Ctrl-C are quiet."""
-    take_every_character()
+    """Run one command and return its exit code.
+
+    Errors are one line on stderr. A closed pipe and Ctrl-C print nothing.
+    """
+    escape_unencodable_output()
     try:
         code = execute(arguments)
         sys.stdout.flush()
     except BrokenPipeError:
-        drop_output()  # whoever read it has gone
+        drop_output()  # the reader closed the pipe
         return PIPE_CLOSED
     except OSError as error:
-        if error.errno not in NO_ROOM or error.filename is not None:
+        if error.errno not in FILE_FULL or error.filename is not None:
             raise
         drop_output()
         return fail(f"the output cannot be written: {error.strerror}", 1)
@@ -114,8 +120,8 @@ def run(arguments: Sequence[str]) -> int:
     return code
 
 
-def take_every_character() -> None:
-    """Text for people never fails over a stream's encoding (ASCII, Latin-1): it gets escapes instead."""
+def escape_unencodable_output() -> None:
+    """Make stdout and stderr escape characters that their encoding (ASCII, Latin-1) lacks, instead of raising."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
@@ -125,27 +131,28 @@ def execute(arguments: Sequence[str]) -> int:
     command = typer.main.get_command(app)
     fit_examples(command)
     if COMPLETION_VARIABLE in os.environ:
-        from tidelog.cli.completion import instructed
+        from tidelog.cli.completion import run_completion
 
-        return instructed(command, os.environ[COMPLETION_VARIABLE])
+        return run_completion(command, os.environ[COMPLETION_VARIABLE])
     try:
-        check_text(arguments)
+        check_utf8(arguments)
         with command.make_context("tidelog", list(arguments) or ["--help"]) as context:
             result = command.invoke(context)
-    except typer.Exit as leave:
-        return leave.exit_code
+    except typer.Exit as exit_request:
+        return exit_request.exit_code
     except CommandError as error:
         return fail(str(error), 2 if isinstance(error, UsageError) else 1)
     except Exception as error:
-        if told := known_failure(error):
-            return told
+        if exit_code := report_library_error(error):
+            return exit_code
         raise
     return result if isinstance(result, int) else 0
 
 
-def check_text(arguments: Sequence[str]) -> None:
-    """Raise UsageError for what is not UTF-8, paths of log files and ids of groups aside: librdkafka's client crashes
-    over it.
+def check_utf8(arguments: Sequence[str]) -> None:
+    """Raise UsageError for an argument that is not UTF-8, because librdkafka's client crashes on it.
+
+    Paths of log files and ids of groups may have any bytes: their commands do not use librdkafka.
     """
     if tuple(arguments[:2]) in (("log", "dump"), ("log", "verify")) or arguments[:1] == ["group"]:
         return
@@ -156,13 +163,13 @@ def check_text(arguments: Sequence[str]) -> None:
             raise UsageError(f"{argument!r} is not UTF-8") from None
 
 
-def known_failure(error: Exception) -> int | None:
-    """The exit code for typer's own usage errors and librdkafka's errors, told in one line; None for any other."""
-    # typer's errors are click's or of the click inside typer, by version; both have this method.
+def report_library_error(error: Exception) -> int | None:
+    """Print typer's usage error or librdkafka's error in one line and return the exit code; None for any other."""
+    # Depending on its version, typer raises click's errors or those of its own copy of click: both have this method.
     if format_message := getattr(error, "format_message", None):
         context = getattr(error, "ctx", None)
         if type(error).__name__ == "NoArgsIsHelpError" and context is not None:
-            # With rich the help has been printed as the error was made, and is empty here.
+            # With rich, creating the error has printed the help already, and the message is empty.
             if message := format_message().strip():
                 print(message)
             return 2
@@ -177,6 +184,7 @@ def known_failure(error: Exception) -> int | None:
 
 
 def fail(text: str, code: int) -> int:
+    """Print the error on stderr, with control characters escaped, and return `code`."""
     from tidelog.cli.tables import printable
 
     print("Error: " + "\n".join(map(printable, text.split("\n"))), file=sys.stderr)

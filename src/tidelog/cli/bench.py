@@ -1,4 +1,4 @@
-"""`tidelog bench`: produce, consume, latency."""
+"""`tidelog bench`: measure throughput of producing and consuming, and end-to-end latency."""
 
 import math
 import os
@@ -27,20 +27,26 @@ from tidelog.cli.tables import Column, Table, console, count, counted, print_jso
 app = typer.Typer(add_completion=False, no_args_is_help=True)
 
 PERCENTS = (50, 90, 95, 99, 99.9)
-SIZE_MAX = 1_000_000_000
-"""Of a record, in bytes: librdkafka takes no larger message.max.bytes."""
+"""Percentiles that are printed."""
+RECORD_SIZE_MAX = 1_000_000_000
+"""Upper bound on a record's value, in bytes: librdkafka accepts no larger message.max.bytes."""
 
-Records = Annotated[int, typer.Option("--records", "-n", min=1, metavar="N", help="How many records.")]
+Records = Annotated[int, typer.Option("--records", "-n", min=1, metavar="N", help="Number of records.")]
 RecordSize = Annotated[
-    int, typer.Option("--size", min=1, max=SIZE_MAX, metavar="BYTES", help="Of each record's value.")
+    int, typer.Option("--size", min=1, max=RECORD_SIZE_MAX, metavar="BYTES", help="Size of each record's value.")
 ]
 Partitions = Annotated[
-    int, typer.Option("--partitions", "-p", min=1, max=PARTITIONS_MAX, metavar="N", help="Of the temporary topic.")
+    int,
+    typer.Option(
+        "--partitions", "-p", min=1, max=PARTITIONS_MAX, metavar="N", help="Partitions of the temporary topic."
+    ),
 ]
 Topic = Annotated[
     str | None, typer.Option("--topic", "-t", metavar="TOPIC", help="Use this topic; default: a temporary one.")
 ]
-Acks = Annotated[str, typer.Option("--acks", "-a", metavar="|".join(ACKS), help="Which replicas must have a record.")]
+Acks = Annotated[
+    str, typer.Option("--acks", "-a", metavar="|".join(ACKS), help="Replicas that must have a record, as in produce.")
+]
 Codec = Annotated[str, typer.Option("--compression", "-z", metavar="CODEC", help="none, gzip, snappy, lz4 or zstd.")]
 
 
@@ -81,8 +87,8 @@ def produce(
     """
     settings = producer_settings(acks, compression)
     connection = connect(bootstrap, client)
-    with topic_or_temporary(connection, topic, partitions) as name, progress("Writing", records) as show:
-        result = measure.measure_produce(connection, name, records, os.urandom(record_size), settings, show)
+    with topic_or_temporary(connection, topic, partitions) as name, progress("Writing", records) as on_progress:
+        result = measure.measure_produce(connection, name, records, os.urandom(record_size), settings, on_progress)
     report_throughput("written", result, json)
 
 
@@ -109,15 +115,15 @@ def consume(
     connection = connect(bootstrap, client)
     with topic_or_temporary(connection, topic, partitions) as name:
         if topic is None:
-            with progress("Filling", records) as show:
+            with progress("Filling", records) as on_progress:
                 settings = producer_settings("all", "none")
-                measure.measure_produce(connection, name, records, os.urandom(record_size), settings, show)
+                measure.measure_produce(connection, name, records, os.urandom(record_size), settings, on_progress)
         else:
             records = min(records, records_in(connection, name))
-        with progress("Reading", records) as show:
-            result = measure.measure_consume(connection, name, records, show)
+        with progress("Reading", records) as on_progress:
+            result = measure.measure_consume(connection, name, records, on_progress)
         if topic is None and result.records < records:
-            raise CommandError(f"{records} records were written, and {result.records} came back")
+            raise CommandError(f"{records} records were written, but only {result.records} could be read back")
     report_throughput("read", result, json)
 
 
@@ -147,8 +153,10 @@ def latency(
     settings = producer_settings(acks, "none")
     connection = connect(bootstrap, client)
     total = max(round(rate * seconds), 1)
-    with topic_or_temporary(connection, topic, 1) as name, progress("Timing", total) as show:
-        result = measure.measure_latency(connection, name, rate, seconds, os.urandom(record_size), settings, show)
+    with topic_or_temporary(connection, topic, 1) as name, progress("Timing", total) as on_progress:
+        result = measure.measure_latency(
+            connection, name, rate, seconds, os.urandom(record_size), settings, on_progress
+        )
     report_latency(result, json)
 
 
@@ -162,30 +170,34 @@ def producer_settings(acks: str, compression: str) -> dict[str, Any]:
 
 @contextmanager
 def topic_or_temporary(connection: ConnectionOptions, topic: str | None, partitions: int) -> Iterator[str]:
-    """The topic that was named, which has to be there, or one for this measurement."""
+    """Yield the name of `topic`, or of a temporary topic for this measurement if it is None.
+
+    Raises CommandError if `topic` does not exist or one of its partitions is offline.
+    """
     if topic is not None:
         with connection.open() as client:
-            gone = offline.offline_of(describe(client, [topic]))
-        if gone:
-            raise offline.refuse(gone, "What the others do would say nothing about the topic.")
+            offline_partitions = offline.offline_of(describe(client, [topic]))
+        if offline_partitions:
+            raise offline.refuse(offline_partitions, "Measuring the other partitions would not measure the topic.")
     with measure.temporary_topic(connection, partitions) if topic is None else nullcontext(topic) as name:
         yield name
 
 
 def records_in(connection: ConnectionOptions, topic: str) -> int:
+    """Return the number of records in the topic, at most. Raises CommandError if it is empty."""
     with connection.open() as client:
         known = offsets(client, describe(client, [topic]))
     for failure in known.failures.values():
         raise failure
-    found = sum(partition.records for partition in known.offsets.values())
-    if not found:
+    records = sum(partition.records for partition in known.offsets.values())
+    if not records:
         raise CommandError(f"topic {topic} is empty: there is nothing to read")
-    return found
+    return records
 
 
 @contextmanager
 def progress(verb: str, records: int) -> Iterator[Callable[[measure.Point], None]]:
-    """A bar on a terminal's stderr, gone when the measurement is over."""
+    """Yield a function that draws a progress bar on stderr, removed at the end; it does nothing without a terminal."""
     if not sys.stderr.isatty():
         yield lambda point: None
         return
@@ -195,13 +207,13 @@ def progress(verb: str, records: int) -> Iterator[Callable[[measure.Point], None
     with Progress(*columns, console=console(stderr=True), transient=True) as bar:
         task = bar.add_task(verb, total=records, rate="")
 
-        def show(point: measure.Point) -> None:
+        def on_progress(point: measure.Point) -> None:
             per_s = point.records / max(point.seconds, 1e-9)
             bar.update(
                 task, completed=point.records, rate=f"{counted(point.records, 'record')}, {count(round(per_s))}/s"
             )
 
-        yield show
+        yield on_progress
 
 
 def report_throughput(verb: str, result: measure.Throughput, json: bool) -> None:
@@ -248,10 +260,10 @@ def report_latency(result: measure.Latency, json: bool) -> None:
         *((f"End to end, {name}", text) for name, text in percentile_rows(result.latencies_ms)),
     ]
     print_table(measures_table(rows))
-    # By how rare: half, one in ten, one in a hundred ... are equally far apart, as the tail is what matters.
+    # The x axis counts nines: 90%, 99%, 99.9% ... are equally far apart, because the slowest records matter most.
     nines = [step / 20 for step in range(1 + 20 * (len(str(len(result.latencies_ms))) - 1))]
     ys = [measure.percentile(result.latencies_ms, 100 - 100 / 10**nine) for nine in nines]
-    names = [
+    ticks = [
         (0.0, "min"),
         (0.301, "50%"),
         (1.0, "90%"),
@@ -260,12 +272,12 @@ def report_latency(result: measure.Latency, json: bool) -> None:
         (4.0, "99.99%"),
         (5.0, "99.999%"),
     ]
-    plot(nines, ys, "end to end, ms, by percentile", "", [tick for tick in names if tick[0] <= nines[-1]])
+    plot(nines, ys, "end to end, ms, by percentile", "", [tick for tick in ticks if tick[0] <= nines[-1]])
 
 
 def percentile_rows(latencies_ms: Sequence[float]) -> list[tuple[str, str]]:
-    found = [(f"p{percent:g}", measure.percentile(latencies_ms, percent)) for percent in PERCENTS]
-    return [(name, milliseconds(value)) for name, value in [*found, ("max", latencies_ms[-1])]]
+    percentiles = [(f"p{percent:g}", measure.percentile(latencies_ms, percent)) for percent in PERCENTS]
+    return [(name, milliseconds(value)) for name, value in [*percentiles, ("max", latencies_ms[-1])]]
 
 
 def milliseconds(value: float) -> str:
@@ -275,8 +287,8 @@ def milliseconds(value: float) -> str:
 def percentiles_json(latencies_ms: Sequence[float]) -> dict[str, float] | None:
     if not latencies_ms:
         return None
-    found = {f"p{percent:g}": round(measure.percentile(latencies_ms, percent), 4) for percent in PERCENTS}
-    return found | {"max": round(latencies_ms[-1], 4)}
+    percentiles = {f"p{percent:g}": round(measure.percentile(latencies_ms, percent), 4) for percent in PERCENTS}
+    return percentiles | {"max": round(latencies_ms[-1], 4)}
 
 
 def measures_table(rows: Sequence[tuple[str, str]]) -> Table:
@@ -286,7 +298,7 @@ def measures_table(rows: Sequence[tuple[str, str]]) -> Table:
 def plot(
     xs: Sequence[float], ys: Sequence[float], title: str, x_label: str, ticks: Sequence[tuple[float, str]] | None = None
 ) -> None:
-    """At a terminal, and where there are enough points to see a shape."""
+    """Print a line plot, if stdout is a terminal with UTF-8 and there are enough points to see a shape."""
     if not sys.stdout.isatty() or not takes_utf8() or len(xs) < 5:
         return
     from tidelog.cli.plots import line_plot

@@ -1,4 +1,4 @@
-"""`tidelog broker`: the settings of running brokers."""
+"""`tidelog broker`: show and change the settings of running brokers."""
 
 import sys
 from collections.abc import Sequence
@@ -19,10 +19,10 @@ app = typer.Typer(add_completion=False, no_args_is_help=True)
 config = typer.Typer(add_completion=False, no_args_is_help=True)
 app.add_typer(config, name="config")
 
-Of = Annotated[
-    int | None, typer.Option("--broker", min=0, metavar="N", show_default=False, help="Of this broker alone.")
+BrokerNumber = Annotated[
+    int | None, typer.Option("--broker", min=0, metavar="N", show_default=False, help="Only this broker.")
 ]
-Check = Annotated[bool, typer.Option("--check", help="Only say whether it would be taken.")]
+OnlyCheck = Annotated[bool, typer.Option("--check", help="Only check whether the change would be accepted.")]
 
 
 @app.callback()
@@ -40,9 +40,9 @@ def broker() -> None:
 def settings() -> None:
     """Show and change the settings of running brokers.
 
-    A change holds at once and after restarts. Of one broker it counts
-    more than of all of them, and both count more than what the broker was
-    started with: its file, its environment, its command line.
+    A change takes effect at once and survives restarts. A value set for one
+    broker overrides the one for all brokers. Both override what the broker
+    was started with: its file, its environment, its command line.
 
     Examples:
 
@@ -56,17 +56,19 @@ def settings() -> None:
 def describe(
     keys: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[KEY]...", show_default=False, help="Only these, with every place that sets them."),
+        typer.Argument(
+            metavar="[KEY]...", show_default=False, help="Only these settings, with every place that sets them."
+        ),
     ] = None,
-    broker: Of = None,
-    altered: Annotated[
-        bool, typer.Option("--all-brokers", help="What was set of all brokers, and nothing else.")
+    broker: BrokerNumber = None,
+    all_brokers: Annotated[
+        bool, typer.Option("--all-brokers", help="Only what was set for all brokers together.")
     ] = False,
-    all_settings: Annotated[bool, typer.Option("--all", help="Every setting, defaults included.")] = False,
+    all_settings: Annotated[bool, typer.Option("--all", help="Every setting, including defaults.")] = False,
     json: AsJson = False,
     bootstrap: Bootstrap = LOCALHOST,
 ) -> None:
-    """Show a broker's settings: those that are not at their defaults.
+    """Show the settings of a broker that do not have their default values.
 
     Examples:
 
@@ -78,35 +80,37 @@ def describe(
     """
     from tidelog.cli import broker_settings
 
-    if altered and broker is not None:
+    if all_brokers and broker is not None:
         raise UsageError("--broker and --all-brokers exclude each other")
     with connected(bootstrap) as client:
         number, address = broker_settings.address_of(client, broker)
-        found = broker_settings.described(client, address, str(number), keys or [])
+        settings = broker_settings.describe_settings(client, address, str(number), keys or [])
         if keys:
-            broker_settings.check_known(keys, [setting.name for setting in found], number)
-        if altered:
-            found = broker_settings.described(client, address, broker_settings.ALL, keys or [])
+            broker_settings.check_known(keys, [setting.name for setting in settings], number)
+        if all_brokers:
+            settings = broker_settings.describe_settings(client, address, broker_settings.ALL_BROKERS, keys or [])
     if not keys and not all_settings:
-        found = [setting for setting in found if not setting.is_default]
+        settings = [setting for setting in settings if not setting.is_default]
     if json:
-        print_json(settings_json(found))
-    elif not found:
-        print(nothing_to_show(number, altered, keys or []), file=sys.stderr)
+        print_json(settings_json(settings))
+    elif not settings:
+        print(nothing_to_show(number, all_brokers, keys or []), file=sys.stderr)
     else:
-        print_table(settings_table(found))
+        print_table(settings_table(settings))
         if keys:
-            print_layers(found)
+            print_layers(settings)
 
 
 @config.command("set")
 def set_settings(
-    settings: Annotated[list[str], typer.Argument(metavar="KEY=VALUE...", show_default=False, help="What to set.")],
-    broker: Of = None,
-    check: Check = False,
+    settings: Annotated[
+        list[str], typer.Argument(metavar="KEY=VALUE...", show_default=False, help="Settings and their new values.")
+    ],
+    broker: BrokerNumber = None,
+    check: OnlyCheck = False,
     bootstrap: Bootstrap = LOCALHOST,
 ) -> None:
-    """Set settings of all brokers, or of one, while they run.
+    """Change settings of all brokers, or of one, while they run.
 
     Examples:
 
@@ -120,22 +124,23 @@ def set_settings(
     change(dict(changes), broker, check, bootstrap)
 
 
-def nothing_to_show(number: int, altered: bool, keys: list[str]) -> str:
-    if altered:
-        return f"{listed(keys)}: not set for all brokers." if keys else "Nothing was set of all brokers."
-    return f"{listed(keys)}: not set." if keys else f"All settings of broker {number} have their defaults."
+def nothing_to_show(number: int, all_brokers: bool, keys: list[str]) -> str:
+    """Return the line that stands in place of an empty table."""
+    if all_brokers:
+        return f"{listed(keys)}: not set for all brokers." if keys else "No setting was set for all brokers."
+    return f"{listed(keys)}: not set." if keys else f"All settings of broker {number} have their default values."
 
 
 @config.command("unset")
 def unset(
-    keys: Annotated[list[str], typer.Argument(metavar="KEY...", show_default=False, help="What to take back.")],
-    broker: Of = None,
-    check: Check = False,
+    keys: Annotated[list[str], typer.Argument(metavar="KEY...", show_default=False, help="Settings to unset.")],
+    broker: BrokerNumber = None,
+    check: OnlyCheck = False,
     bootstrap: Bootstrap = LOCALHOST,
 ) -> None:
-    """Take back what was set of all brokers, or of one.
+    """Remove the values that were set for all brokers, or for one.
 
-    Where nothing was set it says so, and where the value comes from.
+    If a setting has no such value, say where its value comes from.
 
     Examples:
 
@@ -147,39 +152,42 @@ def unset(
     change(dict.fromkeys(keys), broker, check, bootstrap)
 
 
-def settings_table(found: "list[BrokerSetting]") -> Table:
+def settings_table(settings: "list[BrokerSetting]") -> Table:
     columns = [Column("Setting"), Column("Value", spare=-1), Column("From", spare=1), Column("Changes", spare=2)]
-    rows = [[s.name, shown(s.name, s.effective, s.sensitive), comes_from(s), changes_when(s)] for s in found]
-    if not all(setting.effect for setting in found):
+    rows = [
+        [s.name, displayed_value(s.name, s.effective, s.sensitive), origin_text(s), changes_when(s)] for s in settings
+    ]
+    if not all(setting.effect for setting in settings):
         columns.append(Column("Note", style="yellow"))
-        for setting, row in zip(found, rows, strict=True):
+        for setting, row in zip(settings, rows, strict=True):
             row.append("" if setting.effect else "no effect yet")
     return Table(columns, rows)
 
 
-def comes_from(setting: "BrokerSetting") -> str:
-    if setting.counts is None:
+def origin_text(setting: "BrokerSetting") -> str:
+    """Return where the value comes from, with the setting that takes precedence, if there is one."""
+    if setting.replaced_by is None:
         return setting.origin
     if setting.value is None:
-        return f"{setting.counts.name} ({setting.counts.origin})"
-    return f"{setting.origin} ({setting.counts.name} counts)"
+        return f"{setting.replaced_by.name} ({setting.replaced_by.origin})"
+    return f"{setting.origin} (overridden by {setting.replaced_by.name})"
 
 
 def changes_when(setting: "BrokerSetting") -> str:
     return "at a restart" if setting.read_only else "live"
 
 
-def shown(name: str, value: str | None, sensitive: bool) -> str:
+def displayed_value(name: str, value: str | None, sensitive: bool) -> str:
     if sensitive:
         return "(hidden)"
     return "(none)" if value is None else value_text(name, value)
 
 
-def print_layers(found: "list[BrokerSetting]") -> None:
-    """Every place that gives these settings a value, the one that counts first."""
+def print_layers(settings: "list[BrokerSetting]") -> None:
+    """Print every place that gives these settings a value, in the order of precedence."""
     rows = [
-        (setting.name, layer.name, shown(layer.name, layer.value, setting.sensitive), layer.origin)
-        for setting in found
+        (setting.name, layer.name, displayed_value(layer.name, layer.value, setting.sensitive), layer.origin)
+        for setting in settings
         for layer in setting.layers
     ]
     if rows:
@@ -192,7 +200,7 @@ def layers_table(rows: Sequence[tuple[str, str, str, str]]) -> Table:
     return Table(columns, rows)
 
 
-def settings_json(found: "list[BrokerSetting]") -> dict[str, Any]:
+def settings_json(settings: "list[BrokerSetting]") -> dict[str, Any]:
     return {
         s.name: {
             "value": s.value,
@@ -202,7 +210,7 @@ def settings_json(found: "list[BrokerSetting]") -> dict[str, Any]:
             "effect": s.effect,
             "layers": [layer_json(layer) for layer in s.layers],
         }
-        for s in found
+        for s in settings
     }
 
 

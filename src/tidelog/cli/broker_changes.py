@@ -1,120 +1,130 @@
-"""What `tidelog broker config set` and `unset` do: what is changed, what was never set, what helps on a refusal."""
+"""`tidelog broker config set` and `unset`: make the changes, report settings that were not set, explain refusals."""
 
 import sys
 from collections.abc import Iterable
 
 from tidelog.cli import broker_settings
-from tidelog.cli.broker_settings import ALL, BrokerSetting, RefusedError
+from tidelog.cli.broker_settings import ALL_BROKERS, BrokerSetting, RefusedError
 from tidelog.cli.errors import CommandError
 from tidelog.cli.own_client import brokers, connected
 from tidelog.cli.tables import listed
 from tidelog.client.blocking import Client
 
-NOT_IN_COMMON = "cluster level"
-"""In Kafka's refusal of what only a single broker can be given."""
+ONLY_PER_BROKER = "cluster level"
+"""Words in Kafka's error message for a setting that can be set for a single broker only, not for all together."""
 
 
-class Target:
-    """The broker that is asked, and whose settings are changed: its own, or those of all brokers together."""
+class ChangeTarget:
+    """Which settings are changed (those of one broker, or of all together), and the broker that gets the requests."""
 
     def __init__(self, client: Client, broker: int | None) -> None:
-        """Raises CommandError for a broker that is not there."""
+        """Raises CommandError if the cluster has no broker with this number; None means all brokers."""
         self.client = client
         self.brokers = brokers(client)
         if broker is None:
             self.number, self.address = next(iter(self.brokers.items()))
         else:
             self.number, self.address = broker_settings.address_of(client, broker)
-        self.of_all = broker is None
-        self.resource = ALL if self.of_all else str(broker)
-        self.whose = "all brokers" if self.of_all else f"broker {broker}"
+        self.is_all_brokers = broker is None
+        self.resource = ALL_BROKERS if self.is_all_brokers else str(broker)
+        self.text = "all brokers" if self.is_all_brokers else f"broker {broker}"
 
 
 def change(changes: dict[str, str | None], broker: int | None, check: bool, bootstrap: str) -> None:
-    """Set what has a value, take back what has None: all of it, or nothing and CommandError."""
+    """Set the settings that have a value, and unset those with None.
+
+    `broker` None means all brokers. Either all changes are made, or none and CommandError is raised.
+    """
     with connected(bootstrap) as client:
-        target = Target(client, broker)
-        missing = not_set(target, [key for key, value in changes.items() if value is None])
-        changes = {key: value for key, value in changes.items() if key not in missing}
+        target = ChangeTarget(client, broker)
+        unset_reasons = explain_unset(target, [key for key, value in changes.items() if value is None])
+        changes = {key: value for key, value in changes.items() if key not in unset_reasons}
         if changes:
             alter(target, changes, only_check=check)
         for key, value in changes.items():
             if check:
-                print(f"{key} of {target.whose} can be {'taken back' if value is None else 'set'}.")
+                print(f"{key} can be {'unset' if value is None else 'set'} for {target.text}.")
+            elif value is None:
+                print(f"Unset {key} for {target.text}.")
             else:
-                back = f"Took back {key} of {target.whose}."
-                shown = broker_settings.shown_value(key, value or "")
-                print(back if value is None else f"Set {key} of {target.whose} to {shown}.")
-        for key, why in missing.items():
-            print(f"{key} was not set for {target.whose}; nothing to do{why}.", file=sys.stderr)
-        if target.of_all and not check and changes:
-            warn_of_own(target, changes)
+                print(f"Set {key} to {broker_settings.shown_value(key, value)} for {target.text}.")
+        for key, reason in unset_reasons.items():
+            print(f"{key} was not set for {target.text}; nothing to do{reason}.", file=sys.stderr)
+        if target.is_all_brokers and not check and changes:
+            warn_of_broker_values(target, changes)
 
 
-def not_set(target: Target, keys: list[str]) -> dict[str, str]:
-    """Those of `keys` that have nothing to take back, each with where its value comes from, in brackets or empty.
+def explain_unset(target: ChangeTarget, keys: list[str]) -> dict[str, str]:
+    """Return those of `keys` that have no value to unset, each with where its value comes from.
 
-    Raises CommandError for a name that nobody knows.
+    The explanation is in brackets, or empty for a default. Raises CommandError for a name that neither the broker nor
+    Tidelog knows.
     """
     if not keys:
         return {}
-    described = broker_settings.described(target.client, target.address, str(target.number), keys)
-    found = {setting.name: setting for setting in described}
-    in_common = broker_settings.set_of_all(target.client, target.address, keys)
-    broker_settings.check_known(keys, [*found, *in_common], target.number)
-    if target.of_all:
-        missing = [key for key in keys if key not in in_common]
+    described = broker_settings.describe_settings(target.client, target.address, str(target.number), keys)
+    settings = {setting.name: setting for setting in described}
+    common_values = broker_settings.values_for_all_brokers(target.client, target.address, keys)
+    broker_settings.check_known(keys, [*settings, *common_values], target.number)
+    if target.is_all_brokers:
+        unset = [key for key in keys if key not in common_values]
     else:
-        missing = [key for key in keys if key not in found or not found[key].is_own]
-    own = own_values(target, missing) if missing and target.of_all else {}
-    told = {}
-    for key in missing:
-        reasons = [f"broker {number} has its own, {value}: --broker {number}" for number, value in own.get(key, ())]
-        if not target.of_all and key in in_common:
-            reasons = [f"all brokers have {in_common[key]}: leave out --broker"]
-        elif not reasons and key in found:
-            reasons = where_from(found[key])
-        told[key] = f" ({'; '.join(reasons)})" if reasons else ""
-    return told
+        unset = [key for key in keys if key not in settings or not settings[key].is_own]
+    per_broker = values_per_broker(target, unset) if unset and target.is_all_brokers else {}
+    explanations = {}
+    for key in unset:
+        reasons = [
+            f"broker {number} has its own value, {value}: to unset it, add --broker {number}"
+            for number, value in per_broker.get(key, ())
+        ]
+        if not target.is_all_brokers and key in common_values:
+            reasons = [f"all brokers have the value {common_values[key]}: to unset it, leave out --broker"]
+        elif not reasons and key in settings:
+            reasons = origin_reasons(settings[key])
+        explanations[key] = f" ({'; '.join(reasons)})" if reasons else ""
+    return explanations
 
 
-def where_from(setting: BrokerSetting) -> list[str]:
-    """In at most one reason; none for what has its default."""
-    if setting.counts is not None:
-        return [f"{setting.counts.name} counts, {setting.counts.value} from {setting.counts.origin}"]
-    return [f"its value is from {setting.origin}"] if setting.is_of_the_start else []
+def origin_reasons(setting: BrokerSetting) -> list[str]:
+    """Return where the value comes from, in one phrase; nothing if the setting has its default."""
+    if setting.replaced_by is not None:
+        return [
+            f"{setting.replaced_by.name} is used instead, {setting.replaced_by.value} from {setting.replaced_by.origin}"
+        ]
+    return [f"its value is from {setting.origin}"] if setting.is_from_start else []
 
 
-def own_values(target: Target, keys: Iterable[str]) -> dict[str, list[tuple[int, str]]]:
-    """By setting, the brokers that have values of their own, and these."""
-    found: dict[str, list[tuple[int, str]]] = {}
-    for number, where in target.brokers.items():
-        for setting in broker_settings.described(target.client, where, str(number), list(keys)):
+def values_per_broker(target: ChangeTarget, keys: Iterable[str]) -> dict[str, list[tuple[int, str]]]:
+    """Return, by setting, the brokers that have their own values, with these values as text."""
+    values: dict[str, list[tuple[int, str]]] = {}
+    for number, address in target.brokers.items():
+        for setting in broker_settings.describe_settings(target.client, address, str(number), list(keys)):
             if setting.is_own:
-                found.setdefault(setting.name, []).append((number, broker_settings.told(setting)))
-    return found
+                values.setdefault(setting.name, []).append((number, broker_settings.setting_value_text(setting)))
+    return values
 
 
-def alter(target: Target, changes: dict[str, str | None], *, only_check: bool) -> None:
-    """Raises CommandError with what can be done about it, which Apache Kafka does not say."""
+def alter(target: ChangeTarget, changes: dict[str, str | None], *, only_check: bool) -> None:
+    """Make the changes. Raises CommandError that also says what to do, because Apache Kafka's message does not."""
     try:
         broker_settings.alter(target.client, target.address, target.resource, changes, only_check=only_check)
     except RefusedError as error:
         raise CommandError(f"{error}{remedy(target, changes, str(error))}") from None
 
 
-def remedy(target: Target, changes: dict[str, str | None], refusal: str) -> str:
-    if target.of_all and NOT_IN_COMMON in refusal:
+def remedy(target: ChangeTarget, changes: dict[str, str | None], refusal: str) -> str:
+    """Return what to do about the broker's error message, to be appended to it; empty if the message says it."""
+    if target.is_all_brokers and ONLY_PER_BROKER in refusal:
         return "; name the broker with --broker N"
     if "restart" in refusal:
         return ""
-    described = broker_settings.described(target.client, target.address, str(target.number), list(changes))
+    described = broker_settings.describe_settings(target.client, target.address, str(target.number), list(changes))
     fixed = [setting.name for setting in described if setting.read_only and setting.name in refusal]
     return f"; {listed(fixed)} changes at a restart: put it into the broker's configuration file" if fixed else ""
 
 
-def warn_of_own(target: Target, keys: Iterable[str]) -> None:
-    """Say where a broker's own value counts more than what was just set of all."""
-    for key, own in own_values(target, keys).items():
-        for number, value in own:
-            print(f"Broker {number} keeps its own {key}, {value}.", file=sys.stderr)
+def warn_of_broker_values(target: ChangeTarget, keys: Iterable[str]) -> None:
+    """Report brokers whose own values override the ones that were just set for all brokers."""
+    for key, values in values_per_broker(target, keys).items():
+        for number, value in values:
+            print(f"Broker {number} still uses its own value of {key}, {value}.", file=sys.stderr)

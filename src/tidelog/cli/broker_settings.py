@@ -1,4 +1,7 @@
-"""What `tidelog broker config` asks, by Tidelog's own client: librdkafka cannot name all brokers together."""
+"""Describe and alter settings of brokers for `tidelog broker config`.
+
+The requests are sent by Tidelog's own client, because librdkafka cannot address all brokers together.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
@@ -22,26 +25,31 @@ from tidelog.wire.messages.incremental_alter_configs import (
     IncrementalAlterConfigsResponse,
 )
 
-BROKER = 4
-STATIC, DEFAULT = 4, 5
+RESOURCE_BROKER = 4
+"""Type of a broker resource in DescribeConfigs and IncrementalAlterConfigs."""
+SOURCE_START, SOURCE_DEFAULT = 4, 5
+"""Sources of a value in DescribeConfigs (KIP-226): set when the broker started; default."""
 SET, DELETE = 0, 1
-ALL = ""
-"""How the protocol names all brokers together."""
+"""Operations of IncrementalAlterConfigs."""
+ALL_BROKERS = ""
+"""Resource name that stands for all brokers together."""
 NO_EFFECT = "No effect yet."
+"""Part of the documentation of settings that Tidelog stores but does not use yet."""
 SET_AT_START = " Set at the start by "
-"""In Tidelog's documentation, before the place: the protocol tells a file from the environment nowhere else."""
+"""Prefix of the place in Tidelog's documentation of a setting: the protocol has no field that tells file, environment
+and command line apart."""
 FALLBACKS = {"log.dirs": ("log.dirs", "log.dir"), "advertised.listeners": ("advertised.listeners", "listeners")}
-"""Settings that take another's value while they have none, besides those that differ in their unit."""
-OF_THEIR_OWN = ("log.flush.scheduler.interval.ms", "listeners")
-"""Others fall back on them, and yet they say something else."""
+"""Settings that use another setting's value while they have none, except settings that differ only in their unit."""
+NEVER_REPLACED = ("log.flush.scheduler.interval.ms", "listeners")
+"""Other settings fall back on these, but their own values have a meaning of their own and are never overridden."""
 
 
 class RefusedError(CommandError):
-    """The broker would not take the change."""
+    """The broker refused the change."""
 
 
 class Layer(NamedTuple):
-    """One of the places that give a setting a value; the first of them counts."""
+    """One of the places that give a setting a value; the first one in a list is used."""
 
     name: str
     value: str | None
@@ -51,107 +59,125 @@ class Layer(NamedTuple):
 class BrokerSetting(NamedTuple):
     name: str
     value: str | None
-    """None for a secret, and where there is none."""
+    """None for a secret, and for a setting without a value."""
     origin: str
     is_default: bool
     read_only: bool
-    """Takes a restart."""
+    """A change needs a restart."""
     sensitive: bool
     effect: bool
+    """False if the broker stores the setting but does not use it yet."""
     layers: list[Layer]
-    counts: Layer | None
-    """Another setting that counts instead of this one, with the value that it has."""
+    replaced_by: Layer | None
+    """Another setting that the broker uses instead of this one, with its value; None if it uses this one."""
 
     @property
     def in_force(self) -> Layer:
-        return self.counts or Layer(self.name, self.value, self.origin)
+        """The setting that the broker uses: this one or its replacement."""
+        return self.replaced_by or Layer(self.name, self.value, self.origin)
 
     @property
     def effective(self) -> str | None:
-        """The value; where there is none, that of what counts instead, in this one's unit."""
-        if self.value is not None or self.counts is None:
+        """The value. If there is none, the value of the replacement, in the unit of this setting."""
+        if self.value is not None or self.replaced_by is None:
             return self.value
-        return in_unit_of(self.name, self.counts.name, self.counts.value)
+        return in_unit_of(self.name, self.replaced_by.name, self.replaced_by.value)
 
     @property
     def is_own(self) -> bool:
-        """Whether it was altered of the one broker that was asked."""
+        """Whether the setting was altered for the described broker alone, not for all brokers."""
         return any(layer.name == self.name and layer.origin == "broker" for layer in self.layers)
 
     @property
-    def is_of_the_start(self) -> bool:
-        """Whether its value is one that the broker was started with."""
-        return self.origin not in (origin(1), origin(2), origin(3), origin(DEFAULT))
+    def is_from_start(self) -> bool:
+        """Whether the broker was started with this value."""
+        return self.origin not in (origin(1), origin(2), origin(3), origin(SOURCE_DEFAULT))
 
 
 def address_of(client: Client, broker: int | None) -> tuple[int, Address]:
-    """The broker of that number; the only one for None. Raises CommandError."""
-    found = brokers(client)
+    """Return the broker with this number and its address; for None, the only broker of the cluster.
+
+    Raises CommandError if there is no such broker, or for None if there are several.
+    """
+    addresses = brokers(client)
     if broker is None:
-        if len(found) != 1:
-            raise CommandError(f"the cluster has the brokers {', '.join(map(str, found))}: name one with --broker")
-        return next(iter(found.items()))
-    return broker, broker_of(found, broker)
+        if len(addresses) != 1:
+            raise CommandError(f"the cluster has the brokers {', '.join(map(str, addresses))}: name one with --broker")
+        return next(iter(addresses.items()))
+    return broker, broker_of(addresses, broker)
 
 
-def described(client: Client, address: Address, resource: str, names: Sequence[str]) -> list[BrokerSetting]:
-    """Settings sorted by name; all for no `names`. `resource` is a broker's number, or ALL for what was set of all."""
-    with_others = list(dict.fromkeys(other for name in names for other in group_of(name)))
-    asked = DescribeConfigsResource(
-        resource_type=BROKER, resource_name=resource, configuration_keys=with_others or None
+def describe_settings(client: Client, address: Address, resource: str, names: Sequence[str]) -> list[BrokerSetting]:
+    """Return the settings with these names (all if `names` is empty), sorted by name.
+
+    `resource` is a broker's number, or ALL_BROKERS for the values that were set for all brokers together.
+    """
+    names_and_fallbacks = list(dict.fromkeys(member for name in names for member in precedence_group(name)))
+    described = DescribeConfigsResource(
+        resource_type=RESOURCE_BROKER, resource_name=resource, configuration_keys=names_and_fallbacks or None
     )
-    request = DescribeConfigsRequest(resources=[asked], include_synonyms=True, include_documentation=True)
+    request = DescribeConfigsRequest(resources=[described], include_synonyms=True, include_documentation=True)
     [answer] = ask(client, [(address, request)], DescribeConfigsResponse)
     (result,) = answer.results
     check(result.error_code, result.error_message)
-    starts = {entry.name: set_by(entry.documentation) for entry in result.configs}
-    found = {entry.name: setting(entry, starts) for entry in sorted(result.configs, key=lambda entry: entry.name)}
+    start_places = {entry.name: start_place(entry.documentation) for entry in result.configs}
+    settings = {
+        entry.name: setting_from(entry, start_places) for entry in sorted(result.configs, key=lambda entry: entry.name)
+    }
     return [
-        each if resource == ALL else in_force(each, found) for each in found.values() if not names or each.name in names
+        setting if resource == ALL_BROKERS else with_replacement(setting, settings)
+        for setting in settings.values()
+        if not names or setting.name in names
     ]
 
 
-def setting(entry: DescribeConfigsResourceResult, starts: Mapping[str, str]) -> BrokerSetting:
-    """`starts`: where settings were set at the start, by their names, as far as the broker tells."""
+def setting_from(entry: DescribeConfigsResourceResult, start_places: Mapping[str, str]) -> BrokerSetting:
+    """Decode one setting. `start_places` says, by name, where settings were set at the start, if the broker says it."""
 
     def place(name: str, source: int) -> str:
-        return (starts.get(name) if source == STATIC else None) or origin(source)
+        return (start_places.get(name) if source == SOURCE_START else None) or origin(source)
 
     documentation = entry.documentation or ""
     return BrokerSetting(
         entry.name,
         entry.value,
         place(entry.name, entry.config_source),
-        entry.config_source == DEFAULT,
-        entry.read_only and not LISTENER_SETTING.fullmatch(entry.name),  # which can be altered, whatever is told of them
+        entry.config_source == SOURCE_DEFAULT,
+        # Settings of a listener can be altered, although brokers report them as read-only.
+        entry.read_only and not LISTENER_SETTING.fullmatch(entry.name),
         entry.is_sensitive,
         NO_EFFECT not in documentation,
-        [Layer(each.name, each.value, place(each.name, each.source)) for each in entry.synonyms],
+        [Layer(synonym.name, synonym.value, place(synonym.name, synonym.source)) for synonym in entry.synonyms],
         None,
     )
 
 
-def set_by(documentation: str | None) -> str:
+def start_place(documentation: str | None) -> str:
+    """Return where a setting was set at the start (file and line, environment, command line); empty if unknown."""
     return (documentation or "").partition(SET_AT_START)[2].removesuffix(".")
 
 
-def group_of(name: str) -> tuple[str, ...]:
-    """The settings of which the first that has a value counts, `name` among them."""
+def precedence_group(name: str) -> tuple[str, ...]:
+    """Return the settings of which the broker uses the first that has a value; `name` is one of them."""
     return next((names for names in FALLBACKS.values() if name in names), None) or broker_synonyms(name)
 
 
-def in_force(own: BrokerSetting, found: Mapping[str, BrokerSetting]) -> BrokerSetting:
-    """The setting with what counts instead of it: one that is asked for first, or where it has no value, the next."""
-    if own.sensitive or own.name in OF_THEIR_OWN:
+def with_replacement(own: BrokerSetting, settings: Mapping[str, BrokerSetting]) -> BrokerSetting:
+    """Return the setting with `replaced_by`: the first setting of its precedence group that has a value."""
+    if own.sensitive or own.name in NEVER_REPLACED:
         return own
-    other = next((found[name] for name in group_of(own.name) if name in found and found[name].value is not None), own)
-    if other.name == own.name:
+    group = precedence_group(own.name)
+    used = next((settings[name] for name in group if name in settings and settings[name].value is not None), own)
+    if used.name == own.name:
         return own
-    return own._replace(counts=Layer(other.name, other.value, other.origin), layers=own.layers or other.layers)
+    return own._replace(replaced_by=Layer(used.name, used.value, used.origin), layers=own.layers or used.layers)
 
 
 def in_unit_of(name: str, other: str, value: str | None) -> str | None:
-    """The value of `other` as `name` counts; as it stands where that is no whole number, and where it is no limit."""
+    """Return the value of `other`, converted to the unit of `name`.
+
+    The value is returned as it is if the result is not an integer, or if it means "no limit" (negative).
+    """
     factors = next((dict(key.synonyms) for key in TOPIC_KEYS.values() if name in dict(key.synonyms)), {})
     try:
         number = int(value or "")
@@ -161,35 +187,39 @@ def in_unit_of(name: str, other: str, value: str | None) -> str | None:
     return value if rest or number < 0 else str(whole)
 
 
-def told(setting: BrokerSetting) -> str:
+def setting_value_text(setting: BrokerSetting) -> str:
     return "(hidden)" if setting.sensitive else setting.value or "(none)"
 
 
 def shown_value(name: str, value: str) -> str:
-    """What was given to a setting, unless it is a secret."""
+    """Return the value that the user gave, or "(hidden)" if the setting is a secret."""
     key = broker_key(name)
     return "(hidden)" if key is not None and key.sensitive else value
 
 
-def set_of_all(client: Client, address: Address, names: Sequence[str]) -> dict[str, str]:
-    """What of these was altered of all brokers together."""
-    return {each.name: told(each) for each in described(client, address, ALL, names)}
+def values_for_all_brokers(client: Client, address: Address, names: Sequence[str]) -> dict[str, str]:
+    """Return, as text, the values of these settings that were altered for all brokers together."""
+    return {
+        setting.name: setting_value_text(setting) for setting in describe_settings(client, address, ALL_BROKERS, names)
+    }
 
 
-def check_known(names: Iterable[str], found: Iterable[str], broker: int) -> None:
-    """Raise CommandError for a name that neither the broker (which told `found`) nor we know."""
-    known = set(found)
+def check_known(names: Iterable[str], reported: Iterable[str], broker: int) -> None:
+    """Raise CommandError for a name that neither the broker (which sent the names `reported`) nor Tidelog knows."""
+    reported_names = set(reported)
     for name in names:
-        # What Kafka keeps to itself until it is set is no mistake.
-        if name not in known and name not in BROKER_KEYS and not LISTENER_SETTING.fullmatch(name):
+        # Kafka does not report some settings until they are set, so Tidelog's own tables decide, too.
+        if name not in reported_names and name not in BROKER_KEYS and not LISTENER_SETTING.fullmatch(name):
             raise CommandError(f"broker {broker} has no setting {name}{hint(name)}")
 
 
 def hint(name: str) -> str:
-    """What may have been meant by an unknown name."""
-    topics = TOPIC_KEYS.get(name)
-    if topics is not None:
-        return "; it is a topic's" + (f", a broker has {topics.synonyms[0][0]}" if topics.synonyms else "")
+    """Return the name that the user may have meant by an unknown one, to be appended to the error message."""
+    topic_key = TOPIC_KEYS.get(name)
+    if topic_key is not None:
+        return "; it is a topic setting" + (
+            f", the broker setting is {topic_key.synonyms[0][0]}" if topic_key.synonyms else ""
+        )
     near = nearest(name, BROKER_KEYS)
     return f"; did you mean {near}?" if near else ""
 
@@ -197,13 +227,16 @@ def hint(name: str) -> str:
 def alter(
     client: Client, address: Address, resource: str, changes: dict[str, str | None], *, only_check: bool = False
 ) -> None:
-    """Set what has a value, take back what has None: all of it, or nothing and RefusedError."""
+    """Set the settings that have a value, and unset those with None.
+
+    The broker makes either all changes, or none: then RefusedError is raised.
+    """
     configs = [
         AlterableConfig(name=name, config_operation=DELETE if value is None else SET, value=value)
         for name, value in changes.items()
     ]
-    asked = AlterConfigsResource(resource_type=BROKER, resource_name=resource, configs=configs)
-    request = IncrementalAlterConfigsRequest(resources=[asked], validate_only=only_check)
+    altered = AlterConfigsResource(resource_type=RESOURCE_BROKER, resource_name=resource, configs=configs)
+    request = IncrementalAlterConfigsRequest(resources=[altered], validate_only=only_check)
     [answer] = ask(client, [(address, request)], IncrementalAlterConfigsResponse)
     (result,) = answer.responses
     try:

@@ -1,6 +1,7 @@
-"""What commands ask of a cluster, as plain values: partitions with their offsets, settings with their origins.
+"""Requests that commands send to a cluster, with plain values as results: topics, offsets, settings.
 
-Where many are asked about, each has its own answer: what fails is told beside what there is.
+Functions that ask about several topics or partitions return a result or a failure for each: a failure of one does not
+hide the results of the others. `describe` and `all_or_nothing` raise the first failure instead.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,20 +20,22 @@ if TYPE_CHECKING:
 M = TypeVar("M", bound="Message")
 
 TOPIC, DEFAULT = "topic", "default"
-"""Origins of settings; the others are a broker's."""
+"""Origins of settings: set on the topic itself; default. `origin` lists all."""
 START = "broker's start settings"
-"""A file, the environment or the command line: the protocol does not tell which."""
+"""Origin of a setting from a file, the environment or the command line: the protocol does not distinguish them."""
 
 Place = tuple[str, int]
-"""Topic, partition."""
+"""Topic and partition."""
 TOPIC_RESOURCE = 2
+"""Type of a topic resource in DescribeConfigs and IncrementalAlterConfigs."""
 SET, DELETE = 0, 1
+"""Operations of IncrementalAlterConfigs."""
 
 
 class PartitionState(NamedTuple):
     partition: int
     leader: int
-    """-1 while there is none."""
+    """A broker's number; -1 while the partition has no leader."""
     replicas: list[int]
     isr: list[int]
 
@@ -51,12 +54,12 @@ class Offsets(NamedTuple):
 
     @property
     def records(self) -> int:
-        """At most so many: compaction and transaction markers leave holes."""
+        """Upper bound on the number of records: compaction and transaction markers leave gaps between offsets."""
         return self.latest - self.earliest
 
 
 class KnownOffsets(NamedTuple):
-    """Offsets of the partitions that can tell, and why the others cannot."""
+    """Offsets of partitions, and for the partitions whose offsets could not be read, the reason."""
 
     offsets: dict[Place, Offsets]
     failures: dict[Place, CommandError]
@@ -66,14 +69,14 @@ class Setting(NamedTuple):
     name: str
     value: str
     origin: str
-    """topic, broker, default ..."""
+    """One of the texts that `origin` returns: topic, broker, default ..."""
     sensitive: bool
     effect: bool
-    """False when the broker stores it and does nothing with it yet."""
+    """False when the broker stores the setting but does not use it yet."""
 
 
-class Described(NamedTuple):
-    """Topics in the order in which they were asked for, and why there is nothing to say of the others."""
+class DescribedTopics(NamedTuple):
+    """Topics in the order of the request, and for the topics that could not be described, the reason."""
 
     topics: list[TopicState]
     failures: dict[str, CommandError]
@@ -86,22 +89,27 @@ def topic_names(client: "Client") -> list[str]:
     return sorted(topic.name or "" for topic in _metadata(client, None).topics)
 
 
-def describe(client: "Client", names: Sequence[str], *, missing_too: bool = False) -> list[TopicState]:
-    """The topics in the order of `names`. Raises CommandError for one that is not there, with the nearest name; with
-    `missing_too` it is left out.
+def describe(client: "Client", names: Sequence[str], *, skip_missing: bool = False) -> list[TopicState]:
+    """Return the topics in the order of `names`.
+
+    Raises CommandError, with the most similar name, for a topic that does not exist; with `skip_missing`, such a topic
+    is left out instead. Raises CommandError also for a topic that the broker refuses to describe.
     """
-    found = describe_each(client, names, missing_too=missing_too)
-    for failure in found.failures.values():
+    described = describe_each(client, names, skip_missing=skip_missing)
+    for failure in described.failures.values():
         raise failure
-    return found.topics
+    return described.topics
 
 
-def describe_each(client: "Client", names: Sequence[str], *, missing_too: bool = False) -> Described:
-    """As `describe`, but one that is not there, or that the broker refuses, does not hide the others."""
+def describe_each(client: "Client", names: Sequence[str], *, skip_missing: bool = False) -> DescribedTopics:
+    """Return the topics like `describe`, but with the errors in `failures` instead of raising the first one.
+
+    Raises UsageError for an empty name.
+    """
     from tidelog.wire.errors import ErrorCode
 
     if not names:
-        return Described([], {})
+        return DescribedTopics([], {})
     if "" in names:
         raise UsageError("a topic's name is empty")
     topics: dict[str, TopicState] = {}
@@ -110,14 +118,14 @@ def describe_each(client: "Client", names: Sequence[str], *, missing_too: bool =
     for name in dict.fromkeys(names):
         answer = answers.get(name)
         code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if answer is None else answer.error_code
-        # A topic that was made a moment ago may have no leaders yet: they are shown as missing.
+        # A topic that was created a moment ago may have no leaders yet: it is described without them.
         if answer is not None and code in (ErrorCode.NONE, ErrorCode.LEADER_NOT_AVAILABLE):
             topics[name] = _topic_state(answer)
         elif code != ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
             failures[name] = code_error(code, None, f"topic {name}")
-        elif not missing_too:
+        elif not skip_missing:
             failures[name] = no_such_topic(name, topic_names(client))
-    return Described(list(topics.values()), failures)
+    return DescribedTopics(list(topics.values()), failures)
 
 
 def _metadata(client: "Client", names: list[str] | None) -> "MetadataResponse":
@@ -135,23 +143,24 @@ def _topic_state(answer: "MetadataResponseTopic") -> TopicState:
     return TopicState(answer.name or "", topic_id_text(answer.topic_id), answer.is_internal, partitions)
 
 
-def no_such_topic(name: str, known: Iterable[str]) -> CommandError:
+def no_such_topic(name: str, existing: Iterable[str]) -> CommandError:
+    """Return the error for an unknown topic; it suggests the most similar of the `existing` names."""
     import difflib
 
-    near = difflib.get_close_matches(name, known, n=1)
+    near = difflib.get_close_matches(name, existing, n=1)
     remedy = f"did you mean {near[0]}?" if near else "tidelog topic list shows all"
     return CommandError(f"no such topic: {name}; {remedy}")
 
 
 def topic_id_text(topic_id: bytes) -> str:
-    """As Kafka and the files write it."""
+    """Return the id in URL-safe base64 without padding, as Kafka's tools and `partition.metadata` files write it."""
     import base64
 
     return base64.urlsafe_b64encode(topic_id).decode().rstrip("=")
 
 
 def code_error(code: int, message: str | None, subject: str) -> CommandError:
-    """What a broker answered about `subject`, in one line."""
+    """Convert an error code and message in a broker's response about `subject` to an error of one line."""
     from tidelog.client.error_codes import name_of
     from tidelog.wire.errors import error_for
 
@@ -161,7 +170,10 @@ def code_error(code: int, message: str | None, subject: str) -> CommandError:
 def create_topic(
     client: "Client", name: str, partitions: int | None, replicas: int | None, settings: Mapping[str, str]
 ) -> bool:
-    """Whether it was made: False where there was one of that name. Raises CommandError."""
+    """Create a topic and return True, or False if a topic with this name exists. Raises CommandError.
+
+    None for `partitions` or `replicas` means the cluster's default.
+    """
     from tidelog.wire.errors import ErrorCode
     from tidelog.wire.messages.create_topics import (
         CreatableTopic,
@@ -182,11 +194,11 @@ def create_topic(
 
 
 def delete_topics(client: "Client", names: Sequence[str]) -> dict[str, CommandError | None]:
-    """Each topic's failure; None where it is deleted."""
+    """Delete the topics and return the error of each one, None if it was deleted."""
     from tidelog.wire.messages.delete_topics import DeleteTopicsRequest, DeleteTopicsResponse, DeleteTopicState
 
     request = DeleteTopicsRequest(topics=[DeleteTopicState(name) for name in names], timeout_ms=ANSWER_MS)
-    results = {each.name: each for each in _ask_controller(client, request, DeleteTopicsResponse).responses}
+    results = {result.name: result for result in _ask_controller(client, request, DeleteTopicsResponse).responses}
     return {
         name: code_error(results[name].error_code, results[name].error_message, f"topic {name}")
         if results[name].error_code
@@ -196,7 +208,7 @@ def delete_topics(client: "Client", names: Sequence[str]) -> dict[str, CommandEr
 
 
 def set_partitions(client: "Client", topic: str, count: int) -> None:
-    """Raises CommandError."""
+    """Raise the topic's number of partitions to `count`. Raises CommandError."""
     from tidelog.wire.messages.create_partitions import (
         CreatePartitionsRequest,
         CreatePartitionsResponse,
@@ -211,7 +223,10 @@ def set_partitions(client: "Client", topic: str, count: int) -> None:
 
 
 def _ask_controller(client: "Client", request: "Message", kind: type[M]) -> M:
-    """Ask the broker that the cluster names as its controller, which may hand the request on to the real one."""
+    """Send the request to the broker that the cluster reports as its controller, or to any broker if there is none.
+
+    In a cluster with separate controllers, that broker forwards the request.
+    """
     from tidelog.client.cluster import Address
 
     metadata = _metadata(client, [])
@@ -227,9 +242,10 @@ def _ask_controller(client: "Client", request: "Message", kind: type[M]) -> M:
 
 
 def offsets(client: "Client", topics: Iterable[TopicState], *, committed: bool = False) -> KnownOffsets:
-    """Earliest and latest offset of every partition that has a leader and can tell.
+    """Return the earliest and the latest offset of every partition that has a leader, or why they cannot be read.
 
-    `committed`: the latest is where a consumer that reads committed records ends, before the first open transaction.
+    With `committed`, the latest offset is the last stable offset: the end for consumers with isolation.level
+    read_committed, before the first open transaction.
     """
     from tidelog.client.operations import EARLIEST, LATEST
 
@@ -243,7 +259,10 @@ def offsets(client: "Client", topics: Iterable[TopicState], *, committed: bool =
 def list_offsets(
     client: "Client", timestamps: Mapping[Place, int], *, committed: bool = False
 ) -> tuple[dict[Place, int], dict[Place, CommandError]]:
-    """One offset for each partition by its timestamp (or EARLIEST, LATEST), and why others have none."""
+    """Return, for each partition, the offset for its timestamp (or EARLIEST, LATEST), or the error instead.
+
+    The offset is -1 if no record of the partition has such a timestamp or a later one.
+    """
     from tidelog.client.operations import READ_COMMITTED, READ_UNCOMMITTED, ListedOffset
     from tidelog.model.ids import TopicPartition
 
@@ -251,29 +270,32 @@ def list_offsets(
         return {}, {}
     isolation = READ_COMMITTED if committed else READ_UNCOMMITTED
     wanted = {TopicPartition(*place): timestamp for place, timestamp in timestamps.items()}
-    found: dict[Place, int] = {}
+    listed: dict[Place, int] = {}
     failures: dict[Place, CommandError] = {}
     for place, answer in client.list_offsets_each(wanted, isolation).items():
         if isinstance(answer, ListedOffset):
-            found[place.topic, place.partition] = answer.offset
+            listed[place.topic, place.partition] = answer.offset
         else:
             failures[place.topic, place.partition] = client_error(answer, str(place))
-    return found, failures
+    return listed, failures
 
 
-def all_or_nothing(found: tuple[dict[Place, int], dict[Place, CommandError]]) -> dict[Place, int]:
-    """What `list_offsets` found. Raises the first failure: for a plan that must not leave out a partition."""
-    known, failures = found
+def all_or_nothing(result: tuple[dict[Place, int], dict[Place, CommandError]]) -> dict[Place, int]:
+    """Return the offsets in a result of `list_offsets`, for a plan that must not leave out a partition.
+
+    Raises the first failure, if there is one.
+    """
+    listed, failures = result
     for failure in failures.values():
         raise failure
-    return known
+    return listed
 
 
 # Settings
 
 
 def settings(client: "Client", topic: str) -> list[Setting]:
-    """All settings of a topic, sorted by name. Raises CommandError."""
+    """Return all settings of a topic, sorted by name. Raises CommandError."""
     from tidelog.wire.messages.describe_configs import (
         DescribeConfigsRequest,
         DescribeConfigsResource,
@@ -284,15 +306,17 @@ def settings(client: "Client", topic: str) -> list[Setting]:
     (result,) = ask_any(client, request, DescribeConfigsResponse).results
     if result.error_code:
         raise code_error(result.error_code, result.error_message, f"topic {topic}")
-    idle = settings_without_effect() if is_tidelog(entry.name for entry in result.configs) else ()
+    unused = settings_without_effect() if is_tidelog(entry.name for entry in result.configs) else ()
     return [
-        Setting(entry.name, entry.value or "", origin(entry.config_source), entry.is_sensitive, entry.name not in idle)
+        Setting(
+            entry.name, entry.value or "", origin(entry.config_source), entry.is_sensitive, entry.name not in unused
+        )
         for entry in sorted(result.configs, key=lambda entry: entry.name)
     ]
 
 
 def change_settings(client: "Client", topic: str, changes: Mapping[str, str], unset: Iterable[str]) -> None:
-    """Raises CommandError."""
+    """Set the settings in `changes` and remove those in `unset`, all or none. Raises CommandError."""
     from tidelog.wire.messages.incremental_alter_configs import (
         AlterableConfig,
         AlterConfigsResource,
@@ -308,19 +332,19 @@ def change_settings(client: "Client", topic: str, changes: Mapping[str, str], un
         raise code_error(result.error_code, result.error_message, f"topic {topic}")
 
 
-def is_tidelog(entries: Iterable[str]) -> bool:
-    """Whether these setting names come from Tidelog, which alone has `durability`."""
-    return "durability" in entries
+def is_tidelog(setting_names: Iterable[str]) -> bool:
+    """Return whether a Tidelog broker reported these settings: only Tidelog has the setting `durability`."""
+    return "durability" in setting_names
 
 
 def settings_without_effect() -> dict[str, None]:
-    """Names of settings that Tidelog stores and does nothing with yet."""
+    """Return the names of topic settings that Tidelog stores but does not use yet."""
     from tidelog.config.keys import TOPIC_KEYS
 
     return {key.name: None for key in TOPIC_KEYS.values() if not key.effect}
 
 
 def origin(source: int) -> str:
-    """Where a value comes from, as DescribeConfigs numbers it (KIP-226)."""
+    """Return where a value comes from, in words, for the source number in DescribeConfigs (KIP-226)."""
     names = {1: TOPIC, 2: "broker", 3: "all brokers", 4: START, 5: DEFAULT, 6: "broker logger"}
     return names.get(int(source), "unknown")

@@ -1,4 +1,4 @@
-"""`tidelog completion`: the script by which a shell completes commands and options, and what it asks for then."""
+"""`tidelog completion`: print the script that makes a shell complete commands and options, and answer its requests."""
 
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
@@ -7,7 +7,7 @@ import typer
 from typer.completion import get_completion_inspect_parameters, shell_complete
 
 from tidelog.cli.app import COMPLETION_VARIABLE
-from tidelog.cli.app import app as of_tidelog
+from tidelog.cli.app import app as tidelog_app
 
 if TYPE_CHECKING:
     from collections.abc import MutableMapping
@@ -27,8 +27,8 @@ def completion(
 ) -> None:
     """Print a script that makes a shell complete commands and options.
 
-    In the shell's start-up file it serves every new shell: ~/.bashrc, or
-    ~/.zshrc below compinit, or ~/.config/fish/config.fish.
+    To have it in every new shell, put the command into the shell's start-up
+    file: ~/.bashrc, ~/.zshrc (below compinit), or ~/.config/fish/config.fish.
 
     Examples:
 
@@ -36,13 +36,14 @@ def completion(
     $ eval "$(tidelog completion zsh)"
     $ tidelog completion fish | source
     """
-    raise typer.Exit(instructed(typer.main.get_command(of_tidelog), f"source_{shell.value}"))
+    raise typer.Exit(run_completion(typer.main.get_command(tidelog_app), f"source_{shell.value}"))
 
 
-def instructed(command: Any, instruction: str) -> int:
-    """Print the script (`source_SHELL`), or the answer to the question in the environment (`complete_SHELL`); returns
-    the exit code.
+def run_completion(command: Any, instruction: str) -> int:
+    """Print the script (`source_SHELL`), or the completions that the shell requests (`complete_SHELL`).
+
+    A shell describes its request in environment variables. Returns the exit code.
     """
-    get_completion_inspect_parameters()  # makes typer know the shells
+    get_completion_inspect_parameters()  # registers the shells that typer supports
     arguments: MutableMapping[str, Any] = {}
     return shell_complete(command, arguments, "tidelog", COMPLETION_VARIABLE, instruction)

@@ -1,4 +1,7 @@
-"""How commands reach a cluster: shared options, librdkafka's clients without their chatter, errors in our words."""
+"""Connect commands to a cluster: shared options, clients of our own and of librdkafka, and errors as one line.
+
+"Our own client" is `tidelog.client`. The commands `produce`, `consume --group` and `bench` also use librdkafka.
+"""
 
 import os
 import socket
@@ -22,15 +25,16 @@ if TYPE_CHECKING:
 CLIENT_ID = "tidelog-cli"
 
 ANSWER_MS = 15_000
-"""How long an administrative request may take."""
+"""Timeout of an administrative request, retries included."""
 CONNECT_S = 5.0
 CONNECT_MS = 5_000
+"""Timeout of setting up one connection."""
 
 REPLICAS_MAX = 2**15 - 1
 PARTITION_MAX = 2**31 - 1
-"""What the protocol has room for: copies of a partition, and a partition's number."""
+"""Largest values that the protocol's fields hold: replicas of a partition (int16), a partition's number (int32)."""
 PARTITIONS_MAX = 100_000
-"""Of a topic: librdkafka asks for no more."""
+"""Upper bound on a topic's partitions: librdkafka requests no more."""
 
 Bootstrap = Annotated[
     str,
@@ -60,7 +64,7 @@ NO_SUCH_TOPIC = "no such topic (tidelog topic list shows all)"
 NO_TOPIC_NAME = "not a legal topic name: it takes 1 to 249 letters, digits, dots, _ and -"
 TOO_LARGE = "larger than the topic's max.message.bytes (tidelog topic config can raise it)"
 REMEDIES = {3: NO_SUCH_TOPIC, 10: TOO_LARGE, 17: NO_TOPIC_NAME, 100: NO_SUCH_TOPIC}
-"""What to say of error codes: UNKNOWN_TOPIC_OR_PARTITION, MESSAGE_TOO_LARGE, INVALID_TOPIC_EXCEPTION and
+"""Our own texts for the error codes UNKNOWN_TOPIC_OR_PARTITION, MESSAGE_TOO_LARGE, INVALID_TOPIC_EXCEPTION and
 UNKNOWN_TOPIC_ID."""
 
 LOCALHOST = "localhost:9092"
@@ -69,15 +73,15 @@ SECURITY_PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 
 
 class ConnectionOptions(NamedTuple):
-    """Where the cluster is, and with what client settings it is reached."""
+    """The addresses of the cluster and the librdkafka settings from the command line."""
 
     bootstrap: str
     settings: dict[str, str]
 
     @contextmanager
     def open(self) -> "Iterator[Client]":
-        """Our own client, which gives each of many things an answer of its own and takes any bytes for names. What it
-        raises in the block becomes a CommandError.
+        """Open our own client, whose requests report a result for each topic, partition or group, and which accepts
+        names of any bytes. Its exceptions in the block become CommandError.
         """
         with in_one_line(), open_client(self.bootstrap, self.settings) as client:
             yield client
@@ -90,15 +94,15 @@ class ConnectionOptions(NamedTuple):
     def consumer(self, settings: Mapping[str, Any]) -> "Consumer":
         from confluent_kafka import Consumer
 
-        # A damaged batch is an error here, not a value: librdkafka looks only when it is told to.
+        # A damaged batch must be an error, not a value: librdkafka verifies checksums only with this setting.
         return Consumer(self.configuration({"check.crcs": True, **settings}))
 
     def configuration(self, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """What a client of librdkafka's is made with; the user's own settings come last and win."""
+        """Return the configuration of a librdkafka client. The user's settings override the given ones."""
         return {
             "bootstrap.servers": self.bootstrap,
             "client.id": CLIENT_ID,
-            "log_level": 0,  # errors reach us as results; librdkafka's own lines on stderr would only repeat them
+            "log_level": 0,  # errors are reported as results; librdkafka's log lines on stderr would only repeat them
             "error_cb": lambda error: None,
             **settings,
             **self.settings,
@@ -106,7 +110,10 @@ class ConnectionOptions(NamedTuple):
 
 
 def open_client(bootstrap: str, settings: Mapping[str, str] = MappingProxyType({})) -> "Client":
-    """Not connected yet. Raises UsageError for an address that is none, and for settings that do not fit together."""
+    """Create our own client; it connects with its first request.
+
+    Raises UsageError for a malformed address and for settings that contradict each other.
+    """
     from tidelog.client.blocking import Client, ClientConfig
     from tidelog.client.cluster import Address
 
@@ -124,46 +131,52 @@ def open_client(bootstrap: str, settings: Mapping[str, str] = MappingProxyType({
 
 
 def check_settings(settings: Mapping[str, str]) -> None:
-    """Raise KafkaException for a setting that librdkafka does not know: without a word it would have no effect."""
+    """Raise KafkaException for a setting that librdkafka does not know: our own client would ignore it silently."""
     from confluent_kafka import Producer
 
     Producer({"log_level": 0, **settings})
 
 
 class Outage:
-    """librdkafka goes on trying when the brokers have gone, for minutes or for good: this says so, once.
+    """Reports once that no broker can be reached: librdkafka itself retries silently, for minutes or forever.
 
-    It is a client's `error_cb`, which only notes; what is printed there could meet a Ctrl-C inside librdkafka's call.
+    It is the `error_cb` of a librdkafka client. The callback only sets a flag; `tell` prints later, because a Ctrl-C
+    while it prints would be raised inside librdkafka's call.
     """
 
     def __init__(self) -> None:
-        self.noted = False
-        self.told = False
+        self.all_brokers_down = False
+        """librdkafka reported that all brokers are down."""
+        self.is_printed = False
 
     def __call__(self, error: "KafkaError") -> None:
-        self.noted = self.noted or error.name() == "_ALL_BROKERS_DOWN"
+        self.all_brokers_down = self.all_brokers_down or error.name() == "_ALL_BROKERS_DOWN"
 
     def tell(self) -> None:
-        if self.noted and not self.told:
-            self.told = True
+        """Print the message if librdkafka has reported an outage; at most once."""
+        if self.all_brokers_down and not self.is_printed:
+            self.is_printed = True
             print("No broker can be reached any more; still trying. Ctrl-C stops.", file=sys.stderr)
 
 
 def connect(bootstrap: str, client: Iterable[str]) -> ConnectionOptions:
-    """The connection that the options name. Raises CommandError at once when nobody listens there."""
+    """Return the connection options. Raises CommandError without retries if nothing listens on the addresses."""
     settings = key_values(client, "-X", "security.protocol=SSL")
     reach(bootstrap)
     return ConnectionOptions(bootstrap, settings)
 
 
 def reach(bootstrap: str) -> None:
-    """Connect to one of the addresses and hang up. librdkafka would try again for a long time, and say less."""
+    """Check that one of the addresses accepts a connection, and close it.
+
+    Raises NoAnswerError if none does. librdkafka would retry for a long time and say less about the reason.
+    """
     reasons = []
     for host, port in host_ports(bootstrap):
         address = joined(host, port)
         try:
             socket.create_connection((host, port), timeout=CONNECT_S).close()
-        except (socket.gaierror, UnicodeError):  # the latter for what cannot even be asked for
+        except (socket.gaierror, UnicodeError):  # UnicodeError: the name cannot be encoded for DNS
             reasons.append(f"host {host} cannot be found")
         except TimeoutError:
             reasons.append(f"{address} does not answer")
@@ -177,7 +190,7 @@ def reach(bootstrap: str) -> None:
 
 
 def host_ports(bootstrap: str) -> list[tuple[str, int]]:
-    """The addresses, separated by commas. Raises UsageError, also where there is none."""
+    """Split addresses separated by commas. Raises UsageError for a malformed address, and if there is none."""
     parts = [part for part in map(str.strip, bootstrap.split(",")) if part]
     try:
         if not parts:
@@ -189,35 +202,35 @@ def host_ports(bootstrap: str) -> list[tuple[str, int]]:
 
 
 def host_port(address: str) -> tuple[str, int]:
-    """Split `HOST[:PORT]`; the port defaults to 9092, as for librdkafka. An IPv6 address stands in brackets. A
-    security protocol before it (`SASL_SSL://`) is taken, as Kafka's clients take it.
+    """Split `HOST[:PORT]`. The port defaults to 9092, as for librdkafka; an IPv6 address must be in brackets.
 
-    Raises UsageError, to be read behind the name of the option.
+    A security protocol before the host (`SASL_SSL://`) is accepted and ignored, as Kafka's clients do. Raises
+    UsageError with a message that the caller puts behind the name of the option.
     """
     scheme, separator, rest = address.partition("://")
     if separator and scheme.upper() in SECURITY_PROTOCOLS:
         address = rest
     elif separator:
-        plain = rest.partition("/")[0] or LOCALHOST
-        raise UsageError(f"takes HOST:PORT without {scheme}://, that is {plain}, not {address!r}")
+        without_scheme = rest.partition("/")[0] or LOCALHOST
+        raise UsageError(f"takes HOST:PORT without {scheme}://, that is {without_scheme}, not {address!r}")
     host, colon, port = address.rpartition(":")
     if not colon or address.endswith("]"):
         host, port = address, str(DEFAULT_PORT)
-    bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
-    if ":" in host and bare == host:
+    bare_host = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+    if ":" in host and bare_host == host:
         raise UsageError(f"takes an IPv6 address in brackets, for example [::1]:{DEFAULT_PORT}, not {address!r}")
-    if not port.isascii() or not port.isdigit() or not 0 < int(port) <= 65535 or not bare:
+    if not port.isascii() or not port.isdigit() or not 0 < int(port) <= 65535 or not bare_host:
         raise UsageError(f"takes HOST:PORT, for example {LOCALHOST}, not {address!r}")
-    return bare, int(port)
+    return bare_host, int(port)
 
 
 def joined(host: str, port: int) -> str:
-    """`HOST:PORT`, an IPv6 address in brackets."""
+    """Return `HOST:PORT`, with an IPv6 address in brackets."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def key_value(text: str, option: str, example: str) -> tuple[str, str]:
-    """Split `KEY=VALUE`. Raises UsageError that shows the option's form."""
+    """Split `KEY=VALUE`. Raises UsageError with the name of the option and the example."""
     key, equals, value = text.partition("=")
     if not key or not equals:
         raise UsageError(f"{option} takes KEY=VALUE, for example {option} {example}, not {text!r}")
@@ -225,19 +238,19 @@ def key_value(text: str, option: str, example: str) -> tuple[str, str]:
 
 
 def key_values(texts: Iterable[str], option: str, example: str) -> dict[str, str]:
-    """Split each `KEY=VALUE`. Raises UsageError as `key_value`, and for a key that comes twice."""
-    found: dict[str, str] = {}
+    """Split each `KEY=VALUE`. Raises UsageError like `key_value`, and for a duplicate key."""
+    values: dict[str, str] = {}
     for text in texts:
         key, value = key_value(text, option, example)
-        if key in found:
+        if key in values:
             raise UsageError(f"{key} is set twice")
-        found[key] = value
-    return found
+        values[key] = value
+    return values
 
 
 @contextmanager
 def in_one_line() -> Iterator[None]:
-    """What our own client raises becomes a CommandError."""
+    """Convert exceptions of our own client in the block to CommandError."""
     from tidelog.client.errors import ClientError
     from tidelog.wire.errors import ApiError
 
@@ -248,7 +261,7 @@ def in_one_line() -> Iterator[None]:
 
 
 def client_error(error: "Failure", subject: str = "") -> CommandError:
-    """What our own client met, as one line that says what to do."""
+    """Convert an error of our own client to one line that says what to do."""
     from tidelog.client.errors import GaveUp, Unreachable
     from tidelog.wire.errors import ApiError, ErrorCode
 
@@ -270,7 +283,7 @@ def client_error(error: "Failure", subject: str = "") -> CommandError:
 
 
 def kafka_error(raised: "KafkaException | KafkaError", subject: str = "") -> CommandError:
-    """librdkafka's error as one line that says what to do."""
+    """Convert an error of librdkafka to one line that says what to do."""
     from confluent_kafka import KafkaError, KafkaException
 
     error = raised.args[0] if isinstance(raised, KafkaException) else raised
@@ -299,7 +312,7 @@ def kafka_error(raised: "KafkaException | KafkaError", subject: str = "") -> Com
 
 
 def in_our_words(error: Exception) -> CommandError | None:
-    """What came of a request, in one line; None for what is no error of the cluster's."""
+    """Convert an exception of a request to one line; return None if it did not come from our own client."""
     from tidelog.client.errors import ClientError
     from tidelog.wire.errors import ApiError
 
@@ -309,4 +322,5 @@ def in_our_words(error: Exception) -> CommandError | None:
 
 
 def one_line(text: str) -> str:
+    """Replace line breaks, and any other run of white space, by one space."""
     return " ".join(text.split())

@@ -1,4 +1,4 @@
-"""`tidelog consume`: the records of a topic on stdout."""
+"""`tidelog consume`: print the records of a topic on stdout."""
 
 import re
 import select
@@ -25,58 +25,59 @@ if TYPE_CHECKING:
 app = typer.Typer(add_completion=False)
 
 BEGINNING, END = ("beginning", "earliest"), ("end", "latest")
-"""What --offset takes instead of a number, by the names that Kafka's tools and clients have for it."""
+"""Words that --offset accepts instead of a number: those of Kafka's tools and those of its clients."""
 
 
-class Where(NamedTuple):
-    """Where reading begins; at most one of these is set. None of them: with the next record that is written."""
+class Start(NamedTuple):
+    """Where reading begins. At most one field is set; if none is, reading begins with the next record written."""
 
     from_beginning: bool
     offset: int | None
-    """Negative: so many records before the end of each partition."""
+    """The first offset to read; -N means N records before the end of each partition."""
     since_ms: int | None
+    """Timestamp of the first record to read, in milliseconds since 1970."""
 
 
 @app.command()
 def consume(
-    topic: Annotated[str, typer.Argument(metavar="TOPIC", show_default=False, help="What to read.")],
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", show_default=False, help="Topic to read.")],
     from_beginning: Annotated[
-        bool, typer.Option("--from-beginning", "-B", help="Everything that is there, then on.")
+        bool, typer.Option("--from-beginning", "-B", help="Existing records first, then new ones.")
     ] = False,
     offset: Annotated[
         str | None,
-        typer.Option("--offset", "-o", metavar="N", help="From here on; -N: the last N; or beginning, end."),
+        typer.Option("--offset", "-o", metavar="N", help="From this offset on; -N: the last N; or beginning, end."),
     ] = None,
     since: Annotated[
         str | None, typer.Option("--since", "-s", metavar="TIME", help='"10 minutes ago", 1h, yesterday, an ISO time.')
     ] = None,
     partition: Annotated[
-        list[int], typer.Option("--partition", "-p", min=0, metavar="N", help="Only this one; repeatable.")
+        list[int], typer.Option("--partition", "-p", min=0, metavar="N", help="Only this partition; repeatable.")
     ] = [],  # noqa: B006 - typer copies it
     group: Annotated[
-        str | None, typer.Option("--group", "-g", metavar="NAME", help="Join this group and commit.")
+        str | None, typer.Option("--group", "-g", metavar="NAME", help="Join this group and commit offsets.")
     ] = None,
     records: Annotated[int | None, typer.Option("-n", min=1, metavar="N", help="Stop after N records.")] = None,
     until_end: Annotated[bool, typer.Option("--until-end", "-e", help="Stop at the end as it is now.")] = False,
     format: Annotated[
         str, typer.Option("--format", "-f", metavar="TEXT", help="How to print a record, see above.")
     ] = "{value}",
-    null_marker: Annotated[str, typer.Option("--null-marker", metavar="TEXT", help="Printed for a null.")] = "null",
+    null_marker: Annotated[str, typer.Option("--null-marker", metavar="TEXT", help="Printed for null.")] = "null",
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")] = False,
     bootstrap: Bootstrap = LOCALHOST,
     client: ClientSettings = [],  # noqa: B006
 ) -> None:
-    r"""Print the records of a topic, one per line: new ones, or from where you say.
+    r"""Print the records of a topic, one per line: new ones, or from a given start.
 
     A format has the fields {topic} {partition} {offset} {timestamp}
     {timestamp_ms} {key} {value} {headers}, and \t and \n and %%.
 
-    Bytes go to a pipe as they are; a terminal gets control characters
-    escaped. In JSON, what is not UTF-8 has base64: key_base64, value_base64,
-    also in headers; produce --json takes it back.
+    A pipe gets the bytes as they are; at a terminal, control characters are
+    escaped. In JSON, bytes that are not UTF-8 are base64: key_base64,
+    value_base64, also in headers; produce --json reads it back.
 
     Without --group nothing is committed, and no other reader is affected.
-    Ctrl-C stops, and so does the end of what reads the output.
+    The command stops at Ctrl-C, or when the reader of its output exits.
 
     Examples:
 
@@ -86,13 +87,13 @@ def consume(
     $ tidelog consume orders --offset -5 --partition 0 -n 5
     $ tidelog consume orders --group audit --json | jq .value
     """
-    where = beginning(from_beginning, offset, since)
-    explicit = offset is not None or since is not None
+    start = start_from(from_beginning, offset, since)
+    has_explicit_start = offset is not None or since is not None
     if group is not None:
-        check_group(group, explicit or bool(partition))
-    elif until_end and not explicit and not from_beginning:
+        check_group(group, has_explicit_start or bool(partition))
+    elif until_end and not has_explicit_start and not from_beginning:
         raise UsageError(
-            "--until-end without a beginning reads nothing, since reading begins at the end:"
+            "--until-end without a start reads nothing, because reading begins at the end:"
             " add --from-beginning, --offset N or --since TIME"
         )
     if json and format != "{value}":
@@ -103,30 +104,30 @@ def consume(
         reader = TopicReader(connection, cluster_client, topic, Sink(render), records, until_end)
         with closing(reader):
             if group is None:
-                assign(reader, where, partition)
+                assign(reader, start, partition)
             else:
                 reader.join(group, "earliest" if from_beginning else "latest")
             reader.run(interrupted)
 
 
 def template_of(format: str, null_marker: str) -> RenderRecord:
-    """Raises UsageError."""
+    """Parse the value of --format. Raises UsageError if it is malformed."""
     try:
         return template(format, null_marker.encode())
     except TemplateError as error:
         raise UsageError(f"--format: {error}") from None
 
 
-def check_group(group: str, elsewhere: bool) -> None:
-    """`elsewhere`: whether it is said where to read, too. Raises UsageError."""
+def check_group(group: str, has_position_options: bool) -> None:
+    """Raise UsageError for an empty group name, or if other options say where to read (`has_position_options`)."""
     if group == "":
-        raise UsageError("--group takes the name of a group, which is not empty")
-    if elsewhere:
+        raise UsageError("--group takes the name of a group, which cannot be empty")
+    if has_position_options:
         raise UsageError("--group continues from the group's commits: leave out --offset, --since and --partition")
 
 
-def beginning(from_beginning: bool, offset: str | None, since: str | None) -> Where:
-    """Raises UsageError for options that contradict each other or cannot be read."""
+def start_from(from_beginning: bool, offset: str | None, since: str | None) -> Start:
+    """Parse the options that say where to begin. Raises UsageError if they are malformed or contradict each other."""
     if from_beginning + (offset is not None) + (since is not None) > 1:
         raise UsageError("only one of --from-beginning, --offset and --since can say where to begin")
     number = None
@@ -142,7 +143,7 @@ def beginning(from_beginning: bool, offset: str | None, since: str | None) -> Wh
             since_ms = parse_time_ms(since, datetime.now())
         except NotATimeError as error:
             raise UsageError(f"--since: {error}") from None
-    return Where(from_beginning, number, since_ms)
+    return Start(from_beginning, number, since_ms)
 
 
 class Sink:
@@ -151,26 +152,33 @@ class Sink:
     def __init__(self, render: RenderRecord) -> None:
         self.render = render
         self.tty = sys.stdout.isatty()
-        self.reader = select.poll()
-        self.reader.register(sys.stdout.fileno(), 0)  # no event is asked for: the end of a pipe is always told
+        self.poll = select.poll()
+        self.poll.register(sys.stdout.fileno(), 0)  # no events requested: POLLERR and POLLHUP are always reported
 
     def check(self) -> None:
-        """Raise BrokenPipeError when whoever reads a pipe has gone, as `head` does: no record may come to tell it."""
-        if any(event & (select.POLLERR | select.POLLHUP) for _, event in self.reader.poll(0)):
+        """Raise BrokenPipeError if the reader of a pipe has exited, as `head` does.
+
+        A write would raise it, too, but there may be no further record to write.
+        """
+        if any(event & (select.POLLERR | select.POLLHUP) for _, event in self.poll.poll(0)):
             raise BrokenPipeError
 
     def write(self, records: Sequence[IncomingRecord]) -> None:
-        """One line each, flushed: whoever reads a pipe sees a record when it comes. Raises BrokenPipeError."""
+        """Write one line per record and flush, so that the reader of a pipe sees records at once.
+
+        Raises BrokenPipeError.
+        """
         lines = [self.render(record) for record in records]
         if self.tty:
-            lines = [visible(line, sys.stdout.encoding or "utf-8") for line in lines]
+            lines = [escape_for_terminal(line, sys.stdout.encoding or "utf-8") for line in lines]
         sys.stdout.buffer.write(b"\n".join(lines) + b"\n")
         sys.stdout.buffer.flush()
 
 
-def visible(line: bytes, encoding: str = "utf-8") -> bytes:
-    """For a terminal: what would steer it, what is not UTF-8 and what it has no character for are escaped. Tabs and
-    line breaks stay.
+def escape_for_terminal(line: bytes, encoding: str = "utf-8") -> bytes:
+    """Escape control characters, bytes that are not UTF-8, and characters that the terminal's encoding lacks.
+
+    Tabs and line breaks stay as they are.
     """
     text = line.decode(errors="backslashreplace")
     if not text.isprintable():
@@ -178,8 +186,12 @@ def visible(line: bytes, encoding: str = "utf-8") -> bytes:
     return text.encode(encoding, "backslashreplace")
 
 
-def assign(reader: TopicReader, where: Where, wanted: Sequence[int]) -> None:
-    """Read these partitions (all when none is named), outside any group. Raises CommandError for an unknown one."""
+def assign(reader: TopicReader, start: Start, wanted: Sequence[int]) -> None:
+    """Make `reader` read these partitions (all if `wanted` is empty), without a group.
+
+    Raises CommandError for an unknown partition, and for one of `wanted` that is offline. If all partitions are
+    wanted, offline ones are only reported, unless none can be read.
+    """
     from tidelog.model.ids import TopicPartition
 
     name = reader.topic
@@ -189,42 +201,42 @@ def assign(reader: TopicReader, where: Where, wanted: Sequence[int]) -> None:
         if index >= count:
             raise CommandError(f"topic {name} has no partition {index}: it has 0 to {count - 1}")
     parts = [part for part in topic.partitions if not wanted or part.partition in wanted]
-    asked = [topic._replace(partitions=parts)]
-    known = cluster.offsets(reader.client, asked, committed=reader.committed_only)
-    offsets = {index: found for (_, index), found in known.offsets.items()}
-    refused = [failure for place, failure in known.failures.items() if not wanted or place[1] in wanted]
-    gone = [part.partition for part in parts if part.leader < 0]
-    if gone and (wanted or not offsets):
-        raise offline.refuse({name: gone}, "Nobody can read there.")
-    if refused and (wanted or not offsets):
-        raise refused[0]
-    reader.note_offline(gone)
-    reader.failures += [str(failure) for failure in refused]
+    wanted_topics = [topic._replace(partitions=parts)]
+    known = cluster.offsets(reader.client, wanted_topics, committed=reader.committed_only)
+    offsets = {index: ends for (_, index), ends in known.offsets.items()}
+    failures = [failure for place, failure in known.failures.items() if not wanted or place[1] in wanted]
+    leaderless = [part.partition for part in parts if part.leader < 0]
+    if leaderless and (wanted or not offsets):
+        raise offline.refuse({name: leaderless}, "No records can be read there.")
+    if failures and (wanted or not offsets):
+        raise failures[0]
+    reader.note_offline(leaderless)
+    reader.failures += [str(failure) for failure in failures]
     tell(reader.failures)
-    starts = starting_offsets(reader.client, name, where, offsets)
-    latest = max((found.latest for found in offsets.values()), default=0)
-    if where.offset is not None and where.offset > latest:
+    positions = start_offsets(reader.client, name, start, offsets)
+    latest = max((ends.latest for ends in offsets.values()), default=0)
+    if start.offset is not None and start.offset > latest:
         print(f"{name} ends at offset {latest}: reading from there.", file=sys.stderr)
-    elif where == Where(False, None, None):
-        reader.hint += " (-B shows those that are there.)"
+    elif start == Start(False, None, None):
+        reader.hint += " (-B also shows existing records.)"
     if reader.until_end:
-        reader.open = {index: found.latest for index, found in offsets.items() if starts[index] < found.latest}
-    reader.reader.positions = {TopicPartition(name, index): start for index, start in starts.items()}
+        reader.open = {index: ends.latest for index, ends in offsets.items() if positions[index] < ends.latest}
+    reader.reader.positions = {TopicPartition(name, index): position for index, position in positions.items()}
 
 
-def starting_offsets(client: "Client", topic: str, where: Where, offsets: dict[int, cluster.Offsets]) -> dict[int, int]:
-    """The first offset to read of each partition."""
-    if where.since_ms is not None:
-        asked = {(topic, index): where.since_ms for index in offsets}
-        found = cluster.all_or_nothing(cluster.list_offsets(client, asked))
-        # A negative offset says that no record is so young: begin at the end.
-        return {index: offset if offset >= 0 else offsets[index].latest for (_, index), offset in found.items()}
-    if where.from_beginning:
-        return {index: known.earliest for index, known in offsets.items()}
-    if where.offset is None:
-        return {index: known.latest for index, known in offsets.items()}
-    wanted = where.offset
+def start_offsets(client: "Client", topic: str, start: Start, offsets: dict[int, cluster.Offsets]) -> dict[int, int]:
+    """Return the first offset to read, by partition."""
+    if start.since_ms is not None:
+        timestamps = {(topic, index): start.since_ms for index in offsets}
+        listed = cluster.all_or_nothing(cluster.list_offsets(client, timestamps))
+        # A negative offset means that no record has this timestamp or a later one: begin at the end.
+        return {index: offset if offset >= 0 else offsets[index].latest for (_, index), offset in listed.items()}
+    if start.from_beginning:
+        return {index: ends.earliest for index, ends in offsets.items()}
+    if start.offset is None:
+        return {index: ends.latest for index, ends in offsets.items()}
+    wanted = start.offset
     return {
-        index: min(max(known.latest + wanted if wanted < 0 else wanted, known.earliest), known.latest)
-        for index, known in offsets.items()
+        index: min(max(ends.latest + wanted if wanted < 0 else wanted, ends.earliest), ends.latest)
+        for index, ends in offsets.items()
     }

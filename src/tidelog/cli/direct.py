@@ -1,5 +1,6 @@
-"""Writes the few records that librdkafka cannot carry, by our own client: it takes names of headers as C strings, so
-one with a NUL would be cut, and one that is not UTF-8 be replaced.
+"""Write the records that librdkafka cannot write, with our own client.
+
+librdkafka handles header names as C strings: it would cut a name at a NUL and replace bytes that are not UTF-8.
 """
 
 import time
@@ -15,20 +16,24 @@ MURMUR_SEED, MURMUR_FACTOR, UINT32 = 0x9747B28C, 0x5BD1E995, 0xFFFFFFFF
 
 
 def needs_our_client(record: OutgoingRecord) -> bool:
+    """Return whether a header name of the record contains a NUL or is not UTF-8."""
     return any("\0" in name or not is_text(name) for name, _ in record.headers)
 
 
 class DirectWriter:
-    """Writes one record a request and waits for its acknowledgement; one may come twice where an answer is lost."""
+    """Writes one record per request and waits for its acknowledgement.
+
+    A record may be written twice if a response is lost, because the writer is not idempotent.
+    """
 
     def __init__(self, client: "Client", topic: str, acks: str) -> None:
         self._client = client
         self._topic = topic
         self._acks = -1 if acks == "all" else int(acks)
-        self._turn = 0
+        self._round_robin = 0
 
     def write(self, record: OutgoingRecord, partition: int) -> None:
-        """To where it belongs when `partition` is -1. Raises ApiError and ClientError."""
+        """Write the record to `partition`, or for -1 to the one that its key selects. Raises ApiError, ClientError."""
         from tidelog.model.ids import TopicPartition
         from tidelog.wire.records import Record, encode_batch
 
@@ -41,20 +46,20 @@ class DirectWriter:
     def _partition(self, key: bytes | None) -> int:
         count = len(self._client.topics([self._topic], create=True)[self._topic].leaders)
         if key is None:
-            self._turn += 1
-            return self._turn % count
+            self._round_robin += 1
+            return self._round_robin % count
         return (murmur2(key) & 0x7FFFFFFF) % count
 
 
 def murmur2(data: bytes) -> int:
-    """The 32-bit hash by which Java's default partitioner and librdkafka's murmur2_random spread keys, unsigned."""
+    """Return the 32-bit hash, unsigned, with which Java's partitioner and librdkafka's murmur2_random place keys."""
     hashed = (MURMUR_SEED ^ len(data)) & UINT32
-    whole = len(data) & ~3
-    for at in range(0, whole, 4):
+    whole_words_length = len(data) & ~3
+    for at in range(0, whole_words_length, 4):
         word = int.from_bytes(data[at : at + 4], "little") * MURMUR_FACTOR & UINT32
         word = (word ^ word >> 24) * MURMUR_FACTOR & UINT32
         hashed = hashed * MURMUR_FACTOR & UINT32 ^ word
-    if rest := data[whole:]:
+    if rest := data[whole_words_length:]:
         hashed = (hashed ^ int.from_bytes(rest, "little")) * MURMUR_FACTOR & UINT32
     hashed = (hashed ^ hashed >> 13) * MURMUR_FACTOR & UINT32
     return hashed ^ hashed >> 15

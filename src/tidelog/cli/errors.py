@@ -1,10 +1,10 @@
-"""Failures of a command that its user can do something about."""
+"""Errors of a command that are shown to its user as one line."""
 
 from collections.abc import Iterable
 
 
 class CommandError(Exception):
-    """One line: what is wrong, and what to do. Ends the command with exit code 1."""
+    """A message of one line: what is wrong, and what to do. Ends the command with exit code 1."""
 
 
 class NoAnswerError(CommandError):
@@ -12,13 +12,16 @@ class NoAnswerError(CommandError):
 
 
 class UsageError(CommandError):
-    """The options do not fit together. Ends the command with exit code 2."""
+    """An option or argument is malformed, or options contradict each other. Ends the command with exit code 2."""
 
 
 def raise_together(failures: Iterable[CommandError]) -> None:
-    """Raise what failed of what was asked for by name, after everything else has been shown."""
-    found = list(failures)
-    if len(found) == 1:
-        raise found[0]
-    if found:
-        raise CommandError("; ".join(map(str, found)))
+    """Raise the failures as one CommandError; do nothing if there are none.
+
+    Commands call it at the end, when everything that did not fail has been shown.
+    """
+    errors = list(failures)
+    if len(errors) == 1:
+        raise errors[0]
+    if errors:
+        raise CommandError("; ".join(map(str, errors)))

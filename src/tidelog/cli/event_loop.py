@@ -1,10 +1,10 @@
-"""Which event loop a broker process runs on."""
+"""Choose the event loop of a broker process."""
 
 import asyncio
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:
-    """uvloop's where it is installed, else asyncio's own. No policy is set: it is for the caller alone."""
+    """Return an event loop of uvloop if it is installed, else of asyncio. The event loop policy is not changed."""
     try:
         import uvloop
     except ImportError:

@@ -1,4 +1,4 @@
-"""The examples in a command's help: command lines that can be copied at any width of the terminal."""
+"""Break the command lines in a command's help so that they can be copied at any width of the terminal."""
 
 import os
 import re
@@ -7,31 +7,34 @@ from typing import Any
 
 INDENT = "    "
 MARGIN = 2
-"""Blank columns beside a help text."""
+"""Blank columns beside a help text, left and right together."""
 PROMPT = re.compile(r"^( *)(\$ (?:.*\\\n)*.*)$", re.MULTILINE)
-"""A command line, with the lines on which it goes on."""
+"""A command line with its continuation lines."""
 BREAK = re.compile(r" *\\\n *")
 WORD = re.compile(r"""(?:"[^"]*"|'[^']*'|[^\s"'])+""")
-"""What a shell takes for one."""
+"""One word of a shell's command line, which may contain quoted blanks."""
 
 
 def fit_examples(command: Any) -> None:
-    """Break the examples of this command and of those below it where a shell reads on, for the terminal of now."""
-    # What typer goes by, too.
+    """Break the examples in the help of this command and its subcommands to the width of the current terminal."""
+    # typer determines the width in the same way.
     width = int(os.environ.get("TERMINAL_WIDTH") or shutil.get_terminal_size().columns) - MARGIN
     if command.help:
-        command.help = fitted(command.help, width)
-    for below in (getattr(command, "commands", None) or {}).values():
-        fit_examples(below)
+        command.help = break_examples(command.help, width)
+    for subcommand in (getattr(command, "commands", None) or {}).values():
+        fit_examples(subcommand)
 
 
-def fitted(text: str, width: int) -> str:
-    """Lines that begin with `$` and are longer are broken between words, with a backslash; others stay."""
-    return PROMPT.sub(lambda line: line[1] + f"\n{line[1]}".join(broken(BREAK.sub(" ", line[2]), width)), text)
+def break_examples(text: str, width: int) -> str:
+    """Break the lines that begin with `$` to `width` characters; the other lines stay as they are."""
+    return PROMPT.sub(lambda line: line[1] + f"\n{line[1]}".join(break_line(BREAK.sub(" ", line[2]), width)), text)
 
 
-def broken(line: str, width: int) -> list[str]:
-    """At most `width` characters each, but for words that are longer than that themselves."""
+def break_line(line: str, width: int) -> list[str]:
+    """Break a command line between words, with a backslash at the end of each line but the last.
+
+    A line is longer than `width` characters only if it consists of one longer word.
+    """
     words = WORD.findall(line)
     lines: list[str] = []
     current = words[0]

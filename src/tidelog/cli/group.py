@@ -1,4 +1,4 @@
-"""`tidelog group`: list, describe, lag; what changes groups is in `group_offsets`."""
+"""`tidelog group`: list, describe, lag. The commands that change groups are in `group_offsets`."""
 
 import sys
 from collections.abc import Mapping, Sequence
@@ -12,16 +12,16 @@ from tidelog.cli.errors import CommandError, raise_together
 from tidelog.cli.group_offsets import Escaped, copy_offsets, delete, delete_offsets, reset_offsets
 from tidelog.cli.groups import (
     DescribedGroups,
-    Groups,
+    ListedGroups,
     choose,
     describe_groups,
+    foreign_protocol_type,
     group_problem,
     host_text,
     list_groups,
     member_problems,
     names_from,
-    other_protocol,
-    reads,
+    partitions_text,
     state_text,
 )
 from tidelog.cli.lag import NO_LAG, Ages, Lag, Total, all_lags, lag_json, lag_table, total
@@ -47,8 +47,8 @@ GroupNames = Annotated[list[str], typer.Argument(metavar="GROUP...", show_defaul
 def group() -> None:
     """Show consumer groups and their lag; set their offsets; delete them.
 
-    Names that are not UTF-8 have base64 in JSON (group_base64), escapes in
-    tables. What cannot be shown of a group is marked, and a Note says why.
+    Names that are not UTF-8 are base64 in JSON (group_base64) and escaped in
+    tables. If something is not known of a group, a Note says why.
 
     Examples:
 
@@ -68,8 +68,8 @@ def list_all(
 ) -> None:
     """List the groups.
 
-    Lag is - where nothing has been committed yet. 12+ means at least 12:
-    it leaves out partitions that have records and no commit, or that are
+    Lag is - if nothing has been committed yet. 12+ means at least 12: it
+    leaves out partitions that have records but no commit, or that are
     offline. A Note says what is not known of a group.
 
     Examples:
@@ -78,39 +78,39 @@ def list_all(
     $ tidelog group list --json | jq -r '.[].group'
     """
     with connect(bootstrap, client).open() as cluster_client:
-        found = list_groups(cluster_client)
+        groups = list_groups(cluster_client)
         if names:
-            for group in found.listed:
+            for group in groups.listed:
                 print(printable(group.group_id))
-            tell(found.problems)
+            tell(groups.problems)
             warn_of_groups(cluster_client, ())
             return
-        show_groups(cluster_client, found, json)
+        show_groups(cluster_client, groups, json)
 
 
-def show_groups(client: "Client", found: Groups, json: bool) -> None:
-    """All that is known of each group; notes say what is not."""
-    described = describe_groups(client, found.listed)
-    listed = [group for group in found.listed if group.group_id not in described.gone]
-    known = all_lags(client, [group.group_id for group in listed], described.groups)
-    of_group: dict[str, list[Lag]] = {}
-    for lag in known.lags:
-        of_group.setdefault(lag.group, []).append(lag)
-    totals = {group.group_id: total(of_group.get(group.group_id, ())) for group in listed}
-    notes = {group.group_id: note(group, described, known.failures) for group in listed}
+def show_groups(client: "Client", groups: ListedGroups, json: bool) -> None:
+    """Print state, members and lag of each group, with notes about what is not known."""
+    described = describe_groups(client, groups.listed)
+    listed = [group for group in groups.listed if group.group_id not in described.vanished]
+    measured = all_lags(client, [group.group_id for group in listed], described.groups)
+    lags_by_group: dict[str, list[Lag]] = {}
+    for lag in measured.lags:
+        lags_by_group.setdefault(lag.group, []).append(lag)
+    totals = {group.group_id: total(lags_by_group.get(group.group_id, ())) for group in listed}
+    notes = {group.group_id: note(group, described, measured.failures) for group in listed}
     if json:
         rows = [group_json(group, described.groups.get(group.group_id), notes[group.group_id]) for group in listed]
         print_json([row | total_json(totals[group.group_id]) for row, group in zip(rows, listed, strict=True)])
     elif listed:
         print_table(groups_table(listed, described.groups, totals, notes))
-    tell(found.problems + known.problems)
-    missing = warn_of_groups(client, [lag.topic for lag in known.lags])
-    if not listed and not json and GROUPS_TOPIC not in missing:
+    tell(groups.problems + measured.problems)
+    offline = warn_of_groups(client, [lag.topic for lag in measured.lags])
+    if not listed and not json and GROUPS_TOPIC not in offline:
         print("No consumer groups yet. One begins with: tidelog consume TOPIC --group NAME", file=sys.stderr)
 
 
 def note(group: "ListedGroup", described: DescribedGroups, failures: Mapping[str, CommandError]) -> str:
-    """What is not known of a group, in short; empty where all is known."""
+    """Return in a few words what is not known of a group; empty if everything is known."""
     name = group.group_id
     if name in described.failures:
         return str(described.failures[name])
@@ -125,9 +125,9 @@ def groups_table(
     columns = [Column("Group"), Column("State"), Column("Members", True), Column("Lag", True, spare=-1)]
     rows = []
     for group in listed:
-        known = described.get(group.group_id)
-        state = state_text(known.state if known else group.state)
-        members = cell(len(known.members)) if known else "?"
+        description = described.get(group.group_id)
+        state = state_text(description.state if description else group.state)
+        members = cell(len(description.members)) if description else "?"
         rows.append([name_text(group.group_id), state, members, totals[group.group_id].text()])
     if any(notes.values()):
         columns.append(Column("Note", style="yellow"))
@@ -144,10 +144,10 @@ def describe(
     bootstrap: Bootstrap = LOCALHOST,
     client: ClientSettings = [],  # noqa: B006
 ) -> None:
-    """Show a group's state, its members and what each of them reads.
+    """Show a group's state, its members and the partitions that each reads.
 
-    A ? means that it is not known what a member reads: its assignment cannot
-    be decoded (a Note says why), or is that of another protocol, as Connect's.
+    A ? means that the partitions are not known: the assignment cannot be
+    decoded (a Note says why), or is of another protocol, such as Connect's.
 
     Examples:
 
@@ -160,14 +160,14 @@ def describe(
     listed = [group for group in chosen.listed if group.group_id in described.groups]
     if json:
         documents = []
-        for each in listed:
-            group = described.groups[each.group_id]
-            documents.append(group_json(each, group, group_problem(group)) | {"members": members_json(group)})
+        for listing in listed:
+            group = described.groups[listing.group_id]
+            documents.append(group_json(listing, group, group_problem(group)) | {"members": members_json(group)})
         print_json(documents)
     else:
-        for number, each in enumerate(listed):
+        for number, listing in enumerate(listed):
             print("\n" * bool(number), end="")
-            show_group(described.groups[each.group_id])
+            show_group(described.groups[listing.group_id])
         tell([line for group in described.groups.values() for line in member_problems(group)])
     sys.stdout.flush()
     raise_together((chosen.failures | described.failures).values())
@@ -175,7 +175,7 @@ def describe(
 
 def show_group(group: "Group") -> None:
     facts = [f"state {state_text(group.state)}", f"protocol {group.type.lower()}"]
-    if protocol_type := other_protocol(group.protocol_type):
+    if protocol_type := foreign_protocol_type(group.protocol_type):
         facts.append(f"protocol type {protocol_type}")
     if group.assignor:
         facts.append(f"assignor {group.assignor}")
@@ -189,7 +189,7 @@ def show_group(group: "Group") -> None:
 
 def members_table(members: "Sequence[Member]") -> Table:
     columns = [Column("Member"), Column("Client", spare=1), Column("Host", spare=2), Column("Reads")]
-    return Table(columns, [(m.member_id, m.client_id, host_text(m), reads(m)) for m in members])
+    return Table(columns, [(m.member_id, m.client_id, host_text(m), partitions_text(m)) for m in members])
 
 
 @app.command()
@@ -209,17 +209,17 @@ def lag(
 ) -> None:
     """Show how far a group is behind, partition by partition.
 
-    Lag is how many records it has yet to read; Behind is the age of the
-    oldest of them (in a pipe: seconds), by the first time of its batch. A
-    group need not have members.
+    Lag is the number of records that the group has yet to read; Behind is
+    the age of the oldest of them (in a pipe: in seconds), by the first
+    timestamp of its batch. The group need not have members.
 
-    --watch adds how fast it reads and how long it needs to catch up, and
-    stays while the broker is away. With --watch --json every refresh is one
-    JSON object on one line.
+    --watch adds how fast the group reads and how long it needs to catch up,
+    and continues when no broker answers for a while. With --watch --json,
+    every refresh is one JSON object on one line.
 
-    A - means that the group has not committed there yet, that the topic
-    is gone, or that the partition is offline. A total of 12+ means at least
-    12: it leaves out partitions like that.
+    A - means that the group has not committed there yet, that the topic was
+    deleted, or that the partition is offline. A total of 12+ means at least
+    12: it leaves out such partitions.
 
     Examples:
 
@@ -228,22 +228,23 @@ def lag(
     $ tidelog group lag --json | jq '[.[].lag] | add'
     """
     with ExitStack() as stack:
-        look = Look(stack, connect(bootstrap, client), names_from(groups, escaped), topic)
+        query = LagQuery(stack, connect(bootstrap, client), names_from(groups, escaped), topic)
         if watch:
-            watch_lag(look, interval_s, json, bootstrap)
+            watch_lag(query, interval_s, json, bootstrap)
             return
-        lags = look()
+        lags = query()
     if json:
         print_json([lag_json(lag) for lag in lags])
     elif lags:
         print_table(lag_table(lags))
-    tell(look.problems)
-    tell_of_groups(look.offline)
-    raise_together(look.failures.values())
-    if not lags and not json and GROUPS_TOPIC not in look.offline:
+    tell(query.problems)
+    tell_of_groups(query.offline)
+    raise_together(query.failures.values())
+    if not lags and not json and GROUPS_TOPIC not in query.offline:
         if groups:
-            of_topic = f" in topic {topic}" if topic is not None else ""
-            print(f"Nothing is committed{of_topic} by {', '.join(map(name_text, look.groups or ()))}.", file=sys.stderr)
+            in_topic = f" in topic {topic}" if topic is not None else ""
+            names = ", ".join(map(name_text, query.groups or ()))
+            print(f"No offsets are committed{in_topic} by {names}.", file=sys.stderr)
         else:
             print(f"No group reads topic {topic}." if topic is not None else f"{NO_LAG} yet.", file=sys.stderr)
 
@@ -252,67 +253,72 @@ for command in (reset_offsets, copy_offsets, delete, delete_offsets):
     app.command(command.__name__.replace("_", "-"))(command)
 
 
-class Look:
-    """Measures the lag of the chosen groups: those named, or whatever groups there are by then."""
+class LagQuery:
+    """Measures the lag of the named groups at each call; if no groups are named, of all that exist at that time."""
 
     def __init__(
         self, stack: ExitStack, connection: ConnectionOptions, groups: Sequence[str], topic: str | None
     ) -> None:
-        """Raises CommandError where none of the groups that are named is there."""
+        """Open a client that `stack` closes. Raises CommandError if groups are named and none of them exists."""
         self.connection = connection
         self.client = stack.enter_context(connection.open())
         self.ages = Ages(self.client)
         self.topic = topic
         self.offline: dict[str, list[int]] = {}
-        """What the last look could not see, if it can matter to it."""
+        """Offline partitions that the last call could not read; topics that cannot affect its result are left out."""
         self.problems: list[str] = []
-        """What else it could not see."""
+        """Other failures of the last call, as text."""
         self.failures: dict[str, CommandError] = {}
-        """Of groups that are named."""
-        self.missing: dict[str, CommandError] = {}
+        """Failures of named groups, by group."""
+        self.unknown_groups: dict[str, CommandError] = {}
+        """Failures of named groups that did not exist at the start."""
         self.groups: list[str] | None = None
+        """The named groups that existed at the start; None for all groups."""
         if groups:
             chosen = choose(self.client, groups)
-            self.missing = chosen.failures
+            self.unknown_groups = chosen.failures
             self.groups = [group.group_id for group in chosen.listed]
             if not self.groups:
                 raise_together(chosen.failures.values())
-        self.is_lost = False
+        self.last_call_failed = False
 
     def __call__(self) -> list[Lag]:
-        if self.is_lost:
-            reach(self.connection.bootstrap)  # at once while nobody listens
-        self.is_lost = True
-        found = list_groups(self.client)
-        wanted = [group for group in found.listed if self.groups is None or group.group_id in self.groups]
+        if self.last_call_failed:
+            reach(self.connection.bootstrap)  # fails without retries if nothing listens there
+        self.last_call_failed = True
+        groups = list_groups(self.client)
+        wanted = [group for group in groups.listed if self.groups is None or group.group_id in self.groups]
         described = describe_groups(self.client, wanted)
-        names = [group.group_id for group in wanted if group.group_id not in described.gone]
-        known = all_lags(self.client, names, described.groups, self.ages)
-        failures = known.failures | described.failures
+        names = [group.group_id for group in wanted if group.group_id not in described.vanished]
+        measured = all_lags(self.client, names, described.groups, self.ages)
+        failures = measured.failures | described.failures
         if self.groups is not None:
-            there = {group.group_id for group in wanted}
-            gone = [name for name in self.groups if name not in there]
-            failures |= {name: CommandError(f"group {name_text(name)} is not there any more") for name in gone}
-            self.failures = self.missing | failures
-        lags = [lag for lag in known.lags if self.topic is None or lag.topic == self.topic]
-        # Of a group that is named, what fails is told at the end, or in a watch as a note.
-        others = [
-            str(failure) for name, failure in failures.items() if self.groups is None and name not in described.gone
+            existing = {group.group_id for group in wanted}
+            deleted = [name for name in self.groups if name not in existing]
+            failures |= {name: CommandError(f"group {name_text(name)} does not exist any more") for name in deleted}
+            self.failures = self.unknown_groups | failures
+        lags = [lag for lag in measured.lags if self.topic is None or lag.topic == self.topic]
+        # Failures of named groups are reported through `self.failures`.
+        unnamed_failures = [
+            str(failure) for name, failure in failures.items() if self.groups is None and name not in described.vanished
         ]
-        self.problems = found.problems + known.problems + others
-        every = [] if self.groups is not None else [GROUPS_TOPIC]
-        self.offline = look_for_offline(self.client, [*dict.fromkeys(lag.topic for lag in lags), *every])
-        self.is_lost = False
+        self.problems = groups.problems + measured.problems + unnamed_failures
+        groups_topic = [] if self.groups is not None else [GROUPS_TOPIC]
+        self.offline = look_for_offline(self.client, [*dict.fromkeys(lag.topic for lag in lags), *groups_topic])
+        self.last_call_failed = False
         return lags
 
 
 def total_json(total: Total) -> dict[str, Any]:
-    """`lag` is null while nothing is known; partitions that it leaves out are counted."""
+    """Return the total as JSON fields. `lag` is null if no partition's lag is known.
+
+    `partitions_without_lag` counts the partitions that `lag` leaves out.
+    """
     return {"lag": total.records, "partitions_without_lag": total.unknown}
 
 
 def group_json(listed: "ListedGroup", group: "Group | None", problem: str) -> dict[str, Any]:
-    """`members` and `coordinator` are null where the group cannot be described; `problem` says why."""
+    """Return the group as JSON. `members` and `coordinator` are null if it cannot be described; `problem` says why."""
     return {
         "group": listed.group_id,
         "state": state_text(group.state if group else listed.state),
@@ -326,7 +332,7 @@ def group_json(listed: "ListedGroup", group: "Group | None", problem: str) -> di
 
 
 def members_json(group: "Group") -> list[dict[str, Any]]:
-    """`partitions` is null where they are not known; `problem` says why."""
+    """Return the members as JSON. `partitions` is null if they are not known; `problem` says why."""
     return [
         {
             "member": member.member_id,

@@ -1,4 +1,4 @@
-"""`tidelog group reset-offsets`, `copy-offsets`, `delete`, `delete-offsets`: what changes a group without members."""
+"""`tidelog group reset-offsets`, `copy-offsets`, `delete`, `delete-offsets`: change groups without active members."""
 
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -37,33 +37,35 @@ Topics = Annotated[
         "--topic", "-t", metavar="TOPIC[:PARTITIONS]", show_default=False, help="orders, or orders:0,3-5; repeatable."
     ),
 ]
-Execute = Annotated[bool, typer.Option("--execute", help="Do it. Without this, only show what would change.")]
+Execute = Annotated[bool, typer.Option("--execute", help="Make the changes; without this, only show them.")]
 Escaped = Annotated[
     bool,
     typer.Option("--escaped", help=r"Names are as tables show them: \n, \x00, \xff; a backslash is written twice."),
 ]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 TARGETS = "--to-earliest, --to-latest, --to-datetime, --to-offset, --shift-by or --from-file"
 
 
 def reset_offsets(
     group: Group,
     topic: Topics = [],  # noqa: B006 - typer copies it
-    to_earliest: Annotated[bool, typer.Option("--to-earliest", help="To the first record that is there.")] = False,
-    to_latest: Annotated[bool, typer.Option("--to-latest", help="To the end: only what comes from now on.")] = False,
+    to_earliest: Annotated[bool, typer.Option("--to-earliest", help="To the first record in the log.")] = False,
+    to_latest: Annotated[bool, typer.Option("--to-latest", help="To the end: read only new records.")] = False,
     to_datetime: Annotated[
         str | None,
         typer.Option(
             "--to-datetime", metavar="WHEN", help='To the first record since then: "1 hour ago", 2026-03-01T12:00 ...'
         ),
     ] = None,
-    to_offset: Annotated[int | None, typer.Option("--to-offset", metavar="OFFSET", min=0)] = None,
+    to_offset: Annotated[
+        int | None, typer.Option("--to-offset", metavar="OFFSET", min=0, help="To this offset in each partition.")
+    ] = None,
     shift_by: Annotated[
-        int | None, typer.Option("--shift-by", metavar="N", help="So many records on, or back with -N.")
+        int | None, typer.Option("--shift-by", metavar="N", help="N offsets forward, or back with -N.")
     ] = None,
     from_file: Annotated[
         str | None,
-        typer.Option("--from-file", metavar="FILE", help="Offsets from CSV or JSON, partition by partition."),
+        typer.Option("--from-file", metavar="FILE", help="To offsets in a CSV or JSON file, by partition."),
     ] = None,
     execute: Execute = False,
     escaped: Escaped = False,
@@ -71,14 +73,14 @@ def reset_offsets(
     bootstrap: Bootstrap = LOCALHOST,
     client: ClientSettings = [],  # noqa: B006
 ) -> None:
-    """Set where a group reads on.
+    """Set the committed offsets of a group: where it continues to read.
 
-    Shows what would change; --execute does it. Without --topic, every
-    partition that the group has committed in is set; others of the same
-    topics are named. The group must have no members: they would go on from
-    where they are, and commit that.
+    Shows what would change; --execute does it. Without --topic, it sets the
+    partitions in which the group has committed, and names the others of the
+    same topics. The group must have no members: they would continue from
+    their own positions, and commit those.
 
-    An offset that the log does not have becomes the nearest that it has.
+    An offset outside the log is replaced by the nearest one in it.
 
     A FILE has lines "topic,partition,offset", or is JSON as --json prints it.
 
@@ -89,39 +91,44 @@ def reset_offsets(
     $ tidelog group reset-offsets billing --shift-by -100 --execute
     """
     (group,) = names_from([group], escaped)
-    target = Target(to_earliest, to_latest, to_datetime, to_offset, shift_by, from_file)
+    target = ResetTarget(to_earliest, to_latest, to_datetime, to_offset, shift_by, from_file)
     target.check()
     wanted = topics_and_partitions(topic)
-    given = read_offsets(from_file, group) if from_file is not None else None
+    file_offsets = read_offsets(from_file, group) if from_file is not None else None
     with connect(bootstrap, client).open() as cluster_client:
-        reset(cluster_client, group, target, wanted, given, execute=execute, json=json)
+        reset(cluster_client, group, target, wanted, file_offsets, execute=execute, json=json)
 
 
 def reset(
     client: "Client",
     group: str,
-    target: "Target",
+    target: "ResetTarget",
     wanted: Mapping[str, list[int] | None],
-    given: Mapping[Place, int] | None,
+    file_offsets: Mapping[Place, int] | None,
     *,
     execute: bool,
     json: bool,
 ) -> None:
+    """Plan the reset, show it, and commit the offsets with `execute`.
+
+    `wanted` are the partitions of each topic, None for all of them; empty without --topic. `file_offsets` are the
+    offsets of --from-file.
+    """
     is_new = group not in group_names(client)
-    if is_new and not wanted and given is None:
-        the_group(client, group)  # says that there is none, with the nearest name
+    if is_new and not wanted and file_offsets is None:
+        the_group(client, group)  # raises: no such group
     committed = {} if is_new else committed_offsets(client, group)
-    places = places_of(client, group, wanted, given, committed)
+    places = partitions_to_reset(client, group, wanted, file_offsets, committed)
     logs = log_ends(client, places)
-    moves = plan(places, target.offsets(client, places, committed, logs, given), committed, logs)
-    others = [] if wanted or given is not None else left_out(places, partitions_of(client, places))
-    carry_out(client, group, moves, others, is_new=is_new, execute=execute, json=json)
-    if others and not json:
-        # --shift-by has nothing to count from there; and a --topic alone would leave the other topics out.
+    moves = plan(places, target.offsets(client, places, committed, logs, file_offsets), committed, logs)
+    omitted = [] if wanted or file_offsets is not None else left_out(places, partitions_of(client, places))
+    carry_out(client, group, moves, omitted, is_new=is_new, execute=execute, json=json)
+    if omitted and not json:
+        # --shift-by needs a committed offset. The remedy names every topic, because --topic leaves out all others.
         topics = " ".join(f"--topic {name}" for name in dict.fromkeys(name for name, _ in places))
         is_shift = target.shift is not None
-        how = "set them with --topic, and another target than --shift-by" if is_shift else f"add {topics}"
-        tell_left_out(others, group, how if is_shift else f"{how} to set them, too")
+        remedy = "set them with --topic, and another target than --shift-by" if is_shift else f"add {topics}"
+        tell_left_out(omitted, group, remedy if is_shift else f"{remedy} to set them, too")
 
 
 def copy_offsets(
@@ -134,11 +141,11 @@ def copy_offsets(
     bootstrap: Bootstrap = LOCALHOST,
     client: ClientSettings = [],  # noqa: B006
 ) -> None:
-    """Let a group begin where another one stands.
+    """Copy the committed offsets of a group to another group.
 
-    Shows what would change; --execute does it. FROM may be at work meanwhile;
-    TO must have no members, and need not exist yet. What TO has committed
-    elsewhere stays as it is.
+    Shows what would change; --execute does it. FROM may have members that
+    read meanwhile. TO must have no members, and need not exist yet. TO keeps
+    its offsets in other partitions.
 
     Examples:
 
@@ -151,21 +158,21 @@ def copy_offsets(
     wanted = topics_and_partitions(topic)
     with connect(bootstrap, client).open() as cluster_client:
         the_group(cluster_client, source)
-        found = committed_offsets(cluster_client, source)
+        source_offsets = committed_offsets(cluster_client, source)
         is_new = group not in group_names(cluster_client)
         committed = {} if is_new else committed_offsets(cluster_client, group)
-        places = [place for place in sorted(found) if not wanted or _is_wanted(place, wanted)]
+        places = [place for place in sorted(source_offsets) if not wanted or _is_wanted(place, wanted)]
         if not places:
             raise CommandError(
-                f"group {name_text(source)} has committed nothing" + (" in these topics" if wanted else "")
+                f"group {name_text(source)} has no committed offsets" + (" in these topics" if wanted else "")
             )
         logs = log_ends(cluster_client, places)
-        there = partitions_of(cluster_client, [*places, *((name, 0) for name in wanted)])
-        others = [place for place in left_out(places, there) if not wanted or _is_wanted(place, wanted)]
-        moves = plan(places, found, committed, logs)
-        carry_out(cluster_client, group, moves, others, is_new=is_new, execute=execute, json=json)
-    if others and not json:
-        tell_left_out(others, source, f"set them with tidelog group reset-offsets {name_text(group)} --topic TOPIC")
+        existing = partitions_of(cluster_client, [*places, *((name, 0) for name in wanted)])
+        omitted = [place for place in left_out(places, existing) if not wanted or _is_wanted(place, wanted)]
+        moves = plan(places, source_offsets, committed, logs)
+        carry_out(cluster_client, group, moves, omitted, is_new=is_new, execute=execute, json=json)
+    if omitted and not json:
+        tell_left_out(omitted, source, f"set them with tidelog group reset-offsets {name_text(group)} --topic TOPIC")
 
 
 def delete(
@@ -176,11 +183,11 @@ def delete(
     bootstrap: Bootstrap = LOCALHOST,
     client: ClientSettings = [],  # noqa: B006
 ) -> None:
-    """Delete groups, with all that they have committed.
+    """Delete groups and their committed offsets.
 
-    A group must have no members. One that comes back under the name begins
-    where its consumers' auto.offset.reset says. Groups that cannot be deleted
-    are named, the others are deleted.
+    A group must have no members. A new group of the same name begins where
+    its consumers' auto.offset.reset says. If some groups cannot be deleted,
+    they are named, and the others are deleted.
 
     Examples:
 
@@ -207,7 +214,7 @@ def delete(
     if json:
         rows = [{"group": name, "deleted": True, "problem": None} for name in deleted]
         print_json(
-            rows + [{"group": n, "deleted": False, "problem": printable(str(why))} for n, why in failures.items()]
+            rows + [{"group": n, "deleted": False, "problem": printable(str(error))} for n, error in failures.items()]
         )
     else:
         for name in deleted:
@@ -225,10 +232,10 @@ def delete_offsets(
     bootstrap: Bootstrap = LOCALHOST,
     client: ClientSettings = [],  # noqa: B006
 ) -> None:
-    """Delete what a group has committed in a topic.
+    """Delete a group's committed offsets in a topic.
 
-    Its members may be at work, as long as none of them reads the topic. There
-    is no lag any more where nothing is committed.
+    The group may have members, if none of them reads the topic. Without a
+    committed offset, a partition has no lag.
 
     Examples:
 
@@ -245,12 +252,12 @@ def delete_offsets(
         places = sorted(place for place in committed_offsets(cluster_client, group) if _is_wanted(place, wanted))
         if not places:
             raise CommandError(
-                f"group {shown} has committed nothing there (tidelog group lag {shown} shows where it has)"
+                f"group {shown} has no committed offsets there (tidelog group lag {shown} shows where it has)"
             )
         confirm(f"Delete {counted(len(places), 'committed offset')} of group {shown}?", yes)
-        refused = remove(cluster_client, group, places)
-        if refused:
-            topics = ", ".join(sorted({topic for topic, _ in refused}))
+        being_read = remove(cluster_client, group, places)
+        if being_read:
+            topics = ", ".join(sorted({topic for topic, _ in being_read}))
             members = members_text(describe_one(cluster_client, group))
             raise CommandError(f"members of group {shown} read {topics}: {members}; stop them first")
     if json:
@@ -259,8 +266,8 @@ def delete_offsets(
         print(f"Deleted {counted(len(places), 'committed offset')} of group {shown}.")
 
 
-class Target:
-    """Which of the ways to say where to go was chosen."""
+class ResetTarget:
+    """The option of reset-offsets that says where to set the offsets."""
 
     def __init__(
         self,
@@ -275,10 +282,10 @@ class Target:
         self._offset, self.shift, self._file = offset, shift, file
 
     def check(self) -> None:
-        """Raises UsageError unless there is exactly one."""
-        others = (self._when, self._offset, self.shift, self._file)
-        if self._earliest + self._latest + sum(other is not None for other in others) != 1:
-            raise UsageError(f"say where to, in one way: {TARGETS}")
+        """Raise UsageError unless exactly one option was used."""
+        with_values = (self._when, self._offset, self.shift, self._file)
+        if self._earliest + self._latest + sum(value is not None for value in with_values) != 1:
+            raise UsageError(f"exactly one target is needed: {TARGETS}")
 
     def offsets(
         self,
@@ -286,10 +293,14 @@ class Target:
         places: Sequence[Place],
         committed: Mapping[Place, int],
         logs: Mapping[Place, Offsets],
-        given: Mapping[Place, int] | None,
+        file_offsets: Mapping[Place, int] | None,
     ) -> Mapping[Place, int]:
-        if given is not None:
-            return given
+        """Return the new offset of each partition in `places`, which may lie outside the log.
+
+        Raises CommandError if --shift-by has no committed offset to start from.
+        """
+        if file_offsets is not None:
+            return file_offsets
         if self._earliest:
             return {place: logs[place].earliest for place in places}
         if self._latest:
@@ -299,47 +310,57 @@ class Target:
         if self.shift is not None:
             missing = [f"{topic}-{partition}" for topic, partition in places if (topic, partition) not in committed]
             if missing:
-                raise CommandError(f"--shift-by needs a committed offset; there is none in {', '.join(missing[:5])}")
+                raise CommandError(
+                    f"--shift-by needs a committed offset: none is committed in {', '.join(missing[:5])}"
+                )
             return {place: max(committed[place] + self.shift, 0) for place in places}
         assert self._when is not None
-        return since(client, places, self._when, logs)
+        return offsets_at_time(client, places, self._when, logs)
 
 
-def since(client: "Client", places: Sequence[Place], when: str, logs: Mapping[Place, Offsets]) -> dict[Place, int]:
-    """The first offset of a record that is not older; the end where there is none."""
+def offsets_at_time(
+    client: "Client", places: Sequence[Place], when: str, logs: Mapping[Place, Offsets]
+) -> dict[Place, int]:
+    """Return the offset of the first record whose timestamp is not before `when`; the log's end if there is none."""
     try:
         timestamp_ms = parse_time_ms(when, datetime.now())
     except NotATimeError as error:
         raise UsageError(f"--to-datetime: {error}") from error
-    found = cluster.all_or_nothing(cluster.list_offsets(client, dict.fromkeys(places, timestamp_ms)))
-    return {place: found[place] if found[place] >= 0 else logs[place].latest for place in places}
+    listed = cluster.all_or_nothing(cluster.list_offsets(client, dict.fromkeys(places, timestamp_ms)))
+    return {place: listed[place] if listed[place] >= 0 else logs[place].latest for place in places}
 
 
-def places_of(
+def partitions_to_reset(
     client: "Client",
     group: str,
     wanted: Mapping[str, list[int] | None],
-    given: Mapping[Place, int] | None,
+    file_offsets: Mapping[Place, int] | None,
     committed: Mapping[Place, int],
 ) -> list[Place]:
-    """The partitions that are meant, in order. Raises CommandError for one that there is not."""
-    if given is not None:
-        found = sorted(place for place in given if not wanted or _is_wanted(place, wanted))
-        if not found:
+    """Return the partitions to set, sorted: those in the file, or in `wanted`, or in which the group has committed.
+
+    `wanted` also restricts the partitions of the file. Raises CommandError for a topic or partition that does not
+    exist, and if there is nothing to set.
+    """
+    if file_offsets is not None:
+        in_file = sorted(place for place in file_offsets if not wanted or _is_wanted(place, wanted))
+        if not in_file:
             raise CommandError(f"the file has no offsets for {', '.join(wanted)}: leave out --topic, or name others")
-        return found
+        return in_file
     if not wanted:
         if not committed:
-            raise CommandError(f"group {name_text(group)} has committed nothing: say where to set it, with --topic")
+            raise CommandError(f"group {name_text(group)} has no committed offsets: say with --topic where to set them")
         return sorted(committed)
     places = []
     for topic in cluster.describe(client, list(wanted)):
-        there = [part.partition for part in topic.partitions]
-        asked = wanted[topic.name]
-        unknown = [number for number in asked or () if number not in there]
+        existing = [part.partition for part in topic.partitions]
+        numbers = wanted[topic.name]
+        unknown = [number for number in numbers or () if number not in existing]
         if unknown:
-            raise CommandError(f"topic {topic.name} has {counted(len(there), 'partition')}: there is no {unknown[0]}")
-        places += [(topic.name, number) for number in (there if asked is None else asked)]
+            raise CommandError(
+                f"topic {topic.name} has {counted(len(existing), 'partition')}: there is no partition {unknown[0]}"
+            )
+        places += [(topic.name, number) for number in (existing if numbers is None else numbers)]
     return sorted(places)
 
 
@@ -350,7 +371,10 @@ def _is_wanted(place: Place, wanted: Mapping[str, list[int] | None]) -> bool:
 
 
 def log_ends(client: "Client", places: Sequence[Place]) -> dict[Place, Offsets]:
-    """Raises CommandError for a topic or a partition that there is not."""
+    """Return the earliest and the latest offset of each partition.
+
+    Raises CommandError for a topic or partition that does not exist, or whose offsets cannot be read.
+    """
     from tidelog.client.operations import EARLIEST, LATEST
 
     topics = {
@@ -359,24 +383,24 @@ def log_ends(client: "Client", places: Sequence[Place]) -> dict[Place, Offsets]:
     for topic, partition in places:
         count = len(topics[topic].partitions)
         if partition >= count:
-            raise CommandError(f"topic {topic} has {counted(count, 'partition')}: there is no {partition}")
+            raise CommandError(f"topic {topic} has {counted(count, 'partition')}: there is no partition {partition}")
     earliest = cluster.all_or_nothing(cluster.list_offsets(client, dict.fromkeys(places, EARLIEST)))
     latest = cluster.all_or_nothing(cluster.list_offsets(client, dict.fromkeys(places, LATEST)))
     return {place: Offsets(earliest[place], latest[place]) for place in places}
 
 
 def partitions_of(client: "Client", places: Iterable[Place]) -> list[Place]:
-    """Every partition of the topics that these are of."""
+    """Return every partition of the topics that occur in `places`."""
     topics = cluster.describe(client, list(dict.fromkeys(topic for topic, _ in places)))
     return [(topic.name, part.partition) for topic in topics for part in topic.partitions]
 
 
-def tell_left_out(others: Sequence[Place], group: str, remedy: str) -> None:
-    """On stderr: what a plan does not set, since a group has no commit there."""
+def tell_left_out(omitted: Sequence[Place], group: str, remedy: str) -> None:
+    """Print on stderr which partitions a plan leaves out because the group has not committed in them."""
     by_topic: dict[str, list[int]] = {}
-    for topic, partition in others:
+    for topic, partition in omitted:
         by_topic.setdefault(topic, []).append(partition)
-    count = counted(len(others), "partition")
+    count = counted(len(omitted), "partition")
     print(f"Left out: {count} without a commit of {name_text(group)} ({named(by_topic)}); {remedy}.", file=sys.stderr)
 
 
@@ -385,16 +409,20 @@ def group_names(client: "Client") -> list[str]:
 
 
 def committed_offsets(client: "Client", group: str) -> dict[Place, int]:
-    """Raises CommandError where they cannot be read: a plan must not leave out a partition."""
-    found = commits(client, [group])
-    for failure in found.failures.values():
+    """Return the committed offsets of the group, by partition.
+
+    Raises CommandError if one of them cannot be read, because a plan must not leave out a partition.
+    """
+    result = commits(client, [group])
+    for failure in result.failures.values():
         raise failure
-    for why in found.unknown.values():
-        raise CommandError(why)
-    return {(topic, partition): offset for (_, topic, partition), offset in found.offsets.items()}
+    for reason in result.unknown.values():
+        raise CommandError(reason)
+    return {(topic, partition): offset for (_, topic, partition), offset in result.offsets.items()}
 
 
 def check_no_members(client: "Client", group: str, remedy: str) -> None:
+    """Raise CommandError if the group has members; the error names them and says `remedy` as the next step."""
     described = describe_one(client, group)
     if described.members:
         count = counted(len(described.members), "member")
@@ -407,42 +435,47 @@ def carry_out(
     client: "Client",
     group: str,
     moves: Sequence[Move],
-    others: Sequence[Place],
+    omitted: Sequence[Place],
     *,
     is_new: bool,
     execute: bool,
     json: bool,
 ) -> None:
-    """Show the moves, and do them if that is wanted; `others` are left out. Raises CommandError while the group has
-    members.
+    """Show the plan, and commit its offsets with `execute`. Raises CommandError if the group has members.
+
+    `omitted` are partitions that the plan leaves out; the JSON document lists them.
     """
     if not is_new:
         check_no_members(client, group, "set its offsets")
     if execute:
         commit(client, group, moves)
     if json:
-        missing = [{"topic": topic, "partition": partition} for topic, partition in others]
-        print_json({"group": group, "executed": execute, "offsets": moves_json(moves), "left_out": missing})
+        left_out_json = [{"topic": topic, "partition": partition} for topic, partition in omitted]
+        print_json({"group": group, "executed": execute, "offsets": moves_json(moves), "left_out": left_out_json})
         return
     print_table(moves_table(moves))
     sys.stdout.flush()
     if execute:
         print(f"Set {counted(len(moves), 'offset')} of group {name_text(group)}.", file=sys.stderr)
     else:
-        makes = f" There is no group {name_text(group)} yet: it will be made." if is_new else ""
-        print(f"Nothing was changed: --execute does it.{makes}", file=sys.stderr)
+        note = f" There is no group {name_text(group)} yet: it will be created." if is_new else ""
+        print(f"Nothing was changed: --execute does it.{note}", file=sys.stderr)
 
 
 def commit(client: "Client", group: str, moves: Iterable[Move]) -> None:
+    """Commit the new offsets. Raises CommandError for the first partition that fails; others may be committed."""
     from tidelog.model.ids import TopicPartition
 
     offsets = {TopicPartition(move.topic, move.partition): move.after for move in moves}
     for place, result in client.commit(group, offsets).items():
         if isinstance(result, Exception):
-            raise CommandError(f"{client_error(result, f'group {name_text(group)}, {place}')}; others may be set")
+            raise CommandError(
+                f"{client_error(result, f'group {name_text(group)}, {place}')}; offsets of other partitions may be set"
+            )
 
 
 def confirm(question: str, yes: bool) -> None:
+    """Ask the user, unless `yes`. Raises typer.Abort for "no", and UsageError if stdin is not a terminal."""
     if yes:
         return
     if not sys.stdin.isatty():
@@ -451,7 +484,10 @@ def confirm(question: str, yes: bool) -> None:
 
 
 def remove(client: "Client", group: str, places: Sequence[Place]) -> list[Place]:
-    """Delete these offsets; those that members read are returned."""
+    """Delete the committed offsets of these partitions. Return the partitions that are not deleted: members read them.
+
+    Raises CommandError for any other failure; some offsets may be deleted then.
+    """
     from tidelog.client.error_codes import name_of
     from tidelog.model.ids import TopicPartition
     from tidelog.wire.errors import ErrorCode, InvalidGroupId
@@ -460,10 +496,12 @@ def remove(client: "Client", group: str, places: Sequence[Place]) -> list[Place]
         codes = client.delete_offsets(group, [TopicPartition(*place) for place in places])
     except InvalidGroupId as error:
         raise CommandError(
-            f"brokers delete no single offsets of group {name_text(group)} (INVALID_GROUP_ID); tidelog group delete"
-            " deletes it with all that it has committed"
+            f"single offsets of group {name_text(group)} cannot be deleted (INVALID_GROUP_ID); tidelog group delete"
+            " deletes the group with all its offsets"
         ) from error
     for place, code in codes.items():
         if code not in (ErrorCode.NONE, ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC):
-            raise CommandError(f"group {name_text(group)}, {place}: {name_of(code)}; others may be deleted")
+            raise CommandError(
+                f"group {name_text(group)}, {place}: {name_of(code)}; offsets of other partitions may be deleted"
+            )
     return [(place.topic, place.partition) for place, code in codes.items() if code]

@@ -1,4 +1,4 @@
-"""What commands ask about groups, and how they name what they find."""
+"""List and describe groups for commands, and format groups and members as text."""
 
 import re
 from collections.abc import Sequence
@@ -15,72 +15,72 @@ if TYPE_CHECKING:
     from tidelog.client.groups import Group, ListedGroup, Member
 
 MEMBERS_SHOWN = 5
-"""In one line."""
-DESCRIBED = ("", "classic", "consumer")
-"""Types of groups whose members we can ask for; empty where the broker's version does not tell."""
+"""Upper bound on the members in a line of text."""
+DESCRIBABLE_TYPES = ("", "classic", "consumer")
+"""Types of groups whose members can be requested; "" if the broker's version does not report types."""
 
 
-class Groups(NamedTuple):
-    """The groups that there are, in order, and why some may be missing."""
+class ListedGroups(NamedTuple):
+    """All groups, sorted by name, and a line for each broker that could not list its groups."""
 
     listed: "list[ListedGroup]"
     problems: list[str]
 
 
-class Chosen(NamedTuple):
-    """Groups that were asked for by name, in that order, and why there is nothing to say of the others."""
+class ChosenGroups(NamedTuple):
+    """The wanted groups in the order of the request, and errors for the ones that do not exist."""
 
     listed: "list[ListedGroup]"
     failures: dict[str, CommandError]
 
 
 class DescribedGroups(NamedTuple):
-    """By name, as many as could be described; and why the others could not."""
+    """Groups by name, and errors for the ones that could not be described."""
 
     groups: "dict[str, Group]"
     failures: dict[str, CommandError]
-    gone: list[str]
-    """Those that were listed a moment ago and are not there any more; they are among `failures`, too."""
+    vanished: list[str]
+    """Groups that were listed, but did not exist any more when they were described; they are in `failures`, too."""
 
 
-def list_groups(client: "Client") -> Groups:
-    found = client.list_groups()
+def list_groups(client: "Client") -> ListedGroups:
+    answer = client.list_groups()
     problems = [
-        f"broker {joined(*address)} does not say which groups it coordinates, they are not shown: {failure}"
-        for address, failure in found.failures.items()
+        f"broker {joined(*address)} did not list its groups, so they are not shown: {failure}"
+        for address, failure in answer.failures.items()
     ]
-    return Groups(found.groups, problems)
+    return ListedGroups(answer.groups, problems)
 
 
-def choose(client: "Client", wanted: Sequence[str]) -> Chosen:
-    """The wanted groups, each once. One that is not there has a failure that names the nearest.
+def choose(client: "Client", wanted: Sequence[str]) -> ChosenGroups:
+    """Return the wanted groups without duplicates. The error for an unknown name suggests the most similar group.
 
-    They are looked for in the list: a broker that has no groups at all yet may have no coordinator to answer.
+    The groups are looked up in the list of all groups: asking for a coordinator could fail while no group exists yet.
     """
-    found = list_groups(client)
-    known = {group.group_id: group for group in found.listed}
+    groups = list_groups(client)
+    by_name = {group.group_id: group for group in groups.listed}
     listed: list[ListedGroup] = []
     failures: dict[str, CommandError] = {}
     for name in dict.fromkeys(wanted):
-        if name in known:
-            listed.append(known[name])
+        if name in by_name:
+            listed.append(by_name[name])
         else:
-            failures[name] = _not_there(client, name, list(known), found.problems)
-    return Chosen(listed, failures)
+            failures[name] = _unknown_group_error(client, name, list(by_name), groups.problems)
+    return ChosenGroups(listed, failures)
 
 
-def _not_there(client: "Client", name: str, known: list[str], problems: list[str]) -> CommandError:
+def _unknown_group_error(client: "Client", name: str, existing: list[str], problems: list[str]) -> CommandError:
     import difflib
 
-    if lost := coordinator_is_offline(client, name):
-        return lost
-    near = difflib.get_close_matches(name, known, n=1) if name else []
+    if offline_error := coordinator_is_offline(client, name):
+        return offline_error
+    near = difflib.get_close_matches(name, existing, n=1) if name else []
     remedy = f"did you mean {near[0]}?" if near else "tidelog group list shows all"
     return CommandError("; ".join([f"no such group: {name_text(name)}", remedy, *problems]))
 
 
 def the_group(client: "Client", name: str) -> "ListedGroup":
-    """Raises CommandError where it is not there."""
+    """Return the group with this name. Raises CommandError if it does not exist."""
     chosen = choose(client, [name])
     for failure in chosen.failures.values():
         raise failure
@@ -88,28 +88,29 @@ def the_group(client: "Client", name: str) -> "ListedGroup":
 
 
 def describe_groups(client: "Client", listed: "Sequence[ListedGroup]") -> DescribedGroups:
+    """Return state and members of the groups, or an error for each that cannot be described."""
     from tidelog.wire.errors import ApiError, ErrorCode
 
     groups: dict[str, Group] = {}
     failures: dict[str, CommandError] = {}
-    gone = []
+    vanished = []
     for group in listed:
-        if group.type.lower() not in DESCRIBED:
+        if group.type.lower() not in DESCRIBABLE_TYPES:
             failures[group.group_id] = CommandError(f"members of a group of type {group.type.lower()} are not shown")
-    asked = [group for group in listed if group.group_id not in failures]
-    for name, found in client.describe_groups(asked).items() if asked else ():
-        if not isinstance(found, Exception):
-            groups[name] = found
+    describable = [group for group in listed if group.group_id not in failures]
+    for name, answer in client.describe_groups(describable).items() if describable else ():
+        if not isinstance(answer, Exception):
+            groups[name] = answer
             continue
-        failures[name] = group_error(found, name)
-        if isinstance(found, ApiError) and found.code == ErrorCode.GROUP_ID_NOT_FOUND:
-            failures[name] = CommandError(f"group {name_text(name)} is not there any more")
-            gone.append(name)
-    return DescribedGroups(groups, failures, gone)
+        failures[name] = group_error(answer, name)
+        if isinstance(answer, ApiError) and answer.code == ErrorCode.GROUP_ID_NOT_FOUND:
+            failures[name] = CommandError(f"group {name_text(name)} does not exist any more")
+            vanished.append(name)
+    return DescribedGroups(groups, failures, vanished)
 
 
 def describe_one(client: "Client", name: str) -> "Group":
-    """Raises CommandError."""
+    """Return state and members of the group. Raises CommandError if it does not exist or cannot be described."""
     described = describe_groups(client, [the_group(client, name)])
     for failure in described.failures.values():
         raise failure
@@ -120,22 +121,25 @@ def group_error(failure: "Failure", name: str) -> CommandError:
     return client_error(failure, f"group {name_text(name)}")
 
 
-def other_protocol(protocol_type: str) -> str:
-    """A protocol type that is none of consumers', as `connect`: what their members share are no partitions."""
+def foreign_protocol_type(protocol_type: str) -> str:
+    """Return the protocol type if it is not that of consumers, else "".
+
+    Members of groups with other protocol types, such as `connect`, are not assigned partitions.
+    """
     return "" if protocol_type in ("", "consumer") else protocol_type
 
 
 def group_problem(group: "Group") -> str:
-    """What is not known of the group's members, in short; empty where all is known."""
-    if protocol_type := other_protocol(group.protocol_type):
+    """Return in a few words what is not known of the group's members; empty if everything is known."""
+    if protocol_type := foreign_protocol_type(group.protocol_type):
         return f"protocol type {protocol_type}"
-    odd = sum(bool(member.problem) for member in group.members)
-    return f"{odd} assignment{'s' * (odd > 1)} cannot be decoded" if odd else ""
+    undecoded = sum(bool(member.problem) for member in group.members)
+    return f"{undecoded} assignment{'s' * (undecoded > 1)} cannot be decoded" if undecoded else ""
 
 
 def member_problems(group: "Group") -> list[str]:
-    """What is not known of a group's consumers, a line for each."""
-    if other_protocol(group.protocol_type):
+    """Return a line for each member of a consumer group whose assignment cannot be decoded."""
+    if foreign_protocol_type(group.protocol_type):
         return []
     return [
         f"group {name_text(group.group_id)}, member {member.member_id}: {member.problem}"
@@ -145,17 +149,17 @@ def member_problems(group: "Group") -> list[str]:
 
 
 def state_text(state: str) -> str:
-    """PreparingRebalance -> preparing rebalance."""
+    """Return the state in words: PreparingRebalance becomes "preparing rebalance"."""
     return re.sub(r"(?<=[a-z])(?=[A-Z])", " ", state).lower() or "unknown"
 
 
 def host_text(member: "Member") -> str:
-    """Kafka puts a slash before an address."""
+    """Return the member's address without the slash that Kafka puts before it."""
     return member.host.removeprefix("/")
 
 
-def reads(member: "Member") -> str:
-    """The member's partitions by topic: orders 0-3,7; payments 1. A question mark where they are not known."""
+def partitions_text(member: "Member") -> str:
+    """Return the member's partitions by topic: orders 0-3,7; payments 1. A question mark if they are not known."""
     if member.problem:
         return "?"
     by_topic: dict[str, list[int]] = {}
@@ -165,14 +169,17 @@ def reads(member: "Member") -> str:
 
 
 def members_text(group: "Group") -> str:
-    """Who is in the group, in words: billing-1@10.0.0.7 (orders 0-3), ..."""
-    names = [f"{m.client_id}@{host_text(m)} ({reads(m) or 'reads nothing'})" for m in group.members]
+    """Return a list of the members: billing-1@10.0.0.7 (orders 0-3), ..."""
+    names = [f"{m.client_id}@{host_text(m)} ({partitions_text(m) or 'reads nothing'})" for m in group.members]
     shown = ", ".join(names[:MEMBERS_SHOWN])
     return shown + (f" and {len(names) - MEMBERS_SHOWN} more" if len(names) > MEMBERS_SHOWN else "")
 
 
 def names_from(arguments: Sequence[str], escaped: bool) -> list[str]:
-    """The names of groups as they were typed, or with --escaped as tables show them. Raises UsageError."""
+    """Return the names of the groups from the command line.
+
+    With `escaped`, the arguments are names as tables show them. Raises UsageError for an invalid escape.
+    """
     if not escaped:
         return list(arguments)
     try:

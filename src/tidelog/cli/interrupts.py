@@ -1,5 +1,7 @@
-"""Ctrl-C where librdkafka calls back: Python's exception for it gets lost there, or ends in a traceback. And what else
-asks a program to end (a service manager, a terminal that closes): a consumer leaves its group then, too.
+"""Record signals that end the program, instead of raising exceptions, while librdkafka runs.
+
+A KeyboardInterrupt that is raised in a callback of librdkafka is lost or printed as a traceback. SIGTERM (from a
+service manager) and SIGHUP (from a closed terminal) are recorded, too, so that a consumer can leave its group.
 """
 
 import signal
@@ -9,55 +11,61 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Interrupts:
-    """Whether Ctrl-C was typed, or the program was asked to end. Call it to ask."""
+    """The ending signals that the process received. A call returns whether there was one."""
 
     def __init__(self) -> None:
         self.count = 0
-        self.asked: int | None = None
-        """The signal that did, other than Ctrl-C's."""
-        self.raising = False
-        """Raise KeyboardInterrupt at once: where nothing of librdkafka runs, and a call may wait for long."""
+        """Number of signals so far."""
+        self.termination_signal: int | None = None
+        """SIGTERM or SIGHUP, whichever came last; None if only SIGINT came."""
+        self.raises_at_once = False
+        """Whether a signal raises KeyboardInterrupt: set while no code of librdkafka runs and a call may block."""
 
     def __call__(self) -> bool:
         return self.count > 0
 
     def during(self, call: Callable[[], T]) -> T:
-        """What `call` returns; Ctrl-C ends it with KeyboardInterrupt, and so does one that was typed before."""
-        self.raising = True
+        """Return the result of `call`, which must not use librdkafka.
+
+        Raises KeyboardInterrupt if a signal arrives during the call or has arrived before.
+        """
+        self.raises_at_once = True
         try:
             if self.count:
                 raise KeyboardInterrupt
             return call()
         finally:
-            self.raising = False
+            self.raises_at_once = False
 
 
 @contextmanager
 def interrupts_noted(*, second_raises: bool = True) -> Iterator[Interrupts]:
-    """Ctrl-C in the block is noted, no exception. With `second_raises` a second one is: whoever reads our output may
-    have stopped reading. SIGTERM and SIGHUP are noted the same way, and end the program after the block.
-    """
-    noted = Interrupts()
+    """Record ending signals in the block instead of raising KeyboardInterrupt.
 
-    def note(number: int, frame: object) -> None:
-        noted.count += 1
+    With `second_raises`, a second signal raises it nevertheless: the block may be blocked by a reader of its output
+    that stopped reading. SIGTERM and SIGHUP are raised again after the block, and end the program then.
+    """
+    interrupts = Interrupts()
+
+    def record(number: int, frame: object) -> None:
+        interrupts.count += 1
         if number != signal.SIGINT:
-            noted.asked = number
-        if noted.raising or (second_raises and noted.count > 1):
+            interrupts.termination_signal = number
+        if interrupts.raises_at_once or (second_raises and interrupts.count > 1):
             raise KeyboardInterrupt
 
-    before = {number: signal.getsignal(number) for number in ENDING}
-    for number, handler in before.items():
-        if handler is not signal.SIG_IGN:  # a shell's background job ignores them
-            signal.signal(number, note)
+    previous_handlers = {number: signal.getsignal(number) for number in ENDING_SIGNALS}
+    for number, handler in previous_handlers.items():
+        if handler is not signal.SIG_IGN:  # shells start background jobs with signals ignored: keep that
+            signal.signal(number, record)
     try:
-        yield noted
+        yield interrupts
     finally:
-        for number, handler in before.items():
+        for number, handler in previous_handlers.items():
             signal.signal(number, handler)
-        if noted.asked is not None:
-            signal.raise_signal(noted.asked)
+        if interrupts.termination_signal is not None:
+            signal.raise_signal(interrupts.termination_signal)

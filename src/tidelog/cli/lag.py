@@ -1,4 +1,4 @@
-"""How far consumer groups have come: what `tidelog group lag` and `tidelog group list` show."""
+"""Measure the lag of consumer groups, for `tidelog group lag` and `tidelog group list`."""
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from tidelog.client.groups import Group
 
 
-Place = tuple[str, str, int]
+GroupPartition = tuple[str, str, int]
 """Group, topic, partition."""
 
 
@@ -24,7 +24,7 @@ NO_LAG = "No group reads a topic or has committed an offset"
 
 
 class Lag(NamedTuple):
-    """How far one group has come in one partition."""
+    """The committed offset of one group in one partition, and the log's end that it is compared with."""
 
     group: str
     topic: str
@@ -32,46 +32,46 @@ class Lag(NamedTuple):
     committed: int | None
     """None: the group has not committed there, and will begin where its consumers' `auto.offset.reset` says."""
     end: int | None
-    """Exclusive. None: the topic is gone, or the partition has no leader to ask."""
+    """The log's end, exclusive. None: the topic was deleted, or the partition has no leader."""
     member: str
-    """Client and host that read the partition; empty for nobody."""
+    """Client and host that read the partition; empty if no member does."""
     start: int = 0
-    """The first offset that is there: what was deleted before it was read is no lag."""
+    """The log's first offset: records that were deleted before the group read them do not count as lag."""
     behind_ms: int | None = None
-    """Age of the oldest record that is not committed; 0 when nothing is left, None when that cannot be known."""
+    """Age of the oldest record that is not committed; 0 if every record is committed, None if the age is unknown."""
 
     @property
-    def place(self) -> Place:
+    def group_partition(self) -> GroupPartition:
         return self.group, self.topic, self.partition
 
     @property
     def records(self) -> int | None:
-        """Not read yet; None where that cannot be known."""
+        """The number of records that the group has yet to read; None if it is unknown."""
         if self.committed is None or self.end is None:
             return None
         return max(self.end - max(self.committed, self.start), 0)
 
 
 class Lags(NamedTuple):
-    """As much as is known, and what is not known."""
+    """The lag of several groups, and what could not be read."""
 
     lags: list[Lag]
     problems: list[str]
-    """Of members, partitions and brokers."""
+    """One line for each member, partition or broker about which something is unknown."""
     failures: dict[str, CommandError]
-    """The groups whose commits cannot be read, and why."""
+    """Groups whose committed offsets cannot be read, with the reason."""
 
 
 def all_lags(
     client: "Client", names: Iterable[str], described: "Mapping[str, Group]", ages: "Ages | None" = None
 ) -> Lags:
-    """Every partition of every topic that one of these groups reads or has committed in, with the end as it is now.
+    """Return the lag in every partition of every topic that one of these groups reads or has committed in.
 
-    `described` says who reads what, as far as that is known. `behind_ms` is known with `ages` only.
+    `described` has the groups' members, as far as they are known. `behind_ms` is set only with `ages`.
     """
     from tidelog.client.operations import EARLIEST, LATEST
 
-    found = commits(client, names)
+    committed = commits(client, names)
     problems = [line for group in described.values() for line in member_problems(group)]
     readers = {
         (group.group_id, part.topic, part.partition): f"{member.client_id}@{host_text(member)}"
@@ -79,66 +79,71 @@ def all_lags(
         for member in group.members
         for part in member.partitions
     }
-    places = dict.fromkeys([*found.offsets, *found.unknown, *readers])
-    topics = cluster.describe_each(client, [*dict.fromkeys(topic for _, topic, _ in places if topic)], missing_too=True)
-    of_topic = {topic.name: topic.partitions for topic in topics.topics}
-    # A partition without a commit is one that nobody has read: it must not be left out.
-    places |= dict.fromkeys((g, t, part.partition) for g, t, _ in list(places) for part in of_topic.get(t, ()))
-    has_leader = {(name, part.partition) for name, parts in of_topic.items() for part in parts if part.leader >= 0}
-    wanted = dict.fromkeys((topic, partition) for _, topic, partition in places if (topic, partition) in has_leader)
+    keys = dict.fromkeys([*committed.offsets, *committed.unknown, *readers])
+    topics = cluster.describe_each(client, [*dict.fromkeys(topic for _, topic, _ in keys if topic)], skip_missing=True)
+    by_topic = {topic.name: topic.partitions for topic in topics.topics}
+    # Partitions without a commit are included: the group has not read them, and their records are lag.
+    keys |= dict.fromkeys((g, t, part.partition) for g, t, _ in list(keys) for part in by_topic.get(t, ()))
+    has_leader = {(name, part.partition) for name, parts in by_topic.items() for part in parts if part.leader >= 0}
+    wanted = dict.fromkeys((topic, partition) for _, topic, partition in keys if (topic, partition) in has_leader)
     starts, failures = cluster.list_offsets(client, dict.fromkeys(wanted, EARLIEST))
     ends, more_failures = cluster.list_offsets(client, dict.fromkeys(starts, LATEST))
-    problems += [*found.unknown.values()] + [
-        str(each) for each in (failures | more_failures | topics.failures).values()
+    problems += [*committed.unknown.values()] + [
+        str(failure) for failure in (failures | more_failures | topics.failures).values()
     ]
     lags = [
-        Lag(*place, found.offsets.get(place), ends.get(place[1:]), readers.get(place, ""), starts.get(place[1:], 0))
-        for place in sorted(places)
+        Lag(*key, committed.offsets.get(key), ends.get(key[1:]), readers.get(key, ""), starts.get(key[1:], 0))
+        for key in sorted(keys)
     ]
-    return Lags(lags if ages is None else ages.of(lags), problems, found.failures)
+    return Lags(lags if ages is None else ages.of(lags), problems, committed.failures)
 
 
 class Ages:
-    """Looks up when the oldest record that is not committed was written: the first time of its batch, fetched once."""
+    """Finds out when the oldest uncommitted record of a partition was written: the first timestamp of its batch.
+
+    A timestamp is fetched once and cached as long as the committed offset stays the same.
+    """
 
     def __init__(self, client: "Client") -> None:
         self._client = client
-        self._times: dict[tuple[str, int, int], int | None] = {}
+        self._timestamps: dict[tuple[str, int, int], int | None] = {}
 
     def of(self, lags: Sequence[Lag]) -> list[Lag]:
+        """Return the lags with `behind_ms`, as far as FETCHES_MAX allows."""
         from tidelog.client.errors import ClientError
 
         now_ms = time.time_ns() // 1_000_000
-        times: dict[tuple[str, int, int], int | None] = {}
+        timestamps: dict[tuple[str, int, int], int | None] = {}
         with_ages = []
         fetches = 0
         for lag in lags:
             behind_ms = 0 if lag.records == 0 else None
             if lag.records and lag.committed is not None:
-                first = (lag.topic, lag.partition, max(lag.committed, lag.start))
-                if first not in times:
-                    if first in self._times:
-                        times[first] = self._times[first]
+                oldest = (lag.topic, lag.partition, max(lag.committed, lag.start))
+                if oldest not in timestamps:
+                    if oldest in self._timestamps:
+                        timestamps[oldest] = self._timestamps[oldest]
                     elif fetches < FETCHES_MAX:
                         fetches += 1
                         try:
-                            times[first] = first_time_ms(self._client, *first)
+                            timestamps[oldest] = batch_timestamp_ms(self._client, *oldest)
                         except ClientError:
-                            fetches = FETCHES_MAX  # the next broker may not answer either, and each takes its time
-                time_ms = times.get(first)
-                behind_ms = None if time_ms is None else max(now_ms - time_ms, 0)
+                            fetches = FETCHES_MAX  # stop: other brokers may not answer either, and each times out
+                timestamp_ms = timestamps.get(oldest)
+                behind_ms = None if timestamp_ms is None else max(now_ms - timestamp_ms, 0)
             with_ages.append(lag._replace(behind_ms=behind_ms))
-        self._times = times
+        self._timestamps = timestamps
         return with_ages
 
 
 FETCHES_MAX = 500
-"""Of one look; partitions beyond it have their turn at the next one."""
+"""Upper bound on the fetches of one measurement; ages beyond it are fetched by the next ones."""
 
 
-def first_time_ms(client: "Client", topic: str, partition: int, offset: int) -> int | None:
-    """The first timestamp of the batch that holds the offset; None where it cannot be known. Raises ClientError where
-    no broker answers.
+def batch_timestamp_ms(client: "Client", topic: str, partition: int, offset: int) -> int | None:
+    """Return the first timestamp of the batch that contains the offset; None if the broker cannot return it.
+
+    Raises ClientError if no broker answers.
     """
     from tidelog.client.errors import ApiNotSupported, BrokenProtocol
     from tidelog.client.operations import FetchLimits
@@ -146,7 +151,7 @@ def first_time_ms(client: "Client", topic: str, partition: int, offset: int) -> 
     from tidelog.wire.batches import BatchHeader
     from tidelog.wire.errors import ApiError
 
-    # As few bytes as there may be: a broker gives one whole batch all the same (KIP-74).
+    # The smallest limits: a broker returns one whole batch in any case (KIP-74).
     limits = FetchLimits(max_wait_ms=0, max_bytes=1, partition_max_bytes=1)
     try:
         return BatchHeader(client.fetch(TopicPartition(topic, partition), offset, limits).records).first_timestamp_ms
@@ -155,41 +160,43 @@ def first_time_ms(client: "Client", topic: str, partition: int, offset: int) -> 
 
 
 class Commits(NamedTuple):
-    offsets: dict[Place, int]
-    unknown: dict[Place, str]
-    """Partitions whose commit cannot be read, and why."""
+    """Committed offsets of several groups."""
+
+    offsets: dict[GroupPartition, int]
+    unknown: dict[GroupPartition, str]
+    """Partitions whose committed offset cannot be read, with the reason."""
     failures: dict[str, CommandError]
-    """Of whole groups, by their names."""
+    """Groups that failed as a whole, by name."""
 
 
 def commits(client: "Client", names: Iterable[str]) -> Commits:
-    """What these groups have committed, as far as it can be read."""
-    found = Commits({}, {}, {})
+    """Return the committed offsets of these groups, and errors for those that cannot be read."""
+    result = Commits({}, {}, {})
     for name, answer in client.committed([*names]).items():
         if isinstance(answer, Exception):
-            found.failures[name] = group_error(answer, name)
+            result.failures[name] = group_error(answer, name)
             continue
         for place, offset in answer.items():
             if isinstance(offset, Exception):
-                why = str(client_error(offset, f"group {name_text(name)}, {place}"))
-                found.unknown[name, place.topic, place.partition] = why
+                reason = str(client_error(offset, f"group {name_text(name)}, {place}"))
+                result.unknown[name, place.topic, place.partition] = reason
             else:
-                found.offsets[name, place.topic, place.partition] = offset
-    return found
+                result.offsets[name, place.topic, place.partition] = offset
+    return result
 
 
 class Total(NamedTuple):
     """The lag of several partitions together."""
 
     records: int | None
-    """Known to be unread; None where no partition's lag is known."""
+    """Sum of the known lags, in records; None if no partition's lag is known."""
     unknown: int
-    """Partitions that may add to it: without a commit and not empty, or without a leader to ask."""
+    """Number of partitions missing in the sum: those that had records but have no commit, or have no leader."""
     behind_ms: int | None = None
-    """The oldest record of all that are not committed; None where no age is known."""
+    """Age of the oldest uncommitted record of all partitions; None if no age is known."""
 
     def text(self) -> str:
-        """`-` for unknown, and a `+` behind a sum that is not the whole: at least so many."""
+        """Return the number; `-` if it is unknown, and with `+` behind it if partitions are missing in the sum."""
         if self.records is None:
             return "-"
         return cell(self.records) + "+" * bool(self.unknown)
@@ -198,14 +205,14 @@ class Total(NamedTuple):
 def total(lags: Sequence[Lag]) -> Total:
     unknown = sum(lag.records is None and lag.end != 0 for lag in lags)
     known = [lag.records for lag in lags if lag.records is not None]
-    # A partition that never had a record adds nothing, committed or not.
+    # The lag of a partition that never had a record (its end is 0) is known: 0, with or without a commit.
     nothing_known = not known and (unknown or not lags)
     ages = [lag.behind_ms for lag in lags if lag.behind_ms is not None]
     return Total(None if nothing_known else sum(known), unknown, max(ages, default=None))
 
 
 def lag_table(lags: Sequence[Lag]) -> Table:
-    """One row a partition, and all of them together."""
+    """Return a table with a row for each partition and, for more than one, a footer with the total."""
     columns = [
         Column("Group"),
         Column("Topic"),
@@ -231,7 +238,7 @@ def lag_table(lags: Sequence[Lag]) -> Table:
 
 
 def behind_text(behind_ms: int | None) -> str:
-    """At a terminal in words, for programs in whole seconds."""
+    """Return an age: with units at a terminal, in whole seconds otherwise; `-` if it is unknown."""
     if behind_ms is None:
         return "-"
     return (
@@ -241,10 +248,11 @@ def behind_text(behind_ms: int | None) -> str:
 
 LATE_MS = 60_000
 VERY_LATE_MS = 600_000
+"""Ages of the oldest uncommitted record from which on a partition's row is yellow, and red."""
 
 
 def urgency(lag: Lag) -> str:
-    """The colour of a partition: green when it is at the end, yellow from a minute on, red from ten."""
+    """Return the colour of a partition's row: green without lag, yellow from LATE_MS on, red from VERY_LATE_MS on."""
     if lag.records == 0:
         return "green"
     if lag.behind_ms is None or lag.behind_ms < LATE_MS:

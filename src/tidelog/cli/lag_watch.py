@@ -1,4 +1,4 @@
-"""`tidelog group lag --watch`: lag again and again, with the rates in between, in the space that a terminal has."""
+"""`tidelog group lag --watch`: measure lag repeatedly and show it with rates, within the size of the terminal."""
 
 import sys
 import time
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol, Self
 
 from tidelog.cli.errors import CommandError
-from tidelog.cli.lag import NO_LAG, Lag, Place, behind_text, cell_or_dash, lag_json, total, urgency
+from tidelog.cli.lag import NO_LAG, GroupPartition, Lag, behind_text, cell_or_dash, lag_json, total, urgency
 from tidelog.cli.offline import tell_of_groups
 from tidelog.cli.room import fit, left_out_text, shortened, wrapped
 from tidelog.cli.tables import Column, Table, cell, console, json_line, name_text, print_table, rich_table, tell
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 REDRAW_S = 0.5
-"""How often it is said for how long nobody has answered."""
+"""Interval in which the message "No answer for N seconds" is updated."""
 FIXED_LINES = 6
-"""Title, head, two rules, the sum of all, and the cursor's own line."""
+"""Lines of a table besides its rows: title, column titles, two rules, the total, and the line of the cursor."""
 
 NUMBERS = (
     Column("Partition", True, spare=-1),
@@ -33,13 +33,13 @@ NUMBERS = (
 
 
 class Progress(NamedTuple):
-    """What two measurements say together."""
+    """Rates in records per second, from two measurements."""
 
     read_per_s: float
     written_per_s: float
 
     def until_caught_up(self, lag: int) -> str:
-        """How long at this rate."""
+        """Return how long the group needs at these rates to read `lag` records: a time span, "now" or "never"."""
         if lag == 0:
             return "now"
         gain = self.read_per_s - self.written_per_s
@@ -47,95 +47,96 @@ class Progress(NamedTuple):
 
 
 NO_OFFSETS = ("", "")
+"""In place of committed offset and log end, in a row that sums up several partitions."""
 
 
 class Row(NamedTuple):
     """One partition, or several together."""
 
     names: tuple[str, str, str]
-    """Group, topic, partition."""
+    """Group, topic, partition; for several partitions, the first says what they are, and the others are empty."""
     offsets: tuple[str, str]
-    """Committed and end; empty for several partitions."""
+    """Committed offset and log end; NO_OFFSETS for several partitions."""
     numbers: tuple[str, str, str, str, str]
-    """Lag, age of its oldest record, read and written a second, time until it has caught up."""
+    """Lag, age of its oldest record, records read and written per second, time until the group has caught up."""
     style: str = ""
 
 
-class Looks(Protocol):
-    """Measures, once a call."""
+class LagSource(Protocol):
+    """Measures lag at each call."""
 
     offline: dict[str, list[int]]
-    """What the last call could not see."""
+    """Offline partitions that the last call could not read."""
     problems: list[str]
-    """What else it could not see."""
+    """Other failures of the last call, as text."""
     failures: dict[str, CommandError]
-    """Of groups that are named."""
+    """Failures of groups that the user named."""
 
     def __call__(self) -> list[Lag]: ...
 
 
-def watch_lag(look: Looks, interval_s: float, json: bool, bootstrap: str) -> None:
-    """Until Ctrl-C: a terminal's is redrawn in place, a pipe gets one table or JSON line after another.
+def watch_lag(source: LagSource, interval_s: float, json: bool, bootstrap: str) -> None:
+    """Measure and show lag until Ctrl-C: a terminal is redrawn in place, a pipe gets a table or JSON line each time.
 
-    While nobody answers at `bootstrap`, the last figures stay, and it is said since when; a pipe gets nothing new.
+    While no broker answers, a terminal keeps the last figures, with a notice how old they are; a pipe gets nothing new.
     """
-    show: Show
+    view: LagView
     if sys.stdout.isatty() and not json:
-        show = Picture(bootstrap)
+        view = LiveTableView(bootstrap)
     else:
-        show = Lines(bootstrap, json)
-    before: Seen[Look] | None = None
+        view = LineView(bootstrap, json)
+    previous: Seen[LagSnapshot] | None = None
     last_offline: dict[str, list[int]] = {}
     last_problems: list[str] = []
-    with show, looking(lambda: whole_look(look), interval_s) as looker:
+    with view, looking(lambda: take_snapshot(source), interval_s) as looker:
         while True:
-            found = looker.next(REDRAW_S)
-            if found is not None:
-                # Above the table that is redrawn: rich leads stderr there. Each is told once, until it changes.
-                if found.what.offline != last_offline:
-                    last_offline = found.what.offline
+            current = looker.next(REDRAW_S)
+            if current is not None:
+                # rich moves stderr above the table that is redrawn. A message is repeated only after it changes.
+                if current.what.offline != last_offline:
+                    last_offline = current.what.offline
                     tell_of_groups(last_offline)
-                tell([line for line in found.what.problems if line not in last_problems])
-                last_problems = found.what.problems
-                old = before or found._replace(what=Look([], {}, []))
-                progress = measured(old.what.lags, found.what.lags, found.at_s - old.at_s)
-                before = found
-                show.figures(found.what, progress)
-            show.away(looker.away())
+                tell([line for line in current.what.problems if line not in last_problems])
+                last_problems = current.what.problems
+                base = previous or current._replace(what=LagSnapshot([], {}, []))
+                progress = rates_between(base.what.lags, current.what.lags, current.at_s - base.at_s)
+                previous = current
+                view.show(current.what, progress)
+            view.show_outage(looker.away())
 
 
-class Look(NamedTuple):
-    """What one look found."""
+class LagSnapshot(NamedTuple):
+    """The results of one measurement."""
 
     lags: list[Lag]
     offline: dict[str, list[int]]
     problems: list[str]
 
 
-def whole_look(look: Looks) -> Look:
-    lags = look()
-    return Look(lags, look.offline, look.problems + [str(failure) for failure in look.failures.values()])
+def take_snapshot(source: LagSource) -> LagSnapshot:
+    lags = source()
+    return LagSnapshot(lags, source.offline, source.problems + [str(failure) for failure in source.failures.values()])
 
 
-class Show(Protocol):
-    def __enter__(self) -> "Show": ...
+class LagView(Protocol):
+    def __enter__(self) -> "LagView": ...
 
     def __exit__(self, *raised: object) -> None: ...
 
-    def figures(self, look: Look, progress: dict[Place, Progress]) -> None:
-        """New ones."""
+    def show(self, snapshot: LagSnapshot, progress: dict[GroupPartition, Progress]) -> None:
+        """Show a new measurement."""
 
-    def away(self, away: Away | None) -> None:
-        """Called often, also while nothing is new."""
+    def show_outage(self, away: Away | None) -> None:
+        """Show that no broker answers, or for None that one does. Called at least every REDRAW_S seconds."""
 
 
-class Lines:
-    """One table or JSON line after another; that nobody answers, and that somebody does again, on stderr."""
+class LineView:
+    """Prints one table or JSON line after another, and outages on stderr."""
 
     def __init__(self, bootstrap: str, json: bool) -> None:
         self._bootstrap = bootstrap
         self._json = json
-        self._away = False
+        self._is_away = False
 
     def __enter__(self) -> Self:
         return self
@@ -143,34 +144,34 @@ class Lines:
     def __exit__(self, *raised: object) -> None:
         sys.stdout.flush()
 
-    def figures(self, look: Look, progress: dict[Place, Progress]) -> None:
-        if self._away:
-            self._away = False
+    def show(self, snapshot: LagSnapshot, progress: dict[GroupPartition, Progress]) -> None:
+        if self._is_away:
+            self._is_away = False
             print(f"{self._bootstrap} answers again.", file=sys.stderr)
         if self._json:
-            measurement = {"time": iso(time.time_ns() // 1_000_000), "lag": [*map(lag_json, look.lags)]}
+            measurement = {"time": iso(time.time_ns() // 1_000_000), "lag": [*map(lag_json, snapshot.lags)]}
             print(json_line(measurement), flush=True)
         else:
-            print_table(whole_table(look.lags, progress))
+            print_table(whole_table(snapshot.lags, progress))
             print(flush=True)
 
-    def away(self, away: Away | None) -> None:
-        if away is not None and not self._away:
-            self._away = True
+    def show_outage(self, away: Away | None) -> None:
+        if away is not None and not self._is_away:
+            self._is_away = True
             print(away.text(self._bootstrap, span(round(time.monotonic() - away.since_s))), file=sys.stderr)
 
 
-class Picture:
-    """A table in place; above it, while nobody answers, that it is an old one."""
+class LiveTableView:
+    """A table that is redrawn in place; above it, while no broker answers, a notice how old the figures are."""
 
     def __init__(self, bootstrap: str) -> None:
         from rich.live import Live
 
         self._bootstrap = bootstrap
         self._live = Live(console=console(), auto_refresh=False)
-        self._look = Look([], {}, [])
-        self._progress: dict[Place, Progress] = {}
-        self._as_of = ""
+        self._snapshot = LagSnapshot([], {}, [])
+        self._progress: dict[GroupPartition, Progress] = {}
+        self._measured_at = ""
         self._notice = ""
 
     def __enter__(self) -> Self:
@@ -180,17 +181,17 @@ class Picture:
     def __exit__(self, *raised: object) -> None:
         self._live.stop()
 
-    def figures(self, look: Look, progress: dict[Place, Progress]) -> None:
-        self._look, self._progress = look, progress
-        self._as_of = time.strftime("%H:%M:%S")
+    def show(self, snapshot: LagSnapshot, progress: dict[GroupPartition, Progress]) -> None:
+        self._snapshot, self._progress = snapshot, progress
+        self._measured_at = time.strftime("%H:%M:%S")
         self._notice = ""
         self._draw()
 
-    def away(self, away: Away | None) -> None:
+    def show_outage(self, away: Away | None) -> None:
         notice = ""
         if away is not None:
             text = away.text(self._bootstrap, span(round(time.monotonic() - away.since_s)))
-            notice = f"{text} Figures of {self._as_of}; Ctrl-C leaves."
+            notice = f"{text} Figures of {self._measured_at}; Ctrl-C stops."
         if notice != self._notice:
             self._notice = notice
             self._draw()
@@ -201,43 +202,46 @@ class Picture:
         from rich.text import Text
 
         width, height = self._live.console.size
-        look = self._look
+        snapshot = self._snapshot
         notice = Text(self._notice, style="bold yellow", overflow="fold")
-        lines = len(notice.wrap(self._live.console, width)) if self._notice else 0
-        figures: RenderableType = Text("No lag can be seen." if look.offline else f"{NO_LAG} yet.")
-        if look.lags:
-            figures = rich_table(watch_table(look.lags, self._progress, width, height - lines), width)
+        notice_lines = len(notice.wrap(self._live.console, width)) if self._notice else 0
+        figures: RenderableType = Text("The lag is unknown." if snapshot.offline else f"{NO_LAG} yet.")
+        if snapshot.lags:
+            figures = rich_table(watch_table(snapshot.lags, self._progress, width, height - notice_lines), width)
         if self._notice:
             figures = Group(notice, Styled(figures, "dim"))
         self._live.update(figures, refresh=True)
 
 
-def measured(before: Sequence[Lag], after: Sequence[Lag], seconds: float) -> dict[Place, Progress]:
-    """The rates between two measurements, for the partitions that both know."""
-    old = {lag.place: lag for lag in before if lag.records is not None}
+def rates_between(before: Sequence[Lag], after: Sequence[Lag], seconds: float) -> dict[GroupPartition, Progress]:
+    """Return the rates between two measurements, for the partitions whose lag is known in both."""
+    old = {lag.group_partition: lag for lag in before if lag.records is not None}
     return {
-        lag.place: Progress(
-            growth(old[lag.place].committed, lag.committed) / seconds, growth(old[lag.place].end, lag.end) / seconds
+        lag.group_partition: Progress(
+            growth(old[lag.group_partition].committed, lag.committed) / seconds,
+            growth(old[lag.group_partition].end, lag.end) / seconds,
         )
         for lag in after
-        if lag.records is not None and lag.place in old
+        if lag.records is not None and lag.group_partition in old
     }
 
 
 def growth(before: int | None, after: int | None) -> int:
-    """Never negative: an offset that was set back is no reading."""
+    """Return the difference, or 0 if it is negative: an offset may be reset to a lower one."""
     return max((after or 0) - (before or 0), 0)
 
 
-def whole_table(lags: Sequence[Lag], progress: dict[Place, Progress]) -> Table:
-    """Every partition and every column, for programs."""
+def whole_table(lags: Sequence[Lag], progress: dict[GroupPartition, Progress]) -> Table:
+    """Return a table with every partition and every column, for programs."""
     rows = [row(lag, progress) for lag in lags]
     return Table([Column("Group"), Column("Topic"), *NUMBERS], [[*r.names, *r.offsets, *r.numbers] for r in rows])
 
 
-def watch_table(lags: Sequence[Lag], progress: dict[Place, Progress], width: int, height: int) -> Table:
-    """At most `height` lines when it is drawn `width` cells wide: what all rows have in common is the title, names that
-    are too long are shortened, and partitions with little lag are left out where they do not fit, summed up in one row.
+def watch_table(lags: Sequence[Lag], progress: dict[GroupPartition, Progress], width: int, height: int) -> Table:
+    """Return a table that takes at most `height` lines when it is drawn `width` cells wide.
+
+    A group or topic that all rows have in common is in the title, and long names are shortened. If the rows do not
+    fit, the partitions with the least lag are summed up in one row.
     """
     table = table_of_rows(lags, progress, width, height - FIXED_LINES)
     note = left_out_text(table, fit(table, width))
@@ -246,59 +250,65 @@ def watch_table(lags: Sequence[Lag], progress: dict[Place, Progress], width: int
     return table_of_rows(lags, progress, width, height - FIXED_LINES - len(wrapped(note, width)))
 
 
-def table_of_rows(lags: Sequence[Lag], progress: dict[Place, Progress], width: int, most: int) -> Table:
-    """At most so many rows besides the sum of all."""
-    shown, hidden = fitting(lags, max(most, 1))
+def table_of_rows(lags: Sequence[Lag], progress: dict[GroupPartition, Progress], width: int, rows_max: int) -> Table:
+    """Return a table with at most `rows_max` rows (but at least one) and a footer with the total."""
+    shown, hidden = split_to_fit(lags, max(rows_max, 1))
     rows = [row(lag, progress) for lag in shown]
     if hidden:
-        rows.append(together(f"{len(hidden)} more", hidden, progress))
-    rows.append(together("all", lags, progress))
+        rows.append(sum_row(f"{len(hidden)} more", hidden, progress))
+    rows.append(sum_row("all", lags, progress))
     common = [
-        kind if len({lag.place[index] for lag in lags}) == 1 else "" for index, kind in enumerate(("group", "topic"))
+        kind if len({lag.group_partition[index] for lag in lags}) == 1 else ""
+        for index, kind in enumerate(("group", "topic"))
     ]
-    names = [Column(title) for title, one in zip(("Group", "Topic"), common, strict=True) if not one]
+    names = [Column(title) for title, in_title in zip(("Group", "Topic"), common, strict=True) if not in_title]
     columns = [*names, *NUMBERS]
     cells = [
-        [*(name for name, one in zip(r.names, [*common, ""], strict=True) if not one), *r.offsets, *r.numbers]
+        [*(name for name, in_title in zip(r.names, [*common, ""], strict=True) if not in_title), *r.offsets, *r.numbers]
         for r in rows
     ]
-    # What a sum is called stands in the first column, whichever that is.
-    for line, made in zip(cells, rows, strict=True):
-        if made.offsets == NO_OFFSETS:
-            line[0] = made.names[0]
-    title = "  ".join(f"{kind} {name_text(str(lags[0].place[index]))}" for index, kind in enumerate(common) if kind)
-    styles = [made.style for made in rows[:-1]]
+    # A sum has its name in the first column, even if that is the partition.
+    for cells_of_row, source_row in zip(cells, rows, strict=True):
+        if source_row.offsets == NO_OFFSETS:
+            cells_of_row[0] = source_row.names[0]
+    title = "  ".join(
+        f"{kind} {name_text(str(lags[0].group_partition[index]))}" for index, kind in enumerate(common) if kind
+    )
+    styles = [source_row.style for source_row in rows[:-1]]
     title = shortened(title, width)
     return Table(columns, cells[:-1], title=title, footer=cells[-1], row_styles=styles, shorten=True)
 
 
-def fitting(lags: Sequence[Lag], room: int) -> tuple[list[Lag], list[Lag]]:
-    """Those that fit into so many rows, in their order, and the others, which need a row for their sum.
+def split_to_fit(lags: Sequence[Lag], rows_max: int) -> tuple[list[Lag], list[Lag]]:
+    """Split the partitions into those that are shown, in their order, and those that are summed up in one more row.
 
-    The largest lags are kept, then the partitions without a commit that hold most.
+    The largest lags are shown, then the partitions without a commit that have the highest end offset.
     """
-    if len(lags) <= room:
+    if len(lags) <= rows_max:
         return list(lags), []
     by_lag = sorted(lags, key=lambda lag: (lag.records or 0, lag.records is None, lag.end or 0), reverse=True)
-    kept = {lag.place: None for lag in by_lag[: room - 1]}
-    return [lag for lag in lags if lag.place in kept], [lag for lag in lags if lag.place not in kept]
+    shown = {lag.group_partition: None for lag in by_lag[: rows_max - 1]}
+    return [lag for lag in lags if lag.group_partition in shown], [
+        lag for lag in lags if lag.group_partition not in shown
+    ]
 
 
-def row(lag: Lag, progress: dict[Place, Progress]) -> Row:
+def row(lag: Lag, progress: dict[GroupPartition, Progress]) -> Row:
     return Row(
         (name_text(lag.group), name_text(lag.topic), str(lag.partition)),
         (cell_or_dash(lag.committed), cell_or_dash(lag.end)),
         (
             cell_or_dash(lag.records),
             behind_text(lag.behind_ms),
-            *progress_cells(lag.records, progress.get(lag.place)),
+            *progress_cells(lag.records, progress.get(lag.group_partition)),
         ),
         urgency(lag),
     )
 
 
-def together(name: str, lags: Sequence[Lag], progress: dict[Place, Progress]) -> Row:
-    parts = [progress[lag.place] for lag in lags if lag.place in progress]
+def sum_row(name: str, lags: Sequence[Lag], progress: dict[GroupPartition, Progress]) -> Row:
+    """Return a row for several partitions together."""
+    parts = [progress[lag.group_partition] for lag in lags if lag.group_partition in progress]
     rates = Progress(sum(p.read_per_s for p in parts), sum(p.written_per_s for p in parts)) if parts else None
     sum_of_all = total(lags)
     numbers = (
@@ -310,6 +320,7 @@ def together(name: str, lags: Sequence[Lag], progress: dict[Place, Progress]) ->
 
 
 def progress_cells(lag: int | None, progress: Progress | None) -> tuple[str, str, str]:
+    """Return the texts for records read per second, written per second, and the time until `lag` is read."""
     if progress is None or lag is None:
         return "", "", ""
     return cell(round(progress.read_per_s)), cell(round(progress.written_per_s)), progress.until_caught_up(lag)

@@ -1,4 +1,4 @@
-"""`tidelog log`: dump and verify on files, without a broker; dirs, which asks brokers, is in `log_dirs`."""
+"""`tidelog log`: dump and verify read files, without a broker; `log_dirs` has the command dirs, which asks brokers."""
 
 import os
 import re
@@ -18,7 +18,7 @@ from tidelog.cli.when import iso
 
 if TYPE_CHECKING:
     from tidelog.log.dump import Entry
-    from tidelog.log.verify import Finding, Verified
+    from tidelog.log.verify import Finding, VerifyReport
     from tidelog.runtime.disk import LocalDisk
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)
@@ -31,7 +31,7 @@ Paths = Annotated[
     ),
 ]
 
-USUAL = {
+USUAL_VALUES = {
     "magic": 2,
     "crc_ok": True,
     "codec": "none",
@@ -46,10 +46,10 @@ USUAL = {
     "coordinator_epoch": -1,
     "transaction_start": -1,
 }
-"""What a line for people leaves out: it says something only when it differs."""
+"""Values of fields that a line for people leaves out: they are of interest only if they differ."""
 
-APART = ("file", "kind", "position", "crc")
-"""What a line for people has elsewhere: in its head, or (the CRC) nowhere, as `crc_ok` says what matters."""
+FIELDS_IN_HEAD = ("file", "kind", "position", "crc")
+"""Fields that are not repeated in a line for people. The CRC is not shown at all, because `crc_ok` is enough."""
 
 
 @app.callback()
@@ -73,7 +73,7 @@ def dump(
     records: Annotated[bool, typer.Option("--records", "-r", help="Print the records of each batch, too.")] = False,
     json: AsJson = False,
 ) -> None:
-    """Print what is in log files: batches, index entries, checkpoints.
+    """Print the contents of log files: batches, index entries, checkpoints.
 
     One entry per line, with its position in the file. Fields with their
     usual values are left out; --json prints all, one object per line. The
@@ -85,18 +85,18 @@ def dump(
     $ tidelog log dump tidelog-data/orders-0/*.log -r
     $ tidelog log dump tidelog-data/orders-0 --json | jq .base_offset
     """
-    sound, failures = readable(paths)
+    readable_paths, failures = split_readable(paths)
     damaged = False
-    for path in sound:
-        file = None
-        for entry, typed in entries(path, records):
+    for path in readable_paths:
+        heading = None
+        for entry, file in entries(path, records):
             damaged |= entry["kind"] == "damage"
             if json:
                 print(json_line(entry_json(entry)))
                 continue
-            if typed != file:
-                file = typed
-                print(f"{printable(file)}:")
+            if file != heading:
+                heading = file
+                print(f"{printable(heading)}:")
             print(entry_text(entry))
     if damaged:
         failures.append(CommandError("there is damage, see above (tidelog log verify finds all of it)"))
@@ -105,7 +105,11 @@ def dump(
 
 
 def entries(path: str, records: bool) -> "Iterator[tuple[Entry, str]]":
-    """Each entry, and its file as the user typed it. What printing one raises is not taken for an error of the log."""
+    """Yield each entry with its file, as the user typed the path.
+
+    Raises CommandError if the log cannot be read. An OSError of the caller, when it prints an entry, is not caught
+    here and not reported as an error of the log.
+    """
     from tidelog.log.dump import dump
 
     with reading(path) as (disk, full_path):
@@ -121,11 +125,11 @@ def verify(
 ) -> None:
     """Find every defect in log files.
 
-    Findings of one kind in one file, and notes of one kind in one partition,
-    are one line with their number, damage last; --json has them all.
-
     Checks batches and their CRC, every record, indexes, snapshots and
-    checkpoints. The exit code is 1 if there is damage; notes are no damage.
+    checkpoints. The exit code is 1 if there is damage; notes are not damage.
+
+    Similar findings in a file, and similar notes in a partition, are one line
+    with their number. Damage comes last. --json lists every finding.
 
     Examples:
 
@@ -134,85 +138,88 @@ def verify(
     $ tidelog log verify tidelog-data/orders-0 --no-records
     $ tidelog log verify /var/lib/kafka/data --json
     """
-    from tidelog.log.verify import NOTE, Verified, verify
+    from tidelog.log.verify import NOTE, VerifyReport, verify
 
-    sound, failures = readable(paths)
-    result = Verified()
-    for path in sound:
+    readable_paths, failures = split_readable(paths)
+    result = VerifyReport()
+    for path in readable_paths:
         with reading(path) as (disk, full_path), working(f"Verifying {full_path}"):
-            found = verify(disk, full_path, records=records)
-        result.add(found)
-        for finding, more, last in alike(found.findings if not json else ()):
+            verified = verify(disk, full_path, records=records)
+        result.add(verified)
+        for finding, more, last in group_similar(verified.findings if not json else ()):
             file = as_typed(finding.path, full_path, path)
-            others = ""
+            similar = ""
             if more:
-                place = " beside it" if finding.severity == NOTE else f", the last at {last}"
-                others = f" (and {counted(more, 'more', 'more')} of the kind{place})"
-            print(printable(f"{finding.severity}: {file} at {finding.position}: {finding.reason}{others}"))
+                place = " in the same directory" if finding.severity == NOTE else f", the last at {last}"
+                similar = f" (and {counted(more, 'more', 'more')} of this kind{place})"
+            print(printable(f"{finding.severity}: {file} at {finding.position}: {finding.reason}{similar}"))
     if json:
         print_json(verified_json(result))
         sys.stdout.flush()
         raise_together(failures)
         raise typer.Exit(1 if result.damaged else 0)
-    what = [counted(result.files, "file"), size(result.bytes), counted(result.batches, "batch", "batches")]
+    counts = [counted(result.files, "file"), size(result.bytes), counted(result.batches, "batch", "batches")]
     if records:
-        what.append(counted(result.records, "record"))
+        counts.append(counted(result.records, "record"))
     defects = sum(finding.severity == "damage" for finding in result.findings)
-    if sound:
-        print(f"{', '.join(what)}: {counted(defects, 'defect') if defects else 'no damage'}", flush=True)
+    if readable_paths:
+        print(f"{', '.join(counts)}: {counted(defects, 'defect') if defects else 'no damage'}", flush=True)
     raise_together(failures)
     raise typer.Exit(1 if result.damaged else 0)
 
 
-def alike(findings: "Sequence[Finding]") -> "list[tuple[Finding, int, int]]":
-    """The first finding of each kind in each file, of notes in each partition, how many more there are, and the
-    position of the last; notes first.
+def group_similar(findings: "Sequence[Finding]") -> "list[tuple[Finding, int, int]]":
+    """Group similar findings in each file, and similar notes in each partition.
 
-    Of a kind are those whose reasons differ in numbers only: one cause may have thousands of consequences.
+    Return, for each group, its first finding, the number of the others, and the position of the last one; notes come
+    before damage. Findings are similar if their reasons differ only in numbers: one cause may lead to thousands.
     """
     from tidelog.log.file_kinds import partition_of
     from tidelog.log.verify import NOTE
 
-    kinds: dict[tuple[str, str, str], list[Finding]] = {}
+    groups: dict[tuple[str, str, str], list[Finding]] = {}
     for finding in sorted(findings, key=lambda finding: finding.severity != NOTE):
-        kind = re.sub(r"0x[0-9a-f]+|\d+", "#", finding.reason)
+        reason_without_numbers = re.sub(r"0x[0-9a-f]+|\d+", "#", finding.reason)
         place = finding.path
         directory = place.rpartition("/")[0]
         if finding.severity == NOTE and partition_of(directory.rpartition("/")[2]):
             place = directory
-        kinds.setdefault((place, finding.severity, kind), []).append(finding)
-    return [(found[0], len(found) - 1, found[-1].position) for found in kinds.values()]
+        groups.setdefault((place, finding.severity, reason_without_numbers), []).append(finding)
+    return [(group[0], len(group) - 1, group[-1].position) for group in groups.values()]
 
 
-def readable(paths: list[str]) -> tuple[list[str], list[CommandError]]:
-    """Those that can be read, and why the others cannot: found before any takes its time.
+def split_readable(paths: list[str]) -> tuple[list[str], list[CommandError]]:
+    """Return the paths that can be read, and errors for the others, before a long command begins.
 
-    Raises CommandError for one that is not there or is no log: it was mistyped, most likely.
+    Raises CommandError for a path that does not exist or is not a log: most likely it was mistyped.
     """
-    sound: list[str] = []
+    readable_paths: list[str] = []
     failures: list[CommandError] = []
     for path in paths:
         try:
             with reading(path):
-                sound.append(path)
+                readable_paths.append(path)
         except CommandError as error:
             if not isinstance(error.__cause__, OSError) or isinstance(error.__cause__, FileNotFoundError):
                 raise
             failures.append(error)
-    return sound, failures
+    return readable_paths, failures
 
 
 @contextmanager
 def reading(path: str) -> "Iterator[tuple[LocalDisk, str]]":
-    """A disk, and the path as the library takes it. Raises CommandError for what cannot be read, or is no log."""
+    """Yield a disk and the absolute path. Raises CommandError if the path cannot be read or is not a log.
+
+    An OSError in the block becomes a CommandError, too.
+    """
     from tidelog.runtime.disk import LocalDisk
 
     disk = LocalDisk()
-    full_path = os.path.abspath(path)  # noqa: PTH100 - not resolved: what is shown is what was typed
+    full_path = os.path.abspath(path)  # noqa: PTH100 - symbolic links stay, so that output shows the path as typed
     try:
         if not is_log(disk, full_path):
             raise CommandError(
-                f"{path} is none of Tidelog's or Kafka's log files, nor a partition's directory or a data directory"
+                f"{path} is not a log file of Tidelog or Kafka, a partition's directory or a data directory"
             )
         yield disk, full_path
     except OSError as error:
@@ -222,49 +229,59 @@ def reading(path: str) -> "Iterator[tuple[LocalDisk, str]]":
 
 
 def is_log(disk: "LocalDisk", path: str) -> bool:
-    """Whether a broker wrote it, as far as names tell: they say how a file is to be read. Raises OSError."""
+    """Return whether a broker wrote the file or directory, judging by file names: they determine the format.
+
+    Raises OSError if it does not exist or cannot be listed.
+    """
     from tidelog.log.file_kinds import Kind, file_kind, partition_of
 
-    def of_a_log(name: str) -> bool:
-        return file_kind(name).kind not in (Kind.OTHER, Kind.LEFT)
+    def is_log_file(name: str) -> bool:
+        return file_kind(name).kind not in (Kind.OTHER, Kind.LEFTOVER)
 
     if not disk.is_dir(path):
-        disk.size(path)  # it must be there
+        disk.size(path)  # raises OSError if the file does not exist
         return file_kind(os.path.basename(path)).kind is not Kind.OTHER  # noqa: PTH119
     names = disk.list(path)
     partitions = [f"{path}/{name}" for name in names if partition_of(name) and disk.is_dir(f"{path}/{name}")]
-    return any(map(of_a_log, names)) or any(_holds_a_log(disk, child, of_a_log) for child in partitions)
+    return any(map(is_log_file, names)) or any(_contains_log_file(disk, child, is_log_file) for child in partitions)
 
 
-def _holds_a_log(disk: "LocalDisk", directory: str, of_a_log: Callable[[str], bool]) -> bool:
-    """Of one that has a partition's name: if it cannot be listed, that is found when it is read."""
+def _contains_log_file(disk: "LocalDisk", directory: str, is_log_file: Callable[[str], bool]) -> bool:
+    """Return whether a directory with a partition's name contains a log file.
+
+    Return True if the directory cannot be listed: the command reports the error when it reads the directory.
+    """
     try:
-        return any(map(of_a_log, disk.list(directory)))
+        return any(map(is_log_file, disk.list(directory)))
     except OSError:
         return True
 
 
 def as_typed(file: str, full_path: str, path: str) -> str:
-    """A file below `full_path` as one below `path`, which the user typed for it."""
+    """Return the path of a file below `full_path` with `path`, which the user typed, in place of `full_path`."""
     return path.rstrip("/") + file.removeprefix(full_path)
 
 
 @contextmanager
-def working(what: str) -> Iterator[None]:
-    """A sign of life at a terminal."""
+def working(text: str) -> Iterator[None]:
+    """Show the text and an animation on stderr while the block runs, if it is a terminal."""
     if not sys.stderr.isatty():
         yield
         return
     from tidelog.cli.tables import console
 
-    with console(stderr=True).status(what):
+    with console(stderr=True).status(text):
         yield
 
 
 def entry_text(entry: "Entry") -> str:
-    """`     4096  batch  base_offset=... ...`; a record's line has its offset in place of the position."""
+    """Return a line for people: `     4096  batch  base_offset=... ...`. A record's line has no position."""
     kind = str(entry["kind"])
-    shown = {name: value for name, value in entry.items() if name not in APART and USUAL.get(name, ...) != value}
+    shown = {
+        name: value
+        for name, value in entry.items()
+        if name not in FIELDS_IN_HEAD and USUAL_VALUES.get(name, ...) != value
+    }
     if kind == "record":
         head = f"{'':12}  record  "
     else:
@@ -285,12 +302,12 @@ def value_text(name: str, value: object) -> str:
 
 
 def quoted(data: bytes) -> str:
-    """Bytes in quotes: as text where they are UTF-8, with escapes for what is not and for control characters."""
+    """Return the bytes as text in quotes, with escapes for control characters and for bytes that are not UTF-8."""
     return '"' + printable(data.decode(errors="backslashreplace")).replace('"', '\\"') + '"'
 
 
 def entry_json(entry: "Entry") -> dict[str, Any]:
-    """The entry as it is; bytes that are not UTF-8 under the name with `_base64`."""
+    """Return all fields of the entry; bytes that are not UTF-8 have `_base64` appended to their names."""
     document: dict[str, Any] = {}
     for name, value in entry.items():
         if isinstance(value, bytes):
@@ -302,7 +319,7 @@ def entry_json(entry: "Entry") -> dict[str, Any]:
     return document
 
 
-def verified_json(result: "Verified") -> dict[str, Any]:
+def verified_json(result: "VerifyReport") -> dict[str, Any]:
     return {
         "files": result.files,
         "bytes": result.bytes,

@@ -1,4 +1,4 @@
-"""`tidelog log dirs`: the data directories of brokers, what lies in them, and moves between them."""
+"""`tidelog log dirs`: show the data directories of brokers and their partitions, and move partitions between them."""
 
 import sys
 import time
@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from tidelog.wire.messages.describe_log_dirs import DescribeLogDirsResponse
 
 POLL_S = 0.2
+"""Interval in which --wait checks the moves."""
 UNKNOWN_BYTES = -1
+"""In place of a size that the broker does not report."""
 EXAMPLE = "orders-0=/disk2/tidelog"
 
 Moves = Annotated[
@@ -30,26 +32,31 @@ Moves = Annotated[
 
 
 class Replica(NamedTuple):
-    """A partition's log in one directory."""
+    """A partition's log in one directory. The fields are keys of the JSON output."""
 
     topic: str
     partition: int
     bytes: int
     offset_lag: int
+    """Number of offsets that a copy is behind the partition that moves."""
     future: bool
-    """A copy that is being made: the partition moves here."""
+    """Whether this is the copy of a partition that moves to this directory."""
 
 
-class Directory(NamedTuple):
+class LogDirectory(NamedTuple):
+    """A data directory of a broker. The fields are keys of the JSON output."""
+
     broker: int
     path: str | None
-    """None for a broker that does not say which directories it has."""
+    """None for a broker that did not answer which directories it has."""
     error: str
-    """Empty when it can be used."""
+    """Why the directory is out of use, or why the broker did not answer; empty if the directory is in use."""
     total_bytes: int
-    """Of the file system, as `usable_bytes`; -1 when the broker does not tell."""
+    """Size of the file system; UNKNOWN_BYTES if the broker does not report it."""
     usable_bytes: int
+    """Free space of the file system; UNKNOWN_BYTES if the broker does not report it."""
     cordoned: bool
+    """Whether the directory accepts no new partitions."""
     replicas: list[Replica]
 
 
@@ -57,21 +64,23 @@ def dirs(
     topics: Annotated[
         list[str], typer.Option("--topic", metavar="TOPIC", show_default=False, help="Only this topic; repeatable.")
     ] = [],  # noqa: B006 - typer copies it
-    partitions: Annotated[bool, typer.Option("--partitions", "-p", help="Each partition, not only sums.")] = False,
+    partitions: Annotated[
+        bool, typer.Option("--partitions", "-p", help="Show each partition, not only totals.")
+    ] = False,
     move: Moves = [],  # noqa: B006
     broker: Annotated[
         int | None, typer.Option("--broker", metavar="ID", show_default=False, help="Only this broker.")
     ] = None,
-    wait: Annotated[bool, typer.Option("--wait", help="Return when the moves are done.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait until the moves are done.")] = False,
     json: AsJson = False,
     bootstrap: Bootstrap = LOCALHOST,
 ) -> None:
     """Show the data directories of brokers; move partitions between them.
 
-    A broker with several directories (log.dirs) puts a new partition where
-    the fewest are. A move copies the partition's log while it is written
-    and read; --partitions shows how far it is, and a move to where the
-    partition lies gives it up.
+    A broker with several directories (log.dirs) puts a new partition into
+    the one with the fewest partitions. A move copies the partition's log
+    while clients write and read it. --partitions shows the progress; a move
+    to the directory where the partition is cancels it.
 
     Examples:
 
@@ -81,19 +90,19 @@ def dirs(
     """
     with connected(bootstrap) as client:
         if move:
-            begin(client, [parsed(text) for text in move], broker, wait=wait)
+            start_moves(client, [parse_move(text) for text in move], broker, wait=wait)
             return
-        found = directories(client, topics, broker)
-    failures = [failure(each) for each in found if each.path is None]
+        listed = directories(client, topics, broker)
+    failures = [failure(directory) for directory in listed if directory.path is None]
     if json:
-        print_json([directory_json(directory) for directory in found])
+        print_json([directory_json(directory) for directory in listed])
     elif partitions:
-        print_table(partition_table(found))
+        print_table(partition_table(listed))
     else:
-        print_table(directory_table(found))
-    missing = [str(error) for error in missing_topics(found, topics)]
+        print_table(directory_table(listed))
+    missing = [str(error) for error in missing_topics(listed, topics)]
     if missing and failures:
-        missing += map(str, failures)  # they may hold it
+        missing += map(str, failures)  # the missing topics may be on these brokers
     sys.stdout.flush()
     raise_together(CommandError(line) for line in missing)
     if broker is not None:
@@ -101,22 +110,25 @@ def dirs(
     tell([str(error) for error in failures])
 
 
-def failure(directory: Directory) -> CommandError:
+def failure(directory: LogDirectory) -> CommandError:
+    """Return the error for a broker that did not answer, from its entry without a path."""
     return CommandError(f"broker {directory.broker} does not show its directories: {directory.error}")
 
 
-def missing_topics(found: Sequence[Directory], topics: Sequence[str]) -> list[CommandError]:
-    known = {replica.topic for directory in found for replica in directory.replicas}
+def missing_topics(listed: Sequence[LogDirectory], topics: Sequence[str]) -> list[CommandError]:
+    """Return an error for each of `topics` that has no partition in these directories."""
+    topics_with_replicas = {replica.topic for directory in listed for replica in directory.replicas}
     return [
         CommandError(f"no directory holds a partition of {topic} (tidelog topic list shows the topics)")
         for topic in dict.fromkeys(topics)
-        if topic not in known
+        if topic not in topics_with_replicas
     ]
 
 
-def directories(client: "Client", topics: Sequence[str], broker: int | None = None) -> list[Directory]:
-    """Every directory of one broker, or of all, with the replicas of `topics`, or of all when there are none; and a
-    line for each broker that does not answer.
+def directories(client: "Client", topics: Sequence[str], broker: int | None = None) -> list[LogDirectory]:
+    """Return the directories of one broker, or of all brokers, with their replicas of `topics` (if empty, of all).
+
+    A broker that does not answer has one entry without a path. Raises CommandError for an unknown broker.
     """
     from tidelog.wire.messages.describe_log_dirs import DescribeLogDirsRequest, DescribeLogDirsResponse
 
@@ -129,16 +141,19 @@ def directories(client: "Client", topics: Sequence[str], broker: int | None = No
     return [
         directory
         for number, answer in zip(addresses, answers, strict=True)
-        for directory in of_answer(number, answer, wanted)
+        for directory in directories_from(number, answer, wanted)
     ]
 
 
-def of_answer(broker: int, answer: "DescribeLogDirsResponse | CommandError", topics: set[str]) -> Iterator[Directory]:
+def directories_from(
+    broker: int, answer: "DescribeLogDirsResponse | CommandError", topics: set[str]
+) -> Iterator[LogDirectory]:
+    """Decode the answer of one broker."""
     from tidelog.client.error_codes import name_of
 
     if isinstance(answer, CommandError) or answer.error_code:
         error = str(answer) if isinstance(answer, CommandError) else name_of(answer.error_code)
-        yield Directory(broker, None, error, UNKNOWN_BYTES, UNKNOWN_BYTES, False, [])
+        yield LogDirectory(broker, None, error, UNKNOWN_BYTES, UNKNOWN_BYTES, False, [])
         return
     for result in sorted(answer.results, key=lambda r: r.log_dir):
         replicas = [
@@ -148,7 +163,7 @@ def of_answer(broker: int, answer: "DescribeLogDirsResponse | CommandError", top
             for p in topic.partitions
         ]
         error = "" if not result.error_code else name_of(result.error_code)
-        yield Directory(
+        yield LogDirectory(
             broker, result.log_dir, error, result.total_bytes, result.usable_bytes, result.is_cordoned, sorted(replicas)
         )
 
@@ -156,26 +171,31 @@ def of_answer(broker: int, answer: "DescribeLogDirsResponse | CommandError", top
 # Moving
 
 
-class Move(NamedTuple):
+class LogDirMove(NamedTuple):
     topic: str
     partition: int
     path: str
+    """The directory to which the partition moves."""
 
     @property
     def name(self) -> str:
         return f"{self.topic}-{self.partition}"
 
 
-def parsed(text: str) -> Move:
+def parse_move(text: str) -> LogDirMove:
+    """Parse a value of --move. Raises UsageError if it is malformed."""
     name, path = key_value(text, "--move", EXAMPLE)
     topic, dash, number = name.rpartition("-")
     if not path or not dash or not topic or not number.isascii() or not number.isdigit():
         raise UsageError(f"--move takes PARTITION=DIR, for example --move {EXAMPLE}, not {text!r}")
-    return Move(topic, int(number), path.rstrip("/") or "/")
+    return LogDirMove(topic, int(number), path.rstrip("/") or "/")
 
 
-def begin(client: "Client", moves: list[Move], broker: int | None, *, wait: bool) -> None:
-    """Ask each broker that holds one of the partitions. Raises CommandError for the first that is refused."""
+def start_moves(client: "Client", moves: list[LogDirMove], broker: int | None, *, wait: bool) -> None:
+    """Request the moves from the brokers that have the partitions, or only from `broker`; with `wait`, await them.
+
+    Raises CommandError for the first move that a broker refuses, and for a partition without a usable directory.
+    """
     from tidelog.wire.messages.alter_replica_log_dirs import (
         AlterReplicaLogDir,
         AlterReplicaLogDirsRequest,
@@ -187,33 +207,37 @@ def begin(client: "Client", moves: list[Move], broker: int | None, *, wait: bool
     before = directories(client, [])
     holders = {}
     for move in moves:
-        holders[move] = [d.broker for d in holding(before, move) if broker in (None, d.broker)]
+        holders[move] = [d.broker for d in directories_with(before, move) if broker in (None, d.broker)]
         if not holders[move]:
             where = "on any broker" if broker is None else f"on broker {broker}"
-            silent = "".join(f"; {failure(d)}" for d in before if d.path is None and broker in (None, d.broker))
-            raise CommandError(f"{move.name} is in no data directory {where} that can be used{silent}")
+            unanswered = "".join(f"; {failure(d)}" for d in before if d.path is None and broker in (None, d.broker))
+            raise CommandError(f"{move.name} is in no data directory {where} that can be used{unanswered}")
     for number, address in addresses.items():
         own = [move for move in moves if number in holders[move]]
         if own:
             dirs = [AlterReplicaLogDir(m.path, [AlterReplicaLogDirTopic(m.topic, [m.partition])]) for m in own]
             [answer] = ask(client, [(address, AlterReplicaLogDirsRequest(dirs))], AlterReplicaLogDirsResponse)
-            check(answer, number, own, before)
+            check_accepted(answer, number, own, before)
     for move in moves:
         if not wait:
             print(f"Moving {move.name} to {move.path}.")
     if wait:
-        done(client, holders)
+        wait_for_moves(client, holders)
 
 
-def holding(found: Iterable[Directory], move: Move) -> list[Directory]:
+def directories_with(listed: Iterable[LogDirectory], move: LogDirMove) -> list[LogDirectory]:
+    """Return the directories that contain the partition; directories with only a copy in progress do not count."""
     return [
         directory
-        for directory in found
+        for directory in listed
         if any((r.topic, r.partition, r.future) == (move.topic, move.partition, False) for r in directory.replicas)
     ]
 
 
-def check(answer: "AlterReplicaLogDirsResponse", broker: int, moves: list[Move], before: list[Directory]) -> None:
+def check_accepted(
+    answer: "AlterReplicaLogDirsResponse", broker: int, moves: list[LogDirMove], before: list[LogDirectory]
+) -> None:
+    """Raise CommandError for the first move that the broker refused. `before` are the directories before the moves."""
     from tidelog.client.error_codes import name_of
     from tidelog.wire.errors import ErrorCode
 
@@ -221,46 +245,56 @@ def check(answer: "AlterReplicaLogDirsResponse", broker: int, moves: list[Move],
     for move in moves:
         code = codes.get((move.topic, move.partition), 0)
         if code == ErrorCode.LOG_DIR_NOT_FOUND:
-            there = ", ".join(d.path for d in before if d.broker == broker and d.path is not None)
-            raise CommandError(f"{move.path} is no data directory of broker {broker}: it has {there}")
+            existing = ", ".join(d.path for d in before if d.broker == broker and d.path is not None)
+            raise CommandError(f"{move.path} is no data directory of broker {broker}: it has {existing}")
         if code == ErrorCode.INVALID_REPLICA_ASSIGNMENT:
-            raise CommandError(f"{move.path} on broker {broker} is cordoned (cordoned.log.dirs): it takes nothing new")
+            raise CommandError(
+                f"{move.path} on broker {broker} is cordoned (cordoned.log.dirs): it accepts no new partitions"
+            )
         if code == ErrorCode.KAFKA_STORAGE_ERROR:
-            raise CommandError(f"{move.path} on broker {broker}, or where {move.name} lies, is out of use")
+            raise CommandError(f"{move.path} on broker {broker}, or the directory of {move.name}, is out of use")
         if code:
             raise CommandError(f"{move.name}: {name_of(code)}")
 
 
-def done(client: "Client", holders: dict[Move, list[int]]) -> None:
-    """Wait until each is where it was to go. Raises CommandError when one will not be there."""
-    left = [(move, broker) for move, numbers in holders.items() for broker in numbers]
-    while left:
-        found = directories(client, [])
-        raise_together(failure(d) for d in found if d.path is None and any(d.broker == number for _, number in left))
-        for move, broker in list(left):
-            here = [d.path for d in holding(found, move) if d.broker == broker]
-            copies = [d for d in found if d.broker == broker and any(_is_copy(r, move) for r in d.replicas)]
+def wait_for_moves(client: "Client", holders: dict[LogDirMove, list[int]]) -> None:
+    """Wait until each partition is in its new directory on the brokers in `holders`.
+
+    Raises CommandError when a move has failed, or a broker does not answer.
+    """
+    pending = [(move, broker) for move, numbers in holders.items() for broker in numbers]
+    while pending:
+        listed = directories(client, [])
+        raise_together(
+            failure(d) for d in listed if d.path is None and any(d.broker == number for _, number in pending)
+        )
+        for move, broker in list(pending):
+            paths = [d.path for d in directories_with(listed, move) if d.broker == broker]
+            copies = [d for d in listed if d.broker == broker and any(_is_copy(r, move) for r in d.replicas)]
             if not copies:
-                if not here:
-                    # A directory that is out of use shows none of what lies in it.
-                    why = "its topic was deleted, or its directory is out of use"
-                    raise CommandError(f"{move.name} is not there any more: {why}")
-                if here != [move.path]:
-                    raise CommandError(f"{move.name} is still in {here[0]}: the broker's log says why")
+                if not paths:
+                    # Brokers list no replicas of a directory that is out of use.
+                    reason = "its topic was deleted, or its directory is out of use"
+                    raise CommandError(f"{move.name} is in no data directory any more: {reason}")
+                if paths != [move.path]:
+                    raise CommandError(
+                        f"{move.name} is still in {paths[0]}: the move failed, and the broker's log says why"
+                    )
                 print(f"Moved {move.name} to {move.path}.")
-                left.remove((move, broker))
-        if left:
+                pending.remove((move, broker))
+        if pending:
             time.sleep(POLL_S)
 
 
-def _is_copy(replica: Replica, move: Move) -> bool:
+def _is_copy(replica: Replica, move: LogDirMove) -> bool:
+    """Return whether the replica is the unfinished copy of the partition."""
     return (replica.topic, replica.partition, replica.future) == (move.topic, move.partition, True)
 
 
 # Showing
 
 
-def directory_table(found: Sequence[Directory]) -> Table:
+def directory_table(listed: Sequence[LogDirectory]) -> Table:
     columns = [
         Column("broker", right=True),
         Column("directory"),
@@ -280,12 +314,12 @@ def directory_table(found: Sequence[Directory]) -> Table:
                 "-" if d.usable_bytes == UNKNOWN_BYTES else size(d.usable_bytes),
                 "-" if d.total_bytes == UNKNOWN_BYTES else size(d.total_bytes),
             ]
-            for d in found
+            for d in listed
         ],
     )
 
 
-def partition_table(found: Sequence[Directory]) -> Table:
+def partition_table(listed: Sequence[LogDirectory]) -> Table:
     columns = [
         Column("broker", right=True, spare=1),
         Column("directory", spare=1),
@@ -295,13 +329,13 @@ def partition_table(found: Sequence[Directory]) -> Table:
     ]
     rows = [
         [str(d.broker), d.path or "?", f"{r.topic}-{r.partition}", size(r.bytes), replica_state(r)]
-        for d in found
+        for d in listed
         for r in d.replicas
     ]
     return Table(columns, rows)
 
 
-def state(directory: Directory) -> str:
+def state(directory: LogDirectory) -> str:
     if directory.path is None:
         return "no answer"
     if directory.error:
@@ -315,7 +349,7 @@ def replica_state(replica: Replica) -> str:
     return "in use"
 
 
-def directory_json(directory: Directory) -> dict[str, object]:
+def directory_json(directory: LogDirectory) -> dict[str, object]:
     document = directory._asdict()
     document["replicas"] = [replica._asdict() for replica in directory.replicas]
     return document

@@ -34,14 +34,14 @@ def offline_of(topics: Iterable[cluster.TopicState]) -> dict[str, list[int]]:
 
 def look_for_offline(client: "Client", topics: Sequence[str]) -> dict[str, list[int]]:
     """Return the offline partitions of these topics. Topics that do not exist are skipped."""
-    return offline_of(cluster.describe_each(client, [name for name in topics if name], missing_too=True).topics)
+    return offline_of(cluster.describe_each(client, [name for name in topics if name], skip_missing=True).topics)
 
 
 def coordinator_is_offline(client: "Client", group: str) -> CommandError | None:
     """Return the error for a group whose partition of `__consumer_offsets` has no leader; None when it has a leader."""
     from tidelog.coordinator.group.hashing import partition_of
 
-    described = cluster.describe(client, [GROUPS_TOPIC], missing_too=True)
+    described = cluster.describe(client, [GROUPS_TOPIC], skip_missing=True)
     if not described:
         return None
     as_java_reads_it = group.encode("utf-8", "surrogateescape").decode("utf-8", "replace")

@@ -236,7 +236,7 @@ class Writer:
         A topic that does not exist is not an error: brokers may create it on the first record. Raises CommandError
         as `__init__`.
         """
-        described = cluster.describe(self.client, [self.topic], missing_too=True)
+        described = cluster.describe(self.client, [self.topic], skip_missing=True)
         offline_by_topic = offline.offline_of(described)
         if not offline_by_topic:
             return
@@ -364,7 +364,7 @@ class Writer:
         changed_s, finished_before = self.last_change
         if finished != finished_before or finished == self.read_records:
             self.last_change = now, finished
-        elif now - changed_s > STUCK_S and not self.outage.noted:
+        elif now - changed_s > STUCK_S and not self.outage.all_brokers_down:
             self.last_change = float("inf"), finished  # no second message until another record is finished
             newly_offline = set(offline.look_for_offline(self.client, [self.topic]).get(self.topic, ())) - set(
                 self.offline_partitions
@@ -386,7 +386,7 @@ class Writer:
             if self.interrupts():
                 # A user who saw the message that no broker answers, or who pressed Ctrl-C again, does not want to
                 # wait longer.
-                patience = 0 if self.outage.noted or self.interrupts.count > 1 else PARTING_S
+                patience = 0 if self.outage.all_brokers_down or self.interrupts.count > 1 else PARTING_S
                 deadline = min(deadline or float("inf"), time.monotonic() + patience)
                 if time.monotonic() >= deadline:
                     break

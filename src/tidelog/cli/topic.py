@@ -158,7 +158,7 @@ def list_topics(
     """
     with connect(bootstrap, client).open() as cluster_client:
         # A topic that is deleted between two requests is left out.
-        described = cluster.describe_each(cluster_client, cluster.topic_names(cluster_client), missing_too=True)
+        described = cluster.describe_each(cluster_client, cluster.topic_names(cluster_client), skip_missing=True)
         topics = [topic for topic in described.topics if internal or not topic.internal]
         if names:
             for topic in topics:

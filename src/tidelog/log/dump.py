@@ -71,7 +71,7 @@ def _file_entries(disk: "Disk", path: str, name: str, *, records: bool) -> Itera
         return _transaction_entries(disk, path)
     if kind is Kind.PRODUCERS:
         return _producer_entries(disk, path)
-    if kind in (Kind.LEFT, Kind.OTHER):
+    if kind in (Kind.LEFTOVER, Kind.OTHER):
         return iter([{"kind": "file", "position": 0, "size": disk.size(path)}])
     return _TEXT_FILE_ENTRIES[kind](disk.read(path), path)
 

@@ -45,7 +45,7 @@ class Kind(Enum):
     EPOCHS = "epochs"
     PARTITION = "partition"
     PROPERTIES = "properties"
-    LEFT = "left"
+    LEFTOVER = "left"
     """Left by an interrupted deletion, compaction or write."""
     OTHER = "other"
 
@@ -81,7 +81,7 @@ def file_kind(name: str) -> FileKind:
         return FileKind(_BY_NAME[name], 0)
     if _METADATA_SNAPSHOT.fullmatch(name):
         return FileKind(Kind.METADATA_SNAPSHOT, 0)
-    return FileKind(Kind.LEFT if name.endswith(_LEFTOVER_SUFFIXES) else Kind.OTHER, 0)
+    return FileKind(Kind.LEFTOVER if name.endswith(_LEFTOVER_SUFFIXES) else Kind.OTHER, 0)
 
 
 def partition_of(name: str) -> TopicPartition | None:

@@ -76,7 +76,7 @@ class Finding(NamedTuple):
     reason: str
 
 
-class Verified:
+class VerifyReport:
     """The result: how many files, bytes, batches and records were read, and the findings."""
 
     __slots__ = ("batches", "bytes", "files", "findings", "records")
@@ -89,7 +89,7 @@ class Verified:
     def damaged(self) -> bool:
         return any(finding.severity == DAMAGE for finding in self.findings)
 
-    def add(self, other: "Verified") -> None:
+    def add(self, other: "VerifyReport") -> None:
         self.files += other.files
         self.bytes += other.bytes
         self.batches += other.batches
@@ -100,7 +100,7 @@ class Verified:
         self.findings.append(Finding(path, position, severity, reason))
 
 
-def verify(disk: "Disk", path: str, *, records: bool = True) -> Verified:
+def verify(disk: "Disk", path: str, *, records: bool = True) -> VerifyReport:
     """Verify a file, a partition's directory or a whole data directory. `records`: decode every record.
 
     Data that cannot be read is a finding. Raises OSError if `path` does not exist.
@@ -124,11 +124,11 @@ class _Verifier:
     def __init__(self, disk: "Disk", *, decode: bool) -> None:
         self._disk = disk
         self._decode = decode
-        self._result = Verified()
+        self._result = VerifyReport()
         self._checkpoints: dict[str, dict[TopicPartition, int] | None] = {}
         """Offsets of the checkpoints that were read, by path; None for a missing or damaged one."""
 
-    def run(self, path: str) -> Verified:
+    def run(self, path: str) -> VerifyReport:
         if self._disk.is_dir(path):
             with self._recording_errors(path):
                 self._verify_directory(path)
@@ -258,10 +258,10 @@ class _Verifier:
         with self._recording_errors(path):
             if kind is Kind.METADATA_SNAPSHOT:
                 self._verify_batches(path, 0, [], {}, {})
-            elif kind in (Kind.LEFT, Kind.OTHER):
+            elif kind in (Kind.LEFTOVER, Kind.OTHER):
                 self._result.files += 1
                 self._result.bytes += self._disk.size(path)
-                if kind is Kind.LEFT:
+                if kind is Kind.LEFTOVER:
                     self._result.add_finding(path, 0, reason_by_suffix(LEFTOVER_REASONS, path), NOTE)
             else:
                 self._verify_small_file(path, kind)

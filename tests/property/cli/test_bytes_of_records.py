@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cli_harness import ENCODINGS, tidelog
-from tidelog.cli.consume import visible
+from tidelog.cli.consume import escape_for_terminal
 from tidelog.cli.record_json import record_from_line
 from tidelog.client.blocking import Client
 from tidelog.model.ids import TopicPartition
@@ -90,7 +90,7 @@ def test_every_record_is_shown_and_comes_back(broker: Broker, batch: list[Record
         for record in batch
     ) + b"\n"  # fmt: skip
     for value in values:
-        shown = visible(value, encoding).decode(encoding)
+        shown = escape_for_terminal(value, encoding).decode(encoding)
         assert all(character.isprintable() or character in "\t\n" for character in shown)
 
     copy = f"{topic}-copy"

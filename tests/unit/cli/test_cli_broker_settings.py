@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tidelog.cli.broker_settings import BrokerSetting, Layer, in_force, in_unit_of, set_by, shown_value
+from tidelog.cli.broker_settings import BrokerSetting, Layer, in_unit_of, shown_value, start_place, with_replacement
 from tidelog.cli.main import main
 from tidelog.testing import Broker
 
@@ -17,7 +17,7 @@ def setting(name: str, value: str | None, origin: str = "default") -> BrokerSett
 
 def counting(name: str, *settings: BrokerSetting) -> tuple[str, str | None, str]:
     found = {each.name: each for each in settings}
-    return tuple(in_force(found[name], found).in_force)
+    return tuple(with_replacement(found[name], found).in_force)
 
 
 def test_the_finest_unit_that_is_set_counts() -> None:
@@ -33,8 +33,8 @@ def test_the_finest_unit_that_is_set_counts() -> None:
 def test_it_is_shown_in_the_unit_of_what_was_asked_for() -> None:
     settings = [setting("log.retention.ms", None), setting("log.retention.hours", "168")]
     found = {each.name: each for each in settings}
-    assert in_force(settings[0], found).effective == "604800000"
-    assert in_force(settings[1], found).effective == "168"
+    assert with_replacement(settings[0], found).effective == "604800000"
+    assert with_replacement(settings[1], found).effective == "168"
 
 
 def test_what_others_fall_back_on_stands_for_itself() -> None:
@@ -65,9 +65,11 @@ def test_units(name: str, other: str, value: str | None, expected: str | None) -
 
 
 def test_the_place_of_a_start_setting_stands_at_the_end_of_its_documentation() -> None:
-    assert set_by("Where it is. No effect yet. Set at the start by /etc/k.properties:12.") == "/etc/k.properties:12"
-    assert set_by("Where it is.") == ""
-    assert set_by(None) == ""
+    assert (
+        start_place("Where it is. No effect yet. Set at the start by /etc/k.properties:12.") == "/etc/k.properties:12"
+    )
+    assert start_place("Where it is.") == ""
+    assert start_place(None) == ""
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +100,7 @@ def test_a_setting_of_the_start_cannot_be_taken_back(bootstrap: str, capsys: pyt
     told = "log.retention.hours was not set for all brokers; nothing to do (its value is from the command line).\n"
     assert capsys.readouterr().err == told
     assert main(["broker", "config", "unset", "log.retention.ms", "--bootstrap", bootstrap]) == 0
-    told = "log.retention.hours counts, 24 from the command line"
+    told = "log.retention.hours is used instead, 24 from the command line"
     assert capsys.readouterr().err == f"log.retention.ms was not set for all brokers; nothing to do ({told}).\n"
 
 

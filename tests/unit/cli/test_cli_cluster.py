@@ -32,7 +32,7 @@ def test_a_topic_that_is_deleted_while_topics_are_listed(
     else:
         one = cluster.PartitionState(0, 1, [1], [1])
         topics = [cluster.TopicState(name, "", False, [one]) for name in ("gone", "kept")]
-        described = cluster.Described(topics, {})
+        described = cluster.DescribedTopics(topics, {})
         monkeypatch.setattr(cluster, "describe_each", lambda *asked, **options: described)
     assert main(["topic", "list", "--json", "-b", broker.bootstrap]) == 0
     listed = {topic["topic"]: topic["records"] for topic in json.loads(capsys.readouterr().out)}

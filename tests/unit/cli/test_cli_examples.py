@@ -5,14 +5,14 @@ import shlex
 
 import pytest
 
-from tidelog.cli.examples import broken, fit_examples, fitted
+from tidelog.cli.examples import break_examples, break_line, fit_examples
 
 LINE = '$ tidelog group reset-offsets billing --to-datetime "1 hour ago" --execute | jq .'
 
 
 @pytest.mark.parametrize("width", [24, 30, 40, 58, 78, 80, 81, 200])
 def test_an_example_is_broken_where_a_shell_reads_on(width: int) -> None:
-    lines = broken(LINE, width)
+    lines = break_line(LINE, width)
     assert max(map(len, lines)) <= width
     assert all(line.endswith(" \\") for line in lines[:-1])
     # Not one line more than are needed: the first word of each would not have fitted before it.
@@ -24,12 +24,12 @@ def test_an_example_is_broken_where_a_shell_reads_on(width: int) -> None:
 
 
 def test_a_word_is_never_broken() -> None:
-    assert broken("$ a --set k=" + "v" * 30, 20) == ["$ a --set \\", "    k=" + "v" * 30]
+    assert break_line("$ a --set k=" + "v" * 30, 20) == ["$ a --set \\", "    k=" + "v" * 30]
 
 
 def test_only_examples_are_broken() -> None:
     text = "What it does, in more words than fit.\n\nExamples:\n\n  $ tidelog topic list --json\n  $ tidelog topic list"
-    assert fitted(text, 22) == text.replace("list --json", "list \\\n      --json")
+    assert break_examples(text, 22) == text.replace("list --json", "list \\\n      --json")
 
 
 def test_commands_without_a_help_stay(monkeypatch: pytest.MonkeyPatch) -> None:

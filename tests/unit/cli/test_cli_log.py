@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from confluent_kafka import Producer
 
-from tidelog.cli.log import alike, entry_json, entry_text, quoted
+from tidelog.cli.log import entry_json, entry_text, group_similar, quoted
 from tidelog.cli.main import main
 from tidelog.log.verify import Finding
 from tidelog.testing import Broker
@@ -68,7 +68,7 @@ def test_findings_of_one_kind_are_one_line_with_their_number(data: Path, capsys:
         for row in range(9)
     ]
     other = Finding(str(epochs), 0, "note", "left by an interrupted deletion or cleaning")
-    assert alike([*found[:5], other, *found[5:]]) == [(other, 0, 0), (found[0], 8, 64)]
+    assert group_similar([*found[:5], other, *found[5:]]) == [(other, 0, 0), (found[0], 8, 64)]
 
     for name in ("a-stray", "b-stray"):
         (data / name).mkdir()
@@ -122,7 +122,7 @@ def test_notes_of_one_kind_are_one_line_for_a_directory_and_come_before_damage(
     assert main(["log", "verify", str(data)]) == 1
     retired, deleted, damage, _ = capsys.readouterr().out.splitlines()
     assert retired.startswith(f"note: {data}/orders-0/00000000000000000000.index.deleted at 0: a retired file: ")
-    assert retired.endswith(" (and 5 more of the kind beside it)")
+    assert retired.endswith(" (and 5 more of this kind in the same directory)")
     assert deleted.startswith("note: ")
     assert damage.startswith("damage: ")
 
@@ -189,8 +189,7 @@ def test_what_is_no_log(command: str, tmp_path: Path, capsys: pytest.CaptureFixt
         assert main(["log", command, str(path)]) == 1
         assert capsys.readouterr() == (
             "",
-            f"Error: {path} is none of Tidelog's or Kafka's log files, nor a partition's directory or a data"
-            " directory\n",
+            f"Error: {path} is not a log file of Tidelog or Kafka, a partition's directory or a data directory\n",
         )
 
 

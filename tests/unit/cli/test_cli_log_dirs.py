@@ -12,7 +12,7 @@ import pytest
 from process_harness.child import address_of, start
 from tidelog.cli import log_dirs
 from tidelog.cli.errors import CommandError, UsageError
-from tidelog.cli.log_dirs import Directory, Move, Replica, directory_table, parsed, partition_table
+from tidelog.cli.log_dirs import LogDirectory, LogDirMove, Replica, directory_table, parse_move, partition_table
 
 LIMIT_S = 30
 
@@ -97,33 +97,33 @@ def test_a_partition_that_goes_while_its_move_is_waited_for(monkeypatch: pytest.
     there, copy = Replica("t", 0, 10, 0, False), Replica("t", 0, 5, 1, True)
     looks = iter([([there], [copy]), ([], []), ([there], [])])
 
-    def directories(client: object, topics: Sequence[str]) -> list[Directory]:
+    def directories(client: object, topics: Sequence[str]) -> list[LogDirectory]:
         a, b = next(looks)
-        return [Directory(1, "/a", "", -1, -1, False, a), Directory(1, "/b", "", -1, -1, False, b)]
+        return [LogDirectory(1, "/a", "", -1, -1, False, a), LogDirectory(1, "/b", "", -1, -1, False, b)]
 
     monkeypatch.setattr(log_dirs, "directories", directories)
-    with pytest.raises(CommandError, match="t-0 is not there any more: its topic was deleted"):
-        log_dirs.done(None, {Move("t", 0, "/b"): [1]})  # type: ignore[arg-type]
+    with pytest.raises(CommandError, match="t-0 is in no data directory any more: its topic was deleted"):
+        log_dirs.wait_for_moves(None, {LogDirMove("t", 0, "/b"): [1]})  # type: ignore[arg-type]
     with pytest.raises(CommandError, match="t-0 is still in /a"):
-        log_dirs.done(None, {Move("t", 0, "/b"): [1]})  # type: ignore[arg-type]
+        log_dirs.wait_for_moves(None, {LogDirMove("t", 0, "/b"): [1]})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("text", ["orders=/disk", "orders-x=/disk", "-1=/disk", "orders-0", "orders-0="])
 def test_what_is_no_move(text: str) -> None:
     with pytest.raises(UsageError, match="for example --move orders-0="):
-        parsed(text)
+        parse_move(text)
 
 
 def test_moves_are_parsed_from_the_right() -> None:
-    assert parsed("a-b-3=/disk/") == Move("a-b", 3, "/disk")
-    assert parsed("t-0=/") == Move("t", 0, "/")
+    assert parse_move("a-b-3=/disk/") == LogDirMove("a-b", 3, "/disk")
+    assert parse_move("t-0=/") == LogDirMove("t", 0, "/")
 
 
 def test_the_states_of_directories_and_copies() -> None:
     copy = Replica("t", 0, 10, 7, True)
     found = [
-        Directory(1, "/a", "KAFKA_STORAGE_ERROR", -1, -1, False, []),
-        Directory(1, "/b", "", 4096, 1024, True, [copy, Replica("t", 1, 2048, 0, False)]),
+        LogDirectory(1, "/a", "KAFKA_STORAGE_ERROR", -1, -1, False, []),
+        LogDirectory(1, "/b", "", 4096, 1024, True, [copy, Replica("t", 1, 2048, 0, False)]),
     ]
     assert [row[2:] for row in directory_table(found).rows] == [
         ["out of use (KAFKA_STORAGE_ERROR)", "0", "0 B", "-", "-"],

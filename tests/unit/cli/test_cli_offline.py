@@ -102,9 +102,11 @@ def test_consume_reads_the_others_and_does_not_call_it_the_end(tidelog: Run) -> 
     )
     assert tidelog("consume", "orders", "-B", "-n", 20).stderr.startswith(OF_ORDERS)
     named_one = tidelog("consume", "orders", "-B", "-p", 1, code=1).stderr
-    assert named_one == f"Error: offline: partition 1 of orders. Nobody can read there.\n{REMEDY}"
+    assert named_one == f"Error: offline: partition 1 of orders. No records can be read there.\n{REMEDY}"
     assert tidelog("consume", "orders", "-B", "-e", "-p", 0).stderr == ""
-    assert "partitions 0-2 of lost. Nobody can read there." in tidelog("consume", "lost", "-B", "-e", code=1).stderr
+    assert (
+        "partitions 0-2 of lost. No records can be read there." in tidelog("consume", "lost", "-B", "-e", code=1).stderr
+    )
 
 
 def test_a_group_reads_the_others_or_learns_that_it_is_kept_nowhere(tidelog: Run) -> None:
@@ -134,7 +136,7 @@ def test_produce_writes_what_can_be_written(tidelog: Run) -> None:
 def test_bench_refuses_to_measure_it(tidelog: Run) -> None:
     for command in ("produce", "consume", "latency"):
         assert tidelog("bench", command, "--topic", "orders", code=1).stderr.startswith(
-            "Error: offline: partition 1 of orders. What the others do would say nothing about the topic.\n"
+            "Error: offline: partition 1 of orders. Measuring the other partitions would not measure the topic.\n"
         )
 
 

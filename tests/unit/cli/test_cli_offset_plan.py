@@ -6,7 +6,7 @@ import pytest
 
 from tidelog.cli.cluster import Offsets
 from tidelog.cli.errors import CommandError, UsageError
-from tidelog.cli.group_offsets import Target, places_of, tell_left_out
+from tidelog.cli.group_offsets import ResetTarget, partitions_to_reset, tell_left_out
 from tidelog.cli.offset_plan import Move, left_out, moves_json, moves_table, plan, read_offsets, topics_and_partitions
 
 
@@ -111,10 +111,10 @@ def test_what_json_prints_is_what_a_file_may_say(tmp_path: Path) -> None:
 
 
 def test_there_is_one_way_to_say_where() -> None:
-    Target(False, False, None, 0, None, None).check()
-    Target(False, False, None, None, 0, None).check()
-    for wrong in (Target(False, False, None, None, None, None), Target(True, False, None, 0, None, None)):
-        with pytest.raises(UsageError, match="in one way"):
+    ResetTarget(False, False, None, 0, None, None).check()
+    ResetTarget(False, False, None, None, 0, None).check()
+    for wrong in (ResetTarget(False, False, None, None, None, None), ResetTarget(True, False, None, 0, None, None)):
+        with pytest.raises(UsageError, match="exactly one target"):
             wrong.check()
 
 
@@ -133,6 +133,6 @@ def test_partitions_that_a_plan_leaves_out_are_named(capsys: pytest.CaptureFixtu
 def test_a_file_that_has_nothing_of_the_topics_that_are_named() -> None:
     given = {("t", 0): 5, ("t", 1): 6}
     # No broker is asked for what the file names.
-    assert places_of(None, "g", {"t": [1]}, given, {}) == [("t", 1)]  # type: ignore[arg-type]
+    assert partitions_to_reset(None, "g", {"t": [1]}, given, {}) == [("t", 1)]  # type: ignore[arg-type]
     with pytest.raises(CommandError, match="the file has no offsets for u, v: leave out --topic"):
-        places_of(None, "g", {"u": None, "v": [0]}, given, {})  # type: ignore[arg-type]
+        partitions_to_reset(None, "g", {"u": None, "v": [0]}, given, {})  # type: ignore[arg-type]

@@ -16,7 +16,7 @@ from tidelog.cli.cluster import Offsets, PartitionState, TopicState, no_such_top
 from tidelog.cli.connection import host_port, host_ports, joined
 from tidelog.cli.errors import UsageError
 from tidelog.cli.lag import Lag, behind_text, lag_table, total, urgency
-from tidelog.cli.lag_watch import Progress, fitting, measured, watch_table, whole_table
+from tidelog.cli.lag_watch import Progress, rates_between, split_to_fit, watch_table, whole_table
 from tidelog.cli.measure import Point, percentile, rates
 from tidelog.cli.plots import line_plot, short_number
 from tidelog.cli.room import shortened
@@ -218,7 +218,7 @@ def lag(partition: int, committed: int | None, end: int | None) -> Lag:
 def test_rates_between_two_looks() -> None:
     before = [lag(0, 100, 1000), lag(1, 5, 5), lag(3, None, 5), lag(4, 9, 9)]
     after = [lag(0, 300, 1100), lag(2, 0, 7), lag(3, 1, 5), lag(4, 3, 9)]
-    assert measured(before, after, 2.0) == {("g", "t", 0): Progress(100.0, 50.0), ("g", "t", 4): Progress(0, 0)}
+    assert rates_between(before, after, 2.0) == {("g", "t", 0): Progress(100.0, 50.0), ("g", "t", 4): Progress(0, 0)}
 
 
 @pytest.mark.parametrize(
@@ -327,7 +327,7 @@ def wide(groups: int, partitions: int, name: str = "x") -> list[Lag]:
 
 
 def all_progress(lags: list[Lag]) -> dict[tuple[str, str, int], Progress]:
-    return {lag.place: Progress(123_456, 100_000) for lag in lags}
+    return {lag.group_partition: Progress(123_456, 100_000) for lag in lags}
 
 
 def test_watched_lag_of_one_group() -> None:
@@ -368,8 +368,8 @@ def test_partitions_that_do_not_fit_are_one_row() -> None:
     assert [row[0] for row in table.rows] == [*map(str, range(13, 30)), "13 more"]
     assert table.rows[-1][-5] == str(sum(1000 * p for p in range(13)))
     assert table.footer[-5] == str(sum(1000 * p for p in range(30)))
-    assert fitting(lags, 30) == (lags, [])
-    assert [len(part) for part in fitting(lags, 29)] == [28, 2]
+    assert split_to_fit(lags, 30) == (lags, [])
+    assert [len(part) for part in split_to_fit(lags, 29)] == [28, 2]
 
 
 @pytest.mark.parametrize(("width", "height"), [(80, 24), (120, 40), (60, 12)])
@@ -390,7 +390,7 @@ def test_a_watched_table_fits_a_terminal(lags: list[Lag], width: int, height: in
         "from tidelog.cli.lag import Lag; from tidelog.cli.lag_watch import *\n"
         "from tidelog.cli.tables import print_table\n"
         f"lags = [Lag(*one) for one in {[tuple(one) for one in lags]!r}]\n"
-        "progress = {one.place: Progress(123_456, 100_000) for one in lags}\n"
+        "progress = {one.group_partition: Progress(123_456, 100_000) for one in lags}\n"
         f"print_table(watch_table(lags, progress, {width}, {height}))"
     )
     lines = on_a_terminal(code, width, NO_COLOR="1").splitlines()

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidelog.cli.consume import Where, beginning, visible
+from tidelog.cli.consume import Start, escape_for_terminal, start_from
 from tidelog.cli.errors import CommandError, UsageError
 from tidelog.cli.produce import json_parser, text_parser
 from tidelog.cli.record_json import RecordJsonError, record_from_line
@@ -273,22 +273,22 @@ def test_json_lines() -> None:
 
 
 def test_what_would_steer_a_terminal_is_escaped() -> None:
-    assert visible(b"a\tb\nc") == b"a\tb\nc"
-    assert visible("é漢".encode()) == "é漢".encode()
-    assert visible(b"\x1b[31m\r\x07\xff") == b"\\x1b[31m\\r\\x07\\xff"
+    assert escape_for_terminal(b"a\tb\nc") == b"a\tb\nc"
+    assert escape_for_terminal("é漢".encode()) == "é漢".encode()
+    assert escape_for_terminal(b"\x1b[31m\r\x07\xff") == b"\\x1b[31m\\r\\x07\\xff"
 
 
 @pytest.mark.parametrize(
-    ("offset", "where"),
+    ("offset", "start"),
     [
-        (None, Where(False, None, None)),
-        ("latest", Where(False, None, None)),
-        ("end", Where(False, None, None)),
-        ("earliest", Where(True, None, None)),
-        ("beginning", Where(True, None, None)),
-        ("0", Where(False, 0, None)),
-        ("-5", Where(False, -5, None)),
+        (None, Start(False, None, None)),
+        ("latest", Start(False, None, None)),
+        ("end", Start(False, None, None)),
+        ("earliest", Start(True, None, None)),
+        ("beginning", Start(True, None, None)),
+        ("0", Start(False, 0, None)),
+        ("-5", Start(False, -5, None)),
     ],
 )
-def test_where_reading_begins(offset: str | None, where: Where) -> None:
-    assert beginning(False, offset, None) == where
+def test_where_reading_begins(offset: str | None, start: Start) -> None:
+    assert start_from(False, offset, None) == start

@@ -57,7 +57,7 @@ def lags() -> list[Lag]:
 
 
 def progress() -> dict[tuple[str, str, int], Progress]:
-    return {lag.place: Progress(1_234_567, 1_000_000) for lag in lags()}
+    return {lag.group_partition: Progress(1_234_567, 1_000_000) for lag in lags()}
 
 
 def states() -> list[TopicState]:
@@ -84,11 +84,11 @@ def broker_settings() -> list[BrokerSetting]:
     ]
 
 
-def directories() -> list[log_dirs.Directory]:
+def directories() -> list[log_dirs.LogDirectory]:
     replicas = [log_dirs.Replica(NAME, p, 123_456_789 * p, BIG, p == 2) for p in range(3)]
     path = "/srv/a/rather/long/path/of/a/disk"
     return [
-        log_dirs.Directory(b, f"{path}-{b}", "KAFKA_STORAGE_ERROR" * (b == 2), 10**12 * b, 10**11, False, replicas)
+        log_dirs.LogDirectory(b, f"{path}-{b}", "KAFKA_STORAGE_ERROR" * (b == 2), 10**12 * b, 10**11, False, replicas)
         for b in (1, 2)
     ]
 

@@ -158,7 +158,7 @@ def test_groups_are_listed_as_far_as_they_are_known(where: Where) -> None:
     ]
     assert "1 assignment cannot be decoded" in ran.text
     assert "GROUP_AUTHORIZATION_FAILED" in ran.text
-    for note in ("does not say which groups it coordinates", "group odd, member m: ", "group sound, near-1: "):
+    for note in ("did not list its groups", "group odd, member m: ", "group sound, near-1: "):
         assert note in ran.errors
     problems = {group["group"]: group["problem"] for group in tidelog("group", "list", "--json", *where).json()}
     assert problems["sound"] is None
@@ -180,12 +180,12 @@ def test_groups_by_name_of_which_some_fail(where: Where) -> None:
     assert "sound  state empty" in ran.text
     assert "odd  state stable" in ran.text
     assert "no such group: soun; did you mean sound?" in ran.errors
-    assert "group gone is not there any more" in ran.errors
+    assert "group gone does not exist any more" in ran.errors
     ran = tidelog("group", "lag", "refused", "sound", "gone", *where, code=1)
     assert rows(ran.text) == LAGS
     assert "Error: " in ran.errors
     assert "group refused: GROUP_AUTHORIZATION_FAILED" in ran.errors
-    assert "group gone is not there any more" in ran.errors
+    assert "group gone does not exist any more" in ran.errors
 
 
 def test_topics_whose_leader_cannot_be_reached(where: Where) -> None:

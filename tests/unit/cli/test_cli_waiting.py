@@ -48,7 +48,7 @@ def test_a_spare_member_is_told_so(environment: dict[str, str]) -> None:
 
 def test_new_records_are_waited_for(environment: dict[str, str]) -> None:
     with on_a_terminal(CONSUME, environment) as reader:
-        reader.expect("Waiting for new records in orders; Ctrl-C stops. \\(-B shows those that are there.\\)\n")
+        reader.expect("Waiting for new records in orders; Ctrl-C stops. \\(-B also shows existing records.\\)\n")
         stop(reader)
     with on_a_terminal([*CONSUME, "-o", "7"], environment) as reader:
         reader.expect("orders ends at offset 1: reading from there.\n")

@@ -77,7 +77,7 @@ def test_a_watch_at_a_terminal_stays_while_the_broker_restarts(broker: Restarted
         watch.expect(r"all +3 ")
         broker.stop()
         away = (
-            rf"No answer from {broker.bootstrap} for (\d+) s; still trying\. Figures of \d\d:\d\d:\d\d; Ctrl-C leaves\."
+            rf"No answer from {broker.bootstrap} for (\d+) s; still trying\. Figures of \d\d:\d\d:\d\d; Ctrl-C stops\."
         )
         watch.expect(away)
         watch.expect(r"all +3 ")  # the last figures
