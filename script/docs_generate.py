@@ -131,7 +131,7 @@ def _by_subject(keys: Iterable[Key], default: Callable[[Key], str], when: Callab
     """A table with a heading for each subject that has settings."""
     found: dict[str, list[Key]] = {subject: [] for subject, _ in reversed(SUBJECTS)}
     for key in sorted(keys, key=lambda key: key.name):
-        found[next(subject for subject, pattern in SUBJECTS if re.search(pattern, key.name))].append(key)
+        found[_subject(key)].append(key)
     tables = []
     for subject, settings in found.items():
         if settings:
@@ -142,6 +142,25 @@ def _by_subject(keys: Iterable[Key], default: Callable[[Key], str], when: Callab
                 table += row(f"`{key.name}`", key.type.name.lower(), default(key), when(key), effect, key.doc or "-")
             tables.append(table)
     return "\n".join(tables)
+
+
+def settings_without_effect() -> str:
+    """Their names, by subject: of brokers, then of topics."""
+    idle = [(scope, key) for scope, keys in (("broker", BROKER_KEYS), ("topic", TOPIC_KEYS)) for key in keys.values()]
+    idle = [(scope, key) for scope, key in idle if not key.effect]
+    lines = row("subject", "settings of brokers", "settings of topics") + row("---", "---", "---")
+    for subject, _ in reversed(SUBJECTS):
+        names: dict[str, list[str]] = {"broker": [], "topic": []}
+        for scope, key in idle:
+            if _subject(key) == subject:
+                names[scope].append(f"`{key.name}`")
+        if any(names.values()):
+            lines += row(subject, *(", ".join(sorted(found)) or "-" for found in names.values()))
+    return lines
+
+
+def _subject(key: Key) -> str:
+    return next(subject for subject, pattern in SUBJECTS if re.search(pattern, key.name))
 
 
 def settings_counts() -> str:
@@ -214,6 +233,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "broker-settings": broker_settings,
     "topic-settings": topic_settings,
     "settings-counts": settings_counts,
+    "settings-without-effect": settings_without_effect,
     "all-broker-settings": all_broker_settings,
     "all-topic-settings": all_topic_settings,
     "missing-apis": missing_apis,
