@@ -3,7 +3,8 @@
 A part is one pytest run. Parts that spread over the cores by themselves, or that measure, run alone; the others two at
 a time, each printed when it has ended. With --full every part runs with its full amounts (TIDELOG_FULL=1); parts that
 have passed on this very commit are not run again, so an interrupted run can go on. The report is written to
-.cache/test-report.md.
+.cache/test-report.md. With --coverage the lines and branches of the product are counted that the parts run, in the
+brokers that they start as well; what was not run is listed in .cache/coverage-report.txt.
 """
 
 import argparse
@@ -57,13 +58,14 @@ class Outcome(NamedTuple):
     """Lines that a suite says of itself: seeds, amounts."""
 
 
-def run(part: Part, *, full: bool) -> Outcome:
+def run(part: Part, *, full: bool, coverage: bool) -> Outcome:
     environment = dict(os.environ)
     if full:
         environment |= {"TIDELOG_FULL": "1"} | part.full_environment
     print(f"\n== {part.name}{', printed when it ends' * part.beside}", flush=True)
     began = time.monotonic()
-    command = [sys.executable, "-m", "pytest", "-q", *part.arguments]
+    measured = ["-m", "coverage", "run"] if coverage else []
+    command = [sys.executable, *measured, "-m", "pytest", "-q", *part.arguments]
     process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     counts: dict[str, int] = {}
@@ -84,15 +86,28 @@ def run(part: Part, *, full: bool) -> Outcome:
     return Outcome(part.name, code == 0 and counts.get("passed", 0) > 0, counts, time.monotonic() - began, notes)
 
 
-def run_all(parts: list[Part], *, full: bool) -> Iterator[Outcome]:
+def run_all(parts: list[Part], *, full: bool, coverage: bool) -> Iterator[Outcome]:
     """Each part's outcome as it ends."""
     for part in parts:
         if not part.beside:
-            yield run(part, full=full)
+            yield run(part, full=full, coverage=coverage)
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        running = [pool.submit(run, part, full=full) for part in parts if part.beside]
+        running = [pool.submit(run, part, full=full, coverage=coverage) for part in parts if part.beside]
         for ended in as_completed(running):
             yield ended.result()
+
+
+def coverage_tool(*arguments: str) -> str:
+    """What `coverage` prints. Its settings, the place of its data among them, are in pyproject.toml."""
+    command = [sys.executable, "-m", "coverage", *arguments]
+    return subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True).stdout
+
+
+def report_coverage() -> None:
+    coverage_tool("combine", "--quiet")
+    listed = coverage_tool("report")
+    (CACHE / "coverage-report.txt").write_text(listed)
+    print(f"\ncoverage, lines and branches: {listed.split()[-1]} (.cache/coverage-report.txt)")
 
 
 def commit() -> str:
@@ -112,6 +127,7 @@ def main() -> int:
     parser.add_argument(
         "--part", action="append", choices=[p.name for p in PARTS], help="this part only; may come often"
     )
+    parser.add_argument("--coverage", action="store_true", help="count the lines and branches that run")
     parser.add_argument("--list", action="store_true", help="name the parts")
     chosen = parser.parse_args()
     if chosen.list:
@@ -120,19 +136,24 @@ def main() -> int:
     CACHE.mkdir(exist_ok=True)
     state_file = CACHE / "test-state.json"
     state = json.loads(state_file.read_text()) if state_file.exists() else {}
-    this = f"{commit()} {'full' if chosen.full else 'slice'}"
+    this = f"{commit()} {'full' if chosen.full else 'slice'}{' coverage' * chosen.coverage}"
     done: dict[str, list[object]] = state.get(this, {}) if chosen.full and not this.split()[0].endswith("+") else {}
     wanted = [part for part in PARTS if not chosen.part or part.name in chosen.part]
     outcomes = {part.name: Outcome(*done[part.name]) for part in wanted if part.name in done}  # type: ignore[arg-type]
     for name in outcomes:
         print(f"\n== {name}: passed on this commit before")
-    for outcome in run_all([part for part in wanted if part.name not in outcomes], full=chosen.full):
+    if chosen.coverage:
+        coverage_tool("erase")
+    left = [part for part in wanted if part.name not in outcomes]
+    for outcome in run_all(left, full=chosen.full, coverage=chosen.coverage):
         outcomes[outcome.name] = outcome
         if outcome.passed:
             done[outcome.name] = list(outcome)
             state_file.write_text(json.dumps({this: done}))
     ordered = [outcomes[part.name] for part in wanted]
     report(ordered, this)
+    if chosen.coverage:
+        report_coverage()
     return 0 if all(o.passed for o in ordered) else 1
 
 

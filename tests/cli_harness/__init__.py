@@ -15,9 +15,9 @@ from tidelog.cli.main import main
 from tidelog.client.connection import decoder
 from tidelog.wire.apis import APIS
 from tidelog.wire.encoding import build_encoders
-from tidelog.wire.frames import decode_request_header, encode_response_header
 from tidelog.wire.message import Message
 from tidelog.wire.messages.api_versions import ApiVersion, ApiVersionsRequest, ApiVersionsResponse
+from wire_harness import decode_request_header, encode_response_header
 
 ENCODINGS = ("utf-8", "ascii", "latin-1")
 

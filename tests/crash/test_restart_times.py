@@ -13,9 +13,9 @@ from process_harness.raw import RawConnection
 from tidelog.log.checkpoints import RECOVERY_POINTS
 from tidelog.testing import Broker
 from tidelog.wire.errors import ErrorCode
-from tidelog.wire.frames import encode_request
 from tidelog.wire.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from tidelog.wire.records import Record, encode_batch
+from wire_harness import encode_request
 
 PARTITIONS = 1000
 CLEAN_START_S_MAX = 1.0

@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator
 
 from process_harness.raw import RawConnection, response_class
-from tidelog.wire.frames import decode_response_header, encode_request
+from tidelog.wire.frames import decode_response_header
 from tidelog.wire.messages.alter_client_quotas import (
     AlterClientQuotasRequest,
     AlterClientQuotasResponse,
@@ -26,6 +26,7 @@ from tidelog.wire.messages.fetch import FetchPartition, FetchRequest, FetchTopic
 from tidelog.wire.messages.metadata import MetadataRequest
 from tidelog.wire.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from tidelog.wire.records import Record, encode_batch
+from wire_harness import encode_request
 
 Address = tuple[str, int]
 

@@ -4,7 +4,6 @@ such that name the same thing again and again.
 
 from collections.abc import Callable
 
-from tidelog.wire.frames import encode_request
 from tidelog.wire.message import Message
 from tidelog.wire.messages import (
     alter_client_quotas,
@@ -36,6 +35,7 @@ from tidelog.wire.messages import (
     sync_group,
 )
 from tidelog.wire.records import Record, encode_batch
+from wire_harness import encode_request
 
 COUNT = 100_000
 GROUP = "wide"

@@ -69,7 +69,7 @@ def test_a_topics_life(tidelog: Run) -> None:
     assert (again.stdout.decode(), again.stderr) == (f"Topic {name} already exists.\n", b"")
     other = tidelog("topic", "create", name, "--if-not-exists", "-p", 7, "--set", "retention.ms=5")
     assert other.stderr.decode() == (
-        "Warning: it is as it was: 3 partitions, not 7; retention.ms=86400000, not 5.\n"
+        "Warning: it was not changed, and differs: 3 partitions, not 7; retention.ms=86400000, not 5.\n"
         f"  tidelog topic add-partitions {name} 7\n"
         f"  tidelog topic config {name} --set retention.ms=5\n"
     )
@@ -114,7 +114,7 @@ def test_nothing_to_take_back(tidelog: Run, topic: str) -> None:
 def test_a_setting_is_set_once_or_taken_back(tidelog: Run, topic: str) -> None:
     both = ["--set", "segment.ms=3600000", "--unset", "segment.ms"]
     error = tidelog("topic", "config", topic, *both, code=2).stderr.decode()
-    assert error == "Error: segment.ms is set and unset at once: give --set or --unset of it\n"
+    assert error == "Error: segment.ms is set and unset at once: use either --set or --unset for it\n"
     twice = ["--set", "segment.ms=3600000", "--set", "segment.ms=7200000"]
     assert "segment.ms is set twice" in tidelog("topic", "config", topic, *twice, code=2).stderr.decode()
 
@@ -209,7 +209,7 @@ def test_json_lines_are_a_copy(tidelog: Run, topic: str) -> None:
     assert without_place == [b"gone|null|", b"k|v|h=1", b"\xff|\xfe|h=1"]
 
     refused = tidelog("produce", copy, "--json", input=b'{"value": "v"}\n{"value": "v", "kye": "k"}\n', code=1)
-    assert 'line 2 is not a record: "kye" is no field: there are topic, ' in refused.stderr.decode()
+    assert 'line 2 is not a record: "kye" is not a field; the fields are topic, ' in refused.stderr.decode()
 
 
 def test_where_reading_begins_and_ends(tidelog: Run, topic: str) -> None:

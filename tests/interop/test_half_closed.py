@@ -17,7 +17,7 @@ from process_harness.raw import RawConnection, response_class
 from tidelog.api.registry import TABLE
 from tidelog.wire.apis import APIS
 from tidelog.wire.errors import ErrorCode
-from tidelog.wire.frames import decode_response_header, encode_request
+from tidelog.wire.frames import decode_response_header
 from tidelog.wire.message import Message
 from tidelog.wire.messages import (
     alter_client_quotas,
@@ -44,6 +44,7 @@ from tidelog.wire.messages import (
     sync_group,
 )
 from tidelog.wire.records import Record, encode_batch
+from wire_harness import encode_request
 
 WAIT_MS = 300
 CLIENT = "half-closed"

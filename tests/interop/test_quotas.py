@@ -179,7 +179,7 @@ def test_the_command_line(bootstrap: str, unique: Unique) -> None:
     refused = tidelog(bootstrap, "quota", "set", "--client-id", name, "producer_byte_rate=0", code=1)
     assert "producer_byte_rate" in refused
     assert "greater than 0" in refused
-    assert "whose?" in tidelog(bootstrap, "quota", "set", "producer_byte_rate=1", code=2)
+    assert "whose quotas?" in tidelog(bootstrap, "quota", "set", "producer_byte_rate=1", code=2)
 
 
 def until_told_of_user(bootstrap: str, name: str, count: int) -> None:

@@ -81,6 +81,11 @@ class LogOnDisk:
     def append(self, *values: bytes, leader_epoch: int = 0, **fields: Any) -> Appended:
         return self.append_batch(make_batch(*values, **fields), leader_epoch=leader_epoch)
 
+    def repeats(self, *values: bytes, **fields: Any) -> bool:
+        """Whether the batch is answered and not appended, as one that its producer sends again is."""
+        end_offset = self.log.log_end_offset
+        return self.append(*values, **fields).next_offset <= end_offset == self.log.log_end_offset
+
     def append_batch(self, batch: bytearray, *, leader_epoch: int = 0) -> Appended:
         return self.log.append(memoryview(batch), BatchHeader(batch), leader_epoch=leader_epoch, now_ms=self.now_ms)
 

@@ -7,7 +7,7 @@ from typing import Self, cast
 
 from tidelog.wire.apis import APIS
 from tidelog.wire.errors import ErrorCode
-from tidelog.wire.frames import decode_response_header, encode_request
+from tidelog.wire.frames import decode_response_header
 from tidelog.wire.message import Message
 from tidelog.wire.messages.create_topics import CreatableTopic, CreateTopicsRequest, CreateTopicsResponse
 from tidelog.wire.messages.fetch import FetchPartition, FetchRequest, FetchResponse, FetchTopic
@@ -19,6 +19,7 @@ from tidelog.wire.messages.produce import (
     TopicProduceData,
 )
 from tidelog.wire.records import Record, batches_in, decode_records, encode_batch
+from wire_harness import encode_request
 
 PRODUCE_BY_NAME = FETCH_BY_NAME = 12
 CREATE_TOPICS = 7

@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from consumer_harness.members import ClassicMember, ConsumerMember
 from consumer_harness.stage import Stage, told
+from group_harness.invariants import check_core
 from tidelog.coordinator.consumer.settings import ConsumerSettings
 from tidelog.coordinator.consumer.state import ConsumerGroupState
 from tidelog.coordinator.group.offsets import OffsetCommit, OffsetToCommit
@@ -226,7 +227,7 @@ class ConsumerHistory(RuleBasedStateMachine):
     @invariant()
     def state_is_valid(self) -> None:
         if hasattr(self, "stage"):
-            self.stage.core.validate_state()
+            check_core(self.stage.core)
 
     @invariant()
     def the_log_says_what_is_live(self) -> None:

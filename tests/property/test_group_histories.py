@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from group_harness.invariants import check_core
 from tidelog.coordinator.decision import Decision, Moment
 from tidelog.coordinator.group.classic import Joining
 from tidelog.coordinator.group.core import GroupCore
@@ -348,7 +349,7 @@ class GroupHistory(RuleBasedStateMachine):
     @invariant()
     def state_is_valid(self) -> None:
         if hasattr(self, "core"):
-            self.core.validate_state()
+            check_core(self.core)
 
     @invariant()
     def the_log_says_what_is_live(self) -> None:
@@ -360,7 +361,7 @@ class GroupHistory(RuleBasedStateMachine):
         if not hasattr(self, "core"):
             return
         self.pass_time(FOREVER_MS)
-        self.core.validate_state()
+        check_core(self.core)
         assert self.answered == self.asked
         for group in self.core.groups.values():
             assert group.state is GroupState.EMPTY

@@ -72,7 +72,7 @@ def test_many_records_are_looked_at_in_a_process_of_its_own_before_they_go(
     monkeypatch: pytest.MonkeyPatch, stops: bool
 ) -> None:
     """The look that finds that out lets them stay; the next one knows."""
-    monkeypatch.setattr(tidelog.log.retention, "HERE_BYTES_MAX", 0)
+    monkeypatch.setattr(tidelog.log.retention, "INLINE_PART_BYTES_MAX", 0)
 
     async def life(world: World) -> None:
         interval_ms = 60_000

@@ -228,7 +228,7 @@ def test_a_directory_that_is_empty_where_one_was_full_is_no_reason_to_begin_anew
         client = await client_of(world)
         codes = sorted([await code_of(client, 0), await code_of(client, 1)])
         assert codes == [ErrorCode.NONE, ErrorCode.KAFKA_STORAGE_ERROR]
-        with pytest.raises(Exception, match="a disk not mounted"):
+        with pytest.raises(Exception, match="is its disk not mounted"):
             [broker.services.partitions.get("t", number) for number in (0, 1)]
 
     with simulated(1) as world:

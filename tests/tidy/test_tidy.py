@@ -3,7 +3,6 @@
 import ast
 import re
 import subprocess
-from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -43,30 +42,25 @@ LOOP_CHOICES = {
 """Of asyncio: what a virtual clock or a simulated network could not replace."""
 
 
-PURE = (
-    "tidelog/config/",
-    "tidelog/coordinator/group/",
-    "tidelog/coordinator/deadlines.py",
-    "tidelog/coordinator/decision.py",
-    "tidelog/log/leader_epochs.py",
-    "tidelog/log/producer_state.py",
-    "tidelog/metadata/alterations.py",
-    "tidelog/metadata/controller.py",
-    "tidelog/metadata/image.py",
-    "tidelog/metadata/placement.py",
-    "tidelog/metadata/records.py",
-    "tidelog/model/",
-    "tidelog/wire/",
-)
-"""Decisions and codecs: the same arguments, the same result. Their callers bring the time and do the waiting."""
+def _pure() -> tuple[str, ...]:
+    """The modules of decisions and codecs, as ARCHITECTURE.md lists them: the same arguments, the same result. Their
+    callers bring the time and do the waiting.
+    """
+    line = re.search(r"^\*\*Pure\*\*.*?: (.*?)\.$", (ROOT / "ARCHITECTURE.md").read_text(), re.DOTALL | re.MULTILINE)
+    assert line is not None, "ARCHITECTURE.md lists no pure modules"
+    return tuple(f"tidelog/{name}" for name in re.findall(r"`([\w/.]+)`", line[1]))
+
+
+PURE = _pure()
 
 CALLED_BY_FRAMEWORKS = {
-    "_process_events", "_run_once", "_timer_handle_cancelled", "_write_to_self", "list_commands", "on_broken_pipe",
+    "getDefaultReadLimit", "initialOffset", "latestOffset", "list_commands", "on_broken_pipe",
+    "prepareForTriggerAvailableNow", "pytest_addoption", "pytest_configure", "reportLatestOffset", "streamReader",
+    "streamWriter", "writer",
 }  # fmt: skip
-"""Overrides: asyncio's, click's and rich's code calls them."""
+"""Overrides and hooks: click's, rich's, pytest's and Spark's code calls them."""
 
-UNNAMED: set[str] = set()
-"""Defined and not used. May only shrink."""
+WHOLE_TABLES = ("tidelog/wire/errors.py",)
 
 CAN_FAIL = re.compile(r"assert|check|expect|raises|warns|until|attacked|or_refuse|compare|agree|fail")
 """In the name of a function that a test calls: it raises when what it looks at is wrong."""
@@ -117,7 +111,7 @@ def test_the_loop_is_chosen_by_nobody_but_the_command_line() -> None:
 
 
 def test_pure_modules_neither_wait_nor_know_a_runtime() -> None:
-    found = []
+    found = [name for name in PURE if not any(_relative(path).startswith(name) for path in PRODUCT)]
     for path in PRODUCT:
         if not _relative(path).startswith(PURE):
             continue
@@ -191,41 +185,91 @@ def _says_set(annotation: ast.expr) -> bool:
     return re.match(r"['\"]?(set|frozenset|AbstractSet)\b", ast.unparse(annotation)) is not None
 
 
-def test_nothing_is_defined_that_nobody_names() -> None:
-    words: Counter[str] = Counter()
-    for directory in ("bench", "examples", "script", "src", "tests"):
-        for path in (ROOT / directory).rglob("*"):
-            passed_over = path == Path(__file__) or GENERATED in path.parents or "golden" in path.parts
-            if path.suffix in {".py", ""} and path.is_file() and not passed_over:
-                words.update(re.findall(r"\w+", path.read_text(errors="replace")))
-    defined: dict[str, list[str]] = {}
+def test_nothing_is_defined_that_the_product_does_not_use() -> None:
+    """What tests alone call is dead, or belongs into their harness. `simulation/` is such a harness itself, and Kafka's
+    error codes are a whole table, used or not.
+    """
+    uses = {path: Uses(path) for path in [*PRODUCT, *_scripts()] if GENERATED not in path.parents}
+    anywhere = {name for used in uses.values() for name in used.anywhere}
+    bare = {name for used in uses.values() for name in used.by_bare_name}
+    found = []
     for path in PRODUCT:
-        # The table of Kafka's error codes is whole, whoever uses them.
-        if GENERATED not in path.parents and _relative(path) != "tidelog/wire/errors.py":
-            for name, line in _defined(_parsed(path)):
-                defined.setdefault(name, []).append(f"{_relative(path)}:{line}: {name}")
-    found = [
-        where[0]
-        for name, where in defined.items()
-        if words[name] <= len(where) and not name.startswith("__") and name not in CALLED_BY_FRAMEWORKS | UNNAMED
-    ]
+        relative = _relative(path)
+        if path not in uses or relative.startswith("tidelog/simulation/") or relative in WHOLE_TABLES:
+            continue
+        by_bare_name = {"method": set(), "field": bare, "other": uses[path].by_bare_name}
+        for name, line, kind in _defined(_parsed(path)):
+            is_used = name in anywhere or name in by_bare_name[kind] or name in CALLED_BY_FRAMEWORKS
+            if not is_used and not name.startswith("__"):
+                found.append(f"{relative}:{line}: {name}")
     assert not found
-    assert all(words[name] == 1 for name in UNNAMED)
 
 
-def _defined(tree: ast.Module) -> Iterator[tuple[str, int]]:
-    """Functions, classes, and constants of modules and classes. What a decorator registers is named by that."""
+class Uses:
+    """The names that a file uses, but for those that it only defines or lists."""
+
+    def __init__(self, path: Path) -> None:
+        self.by_bare_name: set[str] = set()
+        """Of the file's own functions, classes and constants, and of local variables."""
+        self.anywhere: set[str] = set()
+        """Attributes, imports, and words in texts (modules and types are named there): other files' definitions too."""
+        text = path.read_text(errors="replace")
+        if path.suffix != ".py" and not text.startswith("#!/usr/bin/env python"):
+            self.anywhere.update(re.findall(r"\w+", text))  # a shell's
+            return
+        tree = _parsed(path)
+        listed = {id(part) for node in ast.walk(tree) for part in _listed(node)}
+        for node in ast.walk(tree):
+            match node:
+                case ast.Name(id=name, ctx=ast.Load()):
+                    self.by_bare_name.add(name)
+                case ast.Attribute(attr=name, ctx=ast.Load()):
+                    self.anywhere.add(name)
+                case ast.alias(name=name):
+                    self.anywhere.add(name.rpartition(".")[2])
+                case ast.Constant(value=str(text)) if id(node) not in listed:
+                    self.anywhere.update(re.findall(r"\w+", text))
+                case ast.MatchClass(kwd_attrs=names):
+                    self.anywhere.update(names)
+
+
+def _scripts() -> list[Path]:
+    return [path for path in sorted((ROOT / "script").iterdir()) if path.suffix in {".py", ""} and path.is_file()]
+
+
+def _listed(node: ast.AST) -> Iterator[ast.AST]:
+    """Docstrings, `__all__` and `__slots__`: they say a name and do not use it."""
+    if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+        for statement in node.body:
+            match statement:
+                case ast.Expr(value=ast.Constant() as text):
+                    yield text
+                case ast.Assign(targets=[ast.Name(id="__all__" | "__slots__")], value=value):
+                    yield from ast.walk(value)
+
+
+def _defined(tree: ast.Module) -> Iterator[tuple[str, int, str]]:
+    """Methods, fields of classes (a tuple is taken apart by position, so local variables may be their use), and other
+    functions, classes and constants; with their lines. What a decorator registers is used by that.
+    """
+    methods = {
+        id(statement)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef)
+        for statement in node.body
+        if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef)
+    }
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             names = [ast.unparse(decorator) for decorator in node.decorator_list]
             if all(name in {"property", "staticmethod", "classmethod"} for name in names):
-                yield node.name, node.lineno
+                yield node.name, node.lineno, "method" if id(node) in methods else "other"
         if isinstance(node, ast.Module | ast.ClassDef):
             for statement in node.body:
                 if isinstance(statement, ast.Assign):
-                    yield from ((t.id, t.lineno) for t in statement.targets if isinstance(t, ast.Name))
+                    yield from ((t.id, t.lineno, "other") for t in statement.targets if isinstance(t, ast.Name))
                 elif isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
-                    yield statement.target.id, statement.lineno
+                    yield statement.target.id, statement.lineno, "field" if isinstance(node, ast.ClassDef) else "other"
 
 
 def test_log_lines_have_tidelogs_names_and_their_arguments_beside_them() -> None:

@@ -239,7 +239,7 @@ def _append(
     if appended is None:
         later.append(waits)
         return waits.answer
-    base_offset, next_offset, append_time_ms, log_start_offset, _ = appended
+    base_offset, next_offset, append_time_ms, log_start_offset = appended
     answer = PartitionProduceResponse(data.index, 0, base_offset, append_time_ms, log_start_offset)
     if partition.high_watermark < next_offset:
         waiting.append((partition, next_offset, answer))

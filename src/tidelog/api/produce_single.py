@@ -139,7 +139,7 @@ class Singles:
             return None
         partitions.appending = True
         try:
-            base_offset, next_offset, append_time_ms, log_start_offset, _ = partition.append(records, header)
+            base_offset, next_offset, append_time_ms, log_start_offset = partition.append(records, header)
         except NotInline:
             return None
         except ApiError as error:  # no second attempt, since offsets were written into the batch

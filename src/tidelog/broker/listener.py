@@ -96,10 +96,6 @@ class Listener:
         if self._emptied is not None and not self._emptied.done():
             self._emptied.set_result(None)
 
-    @property
-    def connection_count(self) -> int:
-        return len(self._connections)
-
     def _accept(self) -> ServerConnection:
         return ServerConnection(self, self._services)
 

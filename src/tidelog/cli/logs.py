@@ -1,4 +1,6 @@
-"""The broker's log on stderr: one line an event, `TIME LEVEL LOGGER message`, whatever the message holds."""
+"""The broker's log on stderr: one line per event, `TIME LEVEL LOGGER message`, even if the message contains line
+breaks.
+"""
 
 import logging
 import sys
@@ -17,23 +19,25 @@ def configure_logging(level: str) -> None:
 
 
 class OneLine(logging.Formatter):
-    """UTC time with milliseconds; line breaks and control characters escaped, a traceback folded into one field."""
+    """Formats UTC time with milliseconds, escapes line breaks and control characters, and folds a traceback into one
+    field.
+    """
 
     def format(self, record: logging.LogRecord) -> str:
-        moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
-        line = f"{moment}.{int(record.msecs):03d}Z {record.levelname:<7} {record.name} {record.getMessage()}"
+        time_text = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+        line = f"{time_text}.{int(record.msecs):03d}Z {record.levelname:<7} {record.name} {record.getMessage()}"
         if record.exc_info and record.exc_info[1] is not None:
             line += f" {folded(record.exc_info[1])}"
         return line if line.isprintable() else "".join(c if c.isprintable() else escaped(c) for c in line)
 
 
 def escaped(character: str) -> str:
-    """A control character as the escape that Python writes for it: what peers send must not forge lines or colours."""
+    """Return a control character as Python's escape sequence: text from clients must not forge log lines or colours."""
     return character.encode("unicode_escape").decode()
 
 
 def folded(error: BaseException) -> str:
-    """The error and where it came from, innermost call last: `error="ValueError: x" trace="a.py:3 f < b.py:9 g"`."""
+    """Return the error and its call stack, innermost call last: `error="ValueError: x" trace="a.py:3 f > b.py:9 g"`."""
     frames = traceback.extract_tb(error.__traceback__)
-    places = " > ".join(f"{frame.filename.rpartition('/')[2]}:{frame.lineno} {frame.name}" for frame in frames)
-    return f'error="{type(error).__name__}: {error}" trace="{places}"'
+    calls = " > ".join(f"{frame.filename.rpartition('/')[2]}:{frame.lineno} {frame.name}" for frame in frames)
+    return f'error="{type(error).__name__}: {error}" trace="{calls}"'

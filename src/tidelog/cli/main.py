@@ -1,4 +1,4 @@
-"""The entry point `tidelog`: hands `start` over before anything slow is imported, everything else to the typer app."""
+"""The entry point `tidelog`: runs `start` before any slow import, and every other command through the typer app."""
 
 import os
 import sys
@@ -10,7 +10,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if arguments is None:
         arguments = sys.argv[1:]
     open_standard_streams()
-    # A broker must be ready in a blink and stay small, so it never sees typer, rich or librdkafka.
+    # A broker must start fast and use little memory, so `start` imports neither typer, rich nor librdkafka.
     if arguments[:1] == ["start"] and not {"--help", "-h"} & set(arguments):
         from tidelog.cli.start import main as start
 
@@ -21,8 +21,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def open_standard_streams() -> None:
-    """The null device for those that were closed when the process began (`>&-`): else a file of the log would get such
-    a number, and what is written for people.
+    """Open the null device for each standard stream that was closed when the process started (`>&-`).
+
+    Otherwise a log file would get that descriptor number, and messages for people would be written into it.
     """
     for descriptor, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         if getattr(sys, name) is None:
@@ -31,4 +32,4 @@ def open_standard_streams() -> None:
                 os.dup2(opened, descriptor)
                 os.close(opened)
             os.set_inheritable(descriptor, True)
-            setattr(sys, name, open(descriptor, mode, closefd=False))  # noqa: SIM115 - until the process ends
+            setattr(sys, name, open(descriptor, mode, closefd=False))  # noqa: SIM115 - open until the process ends

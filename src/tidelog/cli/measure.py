@@ -1,4 +1,4 @@
-"""What `tidelog bench` measures, through librdkafka: how fast records go in and come out, and how long one takes."""
+"""The measurements of `tidelog bench`, through librdkafka: write throughput, read throughput, and latency."""
 
 import os
 import threading
@@ -16,21 +16,21 @@ if TYPE_CHECKING:
     from confluent_kafka import Consumer, KafkaError, Message, Producer
 
 SAMPLE_S = 0.1
-"""Between two points of the curve."""
-CLOCKED_EVERY = 100
-"""Every so many records one has its acknowledgement timed: a list of them all would be measured itself."""
+"""Seconds between two points of the throughput curve."""
+TIMED_EVERY = 100
+"""One in this many records has its acknowledgement timed: timing all would slow down what is measured."""
 STUCK_S = 30.0
 
 
 class Point(NamedTuple):
-    """So many records and bytes after so many seconds."""
+    """A point of the throughput curve: the records and bytes up to this time since the start."""
 
     seconds: float
     records: int
     size_bytes: int
 
 
-Show = Callable[[Point], None]
+ShowPoint = Callable[[Point], None]
 
 
 class Throughput(NamedTuple):
@@ -39,19 +39,19 @@ class Throughput(NamedTuple):
     seconds: float
     points: list[Point]
     latencies_ms: list[float]
-    """From the call to the acknowledgement, of a sample, sorted; empty for reading."""
+    """Time from the produce call to the acknowledgement, for a sample of records, sorted; empty when reading."""
 
 
 class Latency(NamedTuple):
     latencies_ms: list[float]
-    """From just before the call that writes a record to its arrival at a consumer, sorted."""
+    """Time from the moment a record was due to be written to its arrival at the consumer, sorted."""
     rate_wanted: float
     rate_reached: float
 
 
 @contextmanager
 def temporary_topic(connection: ConnectionOptions, partitions: int) -> Iterator[str]:
-    """A topic for one measurement, deleted afterwards."""
+    """Create a topic for one measurement; it is deleted when the block ends."""
     name = f"tidelog-bench-{os.urandom(4).hex()}"
     with connection.open() as client:
         cluster.create_topic(client, name, partitions, None, {})
@@ -65,11 +65,13 @@ def temporary_topic(connection: ConnectionOptions, partitions: int) -> Iterator[
 
 
 def measure_produce(
-    connection: ConnectionOptions, topic: str, records: int, value: bytes, settings: dict[str, Any], show: Show
+    connection: ConnectionOptions, topic: str, records: int, value: bytes, settings: dict[str, Any], show: ShowPoint
 ) -> Throughput:
-    """Write `value` so often and wait for every acknowledgement. Raises CommandError when one is refused."""
+    """Write `value` `records` times and wait for every acknowledgement. Raises CommandError when a record is
+    rejected.
+    """
     producer = connection.producer({"queue.buffering.max.messages": 1_000_000, "linger.ms": 5, **settings})
-    meter = Meter(len(value), show)
+    meter = ThroughputMeter(len(value), show)
     latencies: list[float] = []
     failures: list[KafkaError] = []
 
@@ -77,7 +79,7 @@ def measure_produce(
         if error is not None:
             failures.append(error)
 
-    def clocked(error: "KafkaError | None", message: "Message") -> None:
+    def timed(error: "KafkaError | None", message: "Message") -> None:
         delivered(error, message)
         latency = message.latency() if error is None else None
         if latency is not None:
@@ -85,27 +87,29 @@ def measure_produce(
 
     written = 0
     while written < records and not failures:
-        due = written % CLOCKED_EVERY == 0
+        is_timed = written % TIMED_EVERY == 0
         try:
-            producer.produce(topic, value, on_delivery=clocked if due else delivered)
+            producer.produce(topic, value, on_delivery=timed if is_timed else delivered)
         except BufferError:
             producer.poll(SAMPLE_S / 10)
         else:
             written += 1
-        if due:
+        if is_timed:
             producer.poll(0)
             meter.at(written - len(producer))
-    while (waiting := producer.flush(SAMPLE_S)) and not failures:
-        meter.at(written - waiting)
+    while (unacknowledged := producer.flush(SAMPLE_S)) and not failures:
+        meter.at(written - unacknowledged)
     if failures:
         producer.purge()
         raise kafka_error(failures[0], f"topic {topic}")
     return meter.result(written, sorted(latencies))
 
 
-def measure_consume(connection: ConnectionOptions, topic: str, records: int, show: Show) -> Throughput:
-    """Read `records` records of the topic from its beginning, or all that can be read: compaction and transactions
-    leave holes. Raises CommandError when there is none, and when nothing comes any more.
+def measure_consume(connection: ConnectionOptions, topic: str, records: int, show: ShowPoint) -> Throughput:
+    """Read `records` records of the topic from its beginning, or all readable records if there are fewer: compaction
+    and transactions leave offsets without records.
+
+    Raises CommandError when there is no readable record, and when no record arrives for STUCK_S.
     """
     from confluent_kafka import OFFSET_BEGINNING, KafkaError, TopicPartition
 
@@ -122,31 +126,35 @@ def measure_consume(connection: ConnectionOptions, topic: str, records: int, sho
     )
     try:
         consumer.assign([TopicPartition(topic, part.partition, OFFSET_BEGINNING) for part in state.partitions])
-        left = {part.partition for part in state.partitions}
-        meter = Meter(0, show)
+        open_partitions = {part.partition for part in state.partitions}
+        meter = ThroughputMeter(0, show)
         read = size_bytes = 0
-        arrived_s = 0.0
-        while read < records and left:
-            before = read
-            # It waits for all of them: the last ones, when there are no more, are not to be timed with a long wait.
+        last_arrival_s = 0.0
+        while read < records and open_partitions:
+            read_before = read
+            # consume() returns early only when it has all the records it asks for, so the wait is short: a long one
+            # would be counted for the last records.
             for message in consumer.consume(min(10_000, records - read), SAMPLE_S / 10):
                 error = message.error()
                 if error is None:
                     read += 1
                     size_bytes += len(message)
                 elif error.code() == KafkaError._PARTITION_EOF:
-                    left.discard(message.partition() or 0)
+                    open_partitions.discard(message.partition() or 0)
                 else:
                     raise kafka_error(error, f"topic {topic}")
-            if read > before:
-                arrived_s = meter.seconds
-            elif meter.seconds - arrived_s > STUCK_S:
-                raise CommandError(f"topic {topic} gave {read} of {records} records, then none for {STUCK_S:.0f} s")
+            if read > read_before:
+                last_arrival_s = meter.seconds
+            elif meter.seconds - last_arrival_s > STUCK_S:
+                raise CommandError(
+                    f"topic {topic}: {read} of {records} records were read, then none for {STUCK_S:.0f} s"
+                )
             meter.at(read, size_bytes)
         if not read:
-            raise CommandError(f"topic {topic} has no record that can be read")
-        # That there is no more is told by a fetch that waits: it is not what was measured.
-        return meter.result(read, [], size_bytes, arrived_s)
+            raise CommandError(f"topic {topic} has no readable record")
+        # The end of a partition is reported after a fetch that waits for records; that wait is not part of the
+        # result.
+        return meter.result(read, [], size_bytes, last_arrival_s)
     finally:
         consumer.close()
 
@@ -158,11 +166,12 @@ def measure_latency(
     seconds: float,
     value: bytes,
     settings: dict[str, Any],
-    show: Show,
+    show: ShowPoint,
 ) -> Latency:
-    """Write at a steady rate and time each record's way to a consumer that is already waiting.
+    """Write at a steady rate, and time each record until a consumer that is already waiting receives it.
 
-    A record is due at a fixed moment and timed from when it was due, so that a stall counts for all that it held up.
+    Each record is due at a fixed moment and is timed from that moment, so that a stall counts for every record that
+    it delays.
     """
     from confluent_kafka import OFFSET_END, TopicPartition
 
@@ -180,15 +189,15 @@ def measure_latency(
         wait_until_reading(producer, consumer, topic)
         arrivals = Arrivals(consumer, max(round(rate * seconds), 1), time.monotonic() + seconds + STUCK_S)
         with arrivals:
-            meter = Meter(len(value), show)
+            meter = ThroughputMeter(len(value), show)
             start = time.perf_counter()
             for number in range(arrivals.wanted):
                 due = start + number / rate
-                while (ahead := due - time.perf_counter()) > 0:
-                    producer.poll(min(ahead, SAMPLE_S))
+                while (wait_s := due - time.perf_counter()) > 0:
+                    producer.poll(min(wait_s, SAMPLE_S))
                 produce_when_there_is_room(producer, topic, value, arrivals.key(due))
                 meter.at(number + 1)
-            took = time.perf_counter() - start
+            seconds_taken = time.perf_counter() - start
             producer.flush(STUCK_S)
             arrivals.wait()
     finally:
@@ -197,27 +206,27 @@ def measure_latency(
         raise CommandError(
             f"{len(arrivals.latencies_ms)} of {arrivals.wanted} records arrived within {STUCK_S:.0f} s of the last"
         )
-    return Latency(sorted(arrivals.latencies_ms), rate, arrivals.wanted / took)
+    return Latency(sorted(arrivals.latencies_ms), rate, arrivals.wanted / seconds_taken)
 
 
 class Arrivals:
-    """Reads in a thread of its own and times each record by the moment that its key says it was due."""
+    """Reads records in its own thread, and times each from the moment it was due, which is in its key."""
 
     def __init__(self, consumer: "Consumer", wanted: int, deadline: float) -> None:
         self.wanted = wanted
         self.latencies_ms: list[float] = []
         self._consumer = consumer
         self._deadline = deadline
-        self._mark = os.urandom(4).hex() + "@"
-        """Before the key of each record of this run: others may write to the topic too."""
+        self._key_prefix = os.urandom(4).hex() + "@"
+        """Prefix of the keys of this run's records, because other producers may write to the topic too."""
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._read, name="tidelog-bench-reader")
 
     def key(self, due: float) -> str:
-        return f"{self._mark}{due!r}"
+        return f"{self._key_prefix}{due!r}"
 
     def wait(self) -> None:
-        """Until all have arrived, or the deadline."""
+        """Wait until all records have arrived, or the deadline has passed."""
         self._thread.join()
 
     def __enter__(self) -> None:
@@ -228,13 +237,13 @@ class Arrivals:
         self._thread.join()
 
     def _read(self) -> None:
-        mark = self._mark.encode()
+        key_prefix = self._key_prefix.encode()
         while len(self.latencies_ms) < self.wanted and time.monotonic() < self._deadline and not self._stop.is_set():
             message = self._consumer.poll(SAMPLE_S)
             arrived = time.perf_counter()
             key = message.key() if message is not None and message.error() is None else None
-            if key is not None and key.startswith(mark):
-                self.latencies_ms.append((arrived - float(key[len(mark) :])) * 1000)
+            if key is not None and key.startswith(key_prefix):
+                self.latencies_ms.append((arrived - float(key[len(key_prefix) :])) * 1000)
 
 
 def produce_when_there_is_room(producer: "Producer", topic: str, value: bytes, key: str) -> None:
@@ -248,7 +257,7 @@ def produce_when_there_is_room(producer: "Producer", topic: str, value: bytes, k
 
 
 def wait_until_reading(producer: "Producer", consumer: "Consumer", topic: str) -> None:
-    """Write records until one of them is read: from then on the consumer follows the end of the partition."""
+    """Write records until one of them is read: from then on the consumer reads at the end of the partition."""
     deadline = time.monotonic() + STUCK_S
     mark = os.urandom(8)
     written = 0
@@ -262,10 +271,10 @@ def wait_until_reading(producer: "Producer", consumer: "Consumer", topic: str) -
     raise CommandError(f"topic {topic}: {written} records were written and none was read in {STUCK_S:.0f} s")
 
 
-class Meter:
-    """Draws the curve of a measurement, and shows its points as they come."""
+class ThroughputMeter:
+    """Collects the points of a throughput curve, and passes each to `show` as it is added."""
 
-    def __init__(self, record_bytes: int, show: Show) -> None:
+    def __init__(self, record_bytes: int, show: ShowPoint) -> None:
         self.record_bytes = record_bytes
         self.show = show
         self.start = time.perf_counter()
@@ -273,11 +282,11 @@ class Meter:
 
     @property
     def seconds(self) -> float:
-        """Since the beginning."""
+        """Seconds since the start."""
         return time.perf_counter() - self.start
 
     def at(self, records: int, size_bytes: int | None = None) -> None:
-        """So many records by now. Cheap unless a point is due."""
+        """Report the number of records so far. Cheap unless a point is due."""
         seconds = self.seconds
         if seconds - self.points[-1].seconds >= SAMPLE_S:
             self.points.append(Point(seconds, records, self.bytes_of(records, size_bytes)))
@@ -286,7 +295,7 @@ class Meter:
     def result(
         self, records: int, latencies_ms: list[float], size_bytes: int | None = None, seconds: float | None = None
     ) -> Throughput:
-        """All of it, by now or `seconds` after the beginning."""
+        """Return the result of the whole measurement, which ends now or `seconds` after the start."""
         seconds = self.seconds if seconds is None else seconds
         self.points = [point for point in self.points if point.seconds < seconds]
         size = self.bytes_of(records, size_bytes)
@@ -299,7 +308,9 @@ class Meter:
 
 
 def percentile(sorted_values: Sequence[float], percent: float) -> float:
-    """The smallest value that so many percent of the values do not exceed. Raises ValueError without values."""
+    """Return the smallest value that at least `percent` percent of the values do not exceed. Raises ValueError if
+    there are none.
+    """
     if not sorted_values:
         raise ValueError("no values")
     rank = -(-len(sorted_values) * percent // 100)
@@ -307,10 +318,10 @@ def percentile(sorted_values: Sequence[float], percent: float) -> float:
 
 
 def rates(points: Sequence[Point]) -> tuple[list[float], list[float]]:
-    """The middle of each interval between points, seconds, and the records per second in it."""
-    # What is left over at the end is too short an interval to have a rate.
-    pairs = [(a, b) for a, b in pairwise(points) if b.seconds - a.seconds >= SAMPLE_S / 2]
+    """Return the middle of each interval between points, in seconds, and the records per second within it."""
+    # The last interval may be too short for a meaningful rate.
+    pairs = [(start, end) for start, end in pairwise(points) if end.seconds - start.seconds >= SAMPLE_S / 2]
     return (
-        [(a.seconds + b.seconds) / 2 for a, b in pairs],
-        [(b.records - a.records) / (b.seconds - a.seconds) for a, b in pairs],
+        [(start.seconds + end.seconds) / 2 for start, end in pairs],
+        [(end.records - start.records) / (end.seconds - start.seconds) for start, end in pairs],
     )

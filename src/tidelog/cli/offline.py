@@ -1,7 +1,7 @@
-"""Partitions that nobody leads: how commands find them, and what they say of them.
+"""Find partitions without a leader and report them on stderr.
 
-A broker answers `LEADER_NOT_AVAILABLE` for a log that cannot be used, and so does a cluster for a broker that is away.
-There may be records, so nobody may be told that there are none.
+A broker answers `LEADER_NOT_AVAILABLE` for a partition whose log cannot be used, and the cluster does the same for a
+broker that is down. Such a partition may hold records, so no command may report that it is empty.
 """
 
 import sys
@@ -19,54 +19,63 @@ GROUPS_TOPIC = "__consumer_offsets"
 SHOWN_TOPICS = 5
 REMEDY = (
     'Its broker\'s log says why (look for "offline"). Stop the broker and find the damage with\n'
-    "tidelog log verify DIRECTORY; the next start opens what has been mended."
+    "tidelog log verify DIRECTORY; the next start opens partitions that were repaired."
 )
 
 Offline = Mapping[str, Sequence[int]]
-"""Partitions by topic; topics without any are left out."""
+"""Offline partitions by topic. Topics without offline partitions have no entry."""
 
 
 def offline_of(topics: Iterable[cluster.TopicState]) -> dict[str, list[int]]:
-    found = {topic.name: [part.partition for part in topic.partitions if part.leader < 0] for topic in topics}
-    return {name: partitions for name, partitions in found.items() if partitions}
+    """Return the partitions without a leader, by topic."""
+    by_topic = {topic.name: [part.partition for part in topic.partitions if part.leader < 0] for topic in topics}
+    return {name: partitions for name, partitions in by_topic.items() if partitions}
 
 
 def look_for_offline(client: "Client", topics: Sequence[str]) -> dict[str, list[int]]:
-    """Those of these topics as far as the topics exist."""
+    """Return the offline partitions of these topics. Topics that do not exist are skipped."""
     return offline_of(cluster.describe_each(client, [name for name in topics if name], missing_too=True).topics)
 
 
 def coordinator_is_offline(client: "Client", group: str) -> CommandError | None:
-    """What to say of a group whose commits and members no broker has now; None where one has."""
+    """Return the error for a group whose partition of `__consumer_offsets` has no leader; None when it has a leader."""
     from tidelog.coordinator.group.hashing import partition_of
 
-    found = cluster.describe(client, [GROUPS_TOPIC], missing_too=True)
-    if not found:
+    described = cluster.describe(client, [GROUPS_TOPIC], missing_too=True)
+    if not described:
         return None
     as_java_reads_it = group.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
-    partition = partition_of(as_java_reads_it, len(found[0].partitions))
-    if partition not in offline_of(found).get(GROUPS_TOPIC, ()):
+    partition = partition_of(as_java_reads_it, len(described[0].partitions))
+    if partition not in offline_of(described).get(GROUPS_TOPIC, ()):
         return None
-    return refuse({GROUPS_TOPIC: [partition]}, f"Group {name_text(group)} is kept there, and has no coordinator.")
+    return refuse({GROUPS_TOPIC: [partition]}, f"Group {name_text(group)} is stored there, and has no coordinator.")
 
 
 def warn_of_groups(client: "Client", topics: Iterable[str]) -> dict[str, list[int]]:
-    """Say what a list of groups that read these topics leaves out; the partitions that are the reason."""
-    found = look_for_offline(client, [*dict.fromkeys(topics), GROUPS_TOPIC])
-    tell_of_groups(found)
-    return found
+    """Warn about groups and lags that a list of groups cannot show, for groups that read these topics.
+
+    Returns the offline partitions that are the reason.
+    """
+    offline_partitions = look_for_offline(client, [*dict.fromkeys(topics), GROUPS_TOPIC])
+    tell_of_groups(offline_partitions)
+    return offline_partitions
 
 
-def tell_of_groups(found: Offline) -> None:
+def tell_of_groups(offline_partitions: Offline) -> None:
     warn(
-        {name: parts for name, parts in found.items() if name == GROUPS_TOPIC},
-        "Groups that are kept there are not shown.",
+        {name: parts for name, parts in offline_partitions.items() if name == GROUPS_TOPIC},
+        "Groups that are stored there are not shown.",
     )
-    warn({name: parts for name, parts in found.items() if name != GROUPS_TOPIC}, "What is to be read there is unknown.")
+    warn(
+        {name: parts for name, parts in offline_partitions.items() if name != GROUPS_TOPIC},
+        "The lag of their readers is unknown.",
+    )
 
 
 def named(offline: Offline) -> str:
-    """For people: `partitions 1-3,7 of orders`, topics separated by commas."""
+    """Return a text for people: `partitions 1-3,7 of orders`, topics separated by commas, at most SHOWN_TOPICS of
+    them.
+    """
     parts = [
         f"partition{'s' * (len(partitions) > 1)} {ranges(partitions)} of {topic}"
         for topic, partitions in offline.items()
@@ -76,7 +85,9 @@ def named(offline: Offline) -> str:
 
 
 def warn(offline: Offline, consequence: str) -> None:
-    """On stderr, so that it is seen wherever stdout goes. Nothing if none is offline."""
+    """Print a warning on stderr, so that it is seen when stdout is redirected. Nothing is printed if no partition is
+    offline.
+    """
     if offline:
         print(f"Offline: {named(offline)}. {consequence}\n{REMEDY}", file=sys.stderr)
 

@@ -1,4 +1,6 @@
-"""Where the committed offsets of a group shall go: plans, shown before they are carried out, and files of them."""
+"""Plans of new committed offsets for a group, shown before they are carried out, and the files that such plans are
+read from.
+"""
 
 import csv
 import json
@@ -20,10 +22,10 @@ class Move(NamedTuple):
     topic: str
     partition: int
     before: int | None
-    """None: nothing was committed."""
+    """None if no offset was committed."""
     after: int
     note: str = ""
-    """Why it is another offset than the one that was asked for."""
+    """Why `after` differs from the requested offset; empty if it does not."""
 
     @property
     def difference(self) -> int | None:
@@ -31,7 +33,7 @@ class Move(NamedTuple):
 
 
 def topics_and_partitions(texts: Iterable[str]) -> dict[str, list[int] | None]:
-    """`T` or `T:0,3-5`: topic -> partitions, None for all. Raises UsageError."""
+    """Parse `T` or `T:0,3-5` into topic -> partitions; None means all partitions. Raises UsageError."""
     wanted: dict[str, list[int] | None] = {}
     for text in texts:
         topic, colon, numbers = text.partition(":")
@@ -40,9 +42,9 @@ def topics_and_partitions(texts: Iterable[str]) -> dict[str, list[int] | None]:
         if not colon:
             wanted[topic] = None
             continue
-        known = wanted.setdefault(topic, [])
-        if known is not None:
-            known += _numbers(numbers, text)
+        partitions = wanted.setdefault(topic, [])
+        if partitions is not None:
+            partitions += _numbers(numbers, text)
     return {topic: None if parts is None else sorted(dict.fromkeys(parts)) for topic, parts in wanted.items()}
 
 
@@ -50,22 +52,22 @@ PARTITIONS_MAX = 100_000
 
 
 def _numbers(text: str, whole: str) -> list[int]:
-    found: list[int] = []
+    numbers: list[int] = []
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
         ends = [first, last] if dash else [first, first]
         if not all(end.isascii() and end.isdigit() and len(end) < 10 for end in ends) or int(ends[0]) > int(ends[1]):
-            raise UsageError(f"--topic {whole}: {part!r} is no partition: write orders:0,3-5")
+            raise UsageError(f"--topic {whole}: {part!r} is not a partition or a range of them: write orders:0,3-5")
         if int(ends[1]) - int(ends[0]) >= PARTITIONS_MAX:
             raise UsageError(f"--topic {whole}: more than {PARTITIONS_MAX} partitions")
-        found += range(int(ends[0]), int(ends[1]) + 1)
-    return found
+        numbers += range(int(ends[0]), int(ends[1]) + 1)
+    return numbers
 
 
 def plan(
     places: Sequence[Place], wanted: Mapping[Place, int], committed: Mapping[Place, int], logs: Mapping[Place, Offsets]
 ) -> list[Move]:
-    """Each place's move to the offset that is wanted, or to the nearest one that its log has."""
+    """Return for each partition its move to the requested offset, or to the nearest offset that its log has."""
     moves = []
     for place in places:
         log = logs[place]
@@ -74,15 +76,15 @@ def plan(
         if wanted[place] < log.earliest:
             note = f"{wanted[place]} is below the log's start"
         elif wanted[place] > log.latest:
-            note = f"{wanted[place]} is beyond the log's end"
+            note = f"{wanted[place]} is above the log's end"
         moves.append(Move(*place, committed.get(place), after, note))
     return moves
 
 
-def left_out(places: Iterable[Place], there: Iterable[Place]) -> list[Place]:
-    """Partitions of the same topics that are in no plan, in order."""
+def left_out(places: Iterable[Place], all_places: Iterable[Place]) -> list[Place]:
+    """Return the partitions of `all_places` that are not in `places`, sorted."""
     planned = set(places)
-    return sorted(place for place in there if place not in planned)
+    return sorted(place for place in all_places if place not in planned)
 
 
 def moves_table(moves: Sequence[Move]) -> Table:
@@ -111,7 +113,7 @@ def moves_table(moves: Sequence[Move]) -> Table:
 
 
 def moves_json(moves: Sequence[Move]) -> list[dict[str, Any]]:
-    """What `--from-file` reads, too."""
+    """Return the moves as JSON objects; `--from-file` reads the same form."""
     return [
         {
             "topic": move.topic,
@@ -130,11 +132,14 @@ FORMS = 'CSV lines "topic,partition,offset" (or with the group in front), or JSO
 
 
 def read_offsets(path: str, group: str) -> dict[Place, int]:
-    """The offsets that a file gives for a group. Raises CommandError that names file, place and what is expected."""
+    """Return the offsets that a file states for a group.
+
+    Raises CommandError with the file, the line or item, and the expected format.
+    """
     try:
         text = Path(path).read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is no text in UTF-8"
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise CommandError(f"{path} cannot be read: {reason}") from error
     rows = _json_rows(path, text, group) if text.lstrip().startswith(("{", "[")) else _csv_rows(path, text, group)
     offsets: dict[Place, int] = {}
@@ -143,7 +148,7 @@ def read_offsets(path: str, group: str) -> dict[Place, int]:
         if not topic or number is None or target is None:
             raise CommandError(f"{path}, {where}: {topic!r}, {partition!r}, {offset!r}; expected {FORMS}")
         if (topic, number) in offsets:
-            raise CommandError(f"{path}, {where}: {topic}-{number} comes twice")
+            raise CommandError(f"{path}, {where}: {topic}-{number} is given twice")
         offsets[topic, number] = target
     if not offsets:
         raise CommandError(f"{path} has no offsets for group {group}; expected {FORMS}")
@@ -175,7 +180,7 @@ def _json_rows(path: str, text: str, group: str) -> list[tuple[str, str, Any, An
     try:
         document = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise CommandError(f"{path} is no JSON: {error}") from error
+        raise CommandError(f"{path} is not JSON: {error}") from error
     if isinstance(document, dict):
         document = document.get("offsets")
     if not isinstance(document, list) or not all(isinstance(item, dict) for item in document):

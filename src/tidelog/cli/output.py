@@ -1,9 +1,9 @@
-"""What becomes of stdout once it cannot be written."""
+"""Discard stdout once it cannot be written."""
 
 import os
 import sys
 
 
 def drop_output() -> None:
-    """What is still in its buffer goes nowhere: else the interpreter fails over it as it ends."""
+    """Point stdout at the null device, so that flushing its buffer at exit does not raise again."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

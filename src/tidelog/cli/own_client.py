@@ -1,6 +1,6 @@
-"""What commands ask of brokers with messages of the protocol, for which our own client has no call.
+"""Requests to brokers by plain protocol messages, for which Tidelog's own client has no method.
 
-Imports of the client are left to the calls: most commands do without it.
+The client is imported inside the functions, because most commands do not need it.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,21 +20,23 @@ M = TypeVar("M", bound="Message")
 
 @contextmanager
 def connected(bootstrap: str) -> "Iterator[Client]":
-    """A client, whatever it raises in one line. Raises CommandError, also at once when nobody listens there."""
+    """Open a client; its errors are reported in one line. Raises CommandError, at once if nothing listens at the
+    address.
+    """
     reach(bootstrap)
     with ConnectionOptions(bootstrap, {}).open() as client:
         yield client
 
 
 def ask_any(client: "Client", request: "Message", kind: type[M]) -> M:
-    """Ask whichever broker answers."""
+    """Send a request to any broker that can be reached, and return the response."""
     answer = client.ask_any(request, client.deadline())
     assert isinstance(answer, kind)
     return answer
 
 
 def ask(client: "Client", requests: "Sequence[tuple[Address, Message]]", kind: type[M]) -> list[M]:
-    """One answer for each request. Raises CommandError when a broker cannot be reached."""
+    """Return one response for each request, in their order. Raises CommandError when a broker cannot be reached."""
     answers = []
     for answer in ask_each(client, requests, kind):
         if isinstance(answer, CommandError):
@@ -44,7 +46,7 @@ def ask(client: "Client", requests: "Sequence[tuple[Address, Message]]", kind: t
 
 
 def ask_each(client: "Client", requests: "Sequence[tuple[Address, Message]]", kind: type[M]) -> list[M | CommandError]:
-    """One answer for each request, or why there is none: a broker that cannot be reached does not hide the others."""
+    """Return one response, or the error that took its place, for each request, in their order."""
     from tidelog.client.operations import Ask, Request
 
     deadline = client.deadline()
@@ -56,23 +58,23 @@ def ask_each(client: "Client", requests: "Sequence[tuple[Address, Message]]", ki
 
 
 def brokers(client: "Client") -> "dict[int, Address]":
-    """Where the cluster's brokers listen, by their numbers, in the order of these."""
+    """Return the address of each broker by its id, in ascending order of ids."""
     from tidelog.client.cluster import Address
     from tidelog.wire.messages.metadata import MetadataRequest, MetadataResponse
 
-    found = ask_any(client, MetadataRequest(topics=[]), MetadataResponse).brokers
-    return {broker.node_id: Address(broker.host, broker.port) for broker in sorted(found, key=lambda b: b.node_id)}
+    nodes = ask_any(client, MetadataRequest(topics=[]), MetadataResponse).brokers
+    return {broker.node_id: Address(broker.host, broker.port) for broker in sorted(nodes, key=lambda b: b.node_id)}
 
 
-def broker_of(found: "Mapping[int, Address]", number: int) -> "Address":
-    """Where the broker of that number listens. Raises CommandError."""
-    if number not in found:
-        raise CommandError(f"there is no broker {number}; the cluster has {', '.join(map(str, found))}")
-    return found[number]
+def broker_of(addresses: "Mapping[int, Address]", number: int) -> "Address":
+    """Return the address of the broker with this id. Raises CommandError if the cluster has no such broker."""
+    if number not in addresses:
+        raise CommandError(f"there is no broker {number}; the cluster has {', '.join(map(str, addresses))}")
+    return addresses[number]
 
 
 def check(code: int, message: str | None) -> None:
-    """Raise CommandError unless the code is none."""
+    """Raise CommandError unless the error code is 0."""
     from tidelog.client.error_codes import name_of
 
     if code:

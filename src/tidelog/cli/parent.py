@@ -1,10 +1,12 @@
-"""A broker that must not outlive the program that started it.
+"""Stop a broker when the program that started it has ended.
 
-The parent keeps the writing end of a pipe and never writes; the kernel closes it however the parent ends, kill -9
-included, and the broker sees the end of file. That works on every system. A process that the parent forks inherits the
-writing end and may live on: Python's forks close it at once (`runtime/forks.py`). For forks that do not go through
-Python there is, on Linux, the kernel's parent-death signal. That signal comes when the *thread* that started the broker
-ends, so it means only "look again": the broker goes when it has been handed to another parent.
+The parent keeps the write end of a pipe open and never writes. When the parent ends, even by kill -9, the kernel
+closes that end, and the broker reads end-of-file. This works on every system.
+
+A process that the parent forks inherits the write end and may live longer: forks made by Python close it at once
+(`runtime/forks.py`). For other forks there is, on Linux, the kernel's parent-death signal. The kernel sends it when
+the *thread* that started the broker ends, so the broker then checks whether its parent process has changed, and
+stops only if it has.
 """
 
 import asyncio
@@ -16,24 +18,27 @@ from collections.abc import Callable
 PR_SET_PDEATHSIG = 1
 
 
-def watch_parent(loop: asyncio.AbstractEventLoop, pipe: int, gone: Callable[[], object]) -> None:
-    """Call `gone` on the loop once this process's parent has ended. `pipe` is the reading end, inherited from it."""
+def watch_parent(loop: asyncio.AbstractEventLoop, pipe: int, on_parent_end: Callable[[], object]) -> None:
+    """Call `on_parent_end` on the loop once this process's parent has ended.
+
+    `pipe` is the read end of the pipe, inherited from the parent.
+    """
     parent = os.getppid()
 
-    def end_of_file() -> None:
+    def on_end_of_file() -> None:
         loop.remove_reader(pipe)
-        gone()
+        on_parent_end()
 
-    def look_again() -> None:
+    def check_parent() -> None:
         if os.getppid() != parent:
-            gone()
+            on_parent_end()
 
-    loop.add_reader(pipe, end_of_file)
+    loop.add_reader(pipe, on_end_of_file)
     if sys.platform == "linux":
-        loop.add_signal_handler(signal.SIGUSR1, look_again)
+        loop.add_signal_handler(signal.SIGUSR1, check_parent)
         import ctypes
 
-        # A libc without prctl leaves the pipe alone on watch.
+        # Without prctl in the libc, only the pipe watches the parent.
         prctl = getattr(ctypes.CDLL(None), "prctl", None)
         if prctl is not None:
             prctl(PR_SET_PDEATHSIG, signal.SIGUSR1, 0, 0, 0)

@@ -13,7 +13,7 @@ def line_plot(
     height: int = 12,
     x_ticks: Sequence[tuple[float, str]] | None = None,
 ) -> str:
-    """A curve in braille points, `width` x `height` characters, without colours. Zero is the floor of `ys`."""
+    """Draw a curve in braille points, `width` x `height` characters, without colours. The y axis starts at 0."""
     import plotext
 
     top = max(ys, default=0) or 1.0
@@ -34,7 +34,7 @@ def line_plot(
 
 
 def short_number(number: float) -> str:
-    """1234567 -> 1.23M, with three digits."""
+    """Return the number with three significant digits and a unit: 1234567 -> 1.23M."""
     for limit, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if number >= limit:
             return f"{number / limit:.3g}{unit}"

@@ -1,4 +1,4 @@
-"""`tidelog produce`: the lines of stdin become records."""
+"""`tidelog produce`: write the lines of stdin to a topic as records."""
 
 import json
 import sys
@@ -40,11 +40,11 @@ CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 ACKS = ("all", "1", "0")
 PROGRESS_EVERY_S = 0.5
 STUCK_S = 5.0
-"""After so long without an acknowledgement it is looked for the reason."""
+"""After this many seconds without an acknowledgement, the command looks for the reason."""
 OFFLINE_TIMEOUT_MS = 10_000
-"""How long librdkafka tries to write a record while a partition is known to be offline; else it is five minutes."""
+"""How long librdkafka tries to write a record while a partition is known to be offline. Its default is five minutes."""
 PARTING_S = 2.0
-"""How long Ctrl-C waits for acknowledgements that are on their way."""
+"""How long the command waits after Ctrl-C for acknowledgements of records that were sent."""
 
 
 @app.command()
@@ -62,11 +62,11 @@ def produce(
         typer.Option("--partition", "-p", min=0, max=PARTITION_MAX, metavar="N", help="Default: by the key's hash."),
     ] = None,
     null_marker: Annotated[
-        str | None, typer.Option("--null-marker", metavar="TEXT", help="This text as key or value means null.")
+        str | None, typer.Option("--null-marker", metavar="TEXT", help="This text as a key or value means null.")
     ] = None,
     json_lines: Annotated[bool, typer.Option("--json", help="Lines are JSON, as from consume --json.")] = False,
     keep_partitions: Annotated[
-        bool, typer.Option("--keep-partitions", help="With --json: into the partitions that the lines name.")
+        bool, typer.Option("--keep-partitions", help="With --json: write to the partitions that the lines name.")
     ] = False,
     acks: Annotated[
         str, typer.Option("--acks", "-a", metavar="|".join(ACKS), help="Which replicas must have a record.")
@@ -83,9 +83,9 @@ def produce(
     end. A key goes to the partition that Kafka's Java client would choose.
 
     With --json a record keeps key, value, headers and timestamp; nulls
-    stay nulls. key_base64 and value_base64 take bytes that are no text,
-    also in headers. It goes by its key, or with --keep-partitions to where
-    it was. A line with a field that is unknown is refused.
+    stay nulls. key_base64 and value_base64 hold bytes that are not UTF-8,
+    also in headers. The key decides the partition; with --keep-partitions
+    the line's "partition" does. A line with an unknown field is an error.
 
     Examples:
 
@@ -100,11 +100,11 @@ def produce(
     if compression not in CODECS:
         raise UsageError(f"--compression is one of {', '.join(CODECS)}, not {compression!r}")
     if key is not None and key_separator is not None:
-        raise UsageError("--key and --key-separator do not go together: every record has one key")
+        raise UsageError("--key and --key-separator exclude each other: every record has one key")
     if json_lines and (key_separator is not None or null_marker is not None):
         raise UsageError("--json lines have their own keys and nulls: leave out --key-separator and --null-marker")
     if keep_partitions and (not json_lines or partition is not None):
-        raise UsageError("--keep-partitions takes the partitions of --json lines: give --json, and no --partition")
+        raise UsageError("--keep-partitions takes the partitions of --json lines: add --json, leave out --partition")
     headers = [
         (key, value.encode()) for key, value in (key_value(each, "--header", "source=import") for each in header)
     ]
@@ -120,7 +120,7 @@ def produce(
 
 
 def lines(interrupts: Interrupts) -> Iterator[bytes]:
-    """The lines of stdin without their ends. Raises KeyboardInterrupt."""
+    """Yield the lines of stdin without their line ends. Raises KeyboardInterrupt."""
     if sys.stdin.isatty():
         print("Type one record per line; Ctrl-D ends.", file=sys.stderr)
     read = sys.stdin.buffer.readline
@@ -132,22 +132,25 @@ Parser = Callable[[int, bytes], OutgoingRecord]
 
 
 def text_parser(separator: str | None, key: str | None, headers: Headers, null_marker: str | None) -> Parser:
-    """Makes a record of a line's number and bytes. The parser raises CommandError for a line without separator."""
+    """Return a function that makes a record from a line's number and bytes.
+
+    The function raises CommandError for a line without the separator. Raises UsageError if the separator is empty.
+    """
     split = separator.encode() if separator is not None else None
     null = null_marker.encode() if null_marker is not None else None
     fixed_key = key.encode() if key is not None else None
 
     def parse(number: int, line: bytes) -> OutgoingRecord:
-        found: bytes | None = fixed_key
+        record_key: bytes | None = fixed_key
         value: bytes | None = line
         if split is not None:
-            found, middle, value = line.partition(split)
+            record_key, middle, value = line.partition(split)
             if not middle:
                 raise CommandError(f"line {number} has no separator {separator!r} between key and value")
         if null is not None:
-            found = None if found == null else found
+            record_key = None if record_key == null else record_key
             value = None if value == null else value
-        return OutgoingRecord(found, value, headers)
+        return OutgoingRecord(record_key, value, headers)
 
     if split == b"":
         raise UsageError("--key-separator must not be empty")
@@ -163,8 +166,8 @@ def json_parser(key: str | None, headers: Headers, keep_partitions: bool) -> Par
         except RecordJsonError as error:
             raise CommandError(f"line {number} is not a record: {error}") from None
         except json.JSONDecodeError as error:
-            why = error.msg.removesuffix(" starting at")
-            raise CommandError(f"line {number} is not JSON: {why}, at column {error.pos + 1}") from None
+            reason = error.msg.removesuffix(" starting at")
+            raise CommandError(f"line {number} is not JSON: {reason}, at column {error.pos + 1}") from None
         if keep_partitions and record.partition is None:
             raise CommandError(f'line {number} has no "partition", which --keep-partitions needs')
         return record._replace(
@@ -177,7 +180,7 @@ def json_parser(key: str | None, headers: Headers, keep_partitions: bool) -> Par
 
 
 class Writer:
-    """Hands records to librdkafka, counts what the broker acknowledged, and shows both."""
+    """Passes records to librdkafka, counts the acknowledged ones, and shows the progress."""
 
     def __init__(
         self,
@@ -188,57 +191,67 @@ class Writer:
         settings: dict[str, str],
         interrupts: Interrupts,
     ) -> None:
-        """Raises CommandError for a name that is none, and where no partition that can be meant takes records."""
+        """Raises CommandError for an illegal topic name, and when every partition that the records may go to is
+        offline.
+        """
         self.topic = topic
         self.partition = partition
         self.interrupts = interrupts
-        self.read = 0
-        self.written = 0
+        self.read_records = 0
+        self.written_records = 0
         self.written_bytes = 0
         self.failed: dict[str, int] = {}
-        """Reasons, and how many records were not written for each."""
-        self.keyless = False
-        """Whether the broker refused records without keys, for that or another reason."""
-        self.started = time.monotonic()
-        self.shown = self.started
-        self.moved = (self.started, 0)
-        """When it was seen last that something had become of a record, and of how many by then."""
+        """Reason -> the number of records that were not written because of it."""
+        self.keyless_rejected = False
+        """Whether the broker rejected a record without a key as invalid. The missing key may be the reason, or
+        something else."""
+        self.started_s = time.monotonic()
+        self.progress_shown_s = self.started_s
+        self.last_change = (self.started_s, 0)
+        """When the number of finished records (written or failed) last changed, and that number."""
         self.live = sys.stderr.isatty() and not sys.stdin.isatty()
         self.outage = Outage()
         self.client = client
         self.direct = DirectWriter(client, topic, settings["acks"])
-        self.offline: list[int] = []
-        self.online: Iterator[int] | None = None
-        """Partitions for records without a key, in turn; None to leave that to librdkafka, which knows no better."""
-        self.look_at_partitions()
+        self.offline_partitions: list[int] = []
+        self.online_partitions: Iterator[int] | None = None
+        """Round robin over the online partitions, for records without a key. None leaves the choice to librdkafka,
+        which does not know that a partition is offline."""
+        self.find_offline_partitions()
         self.producer: Producer = connection.producer(
             {
                 "error_cb": self.outage,
-                "enable.idempotence": settings["acks"] == "all",  # no gaps, no repeats where the broker can promise it
-                "partitioner": "murmur2_random",  # as the Java client does, so that tools agree on a key's partition
-                "message.max.bytes": 100 << 20,  # the broker decides what is too large
+                "enable.idempotence": settings["acks"] == "all",  # prevents gaps and repeats, if the broker supports it
+                "partitioner": "murmur2_random",  # the Java client's, so that all tools agree on a key's partition
+                "message.max.bytes": 100 << 20,  # high, so that the broker decides what is too large
                 "linger.ms": 5,
-                **({"message.timeout.ms": OFFLINE_TIMEOUT_MS} if self.offline else {}),
+                **({"message.timeout.ms": OFFLINE_TIMEOUT_MS} if self.offline_partitions else {}),
                 **settings,
             }
         )
 
-    def look_at_partitions(self) -> None:
-        """A topic that is not there yet is made by the first record, where the broker lets it."""
-        found = cluster.describe(self.client, [self.topic], missing_too=True)
-        gone = offline.offline_of(found)
-        if not gone:
+    def find_offline_partitions(self) -> None:
+        """Find offline partitions, warn about them, and exclude them for records without a key.
+
+        A topic that does not exist is not an error: brokers may create it on the first record. Raises CommandError
+        as `__init__`.
+        """
+        described = cluster.describe(self.client, [self.topic], missing_too=True)
+        offline_by_topic = offline.offline_of(described)
+        if not offline_by_topic:
             return
-        self.offline = gone[self.topic]
-        online = [part.partition for part in found[0].partitions if part.partition not in self.offline]
-        if not online or self.partition in self.offline:
-            raise offline.refuse(gone, "Nobody can write there.")
+        self.offline_partitions = offline_by_topic[self.topic]
+        online = [part.partition for part in described[0].partitions if part.partition not in self.offline_partitions]
+        if not online or self.partition in self.offline_partitions:
+            raise offline.refuse(offline_by_topic, "Nobody can write there.")
         if self.partition is None:
-            self.online = cycle(online)
-            offline.warn(gone, "Records whose key belongs there cannot be written, all others are.")
+            self.online_partitions = cycle(online)
+            offline.warn(offline_by_topic, "Records whose key belongs there cannot be written; all others are.")
 
     def write_all(self, records: Iterable[OutgoingRecord]) -> None:
-        """Write them; print the summary. Raises CommandError when a record was not written, and KeyboardInterrupt."""
+        """Write the records and print the summary. Raises CommandError when a record was not written, and
+        KeyboardInterrupt.
+        """
         try:
             for record in records:
                 self.write(record)
@@ -251,30 +264,34 @@ class Writer:
         if self.interrupts():
             raise KeyboardInterrupt
         if self.failed:
-            reasons = "; ".join(f"{count(n)} not written: {why}" for why, n in self.failed.items())
-            raise CommandError(reasons + (self.want_of_keys() if self.keyless else ""))
+            reasons = "; ".join(f"{count(number)} not written: {reason}" for reason, number in self.failed.items())
+            raise CommandError(reasons + (self.missing_key_advice() if self.keyless_rejected else ""))
 
-    def want_of_keys(self) -> str:
-        """What to do where the broker's reason is that the topic is compacted, which its error does not say."""
+    def missing_key_advice(self) -> str:
+        """Return advice in case the topic is compacted, which the broker's error for a missing key does not mention;
+        else "".
+        """
         try:
-            found = cluster.settings(self.client, self.topic)
+            topic_settings = cluster.settings(self.client, self.topic)
         except CommandError:
             return ""
-        policy = next((setting.value for setting in found if setting.name == "cleanup.policy"), "")
+        policy = next((setting.value for setting in topic_settings if setting.name == "cleanup.policy"), "")
         if "compact" not in policy:
             return ""
         return (
             f"; topic {self.topic} is compacted (cleanup.policy={policy}), so each record needs a key:"
-            ' --key-separator TEXT splits it off the line, --key TEXT gives one to all, a line of --json has "key"'
+            ' --key-separator TEXT splits it off the line, --key TEXT sets one for all, a line of --json has "key"'
         )
 
     def write(self, record: OutgoingRecord) -> None:
         from confluent_kafka import KafkaException
 
-        self.read += 1
+        self.read_records += 1
         partition = record.partition if record.partition is not None else self.partition
         if partition is None:
-            partition = next(self.online) if self.online is not None and record.key is None else -1
+            partition = (
+                next(self.online_partitions) if self.online_partitions is not None and record.key is None else -1
+            )
         if needs_our_client(record):
             self.write_directly(record, partition)
             return
@@ -293,62 +310,68 @@ class Writer:
             except BufferError:
                 if self.interrupts():
                     raise KeyboardInterrupt from None
-                self.producer.poll(0.1)  # librdkafka's queue is full: let acknowledgements make room
-                self.tell_trouble()
+                self.producer.poll(0.1)  # librdkafka's queue is full: wait until acknowledgements make room
+                self.report_trouble()
                 continue
             except KafkaException as error:
-                raise kafka_error(error, f"record {self.read}") from error
+                raise kafka_error(error, f"record {self.read_records}") from error
             self.producer.poll(0)
-            self.tell_trouble()
+            self.report_trouble()
             return
 
     def write_directly(self, record: OutgoingRecord, partition: int) -> None:
-        """Behind all that librdkafka has by now, so that a partition's records keep their order."""
+        """Write one record with Tidelog's own client, after all records that librdkafka holds, so that a partition
+        keeps its order.
+        """
         from tidelog.client.errors import ClientError
         from tidelog.wire.errors import ApiError, ErrorCode
 
         while self.producer.flush(0.2):
             if self.interrupts():
                 raise KeyboardInterrupt
-            self.tell_trouble()
+            self.report_trouble()
         try:
             self.interrupts.during(lambda: self.direct.write(record, partition))
         except (ApiError, ClientError) as error:
-            why = str(client_error(error, f"topic {self.topic}"))
+            reason = str(client_error(error, f"topic {self.topic}"))
             is_refused = isinstance(error, ApiError) and error.code == ErrorCode.INVALID_RECORD
-            self.keyless = self.keyless or (record.key is None and is_refused)
-            self.failed[why] = self.failed.get(why, 0) + 1
+            self.keyless_rejected = self.keyless_rejected or (record.key is None and is_refused)
+            self.failed[reason] = self.failed.get(reason, 0) + 1
         else:
-            self.written += 1
+            self.written_records += 1
             self.written_bytes += len(record.value or b"") + len(record.key or b"")
 
     def delivered(self, error: "KafkaError | None", message: "Message") -> None:
         if error is None:
-            self.written += 1
+            self.written_records += 1
             self.written_bytes += len(message.value() or b"") + len(message.key() or b"")
             return
         from confluent_kafka import KafkaError
 
-        if message.partition() in self.offline:
-            why = offline.named({self.topic: [message.partition() or 0]}) + " is offline"
+        if message.partition() in self.offline_partitions:
+            reason = offline.named({self.topic: [message.partition() or 0]}) + " is offline"
         else:
-            why = str(kafka_error(error, f"topic {self.topic}"))
-            self.keyless = self.keyless or (message.key() is None and error.code() == KafkaError.INVALID_RECORD)
-        self.failed[why] = self.failed.get(why, 0) + 1
+            reason = str(kafka_error(error, f"topic {self.topic}"))
+            self.keyless_rejected = self.keyless_rejected or (
+                message.key() is None and error.code() == KafkaError.INVALID_RECORD
+            )
+        self.failed[reason] = self.failed.get(reason, 0) + 1
 
-    def tell_trouble(self) -> None:
-        """Say, once, why librdkafka goes on trying."""
+    def report_trouble(self) -> None:
+        """Say once why records are not acknowledged while librdkafka keeps trying."""
         self.outage.tell()
-        now, done = time.monotonic(), self.written + sum(self.failed.values())
-        since, then = self.moved
-        if done != then or done == self.read:
-            self.moved = now, done
-        elif now - since > STUCK_S and not self.outage.noted:
-            self.moved = float("inf"), done  # it is said again only if something has moved meanwhile
-            new = set(offline.look_for_offline(self.client, [self.topic]).get(self.topic, ())) - set(self.offline)
-            self.offline = sorted({*self.offline, *new})
-            if new:
-                offline.warn({self.topic: sorted(new)}, "Records for it wait; Ctrl-C stops.")
+        now, finished = time.monotonic(), self.written_records + sum(self.failed.values())
+        changed_s, finished_before = self.last_change
+        if finished != finished_before or finished == self.read_records:
+            self.last_change = now, finished
+        elif now - changed_s > STUCK_S and not self.outage.noted:
+            self.last_change = float("inf"), finished  # no second message until another record is finished
+            newly_offline = set(offline.look_for_offline(self.client, [self.topic]).get(self.topic, ())) - set(
+                self.offline_partitions
+            )
+            self.offline_partitions = sorted({*self.offline_partitions, *newly_offline})
+            if newly_offline:
+                offline.warn({self.topic: sorted(newly_offline)}, "Records for these partitions wait; Ctrl-C stops.")
             else:
                 print(
                     f"No record was acknowledged for {STUCK_S:.0f} s; still trying, Ctrl-C stops. The broker's log may"
@@ -357,16 +380,17 @@ class Writer:
                 )
 
     def finish(self) -> None:
-        """Wait for the acknowledgements, not for long after Ctrl-C; print what was written."""
+        """Wait for the acknowledgements, at most PARTING_S after Ctrl-C; print how many records were written."""
         deadline: float | None = None
         while self.producer.flush(0.2):
             if self.interrupts():
-                # Who is told that it goes on trying, and stops it, has waited enough. So has who insists.
+                # A user who saw the message that no broker answers, or who pressed Ctrl-C again, does not want to
+                # wait longer.
                 patience = 0 if self.outage.noted or self.interrupts.count > 1 else PARTING_S
                 deadline = min(deadline or float("inf"), time.monotonic() + patience)
                 if time.monotonic() >= deadline:
                     break
-            self.tell_trouble()
+            self.report_trouble()
             if self.live:
                 self.show_progress()
         if self.live:
@@ -374,19 +398,26 @@ class Writer:
         unknown = len(self.producer)
         if unknown:
             self.producer.purge()
-            print(f"{counted(unknown, 'record')} not acknowledged, and written or not.", file=sys.stderr)
-        seconds = max(time.monotonic() - self.started, 1e-6)
-        if (self.failed or unknown) and not self.written:
+            print(f"{counted(unknown, 'record')} not acknowledged; may have been written.", file=sys.stderr)
+        seconds = max(time.monotonic() - self.started_s, 1e-6)
+        if (self.failed or unknown) and not self.written_records:
             return
-        rate = f" in {seconds:.1f} s ({count(round(self.written / seconds))}/s)" if self.written >= 1000 else ""
-        print(f"{counted(self.written, 'record')}, {size(self.written_bytes)}, to {self.topic}{rate}", file=sys.stderr)
+        rate = (
+            f" in {seconds:.1f} s ({count(round(self.written_records / seconds))}/s)"
+            if self.written_records >= 1000
+            else ""
+        )
+        print(
+            f"{counted(self.written_records, 'record')}, {size(self.written_bytes)}, to {self.topic}{rate}",
+            file=sys.stderr,
+        )
 
     def show_progress(self) -> None:
         now = time.monotonic()
-        if now - self.shown < PROGRESS_EVERY_S:
+        if now - self.progress_shown_s < PROGRESS_EVERY_S:
             return
-        self.shown = now
-        rate = self.written / (now - self.started)
-        waiting = self.read - self.written
-        line = f"{counted(self.written, 'record')} written, {count(waiting)} waiting, {count(round(rate))}/s"
+        self.progress_shown_s = now
+        rate = self.written_records / (now - self.started_s)
+        waiting = self.read_records - self.written_records
+        line = f"{counted(self.written_records, 'record')} written, {count(waiting)} waiting, {count(round(rate))}/s"
         print(f"\r\x1b[K{line}", end="", file=sys.stderr, flush=True)

@@ -22,19 +22,21 @@ EXAMPLE = "producer_byte_rate=1MiB"
 UNITS = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 BYTE_RATES = ("producer_byte_rate", "consumer_byte_rate")
 
-WHOSE = "Whose"
+WHOSE = "Whose quotas"
 User = Annotated[
     str | None,
-    typer.Option("--user", metavar="NAME", show_default=False, help="A user; ANONYMOUS is everybody here.",
+    typer.Option("--user", metavar="NAME", show_default=False, help="A user; ANONYMOUS without authentication.",
                  rich_help_panel=WHOSE),
 ]  # fmt: skip
 ClientId = Annotated[
     str | None,
-    typer.Option("--client-id", metavar="NAME", show_default=False, help="A client's id.", rich_help_panel=WHOSE),
+    typer.Option("--client-id", metavar="NAME", show_default=False, help="A client id.", rich_help_panel=WHOSE),
 ]
 Ip = Annotated[
     str | None,
-    typer.Option("--ip", metavar="ADDRESS", show_default=False, help="An address.", rich_help_panel=WHOSE),
+    typer.Option(
+        "--ip", metavar="ADDRESS", show_default=False, help="An IP address of clients.", rich_help_panel=WHOSE
+    ),
 ]
 DefaultUser = Annotated[
     bool, typer.Option("--default-user", help="Users without quotas of their own.", rich_help_panel=WHOSE)
@@ -55,12 +57,12 @@ class Quota(NamedTuple):
 
 @app.callback()
 def quota() -> None:
-    """Show and change what clients may use.
+    """Show and change quotas: limits on what clients may use.
 
-    producer_byte_rate and consumer_byte_rate are bytes a second,
+    producer_byte_rate and consumer_byte_rate are bytes per second,
     request_percentage is the share of the broker's thread in percent,
-    controller_mutation_rate counts partitions that are made or deleted in
-    a second, connection_creation_rate connections in a second.
+    controller_mutation_rate is partitions created or deleted per second,
+    connection_creation_rate is new connections per second.
 
     Examples:
 
@@ -81,9 +83,9 @@ def list_quotas(
     json: AsJson = False,
     bootstrap: Bootstrap = LOCALHOST,
 ) -> None:
-    """List quotas: all, or those of whom the options name.
+    """List all quotas, or those of the user, client id or address.
 
-    With --user, the quotas of that user's clients are listed, too.
+    --user also lists the quotas of that user's client ids.
 
     Examples:
 
@@ -93,19 +95,19 @@ def list_quotas(
     """
     wanted = chosen(user, client_id, ip, default_user, default_client_id, default_ip)
     with connected(bootstrap) as client:
-        found = described(client, wanted, strict=False)
+        quotas = described(client, wanted, strict=False)
     if json:
-        print_json(as_json(found))
-    elif not found:
+        print_json(as_json(quotas))
+    elif not quotas:
         print(f"No quotas. One is set with: tidelog quota set --client-id NAME {EXAMPLE}", file=sys.stderr)
     else:
-        print_table(quota_table(found))
+        print_table(quota_table(quotas))
 
 
 @app.command("set")
 def set_quotas(
     quotas: Annotated[
-        list[str], typer.Argument(metavar="QUOTA=VALUE...", show_default=False, help=f"As in {EXAMPLE}.")
+        list[str], typer.Argument(metavar="QUOTA=VALUE...", show_default=False, help=f"For example {EXAMPLE}.")
     ],
     user: User = None,
     client_id: ClientId = None,
@@ -117,8 +119,8 @@ def set_quotas(
 ) -> None:
     """Set quotas of a user, a client id, a client of a user, or an address.
 
-    Values take KiB, MiB and GiB. They hold at once, for clients that are
-    connected, too.
+    Values accept KiB, MiB and GiB. They take effect at once, also for
+    clients that are already connected.
 
     Examples:
 
@@ -136,7 +138,7 @@ def set_quotas(
 @app.command()
 def remove(
     keys: Annotated[
-        list[str], typer.Argument(metavar="[QUOTA...]", show_default=False, help="Default: all that it has.")
+        list[str], typer.Argument(metavar="[QUOTA...]", show_default=False, help="Default: all its quotas.")
     ] = [],  # noqa: B006 - typer copies it
     user: User = None,
     client_id: ClientId = None,
@@ -146,7 +148,7 @@ def remove(
     default_ip: DefaultIp = False,
     bootstrap: Bootstrap = LOCALHOST,
 ) -> None:
-    """Take quotas away again.
+    """Remove quotas.
 
     Examples:
 
@@ -158,14 +160,14 @@ def remove(
         present = [quota.key for quota in described(client, entity, strict=True)]
         missing = [key for key in keys if key not in present]
         if missing or not present:
-            what = missing[0] if missing else "quotas"
-            raise CommandError(f"{named(entity)} has no {what} (tidelog quota list shows what there is)")
-        gone = keys or present
-        alter(client, entity, dict.fromkeys(gone))
-    print(f"Removed {', '.join(gone)} of {named(entity)}.")
+            absent = missing[0] if missing else "quotas"
+            raise CommandError(f"{named(entity)} has no {absent} (tidelog quota list shows all quotas)")
+        removed = keys or present
+        alter(client, entity, dict.fromkeys(removed))
+    print(f"Removed {', '.join(removed)} of {named(entity)}.")
 
 
-# Whose
+# The entity that quotas belong to
 
 
 def chosen(
@@ -176,7 +178,7 @@ def chosen(
     default_client_id: bool,
     default_ip: bool,
 ) -> "Entity":
-    """What the options name, in parts; empty when they name nothing. Raises UsageError."""
+    """Return the entity that the options name, in parts; empty if no option is given. Raises UsageError."""
     parts: list[tuple[str, str | None]] = []
     for kind, name, default in (
         ("client-id", client_id, default_client_id), ("user", user, default_user), ("ip", ip, default_ip),
@@ -186,13 +188,13 @@ def chosen(
         if name is not None or default:
             parts.append((kind, name))
     if len(parts) > 1 and any(kind == "ip" for kind, _ in parts):
-        raise UsageError("--ip is combined with neither --user nor --client-id")
+        raise UsageError("--ip cannot be combined with --user or --client-id")
     return tuple(parts)
 
 
 def required(entity: "Entity") -> "Entity":
     if not entity:
-        raise UsageError("whose? Name --client-id, --user, both, or --ip, or a default (see --help)")
+        raise UsageError("whose quotas? Give --client-id, --user, both, --ip, or a --default-... option (see --help)")
     return entity
 
 
@@ -201,17 +203,17 @@ def named(entity: "Entity") -> str:
 
 
 def parsed(text: str) -> tuple[str, float]:
-    """QUOTA=VALUE. Raises UsageError."""
+    """Parse QUOTA=VALUE into the quota's name and number. Raises UsageError."""
     key, value = key_value(text, "QUOTA=VALUE", EXAMPLE)
     number, factor = value, 1
-    for unit, size_of in UNITS.items():
+    for unit, unit_factor in UNITS.items():
         if value.endswith(unit):
-            number, factor = value.removesuffix(unit).rstrip(), size_of
+            number, factor = value.removesuffix(unit).rstrip(), unit_factor
     try:
         return key, float(number) * factor
     except ValueError:
         raise UsageError(
-            f"{key} takes a number, or one of KiB, MiB, GiB, for example {EXAMPLE}, not {value!r}"
+            f"{key} takes a number, optionally with KiB, MiB or GiB, for example {EXAMPLE}, not {value!r}"
         ) from None
 
 
@@ -231,12 +233,12 @@ def described(client: "Client", wanted: "Entity", *, strict: bool) -> list[Quota
     request = DescribeClientQuotasRequest(components=components, strict=strict)
     answer = ask_any(client, request, DescribeClientQuotasResponse)
     check(answer.error_code, answer.error_message)
-    found = [
+    quotas = [
         Quota(tuple((part.entity_type, part.entity_name) for part in entry.entity), value.key, value.value)
         for entry in answer.entries or ()
         for value in entry.values
     ]
-    return sorted(found, key=lambda quota: ([(kind, name or "") for kind, name in quota.entity], quota.key))
+    return sorted(quotas, key=lambda quota: ([(kind, name or "") for kind, name in quota.entity], quota.key))
 
 
 def alter(client: "Client", entity: "Entity", values: dict[str, float | None]) -> None:
@@ -256,16 +258,16 @@ def alter(client: "Client", entity: "Entity", values: dict[str, float | None]) -
         check(result.error_code, result.error_message)
 
 
-# Showing
+# Output
 
 
-def quota_table(found: Sequence[Quota]) -> Table:
+def quota_table(quotas: Sequence[Quota]) -> Table:
     columns = [Column(title) for title in ("user", "client id", "ip", "quota")]
     rows = []
-    for entity, key, value in found:
+    for entity, key, value in quotas:
         parts = dict(entity)
-        whose = [(parts[kind] or DEFAULT) if kind in parts else "-" for kind in ("user", "client-id", "ip")]
-        rows.append([*whose, key, shown(key, value)])
+        names = [(parts[kind] or DEFAULT) if kind in parts else "-" for kind in ("user", "client-id", "ip")]
+        rows.append([*names, key, shown(key, value)])
     return Table([*columns, Column("value", right=True, spare=-1)], rows)
 
 
@@ -277,10 +279,10 @@ def shown(key: str, value: float) -> str:
     return f"{value:.15g} %" if key == "request_percentage" else f"{value:.15g}/s"
 
 
-def as_json(found: Sequence[Quota]) -> list[dict[str, object]]:
-    """An object for each that has quotas; a name of null is the default."""
+def as_json(quotas: Sequence[Quota]) -> list[dict[str, object]]:
+    """Return one object for each entity that has quotas; the name null is the default entity."""
     by_entity: dict[Entity, dict[str, float]] = {}
-    for entity, key, value in found:
+    for entity, key, value in quotas:
         by_entity.setdefault(entity, {})[key] = value
     return [
         {"entity": [{"type": kind, "name": name} for kind, name in entity], "quotas": values}

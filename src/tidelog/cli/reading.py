@@ -1,7 +1,9 @@
-"""How `tidelog consume` reads: from chosen offsets or as a member of a group, until there is a reason to stop.
+"""The reading loop of `tidelog consume`: read from given offsets or as a member of a group, until there is a reason
+to stop.
 
-Our own client fetches, so that no record hides another: librdkafka cuts and refuses header keys that are no C strings.
-In a group librdkafka is the member: it joins, is assigned partitions, and commits; it fetches nothing.
+Tidelog's own client fetches the records, because librdkafka truncates or rejects header keys that contain a NUL or
+are not UTF-8. In a group, librdkafka is the member: it joins, receives partitions and commits offsets, but fetches
+nothing.
 """
 
 import sys
@@ -21,15 +23,15 @@ if TYPE_CHECKING:
     from tidelog.client.blocking import Client
     from tidelog.client.reader import Chunk, Skipped, Stopped
 
-WAIT_S = 0.1
-QUIET_S = 2.0
-LOOK_S = 5.0
-"""Silence after which it is looked whether partitions have gone offline."""
-JOINING_S = 0.5
-"""After so long a terminal is told what is being waited for: records, or partitions of a group."""
+FETCH_WAIT_S = 0.1
+HINT_AFTER_S = 2.0
+OFFLINE_CHECK_S = 5.0
+"""After this many seconds without a record, the reader checks whether partitions have gone offline."""
+JOINING_NOTICE_S = 0.5
+"""After this many seconds of waiting for partitions of a group, a message on the terminal says so."""
 FETCH_BYTES_MAX = 16 << 20
 PARTITION_BYTES_MAX = 1 << 20
-"""Of one answer; a single batch that is larger comes whole all the same."""
+"""Limit per partition and fetch response. A single batch that is larger is still returned whole."""
 
 
 class RecordSink(Protocol):
@@ -39,7 +41,9 @@ class RecordSink(Protocol):
 
 
 class TopicReader:
-    """Reads until Ctrl-C, the limit of records, or the ends that were there when it began."""
+    """Prints records of one topic until Ctrl-C, the limit of records, or the end offsets of the moment when it
+    started.
+    """
 
     def __init__(
         self,
@@ -57,13 +61,14 @@ class TopicReader:
         self.client = client
         self.topic = topic
         self.sink = sink
-        self.left = records_max
+        self.remaining_records = records_max
         self.until_end = until_end
         self.open: dict[int, int] = {}
-        """Partitions whose end (exclusive) has not been reached yet. Only with `until_end`."""
+        """Partition -> end offset (exclusive), for partitions that have not been read to their end. Only with
+        `until_end`."""
         self.committed_only = connection.settings.get("isolation.level", "read_committed") == "read_committed"
         limits = FetchLimits(
-            round(WAIT_S * 1000),
+            round(FETCH_WAIT_S * 1000),
             max_bytes=FETCH_BYTES_MAX,
             partition_max_bytes=PARTITION_BYTES_MAX,
             isolation=READ_COMMITTED if self.committed_only else READ_UNCOMMITTED,
@@ -72,99 +77,104 @@ class TopicReader:
         self.reader = Reader(client, limits, Backoff(), check_crcs=check_crcs)
         self.member: GroupMember | None = None
         self.failures: list[str] = []
-        """What could not be read, of what was asked for."""
+        """One line for each partition or range of offsets that was requested and could not be read."""
         self.missing: dict[str, list[int]] = {}
-        """Partitions that should be read, and are offline."""
-        self.looked_s = 0.0
-        self.told_outage = False
+        """Partitions that were requested and are offline, by topic."""
+        self.offline_checked_s = 0.0
+        self.outage_reported = False
         self.hint = f"Waiting for new records in {topic}; Ctrl-C stops."
-        self.hinted = not (sys.stderr.isatty() and sys.stdout.isatty())
+        self.hint_shown = not (sys.stderr.isatty() and sys.stdout.isatty())
 
     def join(self, group: str, reset: str) -> None:
-        """Read as a member of `group`; where it has no commit yet, from the beginning or from now on."""
-        gone = offline.offline_of(cluster.describe(self.client, [self.topic]))
-        if lost := offline.coordinator_is_offline(self.client, group):
-            raise lost
-        self.note_offline(gone.get(self.topic, []))
+        """Read as a member of `group`. `reset` is the policy for partitions without a commit: "earliest" or
+        "latest".
+
+        Raises CommandError when the topic does not exist or the group's coordinator is offline.
+        """
+        offline_partitions = offline.offline_of(cluster.describe(self.client, [self.topic]))
+        if coordinator_failure := offline.coordinator_is_offline(self.client, group):
+            raise coordinator_failure
+        self.note_offline(offline_partitions.get(self.topic, []))
         self.member = GroupMember(self.connection, self.client, group, self.topic, reset)
 
-    def note_offline(self, gone: Sequence[int]) -> None:
-        """Say once of each partition that it cannot be read, and do not wait for its end."""
-        known = self.missing.setdefault(self.topic, []) if gone else []
-        new = [index for index in gone if index not in known]
-        known += new
+    def note_offline(self, offline_partitions: Sequence[int]) -> None:
+        """Warn once about each offline partition, and do not wait for its end."""
+        reported = self.missing.setdefault(self.topic, []) if offline_partitions else []
+        new = [index for index in offline_partitions if index not in reported]
+        reported += new
         for index in new:
             self.open.pop(index, None)
-        offline.warn({self.topic: new} if new else {}, "What is there is not read, what the others have is.")
+        offline.warn({self.topic: new} if new else {}, "Their records are not read; all other partitions are.")
 
     def run(self, interrupted: Interrupts) -> None:
-        """Print records until there is a reason to stop. Raises KeyboardInterrupt, and CommandError when the end that
-        was asked for could not be reached everywhere.
+        """Print records until there is a reason to stop.
+
+        Raises KeyboardInterrupt, and CommandError when some of the requested records could not be read.
         """
-        began = time.monotonic()
+        started_s = time.monotonic()
         while not self.finished():
             if interrupted():
                 raise KeyboardInterrupt
-            self.step(interrupted, time.monotonic() - began)
-        if self.until_end and self.missing and self.left != 0:
+            self.step(interrupted, time.monotonic() - started_s)
+        if self.until_end and self.missing and self.remaining_records != 0:
             self.failures.append(f"{offline.named(self.missing)} could not be read to the end")
         if self.failures:
             raise CommandError("; ".join(self.failures))
 
     def finished(self) -> bool:
-        if self.left == 0:
+        if self.remaining_records == 0:
             return True
         if self.member is not None:
-            all_stopped = bool(self.member.known) and not self.reader.positions
+            all_stopped = bool(self.member.seen) and not self.reader.positions
             return all_stopped or (self.until_end and self.member.assigned and not self.open)
         return not self.reader.positions or (self.until_end and not self.open)
 
     def step(self, interrupted: Interrupts, seconds: float) -> None:
-        """Print what has come, `seconds` after the beginning, or say why nothing has."""
+        """Print the records of one fetch, or say why there are none. `seconds` is the time since the start."""
         from tidelog.client.reader import Chunk
 
         if self.member is not None:
-            self.follow(self.member)
+            self.follow_assignment(self.member)
         now_s = time.monotonic()
-        wait_s = self.reader.due_in_s(now_s) if self.reader.positions else WAIT_S
+        wait_s = self.reader.due_in_s(now_s) if self.reader.positions else FETCH_WAIT_S
         if wait_s > 0:
-            interrupted.during(lambda: time.sleep(min(wait_s, WAIT_S)))
+            interrupted.during(lambda: time.sleep(min(wait_s, FETCH_WAIT_S)))
         with in_one_line():
             events = interrupted.during(lambda: self.reader.poll(time.monotonic()))
         printed = False
         for event in events:
             if isinstance(event, Chunk):
-                printed = self.take(event) or printed
+                printed = self.print_chunk(event) or printed
             else:
-                self.fail(event)
-        self.tell_outage()
+                self.report_failure(event)
+        self.report_outage()
         if printed:
-            self.hinted = True
-            self.looked_s = seconds
+            self.hint_shown = True
+            self.offline_checked_s = seconds
             return
         self.sink.check()
-        self.say_what_it_waits_for(seconds)
-        if self.open and seconds - self.looked_s > LOOK_S and not self.reader.unreachable():
-            self.looked_s = seconds
-            gone = offline.look_for_offline(self.client, [self.topic]).get(self.topic, [])
-            self.note_offline([index for index in gone if index in self.open])
+        self.say_why_it_waits(seconds)
+        if self.open and seconds - self.offline_checked_s > OFFLINE_CHECK_S and not self.reader.unreachable():
+            self.offline_checked_s = seconds
+            offline_partitions = offline.look_for_offline(self.client, [self.topic]).get(self.topic, [])
+            self.note_offline([index for index in offline_partitions if index in self.open])
 
-    def take(self, chunk: "Chunk") -> bool:
-        """Print, then remember how far; whether there was something to print."""
-        place = chunk.partition
-        end = self.open.get(place.partition)
-        # What was written after we began is beyond the end that was asked for.
+    def print_chunk(self, chunk: "Chunk") -> bool:
+        """Print the records of one chunk, then store the new position. Return whether anything was printed."""
+        tp = chunk.partition
+        end = self.open.get(tp.partition)
+        # With `until_end`, records that were written after the start are not printed.
         records = [r for r in chunk.records if not self.until_end or (end is not None and r.offset < end)]
         position = chunk.next_offset
-        if self.left is not None and len(records) > self.left:
-            records = records[: self.left]
-            position = records[-1].offset + 1 if records else self.reader.positions.get(place, position)
+        if self.remaining_records is not None and len(records) > self.remaining_records:
+            records = records[: self.remaining_records]
+            position = records[-1].offset + 1 if records else self.reader.positions.get(tp, position)
         if records:
             self.sink.write(
                 [
                     IncomingRecord(
                         self.topic,
-                        place.partition,
+                        tp.partition,
                         record.offset,
                         record.timestamp if record.timestamp >= 0 else None,
                         record.key,
@@ -174,89 +184,93 @@ class TopicReader:
                     for record in records
                 ]
             )
-            if self.left is not None:
-                self.left -= len(records)
+            if self.remaining_records is not None:
+                self.remaining_records -= len(records)
             if self.member is not None:
                 position = min(position, end) if end is not None else position
-                self.member.store(place.partition, position)
+                self.member.store(tp.partition, position)
         if end is not None and chunk.end_offset >= 0 and position >= min(end, chunk.end_offset):
-            # Markers of transactions and compaction take offsets without being records.
-            del self.open[place.partition]
+            # Transaction markers and compaction leave offsets without records, so compare positions, not record
+            # offsets.
+            del self.open[tp.partition]
         return bool(records)
 
-    def fail(self, event: "Skipped | Stopped") -> None:
-        """Say what of a partition cannot be read, on stderr and, as it was asked for, in the end."""
+    def report_failure(self, event: "Skipped | Stopped") -> None:
+        """Report on stderr what cannot be read of a partition, and add it to `failures`."""
         from tidelog.client.reader import Skipped
 
-        place = event.partition
+        tp = event.partition
         if isinstance(event, Skipped):
             records = "offset" if event.next_offset - event.first == 1 else "offsets"
             last = f" to {event.next_offset - 1}" if event.next_offset - event.first > 1 else ""
-            line = f"{place}: {records} {event.first}{last} cannot be read: {event.reason}"
-            print(f"{line}. Reading goes on behind.", file=sys.stderr)
+            line = f"{tp}: {records} {event.first}{last} cannot be read: {event.reason}"
+            print(f"{line}. Reading continues after them.", file=sys.stderr)
         else:
             reason = event.reason
             if isinstance(reason, ValueError):
-                where = f"tidelog consume {self.topic} -p {place.partition} --offset N reads behind the damage"
-                line = f"{place} is damaged at offset {event.offset}: {reason}; {where}"
+                remedy = f"tidelog consume {self.topic} -p {tp.partition} --offset N reads after the damage"
+                line = f"{tp} is damaged at offset {event.offset}: {reason}; {remedy}"
             else:
-                line = str(client_error(reason, f"topic {self.topic}, partition {place.partition}"))
+                line = str(client_error(reason, f"topic {self.topic}, partition {tp.partition}"))
             if self.reader.positions:
-                print(f"{line}. Reading goes on elsewhere.", file=sys.stderr)
-            self.open.pop(place.partition, None)
+                print(f"{line}. The other partitions are still read.", file=sys.stderr)
+            self.open.pop(tp.partition, None)
         self.failures.append(line)
 
-    def tell_outage(self) -> None:
-        """Say once that it goes on trying while no broker answers."""
-        if self.reader.unreachable() and not self.told_outage:
-            self.told_outage = True
+    def report_outage(self) -> None:
+        """Say once, while no broker can be reached, that the command keeps trying."""
+        if self.reader.unreachable() and not self.outage_reported:
+            self.outage_reported = True
             print("No broker can be reached any more; still trying. Ctrl-C stops.", file=sys.stderr)
 
-    def say_what_it_waits_for(self, seconds: float) -> None:
-        """Each reason once, and to a terminal only; records that come make it plain that all is well."""
+    def say_why_it_waits(self, seconds: float) -> None:
+        """Print each reason for waiting once, and only on a terminal. No message is needed once records arrive."""
         if self.member is not None and not self.member.assigned:
-            self.member.tell_joining(seconds)
-        elif not self.hinted and seconds > QUIET_S:
-            self.hinted = True
+            self.member.report_joining(seconds)
+        elif not self.hint_shown and seconds > HINT_AFTER_S:
+            self.hint_shown = True
             print(self.hint, file=sys.stderr)
 
-    def follow(self, member: "GroupMember") -> None:
-        """Read the partitions that the group has given us by now, and no others."""
+    def follow_assignment(self, member: "GroupMember") -> None:
+        """Read exactly the partitions that the group has assigned to this member."""
         from tidelog.model.ids import TopicPartition
 
         member.poll()
-        wanted = {TopicPartition(self.topic, number): start for number, start in member.starts.items()}
-        for place in [place for place in self.reader.positions if place not in wanted]:
-            del self.reader.positions[place]
-            self.open.pop(place.partition, None)
-        new = [place for place in wanted if place not in self.reader.positions and place.partition not in member.known]
+        assigned = {TopicPartition(self.topic, number): start for number, start in member.starts.items()}
+        for tp in [tp for tp in self.reader.positions if tp not in assigned]:
+            del self.reader.positions[tp]
+            self.open.pop(tp.partition, None)
+        new = [tp for tp in assigned if tp not in self.reader.positions and tp.partition not in member.seen]
         if not new:
             if member.assigned and not member.starts and self.member is not None:
                 self.hint = f"Group {member.group} has a member for every partition; waiting for one to leave."
             return
-        for place in new:
-            member.known.add(place.partition)
-            self.reader.positions[place] = wanted[place]
+        for tp in new:
+            member.seen.add(tp.partition)
+            self.reader.positions[tp] = assigned[tp]
         if self.until_end:
             from tidelog.client.operations import LATEST
 
-            places = [(place.topic, place.partition) for place in new]
+            keys = [(tp.topic, tp.partition) for tp in new]
             ends, failures = cluster.list_offsets(
-                self.client, dict.fromkeys(places, LATEST), committed=self.committed_only
+                self.client, dict.fromkeys(keys, LATEST), committed=self.committed_only
             )
             for (_, number), end in ends.items():
-                if number not in self.missing.get(self.topic, ()) and wanted[TopicPartition(self.topic, number)] < end:
+                if (
+                    number not in self.missing.get(self.topic, ())
+                    and assigned[TopicPartition(self.topic, number)] < end
+                ):
                     self.open[number] = end
             self.failures += [f"{failure}" for failure in failures.values() if not self.missing]
 
     def close(self) -> None:
-        """Leave the group, committing what was printed."""
+        """Leave the group and commit the offsets of the printed records."""
         if self.member is not None:
             self.member.close()
 
 
 class GroupMember:
-    """Our place in a group, by librdkafka: which partitions are ours, and what we commit."""
+    """The group membership, held by librdkafka: which partitions this process reads, and what it commits."""
 
     def __init__(self, connection: ConnectionOptions, client: "Client", group: str, topic: str, reset: str) -> None:
         self.client = client
@@ -264,32 +278,32 @@ class GroupMember:
         self.topic = topic
         self.reset = connection.settings.get("auto.offset.reset", reset)
         self.assigned = False
-        """Whether the group has said which partitions are ours, if any."""
+        """Whether the group has sent an assignment, even an empty one."""
         self.starts: dict[int, int] = {}
-        """Our partitions, and where reading begins in each."""
-        self.known: set[int] = set()
-        """Those of them that are being read, or were until they failed."""
-        self._told_joining = not sys.stderr.isatty()
+        """Assigned partition -> the offset where reading starts."""
+        self.seen: set[int] = set()
+        """Assigned partitions that are being read, or were read until they failed."""
+        self._joining_reported = not sys.stderr.isatty()
         settings: dict[str, Any] = {
             "group.id": group,
             "enable.auto.commit": True,
-            "enable.auto.offset.store": False,  # what is committed has been printed
+            "enable.auto.offset.store": False,  # only offsets of printed records may be committed
         }
         self._consumer: Consumer = connection.consumer(settings)
         self._consumer.subscribe([topic], on_assign=self._on_assign, on_revoke=self._on_revoke)
 
     def poll(self) -> None:
-        """Let librdkafka tell of the group. Raises CommandError for an error that lasts."""
+        """Let librdkafka process group events. Raises CommandError for an error that is not temporary."""
         from confluent_kafka import KafkaError
 
         message = self._consumer.poll(0)
         if paused := self._consumer.assignment():
-            self._consumer.pause(paused)  # our own client fetches
+            self._consumer.pause(paused)  # Tidelog's own client fetches
         error = message.error() if message is not None else None
-        passing = (KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN, KafkaError._PARTITION_EOF)
-        if error is not None and not error.retriable() and error.code() not in passing:
-            unknown = error.code() in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC)
-            raise kafka_error(error, f"topic {self.topic}" if unknown else f"group {self.group}")
+        temporary_codes = (KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN, KafkaError._PARTITION_EOF)
+        if error is not None and not error.retriable() and error.code() not in temporary_codes:
+            topic_is_unknown = error.code() in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC)
+            raise kafka_error(error, f"topic {self.topic}" if topic_is_unknown else f"group {self.group}")
 
     def _on_assign(self, consumer: "Consumer", partitions: "list[TopicPartition]") -> None:
         self.assigned = True
@@ -298,43 +312,45 @@ class GroupMember:
     def _on_revoke(self, consumer: "Consumer", partitions: "list[TopicPartition]") -> None:
         for part in partitions:
             self.starts.pop(part.partition, None)
-            self.known.discard(part.partition)
+            self.seen.discard(part.partition)
 
-    def _starts(self, numbers: list[int]) -> dict[int, int]:
-        """Where the group has committed, or else where --from-beginning says."""
+    def _starts(self, partitions: list[int]) -> dict[int, int]:
+        """Return the committed offset of each partition; for a partition without one, the start offset by the reset
+        policy.
+        """
         from tidelog.client.operations import EARLIEST, LATEST
         from tidelog.model.ids import TopicPartition
 
-        if not numbers:
+        if not partitions:
             return {}
         with in_one_line():
             committed = self.client.committed([self.group])[self.group]
             if isinstance(committed, Exception):
                 raise client_error(committed, f"group {self.group}")
-            found: dict[int, int] = {}
-            for number in numbers:
-                offset = committed.get(TopicPartition(self.topic, number))
+            committed_offsets: dict[int, int] = {}
+            for partition in partitions:
+                offset = committed.get(TopicPartition(self.topic, partition))
                 if isinstance(offset, int):
-                    found[number] = offset
-            others = [(self.topic, number) for number in numbers if number not in found]
+                    committed_offsets[partition] = offset
+            uncommitted = [(self.topic, partition) for partition in partitions if partition not in committed_offsets]
             timestamp = EARLIEST if self.reset in ("earliest", "smallest", "beginning") else LATEST
-            offsets, failures = cluster.list_offsets(self.client, dict.fromkeys(others, timestamp))
+            offsets, failures = cluster.list_offsets(self.client, dict.fromkeys(uncommitted, timestamp))
         for failure in failures.values():
             print(f"Note: {failure}", file=sys.stderr)
-        return found | {number: offset for (_, number), offset in offsets.items()}
+        return committed_offsets | {partition: offset for (_, partition), offset in offsets.items()}
 
     def store(self, partition: int, offset: int) -> None:
-        """What comes before `offset` has been printed, and may be committed."""
+        """Mark the offsets before `offset` as printed, so that librdkafka commits them."""
         from confluent_kafka import KafkaException, TopicPartition
 
         try:
             self._consumer.store_offsets(offsets=[TopicPartition(self.topic, partition, offset)])
         except KafkaException:
-            return  # the group has taken the partition away meanwhile: another member reads these records again
+            return  # the partition was revoked in the meantime: another member reads these records again
 
-    def tell_joining(self, seconds: float) -> None:
-        if not self._told_joining and seconds > JOINING_S:
-            self._told_joining = True
+    def report_joining(self, seconds: float) -> None:
+        if not self._joining_reported and seconds > JOINING_NOTICE_S:
+            self._joining_reported = True
             print(f"Joining {self.group}: a new group waits a few seconds for more members.", file=sys.stderr)
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
-"""A line of `produce --json` as a record: what `records.to_json` wrote, or somebody by hand.
+"""Parse a line of `produce --json`: JSON that `records.to_json` wrote, or that was written by hand.
 
-A key or a value that is no string is passed on as it is written: a number of 30 digits, `1.50`, spaces and repeated
-names within an object. So the outer object is taken apart here, and only its parts are left to the standard library.
+A key or value that is not a string keeps its exact text: a number of 30 digits, `1.50`, spaces and repeated names
+within an object. So this module parses the outer object itself, and leaves only its members to the standard library.
 """
 
 import base64
@@ -18,12 +18,13 @@ FIELDS = (
     *("topic", "partition", "offset", "timestamp", "timestamp_ms"),
     *("key", "key_base64", "value", "value_base64", "headers"),
 )
-"""What a line of `consume --json` can have, and one for `produce --json`."""
+"""The fields of a line of `consume --json`, which `produce --json` accepts too."""
 HEADER_FIELDS = ("key", "key_base64", "value", "value_base64")
-AS_WRITTEN = ("key", "value")
+EXACT_TEXT_FIELDS = ("key", "value")
 TIMESTAMP_MAX = (1 << 63) - 1
 DIGITS_MAX = 25
-"""More are not looked at: Python takes a while for thousands, and refuses more."""
+"""A longer number is read as infinity: Python needs long to convert thousands of digits, and rejects more than
+4,300."""
 
 SPACE = re.compile(r"[ \t\n\r]*").match
 COLON = re.compile(r"[ \t\n\r]*:[ \t\n\r]*").match
@@ -32,21 +33,22 @@ AFTER_ITEM = re.compile(r"[ \t\n\r]*([,\]])[ \t\n\r]*").match
 
 
 class RecordJsonError(ValueError):
-    """The JSON is not a record as `to_json` writes it."""
+    """The JSON is not a record of the form that `to_json` writes."""
 
 
 class RepeatedError(Exception):
-    """A name stands twice in one of the objects, the outer one or within a value."""
+    """A name is repeated in one of the objects, at any depth."""
 
 
-class Written(bytes):
-    """A JSON value as it stands in the line."""
+class ExactText(bytes):
+    """The exact text of a JSON value, as it is in the line."""
 
 
 def record_from_line(line: bytes) -> OutgoingRecord:
-    """What `to_json` wrote, as a record; `topic` and `offset` are where it came from, and not taken over.
+    """Parse a record that `to_json` wrote. `topic` and `offset` describe its origin and are ignored.
 
-    Of `timestamp_ms` and `timestamp` the first counts. Raises JSONDecodeError, and RecordJsonError for other reasons.
+    `timestamp_ms` takes precedence over `timestamp`. Raises JSONDecodeError if the line is not JSON, and
+    RecordJsonError if it is not a record.
     """
     try:
         return record_from_json(parsed(line.decode("utf-8-sig")))
@@ -57,11 +59,11 @@ def record_from_line(line: bytes) -> OutgoingRecord:
 
 
 def parsed(text: str) -> object:
-    """The JSON, with what is `Written` in place of keys and values that are neither strings nor null."""
+    """Return the parsed JSON, with `ExactText` in place of keys and values that are neither strings nor null."""
     try:
         document: Any = WHOLE.decode(text)
-        if not isinstance(document, dict) or not wants_the_text(document):
-            return document  # most lines: in one go
+        if not isinstance(document, dict) or not needs_exact_text(document):
+            return document  # most lines take this fast path
     except RepeatedError:
         pass
     at = SPACE(text, 0).end()  # type: ignore[union-attr]
@@ -74,99 +76,102 @@ def parsed(text: str) -> object:
 
 
 def members(text: str, at: int) -> tuple[dict[str, Any], int]:
-    """Those of the object that has been opened before `at`, and where it ends."""
-    found: dict[str, Any] = {}
+    """Return the members of the object whose brace is just before `at`, and the position after the object."""
+    object_members: dict[str, Any] = {}
     at = SPACE(text, at).end()  # type: ignore[union-attr]
     if text[at : at + 1] == "}":
-        return found, at + 1
+        return object_members, at + 1
     while True:
         if text[at : at + 1] != '"':
             raise JSONDecodeError("Expecting property name enclosed in double quotes", text, at)
         name, at = scan(text, at)
-        if name in found:
-            raise RecordJsonError(f"{json.dumps(name)} stands there twice")
+        if name in object_members:
+            raise RecordJsonError(f"{json.dumps(name)} is given twice")
         if (colon := COLON(text, at)) is None:
             raise JSONDecodeError("Expecting ':' delimiter", text, at)
-        found[name], at = member(text, colon.end(), name)
+        object_members[name], at = member(text, colon.end(), name)
         if (end := AFTER_MEMBER(text, at)) is None:
             raise JSONDecodeError("Expecting ',' delimiter", text, at)
         if end[1] == "}":
-            return found, end.end(1)
+            return object_members, end.end(1)
         at = end.end()
 
 
 def member(text: str, at: int, name: str) -> tuple[Any, int]:
-    """The value of the member of that name, and where it ends."""
+    """Return the value of the member with this name, and the position after it."""
     if name == "headers" and text[at : at + 1] == "[":
         return items(text, at + 1)
     value, end = scan(text, at)
-    if name in AS_WRITTEN and value is not None and not isinstance(value, str):
-        value = Written(text[at:end].encode())
+    if name in EXACT_TEXT_FIELDS and value is not None and not isinstance(value, str):
+        value = ExactText(text[at:end].encode())
     return value, end
 
 
 def items(text: str, at: int) -> tuple[list[Any], int]:
-    """Those of the list that has been opened before `at`, and where it ends; objects are taken apart."""
-    found: list[Any] = []
+    """Return the items of the list whose bracket is just before `at`, and the position after the list.
+
+    Items that are objects are parsed by `members`.
+    """
+    list_items: list[Any] = []
     at = SPACE(text, at).end()  # type: ignore[union-attr]
     if text[at : at + 1] == "]":
-        return found, at + 1
+        return list_items, at + 1
     while True:
         item, at = members(text, at + 1) if text[at : at + 1] == "{" else scan(text, at)
-        found.append(item)
+        list_items.append(item)
         if (end := AFTER_ITEM(text, at)) is None:
             raise JSONDecodeError("Expecting ',' delimiter", text, at)
         if end[1] == "]":
-            return found, end.end(1)
+            return list_items, end.end(1)
         at = end.end()
 
 
 def scan(text: str, at: int) -> tuple[Any, int]:
-    """The value that begins at `at`, and where it ends."""
+    """Return the value that begins at `at`, and the position after it."""
     try:
-        found: tuple[Any, int] = SCAN(text, at)
+        value_and_end: tuple[Any, int] = SCAN(text, at)
     except StopIteration as error:
         raise JSONDecodeError("Expecting value", text, error.value) from None
-    return found
+    return value_and_end
 
 
-def wants_the_text(document: dict[str, Any]) -> bool:
-    """Whether a key or a value in it is neither a string nor null."""
+def needs_exact_text(document: dict[str, Any]) -> bool:
+    """Whether a key or a value is neither a string nor null, so that its exact text is needed."""
     headers = document.get("headers")
     inner = [header for header in headers if isinstance(header, dict)] if isinstance(headers, list) else []
-    return any(not isinstance(each.get(name), str | None) for each in (document, *inner) for name in AS_WRITTEN)
+    return any(not isinstance(each.get(name), str | None) for each in (document, *inner) for name in EXACT_TEXT_FIELDS)
 
 
 def without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    document = dict(pairs)
+    if len(document) < len(pairs):
         raise RepeatedError
-    return found
+    return document
 
 
 def whole_number(digits: str) -> int | float:
     return int(digits) if len(digits) <= DIGITS_MAX else float("inf")
 
 
-def refused(constant: str) -> NoReturn:
+def refuse_constant(constant: str) -> NoReturn:
     raise RecordJsonError(f"JSON has no {constant}")
 
 
-DECODER = json.JSONDecoder(parse_int=whole_number, parse_constant=refused)
+DECODER = json.JSONDecoder(parse_int=whole_number, parse_constant=refuse_constant)
 SCAN = DECODER.scan_once  # type: ignore[attr-defined]
-"""What raw_decode calls, and in C."""
-WHOLE = json.JSONDecoder(object_pairs_hook=without_repeats, parse_int=whole_number, parse_constant=refused)
+"""The function under JSONDecoder.raw_decode, implemented in C."""
+WHOLE = json.JSONDecoder(object_pairs_hook=without_repeats, parse_int=whole_number, parse_constant=refuse_constant)
 
 
 def record_from_json(document: object) -> OutgoingRecord:
-    """Of what `parsed` returned. Raises RecordJsonError."""
+    """Convert the result of `parsed`. Raises RecordJsonError."""
     if not isinstance(document, dict) or not ({"value", "value_base64"} & set(document)):
         raise RecordJsonError('it must be an object with "value"')
-    only(document, FIELDS, "field")
-    listed = document.get("headers")
-    if not isinstance(listed, list | None):
-        raise RecordJsonError(NO_HEADERS)
-    headers = [header_from_json(header) for header in listed or []]
+    check_names(document, FIELDS, "field")
+    listed_headers = document.get("headers")
+    if not isinstance(listed_headers, list | None):
+        raise RecordJsonError(HEADERS_EXPECTED)
+    headers = [header_from_json(header) for header in listed_headers or []]
     return OutgoingRecord(
         data_from_json(document, "key"),
         data_from_json(document, "value"),
@@ -176,51 +181,51 @@ def record_from_json(document: object) -> OutgoingRecord:
     )
 
 
-NO_HEADERS = '"headers" must be a list of objects with "key" (or "key_base64") and "value"'
+HEADERS_EXPECTED = '"headers" must be a list of objects with "key" (or "key_base64") and "value"'
 
 
 def header_from_json(header: object) -> tuple[str, bytes | None]:
-    """The key has lone surrogates for bytes that are not UTF-8 ("surrogateescape")."""
+    """Return key and value. In the key, lone surrogates stand for bytes that are not UTF-8 ("surrogateescape")."""
     if not isinstance(header, dict) or not isinstance(header.get("key", header.get("key_base64")), str):
-        raise RecordJsonError(NO_HEADERS)
-    only(header, HEADER_FIELDS, "field of a header")
+        raise RecordJsonError(HEADERS_EXPECTED)
+    check_names(header, HEADER_FIELDS, "field of a header")
     key = data_from_json(header, "key")
     assert key is not None
     return key.decode("utf-8", "surrogateescape"), data_from_json(header, "value")
 
 
-def only(document: dict[str, Any], known: tuple[str, ...], what: str) -> None:
-    """Raise RecordJsonError for a name that is not known: what was meant by it would be lost without a word."""
+def check_names(document: dict[str, Any], known_names: tuple[str, ...], noun: str) -> None:
+    """Raise RecordJsonError for an unknown name, because its data would be lost silently."""
     for name in document:
-        if name not in known:
-            raise RecordJsonError(f"{json.dumps(name)} is no {what}: there are {', '.join(known)}")
+        if name not in known_names:
+            raise RecordJsonError(f"{json.dumps(name)} is not a {noun}; the fields are {', '.join(known_names)}")
 
 
-def number_from_json(document: dict[str, Any], name: str, most: int) -> int | None:
+def number_from_json(document: dict[str, Any], name: str, maximum: int) -> int | None:
     number = document.get(name)
-    if number is not None and (isinstance(number, bool) or not isinstance(number, int) or not 0 <= number <= most):
-        raise RecordJsonError(f'"{name}" must be a number from 0 to {most}')
+    if number is not None and (isinstance(number, bool) or not isinstance(number, int) or not 0 <= number <= maximum):
+        raise RecordJsonError(f'"{name}" must be a number from 0 to {maximum}')
     return number
 
 
 def timestamp_from_json(document: dict[str, Any]) -> int | None:
-    """None leaves it to librdkafka, which writes the present time; so it does with 0."""
+    """Return the timestamp; None leaves it to librdkafka, which then writes the present time, as it does for 0."""
     number, text = number_from_json(document, "timestamp_ms", TIMESTAMP_MAX), document.get("timestamp")
     if number is not None or text is not None:
         number = number if number is not None else timestamp_from_text(text)
         if number <= 0:
-            raise RecordJsonError("a time cannot be 1970-01-01T00:00:00.000Z or before: change it, or leave it out")
+            raise RecordJsonError("the timestamp must be after 1970-01-01T00:00:00.000Z: change it, or leave it out")
     return number
 
 
 def timestamp_from_text(text: Any) -> int:
     try:
-        moment = datetime.fromisoformat(text)
+        time = datetime.fromisoformat(text)
     except (TypeError, ValueError):
-        moment = None
-    if moment is None or moment.tzinfo is None:
-        raise RecordJsonError('"timestamp" must be as 2026-03-01T12:00:00.000Z, with a zone')
-    return round(moment.timestamp() * 1000)
+        time = None
+    if time is None or time.tzinfo is None:
+        raise RecordJsonError('"timestamp" must have the form 2026-03-01T12:00:00.000Z, with a time zone')
+    return round(time.timestamp() * 1000)
 
 
 def data_from_json(document: dict[str, Any], name: str) -> bytes | None:
@@ -231,8 +236,8 @@ def data_from_json(document: dict[str, Any], name: str) -> bytes | None:
             return base64.b64decode(document[f"{name}_base64"], validate=True)
         except (TypeError, ValueError):
             raise RecordJsonError(f'"{name}_base64" is not base64') from None
-    data: str | Written | None = document.get(name)
-    # What is no string is passed on as it is written: a line made by hand need not quote its JSON twice.
+    data: str | ExactText | None = document.get(name)
+    # A value that is not a string keeps its exact text: a line made by hand need not quote its JSON twice.
     if isinstance(data, str):
         return utf8(data, name)
     return None if data is None else bytes(data)
@@ -242,4 +247,4 @@ def utf8(text: str, name: str) -> bytes:
     try:
         return text.encode()
     except UnicodeEncodeError:
-        raise RecordJsonError(f'"{name}" has half of a surrogate pair, which is no text') from None
+        raise RecordJsonError(f'"{name}" has half of a surrogate pair, which is not valid text') from None

@@ -1,4 +1,4 @@
-"""Records as text: the template of `consume --format`, and JSON; `record_json` reads that again."""
+"""Records as text: the template of `consume --format`, and JSON. `record_json` parses that JSON."""
 
 import base64
 from collections.abc import Callable, Sequence
@@ -9,15 +9,15 @@ from tidelog.cli.when import iso
 
 FIELDS = ("topic", "partition", "offset", "timestamp", "timestamp_ms", "key", "value", "headers")
 ALL_FIELDS = " ".join(f"{{{field}}}" for field in FIELDS)
-OF_KCAT = {
+KCAT_FIELDS = {
     "t": "{topic}", "p": "{partition}", "o": "{offset}", "k": "{key}", "s": "{value}", "h": "{headers}",
     "T": "{timestamp_ms}",
 }  # fmt: skip
-"""What `kcat -f` calls them, behind a percent sign."""
+"""The placeholders of `kcat -f`, after the percent sign, and their fields here."""
 ESCAPES = {"n": b"\n", "t": b"\t", "r": b"\r", "0": b"\0", "\\": b"\\"}
 
 Headers = Sequence[tuple[str, bytes | None]]
-"""In a key whose bytes are not UTF-8, lone surrogates stand for them ("surrogateescape")."""
+"""Keys and values. In a key, lone surrogates stand for bytes that are not UTF-8 ("surrogateescape")."""
 
 
 class IncomingRecord(NamedTuple):
@@ -27,7 +27,7 @@ class IncomingRecord(NamedTuple):
     partition: int
     offset: int
     timestamp_ms: int | None
-    """None where it has none."""
+    """None if the record has no timestamp."""
     key: bytes | None
     value: bytes | None
     headers: Headers
@@ -43,19 +43,20 @@ class OutgoingRecord(NamedTuple):
     value: bytes | None
     headers: Headers
     timestamp_ms: int | None = None
-    """None: now."""
+    """None means the present time."""
     partition: int | None = None
-    """None: wherever it belongs."""
+    """None means that the partitioner chooses."""
 
 
 class TemplateError(ValueError):
-    """The format names a field that no record has, or is cut off."""
+    """The format names an unknown field, or is cut off."""
 
 
 def template(text: str, null: bytes) -> RenderRecord:
-    r"""Render records by `text`: fields in braces ({key}, {value}, ...); `{{`, `}}` and `%%`; \n \t \r \0 \\.
+    r"""Return a function that renders a record by `text`: fields in braces ({key}, {value}, ...), `{{`, `}}` and
+    `%%` for the characters themselves, and \n \t \r \0 \\.
 
-    A null key or value is written as `null`; bytes go out as they are. Raises TemplateError.
+    A null key or value is written as `null`. All other bytes are written unchanged. Raises TemplateError.
     """
     parts: list[bytes | RenderRecord] = []
     position = 0
@@ -72,7 +73,7 @@ def template(text: str, null: bytes) -> RenderRecord:
             parts.append(field(name, null))
             position = end + 1
         elif two[0] == "%" and two[1:].isascii() and two[1:].isalpha():
-            meant = f"; here it is {OF_KCAT[two[1:]]}" if two[1:] in OF_KCAT else ""
+            meant = f"; here it is {KCAT_FIELDS[two[1:]]}" if two[1:] in KCAT_FIELDS else ""
             raise TemplateError(f"{two!r} is not a field{meant}: {ALL_FIELDS}, and %% is a percent sign")
         elif two[0] == "\\" and two[1:] in ESCAPES and len(two) == 2:
             parts.append(ESCAPES[two[1:]])
@@ -107,17 +108,19 @@ def field(name: str, null: bytes) -> RenderRecord:
 
 
 def octets(name: str) -> bytes:
-    """The bytes that a broker sent for a name."""
+    """Return the bytes that the broker sent for this name."""
     return name.encode("utf-8", "surrogateescape")
 
 
 def time_text(record: IncomingRecord) -> str:
-    """ISO 8601 in UTC; empty when the record has no timestamp."""
+    """Return the timestamp as ISO 8601 in UTC; empty when the record has no timestamp."""
     return "" if record.timestamp_ms is None else iso(record.timestamp_ms)
 
 
 def to_json(record: IncomingRecord) -> bytes:
-    """One line. What is not UTF-8 has base64 instead, under `key_base64` and `value_base64`, also in headers."""
+    """Return the record as one line of JSON. Bytes that are not UTF-8 are base64 under `key_base64` or
+    `value_base64`, in headers too.
+    """
     document: dict[str, Any] = {
         **text_or_base64("topic", octets(record.topic)),
         "partition": record.partition,

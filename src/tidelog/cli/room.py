@@ -1,11 +1,11 @@
-"""What of a table a terminal has room for: names give way, numbers never do, and what is left out is said.
+"""Fit a table to the width of a terminal: names give way, numbers never do, and a note lists the columns left out.
 
-In this order, until the rest fits:
+The steps, in this order, until the rest fits:
 
-1. Names fold into several lines, down to `NAME_WIDTH_MIN`, and so do titles of several words. (In a table that has to
-   keep its height, names are shortened in the middle, and titles are not touched.)
-2. A column that says the same in every row becomes a fact above the table. (Not where the height has to be kept.)
-3. Columns are left out, those with the most `spare` first, and of these the rightmost.
+1. Names fold into several lines, at least `NAME_WIDTH_MIN` wide, and so do titles of several words. (In a table that
+has to keep its height, names are shortened in the middle instead, and titles stay.) 2. A column with the same value
+in every row becomes a fact above the table. (Not in a table that has to keep its height.) 3. Columns are left out:
+those with the highest `spare` first, and of equal ones the rightmost.
 """
 
 import re
@@ -17,52 +17,52 @@ from tidelog.cli.tables import NAME_WIDTH_MIN, Table, printable, takes_utf8
 GAP = 2
 """Cells between two columns."""
 NUMBER = re.compile(r"[(+-]?\d[\d.,:+-]*\)?")
-"""A word of a text that is no name."""
+"""Matches words that are numbers rather than names."""
 NUMBER_WIDTH_MAX = 27
-"""-(2^63 - 1) with its commas and a bracket; what is longer is a list and may fold."""
+"""The width of -(2^63 - 1) with commas and a bracket. A longer word is a list of numbers, and may fold."""
 
 
-class Room(NamedTuple):
-    """A table as it fits."""
+class TableFit(NamedTuple):
+    """Which columns of a table are shown, how wide, and what happens to the others."""
 
     shown: list[int]
-    """Indices of its columns."""
+    """Indices of the columns that are shown."""
     widths: list[int]
-    """Of those, in cells."""
+    """Widths of the shown columns, in cells."""
     above: list[int]
-    """Columns whose one value stands above the table."""
+    """Indices of columns whose only value is printed above the table."""
     left_out: list[int]
-    needed: int
-    """The width, in cells, from which on nothing is left out or stands above."""
+    full_width: int
+    """The smallest width, in cells, at which the table shows all its columns."""
 
 
-def fit(table: Table, width: int) -> Room:
-    """The columns that `width` cells have room for."""
-    least = [least_width(table, index) for index in range(len(table.columns))]
-    widest = [natural_width(table, index) for index in range(len(table.columns))]
+def fit(table: Table, width: int) -> TableFit:
+    """Choose the columns for a width of `width` cells."""
+    least_widths = [least_width(table, index) for index in range(len(table.columns))]
+    natural_widths = [natural_width(table, index) for index in range(len(table.columns))]
     shown = list(range(len(table.columns)))
     above: list[int] = []
     left_out: list[int] = []
-    needed = together(least)
-    while together([least[index] for index in shown]) > width and len(shown) > 1:
-        same = [] if table.shorten else [index for index in shown if is_the_same(table, index)]
-        if same:
-            above.append(same[0])
-            shown.remove(same[0])
+    full_width = total_width(least_widths)
+    while total_width([least_widths[index] for index in shown]) > width and len(shown) > 1:
+        constant_columns = [] if table.shorten else [index for index in shown if has_one_value(table, index)]
+        if constant_columns:
+            above.append(constant_columns[0])
+            shown.remove(constant_columns[0])
             continue
-        spare = max(shown[1:], key=lambda index: (table.columns[index].spare, index))
-        if table.columns[spare].spare < 0:
-            spare = shown[0] if table.columns[shown[0]].spare >= 0 else shown[1]
-        left_out.append(spare)
-        shown.remove(spare)
-    widths = shared([least[index] for index in shown], [widest[index] for index in shown], width)
-    return Room(shown, widths, sorted(above), sorted(left_out), needed)
+        dropped = max(shown[1:], key=lambda index: (table.columns[index].spare, index))
+        if table.columns[dropped].spare < 0:
+            dropped = shown[0] if table.columns[shown[0]].spare >= 0 else shown[1]
+        left_out.append(dropped)
+        shown.remove(dropped)
+    widths = column_widths([least_widths[index] for index in shown], [natural_widths[index] for index in shown], width)
+    return TableFit(shown, widths, sorted(above), sorted(left_out), full_width)
 
 
-def above_lines(table: Table, room: Room, width: int) -> list[str]:
-    """What all rows have in common, as many facts on a line as it has room for."""
+def above_lines(table: Table, fitted: TableFit, width: int) -> list[str]:
+    """Return the facts that all rows have in common, as many on each line as fit."""
     lines: list[str] = []
-    for index in room.above:
+    for index in fitted.above:
         fact = f"{table.columns[index].title} {printable(table.rows[0][index]) or '-'}"
         if lines and cells(lines[-1]) + GAP + cells(fact) <= width:
             lines[-1] += " " * GAP + fact
@@ -71,31 +71,34 @@ def above_lines(table: Table, room: Room, width: int) -> list[str]:
     return lines
 
 
-def left_out_text(table: Table, room: Room) -> str:
-    """What to say below the table; empty when nothing is left out."""
-    if not room.left_out:
+def left_out_text(table: Table, fitted: TableFit) -> str:
+    """Return the note below the table; empty when no column is left out."""
+    if not fitted.left_out:
         return ""
-    names = ", ".join(table.columns[index].title for index in room.left_out)
+    names = ", ".join(table.columns[index].title for index in fitted.left_out)
     json = " or --json" * table.json
-    return f"Left out: {names}. A terminal of {room.needed} columns{json} shows all."
+    return f"Left out: {names}. A terminal of {fitted.full_width} columns{json} shows all."
 
 
 def wrapped(text: str, width: int) -> list[str]:
-    """Its lines on a terminal."""
+    """Return the lines of the text on a terminal."""
     from rich.console import Console
     from rich.text import Text
 
     return [line.plain for line in Text(text, overflow="fold").wrap(Console(width=width), width)]
 
 
-def is_the_same(table: Table, index: int) -> bool:
-    """Whether every row has the same there. What never goes does not go above either."""
-    sums = index < len(table.footer) and table.footer[index] and index > 0
-    return table.columns[index].spare >= 0 and not sums and len({row[index] for row in table.rows}) == 1
+def has_one_value(table: Table, index: int) -> bool:
+    """Whether every row has the same value in the column, so that it may move above the table.
+
+    A column with a total in the footer, or one that is never left out (negative `spare`), stays in the table.
+    """
+    has_total = index < len(table.footer) and table.footer[index] and index > 0
+    return table.columns[index].spare >= 0 and not has_total and len({row[index] for row in table.rows}) == 1
 
 
 def texts(table: Table, index: int) -> list[str]:
-    """What stands in a column below its title."""
+    """Return the texts of a column below its title."""
     footer = [table.footer[index]] if table.footer else []
     return [printable(text) for text in (*(row[index] for row in table.rows), *footer)]
 
@@ -105,35 +108,39 @@ def natural_width(table: Table, index: int) -> int:
 
 
 def least_width(table: Table, index: int) -> int:
-    """Of a number, all of it; of a text, some of it, and every number that stands in it."""
+    """Return the least width of a column: numbers are never cut; a text needs NAME_WIDTH_MIN, and room for every
+    number in it.
+    """
     column = table.columns[index]
     title = column.title if table.shorten else max(column.title.split(), key=cells, default="")
     if column.right:
         return max(map(cells, (title, *texts(table, index))))
     words = [] if table.shorten else " ".join(texts(table, index)).split()
     numbers = filter(is_number, words)
-    some = min(NAME_WIDTH_MIN, natural_width(table, index))
-    return max(some, cells(title), max(map(cells, numbers), default=0))
+    text_width = min(NAME_WIDTH_MIN, natural_width(table, index))
+    return max(text_width, cells(title), max(map(cells, numbers), default=0))
 
 
 def is_number(word: str) -> bool:
     return NUMBER.fullmatch(word) is not None and len(word) <= NUMBER_WIDTH_MAX
 
 
-def shared(least: Sequence[int], widest: Sequence[int], width: int) -> list[int]:
-    """A width for each column: all that it can use, or the widest ones give way, to the same width."""
-    widths = list(widest)
-    while (over := together(widths) - width) > 0:
-        wide = [index for index in range(len(widths)) if widths[index] > least[index]]
-        if not wide:
+def column_widths(least_widths: Sequence[int], natural_widths: Sequence[int], width: int) -> list[int]:
+    """Return a width for each column: its natural width if all fit; otherwise the widest columns shrink to equal
+    widths.
+    """
+    widths = list(natural_widths)
+    while (excess := total_width(widths) - width) > 0:
+        shrinkable = [index for index in range(len(widths)) if widths[index] > least_widths[index]]
+        if not shrinkable:
             break
-        most = max(wide, key=widths.__getitem__)
-        others = max((widths[index] for index in wide if index != most), default=0)
-        widths[most] = max(widths[most] - over, min(others, widths[most] - 1), least[most])
+        widest = max(shrinkable, key=widths.__getitem__)
+        next_width = max((widths[index] for index in shrinkable if index != widest), default=0)
+        widths[widest] = max(widths[widest] - excess, min(next_width, widths[widest] - 1), least_widths[widest])
     return widths
 
 
-def together(widths: Sequence[int]) -> int:
+def total_width(widths: Sequence[int]) -> int:
     return sum(widths) + GAP * (len(widths) - 1)
 
 
@@ -144,8 +151,9 @@ def cells(text: str) -> int:
 
 
 def shortened(text: str, width: int) -> str:
-    """At most `width` cells of a terminal; the middle goes, since names differ at their ends. A Chinese character takes
-    two cells, so it may be one less.
+    """Shorten a text to at most `width` cells by cutting the middle, because names usually differ at their ends.
+
+    A Chinese character takes two cells, so the result may be one cell narrower.
     """
     if cells(text) <= width:
         return text
@@ -156,7 +164,7 @@ def shortened(text: str, width: int) -> str:
 
 
 def fitting_start(text: str, width: int) -> str:
-    """As much of the beginning as `width` cells hold."""
+    """Return the longest start of the text that fits into `width` cells."""
     for end, character in enumerate(text):
         width -= cells(character)
         if width < 0:

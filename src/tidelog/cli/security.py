@@ -1,4 +1,4 @@
-"""TLS and SASL for our own client, from the settings that librdkafka has for them (-X)."""
+"""TLS and SASL for Tidelog's own client, from librdkafka's settings (-X)."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -16,13 +16,15 @@ FILES = {
     "ssl.key.location": "key_file",
     "ssl.key.password": "key_password",
 }
-"""The setting, and what it is of `tidelog.client.security.TlsFiles`."""
+"""librdkafka's setting -> the field of `tidelog.client.security.TlsFiles`."""
 VERIFY, HOST_NAME = "enable.ssl.certificate.verification", "ssl.endpoint.identification.algorithm"
 SASL = ("sasl.mechanism", "sasl.mechanisms", "sasl.username", "sasl.password")
 
 
 def security_of(settings: Mapping[str, str]) -> "Security":
-    """Raises UsageError for a setting that our client does not have, and CommandError for files that are of no use."""
+    """Return how to protect connections. Raises UsageError for an unsupported setting or value, CommandError for
+    unusable files.
+    """
     from tidelog.client.security import Security
 
     protocol = settings.get("security.protocol", "plaintext").lower()
@@ -30,7 +32,9 @@ def security_of(settings: Mapping[str, str]) -> "Security":
         raise UsageError(f"-X security.protocol is one of {', '.join(PROTOCOLS)}, not {protocol!r}")
     for name in settings:
         if name.startswith(("ssl.", "sasl.")) and name not in (*FILES, HOST_NAME, *SASL):
-            raise UsageError(f"-X {name} is not supported; there are {', '.join((*FILES, HOST_NAME, VERIFY, *SASL))}")
+            raise UsageError(
+                f"-X {name} is not supported; supported are {', '.join((*FILES, HOST_NAME, VERIFY, *SASL))}"
+            )
     tls = None
     if protocol.endswith("ssl"):
         from tidelog.client.security import TlsFiles, tls_context
@@ -45,7 +49,7 @@ def security_of(settings: Mapping[str, str]) -> "Security":
                 f"{name}={settings[name]}" for name in FILES if name.endswith(".location") and name in settings
             )
             raise CommandError(
-                f"the files for TLS cannot be used: {error}; they are {given or 'those of the system'}"
+                f"the certificate files for TLS cannot be used: {error}; used were {given or 'the files of the system'}"
             ) from error
     return Security(tls, _sasl(settings) if protocol.startswith("sasl") else None)
 

@@ -1,4 +1,6 @@
-"""What `tidelog start` does once its flags are read: settings, loop, signals, the ready line, failures in one line."""
+"""Run the broker of `tidelog start` once its flags are parsed: settings, event loop, signals, the ready line,
+failures.
+"""
 
 import asyncio
 import logging
@@ -20,15 +22,14 @@ from tidelog.runtime.interfaces import Runtime
 log = logging.getLogger("tidelog.cli")
 
 ORPHAN_GRACE_S = 5.0
-"""How long a broker whose parent has ended may take to stop in order."""
+"""Seconds that a broker may take for an orderly stop after its parent has ended."""
 SWITCH_INTERVAL_S = 0.0005
-"""How long the loop waits at most for a thread that computes (say, a checkpoint of 10,000 partitions): Python's own
-5 ms would be the tail of the latency.
-"""
+"""The interpreter's thread switch interval: how long the event loop waits at most for a thread that computes (for
+example a checkpoint of 10,000 partitions). Python's default of 5 ms would show in the tail latency."""
 
 
 class RunningBroker(Protocol):
-    """What this module needs of `tidelog.broker.broker.BrokerServer`."""
+    """The part of `tidelog.broker.broker.BrokerServer` that this module uses."""
 
     @property
     def host(self) -> str: ...
@@ -46,7 +47,7 @@ MakeBroker = Callable[[BrokerConfig, Runtime], RunningBroker]
 
 
 def serve(options: Options) -> int:
-    """Run a broker until it is told to stop, in this process's main thread. Returns the exit code."""
+    """Run a broker until a signal asks it to stop, in this process's main thread. Return the exit code."""
     configure_logging(options.log_level)
     try:
         config = load_config(options, os.environ)
@@ -59,13 +60,15 @@ def serve(options: Options) -> int:
     from tidelog.runtime.real import real_runtime
 
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    raise_descriptor_limit()  # each connection takes one, and the usual soft limit is 1,024
+    raise_descriptor_limit()  # each connection needs one, and the usual soft limit is 1,024
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         return runner.run(run_broker(config, BrokerServer, real_runtime, options.parent_pipe))
 
 
 def load_config(options: Options, environment: Mapping[str, str]) -> BrokerConfig:
-    """The settings, with an absolute data directory. Raises ConfigError, and OSError for the file."""
+    """Return the settings, with absolute data directories. Raises ConfigError, and OSError when the file cannot be
+    read.
+    """
 
     def load(flags: Mapping[str, str]) -> BrokerConfig:
         return BrokerConfig.load(options.config_file, environment, flags, read=read_file)
@@ -89,9 +92,9 @@ def read_file(path: str) -> bytes:
 async def run_broker(
     config: BrokerConfig, make_broker: MakeBroker, make_runtime: Callable[[], Runtime], parent_pipe: int | None
 ) -> int:
-    """Start, say where it listens, wait for a signal (or the parent's end), stop.
+    """Start, print the address, wait for a signal or the end of the parent, then stop.
 
-    A second signal ends the process at once, which is a crash to the log, and one it recovers from.
+    A second signal ends the process at once. To the log that is a crash, from which the next start recovers.
     """
     loop = asyncio.get_running_loop()
     asked_to_stop = asyncio.Event()
@@ -107,19 +110,19 @@ async def run_broker(
         loop.call_later(ORPHAN_GRACE_S, os._exit, FAILED)
         asked_to_stop.set()
 
-    def take(number: int, frame: FrameType | None) -> None:
+    def on_raw_signal(number: int, frame: FrameType | None) -> None:
         loop.call_soon_threadsafe(on_signal, number)
 
-    # Ignored from the start means so wanted: nohup, a shell's background job.
+    # A signal that is ignored at the start stays ignored: nohup or a shell's background job wants it so.
     numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-    taken = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
-    # Not by add_signal_handler: uvloop may tell of one signal twice when another came just before it.
-    before = {number: signal.signal(number, take) for number in taken}
+    handled = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
+    # Not with add_signal_handler: uvloop may report one signal twice when another signal came just before it.
+    previous_handlers = {number: signal.signal(number, on_raw_signal) for number in handled}
     if parent_pipe is not None:
         from tidelog.cli.parent import watch_parent
 
         watch_parent(loop, parent_pipe, on_orphaned)
-    # A program that started us as its child gave host, port and data in Python.
+    # A program that started this broker as its child gave host, port and data directory in Python.
     remedies = ON_THE_COMMAND_LINE if parent_pipe is None else IN_PYTHON
     runtime = make_runtime()
     try:
@@ -128,7 +131,8 @@ async def run_broker(
         stopping = loop.create_task(asked_to_stop.wait())
         await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
         if not starting.done():
-            # Told to stop while it recovers its log. What a kill leaves can be started from, and so can this.
+            # A signal arrived while the broker was recovering its log. A killed recovery can be repeated, so stop
+            # without waiting.
             starting.cancel()
             return 0
         await starting
@@ -139,7 +143,7 @@ async def run_broker(
 
             drop_output()
             await broker.stop()
-            return fail(f"stdout does not take the line that says where it listens: {error.strerror}")
+            return fail(f"the line with the broker's address cannot be written to stdout: {error.strerror}")
         failed = loop.create_task(broker.failed())
         await asyncio.wait((stopping, failed), return_when=asyncio.FIRST_COMPLETED)
         await broker.stop()
@@ -152,13 +156,13 @@ async def run_broker(
         return fail(explain(error, config.data_directory, address, remedies))
     finally:
         await runtime.close()
-        for number, handler in before.items():
+        for number, handler in previous_handlers.items():
             signal.signal(number, handler)
     return 0
 
 
 def ready_line(broker: RunningBroker, directory: str) -> str:
-    """The one line on stdout. Programs read HOST:PORT behind "listening on "."""
+    """Return the one line on stdout. Programs parse HOST:PORT after "listening on "."""
     host = f"[{broker.host}]" if ":" in broker.host else broker.host
     return f"Tidelog {__version__} listening on {host}:{broker.port} (data {directory}, cluster ID {broker.cluster_id})"
 

@@ -1,6 +1,7 @@
-"""`tidelog start`: one broker in the foreground. Imports little: nothing of typer, rich, argparse or librdkafka.
+"""`tidelog start`: run one broker in the foreground. Imports neither typer, rich, argparse nor librdkafka, to start
+fast.
 
-Its help is shown by `cli/start_help.py`, which lists the same flags.
+`cli/start_help.py` prints its help and lists the same flags.
 """
 
 import os
@@ -11,7 +12,7 @@ from typing import NamedTuple
 from tidelog.cli.logs import LEVELS
 
 FAILED, MISUSED = 1, 2
-"""Exit codes. 0: the broker was asked to stop and did so in order."""
+"""Exit codes. 0 means that the broker was asked to stop and stopped in order."""
 
 FLAGS = {
     "--config": "FILE",
@@ -21,17 +22,18 @@ FLAGS = {
     "--log-level": "LEVEL",
     "--parent-pipe": "FD",
 }
-"""Every flag takes a value. `--parent-pipe` is for programs that start a broker as their child (`cli/parent.py`)."""
+"""Flag -> the name of its value. `--parent-pipe` is for programs that start a broker as their child
+(`cli/parent.py`)."""
 
 
-OF_OTHERS = {
+FOREIGN_OPTIONS = {
     **dict.fromkeys(("--address", "--bind", "--bootstrap", "--host", "--port", "-H", "-b", "-p"), "--listen"),
     **dict.fromkeys(("--dir", "--log-dir", "--log-dirs", "-d"), "--data"),
     **dict.fromkeys(("--override", "-X", "-s"), "--set"),
     **dict.fromkeys(("--verbose", "-v"), "--log-level"),
     "-c": "--config",
 }
-"""What other brokers and other commands call it."""
+"""Options of other brokers and other commands -> the flag with the same meaning here."""
 
 
 class MisusedError(Exception):
@@ -41,7 +43,7 @@ class MisusedError(Exception):
 class Options(NamedTuple):
     config_file: str | None
     settings: dict[str, str]
-    """Kafka's names of settings to values: what the flags say."""
+    """Kafka's setting name -> value, as the flags give them."""
     log_level: str
     parent_pipe: int | None
 
@@ -59,7 +61,9 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def parse(arguments: Sequence[str]) -> Options:
-    """Read `--flag VALUE` and `--flag=VALUE`. Of several `--set` for one key the last counts. Raises MisusedError."""
+    """Parse `--flag VALUE` and `--flag=VALUE`. If `--set` is repeated for a key, the last one counts. Raises
+    MisusedError.
+    """
     values: dict[str, str] = {}
     settings: dict[str, str] = {}
     rest = list(arguments)
@@ -80,27 +84,27 @@ def parse(arguments: Sequence[str]) -> Options:
             raise MisusedError(f"{flag} is given twice")
         else:
             values[flag] = value
-    for flag, key, shown in (("--data", "log.dirs", data_directory), ("--listen", "listeners", listener)):
+    for flag, key, convert in (("--data", "log.dirs", data_directory), ("--listen", "listeners", listener)):
         if flag in values:
             if key in settings:
                 raise MisusedError(f"{flag} and --set {key} are both given, and are the same setting")
-            settings[key] = shown(values[flag])
+            settings[key] = convert(values[flag])
     return Options(values.get("--config"), settings, log_level(values), parent_pipe(values))
 
 
 def unknown(flag: str) -> str:
     if not flag.startswith("-"):
         return f"unexpected argument {flag!r}" + ("; a file is given with --config FILE" if "." in flag else "")
-    if flag in OF_OTHERS:
-        return f"no such option: {flag}; it is {OF_OTHERS[flag]} {FLAGS[OF_OTHERS[flag]]}"
+    if flag in FOREIGN_OPTIONS:
+        return f"no such option: {flag}; it is {FOREIGN_OPTIONS[flag]} {FLAGS[FOREIGN_OPTIONS[flag]]}"
     from tidelog.config.keys import BROKER_KEYS
 
     if (name := flag.lstrip("-")) in BROKER_KEYS:
         return f"no such option: {flag}; it is --set {name}=VALUE"
     import difflib
 
-    near = difflib.get_close_matches(flag, [name for name in FLAGS if name != "--parent-pipe"], n=1)
-    return f"no such option: {flag}" + (f"; did you mean {near[0]}?" if near else "")
+    close_matches = difflib.get_close_matches(flag, [name for name in FLAGS if name != "--parent-pipe"], n=1)
+    return f"no such option: {flag}" + (f"; did you mean {close_matches[0]}?" if close_matches else "")
 
 
 def data_directory(text: str) -> str:
@@ -110,7 +114,7 @@ def data_directory(text: str) -> str:
 
 
 def listener(text: str) -> str:
-    """`HOST:PORT` as the value of `listeners`; an IPv6 host stands in brackets."""
+    """Return `HOST:PORT` as a value of `listeners`. An IPv6 host must be in brackets. Raises MisusedError."""
     host, _, port = text.rpartition(":")
     if not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
         raise MisusedError(f"--listen takes HOST:PORT, for example 127.0.0.1:9092, not {text!r}")

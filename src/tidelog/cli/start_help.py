@@ -1,4 +1,4 @@
-"""The help of `tidelog start`, which itself never imports typer: see `cli/start.py`."""
+"""The help of `tidelog start`. `cli/start.py` itself never imports typer."""
 
 import sys
 from typing import Annotated

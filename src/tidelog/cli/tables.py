@@ -1,4 +1,4 @@
-"""Output for people and for programs: tables at a terminal, plain columns in a pipe, JSON where it is asked for."""
+"""Output for people and for programs: tables at a terminal, plain columns in a pipe, and JSON on request."""
 
 import base64
 import json
@@ -14,49 +14,51 @@ if TYPE_CHECKING:
 
 
 NAME_WIDTH_MIN = 8
-"""A column does not give way to others below this; its text is folded into several lines instead."""
+"""Width, in cells, to which a column of text may shrink; longer text folds into several lines."""
 
 
 class Column(NamedTuple):
     title: str
     right: bool = False
-    """Numbers stand right."""
+    """Whether the texts are aligned right, as numbers are."""
     style: str | None = None
     spare: int = 0
-    """How soon it is left out where a terminal is too narrow for numbers: the most first, a negative one never."""
+    """How soon the column is left out of a narrow table: the highest value first; a negative one never."""
 
 
 class Table(NamedTuple):
-    """Rows of text, one cell a column."""
+    """Rows of text, with one cell for each column."""
 
     columns: Sequence[Column]
     rows: Sequence[Sequence[str]]
     title: str = ""
     footer: Sequence[str] = ()
-    """A last row, set apart; empty for none."""
+    """A last row, set apart from the others; empty if there is none."""
     row_styles: Sequence[str] = ()
-    """Colours of the rows at a terminal; empty for none."""
+    """Styles of the rows at a terminal; empty if they have none."""
     shorten: bool = False
-    """Names lose their middle where they do not fit, so that every row is one line; otherwise they fold."""
+    """Whether long names are cut in the middle so that every row is one line. Otherwise they fold into several
+    lines."""
     json: bool = True
-    """Whether the command has --json, which shows what a narrow terminal has no room for."""
+    """Whether the command has --json, to which the note about columns left out can point."""
 
 
 def print_json(document: Any) -> None:
-    """Indented JSON of the document, with `json_ready` for what is no text."""
+    """Print the document as indented JSON, after `json_ready`."""
     print(json_line(document, indent=2))
 
 
 def json_line(document: Any, indent: int | None = None) -> str:
-    """JSON in characters that stdout can take: on a stream that is not UTF-8 it has ASCII only. Characters that steer a
-    terminal, or that some readers take for the end of a line (U+2028), are escaped.
+    """Return the document as JSON that stdout can encode: only ASCII on a stream that is not UTF-8.
+
+    Characters that control a terminal, or that some readers take for a line end (U+2028), are escaped.
     """
     return json_text(json_ready(document), indent)
 
 
-def json_text(ready: Any, indent: int | None = None) -> str:
-    """As `json_line`, of a document that has text only."""
-    text = _encoder(indent, not takes_utf8()).encode(ready)
+def json_text(document: Any, indent: int | None = None) -> str:
+    """Like `json_line`, for a document in which every string is valid text."""
+    text = _encoder(indent, not takes_utf8()).encode(document)
     return text if text.isprintable() else NOT_ASCII.sub(_printable_or_escape, text)
 
 
@@ -66,24 +68,26 @@ def _encoder(indent: int | None, ensure_ascii: bool) -> json.JSONEncoder:
 
 
 NOT_ASCII = re.compile(r"[^\x20-\x7e\n]")
-"""In JSON these stand within strings only."""
+"""Characters that JSON allows only inside strings."""
 
 
-def _printable_or_escape(found: re.Match[str]) -> str:
-    if found[0].isprintable():
-        return found[0]
-    units = found[0].encode("utf-16-be")
+def _printable_or_escape(match: re.Match[str]) -> str:
+    if match[0].isprintable():
+        return match[0]
+    units = match[0].encode("utf-16-be")
     return "".join(f"\\u{int.from_bytes(units[at : at + 2], 'big'):04x}" for at in range(0, len(units), 2))
 
 
 def takes_utf8() -> bool:
-    """Whether stdout's encoding has every character. Other streams (ASCII, Latin-1) get escapes."""
+    """Whether stdout's encoding has every character. Streams with another encoding (ASCII, Latin-1) get escapes."""
     return (sys.stdout.encoding or "").lower().replace("_", "-") in ("utf-8", "utf8")
 
 
 def json_ready(document: Any) -> Any:
-    """The document with base64 where a name's bytes are not UTF-8: `"group"` becomes `"group_base64"`, and a string in
-    a list becomes `{"base64": ...}`. Such strings hold lone surrogates in place of the bytes ("surrogateescape").
+    """Return the document with base64 in place of names whose bytes are not UTF-8.
+
+    `"group"` becomes `"group_base64"`, and a string in a list becomes `{"base64": ...}`. In such strings, lone
+    surrogates stand for the bytes ("surrogateescape").
     """
     if isinstance(document, dict):
         ready: dict[str, Any] = {}
@@ -101,7 +105,7 @@ def json_ready(document: Any) -> Any:
 
 
 def is_text(text: str) -> bool:
-    """Whether the bytes that a broker sent for it were UTF-8."""
+    """Whether the bytes that a broker sent for this text were UTF-8."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -114,8 +118,10 @@ def base64_text(text: str) -> str:
 
 
 def print_table(table: Table) -> None:
-    """Borders and colours at a terminal (colours unless NO_COLOR); aligned columns without decoration in a pipe, all of
-    them whatever their width.
+    """Print a table: with borders and colours at a terminal (no colours if NO_COLOR is set), as plain aligned
+    columns in a pipe.
+
+    In a pipe all columns are printed, whatever their width.
     """
     if sys.stdout.isatty():
         screen = console()
@@ -138,14 +144,16 @@ def console(stderr: bool = False) -> "Console":
 
     class PipeConsole(Console):
         def on_broken_pipe(self) -> None:
-            """rich would end the process here; how a closed pipe ends a command is decided in one place."""
+            """Raise, where rich would end the process: only `app` decides how a closed pipe ends a command."""
             raise BrokenPipeError
 
     return PipeConsole(stderr=stderr, highlight=False)
 
 
 def rich_table(table: Table, width: int) -> "Group":
-    """At most `width` cells wide: see `room` for what gives way. Lines below say what was left out."""
+    """Return a table that is at most `width` cells wide (`room` says what is shortened), and a note about columns
+    left out.
+    """
     from rich import box
     from rich.console import Group
     from rich.table import Table as RichTable
@@ -153,7 +161,7 @@ def rich_table(table: Table, width: int) -> "Group":
 
     from tidelog.cli.room import above_lines, fit, left_out_text, shortened
 
-    room = fit(table, width)
+    fitted = fit(table, width)
     drawn = RichTable(
         box=box.SIMPLE_HEAD,
         header_style="bold cyan",
@@ -164,14 +172,14 @@ def rich_table(table: Table, width: int) -> "Group":
         footer_style="bold",
     )
     footer = list(table.footer)
-    if footer and not footer[room.shown[0]]:
-        footer[room.shown[0]] = footer[0]  # what the sum is called
+    if footer and not footer[fitted.shown[0]]:
+        footer[fitted.shown[0]] = footer[0]  # the label of the totals
 
-    def text(cell: str, room: int) -> Text:
-        # As Text, a name such as [red] is itself and no markup.
-        return Text(shortened(printable(cell), room) if table.shorten else printable(cell))
+    def text(cell: str, cells: int) -> Text:
+        # A Text object shows a name such as [red] unchanged; a str would be read as markup.
+        return Text(shortened(printable(cell), cells) if table.shorten else printable(cell))
 
-    for index, cells in zip(room.shown, room.widths, strict=True):
+    for index, cells in zip(fitted.shown, fitted.widths, strict=True):
         column = table.columns[index]
         drawn.add_column(
             column.title,
@@ -183,22 +191,22 @@ def rich_table(table: Table, width: int) -> "Group":
         )
     for row, style in zip_longest(table.rows, table.row_styles, fillvalue=""):
         drawn.add_row(
-            *(text(row[index], cells) for index, cells in zip(room.shown, room.widths, strict=True)),
+            *(text(row[index], cells) for index, cells in zip(fitted.shown, fitted.widths, strict=True)),
             style=str(style) or None,
         )
     parts: list[Text | RichTable] = []
     if table.title:
         parts.append(Text(printable(table.title), style="bold", overflow="fold"))
-    if room.above:
-        parts += [Text(line, overflow="fold") for line in above_lines(table, room, width)]
+    if fitted.above:
+        parts += [Text(line, overflow="fold") for line in above_lines(table, fitted, width)]
     parts.append(drawn)
-    if note := left_out_text(table, room):
+    if note := left_out_text(table, fitted):
         parts.append(Text(note, style="dim", overflow="fold"))
     return Group(*parts)
 
 
 def heading(line: str, *facts: str) -> None:
-    """A name, and facts about it on the same line."""
+    """Print a name, and facts about it on the same line."""
     if sys.stdout.isatty():
         from rich.text import Text
 
@@ -210,8 +218,10 @@ def heading(line: str, *facts: str) -> None:
 
 
 def printable(text: str) -> str:
-    r"""One line that steers no terminal: control characters and bytes that are not UTF-8 are escaped (\n \x1b \xff),
-    and so is what stdout's encoding has no character for (\u20ac).
+    r"""Return the text as one line that cannot control a terminal.
+
+    Control characters, bytes that are not UTF-8, and characters that stdout cannot encode are escaped (\n \x1b \xff
+    \u20ac).
     """
     encoding = sys.stdout.encoding or "utf-8"
     if text.isprintable():
@@ -233,7 +243,7 @@ def _has_character(encoding: str, character: str) -> bool:
 
 
 def escaped(character: str) -> str:
-    r"""As Python writes it (\n \x1b \u20ac); \xff also stands for a byte that is not UTF-8."""
+    r"""Return Python's escape of a character (\n \x1b \u20ac). \xff also stands for a byte that is not UTF-8."""
     code = ord(character)
     if 0xDC80 <= code <= 0xDCFF:
         return f"\\x{code - 0xDC00:02x}"
@@ -247,10 +257,12 @@ PLAIN_ESCAPES = {"n": "\n", "r": "\r", "t": "\t", "0": "\0", "\\": "\\"}
 
 
 def unescaped(text: str) -> str:
-    """The name that `printable` shows as `text`; a backslash is written twice. Raises ValueError for another escape."""
+    """Return the name that `printable` shows as `text`; a backslash is written twice. Raises ValueError for another
+    escape.
+    """
 
-    def character(found: re.Match[str]) -> str:
-        byte, short, long, letter = found.groups()
+    def character(match: re.Match[str]) -> str:
+        byte, short, long, letter = match.groups()
         if byte is not None:
             code = int(byte, 16)
             return chr(code) if code < 0x80 else chr(0xDC00 + code)
@@ -260,22 +272,24 @@ def unescaped(text: str) -> str:
             raise ValueError(f"{text!r}: a backslash begins \\n, \\r, \\t, \\0, \\xHH, \\uHHHH or is written twice")
         return PLAIN_ESCAPES[letter]
 
-    whole = ESCAPE.sub(character, text)
-    return whole.encode("utf-8", "surrogateescape").decode("utf-8", "surrogateescape")
+    decoded = ESCAPE.sub(character, text)
+    return decoded.encode("utf-8", "surrogateescape").decode("utf-8", "surrogateescape")
 
 
 def name_text(name: str) -> str:
-    """A name within a line or a table; `""` for the empty one, which could not be seen."""
+    """Return a printable name; `""` for the empty name, which would be invisible."""
     return printable(name) if name else '""'
 
 
 def count(number: int) -> str:
-    """1204000 -> 1,204,000."""
+    """Format a number with commas: 1204000 -> 1,204,000."""
     return f"{number:,}"
 
 
 def counted(number: int, noun: str, plural: str = "") -> str:
-    """1 record, 0 records, 1,204,000 records; 2 batches with a `plural` of its own."""
+    """Return a number with its noun: 1 record, 0 records, 1,204,000 records. `plural` is for irregular nouns: 2
+    batches.
+    """
     return f"{count(number)} {noun if number == 1 else plural or noun + 's'}"
 
 
@@ -284,12 +298,12 @@ def is_terminal() -> bool:
 
 
 def cell(number: int) -> str:
-    """A number in a table: as `count` at a terminal, bare digits for a program that reads the columns."""
+    """Format a number for a table: as `count` at a terminal, bare digits for a program that reads the columns."""
     return count(number) if sys.stdout.isatty() else str(number)
 
 
 def size(number: float) -> str:
-    """Bytes for people: 1536 -> 1.5 KiB."""
+    """Format a number of bytes: 1536 -> 1.5 KiB."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(number) < 1024:
             return f"{number:.0f} {unit}" if unit == "B" or number >= 100 else f"{number:.1f} {unit}"
@@ -297,13 +311,13 @@ def size(number: float) -> str:
     return f"{number:.1f} TiB"
 
 
-def tell(lines: Sequence[str], most: int = 20) -> None:
-    """Notes on stderr, after what is on stdout; no more than so many of one kind of command."""
+def tell(lines: Sequence[str], notes_max: int = 20) -> None:
+    """Print notes on stderr, at most `notes_max` of them, after flushing stdout."""
     sys.stdout.flush()
-    for line in lines[:most]:
+    for line in lines[:notes_max]:
         print(f"Note: {printable(line)}", file=sys.stderr)
-    if len(lines) > most:
-        print(f"Note: and {len(lines) - most} more like these.", file=sys.stderr)
+    if len(lines) > notes_max:
+        print(f"Note: and {len(lines) - notes_max} more like these.", file=sys.stderr)
 
 
 def listed(items: Iterable[object]) -> str:
@@ -311,7 +325,7 @@ def listed(items: Iterable[object]) -> str:
 
 
 def ranges(numbers: Sequence[int]) -> str:
-    """0,1,2,3,7 -> 0-3,7."""
+    """Format numbers as ranges: 0,1,2,3,7 -> 0-3,7."""
     runs: list[list[int]] = []
     for number in sorted(numbers):
         if runs and number == runs[-1][1] + 1:

@@ -1,4 +1,4 @@
-"""`tidelog topic`: create, list, describe, delete, add-partitions, config."""
+"""The commands `tidelog topic`: create, list, describe, delete, add-partitions, config."""
 
 import shlex
 import sys
@@ -103,24 +103,27 @@ def create(
 def warn_of_differences(
     client: "Client", name: str, partitions: int | None, replicas: int | None, settings: dict[str, str]
 ) -> None:
-    """Say where a topic that was there before is another than the one that was asked for."""
+    """Report how an existing topic differs from the requested one, and the commands that would change it."""
     (topic,) = cluster.describe(client, [name])
-    have = {setting.name: setting.value for setting in cluster.settings(client, name)} if settings else {}
-    differences, remedies = topic_differences(topic, have, partitions, replicas, settings)
+    current = {setting.name: setting.value for setting in cluster.settings(client, name)} if settings else {}
+    differences, remedies = topic_differences(topic, current, partitions, replicas, settings)
     if differences:
-        print(f"Warning: it is as it was: {'; '.join(differences)}.", file=sys.stderr)
+        print(f"Warning: it was not changed, and differs: {'; '.join(differences)}.", file=sys.stderr)
     for remedy in remedies:
         print(f"  {remedy}", file=sys.stderr)
 
 
 def topic_differences(
     topic: cluster.TopicState,
-    have: dict[str, str],
+    current: dict[str, str],
     partitions: int | None,
     replicas: int | None,
     settings: dict[str, str],
 ) -> tuple[list[str], list[str]]:
-    """What is not as it was asked for (None for what was not), and the commands that would change that."""
+    """Return the differences from the request, and the commands that would remove them.
+
+    None in `partitions` or `replicas` means that nothing was requested.
+    """
     differences, remedies = [], []
     count = len(topic.partitions)
     if partitions not in (None, count):
@@ -129,19 +132,17 @@ def topic_differences(
             remedies.append(f"tidelog topic add-partitions {topic.name} {partitions}")
     if replicas is not None and any(len(part.replicas) != replicas for part in topic.partitions):
         differences.append(f"replicas {replicas_text(topic)}, not {replicas}")
-    others = {key: value for key, value in settings.items() if have.get(key) != value}
-    differences += [f"{key}={have.get(key, '')}, not {value}" for key, value in others.items()]
-    if others:
-        given = " ".join(f"--set {shlex.quote(f'{key}={value}')}" for key, value in others.items())
+    changed = {key: value for key, value in settings.items() if current.get(key) != value}
+    differences += [f"{key}={current.get(key, '')}, not {value}" for key, value in changed.items()]
+    if changed:
+        given = " ".join(f"--set {shlex.quote(f'{key}={value}')}" for key, value in changed.items())
         remedies.append(f"tidelog topic config {topic.name} {given}")
     return differences, remedies
 
 
 @app.command("list")
 def list_topics(
-    internal: Annotated[
-        bool, typer.Option("--internal", help="Include topics that brokers keep for themselves.")
-    ] = False,
+    internal: Annotated[bool, typer.Option("--internal", help="Include internal topics, which brokers use.")] = False,
     names: Annotated[bool, typer.Option("--names", help="Print names only, one per line.")] = False,
     json: AsJson = False,
     bootstrap: Bootstrap = LOCALHOST,
@@ -156,7 +157,7 @@ def list_topics(
     $ tidelog topic list --json
     """
     with connect(bootstrap, client).open() as cluster_client:
-        # One that is deleted between two of the questions is none of the answer's.
+        # A topic that is deleted between two requests is left out.
         described = cluster.describe_each(cluster_client, cluster.topic_names(cluster_client), missing_too=True)
         topics = [topic for topic in described.topics if internal or not topic.internal]
         if names:
@@ -164,32 +165,37 @@ def list_topics(
                 print(printable(topic.name))
             tell([str(failure) for failure in described.failures.values()])
             return
-        known = cluster.offsets(cluster_client, topics)
+        known_offsets = cluster.offsets(cluster_client, topics)
     if json:
-        print_json([topic_json(topic) | records_json(topic, known) for topic in topics])
+        print_json([topic_json(topic) | records_json(topic, known_offsets) for topic in topics])
     elif topics:
-        print_table(topics_table(topics, known))
-    tell([str(failure) for failure in described.failures.values()] + [str(each) for each in known.failures.values()])
+        print_table(topics_table(topics, known_offsets))
+    tell(
+        [str(failure) for failure in described.failures.values()]
+        + [str(each) for each in known_offsets.failures.values()]
+    )
     if not topics and not described.failures and not json:
         print("No topics yet. Create one with: tidelog topic create NAME", file=sys.stderr)
 
 
-def records_json(topic: cluster.TopicState, known: cluster.KnownOffsets) -> dict[str, int]:
-    """`records` leaves out partitions that cannot tell, which are counted."""
-    found = [known.offsets.get((topic.name, part.partition)) for part in topic.partitions]
+def records_json(topic: cluster.TopicState, known_offsets: cluster.KnownOffsets) -> dict[str, int]:
+    """Return the number of records, and how many partitions it leaves out because their offsets are unknown."""
+    partition_offsets = [known_offsets.offsets.get((topic.name, part.partition)) for part in topic.partitions]
     return {
-        "records": sum(offsets.records for offsets in found if offsets is not None),
-        "partitions_without_offsets": sum(offsets is None for offsets in found),
+        "records": sum(offsets.records for offsets in partition_offsets if offsets is not None),
+        "partitions_without_offsets": sum(offsets is None for offsets in partition_offsets),
     }
 
 
-def topics_table(topics: list[cluster.TopicState], known: cluster.KnownOffsets) -> Table:
-    """12+ records are at least 12: partitions that have a leader, and do not tell, are left out."""
+def topics_table(topics: list[cluster.TopicState], known_offsets: cluster.KnownOffsets) -> Table:
+    """Return the table of topics. "12+" records means at least 12: partitions with a leader that did not answer are
+    missing.
+    """
     columns = [Column("Topic"), Column("Partitions", True), Column("Replicas", True, spare=1), Column("Records", True)]
     rows = []
     for topic in topics:
-        silent = any((topic.name, part.partition) in known.failures for part in topic.partitions)
-        records = cell(records_json(topic, known)["records"]) + "+" * silent
+        incomplete = any((topic.name, part.partition) in known_offsets.failures for part in topic.partitions)
+        records = cell(records_json(topic, known_offsets)["records"]) + "+" * incomplete
         rows.append([name_text(topic.name), cell(len(topic.partitions)), replicas_text(topic), records])
     if any(trouble(topic) for topic in topics):
         columns.append(Column("Trouble", style="red"))
@@ -199,13 +205,13 @@ def topics_table(topics: list[cluster.TopicState], known: cluster.KnownOffsets) 
 
 
 def replicas_text(topic: cluster.TopicState) -> str:
-    """The number of copies; a range where partitions differ."""
+    """Return the number of replicas of the partitions; a range if it differs."""
     counts = sorted({len(part.replicas) for part in topic.partitions})
     return "-".join(map(str, counts[:1] + counts[1:][-1:]))
 
 
 def trouble(topic: cluster.TopicState) -> str:
-    """What an operator should look at; empty when all is well."""
+    """Return what an operator should check; empty when all is well."""
     leaderless = sum(part.leader < 0 for part in topic.partitions)
     behind = sum(len(part.isr) < len(part.replicas) for part in topic.partitions)
     parts = [f"{leaderless} without a leader"] * bool(leaderless) + [f"{behind} under-replicated"] * bool(behind)
@@ -215,7 +221,7 @@ def trouble(topic: cluster.TopicState) -> str:
 @app.command()
 def describe(
     topics: Annotated[list[str], typer.Argument(metavar="TOPIC...", show_default=False, help="One topic or several.")],
-    all_settings: Annotated[bool, typer.Option("--all", help="Every setting, defaults included.")] = False,
+    all_settings: Annotated[bool, typer.Option("--all", help="Show every setting, defaults included.")] = False,
     json: AsJson = False,
     bootstrap: Bootstrap = LOCALHOST,
     client: ClientSettings = [],  # noqa: B006
@@ -231,28 +237,35 @@ def describe(
     settings: dict[str, list[cluster.Setting]] = {}
     failures: dict[str, CommandError] = {}
     with connect(bootstrap, client).open() as cluster_client:
-        found, refused = cluster.describe_each(cluster_client, topics)
-        known = cluster.offsets(cluster_client, found)
-        for topic in found:
+        described, refused = cluster.describe_each(cluster_client, topics)
+        known_offsets = cluster.offsets(cluster_client, described)
+        for topic in described:
             try:
                 settings[topic.name] = shown_settings(cluster_client, topic.name, all_settings)
             except CommandError as error:
                 failures[topic.name] = error
     if json:
-        print_json([topic_json(t, known.offsets) | {"settings": settings_json(settings.get(t.name))} for t in found])
+        print_json(
+            [
+                topic_json(t, known_offsets.offsets) | {"settings": settings_json(settings.get(t.name))}
+                for t in described
+            ]
+        )
     else:
-        for number, topic in enumerate(found):
+        for number, topic in enumerate(described):
             print("\n" * bool(number), end="")
-            show_topic(topic, known, settings.get(topic.name))
-    tell([str(failure) for failure in known.failures.values()])
-    tell_offline(found, known)
+            show_topic(topic, known_offsets, settings.get(topic.name))
+    tell([str(failure) for failure in known_offsets.failures.values()])
+    tell_offline(described, known_offsets)
     raise_together((refused | failures).values())
 
 
-def show_topic(topic: cluster.TopicState, known: cluster.KnownOffsets, settings: list[cluster.Setting] | None) -> None:
-    """`settings` is None where they cannot be read."""
+def show_topic(
+    topic: cluster.TopicState, known_offsets: cluster.KnownOffsets, settings: list[cluster.Setting] | None
+) -> None:
+    """Print one topic. `settings` is None if the settings cannot be read."""
     heading(topic.name, f"topic ID {topic.topic_id}", f"replicas {replicas_text(topic)}")
-    print_table(partitions_table(topic, known.offsets))
+    print_table(partitions_table(topic, known_offsets.offsets))
     print()
     if settings:
         print_table(settings_table(settings))
@@ -262,10 +275,12 @@ def show_topic(topic: cluster.TopicState, known: cluster.KnownOffsets, settings:
         print("All settings have their defaults (--all shows them).")
 
 
-def tell_offline(topics: list[cluster.TopicState], known: cluster.KnownOffsets) -> None:
-    """What the tables show with ? in place of numbers, unless it has been told why."""
-    silent = {*known.offsets, *known.failures}
-    unknown = {t.name: [p.partition for p in t.partitions if (t.name, p.partition) not in silent] for t in topics}
+def tell_offline(topics: list[cluster.TopicState], known_offsets: cluster.KnownOffsets) -> None:
+    """Warn about the partitions that the tables show with "?", unless another note has already named the reason."""
+    answered_or_reported = {*known_offsets.offsets, *known_offsets.failures}
+    unknown = {
+        t.name: [p.partition for p in t.partitions if (t.name, p.partition) not in answered_or_reported] for t in topics
+    }
     sys.stdout.flush()
     offline.warn(
         {name: partitions for name, partitions in unknown.items() if partitions},
@@ -289,8 +304,12 @@ def partitions_table(topic: cluster.TopicState, offsets: dict[tuple[str, int], c
     ]
     rows = []
     for part in topic.partitions:
-        known = offsets.get((topic.name, part.partition))
-        numbers = (str(known.earliest), str(known.latest), cell(known.records)) if known else ("?", "?", "?")
+        partition_offsets = offsets.get((topic.name, part.partition))
+        numbers = (
+            (str(partition_offsets.earliest), str(partition_offsets.latest), cell(partition_offsets.records))
+            if partition_offsets
+            else ("?", "?", "?")
+        )
         leader = str(part.leader) if part.leader >= 0 else "none"
         rows.append((str(part.partition), leader, listed(part.replicas), listed(part.isr), *numbers))
     return Table(columns, rows)
@@ -307,7 +326,7 @@ def settings_table(settings: list[cluster.Setting]) -> Table:
 
 
 def value_text(name: str, value: str) -> str:
-    """The value as it is set, and at a terminal what it means where that takes counting digits."""
+    """Return the value as it is set; at a terminal also in readable units, where that helps."""
     if not sys.stdout.isatty() or not value.removeprefix("-").isdigit():
         return value
     number = int(value)
@@ -329,15 +348,15 @@ def topic_json(
     ]
     if offsets is not None:
         for part in partitions:
-            known = offsets.get((topic.name, part["partition"]))
-            part["offline"] = known is None
-            if known is not None:
-                part |= {"first_offset": known.earliest, "next_offset": known.latest}
+            partition_offsets = offsets.get((topic.name, part["partition"]))
+            part["offline"] = partition_offsets is None
+            if partition_offsets is not None:
+                part |= {"first_offset": partition_offsets.earliest, "next_offset": partition_offsets.latest}
     return {"topic": topic.name, "topic_id": topic.topic_id, "internal": topic.internal, "partitions": partitions}
 
 
 def settings_json(settings: list[cluster.Setting] | None) -> dict[str, Any] | None:
-    """None where they cannot be read."""
+    """Return the settings as JSON; None if they cannot be read."""
     if settings is None:
         return None
     return {s.name: {"value": None if s.sensitive else s.value, "from": s.origin, "effect": s.effect} for s in settings}
@@ -352,9 +371,9 @@ def delete(
 ) -> None:
     """Delete topics and every record in them.
 
-    It asks for each before it deletes any. After a no nothing is deleted,
-    and the exit code is 0, as it is of kubectl and rpk. Topics that cannot be
-    deleted are named, the others are deleted.
+    Asks about every topic before it deletes any. After a no, nothing is
+    deleted and the exit code is 0, as with kubectl and rpk. If some topics
+    cannot be deleted, they are reported, and all others are deleted.
 
     Examples:
 
@@ -362,11 +381,11 @@ def delete(
     $ tidelog topic delete orders payments --yes
     """
     with connect(bootstrap, client).open() as cluster_client:
-        found, failures = cluster.describe_each(cluster_client, topics)
-        if found and not yes and not all_confirmed(cluster_client, found):
+        described, failures = cluster.describe_each(cluster_client, topics)
+        if described and not yes and not all_confirmed(cluster_client, described):
             print("Nothing was deleted.")
             return
-        results = cluster.delete_topics(cluster_client, [topic.name for topic in found]) if found else {}
+        results = cluster.delete_topics(cluster_client, [topic.name for topic in described]) if described else {}
     for name, failure in results.items():
         if failure is None:
             print(f"Deleted topic {name}.")
@@ -377,12 +396,12 @@ def delete(
 
 
 def all_confirmed(client: "Client", topics: list[cluster.TopicState]) -> bool:
-    """Ask about each, until the first no."""
+    """Ask about each topic, until the first no. Raises UsageError when stdin is not a terminal."""
     if not sys.stdin.isatty():
-        raise UsageError("stdin is not a terminal, so nobody can confirm this: add --yes to delete")
-    known = cluster.offsets(client, topics)
+        raise UsageError("stdin is not a terminal, so nobody can confirm: add --yes to delete")
+    known_offsets = cluster.offsets(client, topics)
     for topic in topics:
-        records = counted(records_json(topic, known)["records"], "record")
+        records = counted(records_json(topic, known_offsets)["records"], "record")
         if not typer.confirm(f"Delete topic {topic.name} with {records}?"):
             return False
     return True
@@ -402,10 +421,10 @@ def add_partitions(
 ) -> None:
     """Give a topic more partitions.
 
-    TOTAL is how many it will have, not how many are added.
+    TOTAL is the number after the change, not the number to add.
 
-    Existing records stay where they are. A key may move: its new records
-    can go to a different partition than its old ones.
+    Existing records stay where they are. New records of a key may go to
+    a different partition than its old ones.
 
     Examples:
 
@@ -413,13 +432,13 @@ def add_partitions(
     """
     with connect(bootstrap, client).open() as cluster_client:
         (topic,) = cluster.describe(cluster_client, [name])
-        have = len(topic.partitions)
-        if total <= have:
+        current = len(topic.partitions)
+        if total <= current:
             raise CommandError(
-                f"topic {name} has {counted(have, 'partition')}: give a larger number, partitions cannot be removed"
+                f"topic {name} has {counted(current, 'partition')}: give a larger number, partitions cannot be removed"
             )
         cluster.set_partitions(cluster_client, name, total)
-    print(f"Topic {name} now has {counted(total, 'partition')} (it had {have}).")
+    print(f"Topic {name} now has {counted(total, 'partition')} (it had {current}).")
 
 
 @app.command("config")
@@ -436,7 +455,7 @@ def configure(
 ) -> None:
     """Change a topic's settings, then show them.
 
-    Where nothing was set, --unset says so.
+    --unset reports a setting that was not set.
 
     Examples:
 
@@ -446,7 +465,7 @@ def configure(
     """
     changes = key_values(set, "--set", "retention.ms=86400000")
     if both := [key for key in unset if key in changes]:
-        raise UsageError(f"{both[0]} is set and unset at once: give --set or --unset of it")
+        raise UsageError(f"{both[0]} is set and unset at once: use either --set or --unset for it")
     with connect(bootstrap, client).open() as cluster_client:
         cluster.describe(cluster_client, [name])
         unset = own_settings(cluster_client, name, unset) if unset else []
@@ -462,32 +481,33 @@ def configure(
 
 
 def own_settings(client: "Client", topic: str, names: list[str]) -> list[str]:
-    """Those of `names` that the topic sets, once each; of the others it is said that there is nothing to take back.
+    """Return those of `names` that the topic itself sets, once each, and say of the others that there is nothing to
+    unset.
 
-    Raises CommandError for a name that is no topic's setting.
+    Raises CommandError for an unknown name.
     """
     from tidelog.config.keys import TOPIC_KEYS
 
-    found = {setting.name: setting for setting in cluster.settings(client, topic)}
+    topic_settings = {setting.name: setting for setting in cluster.settings(client, topic)}
     for name in names:
-        # What Kafka keeps to itself until it is set is no mistake.
-        if name not in found and name not in TOPIC_KEYS:
-            raise CommandError(f"there is no topic setting {name}{setting_hint(name, found)}")
-    own = []
+        # Kafka does not list every setting that is not set, so a known name that is missing is not an error.
+        if name not in topic_settings and name not in TOPIC_KEYS:
+            raise CommandError(f"there is no topic setting {name}{setting_hint(name, topic_settings)}")
+    set_here = []
     for name in dict.fromkeys(names):
-        if name in found and found[name].origin == cluster.TOPIC:
-            own.append(name)
+        if name in topic_settings and topic_settings[name].origin == cluster.TOPIC:
+            set_here.append(name)
             continue
-        origin = found[name].origin if name in found else cluster.DEFAULT
-        more = "" if origin == cluster.DEFAULT else f" (its value, {found[name].value}, is from {origin})"
+        origin = topic_settings[name].origin if name in topic_settings else cluster.DEFAULT
+        more = "" if origin == cluster.DEFAULT else f" (its value, {topic_settings[name].value}, is from {origin})"
         print(f"{name} was not set on topic {topic}; nothing to do{more}.", file=sys.stderr)
-    return own
+    return set_here
 
 
-def setting_hint(name: str, known: Iterable[str]) -> str:
-    """What may have been meant: the topic's setting that a broker's gives the default of, or the nearest name."""
+def setting_hint(name: str, known_names: Iterable[str]) -> str:
+    """Return a suggestion: the topic setting whose default is the broker setting `name`, or the nearest name."""
     from tidelog.config.keys import TOPIC_KEYS, nearest
 
-    same = (key.name for key in TOPIC_KEYS.values() if any(of_broker == name for of_broker, _ in key.synonyms))
-    near = next(same, None) or nearest(name, known)
-    return f"; did you mean {near}?" if near else ""
+    same_setting = (key.name for key in TOPIC_KEYS.values() if any(of_broker == name for of_broker, _ in key.synonyms))
+    suggestion = next(same_setting, None) or nearest(name, known_names)
+    return f"; did you mean {suggestion}?" if suggestion else ""

@@ -1,7 +1,7 @@
-"""Looking at a cluster again and again, also while it is away for a while: one thread looks, the caller's shows.
+"""Poll a cluster in a thread while the caller shows the results, also during an outage of the cluster.
 
-A look waits for an answer for up to `ANSWER_MS`; so the caller waits here instead, can say how long there has been no
-answer, and leaves at once.
+One call of `look` waits for an answer for up to `ANSWER_MS`. The caller does not wait that long: it can report for
+how long there has been no answer, and it can stop at once.
 """
 
 import threading
@@ -17,93 +17,96 @@ from tidelog.cli.errors import CommandError, NoAnswerError
 T = TypeVar("T")
 
 PATIENCE_S = 3.0
-"""A look that takes longer is told of, unless the one before took half of that already."""
+"""A call that runs longer than this is reported, unless the call before it took more than half of that time."""
 
 
 class Seen(NamedTuple, Generic[T]):
     what: T
     at_s: float
-    """On the monotonic clock, when the look ended."""
+    """When the call ended, on the monotonic clock."""
 
 
 class Away(NamedTuple):
-    """Looks fail, or one has been going on for too long."""
+    """The cluster does not answer: the last call failed, or the present one has been running for too long."""
 
     since_s: float
-    """The last look that did not fail, on the monotonic clock."""
+    """When the last successful call ended, on the monotonic clock."""
     error: CommandError | None
-    """Why the last one failed; None while it goes on."""
+    """Why the last call failed; None while a call is still running."""
 
     def text(self, bootstrap: str, seconds: str) -> str:
-        """`seconds` says how long."""
+        """Return the message. `seconds` is the text for how long there has been no answer."""
         if self.error is None or isinstance(self.error, NoAnswerError):
             return f"No answer from {bootstrap} for {seconds}; still trying."
-        return f"{self.error}; for {seconds}, still trying."
+        return f"{self.error}; failing for {seconds}, still trying."
 
 
 class Looker(Generic[T]):
-    """The results of `look`, called every `interval_s`."""
+    """Calls `look` again and again, `interval_s` after the previous call, and queues the results."""
 
     def __init__(self, look: Callable[[], T], interval_s: float) -> None:
         self._look = look
         self._interval_s = interval_s
         self._results: SimpleQueue[Seen[T] | Exception] = SimpleQueue()
         self._stop = threading.Event()
-        self._began_s: float | None = None
-        self._last_took_s = 0.0
-        self._good_s: float | None = None
+        self._call_started_s: float | None = None
+        self._last_duration_s = 0.0
+        self._last_success_s: float | None = None
         self._error: CommandError | None = None
 
     def run(self) -> None:
         while not self._stop.is_set():
-            began_s = self._began_s = time.monotonic()
+            started_s = self._call_started_s = time.monotonic()
             try:
-                found = self._look()
+                value = self._look()
             except Exception as error:
-                self._began_s = None
+                self._call_started_s = None
                 self._results.put(error)
             else:
                 now_s = time.monotonic()
-                self._last_took_s = now_s - began_s
-                self._began_s = None
-                self._results.put(Seen(found, now_s))
+                self._last_duration_s = now_s - started_s
+                self._call_started_s = None
+                self._results.put(Seen(value, now_s))
             self._stop.wait(self._interval_s)
 
     def stop(self) -> None:
         self._stop.set()
 
     def next(self, timeout_s: float) -> Seen[T] | None:
-        """A new result; None where there is none yet, or where a look failed as it may while the cluster is away.
+        """Return a new result; None if none arrives in time, or if a call failed because the cluster does not
+        answer.
 
-        Raises what the very first look raised, and whatever is no error of the cluster's.
+        Raises the error of the very first call, and any error that does not come from the cluster.
         """
         try:
-            found = self._results.get(timeout=timeout_s)
+            result = self._results.get(timeout=timeout_s)
         except Empty:
             return None
-        if isinstance(found, Seen):
-            self._good_s, self._error = found.at_s, None
-            return found
-        told = in_our_words(found)
-        if told is None or self._good_s is None:
-            raise found
-        self._error = told
+        if isinstance(result, Seen):
+            self._last_success_s, self._error = result.at_s, None
+            return result
+        command_error = in_our_words(result)
+        if command_error is None or self._last_success_s is None:
+            raise result
+        self._error = command_error
         return None
 
     def away(self) -> Away | None:
-        """Whether there is something to say of the looks; None before the first result."""
-        if self._good_s is None:
+        """Return the present outage; None if there is none, and before the first result."""
+        if self._last_success_s is None:
             return None
-        began_s = self._began_s
-        patience_s = max(PATIENCE_S, 2 * self._last_took_s)
-        if self._error is None and (began_s is None or time.monotonic() - began_s < patience_s):
+        started_s = self._call_started_s
+        patience_s = max(PATIENCE_S, 2 * self._last_duration_s)
+        if self._error is None and (started_s is None or time.monotonic() - started_s < patience_s):
             return None
-        return Away(self._good_s, self._error)
+        return Away(self._last_success_s, self._error)
 
 
 @contextmanager
 def looking(look: Callable[[], T], interval_s: float) -> Iterator[Looker[T]]:
-    """Looks during the block. A look that hangs is left behind at its end: it ends with the process."""
+    """Call `look` in a thread during the block. A call that hangs at the end of the block is abandoned: it ends with
+    the process.
+    """
     looker = Looker(look, interval_s)
     threading.Thread(target=looker.run, name="looks", daemon=True).start()
     try:

@@ -1,4 +1,4 @@
-"""Times as people write them: "10 minutes ago", "1h30m", "yesterday", "2026-03-01T12:00", "1767225600000"."""
+"""Parse times as people write them: "10 minutes ago", "1h30m", "yesterday", "2026-03-01T12:00", "1767225600000"."""
 
 import re
 from datetime import UTC, datetime, timedelta
@@ -23,11 +23,11 @@ PART = re.compile(r"(\d{1,15}(?:\.\d+)?)\s*([a-z]+)\s*(?:,|and\b)?\s*")
 
 
 class NotATimeError(ValueError):
-    """The text is no time that we read; says which forms there are."""
+    """The text is not a time that can be parsed; the message names the accepted forms."""
 
 
 def parse_duration_s(text: str) -> float:
-    """Seconds in `90s`, `1h30m`, `2 days`, `1 hour and 5 minutes`. Raises NotATimeError."""
+    """Return the seconds in `90s`, `1h30m`, `2 days`, `1 hour and 5 minutes`. Raises NotATimeError."""
     rest = text.strip().lower()
     total, position = 0.0, 0
     while position < len(rest):
@@ -43,30 +43,31 @@ def parse_duration_s(text: str) -> float:
 
 
 def parse_time_ms(text: str, now: datetime) -> int:
-    """Milliseconds since the Unix epoch of `text`, seen from `now` (without zone, as are times without one: local).
+    """Return `text` as milliseconds since the Unix epoch. `now` is the present local time, without a zone; times
+    without a zone are local.
 
-    Takes a duration with or without "ago", now, today, yesterday, an ISO 8601 date or time, and milliseconds since the
-    epoch (11 to 18 digits). A time before the epoch becomes the epoch: no record is older, and to a broker a negative
-    time means an end of the log. Raises NotATimeError.
+    Accepts a duration with or without "ago", now, today, yesterday, an ISO 8601 date or time, and milliseconds since
+    the epoch (11 to 18 digits). A time before the epoch becomes 0: no record is older, and in ListOffsets a negative
+    timestamp has a special meaning. Raises NotATimeError.
     """
     return max(_since_epoch_ms(text, now), 0)
 
 
 def _since_epoch_ms(text: str, now: datetime) -> int:
-    """Negative before the epoch."""
+    """Return milliseconds, negative before the epoch. Raises NotATimeError."""
     words = text.strip()
     lowered = words.lower()
     midnight = now.replace(hour=0, minute=0, second=0, microsecond=0)
-    named = {"now": now, "today": midnight, "yesterday": midnight - timedelta(days=1)}.get(lowered)
-    if named is not None:
-        return milliseconds(named)
+    day_time = {"now": now, "today": midnight, "yesterday": midnight - timedelta(days=1)}.get(lowered)
+    if day_time is not None:
+        return milliseconds(day_time)
     if words.isascii() and words.isdigit() and 11 <= len(words) <= 18:
         return int(words)
     if lowered.endswith("ago"):
         return milliseconds(now) - round(parse_duration_s(lowered.removesuffix("ago")) * 1000)
     try:
         return milliseconds(datetime.fromisoformat(words))
-    except (ValueError, OverflowError):  # the latter at the ends of the calendar, by the zone
+    except (ValueError, OverflowError):  # OverflowError: the zone moves a date beyond the ends of the calendar
         pass
     try:
         return milliseconds(now) - round(parse_duration_s(lowered) * 1000)
@@ -77,12 +78,14 @@ def _since_epoch_ms(text: str, now: datetime) -> int:
 
 
 def milliseconds(moment: datetime) -> int:
-    """Since the epoch; the fraction of a millisecond is cut off. Without a zone, local time as it was on that day."""
+    """Return milliseconds since the epoch, rounded down. A time without a zone is local time, by the rules of that
+    day.
+    """
     return (moment.astimezone(UTC) - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(milliseconds=1)
 
 
 def iso(timestamp_ms: int) -> str:
-    """A timestamp as ISO 8601 in UTC with milliseconds; plain milliseconds where no calendar reaches."""
+    """Return a timestamp as ISO 8601 in UTC with milliseconds; the plain number if it is outside Python's calendar."""
     try:
         moment = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=timestamp_ms)
     except OverflowError:
@@ -91,7 +94,7 @@ def iso(timestamp_ms: int) -> str:
 
 
 def span(seconds: float) -> str:
-    """A duration for people, in its two largest units: 45 s, 3 min 20 s, 2 h 5 min, 4 d 3 h."""
+    """Return a duration for people, in its two largest units: 45 s, 3 min 20 s, 2 h 5 min, 4 d 3 h."""
     if seconds < 60:
         return f"{seconds:.0f} s" if seconds >= 10 or seconds == int(seconds) else f"{seconds:.1f} s"
     whole = round(seconds)

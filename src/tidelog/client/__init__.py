@@ -1,6 +1,7 @@
-"""A wire client: metadata, offsets, groups, whole record batches in and out; TLS and SASL.
+"""A client of Kafka's wire protocol: metadata, offsets, groups, producing and fetching whole record batches; TLS and
+SASL.
 
-`connection`, `cluster` and `operations` are pure: requests out, frames in, decisions by value. `blocking` runs them on
-ordinary sockets. `each`, `groups` and `partitions` answer for each of many things; `reader` reads on and on. Reading
-guide: `operations`, then `blocking`.
+`connection`, `cluster` and `operations` do no I/O: they turn calls into requests, and response frames into results
+and decisions. `blocking` runs them on ordinary sockets. `each`, `groups` and `partitions` return a result or an
+error for each of many items; `reader` reads partitions continuously. Read `operations` first, then `blocking`.
 """

@@ -1,7 +1,7 @@
-"""The client on ordinary blocking sockets: it carries out `operations`, one thread at a time.
+"""The client on ordinary blocking sockets: it carries out `operations`, for one thread at a time.
 
-`start_fetch` and `start_produce` send and come back, so that the caller works while the broker does. A client that is
-over a quota waits in its next call for as long as the broker has said.
+`start_fetch` and `start_produce` send the request and return, so that the caller can work while the broker does.
+After a throttled response, the client's next call to that broker waits for the time that the broker stated.
 """
 
 import random
@@ -36,32 +36,33 @@ from tidelog.wire.primitives import Buffer
 
 T = TypeVar("T")
 Ticket: TypeAlias = tuple[Link, int] | BrokerUnreachable
-"""A request on its way, or why it is not."""
+"""A sent request (its link and number), or the reason why it could not be sent."""
 
-TELL_AFTER_S = 5.0
-"""A call that has found no broker for this long tells of it, and goes on: a restart takes less."""
+OUTAGE_NOTICE_AFTER_S = 5.0
+"""After this many seconds without a reachable broker, a call reports it once and keeps trying. A broker's restart
+takes less."""
 JITTER = 0.2
-"""Pauses vary by this much either way, so that clients that failed together do not return together."""
+"""Pauses vary by this fraction in both directions, so that clients that failed together do not retry together."""
 
 
 class ClientConfig(NamedTuple):
-    """Names and defaults are those of Kafka's client settings, where Kafka has them."""
+    """Names and defaults are those of Kafka's client settings where Kafka has them."""
 
     client_id: str = "tidelog"
     request_timeout_ms: int = 30_000
     default_api_timeout_ms: int = 60_000
-    """For one call with all its attempts, other than a produce."""
+    """Limit for one call with all its attempts, except produce."""
     delivery_timeout_ms: int = 120_000
-    """For one produce with all its attempts."""
+    """Limit for one produce call with all its attempts."""
     socket_connection_setup_timeout_ms: int = 10_000
     backoff: Backoff = Backoff()
     frame_bytes_max: int = 512 << 20
-    """The largest answer that is taken; a larger one is no answer of a broker."""
+    """The largest response frame that is accepted. No broker sends a larger one."""
     security: Security = PLAINTEXT
 
 
 def parse_bootstrap(servers: str) -> list[Address]:
-    """`host:port[,host:port...]`, IPv6 hosts in brackets. Raises ValueError, naming what is wrong."""
+    """Parse `host:port[,host:port...]`, IPv6 hosts in brackets. Raises ValueError that names the wrong part."""
     seeds = []
     for server in filter(None, (s.strip() for s in servers.split(","))):
         host, colon, port = server.rpartition(":")
@@ -74,7 +75,7 @@ def parse_bootstrap(servers: str) -> list[Address]:
 
 
 class Started(Generic[T]):
-    """An operation whose first requests to leaders are on their way."""
+    """An operation whose first requests to partition leaders have been sent."""
 
     def __init__(self, client: "Client", operation: Operation[T], timeout_ms: int) -> None:
         self._client = client
@@ -85,7 +86,10 @@ class Started(Generic[T]):
         self._carry_out(None, self._deadline(), to_first_ask=True)
 
     def result(self) -> T:
-        """Wait for the answers, with whatever retries they need; the time for it runs from here. To be called once."""
+        """Wait for the responses, retry as needed, and return the result. Call it once.
+
+        The timeout starts with this call.
+        """
         if not self._outcome:
             deadline = self._deadline()
             self._carry_out(self._client.collect(self._tickets, deadline), deadline, to_first_ask=False)
@@ -95,7 +99,7 @@ class Started(Generic[T]):
         return time.monotonic() + self._timeout_ms / 1000
 
     def _carry_out(self, answer: Answer, deadline: float, *, to_first_ask: bool) -> None:
-        """Do what the operation asks for until it returns or, if so wanted, until its first `Ask` is sent."""
+        """Carry out the operation's effects until it returns or, with `to_first_ask`, until its first `Ask` is sent."""
         client = self._client
         try:
             effect = self._operation.send(answer)
@@ -120,9 +124,10 @@ class Started(Generic[T]):
 
 
 class Client:
-    """Raises `wire.errors.ApiError` for what a broker answers, `client.errors.ClientError` for everything else.
+    """A client of one cluster. Not for several threads at once, and not for use after a fork.
 
-    Not for several threads at once, nor across a fork.
+    Methods raise `wire.errors.ApiError` for an error code in a response, and `client.errors.ClientError` for any
+    other failure.
     """
 
     def __init__(
@@ -131,7 +136,7 @@ class Client:
         config: ClientConfig | None = None,
         tell: Callable[[str], None] | None = None,
     ) -> None:
-        """`tell` is called once, with a line for people, when a call goes on trying without a broker that answers."""
+        """`tell` is called once, with a line for people, when a call keeps trying although no broker answers."""
         seeds = parse_bootstrap(bootstrap) if isinstance(bootstrap, str) else list(bootstrap)
         self.config = config or ClientConfig()
         self._tell = tell
@@ -152,9 +157,10 @@ class Client:
         self._links.clear()
 
     def topics(self, names: Sequence[str], *, create: bool = False) -> dict[str, Topic]:
-        """Fresh from the cluster. Raises UnknownTopicOrPartition for one that does not exist.
+        """Return the topics, newly requested from the cluster. Raises UnknownTopicOrPartition for one that does not
+        exist.
 
-        With `create`, a broker that makes topics on demand makes it.
+        With `create`, a missing topic is created, if the broker creates topics on demand.
         """
         return self._run(operations.topics(self.cluster, self.config.backoff, names, create=create))
 
@@ -164,18 +170,21 @@ class Client:
     def list_offsets(
         self, timestamps: Mapping[TopicPartition, int], isolation: int = READ_UNCOMMITTED
     ) -> dict[TopicPartition, ListedOffset]:
-        """By timestamp in ms, or `operations.EARLIEST` or `LATEST`."""
+        """Return offsets by timestamp in ms, or by `operations.EARLIEST` or `LATEST`. See `operations.list_offsets`."""
         return self._run(operations.list_offsets(self.cluster, self.config.backoff, timestamps, isolation))
 
     def fetch(self, partition: TopicPartition, offset: int, limits: FetchLimits) -> Fetched:
-        """Raises OffsetOutOfRange. The records' view is valid until the client's next call.
+        """Fetch record batches of one partition. Raises OffsetOutOfRange. The records' view is valid until the
+        client's next call.
 
-        Under a quota it may be `operations.HELD_BACK`.
+        Returns `operations.HELD_BACK` when the client is over its fetch quota.
         """
         return self.start_fetch(partition, offset, limits).result()
 
     def start_fetch(self, partition: TopicPartition, offset: int, limits: FetchLimits) -> Started[Fetched]:
-        """The answer waits in the socket: an earlier view stays valid until `result` is called."""
+        """Send a fetch request. The response waits in the socket, so an earlier view stays valid until `result` is
+        called.
+        """
         return self._start(operations.fetch(self.cluster, self.config.backoff, partition, offset, limits))
 
     def produce(self, batches: Mapping[TopicPartition, Buffer], acks: int = ACKS_ALL) -> dict[TopicPartition, Produced]:
@@ -185,16 +194,18 @@ class Client:
     def start_produce(
         self, batches: Mapping[TopicPartition, Buffer], acks: int = ACKS_ALL
     ) -> Started[dict[TopicPartition, Produced]]:
-        """The buffers must stay as they are until `result` has returned."""
+        """Send the batches. The buffers must not change until `result` has returned."""
         config = self.config
         operation = operations.produce(self.cluster, config.backoff, batches, acks, config.request_timeout_ms)
         return Started(self, operation, config.delivery_timeout_ms)
 
-    def delete_offsets(self, group_id: str, places: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
-        """Remove what a group has committed; each one's error code. Raises ApiError when the group is refused."""
-        return self._run(groups.delete_offsets(self.cluster, self.config.backoff, group_id, places))
+    def delete_offsets(self, group_id: str, topic_partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
+        """Remove committed offsets of a group. Return each partition's error code. Raises ApiError when the group is
+        rejected.
+        """
+        return self._run(groups.delete_offsets(self.cluster, self.config.backoff, group_id, topic_partitions))
 
-    def list_groups(self) -> groups.Listed:
+    def list_groups(self) -> groups.GroupListing:
         return self._run(groups.list_groups(self.cluster, self.config.backoff))
 
     def describe_groups(self, listed: Sequence[groups.ListedGroup]) -> Each[str, groups.Group]:
@@ -204,7 +215,7 @@ class Client:
         return self._run(groups.committed(self.cluster, self.config.backoff, group_ids))
 
     def commit(self, group_id: str, offsets: Mapping[TopicPartition, int]) -> Each[TopicPartition, int]:
-        """Set the offsets of a group without members."""
+        """Set the committed offsets of a group without members."""
         return self._run(groups.commit(self.cluster, self.config.backoff, group_id, offsets))
 
     def delete_groups(self, group_ids: Sequence[str]) -> Each[str, None]:
@@ -213,11 +224,11 @@ class Client:
     def list_offsets_each(
         self, timestamps: Mapping[TopicPartition, int], isolation: int = READ_UNCOMMITTED
     ) -> Each[TopicPartition, ListedOffset]:
-        """As `list_offsets`, with a failure in place of a partition's offset where it cannot be known."""
+        """Like `list_offsets`, with a failure in place of the offset for each partition that fails."""
         return self._run(partitions.list_offsets(self.cluster, self.config.backoff, timestamps, isolation))
 
     def fetch_each(self, positions: Mapping[TopicPartition, int], limits: FetchLimits) -> Each[TopicPartition, Fetched]:
-        """One attempt for many partitions. The records' views are valid until the client's next call."""
+        """Fetch from many partitions in one attempt. The records' views are valid until the client's next call."""
         return self._run(partitions.fetch(self.cluster, positions, limits))
 
     def _run(self, operation: Operation[T]) -> T:
@@ -227,36 +238,41 @@ class Client:
         return Started(self, operation, self.config.default_api_timeout_ms)
 
     def deadline(self) -> float:
-        """The `time.monotonic` by which a call that begins now must be over."""
+        """Return the `time.monotonic` at which a call that begins now times out."""
         return time.monotonic() + self.config.default_api_timeout_ms / 1000
 
     def ask_any(self, request: Message, deadline: float) -> Message:
-        """See `operations.AskAny`."""
-        tried: list[str] = []
+        """Send a request to the first broker that can be reached, and return its response. See `operations.AskAny`."""
+        failures: list[str] = []
         for address in self.cluster.contacts():
             try:
                 link = self._link(address, deadline)
                 link.wait_out_throttle(deadline)
-                return link.answer(link.send(request, self._soon(deadline)), self._soon(deadline))
+                return link.answer(
+                    link.send(request, self._request_deadline(deadline)), self._request_deadline(deadline)
+                )
             except BrokerUnreachable as error:
                 self._drop(address)
-                tried.append(str(error))
-        raise NoBrokerReachable("; ".join(tried))
+                failures.append(str(error))
+        raise NoBrokerReachable("; ".join(failures))
 
     def send_all(self, ask: Ask, deadline: float) -> list[Ticket]:
-        """The first half of `operations.Ask`; `collect` is the second."""
+        """Send all requests of an `operations.Ask`; `collect` waits for the responses."""
         tickets: list[Ticket] = []
         for request in ask.requests:
             try:
                 link = self._link(request.address, deadline)
                 link.wait_out_throttle(deadline)
-                tickets.append((link, link.send(request.message, self._soon(deadline), request.version_max)))
+                tickets.append(
+                    (link, link.send(request.message, self._request_deadline(deadline), request.version_max))
+                )
             except BrokerUnreachable as error:
                 self._drop(request.address)
                 tickets.append(error)
         return tickets
 
     def collect(self, tickets: list[Ticket], deadline: float) -> list[Message | BrokerUnreachable]:
+        """Return the response, or the reason why there is none, for each ticket, in their order."""
         answers: list[Message | BrokerUnreachable] = []
         for ticket in tickets:
             if isinstance(ticket, BrokerUnreachable):
@@ -264,19 +280,25 @@ class Client:
                 continue
             link, number = ticket
             try:
-                answers.append(link.answer(number, self._soon(deadline), reuse=True))
+                answers.append(link.answer(number, self._request_deadline(deadline), reuse=True))
             except BrokerUnreachable as error:
                 self._drop(link.address)
                 answers.append(error)
         return answers
 
     def pause(self, pause: Pause, deadline: float, timeout_ms: int) -> None:
-        """See `operations.Pause`. The call that waits has `timeout_ms` in all, until `deadline`."""
+        """Wait between two attempts. Raises GaveUp if the pause would end after `deadline`; `timeout_ms` is the
+        call's whole timeout.
+        """
         delay = pause.delay_ms / 1000 * random.uniform(1 - JITTER, 1 + JITTER)  # noqa: S311
         now = time.monotonic()
         if now + delay > deadline:
             raise GaveUp(f"no success within {timeout_ms} ms: {pause.because}") from pause.because
-        if self._tell and isinstance(pause.because, Unreachable) and deadline - now <= timeout_ms / 1000 - TELL_AFTER_S:
+        if (
+            self._tell
+            and isinstance(pause.because, Unreachable)
+            and deadline - now <= timeout_ms / 1000 - OUTAGE_NOTICE_AFTER_S
+        ):
             tell, self._tell = self._tell, None
             tell(f"{pause.because}; trying for {timeout_ms / 1000:g} s")
         time.sleep(delay)
@@ -285,8 +307,10 @@ class Client:
         link = self._links.get(address)
         if link is None or link.closed:
             config = self.config
-            by = min(deadline, time.monotonic() + config.socket_connection_setup_timeout_ms / 1000)
-            link = self._links[address] = Link(address, config.client_id, config.frame_bytes_max, by, config.security)
+            setup_deadline = min(deadline, time.monotonic() + config.socket_connection_setup_timeout_ms / 1000)
+            link = self._links[address] = Link(
+                address, config.client_id, config.frame_bytes_max, setup_deadline, config.security
+            )
         return link
 
     def _drop(self, address: Address) -> None:
@@ -294,6 +318,6 @@ class Client:
         if link:
             link.close()
 
-    def _soon(self, deadline: float) -> float:
-        """When a request that goes out now has failed."""
+    def _request_deadline(self, deadline: float) -> float:
+        """Return the deadline of a request that is sent now."""
         return min(deadline, time.monotonic() + self.config.request_timeout_ms / 1000)

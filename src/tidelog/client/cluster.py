@@ -1,4 +1,4 @@
-"""What a client knows of the cluster: brokers, topics, leaders. Pure: filled from Metadata answers."""
+"""The client's cache of cluster metadata: brokers, topics and leaders. Pure: it is filled from Metadata responses."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -18,25 +18,25 @@ class Address(NamedTuple):
 
 
 class PartitionLeader(NamedTuple):
-    """Where one partition is led, as far as is known."""
+    """The leader of one partition, as far as it is known."""
 
     broker_id: int
-    """-1 when there is none."""
+    """-1 when the partition has no leader."""
     epoch: int
-    """-1 when the broker's version does not say."""
+    """-1 when the broker's version does not send it."""
 
 
 class Topic(NamedTuple):
     name: str
     topic_id: TopicId
-    """`NO_TOPIC_ID` when the broker's version does not give ids."""
+    """`NO_TOPIC_ID` when the broker's version does not send topic ids."""
     internal: bool
     leaders: dict[int, PartitionLeader]
-    """By partition number, ascending."""
+    """Leaders by partition number, in ascending order."""
 
 
 class Cluster:
-    """The cache. An entry may be out of date: the brokers' answers say so and callers `forget` it."""
+    """The cache. An entry may be out of date; callers `forget` it when a broker's response says so."""
 
     def __init__(self, seeds: list[Address]) -> None:
         assert seeds
@@ -45,7 +45,7 @@ class Cluster:
         self.topics: dict[str, Topic] = {}
 
     def update(self, response: MetadataResponse) -> dict[str, ApiError]:
-        """Take over an answer; returns the topics that the broker could not tell about, with its reasons."""
+        """Store a Metadata response. Return the topics for which the broker answered with an error, and that error."""
         self.brokers = {b.node_id: Address(b.host, b.port) for b in response.brokers}
         refused: dict[str, ApiError] = {}
         for topic in response.topics:
@@ -58,11 +58,13 @@ class Cluster:
         return refused
 
     def contacts(self) -> list[Address]:
-        """Whom to ask what any broker can answer: the brokers known by now, then the seeds; each once."""
+        """Return the addresses for requests that any broker can answer: the known brokers, then the seeds, each
+        once.
+        """
         return list(dict.fromkeys([*self.brokers.values(), *self.seeds]))
 
     def leader(self, partition: TopicPartition) -> tuple[Address, PartitionLeader] | None:
-        """None when it is not known, or when there is none at present."""
+        """Return the leader and its address; None if it is unknown, or if the partition has no leader at present."""
         topic = self.topics.get(partition.topic)
         leader = topic and topic.leaders.get(partition.partition)
         address = leader and self.brokers.get(leader.broker_id)
@@ -73,6 +75,7 @@ class Cluster:
         return topic.topic_id if topic else NO_TOPIC_ID
 
     def forget(self, topics: Iterable[str]) -> None:
+        """Remove these topics from the cache, so that the next use requests them again."""
         for name in topics:
             self.topics.pop(name, None)
 

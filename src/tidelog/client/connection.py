@@ -1,7 +1,8 @@
-"""One connection's side of the protocol: requests become frames, frames become answers, in the requests' order.
+"""The client's side of one connection: encodes requests into frames, and decodes response frames in the requests'
+order.
 
-Pure: whoever owns the socket carries the bytes. The first thing on a connection is the greeting, which learns the
-broker's versions (KIP-35, KIP-511).
+Pure: the owner of the socket sends and receives the bytes. The first exchange on a connection is the greeting, an
+ApiVersions request that learns the broker's versions (KIP-35, KIP-511).
 """
 
 from collections import deque
@@ -23,54 +24,54 @@ if TYPE_CHECKING:
 
 SIZE_BYTES = 4
 NEWEST = 32767
+"""As a `version_max`: no limit below the newest version that both sides support."""
 
 
 class VersionRange(NamedTuple):
-    """Both ends included."""
+    """A range of versions; both ends are included."""
 
     first: int
     last: int
 
 
-class _Awaited(NamedTuple):
+class _ExpectedResponse(NamedTuple):
     correlation_id: int
     response: type[Message]
     version: int
 
 
 class ClientConnection:
-    """`greet` and `greeted` first, then `request` and `answer` as often as wanted, pipelined or not."""
+    """Call `greet` and `greeted` first; then `request` and `answer` any number of times, pipelined or not."""
 
     def __init__(self, client_id: str) -> None:
         self._client_id = client_id
         self._next_id = 0
-        self._awaited: deque[_Awaited] = deque()
+        self._expected: deque[_ExpectedResponse] = deque()
         self.versions: Mapping[int, VersionRange] = {}
-        """What the broker takes, by API key; empty before the greeting is over."""
-
-    @property
-    def awaited(self) -> int:
-        """Answers that are still to come."""
-        return len(self._awaited)
+        """The versions that the broker accepts, by API key; empty until the greeting is complete."""
 
     def greet(self) -> "list[Piece]":
-        """The frame that asks for the broker's versions."""
+        """Return the frame that requests the broker's versions."""
         return self._greeting(ApiVersionsRequest.max_version)
 
     def greeted(self, frame: Buffer) -> "list[Piece] | None":
-        """Take the answer to the greeting. A frame to send and wait for again, or None when the versions are known."""
-        version = self._awaited[0].version
+        """Process the response to the greeting. Return a frame to send and wait for again, or None when the versions
+        are known.
+        """
+        version = self._expected[0].version
         response = cast(ApiVersionsResponse, self._decode_greeting(frame))
         if response.error_code == ErrorCode.UNSUPPORTED_VERSION and version > 0:
-            offered = [v.max_version for v in response.api_keys if v.api_key == ApiVersionsRequest.api_key]
-            return self._greeting(min(version - 1, max(offered, default=0)))
+            offered_versions = [v.max_version for v in response.api_keys if v.api_key == ApiVersionsRequest.api_key]
+            return self._greeting(min(version - 1, max(offered_versions, default=0)))
         if response.error_code != ErrorCode.NONE:
-            raise error_for(response.error_code, "the broker refuses to tell its versions")
+            raise error_for(response.error_code, "the broker rejects the request for its versions")
         self.versions = {v.api_key: VersionRange(v.min_version, v.max_version) for v in response.api_keys}
         return None
 
     def version_for(self, request: type[Message], version_max: int = NEWEST) -> int:
-        """The highest version of this API that both sides know. Raises ApiNotSupported, saying both ranges."""
+        """Return the highest version of this API that both sides support. Raises ApiNotSupported, which states both
+        ranges.
+        """
         ours = VersionRange(request.min_version, min(request.max_version, version_max))
         theirs = self.versions.get(request.api_key)
         if theirs is None:
@@ -78,41 +79,47 @@ class ClientConnection:
         version = min(ours.last, theirs.last)
         if version < max(ours.first, theirs.first):
             raise ApiNotSupported(
-                f"{request.name}: the broker takes versions {theirs.first} to {theirs.last}, "
-                f"this client speaks {ours.first} to {ours.last}"
+                f"{request.name}: the broker supports versions {theirs.first} to {theirs.last}, "
+                f"this client supports {ours.first} to {ours.last}"
             )
         return version
 
     def request(self, request: Message, version_max: int = NEWEST) -> "list[Piece]":
-        """The frame of a request that is answered, in pieces; record data stays a piece of its own."""
+        """Return the frame of a request that expects a response, in pieces. Record data is a piece of its own, to
+        avoid a copy.
+        """
         return self._frame(request, self.version_for(type(request), version_max))
 
     def answer(self, frame: Buffer) -> Message:
-        """The answer to the oldest request that waits for one. Raises BrokenProtocol.
+        """Decode the response to the oldest request that waits for one. Raises BrokenProtocol.
 
-        `records` fields are views of `frame`. Strings whose bytes are not UTF-8 have lone surrogates in their place
-        ("surrogateescape"), and are sent as these bytes again.
+        `records` fields are views of `frame`. In strings that are not UTF-8, lone surrogates stand for the bytes
+        ("surrogateescape"), and such strings are encoded as the same bytes again.
         """
-        if not self._awaited:
-            raise BrokenProtocol("the broker sent an answer that nothing asked for")
-        awaited = self._awaited.popleft()
+        if not self._expected:
+            raise BrokenProtocol("the broker sent a response without a request")
+        expected = self._expected.popleft()
         try:
-            correlation_id, position = decode_response_header(frame, 0, awaited.response.api_key, awaited.version)
-            if correlation_id != awaited.correlation_id:
-                raise BrokenProtocol(f"answer {correlation_id} came where {awaited.correlation_id} was due")
-            message: Message = decoder(awaited.response, awaited.version)(frame, position)[0]
+            correlation_id, position = decode_response_header(frame, 0, expected.response.api_key, expected.version)
+            if correlation_id != expected.correlation_id:
+                raise BrokenProtocol(
+                    f"the broker sent response {correlation_id} where {expected.correlation_id} was expected"
+                )
+            message: Message = decoder(expected.response, expected.version)(frame, position)[0]
             return message
         except MalformedMessage as malformed:
-            raise BrokenProtocol(f"{awaited.response.name}: {malformed}") from malformed
+            raise BrokenProtocol(f"{expected.response.name}: {malformed}") from malformed
 
     def _greeting(self, version: int) -> "list[Piece]":
         request = ApiVersionsRequest(client_software_name="tidelog", client_software_version=__version__)
         return self._frame(request, version)
 
     def _decode_greeting(self, frame: Buffer) -> Message:
-        """A broker that does not know the version answers in version 0, which begins with the error."""
+        """Decode the response. A broker that does not know the request's version answers in version 0, which starts
+        with the error.
+        """
         if frame[SIZE_BYTES : SIZE_BYTES + 2] == ErrorCode.UNSUPPORTED_VERSION.to_bytes(2, "big"):
-            self._awaited[0] = self._awaited[0]._replace(version=0)
+            self._expected[0] = self._expected[0]._replace(version=0)
         return self.answer(frame)
 
     def _frame(self, request: Message, version: int) -> "list[Piece]":
@@ -124,7 +131,7 @@ class ClientConnection:
         except (FieldNotInVersion, UnencodableValue) as error:
             raise ApiNotSupported(f"{request.name} v{version} cannot carry this request: {error}") from error
         size = len(head) + records_bytes(pieces)
-        self._awaited.append(_Awaited(correlation_id, response_class(request.api_key), version))
+        self._expected.append(_ExpectedResponse(correlation_id, response_class(request.api_key), version))
         return [size.to_bytes(SIZE_BYTES, "big") + head, *pieces]
 
 
@@ -139,20 +146,22 @@ _encoders: dict[tuple[type[Message], int], PiecesEncoder] = {}
 
 
 def decoder(message: type[Message], version: int) -> Decoder:
-    """What decodes an answer: one string that is not UTF-8 must not hide the rest of it."""
-    found = _decoders.get((message, version))
-    if found is None:
+    """Return a decoder of responses. It accepts strings that are not UTF-8, so that one of them does not make the
+    rest unreadable.
+    """
+    cached = _decoders.get((message, version))
+    if cached is None:
         from tidelog.wire.decoding import build_decoder
 
-        found = _decoders[message, version] = build_decoder(message, version, any_text=True)
-    return found
+        cached = _decoders[message, version] = build_decoder(message, version, any_text=True)
+    return cached
 
 
 def pieces_encoder(message: type[Message], version: int) -> PiecesEncoder:
-    """What encodes a request: names go back as the bytes that a broker has sent for them."""
-    found = _encoders.get((message, version))
-    if found is None:
+    """Return an encoder of requests. Names that were not UTF-8 are encoded as the bytes that a broker sent for them."""
+    cached = _encoders.get((message, version))
+    if cached is None:
         from tidelog.wire.encoding import build_encoders
 
-        found = _encoders[message, version] = build_encoders(message, version, any_text=True)[1]
-    return found
+        cached = _encoders[message, version] = build_encoders(message, version, any_text=True)[1]
+    return cached

@@ -1,7 +1,7 @@
-"""Questions about many things of which some may fail: every one gets an answer of its own, or the reason for none.
+"""Operations on many items of which some may fail: each item gets its own result, or its own failure.
 
-The operations of `operations` are all or nothing. These here serve who shows what there is: a group, a partition or a
-broker that cannot answer must not hide the others.
+The operations of `operations` succeed or fail as a whole. The ones built on this module serve commands that list
+things: a group, partition or broker that cannot answer must not hide the others.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,12 +18,14 @@ K = TypeVar("K")
 V = TypeVar("V")
 M = TypeVar("M", bound=Message)
 Failure: TypeAlias = ApiError | ClientError
-"""Why one of many has no answer."""
+"""Why an item has no result."""
 Each: TypeAlias = dict[K, V | Failure]
+"""A result or a failure for each item."""
 
 ATTEMPTS_MAX = 5
-"""For what passes within moments, as a leader that moves. What lasts is told instead of waited for."""
-PASSING = frozenset(
+"""Attempts for an item whose failure usually passes quickly, such as a moving leader. A lasting failure is reported
+instead."""
+TEMPORARY_CODES = frozenset(
     {
         ErrorCode.NOT_LEADER_OR_FOLLOWER,
         ErrorCode.FENCED_LEADER_EPOCH,
@@ -36,46 +38,51 @@ PASSING = frozenset(
         ErrorCode.UNSTABLE_OFFSET_COMMIT,
     }
 )
+"""Error codes that usually pass quickly, so that another attempt is worthwhile."""
 
 
 def until_settled(
     backoff: Backoff, keys: Iterable[K], attempt: Callable[[list[K]], Operation[Each[K, V]]]
 ) -> Operation[Each[K, V]]:
-    """What `attempt` finds for each key; those whose failure may pass are asked about again, a few times."""
-    found: Each[K, V] = {}
-    left = list(dict.fromkeys(keys))
+    """Return the result of `attempt` for each key. Keys whose failure may pass are tried again, at most ATTEMPTS_MAX
+    times.
+    """
+    results: Each[K, V] = {}
+    remaining = list(dict.fromkeys(keys))
     for number in range(ATTEMPTS_MAX):
-        found |= yield from attempt(left)
-        again = [key for key in left if _passes(found.get(key))]
-        if not again or number + 1 == ATTEMPTS_MAX:
+        results |= yield from attempt(remaining)
+        retry_keys = [key for key in remaining if _may_pass(results.get(key))]
+        if not retry_keys or number + 1 == ATTEMPTS_MAX:
             break
-        reason = found[again[0]]
+        reason = results[retry_keys[0]]
         assert isinstance(reason, Exception)
         try:
             yield Pause(backoff.delay_ms(number), reason)
         except GaveUp:
             break
-        left = again
-    return found
+        remaining = retry_keys
+    return results
 
 
 def ask_each(
-    requests: Sequence[tuple[Address, Message]], kind: type[M], version_max: int
+    requests: Sequence[tuple[Address, Message]], response_class: type[M], version_max: int
 ) -> Operation[list[M | BrokerUnreachable]]:
-    """One answer for each request, in their order; all are sent before the first answer is awaited."""
+    """Return one response for each request, in their order. All requests are sent before the first response is
+    awaited.
+    """
     if not requests:
         return []
     answers = yield Ask([Request(address, message, version_max) for address, message in requests])
     assert isinstance(answers, list)
     checked: list[M | BrokerUnreachable] = []
     for answer in answers:
-        assert isinstance(answer, kind | BrokerUnreachable)
+        assert isinstance(answer, response_class | BrokerUnreachable)
         checked.append(answer)
     return checked
 
 
 def brokers(cluster: Cluster, backoff: Backoff) -> Operation[Mapping[int, Address]]:
-    """Every broker of the cluster by its number, asked for anew. Raises GaveUp when none answers in time."""
+    """Return every broker's address by its id, newly requested. Raises GaveUp when no broker answers in time."""
     attempt = 0
     while True:
         try:
@@ -89,7 +96,7 @@ def brokers(cluster: Cluster, backoff: Backoff) -> Operation[Mapping[int, Addres
         yield pause
 
 
-def _passes(found: object) -> bool:
-    if isinstance(found, ApiError):
-        return found.code in PASSING
-    return isinstance(found, BrokerUnreachable)
+def _may_pass(result: object) -> bool:
+    if isinstance(result, ApiError):
+        return result.code in TEMPORARY_CODES
+    return isinstance(result, BrokerUnreachable)

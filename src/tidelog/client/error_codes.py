@@ -1,10 +1,12 @@
-"""Names of error codes, as messages have them."""
+"""Names of error codes, for messages."""
 
 from tidelog.wire.errors import ErrorCode
 
 
 def name_of(code: int) -> str:
-    """Kafka's name; for a number that this release does not know, a newer broker's say, the number."""
+    """Return Kafka's name of an error code; "error code N" for one that this release does not know, for example a
+    newer broker's.
+    """
     try:
         return ErrorCode(code).name
     except ValueError:

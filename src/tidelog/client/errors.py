@@ -1,21 +1,23 @@
-"""What goes wrong between a client and its brokers, by who has to act.
+"""Errors between a client and its brokers, other than error codes.
 
-A broker's own answer that something is wrong is a `tidelog.wire.errors.ApiError`; these are the rest.
+An error code in a broker's response is a `tidelog.wire.errors.ApiError`.
 """
 
 from tidelog.client.cluster import Address
 
 
 class ClientError(Exception):
-    """Anything that this package raises itself."""
+    """Base class of the errors that this package raises itself."""
 
 
 class Unreachable(ClientError):
-    """Worth another attempt: brokers restart."""
+    """No broker answers at present. Another attempt may succeed, because brokers restart."""
 
 
 class BrokerUnreachable(Unreachable):
-    """No connection, or it broke before the answer came. The request may or may not have been carried out."""
+    """No connection to the broker, or the connection broke before the response. The broker may have executed the
+    request.
+    """
 
     def __init__(self, address: Address, reason: str) -> None:
         super().__init__(f"broker {address} cannot be reached: {reason}")
@@ -23,16 +25,16 @@ class BrokerUnreachable(Unreachable):
 
 
 class NoBrokerReachable(Unreachable):
-    """None of the bootstrap servers, nor any broker learnt from them, answers."""
+    """Neither the bootstrap servers nor any broker learnt from them can be reached."""
 
 
 class BrokenProtocol(ClientError):
-    """The peer sent what the protocol does not allow; the connection is of no use any more."""
+    """The peer violated the protocol. The connection cannot be used any longer."""
 
 
 class ApiNotSupported(ClientError):
-    """The broker and this client have no version of an API in common, or none that can carry the request."""
+    """The broker and this client have no version of an API in common, or none that can carry the request's fields."""
 
 
 class GaveUp(ClientError):
-    """The time for one call is over; `__cause__` is what the last attempt met."""
+    """The time limit of one call has passed. `__cause__` is the error of the last attempt."""

@@ -1,6 +1,6 @@
-"""What a client asks about groups, as plans like those of `operations`. Each group has an answer of its own.
+"""Operations on groups (see `operations`). Each group has its own result or failure.
 
-Group ids are whatever a broker says they are: empty, with a NUL, or (see `ClientConnection.answer`) no UTF-8.
+A group id may be any string that a broker sends: empty, with a NUL, or not UTF-8 (see `ClientConnection.answer`).
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -46,28 +46,28 @@ M = TypeVar("M", bound=Message)
 V = TypeVar("V")
 
 CONSUMER_PROTOCOL = "consumer"
-"""The protocol type of groups whose members assign partitions of topics to each other."""
+"""The protocol type of groups whose members divide the partitions of topics among themselves."""
 CLASSIC, CONSUMER = "Classic", "Consumer"
-"""Types of groups (KIP-848), as brokers spell them. There are others: Share, Streams."""
-OFFSETS_BY_NAME = 9
-"""The last versions of OffsetFetch and OffsetCommit that name topics; later ones take their ids."""
+"""Group types (KIP-848), as brokers spell them. Share and Streams exist too."""
+OFFSETS_BY_NAME_MAX = 9
+"""The last version of OffsetFetch and OffsetCommit that names topics. Later versions use topic ids."""
 DEAD = "Dead"
-"""What versions of DescribeGroups before 6 say of a group that there is not."""
+"""The state that DescribeGroups before version 6 returns for a group that does not exist."""
 
 
 class ListedGroup(NamedTuple):
     group_id: str
     protocol_type: str
-    """Empty for a group without members that only committed."""
+    """Empty for a group that has no members and only committed offsets."""
     state: str
-    """Empty when the broker's version does not tell, as the type."""
+    """Empty when the broker's version does not send it; the same holds for `type`."""
     type: str
 
 
-class Listed(NamedTuple):
+class GroupListing(NamedTuple):
     groups: list[ListedGroup]
     failures: dict[Address, Failure]
-    """The brokers that did not say which groups they coordinate."""
+    """The brokers that did not list their groups, and why."""
 
 
 class Member(NamedTuple):
@@ -77,7 +77,7 @@ class Member(NamedTuple):
     host: str
     partitions: list[TopicPartition]
     problem: str = ""
-    """Why it is not known which partitions the member reads; empty when they are known."""
+    """Why the member's partitions are not known; empty when they are."""
 
 
 class Group(NamedTuple):
@@ -87,7 +87,7 @@ class Group(NamedTuple):
     protocol_type: str
     assignor: str
     coordinator: int
-    """The number of the broker."""
+    """The broker id of the group's coordinator."""
     members: list[Member]
 
 
@@ -96,15 +96,15 @@ class Coordinator(NamedTuple):
     address: Address
 
 
-def list_groups(cluster: Cluster, backoff: Backoff) -> Operation[Listed]:
-    """The groups of every broker, by id. Raises GaveUp when no broker answers in time."""
-    found = yield from brokers(cluster, backoff)
+def list_groups(cluster: Cluster, backoff: Backoff) -> Operation[GroupListing]:
+    """Return the groups of every broker, sorted by id. Raises GaveUp when no broker answers in time."""
+    addresses_by_id = yield from brokers(cluster, backoff)
 
     def attempt(addresses: list[Address]) -> Operation[Each[Address, list[ListedGroup]]]:
         answers = yield from ask_each([(each, ListGroupsRequest()) for each in addresses], ListGroupsResponse, NEWEST)
         return dict(zip(addresses, map(_listed, answers), strict=True))
 
-    lists = yield from until_settled(backoff, found.values(), attempt)
+    lists = yield from until_settled(backoff, addresses_by_id.values(), attempt)
     groups: dict[str, ListedGroup] = {}
     failures: dict[Address, Failure] = {}
     for address, answer in lists.items():
@@ -112,7 +112,7 @@ def list_groups(cluster: Cluster, backoff: Backoff) -> Operation[Listed]:
             groups |= {group.group_id: group for group in answer}
         else:
             failures[address] = answer
-    return Listed([groups[name] for name in sorted(groups)], failures)
+    return GroupListing([groups[name] for name in sorted(groups)], failures)
 
 
 def _listed(answer: ListGroupsResponse | BrokerUnreachable) -> list[ListedGroup] | Failure:
@@ -124,34 +124,34 @@ def _listed(answer: ListGroupsResponse | BrokerUnreachable) -> list[ListedGroup]
 
 
 def describe_groups(cluster: Cluster, backoff: Backoff, groups: Iterable[ListedGroup]) -> Operation[Each[str, Group]]:
-    """State and members of each. GROUP_ID_NOT_FOUND for one that is not there any more."""
-    by_protocol = {group.group_id: group.type == CONSUMER for group in groups}
+    """Return state and members of each group. The failure of a group that no longer exists is GROUP_ID_NOT_FOUND."""
+    uses_consumer_protocol = {group.group_id: group.type == CONSUMER for group in groups}
 
     def attempt(names: list[str]) -> Operation[Each[str, Group]]:
-        old = [name for name in names if not by_protocol[name]]
-        new = [name for name in names if by_protocol[name]]
-        found = yield from _of_coordinators(
-            old, lambda some: DescribeGroupsRequest(groups=some), DescribeGroupsResponse, _classic_groups
+        classic = [name for name in names if not uses_consumer_protocol[name]]
+        consumer = [name for name in names if uses_consumer_protocol[name]]
+        descriptions = yield from _ask_coordinators(
+            classic, lambda group_ids: DescribeGroupsRequest(groups=group_ids), DescribeGroupsResponse, _classic_groups
         )
-        found |= yield from _of_coordinators(
-            new,
-            lambda some: ConsumerGroupDescribeRequest(group_ids=some),
+        descriptions |= yield from _ask_coordinators(
+            consumer,
+            lambda group_ids: ConsumerGroupDescribeRequest(group_ids=group_ids),
             ConsumerGroupDescribeResponse,
             _consumer_groups,
         )
-        return found
+        return descriptions
 
-    return (yield from until_settled(backoff, by_protocol, attempt))
+    return (yield from until_settled(backoff, uses_consumer_protocol, attempt))
 
 
 def _classic_groups(answer: DescribeGroupsResponse, coordinator: int) -> Each[str, Group]:
-    found: Each[str, Group] = {}
+    descriptions: Each[str, Group] = {}
     for group in answer.groups:
         code = group.error_code
         if not code and group.group_state == DEAD:
             code = ErrorCode.GROUP_ID_NOT_FOUND
-        found[group.group_id] = _failure(code, group.error_message) or _classic_group(group, coordinator)
-    return found
+        descriptions[group.group_id] = _failure(code, group.error_message) or _classic_group(group, coordinator)
+    return descriptions
 
 
 def _classic_group(group: DescribedGroup, coordinator: int) -> Group:
@@ -175,9 +175,10 @@ def _classic_member(member: DescribedGroupMember, protocol_type: str) -> Member:
 
 
 def decode_assignment(data: bytes) -> list[TopicPartition]:
-    """The partitions in a member's assignment, which other clients wrote. Raises MalformedMessage.
+    """Return the partitions in a member's assignment, which another client encoded. Raises MalformedMessage.
 
-    A version that is newer than we know begins as the newest that we know, as for Kafka's clients.
+    A newer version than the newest known one is decoded as the newest known one, which it extends, as in Kafka's
+    clients.
     """
     from tidelog.client.connection import decoder
 
@@ -225,16 +226,18 @@ def _consumer_group(group: DescribedConsumerGroup, coordinator: int) -> Group:
 def committed(
     cluster: Cluster, backoff: Backoff, groups: Iterable[str]
 ) -> Operation[Each[str, Each[TopicPartition, int]]]:
-    """What each group has committed, everywhere; a partition may have a failure of its own."""
+    """Return the committed offsets of each group, for all its partitions. A partition may have a failure of its own."""
 
     def attempt(names: list[str]) -> Operation[Each[str, Each[TopicPartition, int]]]:
         return (
-            yield from _of_coordinators(
+            yield from _ask_coordinators(
                 names,
-                lambda some: OffsetFetchRequest(groups=[OffsetFetchRequestGroup(name, topics=None) for name in some]),
+                lambda group_ids: OffsetFetchRequest(
+                    groups=[OffsetFetchRequestGroup(name, topics=None) for name in group_ids]
+                ),
                 OffsetFetchResponse,
                 _committed,
-                OFFSETS_BY_NAME,
+                OFFSETS_BY_NAME_MAX,
             )
         )
 
@@ -242,58 +245,63 @@ def committed(
 
 
 def _committed(answer: OffsetFetchResponse, _: int) -> Each[str, Each[TopicPartition, int]]:
-    found: Each[str, Each[TopicPartition, int]] = {}
+    offsets_by_group: Each[str, Each[TopicPartition, int]] = {}
     for group in answer.groups:
         if group.error_code:
-            found[group.group_id] = error_for(group.error_code, name_of(group.error_code))
+            offsets_by_group[group.group_id] = error_for(group.error_code, name_of(group.error_code))
             continue
-        found[group.group_id] = {
+        offsets_by_group[group.group_id] = {
             TopicPartition(topic.name, part.partition_index): _failure(part.error_code, None) or part.committed_offset
             for topic in group.topics
             for part in topic.partitions
             if part.error_code or part.committed_offset >= 0
         }
-    return found
+    return offsets_by_group
 
 
 def commit(
     cluster: Cluster, backoff: Backoff, group_id: str, offsets: Mapping[TopicPartition, int]
 ) -> Operation[Each[TopicPartition, int]]:
-    """Set the offsets of a group without members; each partition's offset, or why it is not set."""
+    """Set the committed offsets of a group without members. Return each partition's new offset, or why it was not
+    set.
+    """
     topics: dict[str, OffsetCommitRequestTopic] = {}
-    for place, offset in offsets.items():
-        topic = topics.setdefault(place.topic, OffsetCommitRequestTopic(place.topic))
-        topic.partitions.append(OffsetCommitRequestPartition(place.partition, offset, committed_metadata=""))
+    for tp, offset in offsets.items():
+        topic = topics.setdefault(tp.topic, OffsetCommitRequestTopic(tp.topic))
+        topic.partitions.append(OffsetCommitRequestPartition(tp.partition, offset, committed_metadata=""))
     request = OffsetCommitRequest(group_id=group_id, topics=list(topics.values()))
 
     def attempt(_: list[str]) -> Operation[Each[str, Each[TopicPartition, int]]]:
         def read(answer: OffsetCommitResponse, _: int) -> Each[str, Each[TopicPartition, int]]:
-            parts = {
+            codes = {
                 TopicPartition(topic.name, part.partition_index): part.error_code
                 for topic in answer.topics
                 for part in topic.partitions
             }
-            passing = next((code for code in parts.values() if code and error_for(code).retriable), None)
-            if passing is not None and set(parts.values()) == {passing}:
-                return {group_id: error_for(passing, name_of(passing))}  # of the whole group, worth another attempt
-            return {group_id: {place: _failure(code, None) or offsets[place] for place, code in parts.items()}}
+            retriable_code = next((code for code in codes.values() if code and error_for(code).retriable), None)
+            if retriable_code is not None and set(codes.values()) == {retriable_code}:
+                # the whole group's failure, which another attempt may solve
+                return {group_id: error_for(retriable_code, name_of(retriable_code))}
+            return {group_id: {tp: _failure(code, None) or offsets[tp] for tp, code in codes.items()}}
 
-        return (yield from _of_coordinators([group_id], lambda _: request, OffsetCommitResponse, read, OFFSETS_BY_NAME))
+        return (
+            yield from _ask_coordinators([group_id], lambda _: request, OffsetCommitResponse, read, OFFSETS_BY_NAME_MAX)
+        )
 
-    found = (yield from until_settled(backoff, [group_id], attempt))[group_id]
-    return found if isinstance(found, dict) else dict.fromkeys(offsets, found)
+    result = (yield from until_settled(backoff, [group_id], attempt))[group_id]
+    return result if isinstance(result, dict) else dict.fromkeys(offsets, result)
 
 
 def delete_groups(cluster: Cluster, backoff: Backoff, groups: Iterable[str]) -> Operation[Each[str, None]]:
-    """Each group's failure; None where it is deleted."""
+    """Delete groups. Return each group's failure; None if it was deleted."""
 
     def read(answer: DeleteGroupsResponse, _: int) -> Each[str, None]:
         return {result.group_id: _failure(result.error_code, None) for result in answer.results}
 
     def attempt(names: list[str]) -> Operation[Each[str, None]]:
         return (
-            yield from _of_coordinators(
-                names, lambda some: DeleteGroupsRequest(groups_names=some), DeleteGroupsResponse, read
+            yield from _ask_coordinators(
+                names, lambda group_ids: DeleteGroupsRequest(groups_names=group_ids), DeleteGroupsResponse, read
             )
         )
 
@@ -303,7 +311,9 @@ def delete_groups(cluster: Cluster, backoff: Backoff, groups: Iterable[str]) -> 
 def delete_offsets(
     cluster: Cluster, backoff: Backoff, group_id: str, partitions: Iterable[TopicPartition]
 ) -> Operation[dict[TopicPartition, int]]:
-    """Each partition's error code, 0 where the offset is deleted. Raises ApiError when the whole group is refused."""
+    """Delete committed offsets. Return each partition's error code, 0 if deleted. Raises ApiError when the group is
+    rejected.
+    """
     topics: dict[str, OffsetDeleteRequestTopic] = {}
     for name, index in partitions:
         topic = topics.setdefault(name, OffsetDeleteRequestTopic(name))
@@ -334,47 +344,55 @@ def delete_offsets(
 
 
 def coordinators(groups: Sequence[str]) -> Operation[Each[str, Coordinator]]:
-    """Where each group lives."""
+    """Return the coordinator of each group."""
     answer = yield AskAny(FindCoordinatorRequest(coordinator_keys=list(groups)))
     assert isinstance(answer, FindCoordinatorResponse)
-    found: Each[str, Coordinator] = {}
-    for each in answer.coordinators:
-        why = f"the coordinator of group {each.key!r}: {each.error_message or name_of(each.error_code)}"
-        failure = error_for(each.error_code, why) if each.error_code else None
-        found[each.key] = failure or Coordinator(each.node_id, Address(each.host, each.port))
-    return found
+    coordinators_by_group: Each[str, Coordinator] = {}
+    for entry in answer.coordinators:
+        reason = f"the coordinator of group {entry.key!r}: {entry.error_message or name_of(entry.error_code)}"
+        failure = error_for(entry.error_code, reason) if entry.error_code else None
+        coordinators_by_group[entry.key] = failure or Coordinator(entry.node_id, Address(entry.host, entry.port))
+    return coordinators_by_group
 
 
-def _of_coordinators(
+def _ask_coordinators(
     groups: Sequence[str],
     request: Callable[[list[str]], Message],
-    kind: type[M],
+    response_class: type[M],
     read: Callable[[M, int], Each[str, V]],
     version_max: int = NEWEST,
 ) -> Operation[Each[str, V]]:
-    """Ask the coordinators of these groups, each about its own; `read` takes an answer and its broker's number."""
+    """Send each group's coordinator one request about its groups. `read` converts a response, given the
+    coordinator's broker id.
+    """
     if not groups:
         return {}
     try:
-        where = yield from coordinators(groups)
+        coordinators_by_group = yield from coordinators(groups)
     except Unreachable as error:
         return dict.fromkeys(groups, error)
-    found: Each[str, V] = {}
-    of: dict[Coordinator, list[str]] = {}
+    results: Each[str, V] = {}
+    groups_by_coordinator: dict[Coordinator, list[str]] = {}
     for name in groups:
-        coordinator = where.get(name) or ApiError(f"no broker says who coordinates group {name!r}")
+        coordinator = coordinators_by_group.get(name) or ApiError(f"no broker says who coordinates group {name!r}")
         if isinstance(coordinator, Coordinator):
-            of.setdefault(coordinator, []).append(name)
+            groups_by_coordinator.setdefault(coordinator, []).append(name)
         else:
-            found[name] = coordinator
-    answers = yield from ask_each([(each.address, request(of[each])) for each in of], kind, version_max)
-    for (coordinator, names), answer in zip(of.items(), answers, strict=True):
+            results[name] = coordinator
+    answers = yield from ask_each(
+        [(each.address, request(groups_by_coordinator[each])) for each in groups_by_coordinator],
+        response_class,
+        version_max,
+    )
+    for (coordinator, names), answer in zip(groups_by_coordinator.items(), answers, strict=True):
         if isinstance(answer, BrokerUnreachable):
-            found |= dict.fromkeys(names, answer)
+            results |= dict.fromkeys(names, answer)
         else:
-            told = read(answer, coordinator.number)
-            found |= {name: told.get(name, ApiError(f"the answer does not mention group {name!r}")) for name in names}
-    return found
+            answered = read(answer, coordinator.number)
+            results |= {
+                name: answered.get(name, ApiError(f"the answer does not mention group {name!r}")) for name in names
+            }
+    return results
 
 
 def _failure(code: int, message: str | None) -> ApiError | None:

@@ -11,22 +11,27 @@ from tidelog.client.cluster import Address
 from tidelog.client.connection import NEWEST, SIZE_BYTES, ClientConnection, VersionRange
 from tidelog.client.error_codes import name_of
 from tidelog.client.errors import BrokenProtocol, BrokerUnreachable
-from tidelog.client.security import PLAINTEXT, AuthenticationFailed, Sasl, Security, sasl_messages, wrap_socket
+from tidelog.client.security import PLAINTEXT, AuthenticationFailed, Sasl, Security, sasl_messages
 from tidelog.wire.message import Message
 from tidelog.wire.messages.sasl_authenticate import SaslAuthenticateRequest, SaslAuthenticateResponse
 from tidelog.wire.messages.sasl_handshake import SaslHandshakeRequest, SaslHandshakeResponse
 
 if TYPE_CHECKING:
+    import ssl
+
     from tidelog.runtime.interfaces import Piece
 
 SCRATCH_BYTES = 64 << 10
 PIECES_MAX = 64
-"""Buffers of one sendmsg, below any system's IOV_MAX."""
+"""Buffers in one sendmsg call; below IOV_MAX of every system."""
 
 
 class Link:
-    """Any call raises BrokerUnreachable when the connection fails or its deadline passes, BrokenProtocol when the peer
-    does not speak the protocol; the link is closed then. Deadlines are seconds of `time.monotonic`."""
+    """One connection to a broker.
+
+    Every method raises BrokerUnreachable when the connection fails or the deadline passes, and BrokenProtocol when
+    the peer violates the protocol; both close the link. Deadlines are seconds of `time.monotonic`.
+    """
 
     def __init__(
         self,
@@ -41,22 +46,22 @@ class Link:
         self._frame_bytes_max = frame_bytes_max
         self._sent = 0
         self._received = 0
-        self._early: dict[int, Message] = {}
+        self._early_responses: dict[int, Message] = {}
         self._throttled_until = 0.0
         self._head = bytearray(SIZE_BYTES)
         self._scratch = bytearray(SCRATCH_BYTES)
         try:
-            self._socket = socket.create_connection(address, _left(deadline))
+            self._socket = socket.create_connection(address, _remaining_s(deadline))
         except OSError as error:
             raise BrokerUnreachable(address, _reason(error)) from error
-        except ValueError as error:  # a host name that cannot be asked for: with a NUL, or a label that is too long
+        except ValueError as error:  # a host name that cannot be resolved: with a NUL, or a label that is too long
             raise BrokerUnreachable(address, f"no host has the name {address.host!r}") from error
         with _Guard(self):
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._over_tls = security.tls is not None
             if security.tls is not None:
-                self._socket.settimeout(_left(deadline))
-                self._socket = wrap_socket(self._socket, security.tls, address.host)
+                self._socket.settimeout(_remaining_s(deadline))
+                self._socket = begin_tls(self._socket, security.tls, address.host)
             self._greet(deadline)
             if security.sasl is not None:
                 self._authenticate(security.sasl, deadline)
@@ -73,13 +78,13 @@ class Link:
         self._socket.close()
 
     def wait_out_throttle(self, deadline: float) -> None:
-        """Return when the broker reads on, which has said for how long it does not (KIP-219), or at the deadline."""
-        left = min(self._throttled_until, deadline) - time.monotonic()
-        if left > 0:
-            time.sleep(left)
+        """Wait until the broker reads this connection again after throttling it (KIP-219), or until the deadline."""
+        remaining_s = min(self._throttled_until, deadline) - time.monotonic()
+        if remaining_s > 0:
+            time.sleep(remaining_s)
 
     def send(self, message: Message, deadline: float, version_max: int = NEWEST) -> int:
-        """Send a request. The number returned is for `answer`."""
+        """Send a request. Return its number, for `answer`."""
         pieces = self._connection.request(message, version_max)
         with _Guard(self):
             self._send(pieces, deadline)
@@ -87,19 +92,20 @@ class Link:
         return self._sent
 
     def answer(self, number: int, deadline: float, *, reuse: bool = False) -> Message:
-        """The answer to the request that got this number; each is handed out once.
+        """Return the response to the request with this number. Each response can be read once.
 
-        With `reuse` it may lie in a buffer that the next such call overwrites: for large answers, whose `records` are
-        views into it. Fresh memory costs more than reading into it.
+        With `reuse`, the response may be in a buffer that the next call with `reuse` overwrites. This is for large
+        responses, whose `records` are views of it: allocating new memory costs more than reading into memory that
+        exists.
         """
         assert 0 < number <= self._sent
         with _Guard(self):
-            while self._received < number - 1:  # those of other callers: kept, in buffers of their own
+            while self._received < number - 1:  # responses to earlier requests: stored, in buffers of their own
                 early = self._next_answer(deadline, reuse=False)
-                self._early[self._received] = early
+                self._early_responses[self._received] = early
             if self._received == number - 1:
                 return self._next_answer(deadline, reuse=reuse)
-        return self._early.pop(number)
+        return self._early_responses.pop(number)
 
     def _next_answer(self, deadline: float, *, reuse: bool) -> Message:
         message = self._connection.answer(self._receive(deadline, reuse=reuse))
@@ -116,14 +122,14 @@ class Link:
             pieces = self._connection.greeted(self._receive(deadline, reuse=False))
 
     def _authenticate(self, sasl: Sasl, deadline: float) -> None:
-        """Prove who we are (KIP-43, KIP-152). Raises AuthenticationFailed."""
-        refused = f"broker {self.address} refuses the authentication"
+        """Authenticate this client (KIP-43, KIP-152). Raises AuthenticationFailed."""
+        rejected = f"broker {self.address} rejects the authentication"
         self._send(self._connection.request(SaslHandshakeRequest(mechanism=sasl.mechanism)), deadline)
         handshake = self._connection.answer(self._receive(deadline, reuse=False))
         assert isinstance(handshake, SaslHandshakeResponse)
         if handshake.error_code:
             offered = ", ".join(handshake.mechanisms) or "none"
-            raise AuthenticationFailed(f"{refused}: it does not offer {sasl.mechanism}, it offers {offered}")
+            raise AuthenticationFailed(f"{rejected}: it does not offer {sasl.mechanism}, it offers {offered}")
         messages = sasl_messages(sasl, secrets.token_urlsafe(24))
         message: bytes | None = next(messages)
         while message is not None:
@@ -131,20 +137,20 @@ class Link:
             answer = self._connection.answer(self._receive(deadline, reuse=False))
             assert isinstance(answer, SaslAuthenticateResponse)
             if answer.error_code:
-                raise AuthenticationFailed(f"{refused}: {answer.error_message or name_of(answer.error_code)}")
+                raise AuthenticationFailed(f"{rejected}: {answer.error_message or name_of(answer.error_code)}")
             try:
                 message = messages.send(answer.auth_bytes)
             except StopIteration:
                 message = None
 
     def _send(self, pieces: "list[Piece]", deadline: float) -> None:
-        if self._over_tls:  # a TLS socket takes one buffer at a time
-            self._socket.settimeout(_left(deadline))
+        if self._over_tls:  # a TLS socket sends one buffer at a time
+            self._socket.settimeout(_remaining_s(deadline))
             self._socket.sendall(b"".join(pieces))  # type: ignore[arg-type]  # no file regions here
             return
         buffers = [memoryview(piece).cast("B") for piece in pieces]  # type: ignore[arg-type]  # no file regions here
         while buffers:
-            self._socket.settimeout(_left(deadline))
+            self._socket.settimeout(_remaining_s(deadline))
             sent = self._socket.sendmsg(buffers[:PIECES_MAX])
             while buffers and sent >= len(buffers[0]):
                 sent -= len(buffers.pop(0))
@@ -152,13 +158,13 @@ class Link:
                 buffers[0] = buffers[0][sent:]
 
     def _receive(self, deadline: float, *, reuse: bool) -> memoryview:
-        """One frame, without its size."""
+        """Receive one frame, without its size field."""
         self._fill(memoryview(self._head), deadline)
         size = int.from_bytes(self._head, "big", signed=True)
         if not 0 <= size <= self._frame_bytes_max:
             raise BrokenProtocol(
-                f"{self.address} answers with bytes that stand for a frame of {size} bytes "
-                f"(at most {self._frame_bytes_max} are taken): is this a broker's plaintext listener?"
+                f"{self.address} answered with a frame size of {size} bytes "
+                f"(accepted: at most {self._frame_bytes_max}): is this a broker's plaintext listener?"
             )
         if reuse and size > len(self._scratch):
             self._scratch = bytearray(size)
@@ -168,7 +174,7 @@ class Link:
 
     def _fill(self, target: memoryview, deadline: float) -> None:
         while target:
-            self._socket.settimeout(_left(deadline))
+            self._socket.settimeout(_remaining_s(deadline))
             count = self._socket.recv_into(target)
             if not count:
                 raise ConnectionResetError("the broker closed the connection")
@@ -176,7 +182,7 @@ class Link:
 
 
 class _Guard:
-    """Closes the link on any failure and turns the system's errors into BrokerUnreachable."""
+    """Closes the link on any exception, and converts OSError into BrokerUnreachable."""
 
     def __init__(self, link: Link) -> None:
         self._link = link
@@ -193,12 +199,27 @@ class _Guard:
             raise BrokerUnreachable(self._link.address, _reason(error)) from error
 
 
-def _left(deadline: float) -> float:
-    """Seconds until the deadline. Raises TimeoutError after it."""
-    left = deadline - time.monotonic()
-    if left <= 0:
+def begin_tls(plain: socket.socket, context: "ssl.SSLContext", host: str) -> "ssl.SSLSocket":
+    """Do a client's TLS handshake. Raises AuthenticationFailed when a side rejects it, OSError when the connection
+    breaks.
+    """
+    import ssl
+
+    try:
+        return context.wrap_socket(plain, server_hostname=host)
+    except (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError):
+        raise
+    except ssl.SSLError as error:
+        reason = getattr(error, "verify_message", "") or error.reason or str(error)
+        raise AuthenticationFailed(f"the TLS handshake with broker {host} failed: {reason}") from error
+
+
+def _remaining_s(deadline: float) -> float:
+    """Return the seconds until the deadline. Raises TimeoutError after it."""
+    remaining_s = deadline - time.monotonic()
+    if remaining_s <= 0:
         raise TimeoutError("no answer in time")
-    return left
+    return remaining_s
 
 
 def _reason(error: OSError) -> str:

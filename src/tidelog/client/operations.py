@@ -1,7 +1,9 @@
-"""What a client does, as plans for whoever owns the sockets: which broker to ask what, when to pause, when to stop.
+"""The client's operations as plans for the owner of the sockets: which broker to send what, when to pause, when to
+stop.
 
-An operation is a generator: it yields `AskAny`, `Ask` and `Pause`, is sent the answers, and returns its result. Pure:
-a test plays the brokers, and blocking and asynchronous programs share every decision (metadata, leaders, retries).
+An operation is a generator: it yields `AskAny`, `Ask` and `Pause`, receives the responses, and returns its result.
+It does no I/O, so a test can play the brokers, and blocking and asynchronous programs share every decision
+(metadata, leaders, retries).
 """
 
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
@@ -40,7 +42,8 @@ from tidelog.wire.primitives import Buffer
 
 EARLIEST = -2
 LATEST = -1
-"""Timestamps for `list_offsets`: the log start offset; the end, which is the high watermark or, committed, the LSO."""
+"""Timestamps for `list_offsets`: EARLIEST is the log start offset; LATEST is the high watermark or, with
+READ_COMMITTED, the last stable offset."""
 
 READ_UNCOMMITTED = 0
 READ_COMMITTED = 1
@@ -49,14 +52,17 @@ ACKS_ALL = -1
 
 FETCH_BY_NAME = 12
 PRODUCE_BY_NAME = 12
-"""The last versions that name topics; later ones take their ids (KIP-516)."""
+"""The last versions of Fetch and Produce that name topics. Later versions use topic ids (KIP-516)."""
 
 UNKNOWN_TOPIC_ATTEMPTS = 5
-"""A topic that was just made is not known everywhere at once; one that nobody made never is."""
+"""Attempts while a topic is unknown. A topic that was just created is not known to every broker at once; a missing
+topic never is."""
 
 
 class AskAny(NamedTuple):
-    """Send to any broker that can be reached; the answer is sent back, NoBrokerReachable thrown in when none can."""
+    """Send the request to any broker that can be reached. The response is sent back into the generator;
+    NoBrokerReachable is thrown into it if there is no such broker.
+    """
 
     request: Message
 
@@ -65,18 +71,22 @@ class Request(NamedTuple):
     address: Address
     message: Message
     version_max: int = NEWEST
-    """The highest version that may be used, for what a later one cannot say."""
+    """The highest version to use, for a request that later versions cannot express."""
 
 
 class Ask(NamedTuple):
-    """Send each request to its broker, all before the first answer is awaited. A list is sent back, in this order: an
-    answer, or the BrokerUnreachable that stands for it."""
+    """Send each request to its broker, all before the first response is awaited.
+
+    A list is sent back, in the requests' order: a response, or the BrokerUnreachable in its place.
+    """
 
     requests: list[Request]
 
 
 class Pause(NamedTuple):
-    """Wait before the next attempt, or throw GaveUp in from `because` when there is no time left for it."""
+    """Wait before the next attempt. If the time left is too short for that, GaveUp is thrown, with `because` as its
+    cause.
+    """
 
     delay_ms: int
     because: Exception
@@ -91,7 +101,9 @@ Operation: TypeAlias = Generator[Effect, Answer, T]
 
 
 class Backoff(NamedTuple):
-    """Pauses between attempts double from `first_ms` up to `max_ms` (`retry.backoff.ms`, `retry.backoff.max.ms`)."""
+    """Pauses between attempts; they double from `first_ms` up to `max_ms` (`retry.backoff.ms`,
+    `retry.backoff.max.ms`).
+    """
 
     first_ms: int = 100
     max_ms: int = 1_000
@@ -101,7 +113,7 @@ class Backoff(NamedTuple):
 
 
 class FetchLimits(NamedTuple):
-    """Names and meanings are Kafka's consumer settings."""
+    """Names and meanings are those of Kafka's consumer settings."""
 
     max_wait_ms: int = 500
     min_bytes: int = 1
@@ -111,23 +123,26 @@ class FetchLimits(NamedTuple):
 
 
 class Fetched(NamedTuple):
-    """What one partition gave."""
+    """The result of a fetch from one partition."""
 
     records: memoryview
-    """Whole batches from the one that holds the offset on; the last may be cut. Empty when nothing came in time."""
+    """Record batches from the one that holds the requested offset; the last may be truncated. Empty if none arrived
+    in time."""
     high_watermark: int
-    """-1, as the other offsets, if the broker told nothing of the partition because the client is over its quota."""
+    """-1, like the other offsets, if the client is over its quota and the response therefore omits the partition."""
     last_stable_offset: int
     log_start_offset: int
     aborted: list[tuple[int, int]]
-    """(producer id, first offset), by first offset; empty unless `isolation` is READ_COMMITTED."""
+    """Aborted transactions as (producer id, first offset), sorted by first offset; empty unless `isolation` is
+    READ_COMMITTED."""
 
 
 HELD_BACK = Fetched(memoryview(b""), -1, -1, -1, [])
+"""The result of a fetch when the client is over its quota: the broker sends no partitions until the quota allows it."""
 
 
 class ListedOffset(NamedTuple):
-    """`offset` is -1 when the partition holds no record with such a timestamp."""
+    """The result of ListOffsets. `offset` is -1 when the partition holds no record with such a timestamp."""
 
     offset: int
     timestamp_ms: int
@@ -136,35 +151,41 @@ class ListedOffset(NamedTuple):
 class Produced(NamedTuple):
     base_offset: int
     log_append_time_ms: int
-    """-1 unless the topic's records take the time of the append."""
+    """-1 unless the topic uses LogAppendTime."""
 
 
 class Retries:
-    """Decides for one operation whether an error is final, and how long to pause before the next attempt."""
+    """Decides, within one operation, whether an error is final, and how long to pause before the next attempt."""
 
     def __init__(self, cluster: Cluster, backoff: Backoff, topics: Collection[str]) -> None:
         self._cluster = cluster
         self._backoff = backoff
         self._topics = topics
         self._attempts = 0
-        self._unknown = 0
+        self._unknown_topic_attempts = 0
 
     def after(self, error: ApiError | Unreachable) -> Pause:
-        """The pause. What is known of the topics is forgotten: the next attempt asks anew. Raises a final error."""
+        """Return the pause before the next attempt, and remove the topics from the cache so that it requests them
+        again.
+
+        Raises the error if it is final.
+        """
         self._attempts += 1
         if isinstance(error, ApiError):
             if error.code in (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID):
-                self._unknown += 1
-            if not error.retriable or self._unknown >= UNKNOWN_TOPIC_ATTEMPTS:
+                self._unknown_topic_attempts += 1
+            if not error.retriable or self._unknown_topic_attempts >= UNKNOWN_TOPIC_ATTEMPTS:
                 raise error
         self._cluster.forget(self._topics)
         return Pause(self._backoff.delay_ms(self._attempts - 1), error)
 
 
 def topics(cluster: Cluster, backoff: Backoff, names: Sequence[str], *, create: bool) -> Operation[dict[str, Topic]]:
-    """Ask anew for these topics. Raises UnknownTopicOrPartition and the like, once a topic had time to become known.
+    """Request these topics' metadata again.
 
-    With `create`, a broker that makes topics on demand makes those that are missing.
+    Raises UnknownTopicOrPartition after UNKNOWN_TOPIC_ATTEMPTS attempts, because a new topic is not known everywhere
+    at once, and any other final error immediately. With `create`, missing topics are created, if the broker creates
+    topics on demand.
     """
     retries = Retries(cluster, backoff, names)
     while True:
@@ -179,7 +200,7 @@ def topics(cluster: Cluster, backoff: Backoff, names: Sequence[str], *, create: 
 
 
 def all_topics(cluster: Cluster, backoff: Backoff) -> Operation[dict[str, Topic]]:
-    """Ask for every topic of the cluster. One that the brokers cannot tell about at present is left out."""
+    """Request every topic of the cluster. Topics for which the broker answers with an error are left out."""
     retries = Retries(cluster, backoff, ())
     while True:
         cluster.topics.clear()
@@ -194,33 +215,36 @@ def all_topics(cluster: Cluster, backoff: Backoff) -> Operation[dict[str, Topic]
 def list_offsets(
     cluster: Cluster, backoff: Backoff, timestamps: Mapping[TopicPartition, int], isolation: int
 ) -> Operation[dict[TopicPartition, ListedOffset]]:
-    """For each partition the first offset whose record is not older than a timestamp (ms), or EARLIEST, or LATEST."""
-    found: dict[TopicPartition, ListedOffset] = {}
+    """Return for each partition the first offset whose timestamp is at least the given one (ms), or EARLIEST or
+    LATEST.
+    """
+    offsets: dict[TopicPartition, ListedOffset] = {}
 
     def attempt() -> Operation[None]:
-        left = {tp: timestamp for tp, timestamp in timestamps.items() if tp not in found}
-        leaders = yield from _by_leader(cluster, backoff, left)
+        remaining = {tp: timestamp for tp, timestamp in timestamps.items() if tp not in offsets}
+        leaders = yield from _by_leader(cluster, backoff, remaining)
         requests = [
-            Request(address, list_offsets_request(cluster, {tp: left[tp] for tp in partitions}, isolation))
+            Request(address, list_offsets_request(cluster, {tp: remaining[tp] for tp in partitions}, isolation))
             for address, partitions in leaders.items()
         ]
         failures = _Failures()
-        for response in failures.answers((yield Ask(requests)), ListOffsetsResponse):
+        for response in failures.responses_of((yield Ask(requests)), ListOffsetsResponse):
             for topic in response.topics:
                 for item in topic.partitions:
                     tp = TopicPartition(topic.name, item.partition_index)
-                    if not failures.take(tp, item.error_code):
-                        found[tp] = ListedOffset(item.offset, item.timestamp)
+                    if not failures.add_if_error(tp, item.error_code):
+                        offsets[tp] = ListedOffset(item.offset, item.timestamp)
         failures.raise_first()
 
     yield from _retrying(cluster, backoff, timestamps, attempt)
-    return found
+    return offsets
 
 
 def fetch(
     cluster: Cluster, backoff: Backoff, partition: TopicPartition, offset: int, limits: FetchLimits
 ) -> Operation[Fetched]:
-    """Record batches of one partition from `offset` on; HELD_BACK when a quota of the client's allows none at present.
+    """Return record batches of one partition, from `offset` on; HELD_BACK if the client's quota allows none at
+    present.
 
     Raises OffsetOutOfRange, which names the offset.
     """
@@ -232,14 +256,14 @@ def fetch(
         version_max = NEWEST if cluster.topic_id(partition.topic) != NO_TOPIC_ID else FETCH_BY_NAME
         failures = _Failures()
         ask = Ask([Request(address, request, version_max) for address in leaders])
-        for response in failures.answers((yield ask), FetchResponse):
+        for response in failures.responses_of((yield ask), FetchResponse):
             if response.error_code == ErrorCode.NONE and not response.responses:
-                fetched.append(HELD_BACK)  # until when, in `throttle_time_ms`, is for who owns the sockets (KIP-219)
+                fetched.append(HELD_BACK)  # `throttle_time_ms` says for how long; the sockets' owner waits (KIP-219)
                 continue
             item = _fetched_partition(response)
             if item.error_code == ErrorCode.OFFSET_OUT_OF_RANGE:
                 raise OffsetOutOfRange(f"{partition}: offset {offset} is not in the log")
-            if not failures.take(partition, item.error_code):
+            if not failures.add_if_error(partition, item.error_code):
                 fetched.append(fetched_from(item))
         failures.raise_first()
 
@@ -250,24 +274,28 @@ def fetch(
 def produce(
     cluster: Cluster, backoff: Backoff, batches: Mapping[TopicPartition, Buffer], acks: int, timeout_ms: int
 ) -> Operation[dict[TopicPartition, Produced]]:
-    """Append one record batch to each partition. At least once: a batch whose answer got lost is sent again."""
+    """Append one record batch to each partition, at least once: a batch whose response was lost is sent again."""
     done: dict[TopicPartition, Produced] = {}
 
     def attempt() -> Operation[None]:
-        left = [tp for tp in batches if tp not in done]
-        leaders = yield from _by_leader(cluster, backoff, left)
-        names = {cluster.topic_id(tp.topic): tp.topic for tp in left}
+        remaining = [tp for tp in batches if tp not in done]
+        leaders = yield from _by_leader(cluster, backoff, remaining)
+        names = {cluster.topic_id(tp.topic): tp.topic for tp in remaining}
         version_max = NEWEST if NO_TOPIC_ID not in names else PRODUCE_BY_NAME
         requests = [
-            Request(address, _produce_request(cluster, {tp: batches[tp] for tp in led}, acks, timeout_ms), version_max)
-            for address, led in leaders.items()
+            Request(
+                address,
+                _produce_request(cluster, {tp: batches[tp] for tp in partitions}, acks, timeout_ms),
+                version_max,
+            )
+            for address, partitions in leaders.items()
         ]
         failures = _Failures()
-        for response in failures.answers((yield Ask(requests)), ProduceResponse):
+        for response in failures.responses_of((yield Ask(requests)), ProduceResponse):
             for topic in response.responses:
                 for item in topic.partition_responses:
                     tp = TopicPartition(topic.name or names[TopicId(topic.topic_id)], item.index)
-                    if not failures.take(tp, item.error_code, _produce_message(item)):
+                    if not failures.add_if_error(tp, item.error_code, _produce_message(item)):
                         done[tp] = Produced(item.base_offset, item.log_append_time_ms)
         failures.raise_first()
 
@@ -276,18 +304,19 @@ def produce(
 
 
 class _Failures:
-    """Collects what went wrong in one round of answers; a final error is raised before a retriable one."""
+    """Collects the errors of one round of responses; a final error is raised in preference to a retriable one."""
 
     def __init__(self) -> None:
         self._errors: list[ApiError | BrokerUnreachable] = []
 
-    def answers(self, answers: Answer, kind: type[M]) -> list[M]:
+    def responses_of(self, answers: Answer, response_class: type[M]) -> list[M]:
+        """Return the responses, and store each BrokerUnreachable among them as an error."""
         assert isinstance(answers, list)
         self._errors += [a for a in answers if isinstance(a, BrokerUnreachable)]
         return [cast(M, a) for a in answers if not isinstance(a, BrokerUnreachable)]
 
-    def take(self, partition: TopicPartition, code: int, message: str | None = None) -> bool:
-        """Whether `code` says that something is wrong, which is then kept."""
+    def add_if_error(self, partition: TopicPartition, code: int, message: str | None = None) -> bool:
+        """Return whether `code` is an error; if so, store it."""
         if code == ErrorCode.NONE:
             return False
         self._errors.append(error_for(code, f"{partition}: {message or name_of(code)}"))
@@ -316,9 +345,9 @@ def _retrying(
 
 
 def refresh(cluster: Cluster, names: Sequence[str] | None, *, create: bool = False) -> Operation[dict[str, ApiError]]:
-    """Ask for topics by name, or for all. Returns those that the broker refused."""
-    wanted = None if names is None else [MetadataRequestTopic(name=name) for name in names]
-    response = yield AskAny(MetadataRequest(topics=wanted, allow_auto_topic_creation=create))
+    """Request topics by name, or all if `names` is None. Return the topics that the broker answered with an error."""
+    requested_topics = None if names is None else [MetadataRequestTopic(name=name) for name in names]
+    response = yield AskAny(MetadataRequest(topics=requested_topics, allow_auto_topic_creation=create))
     assert isinstance(response, MetadataResponse)
     return cluster.update(response)
 
@@ -326,19 +355,21 @@ def refresh(cluster: Cluster, names: Sequence[str] | None, *, create: bool = Fal
 def _by_leader(
     cluster: Cluster, backoff: Backoff, partitions: Iterable[TopicPartition]
 ) -> Operation[dict[Address, list[TopicPartition]]]:
-    """The partitions grouped by their leaders' addresses, from the cache where it knows them."""
-    wanted = list(partitions)
-    unknown = list(dict.fromkeys(tp.topic for tp in wanted if cluster.leader(tp) is None))
+    """Return the partitions grouped by their leaders' addresses. Metadata is requested only for topics with an
+    unknown leader.
+    """
+    requested = list(partitions)
+    unknown = list(dict.fromkeys(tp.topic for tp in requested if cluster.leader(tp) is None))
     if unknown:
         refused = yield from refresh(cluster, unknown)
         if refused:
             raise _first_final(refused.values())
     grouped: dict[Address, list[TopicPartition]] = {}
-    for tp in wanted:
-        led = cluster.leader(tp)
-        if led is None:
+    for tp in requested:
+        leader = cluster.leader(tp)
+        if leader is None:
             raise no_leader(cluster, tp)
-        grouped.setdefault(led[0], []).append(tp)
+        grouped.setdefault(leader[0], []).append(tp)
     return grouped
 
 
@@ -366,13 +397,13 @@ def list_offsets_request(
 
 
 def _fetch_request(cluster: Cluster, partition: TopicPartition, offset: int, limits: FetchLimits) -> FetchRequest:
-    wanted = FetchPartition(
+    fetch_partition = FetchPartition(
         partition=partition.partition,
         current_leader_epoch=_epoch(cluster, partition),
         fetch_offset=offset,
         partition_max_bytes=limits.partition_max_bytes,
     )
-    topic = FetchTopic(topic=partition.topic, topic_id=cluster.topic_id(partition.topic), partitions=[wanted])
+    topic = FetchTopic(topic=partition.topic, topic_id=cluster.topic_id(partition.topic), partitions=[fetch_partition])
     return FetchRequest(
         max_wait_ms=limits.max_wait_ms,
         min_bytes=limits.min_bytes,
@@ -383,14 +414,14 @@ def _fetch_request(cluster: Cluster, partition: TopicPartition, offset: int, lim
 
 
 def fetched_from(item: PartitionData) -> Fetched:
-    """What a partition of an answer gave that has no error."""
+    """Convert one partition of a response, which must have no error."""
     aborted = [(a.producer_id, a.first_offset) for a in item.aborted_transactions or ()]
     records = memoryview(item.records or b"")  # type: ignore[arg-type]  # decoded: always a view
     return Fetched(records, item.high_watermark, item.last_stable_offset, item.log_start_offset, aborted)
 
 
 def _fetched_partition(response: FetchResponse) -> PartitionData:
-    """The one partition of an answer. An error of the whole request takes its place."""
+    """Return the only partition of a response. An error of the whole request becomes the partition's error."""
     if response.error_code != ErrorCode.NONE:
         return PartitionData(error_code=response.error_code)
     return response.responses[0].partitions[0]
@@ -408,11 +439,11 @@ def _produce_request(
 
 
 def _produce_message(item: PartitionProduceResponse) -> str | None:
-    """What the broker says of the batch, and of the first record that it refuses."""
+    """Return the broker's message about the batch, and about the first record that it rejects."""
     details = [item.error_message, *(e.batch_index_error_message for e in item.record_errors[:1])]
     return "; ".join(filter(None, details)) or None
 
 
 def _epoch(cluster: Cluster, partition: TopicPartition) -> int:
-    led = cluster.leader(partition)
-    return led[1].epoch if led else -1
+    leader = cluster.leader(partition)
+    return leader[1].epoch if leader else -1

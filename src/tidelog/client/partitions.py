@@ -1,4 +1,4 @@
-"""What a client asks the leaders of many partitions; each partition has an answer of its own."""
+"""Operations on many partitions, sent to their leaders. Each partition has its own result or failure."""
 
 from collections.abc import Iterable, Mapping
 from typing import TypeVar
@@ -32,26 +32,26 @@ V = TypeVar("V")
 def list_offsets(
     cluster: Cluster, backoff: Backoff, timestamps: Mapping[TopicPartition, int], isolation: int
 ) -> Operation[Each[TopicPartition, ListedOffset]]:
-    """As `operations.list_offsets`, but a partition that cannot tell does not hide the others."""
+    """Like `operations.list_offsets`, but with a failure in place of the offset for each partition that fails."""
 
-    def attempt(left: list[TopicPartition]) -> Operation[Each[TopicPartition, ListedOffset]]:
-        found: Each[TopicPartition, ListedOffset] = {}
-        leaders = yield from _leaders(cluster, left, found)
+    def attempt(remaining: list[TopicPartition]) -> Operation[Each[TopicPartition, ListedOffset]]:
+        results: Each[TopicPartition, ListedOffset] = {}
+        leaders = yield from _leaders(cluster, remaining, results)
         requests = [
-            (address, list_offsets_request(cluster, {place: timestamps[place] for place in places}, isolation))
-            for address, places in leaders.items()
+            (address, list_offsets_request(cluster, {tp: timestamps[tp] for tp in partitions}, isolation))
+            for address, partitions in leaders.items()
         ]
         answers = yield from ask_each(requests, ListOffsetsResponse, NEWEST)
-        for places, answer in zip(leaders.values(), answers, strict=True):
+        for partitions, answer in zip(leaders.values(), answers, strict=True):
             if isinstance(answer, BrokerUnreachable):
-                found |= dict.fromkeys(places, answer)
+                results |= dict.fromkeys(partitions, answer)
                 continue
             for topic in answer.topics:
                 for part in topic.partitions:
-                    place = TopicPartition(topic.name, part.partition_index)
+                    tp = TopicPartition(topic.name, part.partition_index)
                     code = part.error_code
-                    found[place] = error_for(code, name_of(code)) if code else ListedOffset(part.offset, part.timestamp)
-        return _complete(cluster, left, found)
+                    results[tp] = error_for(code, name_of(code)) if code else ListedOffset(part.offset, part.timestamp)
+        return _complete(cluster, remaining, results)
 
     return (yield from until_settled(backoff, timestamps, attempt))
 
@@ -59,52 +59,57 @@ def list_offsets(
 def fetch(
     cluster: Cluster, positions: Mapping[TopicPartition, int], limits: FetchLimits
 ) -> Operation[Each[TopicPartition, Fetched]]:
-    """Record batches of each partition from its offset on, in one attempt. Those that come first in `positions` are
-    served first where `limits` leave no room for all.
+    """Fetch record batches of each partition from its offset on, in one attempt.
+
+    If `limits` are too small for all partitions, brokers serve those that come first in `positions`.
     """
-    found: Each[TopicPartition, Fetched] = {}
-    leaders = yield from _leaders(cluster, positions, found)
-    by_id = all(cluster.topic_id(place.topic) != NO_TOPIC_ID for places in leaders.values() for place in places)
+    results: Each[TopicPartition, Fetched] = {}
+    leaders = yield from _leaders(cluster, positions, results)
+    uses_topic_ids = all(
+        cluster.topic_id(tp.topic) != NO_TOPIC_ID for partitions in leaders.values() for tp in partitions
+    )
     requests = [
-        (address, _fetch_request(cluster, {place: positions[place] for place in places}, limits))
-        for address, places in leaders.items()
+        (address, _fetch_request(cluster, {tp: positions[tp] for tp in partitions}, limits))
+        for address, partitions in leaders.items()
     ]
-    names = {cluster.topic_id(place.topic): place.topic for place in positions}
-    answers = yield from ask_each(requests, FetchResponse, NEWEST if by_id else FETCH_BY_NAME)
-    for places, answer in zip(leaders.values(), answers, strict=True):
+    names = {cluster.topic_id(tp.topic): tp.topic for tp in positions}
+    answers = yield from ask_each(requests, FetchResponse, NEWEST if uses_topic_ids else FETCH_BY_NAME)
+    for partitions, answer in zip(leaders.values(), answers, strict=True):
         if isinstance(answer, BrokerUnreachable):
-            found |= dict.fromkeys(places, answer)
+            results |= dict.fromkeys(partitions, answer)
             continue
         if answer.error_code:
-            found |= dict.fromkeys(places, error_for(answer.error_code, name_of(answer.error_code)))
+            results |= dict.fromkeys(partitions, error_for(answer.error_code, name_of(answer.error_code)))
             continue
-        # A client that is over its quota is told nothing of the partitions.
-        found |= dict.fromkeys(places, HELD_BACK)
+        # The response to a client over its quota contains no partitions.
+        results |= dict.fromkeys(partitions, HELD_BACK)
         for topic in answer.responses:
-            name = names.get(TopicId(topic.topic_id), topic.topic) if by_id else topic.topic
+            name = names.get(TopicId(topic.topic_id), topic.topic) if uses_topic_ids else topic.topic
             for part in topic.partitions:
                 code = part.error_code
-                found[TopicPartition(name, part.partition_index)] = (
+                results[TopicPartition(name, part.partition_index)] = (
                     error_for(code, name_of(code)) if code else fetched_from(part)
                 )
-    return _complete(cluster, positions, found)
+    return _complete(cluster, positions, results)
 
 
 def _complete(
-    cluster: Cluster, asked: Iterable[TopicPartition], found: Each[TopicPartition, V]
+    cluster: Cluster, requested: Iterable[TopicPartition], results: Each[TopicPartition, V]
 ) -> Each[TopicPartition, V]:
-    """An entry for each that was asked about; what is known of the topics of failures is asked for anew next time."""
-    complete = {place: found.get(place, error_for(-1, "the answer does not mention it")) for place in asked}
-    cluster.forget({place.topic: None for place, each in complete.items() if isinstance(each, Exception)})
+    """Return an entry for every requested partition, and remove the topics of failures from the cache."""
+    complete = {tp: results.get(tp, error_for(-1, "the answer does not mention it")) for tp in requested}
+    cluster.forget({tp.topic: None for tp, result in complete.items() if isinstance(result, Exception)})
     return complete
 
 
 def _leaders(
-    cluster: Cluster, places: Iterable[TopicPartition], failures: Each[TopicPartition, V]
+    cluster: Cluster, partitions: Iterable[TopicPartition], failures: Each[TopicPartition, V]
 ) -> Operation[dict[Address, list[TopicPartition]]]:
-    """The partitions by their leaders; those without one, or of a topic that is refused, go to `failures`."""
-    wanted = list(places)
-    unknown = list(dict.fromkeys(place.topic for place in wanted if cluster.leader(place) is None))
+    """Return the partitions grouped by their leaders' addresses. Partitions without a leader, or of a topic that a
+    broker answered with an error, are added to `failures`.
+    """
+    requested = list(partitions)
+    unknown = list(dict.fromkeys(tp.topic for tp in requested if cluster.leader(tp) is None))
     refused: Mapping[str, Failure] = {}
     if unknown:
         try:
@@ -112,25 +117,25 @@ def _leaders(
         except Unreachable as error:
             refused = dict.fromkeys(unknown, error)
     grouped: dict[Address, list[TopicPartition]] = {}
-    for place in wanted:
-        leader = cluster.leader(place)
-        if place.topic in refused:
-            failures[place] = refused[place.topic]
+    for tp in requested:
+        leader = cluster.leader(tp)
+        if tp.topic in refused:
+            failures[tp] = refused[tp.topic]
         elif leader is None:
-            failures[place] = no_leader(cluster, place)
+            failures[tp] = no_leader(cluster, tp)
         else:
-            grouped.setdefault(leader[0], []).append(place)
+            grouped.setdefault(leader[0], []).append(tp)
     return grouped
 
 
 def _fetch_request(cluster: Cluster, positions: Mapping[TopicPartition, int], limits: FetchLimits) -> FetchRequest:
     topics: dict[str, FetchTopic] = {}
-    for place, offset in positions.items():
-        empty = FetchTopic(topic=place.topic, topic_id=cluster.topic_id(place.topic))
-        leader = cluster.leader(place)
-        topics.setdefault(place.topic, empty).partitions.append(
+    for tp, offset in positions.items():
+        new_topic = FetchTopic(topic=tp.topic, topic_id=cluster.topic_id(tp.topic))
+        leader = cluster.leader(tp)
+        topics.setdefault(tp.topic, new_topic).partitions.append(
             FetchPartition(
-                partition=place.partition,
+                partition=tp.partition,
                 current_leader_epoch=leader[1].epoch if leader else -1,
                 fetch_offset=offset,
                 partition_max_bytes=limits.partition_max_bytes,

@@ -1,6 +1,6 @@
-"""Reads many partitions on and on: whose turn it is, from which offset, and what becomes of a failure.
+"""Read many partitions continuously: which partition is read next, from which offset, and what a failure leads to.
 
-A partition that fails does not stop the others. Its caller brings the time and the client.
+A partition that fails does not stop the others. The caller supplies the time and the client.
 """
 
 from collections.abc import Mapping
@@ -27,17 +27,17 @@ from tidelog.wire.records import Record, decode_records
 
 
 class Chunk(NamedTuple):
-    """What one partition gave; the reader goes on at `next_offset`."""
+    """The records of one partition from one fetch. Reading continues at `next_offset`."""
 
     partition: TopicPartition
     records: list[Record]
     next_offset: int
     end_offset: int
-    """Exclusive: where a reader of this isolation ends at present."""
+    """Exclusive: the present end of the partition for the reader's isolation level."""
 
 
 class Skipped(NamedTuple):
-    """Offsets that cannot be read; reading goes on behind them."""
+    """Offsets that cannot be read. Reading continues after them, at `next_offset`."""
 
     partition: TopicPartition
     first: int
@@ -46,7 +46,7 @@ class Skipped(NamedTuple):
 
 
 class Stopped(NamedTuple):
-    """The partition is not read any more: its failure lasts."""
+    """The partition is no longer read, because its failure is permanent."""
 
     partition: TopicPartition
     offset: int
@@ -68,7 +68,7 @@ class PartitionsClient(Protocol):
 
 
 class Reader:
-    """`positions` may be changed between two polls: partitions come, go and are moved."""
+    """Reads the partitions in `positions`, which the caller may change between two polls."""
 
     def __init__(self, client: PartitionsClient, limits: FetchLimits, backoff: Backoff, *, check_crcs: bool) -> None:
         self._client = client
@@ -76,131 +76,133 @@ class Reader:
         self._backoff = backoff
         self._check_crcs = check_crcs
         self.positions: dict[TopicPartition, int] = {}
-        """The offset of the next record to read."""
+        """Partition -> the offset of the next record to read."""
         self.failures: dict[TopicPartition, Failure] = {}
-        """Of those partitions whose last attempt failed, and that are tried again."""
+        """The failure of each partition whose last attempt failed and that is retried."""
         self._attempts: dict[TopicPartition, int] = {}
         self._not_before_s: dict[TopicPartition, float] = {}
 
     def unreachable(self) -> bool:
-        """Whether the last attempt reached no broker for any partition."""
-        return bool(self.positions) and all(
-            isinstance(self.failures.get(place), Unreachable) for place in self.positions
-        )
+        """Whether the last attempt reached no broker for any of the partitions."""
+        return bool(self.positions) and all(isinstance(self.failures.get(tp), Unreachable) for tp in self.positions)
 
     def due_in_s(self, now_s: float) -> float:
-        """How long `poll` has nothing to ask, since every partition failed a moment ago."""
-        return max(0.0, min((self._not_before_s.get(place, now_s) for place in self.positions), default=now_s) - now_s)
+        """Return the seconds until `poll` may fetch a partition again: 0 unless every partition has failed recently."""
+        return max(0.0, min((self._not_before_s.get(tp, now_s) for tp in self.positions), default=now_s) - now_s)
 
     def poll(self, now_s: float) -> list[Event]:
-        """What has come by the limits' `max_wait_ms`; records are in the order of their partition's offsets."""
-        due = {
-            place: offset for place, offset in self.positions.items() if self._not_before_s.get(place, now_s) <= now_s
-        }
+        """Fetch once and return the events. It waits up to the limits' `max_wait_ms`; records are in the order of
+        offsets.
+        """
+        due = {tp: offset for tp, offset in self.positions.items() if self._not_before_s.get(tp, now_s) <= now_s}
         if not due:
             return []
         events: list[Event] = []
         answers = self._client.fetch_each(due, self._limits)
-        for place, answer in answers.items():  # first, since the records' views end with the client's next call
+        for tp, answer in answers.items():  # first, because the client's next call invalidates the records' views
             if isinstance(answer, Fetched):
-                self._forget(place)
-                events += self._taken(place, answer)
-        for place, answer in answers.items():
+                self._forget(tp)
+                events += self._process_fetched(tp, answer)
+        for tp, answer in answers.items():
             if isinstance(answer, Fetched):
                 continue
             if isinstance(answer, ApiError) and answer.code == ErrorCode.OFFSET_OUT_OF_RANGE:
-                events += self._moved_into_the_log(place, now_s)
+                events += self._reset_position(tp, now_s)
             else:
-                events += self._failed(place, answer, now_s)
-        for place in due:  # each has its turn to come first where the limits leave no room for all
-            if place in self.positions:
-                self.positions[place] = self.positions.pop(place)
+                events += self._note_failure(tp, answer, now_s)
+        for tp in due:  # the next poll lists another partition first, because the first ones are served first
+            if tp in self.positions:
+                self.positions[tp] = self.positions.pop(tp)
                 break
         return events
 
-    def _taken(self, place: TopicPartition, fetched: Fetched) -> list[Event]:
-        position = self.positions[place]
+    def _process_fetched(self, tp: TopicPartition, fetched: Fetched) -> list[Event]:
+        position = self.positions[tp]
         records: list[Record] = []
         events: list[Event] = []
         try:
             headers = whole_batches(fetched.records, self._check_crcs)
         except MalformedMessage as error:
-            return [self._stopped(place, error)]
+            return [self._stop(tp, error)]
         for header in visible(headers, fetched, self._limits.isolation):
             try:
                 decoded = decode_records(header.buffer, header.position)
             except MalformedMessage as error:
                 if records:
-                    events.append(Chunk(place, records, header.base_offset, fetched.high_watermark))
+                    events.append(Chunk(tp, records, header.base_offset, fetched.high_watermark))
                     records = []
-                events.append(Skipped(place, max(position, header.base_offset), header.next_offset, str(error)))
+                events.append(Skipped(tp, max(position, header.base_offset), header.next_offset, str(error)))
                 continue
             records += [record for record in decoded if record.offset >= position]
         if headers:
             position = max(position, headers[-1].next_offset)
-            self.positions[place] = position
-        end = fetched.last_stable_offset if self._limits.isolation == READ_COMMITTED else fetched.high_watermark
-        return [*events, Chunk(place, records, position, end if end >= 0 else fetched.high_watermark)]
+            self.positions[tp] = position
+        end_offset = fetched.last_stable_offset if self._limits.isolation == READ_COMMITTED else fetched.high_watermark
+        return [*events, Chunk(tp, records, position, end_offset if end_offset >= 0 else fetched.high_watermark)]
 
-    def _moved_into_the_log(self, place: TopicPartition, now_s: float) -> list[Event]:
-        """The log begins behind the position (retention), or ends before it (an unclean election)."""
-        position = self.positions[place]
+    def _reset_position(self, tp: TopicPartition, now_s: float) -> list[Event]:
+        """Set a position that is out of range to the nearest offset of the log.
+
+        The log starts after the position (retention), or ends before it (an unclean leader election).
+        """
+        position = self.positions[tp]
         target = position
         for timestamp in (EARLIEST, LATEST):
-            found = self._client.list_offsets_each({place: timestamp}, self._limits.isolation)[place]
-            if not isinstance(found, ListedOffset):
-                return self._failed(place, found, now_s)
-            target = max(target, found.offset) if timestamp == EARLIEST else min(target, found.offset)
-        self.positions[place] = target
+            listed = self._client.list_offsets_each({tp: timestamp}, self._limits.isolation)[tp]
+            if not isinstance(listed, ListedOffset):
+                return self._note_failure(tp, listed, now_s)
+            target = max(target, listed.offset) if timestamp == EARLIEST else min(target, listed.offset)
+        self.positions[tp] = target
         if target > position:
-            return [Skipped(place, position, target, "they are not in the log any more")]
+            return [Skipped(tp, position, target, "they are no longer in the log")]
         if target < position:
-            return [Skipped(place, target, position, f"the log ends at {target}")]
+            return [Skipped(tp, target, position, f"the log ends at {target}")]
         return []
 
-    def _failed(self, place: TopicPartition, failure: Failure, now_s: float) -> list[Event]:
-        attempts = self._attempts[place] = self._attempts.get(place, 0) + 1
-        passes = isinstance(failure, Unreachable) or (isinstance(failure, ApiError) and failure.retriable)
+    def _note_failure(self, tp: TopicPartition, failure: Failure, now_s: float) -> list[Event]:
+        attempts = self._attempts[tp] = self._attempts.get(tp, 0) + 1
+        is_retriable = isinstance(failure, Unreachable) or (isinstance(failure, ApiError) and failure.retriable)
         is_unknown = isinstance(failure, ApiError) and failure.code in (
             ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
             ErrorCode.UNKNOWN_TOPIC_ID,
         )
-        if not passes or (is_unknown and attempts >= UNKNOWN_TOPIC_ATTEMPTS):
-            return [self._stopped(place, failure)]
-        self.failures[place] = failure
-        self._not_before_s[place] = now_s + self._backoff.delay_ms(attempts - 1) / 1000
+        if not is_retriable or (is_unknown and attempts >= UNKNOWN_TOPIC_ATTEMPTS):
+            return [self._stop(tp, failure)]
+        self.failures[tp] = failure
+        self._not_before_s[tp] = now_s + self._backoff.delay_ms(attempts - 1) / 1000
         return []
 
-    def _stopped(self, place: TopicPartition, reason: Failure | MalformedMessage) -> Stopped:
-        self._forget(place)
-        return Stopped(place, self.positions.pop(place), reason)
+    def _stop(self, tp: TopicPartition, reason: Failure | MalformedMessage) -> Stopped:
+        self._forget(tp)
+        return Stopped(tp, self.positions.pop(tp), reason)
 
-    def _forget(self, place: TopicPartition) -> None:
-        """All is well again, or over."""
-        for kept in (self.failures, self._attempts, self._not_before_s):
-            kept.pop(place, None)
+    def _forget(self, tp: TopicPartition) -> None:
+        """Remove the failure state of a partition that was read, or that is no longer read."""
+        for state in (self.failures, self._attempts, self._not_before_s):
+            state.pop(tp, None)
 
 
 def whole_batches(records: memoryview, check_crcs: bool) -> list[BatchHeader]:
-    """The headers of the batches that are whole; the last of a fetch may be cut, and is left out.
+    """Return the headers of the complete batches. The last batch of a fetch may be truncated, and is left out.
 
-    Raises MalformedMessage, which names the offset, where the chain of batches breaks or a checksum does not hold.
+    Raises MalformedMessage, which names the offset, if the bytes after a batch are not a batch, or a checksum is
+    wrong.
     """
     headers: list[BatchHeader] = []
-    at = expected = 0
-    while at + HEADER_BYTES <= len(records):
-        header = BatchHeader(records, at)
+    position = expected_offset = 0
+    while position + HEADER_BYTES <= len(records):
+        header = BatchHeader(records, position)
         if header.magic != MAGIC:
             raise MalformedMessage(f"message format {header.magic} is not supported, only {MAGIC}")
-        if header.length < MIN_LENGTH or header.last_offset_delta < 0 or header.base_offset < expected:
-            raise MalformedMessage(f"behind offset {expected} is no record batch")
-        if at + header.size > len(records):
+        if header.length < MIN_LENGTH or header.last_offset_delta < 0 or header.base_offset < expected_offset:
+            raise MalformedMessage(f"the bytes at offset {expected_offset} are not a valid record batch")
+        if position + header.size > len(records):
             break
         if check_crcs and not header.crc_ok():
             raise MalformedMessage(
                 f"offsets {header.base_offset} to {header.last_offset}: the CRC-32C is not {header.crc:#010x} as stated"
             )
         headers.append(header)
-        at += header.size
-        expected = header.next_offset
+        position += header.size
+        expected_offset = header.next_offset
     return headers

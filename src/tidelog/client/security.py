@@ -1,6 +1,6 @@
-"""How a connection is protected: TLS (KIP-12's SSL listeners) and SASL with PLAIN or SCRAM (RFC 5802).
+"""Protection of a connection: TLS (KIP-12's SSL listeners), and SASL with PLAIN or SCRAM (RFC 5802).
 
-Pure but for `tls_context`, which reads the files of certificates. `link` carries the bytes.
+Pure except `tls_context`, which reads certificate files. `link` sends and receives the bytes.
 """
 
 import base64
@@ -12,19 +12,19 @@ from typing import TYPE_CHECKING, NamedTuple
 from tidelog.client.errors import ClientError
 
 if TYPE_CHECKING:
-    import socket
     import ssl
 
 SCRAM_HASHES = {"SCRAM-SHA-256": "sha256", "SCRAM-SHA-512": "sha512"}
 MECHANISMS = ("PLAIN", *SCRAM_HASHES)
 SCRAM_ITERATIONS_MAX = 1_000_000
-"""A server states how often the password is hashed; a larger number would only keep this client busy."""
+"""Limit on the number of SCRAM iterations that a server may request; a larger number would only keep this client
+busy."""
 
 
 class AuthenticationFailed(ClientError):
-    """One side does not accept the proof of the other: a certificate, the credentials, or the mechanism.
+    """One side rejected the other's certificate, credentials or mechanism.
 
-    Another attempt would fail as well (KIP-152), so nothing tries again.
+    Nothing retries after this error, because another attempt would fail too (KIP-152).
     """
 
 
@@ -35,12 +35,12 @@ class Sasl(NamedTuple):
     password: str
 
     def __repr__(self) -> str:
-        """Without the password, which must never reach a log."""
+        """Return a text without the password, which must never reach a log."""
         return f"Sasl({self.mechanism}, {self.username!r})"
 
 
 class Security(NamedTuple):
-    """PLAINTEXT unless one of the two is set."""
+    """The protection of a connection: PLAINTEXT unless a field is set."""
 
     tls: "ssl.SSLContext | None" = None
     sasl: Sasl | None = None
@@ -50,10 +50,10 @@ PLAINTEXT = Security()
 
 
 class TlsFiles(NamedTuple):
-    """What a TLS context is made of; each may be None."""
+    """The certificates and keys for a TLS context; each field may be None."""
 
     authorities_file: str | None = None
-    """Certificates of authorities, PEM; a directory of them will do. None: those of the system."""
+    """A PEM file, or a directory, of CA certificates. None means the system's CA certificates."""
     authorities_pem: str | None = None
     certificate_file: str | None = None
     key_file: str | None = None
@@ -61,7 +61,9 @@ class TlsFiles(NamedTuple):
 
 
 def tls_context(files: TlsFiles, *, verify: bool, check_host_name: bool) -> "ssl.SSLContext":
-    """Raises OSError (`ssl.SSLError` among them) for files that cannot be read or are no certificates."""
+    """Return a TLS context. Raises OSError (for example `ssl.SSLError`) for files that cannot be read or are not
+    certificates.
+    """
     import ssl
 
     context = ssl.create_default_context()
@@ -81,21 +83,8 @@ def tls_context(files: TlsFiles, *, verify: bool, check_host_name: bool) -> "ssl
     return context
 
 
-def wrap_socket(plain: "socket.socket", context: "ssl.SSLContext", host: str) -> "ssl.SSLSocket":
-    """Do the handshake of a client. Raises AuthenticationFailed when a side refuses it, OSError when it is cut off."""
-    import ssl
-
-    try:
-        return context.wrap_socket(plain, server_hostname=host)
-    except (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError):
-        raise
-    except ssl.SSLError as error:
-        reason = getattr(error, "verify_message", "") or error.reason or str(error)
-        raise AuthenticationFailed(f"no TLS with broker {host}: {reason}") from error
-
-
 def sasl_messages(sasl: Sasl, nonce: str) -> Generator[bytes, bytes, None]:
-    """What the client says, one message after another; is sent the broker's answer to each.
+    """Yield the client's SASL messages; the caller sends the broker's response to each into the generator.
 
     `nonce` is fresh randomness in printable ASCII without a comma. Raises AuthenticationFailed.
     """
@@ -118,18 +107,18 @@ def _scram(sasl: Sasl, hash_name: str, nonce: str) -> Generator[bytes, bytes, No
     except (KeyError, ValueError):
         raise AuthenticationFailed("the broker's SCRAM answer has no salt or no number of iterations") from None
     if not 0 < iterations <= SCRAM_ITERATIONS_MAX:
-        raise AuthenticationFailed(f"the broker asks for {iterations} SCRAM iterations")
-    salted = hashlib.pbkdf2_hmac(hash_name, sasl.password.encode(), salt, iterations)
-    client_key = hmac.digest(salted, b"Client Key", hash_name)
+        raise AuthenticationFailed(f"the broker requests {iterations} SCRAM iterations, which is out of range")
+    salted_password = hashlib.pbkdf2_hmac(hash_name, sasl.password.encode(), salt, iterations)
+    client_key = hmac.digest(salted_password, b"Client Key", hash_name)
     without_proof = f"c=biws,r={fields['r']}"
     signed = f"{first},{server_first},{without_proof}".encode()
     signature = hmac.digest(hashlib.new(hash_name, client_key).digest(), signed, hash_name)
     proof = bytes(a ^ b for a, b in zip(client_key, signature, strict=True))
     answer = yield f"{without_proof},p={base64.b64encode(proof).decode()}".encode()
-    server_key = hmac.digest(salted, b"Server Key", hash_name)
-    expected = base64.b64encode(hmac.digest(server_key, signed, hash_name)).decode()
-    stated = _fields(answer.decode("utf-8", "replace")).get("v", "")
-    if not hmac.compare_digest(stated.encode(), expected.encode()):
+    server_key = hmac.digest(salted_password, b"Server Key", hash_name)
+    expected_signature = base64.b64encode(hmac.digest(server_key, signed, hash_name)).decode()
+    server_signature = _fields(answer.decode("utf-8", "replace")).get("v", "")
+    if not hmac.compare_digest(server_signature.encode(), expected_signature.encode()):
         raise AuthenticationFailed("the broker does not prove that it knows the password")
 
 

@@ -1,4 +1,4 @@
-"""Which of the fetched record batches a reader may see: no control batches, and nothing of an aborted transaction."""
+"""Filter fetched record batches: a reader sees no control batches and, with read_committed, no aborted transactions."""
 
 from collections.abc import Iterable, Iterator
 
@@ -9,7 +9,9 @@ CONTROL_ABORT = 0
 
 
 def visible(headers: Iterable[BatchHeader], fetched: Fetched, isolation: int) -> Iterator[BatchHeader]:
-    """The batches with records for a reader: no control batches; read_committed, none of an aborted transaction."""
+    """Yield the batches with records for a reader: no control batches and, with read_committed, none of an aborted
+    transaction.
+    """
     aborted: dict[int, None] = {}
     upcoming = sorted(fetched.aborted, key=lambda transaction: transaction[1], reverse=True)
     for header in headers:
@@ -23,10 +25,11 @@ def visible(headers: Iterable[BatchHeader], fetched: Fetched, isolation: int) ->
 
 
 def _is_abort(header: BatchHeader) -> bool:
-    """A control batch holds one record whose key says what it marks: version, type (16 bits each; KIP-98).
+    """Whether a control batch is an abort marker. It holds one record, whose key is a version and a type of 16 bits
+    each (KIP-98).
 
-    Before the key stand the record's length, attributes, deltas of time and offset, and the key's length; each takes
-    one byte, for the record is short and the only one. The batch is not compressed.
+    Before the key are the record's length, attributes, timestamp delta, offset delta and key length. Each takes one
+    byte, because the record is short and is the only one. Control batches are not compressed.
     """
     key = header.position + HEADER_BYTES + 5
     return bytes(header.buffer[key + 2 : key + 4]) == CONTROL_ABORT.to_bytes(2, "big")

@@ -12,4 +12,3 @@ class Appended(NamedTuple):
     next_offset: int
     log_append_time_ms: int
     log_start_offset: int
-    duplicate: bool

@@ -1,7 +1,7 @@
-"""Walking the chain of batch headers in a segment file, a few KB at a time.
+"""Read the batches or batch headers of a segment file in sequence, a few KB at a time.
 
-A step of the chain is sound when the header is whole, states magic 2 and a length that the file can hold, and its
-offsets do not go back. Anything else raises CorruptLog with the position of that batch.
+A batch is sound if its header is complete, states magic 2 and a length that fits into the file, and its offsets are
+above those of the batch before it. Anything else raises CorruptLog with the position of the batch.
 """
 
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ from tidelog.wire.batches import HEADER_BYTES, LENGTH_END, MAGIC, MIN_LENGTH
 HEADER = Struct(">qiibIhiqqqhii")
 
 Fields: TypeAlias = tuple[int, int, int, int, int, int, int, int, int, int, int, int, int]
-"""A header, unpacked: the constants below name the places."""
+"""An unpacked header. The constants below are the indexes of its fields."""
 
 BASE_OFFSET = 0
 LENGTH = 1
@@ -32,17 +32,22 @@ BASE_SEQUENCE = 11
 COUNT = 12
 
 OFFSETS_MAX = 1 << 31
-"""A segment's offsets are stored relative to its base, in 31 bits."""
+"""Limit on a segment's offsets relative to its base offset, which are stored in 31 bits."""
 WINDOW_BYTES = 16 * 1024
-"""Read at once while batches are small. A larger batch costs one read of LARGE_STEP_BYTES for its header."""
+"""Bytes that one read returns while batches are small. After a larger batch, a read of LARGE_STEP_BYTES returns the
+next header."""
 LARGE_STEP_BYTES = 256
 WHOLE_WINDOW_BYTES = 1 << 20
 BATCH_BYTES_MAX = 256 << 20
-"""No request carries more; a length beyond it is damage, and memory is not spent on it."""
+"""Upper bound on the size of a batch, in bytes. No request is larger. A larger stated length is damage, and no
+memory is allocated for it."""
 
 
 def defect(fields: Fields, room: int, next_offset: int, offset_end: int) -> str | None:
-    """What is wrong with this step of the chain, where `room` bytes are left in the file; None when it is sound."""
+    """Return what is wrong with this batch header, where `room` bytes are left in the file; None if it is sound.
+
+    The offsets must be in `next_offset` .. `offset_end` (exclusive).
+    """
     size = fields[LENGTH] + LENGTH_END
     if fields[LENGTH] < MIN_LENGTH:
         return f"the batch states a length of {fields[LENGTH]} bytes, the least possible is {MIN_LENGTH}"
@@ -62,10 +67,10 @@ def defect(fields: Fields, room: int, next_offset: int, offset_end: int) -> str 
 
 
 def is_unwritten(file: File, position: int, end: int) -> bool:
-    """Whether the file's last bytes, from `position` on, were never written: they are zeros, and no batch begins so.
+    """Return whether the bytes from `position` to `end`, the file's end, were never written: they are all zero.
 
-    Kafka gives a new segment its full size (`log.preallocate`). After a crash zeros remain after its last batch. Fewer
-    zeros than offset and length take may be the beginning of a batch.
+    Kafka gives a new segment its full size (`log.preallocate`). After a crash zeros remain after its last batch.
+    Fewer zeros than the offset and length fields have may be the beginning of a batch.
     """
     if end - position < LENGTH_END:
         return False
@@ -81,10 +86,11 @@ def is_unwritten(file: File, position: int, end: int) -> bool:
 def headers(
     file: File, position: int, end: int, base_offset: int, next_offset: int = 0
 ) -> Iterator[tuple[int, int, Fields]]:
-    """(position, size in bytes, header) of every batch between two positions; `position` is where a batch begins.
+    """Yield (position, size in bytes, header) of every batch between two positions; a batch must begin at
+    `position`.
 
-    Offsets grow; they are not below `next_offset` and the segment's `base_offset`, and less than 2^31 above that.
-    Raises CorruptLog.
+    Offsets must ascend. They must not be below `next_offset` and the segment's `base_offset`, and must be less than
+    2^31 above `base_offset`. Raises CorruptLog.
     """
     next_offset = max(base_offset, next_offset)
     offset_end = base_offset + OFFSETS_MAX
@@ -125,7 +131,9 @@ def headers(
 def batches(
     file: File, position: int, end: int, base_offset: int, next_offset: int = 0
 ) -> Iterator[tuple[int, memoryview, Fields]]:
-    """(position, the batch's bytes, header): `headers` with the whole batch in memory. The CRC is not checked."""
+    """Yield (position, bytes, header) of every batch: like `headers`, with the whole batch in memory. The CRC is not
+    checked.
+    """
     next_offset = max(base_offset, next_offset)
     offset_end = base_offset + OFFSETS_MAX
     unpack = HEADER.unpack_from

@@ -88,15 +88,15 @@ def format_partition_metadata(topic_id: bytes) -> bytes:
 def parse_partition_metadata(data: bytes, path: str) -> bytes:
     """Parse `partition.metadata` and return the topic id (16 bytes)."""
     position = 0
-    found: dict[str, str] = {}
+    properties: dict[str, str] = {}
     for raw in data.split(b"\n"):
         name, _, value = _text(raw, path, position).partition(":")
-        found[name.strip()] = value.strip()
+        properties[name.strip()] = value.strip()
         position += len(raw) + 1
-    if found.get("version") != "0" or "topic_id" not in found:
+    if properties.get("version") != "0" or "topic_id" not in properties:
         raise CorruptLog(path, 0, "expected version: 0 and a topic_id")
     try:
-        return uuid_from_text(found["topic_id"])
+        return uuid_from_text(properties["topic_id"])
     except ValueError as error:
         raise CorruptLog(path, 0, str(error)) from error
 
@@ -111,7 +111,7 @@ def read_partition_metadata(disk: "Disk", directory: str) -> bytes | None:
     return parse_partition_metadata(data, path)
 
 
-def _entries(data: bytes, path: str, words_wanted: int) -> list[tuple[int, list[str]]]:
+def _entries(data: bytes, path: str, words_per_line: int) -> list[tuple[int, list[str]]]:
     """Return (position, words) of each line after the head. The head must state their number."""
     if not data.strip():
         return []
@@ -121,17 +121,17 @@ def _entries(data: bytes, path: str, words_wanted: int) -> list[tuple[int, list[
     position = len(lines[0]) + 1
     stated = _number(_text(lines[1], path, position) if len(lines) > 1 else "", path, position)
     position += len(lines[1]) + 1
-    found = []
+    entries = []
     for raw in lines[2:]:
         words = _text(raw, path, position).split()
         if words:
-            if len(words) != words_wanted:
-                raise CorruptLog(path, position, f"expected {words_wanted} words, found {raw[:80]!r}")
-            found.append((position, words))
+            if len(words) != words_per_line:
+                raise CorruptLog(path, position, f"expected {words_per_line} words, found {raw[:80]!r}")
+            entries.append((position, words))
         position += len(raw) + 1
-    if len(found) != stated:
-        raise CorruptLog(path, 0, f"the checkpoint states {stated} entries and holds {len(found)}")
-    return found
+    if len(entries) != stated:
+        raise CorruptLog(path, 0, f"the checkpoint states {stated} entries and holds {len(entries)}")
+    return entries
 
 
 def _number(word: str, path: str, position: int) -> int:

@@ -2,8 +2,8 @@
 
 After a crash, bytes that were appended since the last sync may be missing, in whole or in part: the file is short,
 or sectors that never reached the disk read as zeros. Such a tail is cut off and logged. A bad batch is damage, and
-nothing is cut, if it was synced before, if it is complete but out of place, or if sound batches follow it and none
-of its sectors is zero.
+nothing is cut, in three cases: it was synced before; it is complete but out of place; or sound batches follow it
+although none of its sectors reads as zeros.
 """
 
 from typing import TYPE_CHECKING
@@ -24,12 +24,18 @@ _WINDOW_BYTES = 1 << 20
 _MAGIC_POSITION = 16
 
 
-def judge(
-    segment: "Segment", position: int, next_offset: int, problem: CorruptLog, *, recovery_point: int, more: bool
+def check_torn_tail(
+    segment: "Segment",
+    position: int,
+    next_offset: int,
+    problem: CorruptLog,
+    *,
+    recovery_point: int,
+    has_later_records: bool,
 ) -> None:
     """Return if everything from `position` on may be cut off; raise CorruptLog if it may not.
 
-    The batch at `position` should begin with `next_offset`. `more`: later segments contain records.
+    The batch at `position` should begin with `next_offset`. `has_later_records`: later segments contain records.
     """
     if next_offset < recovery_point:
         reason = f"{problem.reason}; offset {next_offset} was on the disk, the recovery point is {recovery_point}"
@@ -37,19 +43,19 @@ def judge(
     file, end = segment.file, segment.size
     fields = _header_at(file, position, end)
     if fields is not None and _is_sound(file, position, end, fields, 0, 1 << 63):
-        if _lost_part(file, position, position + min(SECTOR_BYTES - position % SECTOR_BYTES, HEADER_BYTES)):
+        if _has_lost_sector(file, position, position + min(SECTOR_BYTES - position % SECTOR_BYTES, HEADER_BYTES)):
             return  # its base offset was in an earlier sector than everything that the checksum covers
         raise CorruptLog(problem.path, position, f"{problem.reason}; its checksum holds") from problem
     if fields is not None and fields[MAGIC_AT] < MAGIC and _is_old_message(file, position, end):
         raise CorruptLog(problem.path, position, f"message format {fields[MAGIC_AT]} is not read since Kafka 4.0")
-    short = fields is None or fields[LENGTH] + LENGTH_END > end - position
+    is_short = fields is None or fields[LENGTH] + LENGTH_END > end - position
     following = next_sound_batch(file, position, end, next_offset)
-    if following is None and (short or not more):
+    if following is None and (is_short or not has_later_records):
         return
     region_end = end if following is None else following
     stated_end = position + fields[LENGTH] + LENGTH_END if fields is not None else region_end
     ends = [end for end in (stated_end, region_end) if position < end <= region_end]
-    if any(_lost_part(file, position, end) for end in ends):
+    if any(_has_lost_sector(file, position, end) for end in ends):
         return
     where = "later segments" if following is None else f"position {following}"
     raise CorruptLog(problem.path, position, f"{problem.reason}; sound batches follow at {where}") from problem
@@ -66,13 +72,13 @@ def next_sound_batch(file: "File", position: int, end: int, offset_min: int) -> 
     at = position + 1
     while at + HEADER_BYTES <= end:
         window = file.pread(min(_WINDOW_BYTES, end - at), at)
-        found = window.find(MAGIC, _MAGIC_POSITION)
-        while found >= 0 and found - _MAGIC_POSITION + HEADER_BYTES <= len(window):
-            header = HEADER.unpack_from(window, found - _MAGIC_POSITION)
-            candidate = at + found - _MAGIC_POSITION
+        magic_at = window.find(MAGIC, _MAGIC_POSITION)
+        while magic_at >= 0 and magic_at - _MAGIC_POSITION + HEADER_BYTES <= len(window):
+            header = HEADER.unpack_from(window, magic_at - _MAGIC_POSITION)
+            candidate = at + magic_at - _MAGIC_POSITION
             if _is_sound(file, candidate, end, header, offset_min, offset_min + OFFSETS_MAX):
                 return candidate
-            found = window.find(MAGIC, found + 1)
+            magic_at = window.find(MAGIC, magic_at + 1)
         at += max(len(window) - HEADER_BYTES + 1, 1)
     return None
 
@@ -100,7 +106,7 @@ def _is_old_message(file: "File", position: int, end: int) -> bool:
     return crc32(message[4:]) == int.from_bytes(message[:4])
 
 
-def _lost_part(file: "File", position: int, end: int) -> bool:
+def _has_lost_sector(file: "File", position: int, end: int) -> bool:
     """Return whether one sector's part of the bytes from `position` to `end` consists of zeros."""
     at = position
     while at < end:

@@ -1,7 +1,7 @@
-"""The data directories of one broker (`log.dirs`): which of them can be used, and which holds which partition.
+"""The data directories of one broker (`log.dirs`): which are usable, and which one holds each partition.
 
-A directory that fails, at the start or later, is out of use until the next start; its partitions are offline. A
-partition that no usable directory holds is made only if it is new, or if every directory can be looked at.
+A directory that fails, at the start or later, is out of use until the next start, and its partitions are offline. A
+partition that is in no usable directory is created only if it is new, or if every directory can be read.
 """
 
 import logging
@@ -12,7 +12,7 @@ from tidelog.log.checkpoints import META_PROPERTIES, PARTITION_METADATA, read_pa
 from tidelog.log.directory import LOCK, DataDirectory
 from tidelog.log.errors import CorruptLog
 from tidelog.log.file_kinds import METADATA_STORE, partition_of
-from tidelog.log.future_logs import FoundFuture, found_future, has_mark, is_final, put_aside, settled, take_back
+from tidelog.log.future_logs import FoundFuture, found_future, has_mark, is_final, put_aside, rename_back, settled
 from tidelog.log.segment import PASSING
 from tidelog.model.ids import TopicPartition
 from tidelog.wire.errors import StorageError
@@ -25,137 +25,150 @@ logger = logging.getLogger("tidelog.directory")
 
 
 STRAYS_NAMED = 5
+"""Maximum number of partitions that the log line about partitions without a topic names."""
 
 
 class UnusableDirectories(Exception):
-    """The broker cannot start with its data directories as they are. One line that says why, and what to do."""
+    """The broker cannot start with its data directories as they are. The message is one line: the cause and the next
+    step.
+    """
 
 
 def missing_directories(disk: "Disk", paths: Sequence[str]) -> list[str]:
-    """Those of `paths` that are not there, and those above them that are not: each before those below it."""
-    found: list[str] = []
+    """Return those of `paths` that do not exist, and their missing parent directories; each parent comes before its
+    children.
+    """
+    missing_paths: list[str] = []
     for path in paths:
-        missing = []
+        missing_chain = []
         while path and not disk.exists(path):
-            missing.append(path)
+            missing_chain.append(path)
             path = path.rpartition("/")[0]
-        found.extend(above for above in reversed(missing) if above not in found)
-    return found
+        missing_paths.extend(above for above in reversed(missing_chain) if above not in missing_paths)
+    return missing_paths
 
 
 class _Unsettled(NamedTuple):
-    """A move that a crash has interrupted when both the log and its copy had the log's name."""
+    """A move that a crash interrupted when both the log and its copy had the log's name."""
 
     partition: TopicPartition
     copy: DataDirectory
     old: DataDirectory
-    gone: DataDirectory
-    """The one of them that does not count."""
+    discarded: DataDirectory
+    """Either `copy` or `old`: the one whose records are not used."""
 
 
 class DataDirectories:
-    """The open data directories. `place` and what it remembers belong to the loop; the rest blocks, on any thread, and
-    what writes checkpoints (`write_...`, `retire`, `remove_retired`, `forget_others`) one at a time.
+    """The open data directories.
+
+    `place` and the attributes belong to the event loop. The other methods block and may run on any thread, but those
+    that write checkpoints (`write_...`, `retire`, `remove_retired`, `forget_others`) must be called one at a time.
     """
 
     def __init__(self, disk: "Disk", paths: Sequence[str], online: list[DataDirectory], failed: dict[str, str]) -> None:
         self._disk = disk
         self.paths = tuple(paths)
-        """As configured, usable or not."""
+        """All configured paths, usable or not."""
         self.online = online
         self.failed = failed
-        """Why a directory is out of use, by its path."""
+        """The reason why a directory is out of use, by its path."""
         self.cordoned: Callable[[], Sequence[str]] = tuple
-        """Those that take no new partitions (KIP-1066)."""
+        """Returns the paths of directories that accept no new partitions (KIP-1066)."""
         self.interrupted: list[FoundFuture] = []
-        """Moves between directories that the last broker here did not finish."""
+        """Moves between directories that the previous process did not finish."""
         self._holders: dict[TopicPartition, list[DataDirectory]] = {}
         self._counts: dict[str, int] = {directory.path: 0 for directory in online}
         self._newly_failed: dict[str, str] = {}
         self._missing: list[str] = []
-        """Paths where nothing is yet; `take` makes the directories."""
-        self._unsettled: list[_Unsettled] = []
+        """Paths that do not exist; `take` creates the directories."""
+        self._unsettled_moves: list[_Unsettled] = []
         self.is_taken = False
-        """Whether `take` has begun to change what is in them."""
+        """Whether `take` has begun to change the content of the directories."""
 
     @classmethod
     def open(cls, disk: "Disk", paths: Sequence[str]) -> "DataDirectories":
-        """`look`, then `take`."""
+        """Call `look`, then `take`."""
         directories = cls.look(disk, paths)
         directories.take()
         return directories
 
     @classmethod
     def look(cls, disk: "Disk", paths: Sequence[str]) -> "DataDirectories":
-        """Read those that are there, and change nothing. One that cannot be used is left out, with a line in the log.
+        """Read the existing directories without changing them. A directory that cannot be used is left out and
+        logged.
 
-        Raises UnusableDirectories, DirectoryInUse; OSError when there is but one, or all fail the same way.
+        Raises UnusableDirectories and DirectoryInUse. Raises OSError if there is only one directory, or if the error
+        is temporary.
         """
         directories = cls(disk, paths, [], {})
         try:
             for path in paths:
                 if disk.exists(path):
-                    directories._add(path, DataDirectory.look)
+                    directories._open_and_index(path, DataDirectory.look)
                 else:
                     directories._missing.append(path)
             directories._check()
-            directories._choose_moved()
-            directories._refuse_duplicates()
+            directories._choose_moved_copies()
+            directories._check_duplicates()
         except BaseException:
             directories.release()
             raise
         return directories
 
     def take(self) -> None:
-        """Make those that are missing, lock each, and begin to use them. The caller releases them after a failure.
+        """Create the missing directories, lock all of them, and begin to use them. After a failure the caller must
+        call `release`.
 
-        Raises as `look`: then the directories that were missing are gone again.
+        Raises the errors of `look`. If it fails before the first directory is in use, the directories that it
+        created are removed.
         """
         made = missing_directories(self._disk, self._missing)
         try:
             missing, self._missing = self._missing, []
             for path in missing:
-                self._add(path, DataDirectory.open)
-            self._order()
-            self._check()  # before a lock file is made
+                self._open_and_index(path, DataDirectory.open)
+            self._sort_as_configured()
+            self._check()  # before a lock file is created
             for directory in list(self.online):
-                self._try(directory, directory.lock)
+                self._run_step(directory, directory.lock)
             self._check()
         except BaseException:
             self._remove_empty(made)
             raise
         self.is_taken = True
         for directory in list(self.online):
-            self._try(directory, directory.begin)
+            self._run_step(directory, directory.begin)
         self._check()
         self._settle_moves()
 
     def _remove_empty(self, made: Sequence[str]) -> None:
-        """Remove new directories that have nothing but a lock in them, those below others first."""
+        """Remove new directories that contain nothing but a lock file, children before their parents."""
         for path in reversed(made):
             if self._disk.exists(path) and set(self._disk.list(path)) <= {LOCK}:
                 self._disk.remove_tree(path)
 
-    def _add(self, path: str, opened: Callable[["Disk", str], DataDirectory]) -> None:
+    def _open_and_index(self, path: str, open_directory: Callable[["Disk", str], DataDirectory]) -> None:
         try:
-            self.online.append(opened(self._disk, path))
-            self._look_into(self.online[-1])
+            self.online.append(open_directory(self._disk, path))
+            self._index_partitions(self.online[-1])
         except OSError as error:
-            self._failed_to_open(path, error)
+            self._handle_open_error(path, error)
 
-    def _try(self, directory: DataDirectory, step: Callable[[], None]) -> None:
+    def _run_step(self, directory: DataDirectory, step: Callable[[], None]) -> None:
         try:
             step()
         except OSError as error:
-            self._failed_to_open(directory.path, error)
+            self._handle_open_error(directory.path, error)
 
-    def _failed_to_open(self, path: str, error: OSError) -> None:
-        """Raises OSError where the broker cannot start without the directory, or may soon be able to use it."""
+    def _handle_open_error(self, path: str, error: OSError) -> None:
+        """Exclude the directory. Raise `error` instead if it is the only directory, or if the error is temporary, so
+        that a retry may succeed.
+        """
         if len(self.paths) == 1 or error.errno in PASSING:
             raise error
-        self._leave_out(path, error)
+        self._exclude(path, error)
 
-    def _leave_out(self, path: str, error: OSError) -> None:
+    def _exclude(self, path: str, error: OSError) -> None:
         for directory in [d for d in self.online if d.path == path]:
             directory.release()
             self.online.remove(directory)
@@ -166,11 +179,11 @@ class DataDirectories:
         self.failed[path] = str(error)
         logger.error("directory offline path=%s reason=%s", path, error)
 
-    def _order(self) -> None:
-        """As configured, those that were missing too."""
+    def _sort_as_configured(self) -> None:
+        """Sort the directories in the configured order, since missing ones were added last."""
         self.online.sort(key=lambda directory: self.paths.index(directory.path))
 
-    def _look_into(self, directory: DataDirectory) -> None:
+    def _index_partitions(self, directory: DataDirectory) -> None:
         self._counts[directory.path] = 0
         for name in self._disk.list(directory.path):
             path = f"{directory.path}/{name}"
@@ -186,70 +199,74 @@ class DataDirectories:
                     self.interrupted.append(future)
 
     def _check(self) -> None:
-        """Raise UnusableDirectories unless the metadata is there, and the directories belong together."""
+        """Raise UnusableDirectories unless the metadata store is in a usable directory and the directories belong
+        together.
+        """
         if not self.online and not self._missing:
             reasons = "; ".join(f"{path}: {reason}" for path, reason in self.failed.items())
             raise UnusableDirectories(f"none of the data directories (log.dirs) can be used: {reasons}")
-        stores = [d.path for d in self.online if self._disk.exists(f"{d.path}/{METADATA_STORE}")]
-        if len(stores) > 1:
+        store_paths = [d.path for d in self.online if self._disk.exists(f"{d.path}/{METADATA_STORE}")]
+        if len(store_paths) > 1:
             raise UnusableDirectories(
-                f"{METADATA_STORE} lies in {' and in '.join(stores)}: directories of two brokers, or an old copy; "
+                f"{METADATA_STORE} lies in {' and in '.join(store_paths)}: directories of two brokers, or an old copy; "
                 "leave one of them out of log.dirs"
             )
-        used = [d.path for d in self.online if self._disk.exists(f"{d.path}/{META_PROPERTIES}")]
-        if not stores and (self.paths[0] in self.failed or (self.failed and used)):
+        used_paths = [d.path for d in self.online if self._disk.exists(f"{d.path}/{META_PROPERTIES}")]
+        if not store_paths and (self.paths[0] in self.failed or (self.failed and used_paths)):
             reasons = "; ".join(f"{path}: {reason}" for path, reason in self.failed.items())
             raise UnusableDirectories(f"{METADATA_STORE} is in no data directory that can be used ({reasons})")
         ids: dict[str, str] = {}
-        for path in used:
+        for path in used_paths:
             properties = _properties(self._disk, f"{path}/{META_PROPERTIES}")
-            other = ids.setdefault(properties.get("directory.id") or path, path)
-            if other != path:
-                raise UnusableDirectories(f"{path} is a copy of {other}: both have the same directory.id")
+            same_id_path = ids.setdefault(properties.get("directory.id") or path, path)
+            if same_id_path != path:
+                raise UnusableDirectories(f"{path} is a copy of {same_id_path}: both have the same directory.id")
 
-    def _choose_moved(self) -> None:
-        """Of a log and its copy beside it, as an interrupted move leaves them, choose the one that counts."""
+    def _choose_moved_copies(self) -> None:
+        """Choose the valid one of a log and its copy with the same name, which an interrupted move leaves."""
         for partition, holders in self._holders.items():
-            marked = [d for d in holders if has_mark(self._disk, f"{d.path}/{partition}")] if len(holders) == 2 else ()
-            if len(marked) != 1:
+            marked_holders = (
+                [d for d in holders if has_mark(self._disk, f"{d.path}/{partition}")] if len(holders) == 2 else ()
+            )
+            if len(marked_holders) != 1:
                 continue
-            [copy], [old] = marked, [d for d in holders if d is not marked[0]]
-            gone = old if is_final(self._disk, f"{copy.path}/{partition}") else copy
-            self._unsettled.append(_Unsettled(partition, copy, old, gone))
-            self._counts[gone.path] -= 1
-            holders.remove(gone)
+            [copy], [old] = marked_holders, [d for d in holders if d is not marked_holders[0]]
+            discarded = old if is_final(self._disk, f"{copy.path}/{partition}") else copy
+            self._unsettled_moves.append(_Unsettled(partition, copy, old, discarded))
+            self._counts[discarded.path] -= 1
+            holders.remove(discarded)
 
     def _settle_moves(self) -> None:
-        """Take its name from the log, or the copy, that does not count."""
-        unsettled, self._unsettled = self._unsettled, []
-        for partition, copy, old, gone in unsettled:
+        """Rename the log or copy that is not valid, so that only the valid one has the log's name."""
+        unsettled, self._unsettled_moves = self._unsettled_moves, []
+        for partition, copy, old, discarded in unsettled:
             if copy.path in self.failed or old.path in self.failed:
-                continue  # which failed since: the next start looks again
-            gone.give_up(partition)
-            if gone is old:
+                continue  # it has failed since; the next start decides again
+            discarded.give_up(partition)
+            if discarded is old:
                 put_aside(self._disk, old.path, partition, bytes(16))
                 settled(self._disk, copy.path, partition)
             else:
-                self.interrupted.append(FoundFuture(partition, copy, take_back(self._disk, copy.path, partition)))
+                self.interrupted.append(FoundFuture(partition, copy, rename_back(self._disk, copy.path, partition)))
 
-    def _refuse_duplicates(self) -> None:
+    def _check_duplicates(self) -> None:
         for partition, holders in self._holders.items():
             if len(holders) < 2:
                 continue
-            # An id that cannot be read may be anything: it is not the place for a guess.
+            # An id that cannot be read may be any id, so do not guess.
             ids = [self._topic_id(d, partition) for d in holders]
             if None in ids or len(set(ids)) < len(ids):
-                where = " and in ".join(d.path for d in holders)
+                paths = " and in ".join(d.path for d in holders)
                 raise UnusableDirectories(
-                    f"partition {partition} lies in {where}: keep the one that is to be used, and move the other "
+                    f"partition {partition} lies in {paths}: keep the one that is to be used, and move the other "
                     "directory out of log.dirs"
                 )
 
-    # Which directory
+    # Find the directory of a partition
 
     @property
     def metadata_path(self) -> str:
-        """Where the metadata store is, or is to be."""
+        """The directory that contains the metadata store, or will contain it."""
         for directory in self.online:
             if self._disk.exists(f"{directory.path}/{METADATA_STORE}"):
                 return directory.path
@@ -257,11 +274,11 @@ class DataDirectories:
 
     @property
     def clean(self) -> bool:
-        """Whether the last broker here stopped in order, as far as can be seen."""
+        """Whether the last stop was clean in every usable directory."""
         return all(directory.clean for directory in self.online)
 
     def of(self, partition: TopicPartition) -> DataDirectory | None:
-        """That which holds it; None when that is not known, or out of use."""
+        """Return the directory that holds the partition; None if it is unknown or out of use."""
         holders = self._holders.get(partition)
         return holders[0] if holders and holders[0].path not in self.failed else None
 
@@ -269,9 +286,11 @@ class DataDirectories:
         return next((directory for directory in self.online if directory.path == path), None)
 
     def place(self, partition: TopicPartition, topic_id: bytes, *, new: bool) -> DataDirectory:
-        """The directory that holds the partition, or is to: of those that are not cordoned, the one with the fewest.
+        """Return the directory that holds the partition. Otherwise choose the one with the fewest partitions that is
+        not cordoned.
 
-        Raises StorageError when it may be in a directory that is out of use.
+        `new`: the topic is being created. Raises StorageError if the partition may be in a directory that is out of
+        use.
         """
         holders = self._holders.get(partition)
         if holders:
@@ -283,23 +302,24 @@ class DataDirectories:
         if not new:
             if self.failed:
                 raise StorageError(f"it is in no directory that can be used; out of use: {', '.join(self.failed)}")
-            blank = [d.path for d in self.online if d.blank]
-            if blank and len(blank) < len(self.online):
+            blank_paths = [d.path for d in self.online if d.blank]
+            if blank_paths and len(blank_paths) < len(self.online):
                 raise StorageError(
-                    f"it is in no directory, and {', '.join(blank)} has nothing in it: a disk not mounted?"
+                    f"it is in no directory, and {', '.join(blank_paths)} is empty: is its disk not mounted?"
                 )
-        chosen = min(self._open_to_new(), key=lambda d: self._counts[d.path])
+        chosen = min(self._directories_for_new(), key=lambda d: self._counts[d.path])
         self._holders[partition] = [chosen]
         self._counts[chosen.path] += 1
         return chosen
 
-    def _open_to_new(self) -> list[DataDirectory]:
+    def _directories_for_new(self) -> list[DataDirectory]:
         usable = [d for d in self.online if d.path not in self.failed]
         if not usable:
             raise StorageError("no data directory can be used")
-        # What is made all the same (an internal topic) needs a place, though the controller refuses clients.
-        cordoned = self.cordoned()
-        return [d for d in usable if d.path not in cordoned] or usable
+        # The controller refuses clients' topics if all are cordoned. An internal topic needs a directory
+        # nevertheless.
+        cordoned_paths = self.cordoned()
+        return [d for d in usable if d.path not in cordoned_paths] or usable
 
     def _topic_id(self, directory: DataDirectory, partition: TopicPartition) -> bytes | None:
         try:
@@ -308,16 +328,16 @@ class DataDirectories:
             return None
 
     def moved(self, partition: TopicPartition, target: DataDirectory) -> None:
-        """It lies in `target` from now on."""
+        """Record that the partition is in `target` from now on."""
         for holder in self._holders.get(partition, ()):
             self._counts[holder.path] -= 1
         self._holders[partition] = [target]
         self._counts[target.path] += 1
 
-    # Failing
+    # Failures
 
     def fail(self, path: str, reason: str) -> bool:
-        """Take a directory out of use; False when it was already. Its lock and its place are kept."""
+        """Take a directory out of use. It stays locked and in `online`. Returns False if it was out of use already."""
         if path in self.failed:
             return False
         self.failed[path] = reason
@@ -328,25 +348,26 @@ class DataDirectories:
         return all(directory.path in self.failed for directory in self.online)
 
     def take_failures(self) -> dict[str, str]:
-        """Directories whose small files could not be written or read since the last call, with the reasons."""
-        found, self._newly_failed = self._newly_failed, {}
-        return found
+        """Return the directories, with reasons, where writing or reading checkpoints has failed since the last call."""
+        failures, self._newly_failed = self._newly_failed, {}
+        return failures
 
-    # What every directory does
+    # Operations on every directory
 
     def forget_others(self, exists: Callable[[TopicPartition], bool]) -> None:
-        """At a start: the checkpoints tell no more of partitions that there are not, or that are in another directory.
+        """Remove checkpoint entries of partitions that do not exist or are in another directory. Called once at the
+        start.
 
-        A broker that was killed after a deletion leaves such entries, and so does a move from a full disk. Directories
-        of partitions that there are not stay, with a line in the log: an old copy of the metadata looks the same.
+        A kill after a deletion leaves such entries, and so does a move from a full disk. Directories of partitions
+        that do not exist are kept and logged, since an old copy of the metadata would look the same.
         """
 
-        def forget(directory: DataDirectory) -> None:
-            others = [key for key in directory.entries() if not exists(key) or self._is_elsewhere(directory, key)]
-            if others:
-                directory.give_up(*others)
+        def drop_stale_entries(directory: DataDirectory) -> None:
+            stale_keys = [key for key in directory.entries() if not exists(key) or self._is_elsewhere(directory, key)]
+            if stale_keys:
+                directory.give_up(*stale_keys)
 
-        for path, error in self._in_each(forget).items():
+        for path, error in self._in_each(drop_stale_entries).items():
             logger.warning("old entries stay in the checkpoints for now path=%s reason=%s", path, error)
         for directory in self._usable():
             strays = [
@@ -357,9 +378,12 @@ class DataDirectories:
                 and self._disk.exists(f"{directory.path}/{key}/{PARTITION_METADATA}")
             ]
             if strays:
-                few = ",".join(strays[:STRAYS_NAMED])
+                first_strays = ",".join(strays[:STRAYS_NAMED])
                 logger.warning(
-                    "partitions of no topic left path=%s count=%d first=%s", directory.path, len(strays), few
+                    "partition directories without a topic path=%s count=%d first=%s",
+                    directory.path,
+                    len(strays),
+                    first_strays,
                 )
 
     def _is_elsewhere(self, directory: DataDirectory, partition: TopicPartition) -> bool:
@@ -367,23 +391,25 @@ class DataDirectories:
         return len(holders) > 0 and directory not in holders
 
     def holders(self, partition: TopicPartition) -> list[DataDirectory]:
-        """Usable directories with a directory of its name in them."""
+        """Return the usable directories that contain a directory of this partition."""
         return [d for d in self._holders.get(partition, ()) if d.path not in self.failed]
 
     def retire(self, logs: Mapping[str, Mapping[TopicPartition, tuple[bytes, "PartitionLog | None"]]]) -> list[str]:
-        """See `DataDirectory.retire`; `logs` by the paths of their directories. Where they are now."""
+        """Retire partitions with `DataDirectory.retire`; `logs` is by the path of the data directory. Returns the
+        new paths.
+        """
         retired: list[str] = []
-        for path, of_directory in logs.items():
+        for path, partitions in logs.items():
             directory = self.by_path(path)
             assert directory is not None
-            aside, error = directory.retire(of_directory)
-            retired += aside
+            renamed_paths, error = directory.retire(partitions)
+            retired += renamed_paths
             if error is not None and error.errno not in PASSING:
                 self._newly_failed[path] = str(error)
         return retired
 
     def forget(self, partition: TopicPartition) -> None:
-        """Its topic was deleted."""
+        """Forget where a deleted partition is."""
         for holder in self._holders.pop(partition, ()):
             self._counts[holder.path] -= 1
 
@@ -402,7 +428,9 @@ class DataDirectories:
         return directory
 
     def write_identity(self, cluster_id: str, node_id: int, new_ids: Sequence[str]) -> None:
-        """meta.properties of each; `new_ids` has one for every directory, in case it has none."""
+        """Write meta.properties in each directory. `new_ids` has one directory id for each, used if the directory
+        has none.
+        """
         for directory, directory_id in zip(self.online, new_ids, strict=True):
             directory.write_identity(cluster_id, node_id, directory_id)
 
@@ -416,11 +444,12 @@ class DataDirectories:
         start_offsets: Mapping[TopicPartition, int],
         high_watermarks: Mapping[TopicPartition, int],
     ) -> None:
-        """Each directory its own partitions'. Raises OSError for a full disk, after all have been tried.
+        """Write the checkpoints of each directory, with the entries of its own partitions.
 
-        Any other error is a failure of that directory.
+        After all directories were tried, raises OSError if a disk was full. Any other error is recorded as a failure
+        of that directory (see `take_failures`).
         """
-        _raise_passing(self.try_checkpoints(recovery_points, start_offsets, high_watermarks))
+        _raise_temporary(self.try_checkpoints(recovery_points, start_offsets, high_watermarks))
 
     def try_checkpoints(
         self,
@@ -428,45 +457,52 @@ class DataDirectories:
         start_offsets: Mapping[TopicPartition, int],
         high_watermarks: Mapping[TopicPartition, int],
     ) -> dict[str, OSError]:
-        """As `write_checkpoints`; the directories in which that failed, for whatever reason."""
+        """Do as `write_checkpoints`, but return the errors, of every kind, by directory."""
         return self._in_each(
             lambda directory: directory.write_checkpoints(
-                *(self._part(directory, offsets) for offsets in (recovery_points, start_offsets, high_watermarks))
+                *(self._entries_of(directory, offsets) for offsets in (recovery_points, start_offsets, high_watermarks))
             )
         )
 
     def _in_each(self, write: Callable[[DataDirectory], None]) -> dict[str, OSError]:
-        failed: dict[str, OSError] = {}
+        errors: dict[str, OSError] = {}
         for directory in self._usable():
             try:
                 write(directory)
             except OSError as error:
-                failed[directory.path] = error
+                errors[directory.path] = error
                 if error.errno not in PASSING:
                     self._newly_failed[directory.path] = str(error)
-        return failed
+        return errors
 
     def write_start_offsets(self, start_offsets: Mapping[TopicPartition, int]) -> dict[str, OSError]:
-        """As `try_checkpoints`, before files below them go: none may go in the directories in which that failed."""
+        """Persist start offsets before files below them are removed, and return the errors by directory.
+
+        No file may be removed in a directory with an error.
+        """
         return self._in_each(
-            lambda directory: directory.write_start_offsets(self._part(directory, start_offsets)),
+            lambda directory: directory.write_start_offsets(self._entries_of(directory, start_offsets)),
         )
 
     @property
     def are_behind(self) -> bool:
-        """Whether a full disk has kept a checkpoint of one of them from being written, or has cost one."""
+        """Whether a full disk has prevented the write of a checkpoint in any directory, or made one be removed."""
         return any(directory.is_behind for directory in self._usable())
 
     def clean_offset(self, partition: TopicPartition) -> int | None:
-        """Up to where it is compacted, by the checkpoint of the directory that holds it."""
+        """Return the offset up to which the partition is compacted, by the checkpoint of its directory; None if
+        unknown.
+        """
         holder = self.of(partition)
         return None if holder is None else holder.clean_offset(partition)
 
     def write_cleaner_offsets(self, offsets: Mapping[TopicPartition, int]) -> None:
-        """Each directory its own partitions'. Raises OSError as `write_checkpoints`."""
-        _raise_passing(self._in_each(lambda directory: directory.write_cleaner_offsets(self._part(directory, offsets))))
+        """Persist the clean offsets of each directory's own partitions. Raises OSError as `write_checkpoints` does."""
+        _raise_temporary(
+            self._in_each(lambda directory: directory.write_cleaner_offsets(self._entries_of(directory, offsets)))
+        )
 
-    def _part(self, directory: DataDirectory, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+    def _entries_of(self, directory: DataDirectory, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
         if len(self.online) == 1:
             return dict(offsets)
         holders = self._holders
@@ -475,10 +511,13 @@ class DataDirectories:
     def _usable(self) -> list[DataDirectory]:
         return [directory for directory in self.online if directory.path not in self.failed]
 
-    # The end
+    # Closing
 
     def close(self, unclean: Mapping[str, str]) -> None:
-        """Mark each as left in order and unlock it, but those that failed or that `unclean` names, with the reasons."""
+        """Mark each directory as stopped cleanly, and unlock all.
+
+        Directories that failed, or that `unclean` names with a reason, are not marked.
+        """
         for directory in self.online:
             reason = self.failed.get(directory.path) or unclean.get(directory.path)
             if reason is None:
@@ -495,8 +534,8 @@ class DataDirectories:
             directory.release()
 
 
-def _raise_passing(failed: dict[str, OSError]) -> None:
-    for error in failed.values():
+def _raise_temporary(errors: dict[str, OSError]) -> None:
+    for error in errors.values():
         if error.errno in PASSING:
             raise error
 

@@ -53,7 +53,9 @@ class DirectoryInUse(Exception):
 
 
 class InTheWay(Exception):
-    """Files of an older topic with the same name exist: call `make_way`, then open the partition again."""
+    """Files or checkpoint entries of an older topic with the same name exist: call `make_way`, then open the
+    partition again.
+    """
 
 
 class DataDirectory:
@@ -69,9 +71,9 @@ class DataDirectory:
         self._lock = lock
         self._cache = IndexCache()
         self._checkpoints: dict[str, Mapping[TopicPartition, int]] = {}
-        """The checkpoints on the disk; missing or damaged ones are absent."""
+        """Content of the checkpoints on the disk, by file name; missing or damaged ones are absent."""
         self._latest: dict[str, Mapping[TopicPartition, int]] = {}
-        """The newest content of each checkpoint, which a full disk may have kept from being written."""
+        """The newest content of each checkpoint. A full disk may have prevented its write."""
         self._recovery_points = self._read(RECOVERY_POINTS)
         self._recovery_points_known = RECOVERY_POINTS in self._checkpoints
         self._start_offsets = self._read(LOG_START_OFFSETS)
@@ -80,9 +82,9 @@ class DataDirectory:
         self._checkpoints[CLEANER_OFFSETS] = self._read_cleaner_offsets()
         self._latest.update(self._checkpoints)
         self._latest[LOG_START_OFFSETS] = dict(self._start_offsets)
-        self._unnamed: dict[TopicPartition, None] = {}
-        """Partitions whose entries are kept until the caller's checkpoints contain them: they were just opened, or
-        failed to open."""
+        self._preserved: dict[TopicPartition, None] = {}
+        """Partitions whose entries are preserved until the caller's checkpoints contain them: they were just opened,
+        or failed to open."""
         self._retired: dict[TopicPartition, None] = {}
         """Deleted partitions. Nothing is written about them until a log of that name is created; their old entries
         are dropped by the next write of each checkpoint."""
@@ -107,7 +109,7 @@ class DataDirectory:
 
         Raises DirectoryInUse, OSError.
         """
-        lock = _locked(disk, path) if disk.exists(f"{path}/{LOCK}") else None
+        lock = _acquire_lock(disk, path) if disk.exists(f"{path}/{LOCK}") else None
         try:
             return cls(disk, path, lock)
         except BaseException:
@@ -118,7 +120,7 @@ class DataDirectory:
     def lock(self) -> None:
         """Lock the directory, unless `look` has done so. Raises DirectoryInUse, OSError."""
         if self._lock is None:
-            self._lock = _locked(self._disk, self.path)
+            self._lock = _acquire_lock(self._disk, self.path)
 
     def begin(self) -> None:
         """Mark the directory as unclean until `close_clean`. Raises OSError."""
@@ -174,11 +176,11 @@ class DataDirectory:
         start.
         """
         key = TopicPartition(topic, index)
-        self._unnamed[key] = None
+        self._preserved[key] = None
         path = f"{self.path}/{key}"
         known_id = self._read_id(path, new=new)
-        if known_id != topic_id and (known_id is not None or self._of_another(key, path, new=new)):
-            raise InTheWay(f"{path} is of an earlier topic of that name, or the checkpoints beside it tell of one")
+        if known_id != topic_id and (known_id is not None or self._belongs_to_older_topic(key, path, new=new)):
+            raise InTheWay(f"{path} or its checkpoint entries belong to an earlier topic of that name")
         self._retired.pop(key, None)
         log = PartitionLog.open(
             self._disk,
@@ -209,26 +211,26 @@ class DataDirectory:
                 return UNREADABLE
             raise
 
-    def _of_another(self, key: TopicPartition, path: str, *, new: bool) -> bool:
+    def _belongs_to_older_topic(self, key: TopicPartition, path: str, *, new: bool) -> bool:
         """Return whether a directory without a topic id, or a checkpoint entry without a directory, belongs to an
         older topic.
 
         If not, the partition's directory may have been lost, which must be reported.
         """
-        there = self._disk.exists(path)
+        path_exists = self._disk.exists(path)
         if new or key in self._retired:
-            return there or self.tells_of(key)
-        return not there and self.tells_of(key) and aside_stem(key) in map(_retired, self.retired())
+            return path_exists or self.tells_of(key)
+        return not path_exists and self.tells_of(key) and aside_stem(key) in map(_stem_of_retired, self.retired())
 
     def tells_of(self, key: TopicPartition) -> bool:
         """Return whether a checkpoint has an entry of the partition, on the disk or in the next write."""
-        return any(key in offsets for offsets in self._told())
+        return any(key in offsets for offsets in self._all_entries())
 
     def entries(self) -> list[TopicPartition]:
         """Return the partitions that have an entry in a checkpoint, on the disk or in the next write."""
-        return list(dict.fromkeys(key for offsets in self._told() for key in list(offsets)))
+        return list(dict.fromkeys(key for offsets in self._all_entries() for key in list(offsets)))
 
-    def _told(self) -> list[Mapping[TopicPartition, int]]:
+    def _all_entries(self) -> list[Mapping[TopicPartition, int]]:
         return [self._recovery_points, self._start_offsets, *list(self._checkpoints.values())]
 
     def make_way(self, key: TopicPartition, topic_id: bytes) -> None:
@@ -248,28 +250,30 @@ class DataDirectory:
             self._disk.rename(path, stray)
             self._disk.sync_dir(self.path)
 
-    def _free_name(self, key: TopicPartition, topic_id: bytes, ending: str) -> str:
+    def _free_name(self, key: TopicPartition, topic_id: bytes, suffix: str) -> str:
         name = f"{self.path}/{aside_stem(key)}.{uuid_text(topic_id)}"
         number = 0
-        while self._disk.exists(path := f"{name}{f'_{number}' if number else ''}{ending}"):
+        while self._disk.exists(path := f"{name}{f'_{number}' if number else ''}{suffix}"):
             number += 1
         return path
 
     def retire(
         self, logs: Mapping[TopicPartition, tuple[bytes, PartitionLog | None]]
     ) -> tuple[list[str], OSError | None]:
-        """Put partitions of deleted topics out of the way: the topic's id, and the log unless it is not open. Where
-        they are now, for `empty_retired` and `remove_retired`, and the first error, after all have been tried.
+        """Put partitions of deleted topics aside: remove their checkpoint entries and rename their directories.
 
-        A full disk is no hindrance: what its checkpoints tell goes before the directories that were put aside do.
+        `logs`: for each partition the topic id, and the log, or None if it is not open. Returns the new paths, which
+        are for `empty_retired` and `remove_retired`, and the first error, after all partitions were tried. A full
+        disk that keeps the old checkpoints is not an error: `remove_retired` removes the entries before it removes
+        the directory.
         """
-        failed: OSError | None = None
+        first_error: OSError | None = None
         try:
-            # The checkpoints first: they must not tell of these logs when a topic of the same name comes.
+            # The checkpoints come first: a new topic of the same name must not find entries of these logs.
             self.give_up(*logs)
         except OSError as error:
             logger.warning("old entries stay in the checkpoints for now path=%s reason=%s", self.path, error)
-            failed = None if error.errno in PASSING else error
+            first_error = None if error.errno in PASSING else error
         retired = []
         for key, (topic_id, log) in logs.items():
             if log is not None:
@@ -277,59 +281,62 @@ class DataDirectory:
             try:
                 path = self._put_aside(key, topic_id, is_open=log is not None)
             except OSError as error:
-                # The next start finds a directory that no topic has; the next topic of that name puts it aside.
+                # The next start logs it as a directory without a topic, and a new topic of that name puts it aside.
                 logger.error("deleted partition not put aside partition=%s reason=%s", key, error)
-                failed = failed or error
+                first_error = first_error or error
             else:
                 retired += [path] if path is not None else []
         try:
             self._disk.sync_dir(self.path)
         except OSError as error:
-            failed = failed or error
-        return retired, failed
+            first_error = first_error or error
+        return retired, first_error
 
     def _put_aside(self, key: TopicPartition, topic_id: bytes, *, is_open: bool) -> str | None:
-        """Rename the directory of a deleted partition; where it is, if it is to be removed. Raises OSError."""
+        """Rename the directory of a deleted partition. Returns the new path; None if nothing is to be removed.
+        Raises OSError.
+        """
         path = f"{self.path}/{key}"
-        ending = DELETE_SUFFIX
+        suffix = DELETE_SUFFIX
         if not is_open:
             known_id = self._read_id(path, new=True)
             if known_id not in (None, UNREADABLE, topic_id) or not self._disk.exists(path):
-                return None  # never made; or of a topic before that one, for `make_way`
+                return None  # it does not exist, or belongs to an older topic and is left to `make_way`
             if known_id == UNREADABLE:
-                ending = STRAY_SUFFIX  # whose it is cannot be told: not for us to remove
+                suffix = STRAY_SUFFIX  # it may belong to another topic, so it must not be removed
                 logger.error("partition with an unreadable id put aside path=%s", path)
-        target = self._free_name(key, topic_id, ending)
+        target = self._free_name(key, topic_id, suffix)
         self._disk.rename(path, target)
-        return target if ending == DELETE_SUFFIX else None
+        return target if suffix == DELETE_SUFFIX else None
 
     def give_up(self, *keys: TopicPartition) -> None:
-        """Partitions leave: the checkpoints tell of them no more. Raises OSError, when all have been tried: then the
-        next write of each does it.
+        """Remove the entries of these partitions from all checkpoints.
+
+        Raises OSError after all checkpoints were tried; then the next write of each checkpoint removes the entries.
         """
         for key in keys:
             self._recovery_points.pop(key, None)
             self._start_offsets.pop(key, None)
-            self._unnamed.pop(key, None)
+            self._preserved.pop(key, None)
             self._retired[key] = None
-        failed: OSError | None = None
+        first_error: OSError | None = None
         for name in list(self._checkpoints):
             try:
                 self._write(name, self._latest[name])
             except OSError as error:
-                failed = failed or error
-        if failed is not None:
-            raise failed
+                first_error = first_error or error
+        if first_error is not None:
+            raise first_error
 
     def expect(self, log: PartitionLog, clean_offset: int | None) -> None:
-        """Register a log that will be moved into this directory directly after this call; the checkpoints contain it
-        already.
+        """Register a log that will be moved into this directory directly after this call: write its entries into the
+        checkpoints.
 
         `clean_offset`: the offset up to which it is compacted, or None. Raises OSError.
         """
         key = log.topic_partition
         self._retired.pop(key, None)
-        self._unnamed[key] = None
+        self._preserved[key] = None
         self._recovery_points[key], self._start_offsets[key] = log.recovery_point, log.log_start_offset
         # All entries are written, even if a full disk has removed the checkpoint: a checkpoint that exists must be
         # complete.
@@ -392,7 +399,7 @@ class DataDirectory:
 
         While it exists, a start knows that the entries do not belong to a missing log.
         """
-        stem = _retired(path)
+        stem = _stem_of_retired(path)
         key = None if stem is None else partition_of(stem)
         if key is not None and CUT in key.topic:
             key = next((known for known in self.entries() if aside_stem(known) == stem), None)
@@ -420,10 +427,12 @@ class DataDirectory:
         high_watermarks: Mapping[TopicPartition, int],
     ) -> None:
         """Persist the checkpoints; unchanged files are not written. Partitions that did not open keep their entries."""
-        for key in [key for key in list(self._unnamed) if key in recovery_points]:
-            del self._unnamed[key]
-        self._write(RECOVERY_POINTS, {**self._kept(self._recovery_points), **recovery_points})
-        self._write(LOG_START_OFFSETS, self._moved({**self._kept(self._start_offsets), **start_offsets}))
+        for key in [key for key in list(self._preserved) if key in recovery_points]:
+            del self._preserved[key]
+        self._write(RECOVERY_POINTS, {**self._preserved_entries(self._recovery_points), **recovery_points})
+        self._write(
+            LOG_START_OFFSETS, self._above_zero({**self._preserved_entries(self._start_offsets), **start_offsets})
+        )
         self._write(HIGH_WATERMARKS, high_watermarks)
 
     def clean_offset(self, key: TopicPartition) -> int | None:
@@ -437,11 +446,13 @@ class DataDirectory:
     def write_start_offsets(self, start_offsets: Mapping[TopicPartition, int]) -> None:
         """Persist start offsets before files below them are removed. Raises OSError.
 
-        On a full disk the checkpoint is removed, so that retention can free space: without it, logs begin with their
-        files.
+        On a full disk the checkpoint is removed, so that retention can free space: without it, each log begins with
+        its first file.
         """
         try:
-            self._write(LOG_START_OFFSETS, self._moved({**self._kept(self._start_offsets), **start_offsets}))
+            self._write(
+                LOG_START_OFFSETS, self._above_zero({**self._preserved_entries(self._start_offsets), **start_offsets})
+            )
         except OSError as error:
             if error.errno not in PASSING:
                 raise
@@ -457,10 +468,10 @@ class DataDirectory:
         """Whether a full disk has prevented a write of a checkpoint, or made one be removed."""
         return any(self._checkpoints.get(name) != offsets for name, offsets in list(self._latest.items()))
 
-    def _kept(self, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
-        return {key: offsets[key] for key in list(self._unnamed) if key in offsets}
+    def _preserved_entries(self, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+        return {key: offsets[key] for key in list(self._preserved) if key in offsets}
 
-    def _moved(self, start_offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+    def _above_zero(self, start_offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
         return {key: offset for key, offset in start_offsets.items() if offset > 0}
 
     def _write(self, name: str, offsets: Mapping[TopicPartition, int]) -> None:
@@ -485,7 +496,7 @@ class DataDirectory:
             self._lock = None
 
 
-def _locked(disk: "Disk", path: str) -> "Lock":
+def _acquire_lock(disk: "Disk", path: str) -> "Lock":
     try:
         return disk.lock(f"{path}/{LOCK}")
     except BlockingIOError:
@@ -494,5 +505,5 @@ def _locked(disk: "Disk", path: str) -> "Lock":
         ) from None
 
 
-def _retired(path: str) -> str | None:
+def _stem_of_retired(path: str) -> str | None:
     return retired_stem(path.rpartition("/")[2])

@@ -1,8 +1,8 @@
-"""What stands in log files, entry by entry: the library behind `tidelog log dump`.
+"""Yield the content of log files, entry by entry: the library behind `tidelog log dump`.
 
-Each entry is a dict of plain values (keys and values of records: bytes or None) with `file`, `kind` and `position`. An
-entry of kind `damage` ends its file; so does one of kind `unwritten`, zeros up to the end of a segment that Kafka
-preallocated. Reads only; blocks.
+Each entry is a dict of plain values (keys and values of records: bytes or None) with `file`, `kind` and `position`.
+An entry of kind `damage` is the last one of its file. So is one of kind `unwritten`, which stands for zeros up to
+the end of a segment that Kafka preallocated. Reads only; blocks.
 """
 
 from collections.abc import Callable, Iterator
@@ -28,26 +28,28 @@ if TYPE_CHECKING:
 Entry: TypeAlias = dict[str, object]
 
 MARKERS = ("abort", "commit")
+"""Names of the transaction markers, indexed by their type."""
 
 
 def dump(disk: "Disk", path: str, *, records: bool = False) -> Iterator[Entry]:
-    """Every entry of a file, or of each file in a directory and the directories in it. `records`: those of batches too.
+    """Yield every entry of a file, or of each file in a directory and its subdirectories.
 
-    What cannot be read is damage. Raises OSError for a path that is not there.
+    `records`: also yield the records of batches. Data that cannot be read is an entry of kind `damage`. Raises
+    OSError if `path` does not exist.
     """
     path = path.rstrip("/")
     if not disk.is_dir(path):
-        disk.size(path)  # it must be there
-    yield from _dump(disk, path, records=records)
+        disk.size(path)  # raises OSError if it does not exist
+    yield from _dump_path(disk, path, records=records)
 
 
-def _dump(disk: "Disk", path: str, *, records: bool) -> Iterator[Entry]:
+def _dump_path(disk: "Disk", path: str, *, records: bool) -> Iterator[Entry]:
     try:
         if disk.is_dir(path):
             for name in disk.list(path):
-                yield from _dump(disk, f"{path}/{name}", records=records)
+                yield from _dump_path(disk, f"{path}/{name}", records=records)
             return
-        for entry in _entries(disk, path, path.rpartition("/")[2], records=records):
+        for entry in _file_entries(disk, path, path.rpartition("/")[2], records=records):
             yield {"file": path, **entry}
     except OSError as error:
         yield {"file": path, "kind": "damage", "position": 0, "reason": unreadable(error)}
@@ -57,31 +59,31 @@ def _dump(disk: "Disk", path: str, *, records: bool) -> Iterator[Entry]:
         yield {"file": path, "kind": "damage", "position": 0, "reason": str(error)}
 
 
-def _entries(disk: "Disk", path: str, name: str, *, records: bool) -> Iterator[Entry]:
+def _file_entries(disk: "Disk", path: str, name: str, *, records: bool) -> Iterator[Entry]:
     kind, base_offset = file_kind(name)
     if kind in (Kind.SEGMENT, Kind.METADATA_SNAPSHOT):
-        return _batches(disk, path, base_offset, records=records)
+        return _batch_entries(disk, path, base_offset, records=records)
     if kind is Kind.OFFSET_INDEX:
-        return _offset_index(disk, path, base_offset)
+        return _offset_index_entries(disk, path, base_offset)
     if kind is Kind.TIME_INDEX:
-        return _time_index(disk, path, base_offset)
+        return _time_index_entries(disk, path, base_offset)
     if kind is Kind.TRANSACTION_INDEX:
-        return _transactions(disk, path)
+        return _transaction_entries(disk, path)
     if kind is Kind.PRODUCERS:
-        return _producers(disk, path)
+        return _producer_entries(disk, path)
     if kind in (Kind.LEFT, Kind.OTHER):
         return iter([{"kind": "file", "position": 0, "size": disk.size(path)}])
-    return _TEXTS[kind](disk.read(path), path)
+    return _TEXT_FILE_ENTRIES[kind](disk.read(path), path)
 
 
-def _batches(disk: "Disk", path: str, base_offset: int, *, records: bool) -> Iterator[Entry]:
+def _batch_entries(disk: "Disk", path: str, base_offset: int, *, records: bool) -> Iterator[Entry]:
     file = disk.open(path)
     end = file.size()
     try:
         for position, batch, fields in batches(file, 0, end, base_offset):
-            yield _batch(position, batch, fields)
+            yield _batch_entry(position, batch, fields)
             if records:
-                yield from _records(path, position, batch, fields)
+                yield from _record_entries(path, position, batch, fields)
     except CorruptLog as error:
         if not is_unwritten(file, error.position, end):
             raise
@@ -90,7 +92,7 @@ def _batches(disk: "Disk", path: str, base_offset: int, *, records: bool) -> Ite
         file.close()
 
 
-def _batch(position: int, batch: memoryview, fields: Fields) -> Entry:
+def _batch_entry(position: int, batch: memoryview, fields: Fields) -> Entry:
     (
         base_offset,
         _,
@@ -130,7 +132,7 @@ def _batch(position: int, batch: memoryview, fields: Fields) -> Entry:
     }
 
 
-def _records(path: str, position: int, batch: memoryview, fields: Fields) -> Iterator[Entry]:
+def _record_entries(path: str, position: int, batch: memoryview, fields: Fields) -> Iterator[Entry]:
     try:
         marker = end_marker(batch) if fields[ATTRIBUTES] & CONTROL_BIT else None
         for record in decode_records(batch, 0):
@@ -150,23 +152,23 @@ def _records(path: str, position: int, batch: memoryview, fields: Fields) -> Ite
         raise CorruptLog(path, position, f"its records cannot be decoded: {error}") from error
 
 
-def _offset_index(disk: "Disk", path: str, base_offset: int) -> Iterator[Entry]:
+def _offset_index_entries(disk: "Disk", path: str, base_offset: int) -> Iterator[Entry]:
     for row, (relative, position) in enumerate(OffsetIndex(disk, path, base_offset).rows()):
         offset = base_offset + relative
         yield {"kind": "offset-index", "position": row * 8, "offset": offset, "batch_position": position}
 
 
-def _time_index(disk: "Disk", path: str, base_offset: int) -> Iterator[Entry]:
+def _time_index_entries(disk: "Disk", path: str, base_offset: int) -> Iterator[Entry]:
     for row, (timestamp, relative) in enumerate(TimeIndex(disk, path, base_offset).rows()):
         yield {"kind": "time-index", "position": row * 12, "timestamp": timestamp, "offset": base_offset + relative}
 
 
-def _transactions(disk: "Disk", path: str) -> Iterator[Entry]:
+def _transaction_entries(disk: "Disk", path: str) -> Iterator[Entry]:
     for row, aborted in enumerate(TransactionIndex(disk, path, exists=True).read()):
         yield {"kind": "aborted-transaction", "position": row * 34, **aborted._asdict()}
 
 
-def _producers(disk: "Disk", path: str) -> Iterator[Entry]:
+def _producer_entries(disk: "Disk", path: str) -> Iterator[Entry]:
     for row, (producer_id, entry) in enumerate(decode_snapshot(disk.read(path)).items()):
         newest = entry.batches[-1] if entry.batches else None
         yield {
@@ -183,27 +185,27 @@ def _producers(disk: "Disk", path: str) -> Iterator[Entry]:
         }
 
 
-def _offsets(data: bytes, path: str) -> Iterator[Entry]:
+def _checkpoint_entries(data: bytes, path: str) -> Iterator[Entry]:
     for key, offset in parse_offsets(data, path).items():
         yield {"kind": "checkpoint", "position": 0, "topic": key.topic, "partition": key.partition, "offset": offset}
 
 
-def _epochs(data: bytes, path: str) -> Iterator[Entry]:
+def _epoch_entries(data: bytes, path: str) -> Iterator[Entry]:
     for epoch, start in parse_epochs(data, path):
         yield {"kind": "leader-epoch", "position": 0, "leader_epoch": epoch, "start_offset": start}
 
 
-def _metadata(data: bytes, path: str) -> Iterator[Entry]:
+def _metadata_entries(data: bytes, path: str) -> Iterator[Entry]:
     yield {"kind": "partition", "position": 0, "topic_id": uuid_text(parse_partition_metadata(data, path))}
 
 
-def _properties(data: bytes, path: str) -> Iterator[Entry]:
+def _property_entries(data: bytes, path: str) -> Iterator[Entry]:
     yield {"kind": "properties", "position": 0, **read_properties(data, path)}
 
 
-_TEXTS: dict[Kind, Callable[[bytes, str], Iterator[Entry]]] = {
-    Kind.OFFSETS: _offsets,
-    Kind.EPOCHS: _epochs,
-    Kind.PARTITION: _metadata,
-    Kind.PROPERTIES: _properties,
+_TEXT_FILE_ENTRIES: dict[Kind, Callable[[bytes, str], Iterator[Entry]]] = {
+    Kind.OFFSETS: _checkpoint_entries,
+    Kind.EPOCHS: _epoch_entries,
+    Kind.PARTITION: _metadata_entries,
+    Kind.PROPERTIES: _property_entries,
 }

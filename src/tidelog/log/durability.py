@@ -46,13 +46,16 @@ class Durability:
         self.recovery_point = recovery_point
         """Everything below this offset is durable."""
         self._durable_offset = 0
+        """Every record below this offset is durable; unlike `recovery_point`, without the other files."""
         self.directory_unsynced = False
+        """Whether entries of the log's directory may not be durable."""
         self._generation = 0
         self._rolled: dict[int, tuple[str, bytes]] = {}
         """Snapshots that were taken when a segment was rolled and are not written yet."""
         self._sealed: list[Segment] = [segment for segment in segments.items[:-1] if segment.unsynced_beside_records]
-        known = snapshots.offsets[-1:] == [recovery_point]
-        self._snapshot_at = segments.active.size if known else 0
+        """Closed segments whose indexes may not be durable yet."""
+        has_snapshot_at_end = snapshots.offsets[-1:] == [recovery_point]
+        self._snapshot_at = segments.active.size if has_snapshot_at_end else 0
         """Position in the active segment of the newest snapshot."""
 
     @property
@@ -111,7 +114,7 @@ class Durability:
                 active.write_indexes()
             except OSError as error:
                 plan.error = error
-            # the disk is full; a later plan writes it
+            # if entries are still pending, the disk is full; a later plan writes the snapshot
             with_snapshot = not (active.index.pending or active.times.pending)
         segments = self._segments.items[self._segments.floor(self.recovery_point) :]
         sealed, self._sealed = self._sealed, []
@@ -141,7 +144,7 @@ class Durability:
         return plan
 
     def settle(self, end_offset: int, producers: "ProducerState", epochs: "LeaderEpochs") -> None:
-        """Write and sync everything. Blocks. Raises OSError; after a lack of descriptors it may be called again."""
+        """Write and sync everything. Blocks. Raises OSError; if file descriptors ran out, it may be called again."""
         if self.is_settled(end_offset, epochs):
             return
         self._segments.active.finish()
@@ -156,15 +159,17 @@ class Durability:
             raise plan.put_off
 
     def put_back(self, plan: FlushPlan) -> None:
-        """Return a plan that could not run for want of descriptors. The next plan includes its work."""
-        kept = [segment for segment in dict.fromkeys(s for s, _ in plan.indexes) if segment in self._segments.items]
+        """Accept a plan that could not run because file descriptors ran out. The next plan includes its work."""
+        indexed_segments = [
+            segment for segment in dict.fromkeys(s for s, _ in plan.indexes) if segment in self._segments.items
+        ]
         for segment, index in plan.indexes:
             if index is segment.transactions:
                 segment.transactions.unsynced = True
             else:
                 segment.indexes_unsynced = True
-        # The active segment too: a snapshot inside it is written after its indexes.
-        self._sealed = [*kept, *(segment for segment in self._sealed if segment not in kept)]
+        # The active segment is included, since a snapshot inside it is written after its indexes.
+        self._sealed = [*indexed_segments, *(segment for segment in self._sealed if segment not in indexed_segments)]
         self.directory_unsynced |= bool(plan.directories)
         self._small_files_put_off(plan)
         self.snapshots.give_back(plan.obsolete)

@@ -22,15 +22,15 @@ deleted."""
 DELETE_SUFFIX = "-delete"
 """Ending of the name of a partition's directory that is to be removed: TOPIC-INDEX.ANYTHING-delete."""
 STEM_MAX = 209
-"""Longest part of such a name before the dot, in bytes. With an id of 32 digits and an ending it is still a legal
-file name."""
+"""Maximum length, in bytes, of the part of such a name before the dot. With an id of 32 digits and an ending it is
+still a legal file name."""
 CUT = "~"
 """Appended to a topic's name that was cut to that length."""
 
 _OF_SEGMENT = re.compile(r"([0-9]{20})\.(log|index|timeindex|txnindex|snapshot)")
 _METADATA_SNAPSHOT = re.compile(r"[0-9]{20}-[0-9]{10}\.checkpoint")
 _PARTITION = re.compile(r"(.+)-([0-9]{1,10})")
-_LEFT = (".deleted", ".cleaned", ".swap", ".tmp")
+_LEFTOVER_SUFFIXES = (".deleted", ".cleaned", ".swap", ".tmp")
 
 
 class Kind(Enum):
@@ -81,7 +81,7 @@ def file_kind(name: str) -> FileKind:
         return FileKind(_BY_NAME[name], 0)
     if _METADATA_SNAPSHOT.fullmatch(name):
         return FileKind(Kind.METADATA_SNAPSHOT, 0)
-    return FileKind(Kind.LEFT if name.endswith(_LEFT) else Kind.OTHER, 0)
+    return FileKind(Kind.LEFT if name.endswith(_LEFTOVER_SUFFIXES) else Kind.OTHER, 0)
 
 
 def partition_of(name: str) -> TopicPartition | None:

@@ -40,7 +40,7 @@ class FlushPlan:
 
     The order matters: records, indexes, epochs, directory entries, and last the producer snapshot, since recovery
     takes the existence of a snapshot as proof that everything below it is on the disk. On a full disk, epochs and
-    snapshot are postponed. The loop may append during `run`: the plan uses only what it holds.
+    snapshot are postponed. The loop may append during `run`, so the plan uses only the state that it contains.
     """
 
     __slots__ = (
@@ -76,7 +76,7 @@ class FlushPlan:
         """The error that postponed the small files, since the disk is full. The records are durable nevertheless."""
         self.directories: list[str] = []
         self.obsolete: list[str] = []
-        """Snapshot files that are superfluous after this plan."""
+        """Snapshot files that are no longer needed after this plan."""
 
     def run(self, directories: "DirectorySyncs | None" = None) -> None:
         """Run the plan. Blocks.

@@ -98,7 +98,7 @@ def is_final(disk: "Disk", path: str) -> bool:
     return disk.read(f"{path}/{TAKES_OVER}") == FINAL
 
 
-def take_back(disk: "Disk", target: str, partition: TopicPartition) -> str:
+def rename_back(disk: "Disk", target: str, partition: TopicPartition) -> str:
     """Rename the copy back to a copy's name, durably, where the old log is valid. Returns its path. Blocks. Raises
     OSError.
     """

@@ -1,11 +1,12 @@
-"""Sparse indexes of a segment, in Kafka's file formats, all numbers big-endian.
+"""Sparse indexes of a segment, in Kafka's file formats. All numbers are big-endian.
 
     .index      8 bytes an entry: offset relative to the segment's base (int32), position (int32)
     .timeindex 12 bytes an entry: timestamp in ms (int64), offset relative to the base (int32)
 
-An offset entry says: the batch that ends with this offset begins at this position. A time entry says: up to this offset
-no record is later than this timestamp. Entries are kept as arrays in memory once they are looked at, and can be
-unloaded; new ones are written to the file in groups. Zeros that Kafka preallocated after the last entry are ignored.
+An offset entry means: the batch that ends with this offset begins at this position. A time entry means: no record up
+to this offset has a later timestamp. Entries are loaded into memory, as arrays, at their first use, and can be
+unloaded. New entries are written to the file in groups. Zeros that Kafka preallocated after the last entry are
+ignored.
 """
 
 from array import array
@@ -19,25 +20,37 @@ if TYPE_CHECKING:
 
 INT32_MAX = (1 << 31) - 1
 PENDING_MAX = 512
-"""Entries that wait in memory before they are written to the file."""
+"""Number of new entries that are collected in memory before they are written to the file."""
 SMALL_BYTES = 4096
+"""An index file up to this size is read whole to determine its number of rows."""
 
 assert array("I").itemsize == 4
 assert array("q").itemsize == 8
 
 
 class CorruptIndex(Exception):
-    """The index file cannot be right; it is made anew from the log."""
+    """The content of the index file is invalid. It is rebuilt from the log."""
 
 
 class SparseIndex:
-    """What both indexes share: two rising columns, of which the file holds the first `written` rows.
+    """Base of both indexes: two ascending columns. The file contains the first `written` rows.
 
-    Memory holds the rows from `first` on: all of them after a look-up, the last and new ones before it. `count` is -1
-    until the file has been looked at.
+    Memory contains the rows from `_first` on: only the last row and new ones before the first look-up, all rows
+    after it. `count` is -1 until the file has been read.
     """
 
-    __slots__ = ("_cache", "_disk", "_first", "_keys", "_padded", "_values", "base_offset", "count", "path", "written")
+    __slots__ = (
+        "_cache",
+        "_disk",
+        "_first",
+        "_has_padding",
+        "_keys",
+        "_values",
+        "base_offset",
+        "count",
+        "path",
+        "written",
+    )
 
     entry_bytes: ClassVar[int]
     key_code: ClassVar[str]
@@ -50,23 +63,24 @@ class SparseIndex:
         self.count = -1
         self.written = 0
         self._first = 0
-        self._padded = False
-        """Whether Kafka preallocated zeros after the last entry; a cut takes them off."""
+        self._has_padding = False
+        """Whether Kafka preallocated zeros after the last entry. A truncation removes them."""
         self._keys = self._no_keys()
         self._values = array("I")
 
     def create(self) -> None:
-        """The empty file of a new segment. Raises OSError."""
+        """Create the empty file of a new segment. Raises OSError."""
         self._disk.open(self.path, create=True).close()
         self.count = 0
 
     def last(self) -> tuple[int, int] | None:
-        """The last row's key and value as stored (relative offset and position; timestamp and relative offset).
+        """Return the last row's key and value as stored (relative offset and position; timestamp and relative
+        offset). Returns None if there are no rows.
 
         Raises CorruptIndex, FileNotFoundError.
         """
         if self.count < 0:
-            self._attach()
+            self._read_count()
         return (self._keys[-1], self._values[-1]) if self.count else None
 
     @property
@@ -78,22 +92,22 @@ class SparseIndex:
         return len(self._keys) * self.entry_bytes
 
     def load_all(self) -> None:
-        """Have every row in memory. Raises CorruptIndex, FileNotFoundError."""
+        """Load every row into memory. Raises CorruptIndex, FileNotFoundError."""
         if self.count < 0 or self._first:
             self._load()
         if self._cache is not None:
             self._cache.touch(self)
 
     def unload(self) -> None:
-        """Forget rows that the file holds, but for the last."""
-        drop = min(self.written, self.count - 1) - self._first
-        if drop > 0:
-            self._keys = self._keys[drop:]
-            self._values = self._values[drop:]
-            self._first += drop
+        """Remove rows from memory that the file contains, except the last one."""
+        drop_count = min(self.written, self.count - 1) - self._first
+        if drop_count > 0:
+            self._keys = self._keys[drop_count:]
+            self._values = self._values[drop_count:]
+            self._first += drop_count
 
     def write_pending(self) -> bool:
-        """Write the rows that the file lacks; true if there were any. Raises OSError; what is in memory stays."""
+        """Write new rows to the file. Returns whether there were any. Raises OSError; then the rows stay in memory."""
         pending = self.pending
         if not pending:
             return False
@@ -109,13 +123,15 @@ class SparseIndex:
         return True
 
     def rewrite(self) -> None:
-        """Make the file hold exactly the rows in memory, all of which are there (after a rebuild). Durable."""
+        """Replace the file by the rows in memory, durably. All rows must be in memory, as after a rebuild. Raises
+        OSError.
+        """
         assert not self._first
         self._disk.write_atomic(self.path, self._format(self._keys, self._values))
         self.written = self.count
 
     def sync(self) -> None:
-        """Make the file durable. Blocks; uses nothing that the loop changes."""
+        """Make the file durable. Blocks; thread-safe, since it uses no state that the loop changes."""
         file = self._disk.open(self.path)
         try:
             file.sync()
@@ -123,12 +139,12 @@ class SparseIndex:
             file.close()
 
     def use_cache(self, cache: "IndexCache") -> None:
-        """From now on memory is accounted for there, and used on the loop only."""
+        """Account for the memory in `cache` from now on. The index must be used on the loop only after this call."""
         self._cache = cache
         self.unload()
 
     def empty(self) -> None:
-        """Drop every row, in memory and on the file, which is made if it is missing."""
+        """Remove every row from memory and from the file, which is created if it is missing."""
         self.clear()
         file = self._disk.open(self.path, create=True)
         try:
@@ -137,13 +153,13 @@ class SparseIndex:
             file.close()
 
     def clear(self) -> None:
-        """Forget every row, in memory only, before a rebuild; `rewrite` ends it."""
+        """Remove every row from memory only, before a rebuild, which ends with `rewrite`."""
         self.count = self.written = self._first = 0
         self._keys = self._no_keys()
         self._values = array("I")
 
     def check_rows(self) -> None:
-        """Raise CorruptIndex unless both columns rise (offsets of a time index may repeat)."""
+        """Raise CorruptIndex unless both columns ascend. Offsets of a time index may repeat."""
         if not (all(map(lt, self._keys, self._keys[1:])) and self._values_rise()):
             raise CorruptIndex(f"{self.path}: entries are not in order")
 
@@ -151,22 +167,22 @@ class SparseIndex:
         self.load_all()
         return list(zip(self._keys, self._values, strict=True))
 
-    def _keep(self, count: int) -> None:
-        """Cut to the first `count` rows, which are all in memory, and the file with them."""
+    def _cut_to(self, count: int) -> None:
+        """Truncate the index and its file to the first `count` rows. All of them must be in memory."""
         del self._keys[count - self._first :]
         del self._values[count - self._first :]
         self.count = count
-        if self.written > count or self._padded:
+        if self.written > count or self._has_padding:
             self.written = min(self.written, count)
             file = self._disk.open(self.path)
             try:
                 file.truncate(self.written * self.entry_bytes)
             finally:
                 file.close()
-            self._padded = False
+            self._has_padding = False
 
-    def _attach(self) -> None:
-        """Learn the number of rows. A big file is not read for it unless zeros were preallocated."""
+    def _read_count(self) -> None:
+        """Determine the number of rows. A large file is read only if it ends with preallocated zeros."""
         size = self._disk.size(self.path)
         if not size:
             self.count = 0
@@ -189,16 +205,16 @@ class SparseIndex:
         keys, values = (self._keys[-pending:], self._values[-pending:]) if pending else (self._no_keys(), array("I"))
         data = self._disk.read(self.path)
         if self.count >= 0:
-            used = self.written * self.entry_bytes
+            used_bytes = self.written * self.entry_bytes
         else:
-            used = len(data.rstrip(b"\0"))
-            used += -used % self.entry_bytes
-        if used > len(data):
+            used_bytes = len(data.rstrip(b"\0"))
+            used_bytes += -used_bytes % self.entry_bytes
+        if used_bytes > len(data):
             raise CorruptIndex(
-                f"{self.path}: {len(data)} bytes do not hold {-(-used // self.entry_bytes)} whole entries"
+                f"{self.path}: {len(data)} bytes do not hold {-(-used_bytes // self.entry_bytes)} whole entries"
             )
-        self._padded = used < len(data)
-        self._keys, self._values = self._parse(data[:used])
+        self._has_padding = used_bytes < len(data)
+        self._keys, self._values = self._parse(data[:used_bytes])
         self._first = 0
         self.written = len(self._keys)
         self.check_rows()
@@ -223,7 +239,7 @@ class SparseIndex:
 
 
 class OffsetIndex(SparseIndex):
-    """Offset -> position of a batch at or before it."""
+    """Maps an offset to the position of a batch at or before it."""
 
     __slots__ = ()
     entry_bytes = 8
@@ -235,7 +251,9 @@ class OffsetIndex(SparseIndex):
         self.count += 1
 
     def position_for(self, offset: int) -> int:
-        """Where to begin looking for `offset`: the last indexed batch that ends at or before it, or 0."""
+        """Return the position from which to search for `offset`: that of the last indexed batch that ends at or
+        before it, or 0.
+        """
         relative = offset - self.base_offset
         if not self._keys or self._keys[0] > relative:
             self.load_all()
@@ -243,16 +261,16 @@ class OffsetIndex(SparseIndex):
         return self._values[row] if row >= 0 else 0
 
     def boundary(self, position_max: int) -> int:
-        """The last indexed position that is not past `position_max`: where a batch begins; or 0."""
+        """Return the last indexed position at or before `position_max`, where a batch begins; 0 if there is none."""
         if not self._values or self._values[0] > position_max:
             self.load_all()
         row = bisect_right(self._values, position_max) - 1
         return self._values[row] if row >= 0 else 0
 
     def truncate_to(self, offset: int) -> None:
-        """Keep only entries whose batch ends before `offset`."""
+        """Remove the entries whose batch ends at or after `offset`."""
         self.load_all()
-        self._keep(bisect_left(self._keys, max(offset - self.base_offset, 0)))
+        self._cut_to(bisect_left(self._keys, max(offset - self.base_offset, 0)))
 
     def _values_rise(self) -> bool:
         return all(map(lt, self._values, self._values[1:])) and not (self._keys and self._keys[-1] > INT32_MAX)
@@ -275,16 +293,17 @@ class OffsetIndex(SparseIndex):
 
 
 class TimeIndex(SparseIndex):
-    """Timestamp -> an offset up to which nothing is later."""
+    """Maps a timestamp to an offset up to which no record is later."""
 
     __slots__ = ()
     entry_bytes = 12
     key_code = "q"
 
     def append(self, timestamp_ms: int, offset: int) -> bool:
-        """Add an entry unless the last one is as late or there is no time (-1); whether it was added.
+        """Add an entry, unless the last one is as late or the timestamp is -1 (none). Returns whether it was added.
 
-        Entries of later offsets were made from a false header, and go: they say that nothing before them is so late.
+        Entries with a later offset are removed: they come from a wrong header, since they claim that every record
+        before them is earlier.
         """
         last = self.last()
         if timestamp_ms < 0 or (last is not None and last[0] >= timestamp_ms):
@@ -297,16 +316,18 @@ class TimeIndex(SparseIndex):
         return True
 
     def offset_for(self, timestamp_ms: int) -> int:
-        """An offset up to which nothing is later than `timestamp_ms`; the segment's base when nothing is known."""
+        """Return an offset up to which no record is later than `timestamp_ms`; the segment's base offset if no entry
+        says more.
+        """
         if not self._keys or self._keys[0] > timestamp_ms:
             self.load_all()
         row = bisect_right(self._keys, timestamp_ms) - 1
         return self.base_offset + (self._values[row] if row >= 0 else 0)
 
     def truncate_to(self, offset: int) -> None:
-        """Keep only entries with an offset below `offset`."""
+        """Remove the entries with an offset at or above `offset`."""
         self.load_all()
-        self._keep(bisect_left(self._values, max(offset - self.base_offset, 0)))
+        self._cut_to(bisect_left(self._values, max(offset - self.base_offset, 0)))
 
     def _values_rise(self) -> bool:
         return all(map(le, self._values, self._values[1:])) and not (self._values and self._values[-1] > INT32_MAX)
@@ -340,23 +361,23 @@ class TimeIndex(SparseIndex):
 
 
 class IndexCache:
-    """Keeps the memory of all loaded indexes of a broker within a bound; the least recently used go first."""
+    """Limits the memory of all loaded indexes of a broker; the least recently used indexes are unloaded first."""
 
     def __init__(self, bytes_max: int = 64 << 20) -> None:
         self._bytes_max = bytes_max
-        self._held: dict[SparseIndex, int] = {}
+        self._bytes_by_index: dict[SparseIndex, int] = {}
         self.bytes_held = 0
 
     def touch(self, index: SparseIndex) -> None:
-        """`index` was used, and may have grown."""
-        held = self._held
-        now = index.memory_bytes
-        self.bytes_held += now - held.pop(index, 0)
-        held[index] = now
-        while self.bytes_held > self._bytes_max and len(held) > 1:
-            oldest = next(iter(held))
-            self.bytes_held -= held.pop(oldest)
+        """Note that `index` was used and that its size may have changed."""
+        bytes_by_index = self._bytes_by_index
+        index_bytes = index.memory_bytes
+        self.bytes_held += index_bytes - bytes_by_index.pop(index, 0)
+        bytes_by_index[index] = index_bytes
+        while self.bytes_held > self._bytes_max and len(bytes_by_index) > 1:
+            oldest = next(iter(bytes_by_index))
+            self.bytes_held -= bytes_by_index.pop(oldest)
             oldest.unload()
 
     def forget(self, index: SparseIndex) -> None:
-        self.bytes_held -= self._held.pop(index, 0)
+        self.bytes_held -= self._bytes_by_index.pop(index, 0)

@@ -85,17 +85,18 @@ def _finish_swaps(disk: "Disk", directory: str, names: list[str]) -> None:
             disk.sync_dir(directory)
         put_in_place(disk, directory, base_offset)
         logger.warning("cleaned segment swapped in path=%s", path)
-    left = [name for name in names if name.endswith(SWAP_SUFFIX) and disk.exists(f"{directory}/{name}")]
-    for name in left:
+    remaining = [name for name in names if name.endswith(SWAP_SUFFIX) and disk.exists(f"{directory}/{name}")]
+    for name in remaining:
         disk.remove(f"{directory}/{name}")
-    if left:
-        # Before the `.cleaned` log: without it, a lone index would count as the index of the segment in place.
+    if remaining:
+        # This must be durable before the `.cleaned` log is removed: otherwise a lone index would count as the index
+        # of the segment in place.
         disk.sync_dir(directory)
 
 
 def remove_cleaned(disk: "Disk", directory: str) -> None:
-    """Remove the files of an interrupted compaction pass. With a `.cleaned` log left, a start would take a later
-    swap for incomplete.
+    """Remove the files of an interrupted compaction pass. If a `.cleaned` log stayed, the next start would treat a
+    later swap as incomplete.
 
     Must not be called while there are `.swap` files. Blocks; a missing directory is not an error. Raises OSError.
     """
@@ -106,8 +107,8 @@ def remove_cleaned(disk: "Disk", directory: str) -> None:
 
 
 def put_in_place(disk: "Disk", directory: str, base_offset: int) -> None:
-    """Rename the `.swap` files of a segment to their final names. The replaced files must be gone, durably. Raises
-    OSError.
+    """Rename the `.swap` files of a segment to their final names. The replaced files must have been removed durably.
+    Raises OSError.
 
     The log file is renamed first, and durably: while it is a `.swap`, files with final names count as files of the
     replaced segment.

@@ -132,7 +132,8 @@ class PartitionLog:
         """Apply new topic settings."""
         self.config = config
         self._size_max = min(config.max_message_bytes, config.segment_bytes)
-        # A batch is checked closer that says times further ahead, or older. With -ANY_SIZE every batch is.
+        # A batch is checked in detail if its timestamps are further in the future, or older, than these limits. With
+        # -ANY_SIZE every batch is.
         self._ahead_max_ms = min(AHEAD_MS, config.message_timestamp_after_max_ms)
         self._age_max_ms = retention_time_ms(config)
         if (
@@ -197,10 +198,10 @@ class PartitionLog:
         self, batch: memoryview, header: BatchHeader, *, leader_epoch: int, now_ms: int, limits: Limits = True
     ) -> Appended:
         """Append one batch as the leader; base offset and leader epoch are written into `batch`. A repeat of one of
-        its producer's last five batches is not appended; the result is that of the first append, with `duplicate`.
-        `limits`: how to check the topic's limits on clients (see `validation.Limits`). Raises the ApiError to respond
-        with, StorageError when the log is or goes offline, and NotInline when the records must be passed to
-        `examine`. Nothing is appended then.
+        its producer's last five batches is not appended; the result is that of the first append. `limits`: how to
+        check the topic's limits on clients (see `validation.Limits`). Raises the ApiError to respond with,
+        StorageError when the log is or goes offline, and NotInline when the records must be passed to `examine`.
+        Nothing is appended then.
         """
         segment = self._segments.active
         size, position = header.size, segment.size
@@ -261,7 +262,7 @@ class PartitionLog:
                     )
         except OSError as error:
             raise self._write_failed(segment, position, base_offset, error) from error
-        return _new_tuple(Appended, (base_offset, next_offset, append_time_ms, self.log_start_offset, False))
+        return _new_tuple(Appended, (base_offset, next_offset, append_time_ms, self.log_start_offset))
 
     def append_as_follower(self, data: memoryview) -> int:
         """Append batches unchanged, with the offsets and epochs of their leader. Returns the new end offset. Raises
@@ -350,15 +351,15 @@ class PartitionLog:
                 if error.errno not in NOT_OPENED:
                     segment.file.truncate(position)
                 return StorageError(f"{self.topic_partition}: nothing appended, {error.strerror}")
-            except OSError as second:
-                error = second
+            except OSError as truncate_error:
+                error = truncate_error
         self.fail(f"append to {segment.path} at {position} failed: {error}", error)
         return StorageError(f"{self.topic_partition} is offline: {self.failure}")
 
-    def _io_failed(self, what: str, error: OSError) -> StorageError:
+    def _io_failed(self, operation: str, error: OSError) -> StorageError:
         if error.errno in PASSING:
-            return StorageError(f"{self.topic_partition}: {what} failed, {error.strerror}")
-        self.fail(f"{what} failed: {error}", error)
+            return StorageError(f"{self.topic_partition}: {operation} failed, {error.strerror}")
+        self.fail(f"{operation} failed: {error}", error)
         return StorageError(f"{self.topic_partition} is offline: {self.failure}")
 
     def _damaged(self, error: CorruptLog) -> StorageError:
@@ -414,7 +415,7 @@ class PartitionLog:
         return self.epochs.end_offset_for(leader_epoch, self.log_end_offset)
 
     def look_up(self, function: Callable[[], T]) -> T:
-        """Call a function that reads files, and return its result. Raises StorageError."""
+        """Call `function`, which reads files, and return its result. Raises StorageError."""
         if self.failure is not None:
             raise StorageError(f"{self.topic_partition} is offline: {self.failure}")
         try:
@@ -427,9 +428,9 @@ class PartitionLog:
     # Truncation
 
     def truncate_to(self, offset: int) -> None:
-        """Remove every batch that contains `offset` or a later one. Blocks until the cut is durable. Before, the
-        caller has persisted a recovery point not above the new end. No flush may be running, and no reader that must
-        not see the cut. Raises StorageError.
+        """Remove every batch that contains `offset` or a later one. Blocks until the cut is durable. The caller must
+        have persisted a recovery point that is not above the new end. No flush may be running, and no reader that
+        must not see the cut. Raises StorageError.
         """
         if offset >= self.log_end_offset:
             return
@@ -464,7 +465,7 @@ class PartitionLog:
         end = self.log_end_offset
         self._durability.recovery_point = min(self.recovery_point, end)
         self._disk.sync_dir(self.directory)  # removed files must not reappear behind later appends
-        self.reader.forget_places()
+        self.reader.forget_positions()
         self.epochs.truncate_from_end(end)
         self._leader_epoch = -1
         self.producers = restore_producers(self._durability.snapshots, self._segments, self.log_start_offset, end)
@@ -497,20 +498,22 @@ class PartitionLog:
         return self.log_start_offset
 
     def times_look(self, now_ms: int) -> TimesLook | None:
-        """Return work for a thread, then to `take` before `apply_retention`; None if all timestamps are known."""
+        """Return a search for segment ages, or None if all are known. Run it on a thread, then call its `take`
+        before `apply_retention`.
+        """
         return self._retention.look(self._disk, self.config, now_ms) if self.failure is None else None
 
     def apply_retention(self, now_ms: int, high_watermark: int | None = None) -> int:
-        """Remove whole segments that the settings no longer keep from the log, and return their number. It also
-        forgets silent producers. Segments at or above the high watermark (None: the log's end) stay. `removal` is for
-        their files. Raises StorageError.
+        """Remove whole segments that the settings no longer keep from the log, and return their number. Also forget
+        silent producers. Segments at or above the high watermark (None: the log's end) are kept. `removal` removes
+        the files. Raises StorageError.
         """
         self.producers.expire(now_ms, self.config.producer_id_expiration_ms)
         limit = self.log_end_offset if high_watermark is None else high_watermark
         return self.look_up(lambda: self._retire(now_ms, limit))
 
     def _retire(self, now_ms: int, limit: int) -> int:
-        # Segments that are not durable stay too: a power cut could bring a removed one back torn.
+        # Segments that are not durable are kept too: after a power cut, a removed file could reappear, torn.
         limit = min(limit, self.recovery_point)
         start, end = self.log_start_offset, self.log_end_offset
         count = self._retention.count(
@@ -520,9 +523,9 @@ class PartitionLog:
             return 0
         if count == len(self._segments.items):
             self._roll(now_ms)
-        gone = self._retention.take(count, now_ms + self.config.file_delete_delay_ms)
-        self.reader.forget_places()
-        for segment in gone:
+        retired = self._retention.take(count, now_ms + self.config.file_delete_delay_ms)
+        self.reader.forget_positions()
+        for segment in retired:
             self._forget(segment)
         self._durability.directory_unsynced = True
         self.delete_before(self._segments.items[0].base_offset)
@@ -530,7 +533,7 @@ class PartitionLog:
             "segments retired partition=%s count=%d bytes=%d log_start_offset=%d",
             self.topic_partition,
             count,
-            sum(segment.size for segment in gone),
+            sum(segment.size for segment in retired),
             self.log_start_offset,
         )
         return count
@@ -539,7 +542,7 @@ class PartitionLog:
         """Serve `new`, which has the records that compaction kept of `old`. `segments_replaced` must follow."""
         self.reader.may_have_holes = True
         self._segments.replace(old, new)
-        self.reader.forget_places()
+        self.reader.forget_positions()
         for segment in old:
             self._forget(segment)
             segment.retire()
@@ -550,8 +553,8 @@ class PartitionLog:
         self._retention.keep(old, now_ms + self.config.file_delete_delay_ms)
 
     def removal(self, now_ms: int) -> Removal | None:
-        """Return due renames and removals of removed segments, for a thread, one call at a time; or None. The start
-        offset is durable.
+        """Return the due renames and removals of removed segments' files, or None. Run it on a thread, one at a
+        time, after the log start offset is durable.
         """
         return self._retention.removal(now_ms)
 
@@ -573,7 +576,7 @@ class PartitionLog:
         self._durability.flushed(plan)
 
     def put_back(self, plan: FlushPlan) -> None:
-        """Return a plan that could not run for want of descriptors; the next plan includes its work."""
+        """Accept a plan that could not run because file descriptors ran out; the next plan includes its work."""
         self._durability.put_back(plan)
 
     def settle(self) -> None:

@@ -1,8 +1,8 @@
 """The state of each producer id in a partition: epoch, the last five batches, the open transaction. Pure.
 
-The rules are Kafka 4.3's (KIP-98, KIP-360). A repeat of one of the last five batches gets its old offset as answer.
-A batch of a known producer and epoch must follow the last one. A new epoch begins at sequence 0. An unknown or
-forgotten producer id may begin at any sequence. Sequences wrap from 2^31-1 to 0.
+The rules are Kafka 4.3's (KIP-98, KIP-360). A repeat of one of the last five batches is answered with its first
+offset. A batch of a known producer and epoch must follow the last one. A new epoch begins at sequence 0. An unknown
+or forgotten producer id may begin at any sequence. Sequences wrap from 2^31-1 to 0.
 """
 
 from typing import TYPE_CHECKING, NamedTuple
@@ -18,8 +18,8 @@ BATCHES_KEPT = 5
 SEQUENCE_MAX = (1 << 31) - 1
 NO_SEQUENCE = -1
 PRODUCERS_MAX = 100_000
-"""Limit on producer ids in one partition. Beyond it, those that were silent longest and have no open transaction are
-forgotten."""
+"""Limit on producer ids in one partition. Beyond it, the producers without an open transaction that were silent
+longest are forgotten."""
 FORGET_SHARE = 10
 """At the limit, this fraction (1/N) of the producers is forgotten at once, so that the search is rare."""
 
@@ -89,6 +89,7 @@ class ProducerState:
         self.open_transactions: dict[int, int] = {}
         """Producer ids of open transactions by first offset, ascending."""
         self._replicating: list[CompletedTransaction] = []
+        """Completed transactions whose marker may not be below the high watermark yet."""
         self.producers_max = producers_max
 
     def check(self, header: "BatchHeader") -> ProducedBatch | None:

@@ -22,17 +22,18 @@ if TYPE_CHECKING:
     from tidelog.log.segment_list import SegmentList
     from tidelog.runtime.interfaces import File
 
-PLACES_KEPT = 16
+POSITIONS_KEPT = 16
+"""Maximum number of remembered positions."""
 PLENTY = 1 << 31
 """More bytes than a fetch can ask for."""
 WARM_BYTES = 8 << 20
-"""This many of the last appended bytes are assumed to be in the page cache."""
-LOOKED_AT_BYTES_MAX = 4 << 20
+"""Number of bytes at the end of the log, the last appended ones, that are assumed to be in the page cache."""
+SEARCHED_BYTES_MAX = 4 << 20
 """Limit on a batch's decompressed size when its records are searched by timestamp. The smallest records of this size
 take a third of a second."""
 HEADERS_PER_STEP = 64
 MARGIN_BYTES = 8192
-"""Bytes that a cold read reads beyond the fetch's limit, for the way from the index entry to the offset."""
+"""Bytes that a cold read reads beyond the fetch's limit, to cover the distance from the index entry to the offset."""
 
 
 class Slice(NamedTuple):
@@ -40,7 +41,7 @@ class Slice(NamedTuple):
 
     `first_batch_offset` is the base offset of the first batch; it may be below the requested offset. `readable` is
     the number of bytes available up to the limit, ignoring batch boundaries; it is compared with `fetch.min.bytes`,
-    as in Kafka. It is `PLENTY` if the log continues behind this segment, and never less than `size`.
+    as in Kafka. It is `PLENTY` if the log continues after this segment, and never less than `size`.
     """
 
     file: "File | None"
@@ -82,17 +83,17 @@ class ColdRead:
 class LogReader:
     """Finds batches in `segments`. The owner says where the log ends, and whether compaction may have left gaps."""
 
-    __slots__ = ("_places", "_segments", "may_have_holes")
+    __slots__ = ("_positions", "_segments", "may_have_holes")
 
     def __init__(self, segments: "SegmentList") -> None:
         self._segments = segments
         self.may_have_holes = False
-        self._places: dict[int, tuple[Segment, int]] = {}
+        self._positions: dict[int, tuple[Segment, int]] = {}
         """Segment and position of the batch that begins, or will begin, with an offset."""
 
-    def forget_places(self) -> None:
+    def forget_positions(self) -> None:
         """Forget all remembered positions, since segments were cut or removed."""
-        self._places.clear()
+        self._positions.clear()
 
     def empty_at(self, offset: int) -> Slice:
         """Return an empty slice for a reader at the end of the log, and remember its position in the active segment."""
@@ -105,17 +106,17 @@ class LogReader:
 
         Raises CorruptLog, OSError.
         """
-        place = self._places.get(start)
-        if place is not None:
-            segment, position = place
+        remembered = self._positions.get(start)
+        if remembered is not None:
+            segment, position = remembered
             first = start
             if position >= segment.size and segment is not self._segments.active:
-                place = None
-        if place is None:
-            found = self._find(start)
-            if found is None or found[2] >= end_offset:
+                remembered = None
+        if remembered is None:
+            batch = self._find(start)
+            if batch is None or batch[2] >= end_offset:
                 return Slice(None, 0, 0, start, 0)
-            segment, position, first = found
+            segment, position, first = batch
         active = segment is self._segments.active
         end = segment.size if active and end_offset >= log_end_offset else self._end_position(segment, end_offset)
         if end <= position:
@@ -126,7 +127,7 @@ class LogReader:
                 self._remember(log_end_offset, segment, stop)
         elif stop == end and next_offset < 0:
             # `end_offset` may lie inside a batch; then no batch begins with it.
-            if end_offset not in self._places and self._base_offset_at(segment, stop) == end_offset:
+            if end_offset not in self._positions and self._base_offset_at(segment, stop) == end_offset:
                 self._remember(end_offset, segment, stop)
         else:
             self._remember(next_offset if next_offset >= 0 else self._base_offset_at(segment, stop), segment, stop)
@@ -141,9 +142,9 @@ class LogReader:
 
     def cold(self, start: int, bytes_max: int) -> ColdRead | None:
         """Return what to read on a thread if a read of `start` would wait for the disk; None if it would not."""
-        place = self._places.get(start)
-        if place is not None:
-            segment, position = place
+        remembered = self._positions.get(start)
+        if remembered is not None:
+            segment, position = remembered
         else:
             segment = self._segments.items[self._segments.floor(start)]
             position = segment.indexed_position(start) if start > segment.base_offset else 0
@@ -163,16 +164,16 @@ class LogReader:
         CorruptLog.
         """
         items = self._segments.items
-        for place in range(self._segments.floor(offset), len(items)):
-            found = items[place].find(offset)
+        for index in range(self._segments.floor(offset), len(items)):
+            found = items[index].find(offset)
             if found is not None:
                 base_offset = found[2][BASE_OFFSET]
                 if base_offset > offset and not self.may_have_holes:
-                    raise self._hole(items[place], found[0], offset, base_offset)
-                return items[place], found[0], base_offset
+                    raise self._hole_error(items[index], found[0], offset, base_offset)
+                return items[index], found[0], base_offset
         return None
 
-    def _hole(self, segment: Segment, position: int, offset: int, base_offset: int) -> CorruptLog:
+    def _hole_error(self, segment: Segment, position: int, offset: int, base_offset: int) -> CorruptLog:
         parent, _, name = segment.path.rpartition("/")[0].rpartition("/")
         return CorruptLog(
             segment.path,
@@ -188,9 +189,9 @@ class LogReader:
         """
         if self._segments.items[self._segments.floor(end_offset)] is not segment:
             return segment.size  # without a search, which would read the segment's end from the disk
-        place = self._places.get(end_offset)
-        if place is not None and place[0] is segment:
-            return place[1]
+        remembered = self._positions.get(end_offset)
+        if remembered is not None and remembered[0] is segment:
+            return remembered[1]
         found = segment.find(end_offset)
         return found[0] if found else segment.size
 
@@ -198,21 +199,21 @@ class LogReader:
         return int.from_bytes(segment.file.pread(8, position))
 
     def _remember(self, offset: int, segment: Segment, position: int) -> None:
-        places = self._places
-        if len(places) >= PLACES_KEPT and offset not in places:
-            del places[next(iter(places))]
-        places[offset] = (segment, position)
+        positions = self._positions
+        if len(positions) >= POSITIONS_KEPT and offset not in positions:
+            del positions[next(iter(positions))]
+        positions[offset] = (segment, position)
 
     def aborted_transactions(self, start: int, end_offset: int) -> list[AbortedTransaction]:
         """Return aborted transactions with records from `start` to `end_offset`, by first offset. Raises CorruptLog."""
-        found: list[AbortedTransaction] = []
+        transactions: list[AbortedTransaction] = []
         for segment in self._segments.items[self._segments.floor(start) :]:
             for aborted in segment.transactions.read():
                 if aborted.last_offset >= start and aborted.first_offset < end_offset:
-                    found.append(aborted)
+                    transactions.append(aborted)
                 if aborted.last_stable_offset >= end_offset:
-                    return sorted(found, key=lambda aborted: aborted.first_offset)
-        return sorted(found, key=lambda aborted: aborted.first_offset)
+                    return sorted(transactions, key=lambda aborted: aborted.first_offset)
+        return sorted(transactions, key=lambda aborted: aborted.first_offset)
 
     # Searches by timestamp, in steps, since they may read the headers of a whole segment. They raise LogChanged if a
     # segment is removed between two steps.
@@ -268,8 +269,8 @@ class LogReader:
         found = segment.find(max(start_offset, segment.base_offset)) if segment.size else None
         latest, offset = NO_TIMESTAMP - 1, -1
         if found is not None:
-            walked = headers(segment.file, found[0], segment.size, segment.base_offset)
-            for count, (at, size, fields) in enumerate(walked, 1):
+            batch_headers = headers(segment.file, found[0], segment.size, segment.base_offset)
+            for count, (at, size, fields) in enumerate(batch_headers, 1):
                 if count % HEADERS_PER_STEP == 0:
                     yield from self._step(segment)
                 last_offset = fields[BASE_OFFSET] + fields[LAST_OFFSET_DELTA]
@@ -289,8 +290,8 @@ class LogReader:
     def _search_time(self, segment: Segment, timestamp_ms: int, start_offset: int) -> Steps[TimestampOffset | None]:
         offset = max(segment.offset_before_time(timestamp_ms), start_offset)
         position = segment.indexed_position(offset) if offset > segment.base_offset else 0
-        walked = headers(segment.file, position, segment.size, segment.base_offset)
-        for count, (at, size, fields) in enumerate(walked, 1):
+        batch_headers = headers(segment.file, position, segment.size, segment.base_offset)
+        for count, (at, size, fields) in enumerate(batch_headers, 1):
             if count % HEADERS_PER_STEP == 0:
                 yield from self._step(segment)
             last_offset = fields[BASE_OFFSET] + fields[LAST_OFFSET_DELTA]
@@ -319,7 +320,7 @@ def _records(segment: Segment, position: int, size: int, start_offset: int) -> I
     header = BatchHeader(batch)
     first = max(header.base_offset, start_offset)
     try:
-        for offset_delta, timestamp, _ in record_facts(plain_records(batch, header, LOOKED_AT_BYTES_MAX), header):
+        for offset_delta, timestamp, _ in record_facts(plain_records(batch, header, SEARCHED_BYTES_MAX), header):
             offset = header.base_offset + offset_delta
             if not header.base_offset <= offset <= header.last_offset:
                 raise MalformedMessage(f"record batch: a record with an offset delta of {offset_delta}")

@@ -1,8 +1,8 @@
-"""`compression.type`: a producer's batch in the codec that its topic wants.
+"""Recompress a producer's batch with the codec of the topic's `compression.type`.
 
-The records are decompressed and compressed as one stretch of bytes, both outside of Python. Of each record only the
-length is read: the batch must hold as many records as it states. Kafka builds such a batch anew from its records; its
-codec, offsets, timestamps and producer fields are the same.
+The records are decompressed and compressed as one block of bytes, both outside of Python. Only the length of each
+record is read, to check that the batch contains as many records as it states. Kafka rebuilds such a batch from its
+records; codec, offsets, timestamps and producer fields are the same.
 """
 
 from struct import Struct
@@ -26,21 +26,21 @@ _ATTRIBUTES_AT = 21
 _CRC = Struct(">I")
 _CRC_AT = 17
 LZ4_FAST = 9
-"""Kafka's default level of lz4, by which it means the fast kind; other levels are the slow kind's."""
+"""Kafka's default level of lz4, which selects the fast compressor. All other levels select the high-compression one."""
 
 
 class Recompression(NamedTuple):
-    """What a topic wants of its batches."""
+    """The codec and limits to which batches of a topic are recompressed."""
 
     codec: Codec
     level: int | None
-    """None: the library's own."""
+    """None means the library's default."""
     batch_bytes_max: int
-    """max.message.bytes: it counts before, by the caller, and after."""
+    """max.message.bytes. The caller checks it before, and `recompress` checks it after recompression."""
 
 
 def recompression(config: "LogConfig") -> Recompression | None:
-    """None when batches are kept as they come."""
+    """Return how to recompress batches of a topic; None if they are stored in the producer's codec."""
     codec = _CODECS.get(config.compression_type)
     if codec is None:
         return None
@@ -54,33 +54,35 @@ def recompression(config: "LogConfig") -> Recompression | None:
     return Recompression(codec, level, config.max_message_bytes)
 
 
-def recompress(batch: Buffer, header: "BatchHeader", wanted: Recompression, inline_bytes_max: int = 0) -> bytearray:
-    """The checked `batch` anew in the wanted codec, writable. Blocks for as long as compression takes; on any thread.
+def recompress(batch: Buffer, header: "BatchHeader", target: Recompression, inline_bytes_max: int = 0) -> bytearray:
+    """Return the checked `batch` recompressed, in a writable buffer. Blocks for the time of the compression;
+    thread-safe.
 
-    Raises RecordTooLarge; the ApiError of `undecodable` for records that cannot be decompressed or are not as many as
-    the header states; NotInline when they are more than `inline_bytes_max` decompressed (0: no such limit).
+    Raises RecordTooLarge, and the ApiError of `undecodable` if the records cannot be decompressed or their number is
+    not the one in the header. Raises NotInline if they have more than `inline_bytes_max` bytes decompressed (0: no
+    limit).
     """
     from tidelog.wire.compression import compress, decompress
 
-    limit = inline_bytes_max or DECOMPRESSED_BYTES_MAX
+    decompressed_bytes_max = inline_bytes_max or DECOMPRESSED_BYTES_MAX
     try:
-        records = decompress(header.codec, memoryview(batch)[HEADER_BYTES : header.size], limit)
+        records = decompress(header.codec, memoryview(batch)[HEADER_BYTES : header.size], decompressed_bytes_max)
         check_record_count(records, header)
     except TooLargeDecompressed as error:
         if inline_bytes_max:
             raise NotInline from None
         raise too_large(
-            f"{header.size} bytes that are more than {limit} decompressed", wanted.batch_bytes_max
+            f"{header.size} bytes (more than {decompressed_bytes_max} decompressed)", target.batch_bytes_max
         ) from error
     except MalformedMessage as error:
         raise undecodable(error, header) from error
-    content = compress(wanted.codec, records, wanted.level)
+    content = compress(target.codec, records, target.level)
     size = HEADER_BYTES + len(content)
-    if size > wanted.batch_bytes_max:
-        raise too_large(f"{size} bytes in the topic's compression.type", wanted.batch_bytes_max)
+    if size > target.batch_bytes_max:
+        raise too_large(f"{size} bytes in the topic's compression.type", target.batch_bytes_max)
     result = bytearray(memoryview(batch)[:HEADER_BYTES])
     result += content
     _LENGTH.pack_into(result, _LENGTH_AT, size - LENGTH_END)
-    _ATTRIBUTES.pack_into(result, _ATTRIBUTES_AT, header.attributes & ~CODEC_MASK | wanted.codec)
+    _ATTRIBUTES.pack_into(result, _ATTRIBUTES_AT, header.attributes & ~CODEC_MASK | target.codec)
     _CRC.pack_into(result, _CRC_AT, crc32c(memoryview(result)[_ATTRIBUTES_AT:]))
     return result

@@ -1,7 +1,8 @@
-"""The times of the records themselves, for where a batch's header cannot be taken at its word.
+"""Read the timestamps of the records themselves, where a batch's header cannot be trusted.
 
-Kafka works the largest timestamp of every batch out from its records. Tidelog does so only where the header contradicts
-itself, or where something would be done because of what it says: see `docs/conformance.md` for what is trusted.
+Kafka computes the largest timestamp of every batch from its records. Tidelog does so only if the header contradicts
+itself, or before it acts on the header's timestamp (such as a deletion or a roll). `docs/conformance.md` says when
+the header is trusted.
 """
 
 import json
@@ -28,26 +29,26 @@ if TYPE_CHECKING:
 NO_TIMESTAMP = -1
 DELETE_HORIZON_BIT = 0x40
 AHEAD_MS = 3_600_000
-"""A header may say a time so far after the present, which is Kafka's default of message.timestamp.after.max.ms."""
+"""How far in the future a header's timestamp may be, in ms. It is Kafka's default of message.timestamp.after.max.ms."""
 INLINE_RECORDS_MAX = 4000
 INLINE_BYTES_MAX = 1 << 20
-"""Looked at on the loop, or while a log is opened: some ms."""
+"""Limits of a batch whose records are read on the event loop or while a log is opened, which takes some ms."""
 
 
 def contradicts_itself(header: BatchHeader) -> bool:
-    """Whether a client's header cannot be right: a time is missing, or the largest is before the first.
+    """Return whether a client's header must be wrong: a timestamp is missing, or the largest is before the first.
 
-    Zero counts as missing: librdkafka states a largest timestamp of 0 when no record has a timestamp. A single record
-    has one time.
+    Zero counts as missing, since librdkafka states a largest timestamp of 0 if no record has a timestamp. The base
+    and the largest timestamp of a single record must be equal.
     """
     first, largest = header.base_timestamp, header.max_timestamp
     return first <= 0 or (first != largest and (first > largest or header.count == 1))
 
 
 def largest_timestamp(data: bytes, count: int, base_timestamp: int) -> int:
-    """Of `count` records in `data`, decompressed; NO_TIMESTAMP when none is later. Raises MalformedMessage.
+    """Return the largest timestamp of `count` records in `data`, which is decompressed; at least NO_TIMESTAMP.
 
-    Only the lengths and times of records are read.
+    Only the lengths and timestamps of the records are read. Raises MalformedMessage.
     """
     largest = NO_TIMESTAMP - base_timestamp
     size = len(data)
@@ -76,40 +77,44 @@ def largest_timestamp(data: bytes, count: int, base_timestamp: int) -> int:
     return base_timestamp + largest
 
 
-def stated_or_looked_at(file: "File", position: int, size: int, fields: Fields) -> int:
-    """The largest timestamp of a batch in a log: its header's, or that of its records where the header's cannot be
-    right.
+def latest_timestamp_at(file: "File", position: int, size: int, fields: Fields) -> int:
+    """Return the largest timestamp of a batch in a file: the header's, or the records' if the header must be wrong.
 
     Kafka and Tidelog correct the header before they write a batch. Earlier versions of Tidelog did not.
     """
-    return looked_at(file, position, size, fields) if _cannot_be_right(fields) else fields[MAX_TIMESTAMP]
+    return (
+        latest_record_timestamp_at(file, position, size, fields) if _header_is_wrong(fields) else fields[MAX_TIMESTAMP]
+    )
 
 
-def looked_at(file: "File", position: int, size: int, fields: Fields) -> int:
-    """The largest timestamp of a batch's records; its header's where there is too much to look at on the loop."""
+def latest_record_timestamp_at(file: "File", position: int, size: int, fields: Fields) -> int:
+    """Return the largest timestamp of a batch's records; the header's if the batch is too large to be read on the
+    loop, or cannot be decoded.
+    """
     if fields[COUNT] > INLINE_RECORDS_MAX or size > INLINE_BYTES_MAX:
         return fields[MAX_TIMESTAMP]
-    found = _of_records(file.pread(size, position), INLINE_BYTES_MAX)
-    return fields[MAX_TIMESTAMP] if found is None else found
+    latest = _latest_of_records(file.pread(size, position), INLINE_BYTES_MAX)
+    return fields[MAX_TIMESTAMP] if latest is None else latest
 
 
-def latest_of(batch: "Buffer", fields: Fields) -> int:
-    """As `stated_or_looked_at`, of a batch in memory."""
-    found = _of_records(batch, INLINE_BYTES_MAX) if _cannot_be_right(fields) else None
-    return fields[MAX_TIMESTAMP] if found is None else found
+def latest_timestamp_of(batch: "Buffer", fields: Fields) -> int:
+    """Do as `latest_timestamp_at`, for a batch in memory."""
+    latest = _latest_of_records(batch, INLINE_BYTES_MAX) if _header_is_wrong(fields) else None
+    return fields[MAX_TIMESTAMP] if latest is None else latest
 
 
-def _cannot_be_right(fields: Fields) -> bool:
+def _header_is_wrong(fields: Fields) -> bool:
     stated = fields[MAX_TIMESTAMP]
     return (
         (stated == 0 or stated < fields[BASE_TIMESTAMP])
         and fields[COUNT] > 0
-        and not fields[ATTRIBUTES] & (TIMESTAMP_TYPE_BIT | DELETE_HORIZON_BIT)  # the first time is not a record's
+        # the base timestamp is not a record's
+        and not fields[ATTRIBUTES] & (TIMESTAMP_TYPE_BIT | DELETE_HORIZON_BIT)
     )
 
 
-def _of_records(batch: "Buffer", bytes_max: int) -> int | None:
-    """The largest timestamp of the records of a batch; None when they cannot be decoded."""
+def _latest_of_records(batch: "Buffer", bytes_max: int) -> int | None:
+    """Return the largest timestamp of the records of a batch; None if they cannot be decoded."""
     header = BatchHeader(batch)
     if header.attributes & TIMESTAMP_TYPE_BIT:
         return header.max_timestamp
@@ -119,11 +124,11 @@ def _of_records(batch: "Buffer", bytes_max: int) -> int | None:
         return None
 
 
-# Whole segments, beside the broker
+# Whole segments, in a separate process
 
 
 class SegmentPart(NamedTuple):
-    """The batches from `position` to `end` of a segment's file."""
+    """The batches from `position` to `end` (bytes, exclusive) of a segment's file."""
 
     path: str
     base_offset: int
@@ -135,9 +140,11 @@ class SegmentPart(NamedTuple):
 
 
 class FoundTimes(NamedTuple):
-    """`latest`: the largest timestamp of all records that could be decoded. `stated`: that of the headers of others.
+    """The result of `find_times`.
 
-    `damage`: why the rest was not looked at; empty when everything was.
+    `latest` is the largest timestamp of all records that could be decoded. `stated` is the largest timestamp in the
+    headers of the other batches. `damage` is the reason why the rest was not read; it is empty if everything was
+    read.
     """
 
     latest: int
@@ -149,29 +156,31 @@ class FoundTimes(NamedTuple):
 
     @classmethod
     def decode(cls, content: bytes) -> "FoundTimes":
-        """Raises ValueError, TypeError."""
+        """Decode the result of `encode`. Raises ValueError, TypeError."""
         return cls(*json.loads(content))
 
 
 def find_times(file: "File", part: SegmentPart) -> FoundTimes:
-    """Look at every record of a part of a segment. Takes about a second for a million records. Raises OSError."""
+    """Read the timestamp of every record of a part of a segment. A million records take about a second. Raises
+    OSError.
+    """
     latest = stated = NO_TIMESTAMP
     try:
         for _, batch, fields in batches(file, part.position, part.end, part.base_offset):
             if not fields[COUNT]:
                 continue
-            found = _of_records(batch, DECOMPRESSED_BYTES_MAX)
-            if found is None:
+            batch_latest = _latest_of_records(batch, DECOMPRESSED_BYTES_MAX)
+            if batch_latest is None:
                 stated = max(stated, fields[MAX_TIMESTAMP])
             else:
-                latest = max(latest, found)
+                latest = max(latest, batch_latest)
     except CorruptLog as error:
         return FoundTimes(latest, stated, str(error))
     return FoundTimes(latest, stated, "")
 
 
 def find_times_apart(apart: "Apart", request: bytes, report: "Callable[[bytes], None]") -> None:
-    """`find_times` in a process of its own: `request` is a SegmentPart, the report FoundTimes."""
+    """Run `find_times` in a separate process. `request` is an encoded SegmentPart, the report an encoded FoundTimes."""
     part = SegmentPart(*json.loads(request))
     file = apart.disk.open(part.path)
     try:

@@ -2,8 +2,8 @@
 
 Recovery starts at the newest producer snapshot, which is written only after the records and indexes below it are
 durable. From there, batch headers are replayed. From the recovery point on (or from the snapshot, if that is later),
-CRCs are checked. `damage` judges the first bad batch: a torn tail is cut off and logged; anything else raises
-CorruptLog.
+CRCs are checked. The module `damage` classifies the first bad batch: a torn tail is cut off and logged; anything
+else raises CorruptLog.
 """
 
 import logging
@@ -22,7 +22,7 @@ from tidelog.log.batch_scan import (
     is_unwritten,
 )
 from tidelog.log.checkpoints import LEADER_EPOCHS, LOG_START_OFFSETS, RECOVERY_POINTS, parse_epochs
-from tidelog.log.damage import judge
+from tidelog.log.damage import check_torn_tail
 from tidelog.log.errors import CorruptLog
 from tidelog.log.indexes import CorruptIndex
 from tidelog.log.leader_epochs import LeaderEpochs
@@ -42,12 +42,10 @@ logger = logging.getLogger("tidelog.log")
 
 
 class RecoveryReport(NamedTuple):
-    """What the opening of a log did: bytes scanned for CRCs, bytes and segments cut off, indexes rebuilt."""
+    """The work done when a log was opened: bytes scanned for CRCs, and bytes cut off."""
 
     scanned_bytes: int
     truncated_bytes: int
-    segments_removed: int
-    indexes_rebuilt: int
 
 
 class OpenedLog(NamedTuple):
@@ -75,7 +73,7 @@ class LogOpener:
         self._recovery_point = 0
         self._replayed_from = 0
         """From this offset on, leader epochs come from the scanned batches."""
-        self._scanned = self._truncated = self._removed = self._rebuilt = 0
+        self._scanned = self._truncated = self._removed = 0
 
     def open(self, *, clean: bool, recovery_point: int, log_start_offset: int) -> OpenedLog:
         """Open the log. `recovery_point` -1 means unknown; then closed segments count as flushed.
@@ -84,15 +82,15 @@ class LogOpener:
         missing between `log_start_offset` and the first file, although the start offset is persisted before files
         below it are removed.
         """
-        found = settle_files(self._disk, self._directory)
-        self._snapshots = Snapshots(self._disk, self._directory, found.snapshots)
-        self._load_segments(found, log_start_offset)
+        files = settle_files(self._disk, self._directory)
+        self._snapshots = Snapshots(self._disk, self._directory, files.snapshots)
+        self._load_segments(files, log_start_offset)
         start = max(log_start_offset, 0)
         self._check_first(start)
         if recovery_point < 0:
             recovery_point = self._segments.active.base_offset
         self._recovery_point = recovery_point
-        epochs_known = self._load_epochs(found)
+        epochs_known = self._load_epochs(files)
         end = self._open_clean(start) if clean else None
         if end is None:
             end = self._recover(start)
@@ -100,10 +98,10 @@ class LogOpener:
             active = self._segments.active
             raise CorruptLog(active.path, active.size, f"the log ends at offset {end}, below its start offset {start}")
         if max(end, start) < self._recovery_point:
-            raise self._cut_short(max(end, start))
+            raise self._cut_short_error(max(end, start))
         if start > end:
             if end > self._recovery_point:
-                raise self._below_start(start, end)
+                raise self._below_start_error(start, end)
             self._restart_at(start)
             end = start
         if not epochs_known and self._replayed_from > start:
@@ -112,67 +110,67 @@ class LogOpener:
         self._epochs.truncate_from_start(start)
         self._snapshots.remove_after(end)
         self._segments.active.configure(self._config)
-        report = RecoveryReport(self._scanned, self._truncated, self._removed, self._rebuilt)
+        report = RecoveryReport(self._scanned, self._truncated)
         return OpenedLog(self._segments, self._epochs, self._producers, self._snapshots, start, end, report)
 
     # Files
 
-    def _load_segments(self, found: DirectoryFiles, log_start_offset: int) -> None:
-        for base_offset in found.segments:
+    def _load_segments(self, files: DirectoryFiles, log_start_offset: int) -> None:
+        for base_offset in files.segments:
             size = self._disk.size(f"{self._directory}/{base_offset:020d}.log")
             segment = Segment(
                 self._disk,
                 self._directory,
                 base_offset,
                 size,
-                has_transactions=base_offset in found.transaction_indexes,
+                has_transactions=base_offset in files.transaction_indexes,
             )
             segment.created_ms = self._now_ms
             # its directory entry may not be durable, since an empty file was never synced
             segment.entry_unsynced = not size
-            segment.take_interval(self._config)
+            segment.set_index_interval(self._config)
             self._segments.add(segment)
-        if not found.segments:
+        if not files.segments:
             self._add_empty(max(log_start_offset, 0))
 
     def _check_first(self, log_start_offset: int) -> None:
         first = self._segments.items[0]
         if first.base_offset > log_start_offset:
-            line = self._remedy(LOG_START_OFFSETS, first.base_offset)
+            remedy = self._remedy(LOG_START_OFFSETS, first.base_offset)
             raise CorruptLog(
                 first.path,
                 0,
                 f"the log begins at offset {first.base_offset}, expected {log_start_offset}: segment files before it "
-                f"are missing; put them back, or, to go on without their records, {line}",
+                f"are missing; put them back, or, to go on without their records, {remedy}",
             )
 
-    def _cut_short(self, end: int) -> CorruptLog:
+    def _cut_short_error(self, end: int) -> CorruptLog:
         """Return the error of a log that ends below its recovery point, at the end of a batch: bytes or files are
         missing.
         """
         active = self._segments.active
-        line = self._remedy(RECOVERY_POINTS, end)
-        later = [self._snapshots.path(offset) for offset in self._snapshots.offsets if offset > end]
+        remedy = self._remedy(RECOVERY_POINTS, end)
+        later_snapshots = [self._snapshots.path(offset) for offset in self._snapshots.offsets if offset > end]
         return CorruptLog(
             active.path,
             active.size,
             f"the log ends at offset {end}, {self._recovery_point} was on the disk: the end of this file, or files "
             f"after it, are missing; put them back, or, to go on without their records, "
-            f"{' and remove '.join([line, *later])}",
+            f"{' and remove '.join([remedy, *later_snapshots])}",
         )
 
-    def _below_start(self, start: int, end: int) -> CorruptLog:
+    def _below_start_error(self, start: int, end: int) -> CorruptLog:
         """Return the error of a log that ends below its start offset.
 
         A start offset is persisted only up to the durable offset, so it belongs to another log.
         """
         active = self._segments.active
-        line = self._remedy(LOG_START_OFFSETS, self._segments.items[0].base_offset)
+        remedy = self._remedy(LOG_START_OFFSETS, self._segments.items[0].base_offset)
         return CorruptLog(
             active.path,
             active.size,
             f"the log ends at offset {end}, below its start offset {start}, with records that are newer than the "
-            f"recovery point {self._recovery_point}: put back what is missing, or, to go on with what is there, {line}",
+            f"recovery point {self._recovery_point}: put back the missing files, or, to go on without them, {remedy}",
         )
 
     def _remedy(self, checkpoint: str, offset: int) -> str:
@@ -181,13 +179,13 @@ class LogOpener:
 
     def _add_empty(self, base_offset: int) -> None:
         segment = Segment.create(self._disk, self._directory, base_offset, self._now_ms)
-        segment.take_interval(self._config)
+        segment.set_index_interval(self._config)
         self._segments.add(segment)
 
-    def _load_epochs(self, found: DirectoryFiles) -> bool:
+    def _load_epochs(self, files: DirectoryFiles) -> bool:
         """Load the leader epochs. Returns whether the checkpoint exists and is valid."""
         path = f"{self._directory}/{LEADER_EPOCHS}"
-        if not found.has_epochs:
+        if not files.has_epochs:
             return False
         try:
             self._epochs = LeaderEpochs(parse_epochs(self._disk.read(path), path))
@@ -205,8 +203,8 @@ class LogOpener:
                     self._epochs.assign(fields[LEADER_EPOCH], fields[BASE_OFFSET])
 
     def _restart_at(self, start: int) -> None:
-        """Begin an empty log at `start`: everything in the log is below the start offset and was durable when that
-        was persisted.
+        """Begin an empty log at `start`. Everything in the log is below the start offset, and was durable when the
+        start offset was persisted.
         """
         for segment in self._segments.take_from(0):
             self._truncated += segment.size
@@ -242,7 +240,6 @@ class LogOpener:
             return self._walk_tail(segment)
         except (CorruptIndex, FileNotFoundError, CorruptLog) as error:
             segment.rebuild_indexes(str(error))
-            self._rebuilt += 1
             return self._walk_tail(segment)
 
     def _walk_tail(self, segment: Segment) -> int:
@@ -291,27 +288,27 @@ class LogOpener:
         for segment in self._segments.items[self._segments.floor(start) : first]:
             self._check_sealed(segment)
         end = self._segments.items[first].base_offset
-        place = first
-        while place < len(self._segments.items):
-            segment = self._segments.items[place]
-            if place > first and not self._follows(segment, place, end):
+        index = first
+        while index < len(self._segments.items):
+            segment = self._segments.items[index]
+            if index > first and not self._follows(segment, index, end):
                 break
-            end = self._recover_segment(segment, place, replay_from)
-            place += 1
-        if end > self._recovery_point or self._removed:  # removed files must not come back either
+            end = self._recover_segment(segment, index, replay_from)
+            index += 1
+        if end > self._recovery_point or self._removed:  # removed files must not reappear either
             self._disk.sync_dir(self._directory)
             self._disk.sync_dir(self._directory.rpartition("/")[0])
         else:
             self._segments.active.entry_unsynced = True
         return end
 
-    def _follows(self, segment: Segment, place: int, end: int) -> bool:
+    def _follows(self, segment: Segment, index: int, end: int) -> bool:
         """Return whether `segment` continues a log that ends at `end`. If not, remove it and all later segments."""
         if segment.base_offset < end:
             raise CorruptLog(segment.path, 0, f"the segment begins below offset {end}, where the one before it ends")
         if segment.base_offset > end and end >= self._recovery_point and not self._config.compacts:
-            previous = self._segments.items[place - 1]
-            self._drop_from(place, f"{previous.path} ends at offset {end}: its last unflushed batches are gone")
+            previous = self._segments.items[index - 1]
+            self._drop_from(index, f"{previous.path} ends at offset {end}: its last unflushed batches are gone")
             return False
         return True
 
@@ -324,12 +321,11 @@ class LogOpener:
             self._walk_tail(segment)
         except (CorruptIndex, FileNotFoundError, CorruptLog) as error:
             segment.rebuild_indexes(str(error))
-            self._rebuilt += 1
 
-    def _recover_segment(self, segment: Segment, place: int, replay_from: int) -> int:
+    def _recover_segment(self, segment: Segment, index: int, replay_from: int) -> int:
         """Scan one segment from `replay_from` on, and cut off a torn tail. Returns the offset at which it ends."""
         segment.transactions.truncate_to(replay_from)
-        start, wrong = segment.keep_indexes_below(replay_from)
+        start, indexes_wrong = segment.keep_indexes_below(replay_from)
         position, end = self._replay_flushed(segment, start, replay_from)
         try:
             for at, batch, fields in batches(segment.file, position, segment.size, segment.base_offset, end):
@@ -341,15 +337,21 @@ class LogOpener:
                 self._scanned += len(batch)
         except CorruptLog as problem:
             if not self._cut_unwritten(segment, problem.position, end):
-                more = any(later.size for later in self._segments.items[place + 1 :])
-                judge(segment, problem.position, end, problem, recovery_point=self._recovery_point, more=more)
-                self._cut(segment, place, problem)
+                has_later_records = any(later.size for later in self._segments.items[index + 1 :])
+                check_torn_tail(
+                    segment,
+                    problem.position,
+                    end,
+                    problem,
+                    recovery_point=self._recovery_point,
+                    has_later_records=has_later_records,
+                )
+                self._cut(segment, index, problem)
         segment.sound_from = start
-        if wrong:
-            self._rebuilt += 1
+        if indexes_wrong:
             segment.times.rewrite()
             segment.index.rewrite()
-        if place + 1 < len(self._segments.items):
+        if index + 1 < len(self._segments.items):
             segment.finish()
         if end > self._recovery_point:
             segment.file.sync()
@@ -386,17 +388,17 @@ class LogOpener:
             replay_batch(self._producers, segment, position, size, fields)
 
     def _cut_unwritten(self, segment: Segment, position: int, end_offset: int) -> bool:
-        """Cut off the rest of the segment if it was never written; whether it was so.
+        """Cut off the rest of the segment if it was never written, and return whether it was so.
 
-        It is zeros then, and no record is missing: the next segment begins with `end_offset`, or there is none and no
-        more than that was known to be on the disk.
+        Such a rest is zeros, and no record may be missing: the next segment begins with `end_offset`; or, if there
+        is no next segment, `end_offset` is not below the recovery point.
         """
-        place = self._segments.items.index(segment) + 1
-        if place < len(self._segments.items):
-            complete = self._segments.items[place].base_offset == end_offset
+        index = self._segments.items.index(segment) + 1
+        if index < len(self._segments.items):
+            is_complete = self._segments.items[index].base_offset == end_offset
         else:
-            complete = end_offset >= self._recovery_point
-        if not complete or not is_unwritten(segment.file, position, segment.size):
+            is_complete = end_offset >= self._recovery_point
+        if not is_complete or not is_unwritten(segment.file, position, segment.size):
             return False
         unwritten = segment.size - position
         logger.info("unwritten end cut off path=%s position=%d bytes=%d", segment.path, position, unwritten)
@@ -404,7 +406,7 @@ class LogOpener:
         segment.cut(position)
         return True
 
-    def _cut(self, segment: Segment, place: int, problem: CorruptLog) -> None:
+    def _cut(self, segment: Segment, index: int, problem: CorruptLog) -> None:
         cut = segment.size - problem.position
         logger.warning(
             "torn tail cut off path=%s position=%d bytes=%d reason=%s",
@@ -415,10 +417,10 @@ class LogOpener:
         )
         self._truncated += cut
         segment.cut(problem.position)
-        self._drop_from(place + 1, f"{segment.path} was cut at {problem.position}")
+        self._drop_from(index + 1, f"{segment.path} was cut at {problem.position}")
 
-    def _drop_from(self, place: int, reason: str) -> None:
-        for segment in self._segments.take_from(place):
+    def _drop_from(self, index: int, reason: str) -> None:
+        for segment in self._segments.take_from(index):
             logger.warning("segment dropped path=%s bytes=%d reason=%s", segment.path, segment.size, reason)
             self._truncated += segment.size
             self._removed += 1

@@ -33,10 +33,10 @@ _END_MARKER = Struct(">hi")
 
 def end_marker(batch: "Buffer") -> tuple[int, int] | None:
     """Return (`ABORT` or `COMMIT`, coordinator epoch) of a control batch that ends a transaction; None for other
-    ones.
+    control batches.
 
     The key is a version and a type (int16, int16), the value a version and the coordinator's epoch (int16, int32). A
-    control batch without records, as compaction may leave, ends no transaction. Raises ValueError if the batch
+    control batch without records, which compaction may leave, ends no transaction. Raises ValueError if the batch
     cannot be decoded.
     """
     records = decode_records(batch, 0)
@@ -101,4 +101,4 @@ def check_producer(
     repeated = producers.check(header)
     if repeated is None:
         return None
-    return Appended(repeated.base_offset, repeated.last_offset + 1, repeated.timestamp, log_start_offset, True)
+    return Appended(repeated.base_offset, repeated.last_offset + 1, repeated.timestamp, log_start_offset)

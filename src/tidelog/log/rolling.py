@@ -1,4 +1,4 @@
-"""Whether a segment's time is over (`segment.ms`), where headers of batches say so."""
+"""Decide whether a client's batch rolls the active segment by time (`segment.ms`), without trusting wrong headers."""
 
 from typing import TYPE_CHECKING
 
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 def latest_for_roll(
     segment: "Segment", batch: memoryview, header: "BatchHeader", config: "LogConfig", now_ms: int, limits: Limits
 ) -> int:
-    """The largest timestamp of a client's `batch`, by which `segment` is rolled or not.
+    """Return the largest timestamp of a client's `batch`, which decides whether `segment` is rolled.
 
-    A roll by time follows from two headers, that of this batch and that of the segment's first. Neither rolls the
-    segment before its records were looked at; `header` and `batch` are corrected. Raises what `check_client_batch`
-    does, CorruptLog, OSError.
+    A roll by time follows from two headers: that of this batch and that of the segment's first batch. The records of
+    both are examined before the segment is rolled, and `header` and `batch` are corrected. Raises the errors of
+    `check_client_batch`, CorruptLog, OSError.
     """
     segment.start_pending_clock(config)
     if header.max_timestamp > segment.roll_timestamp:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from tidelog.log.batch_scan import BASE_OFFSET, COUNT, LAST_OFFSET_DELTA, LENGTH, Fields, headers
 from tidelog.log.errors import CorruptLog
 from tidelog.log.indexes import INT32_MAX, PENDING_MAX, CorruptIndex, IndexCache, OffsetIndex, TimeIndex
-from tidelog.log.record_times import looked_at, stated_or_looked_at
+from tidelog.log.record_times import latest_record_timestamp_at, latest_timestamp_at
 from tidelog.log.transaction_index import TransactionIndex
 from tidelog.wire.batches import LENGTH_END
 
@@ -33,8 +33,8 @@ DELETED_SUFFIX = ".deleted"
 INTERVAL_BYTES = 4096
 """Default distance between index entries, in bytes of log."""
 WALK_BATCHES_MAX = 4000
-"""Most batch headers that one read checks on the event loop, which takes some ms. Tens of MB may hold a million
-batches."""
+"""Maximum number of batch headers that one read checks on the event loop; these take some ms. Tens of MB may contain
+a million batches."""
 FIRST_TIMESTAMP_PENDING = -(1 << 62)
 """Value of `roll_timestamp` that makes the next append compute when the segment's time is over."""
 
@@ -59,13 +59,13 @@ class Segment:
     """
 
     __slots__ = (
+        "_checked_from",
+        "_checked_offset",
+        "_checked_to",
         "_disk",
         "_entries_max",
         "_interval",
         "_time_entries_max",
-        "_walked_from",
-        "_walked_offset",
-        "_walked_to",
         "age",
         "base_offset",
         "clock_confirmed",
@@ -111,7 +111,8 @@ class Segment:
         self.deleted = False
         self.sound_from = size
         """From this position on the batches are known to be complete, since this process wrote or recovered them."""
-        self._walked_from = self._walked_to = self._walked_offset = 0
+        self._checked_from = self._checked_to = self._checked_offset = 0
+        """The region whose batches reads have checked (bytes, end exclusive), and the next offset after it."""
         self.index_after = 0
         """A batch beyond this position gets an index entry."""
         self._interval = INTERVAL_BYTES
@@ -122,8 +123,11 @@ class Segment:
         self.offset_limit = base_offset + INT32_MAX + 1
         """Limit of `next_offset`: offsets are stored relative to the base offset in 31 bits."""
         self.synced_size = size
+        """Number of bytes from the start of the log file that are durable."""
         self.entry_unsynced = False
+        """Whether the log file's directory entry may not be durable."""
         self.indexes_unsynced = False
+        """Whether the index files may not be durable."""
 
     @classmethod
     def create(cls, disk: "Disk", directory: str, base_offset: int, now_ms: int) -> "Segment":
@@ -184,7 +188,7 @@ class Segment:
 
     # As the active segment
 
-    def take_interval(self, config: "LogConfig") -> None:
+    def set_index_interval(self, config: "LogConfig") -> None:
         """Set the distance between index entries, which also applies when they are rebuilt."""
         self._interval = config.index_interval_bytes
 
@@ -192,7 +196,8 @@ class Segment:
         """Apply the settings that say when to roll and to index."""
         self._interval = config.index_interval_bytes
         self._entries_max = config.segment_index_bytes // OffsetIndex.entry_bytes
-        self._time_entries_max = config.segment_index_bytes // TimeIndex.entry_bytes - 1  # one kept for the roll
+        # one is reserved for the roll
+        self._time_entries_max = config.segment_index_bytes // TimeIndex.entry_bytes - 1
         self.size_limit = config.segment_bytes
         self.roll_timestamp = FIRST_TIMESTAMP_PENDING
         self.clock_confirmed = False
@@ -227,19 +232,21 @@ class Segment:
         """Return the largest timestamp in the first batch's header; NO_TIMESTAMP if there is no batch. Raises
         CorruptLog.
         """
-        for found in headers(self.file, 0, self.size, self.base_offset):
-            return stated_or_looked_at(self.file, *found)
+        for header_at in headers(self.file, 0, self.size, self.base_offset):
+            return latest_timestamp_at(self.file, *header_at)
         return NO_TIMESTAMP
 
     def first_records_time(self) -> int:
-        """Return the largest timestamp of the first batch's records, unless there are very many. Raises CorruptLog."""
-        for found in headers(self.file, 0, self.size, self.base_offset):
-            return looked_at(self.file, *found)
+        """Return the largest timestamp of the first batch's records; the header's if there are too many. Raises
+        CorruptLog.
+        """
+        for header_at in headers(self.file, 0, self.size, self.base_offset):
+            return latest_record_timestamp_at(self.file, *header_at)
         return NO_TIMESTAMP
 
     def add_index_entry(self, last_offset: int, position: int) -> None:
-        """Add index entries for a batch that is more than the interval after the last entry. Raises OSError (not for
-        a full disk).
+        """Add index entries for a batch that is more than the interval after the last entry. Raises OSError, but not
+        for a full disk.
         """
         self.index.append(last_offset, position)
         self.times.append(self.max_timestamp, self.max_timestamp_offset)
@@ -264,7 +271,7 @@ class Segment:
 
     def latest_in(self, position: int, fields: Fields) -> int:
         """Return the largest timestamp of the batch at `position`."""
-        return stated_or_looked_at(self.file, position, fields[LENGTH] + LENGTH_END, fields)
+        return latest_timestamp_at(self.file, position, fields[LENGTH] + LENGTH_END, fields)
 
     def write_indexes(self) -> None:
         """Write new entries to the index files. On a full disk they stay in memory for a later call. Raises OSError."""
@@ -300,7 +307,7 @@ class Segment:
         if self.index.count >= self._entries_max or self.times.count >= self._time_entries_max:
             self.size_limit = -1
 
-    # Looking for offsets and times
+    # Search by offset and time
 
     def find(self, offset: int) -> tuple[int, int, Fields] | None:
         """Return (position, size, header) of the first batch that ends at or after `offset`; None if there is none.
@@ -376,27 +383,27 @@ class Segment:
         file = self._disk.open(self.path)
         try:
             for position, size, fields in headers(file, 0, self.size, self.base_offset):
-                found = stated_or_looked_at(file, position, size, fields)
-                if found > latest[0] and fields[COUNT]:
-                    latest = (found, fields[BASE_OFFSET] + fields[LAST_OFFSET_DELTA])
+                timestamp = latest_timestamp_at(file, position, size, fields)
+                if timestamp > latest[0] and fields[COUNT]:
+                    latest = (timestamp, fields[BASE_OFFSET] + fields[LAST_OFFSET_DELTA])
         finally:
             file.close()
         return latest
 
     def _scan_for(self, offset: int, start: int) -> tuple[int, int, Fields] | None:
-        for found in headers(self.file, start, self.size, self.base_offset):
-            position, _, fields = found
+        for header_at in headers(self.file, start, self.size, self.base_offset):
+            position, _, fields = header_at
             last_offset = fields[BASE_OFFSET] + fields[LAST_OFFSET_DELTA]
             if last_offset >= offset:
                 if position == start and start and last_offset > offset:
                     raise CorruptIndex(f"{self.index.path}: the batch at {start} does not end where the index says")
-                return found
+                return header_at
         return None
 
     # Checks of served batches
 
     def end_of_whole_batches(self, position: int, first_offset: int, size_max: int, end: int) -> tuple[int, int]:
-        """Return the end of whole batches from `position` that fit into `size_max` bytes before `end`.
+        """Return the end of the whole batches from `position` on that fit into `size_max` bytes before `end`.
 
         The result is (position, next offset or -1 if unknown). At least one batch is included, whatever its size.
         The first batch must begin with `first_offset` or later. Batches that this process neither wrote nor checked
@@ -404,23 +411,23 @@ class Segment:
         CorruptLog.
         """
         limit = min(position + size_max, end)
-        known = position > self.sound_from or (self._walked_from <= position and limit <= self._walked_to)
-        if known:
+        is_checked = position > self.sound_from or (self._checked_from <= position and limit <= self._checked_to)
+        if is_checked:
             if limit == end:
                 return end, -1
             stop = self.boundary(limit)
             if stop > position:
                 return stop, -1
-        stop, next_offset = self._walk(position, first_offset, limit, end)
-        if not known:
-            if self._walked_from <= position == self._walked_to and first_offset >= self._walked_offset:
-                self._walked_to = stop
+        stop, next_offset = self._end_of_checked(position, first_offset, limit, end)
+        if not is_checked:
+            if self._checked_from <= position == self._checked_to and first_offset >= self._checked_offset:
+                self._checked_to = stop
             else:
-                self._walked_from, self._walked_to = position, stop
-            self._walked_offset = next_offset
+                self._checked_from, self._checked_to = position, stop
+            self._checked_offset = next_offset
         return stop, next_offset
 
-    def _walk(self, position: int, first_offset: int, limit: int, end: int) -> tuple[int, int]:
+    def _end_of_checked(self, position: int, first_offset: int, limit: int, end: int) -> tuple[int, int]:
         stop, next_offset = position, -1
         chain = headers(self.file, position, end, self.base_offset, first_offset)
         for at, size, fields in islice(chain, WALK_BATCHES_MAX):
@@ -459,7 +466,7 @@ class Segment:
         time index covers everything before.
         """
         position = 0
-        wrong = False
+        is_wrong = False
         try:
             if offset > self.base_offset:
                 self.index.truncate_to(offset)
@@ -473,14 +480,14 @@ class Segment:
                 self.times.empty()
         except (CorruptIndex, FileNotFoundError, CorruptLog) as error:
             logger.warning("index rebuilt path=%s reason=%s", self.index.path, error)
-            wrong = True
+            is_wrong = True
             self.index.clear()
             self.times.clear()
         row = self.times.last()
         self.max_timestamp, relative = row if row else (NO_TIMESTAMP, 0)
         self.max_timestamp_offset = self.base_offset + relative
         self.index_after = position + self._interval
-        return position, wrong
+        return position, is_wrong
 
     def _check_entry(self, last_offset: int, position: int) -> None:
         for _, _, fields in headers(self.file, position, self.size, self.base_offset):
@@ -494,7 +501,7 @@ class Segment:
 
         Blocks until the cut is durable: after a power cut, old bytes must not reappear behind later appends.
         """
-        # From an entry that is kept: the kept time entries cover everything before it.
+        # Start at an index entry that is kept, since the kept time entries cover everything before it.
         start = self.indexed_position(offset - 1) if offset > self.base_offset else 0
         position = start
         end_offset = min(offset, self.base_offset)
@@ -506,9 +513,9 @@ class Segment:
                 break
             position = at + size
             end_offset = last_offset + 1
-            found = self.latest_in(at, fields)
-            if found > latest[0] and fields[COUNT]:
-                latest = (found, last_offset)
+            timestamp = self.latest_in(at, fields)
+            if timestamp > latest[0] and fields[COUNT]:
+                latest = (timestamp, last_offset)
         self.cut(position)
         try:
             self.index.truncate_to(offset)
@@ -528,7 +535,7 @@ class Segment:
         self.size = self.synced_size = size
         self.age = None
         self.sound_from = min(self.sound_from, size)
-        self._walked_from = self._walked_to = 0
+        self._checked_from = self._checked_to = 0
         self.indexes_unsynced = True
 
     # Removal

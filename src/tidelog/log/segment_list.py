@@ -38,15 +38,15 @@ class SegmentList:
         del self.items[:count], self._bases[:count]
         return taken
 
-    def take_from(self, place: int) -> list[Segment]:
+    def take_from(self, index: int) -> list[Segment]:
         """Remove and return the segments from index `place` on."""
-        taken = self.items[place:]
-        del self.items[place:], self._bases[place:]
+        taken = self.items[index:]
+        del self.items[index:], self._bases[index:]
         return taken
 
     def replace(self, old: list[Segment], new: Segment) -> None:
         """Replace the neighbouring segments `old` by `new`."""
-        place = self.items.index(old[0])
-        assert self.items[place : place + len(old)] == old, "the segments are neighbours"
-        self.items[place : place + len(old)] = [new]
-        self._bases[place : place + len(old)] = [new.base_offset]
+        index = self.items.index(old[0])
+        assert self.items[index : index + len(old)] == old, "the segments are neighbours"
+        self.items[index : index + len(old)] = [new]
+        self._bases[index : index + len(old)] = [new.base_offset]

@@ -1,4 +1,4 @@
-"""The producer snapshot files of one log: which exist, which are kept, and loading the newest sound one."""
+"""The producer snapshot files of one log: which ones exist and which are kept, and loading the newest sound one."""
 
 import logging
 from typing import TYPE_CHECKING
@@ -18,7 +18,8 @@ logger = logging.getLogger("tidelog.log")
 
 SUFFIX = ".snapshot"
 NEWEST_KEPT = 2
-"""Newest snapshots that are kept besides those at the base offsets of segments, from which truncations start."""
+"""Number of newest snapshots that are kept besides those at the base offsets of segments, from which truncations
+start."""
 
 
 class Snapshots:
@@ -66,12 +67,12 @@ class Snapshots:
         """Return the paths of snapshots that are no longer needed. The caller removes them."""
         kept = {segment.base_offset for segment in segments.items}
         kept.update(self.offsets[-NEWEST_KEPT:])
-        gone = [offset for offset in self.offsets if offset not in kept]
+        obsolete = [offset for offset in self.offsets if offset not in kept]
         self.offsets = [offset for offset in self.offsets if offset in kept]
-        return [self.path(offset) for offset in gone]
+        return [self.path(offset) for offset in obsolete]
 
     def give_back(self, obsolete: list[str]) -> None:
-        """Take paths of `take_obsolete` back that could not be removed."""
+        """Accept paths of `take_obsolete` again whose files could not be removed."""
         for path in obsolete:
             self.add(int(path.rpartition("/")[2][: -len(SUFFIX)]))
 
@@ -91,10 +92,10 @@ def restore_producers(snapshots: Snapshots, segments: "SegmentList", start: int,
         return producers
     for segment in segments.items[segments.floor(start) :]:
         segment.transactions.truncate_to(start)
-        found = segment.find(start)
-        if found is None:
+        first_batch = segment.find(start)
+        if first_batch is None:
             continue
-        for position, size, fields in headers(segment.file, found[0], segment.size, segment.base_offset):
+        for position, size, fields in headers(segment.file, first_batch[0], segment.size, segment.base_offset):
             if fields[PRODUCER_ID] >= 0 and fields[BASE_OFFSET] + fields[LAST_OFFSET_DELTA] >= start:
                 replay_batch(producers, segment, position, size, fields)
     return producers

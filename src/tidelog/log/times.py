@@ -24,10 +24,10 @@ def find_max_timestamp(log: "PartitionLog") -> Steps[TimestampOffset | None]:
     return _in_steps(log, log.reader.max_timestamp_offset)
 
 
-def _in_steps(log: "PartitionLog", look: Callable[[int], Steps[T]]) -> Steps[T]:
+def _in_steps(log: "PartitionLog", search: Callable[[int], Steps[T]]) -> Steps[T]:
     """Search again from the start when the log has changed between two steps in a way that affects the result."""
     while True:
-        steps = look(log.log_start_offset)
+        steps = search(log.log_start_offset)
         try:
             while True:
                 log.look_up(steps.__next__)

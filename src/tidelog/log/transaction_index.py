@@ -32,23 +32,23 @@ class AbortedTransaction(NamedTuple):
 class TransactionIndex:
     """The aborted transactions of one segment, in the order of their markers."""
 
-    __slots__ = ("_disk", "_held", "exists", "path", "unsynced")
+    __slots__ = ("_disk", "_loaded", "exists", "path", "unsynced")
 
     def __init__(self, disk: "Disk", path: str, *, exists: bool) -> None:
         self._disk = disk
         self.path = path
         self.exists = exists
         self.unsynced = False
-        self._held: list[AbortedTransaction] | None = None
+        self._loaded: list[AbortedTransaction] | None = None
 
     def hold(self) -> None:
         """Keep the entries in memory until `release`, so that the file may be renamed meanwhile. Raises the errors
         of `read`.
         """
-        self._held = self.read()
+        self._loaded = self.read()
 
     def release(self) -> None:
-        self._held = None
+        self._loaded = None
 
     def append(self, aborted: AbortedTransaction) -> None:
         file = self._disk.open(self.path, create=True)
@@ -65,19 +65,19 @@ class TransactionIndex:
 
     def entries(self) -> Iterator[AbortedTransaction]:
         """Yield the entries one by one; entries before a bad one are yielded. Raises the errors of `read`."""
-        if self._held is not None:
-            yield from self._held
+        if self._loaded is not None:
+            yield from self._loaded
             return
         if not self.exists:
             return
         data = self._disk.read(self.path)
-        before = -1
+        previous_last = -1
         for position in range(0, len(data) - ENTRY.size + 1, ENTRY.size):
             version, producer_id, first, last, stable = ENTRY.unpack_from(data, position)
-            if version != 0 or not 0 <= first < last or last <= before:
+            if version != 0 or not 0 <= first < last or last <= previous_last:
                 raise CorruptLog(self.path, position, "this is not an entry of a transaction index")
             yield AbortedTransaction(producer_id, first, last, stable)
-            before = last
+            previous_last = last
 
     def truncate_to(self, offset: int) -> None:
         """Remove transactions whose marker is at `offset` or later, and entries that cannot be read."""

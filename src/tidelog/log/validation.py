@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 
 NO_TIMESTAMP = -1
 RECORD_ERRORS_MAX = 1000
-"""Most record errors in one response; its message states the total number."""
+"""Maximum number of record errors in one response; its message states the total number."""
 INLINE_RECORDS_MAX = 4000
-"""Most records of a batch that is examined on the event loop, which takes some ms."""
+"""Maximum number of records of a batch that is examined on the event loop, which takes some ms."""
 INLINE_BYTES_MAX = 1 << 20
-"""Most decompressed bytes of a batch that is examined on the event loop."""
+"""Maximum decompressed size, in bytes, of a batch that is examined on the event loop."""
 EXAMINED_RECORDS_MAX = 1_000_000
-"""Most records of a batch that is examined at all. More would occupy a thread, and half of the loop's time, for
-seconds."""
+"""Maximum number of records of a batch that is examined at all. More would occupy a thread, and half of the loop's
+time, for seconds."""
 _ATTRIBUTES = Struct(">h")
 _ATTRIBUTES_AT = 21
 _MAX_TIMESTAMP = Struct(">q")
@@ -100,8 +100,8 @@ def check_client_batch(
                 raise NotInline
             examined = limits
         else:
-            look = examine_inline if isinstance(limits, bool) else limits
-            examined = look(batch, header, config, now_ms)
+            examine_records = examine_inline if isinstance(limits, bool) else limits
+            examined = examine_records(batch, header, config, now_ms)
         max_timestamp = examined.max_timestamp
     if config.message_timestamp_type == "LogAppendTime":
         if header.attributes & TIMESTAMP_TYPE_BIT:
@@ -149,20 +149,20 @@ def examine(
         raise NotInline
     if header.count > EXAMINED_RECORDS_MAX:
         raise RecordListTooLarge(
-            f"the record batch states {header.count} records; a topic whose records are looked at takes at most "
-            f"{EXAMINED_RECORDS_MAX} at once: send smaller batches (producer: batch.size)"
+            f"the record batch states {header.count} records; a topic whose records are examined accepts at most "
+            f"{EXAMINED_RECORDS_MAX} in a batch: send smaller batches (producer: batch.size)"
         )
     try:
         data = plain_records(batch, header, INLINE_BYTES_MAX if inline else DECOMPRESSED_BYTES_MAX)
-        found = _Findings(data, header, config, now_ms)
+        findings = _Findings(data, header, config, now_ms)
     except TooLargeDecompressed as error:
         if inline:
             raise NotInline from None
         raise RecordListTooLarge(f"{error}; send smaller batches (producer: batch.size)") from error
     except MalformedMessage as error:
         raise undecodable(error, header) from error
-    found.refuse(header, config)
-    return Examined(config, found.max_timestamp)
+    findings.refuse(header, config)
+    return Examined(config, findings.max_timestamp)
 
 
 def examine_inline(batch: memoryview, header: "BatchHeader", config: "LogConfig", now_ms: int) -> Examined:
@@ -171,10 +171,11 @@ def examine_inline(batch: memoryview, header: "BatchHeader", config: "LogConfig"
 
 
 def undecodable(error: MalformedMessage, header: "BatchHeader") -> ApiError:
-    """The answer to a batch whose records cannot be decompressed or decoded under a good checksum, with Kafka's codes.
+    """Return the error for a batch with a valid checksum whose records cannot be decompressed or decoded, with
+    Kafka's codes.
 
-    Kafka looks at the records while it decompresses them. Where both the stream breaks and bytes follow the last
-    record, it meets these first.
+    Kafka reads the records while it decompresses them. If the stream is broken and bytes also follow the last
+    record, Kafka reports these bytes, since it meets them first.
     """
     if isinstance(error, BrokenStream):
         try:
@@ -193,66 +194,73 @@ def undecodable(error: MalformedMessage, header: "BatchHeader") -> ApiError:
 class _Findings:
     """The properties of all records of a batch. Raises MalformedMessage."""
 
-    __slots__ = ("disordered", "max_timestamp", "untimely", "untimely_count", "without_key", "without_keys")
+    __slots__ = (
+        "first_disorder",
+        "keyless_count",
+        "keyless_indexes",
+        "max_timestamp",
+        "timestamp_error_count",
+        "timestamp_errors",
+    )
 
     def __init__(self, data: bytes, header: "BatchHeader", config: "LogConfig", now_ms: int) -> None:
         earliest = now_ms - config.message_timestamp_before_max_ms
         latest = now_ms + config.message_timestamp_after_max_ms
-        timed = config.message_timestamp_type != "LogAppendTime"
-        appended = header.attributes & TIMESTAMP_TYPE_BIT
-        self.disordered: tuple[int, int] | None = None
-        self.without_keys = self.untimely_count = 0
-        self.without_key: list[int] = []
-        self.untimely: list[tuple[int, str]] = []
+        checks_timestamps = config.message_timestamp_type != "LogAppendTime"
+        has_append_time = header.attributes & TIMESTAMP_TYPE_BIT
+        self.first_disorder: tuple[int, int] | None = None
+        self.keyless_count = self.timestamp_error_count = 0
+        self.keyless_indexes: list[int] = []
+        self.timestamp_errors: list[tuple[int, str]] = []
         self.max_timestamp = NO_TIMESTAMP  # also if all are before 1970, as in Kafka
         for index, (offset_delta, timestamp, has_key) in enumerate(record_facts(data, header)):
-            if offset_delta != index and self.disordered is None:
-                self.disordered = index, offset_delta
+            if offset_delta != index and self.first_disorder is None:
+                self.first_disorder = index, offset_delta
             if not has_key:
-                self.without_keys += 1
-                if self.without_keys <= RECORD_ERRORS_MAX:
-                    self.without_key.append(index)
+                self.keyless_count += 1
+                if self.keyless_count <= RECORD_ERRORS_MAX:
+                    self.keyless_indexes.append(index)
             if timestamp > self.max_timestamp:
                 self.max_timestamp = timestamp
-            if not timed:
+            if not checks_timestamps:
                 continue
             if timestamp == NO_TIMESTAMP:
-                if not appended:
+                if not has_append_time:
                     continue
                 reason = "a producer may not say LogAppendTime for a record without a timestamp"
             elif earliest <= timestamp <= latest:
                 continue
             else:
                 reason = f"timestamp {timestamp} is not within {earliest}..{latest}"
-            self.untimely_count += 1
-            if self.untimely_count <= RECORD_ERRORS_MAX:
-                self.untimely.append((index, reason))
+            self.timestamp_error_count += 1
+            if self.timestamp_error_count <= RECORD_ERRORS_MAX:
+                self.timestamp_errors.append((index, reason))
 
     def refuse(self, header: "BatchHeader", config: "LogConfig") -> None:
         """Raise InvalidRecord or RefusedRecords if the settings do not allow the records."""
         # Compaction keeps the record of a key with the highest offset, which must be an offset of this batch.
-        if self.disordered is not None and (config.compacts or config.record_validation == "full"):
-            index, delta = self.disordered
+        if self.first_disorder is not None and (config.compacts or config.record_validation == "full"):
+            index, delta = self.first_disorder
             raise InvalidRecord(f"record {index} of the batch has offset delta {delta}: they must count from 0")
-        if self.without_keys and config.compacts:
+        if self.keyless_count and config.compacts:
             message = "a record without a key cannot go to a compacted topic"
             raise RefusedRecords(
-                f"{self.without_keys} of {header.count} records are refused: {message}",
+                f"{self.keyless_count} of {header.count} records are refused: {message}",
                 ErrorCode.INVALID_RECORD,
-                [(index, message) for index in self.without_key],
+                [(index, message) for index in self.keyless_indexes],
             )
-        if self.untimely:
+        if self.timestamp_errors:
             raise RefusedRecords(
-                f"{self.untimely_count} of {header.count} records are refused for their timestamps",
+                f"{self.timestamp_error_count} of {header.count} records are refused for their timestamps",
                 ErrorCode.INVALID_TIMESTAMP,
-                self.untimely,
+                self.timestamp_errors,
             )
 
 
-def too_large(what: str, limit: int) -> RecordTooLarge:
+def too_large(content: str, limit: int) -> RecordTooLarge:
     """Return the error for a batch that is larger than max.message.bytes."""
     return RecordTooLarge(
-        f"the record batch has {what} and the topic's max.message.bytes is {limit}: raise it "
+        f"the record batch has {content} and the topic's max.message.bytes is {limit}: raise it "
         "(tidelog topic config TOPIC --set max.message.bytes=N; for all topics the broker's message.max.bytes), "
         "or send less at once (producer: batch.size, compression.type)"
     )
@@ -263,10 +271,10 @@ def _in_range(header: "BatchHeader", earliest: int, latest: int) -> bool:
     timestamp.
     """
     if header.attributes & TIMESTAMP_TYPE_BIT or header.base_timestamp == NO_TIMESTAMP:
-        least = header.max_timestamp
+        smallest = header.max_timestamp
     else:
-        least = header.base_timestamp
-    return (earliest <= least or least == NO_TIMESTAMP) and header.max_timestamp <= latest
+        smallest = header.base_timestamp
+    return (earliest <= smallest or smallest == NO_TIMESTAMP) and header.max_timestamp <= latest
 
 
 def _refuse_append_time(header: "BatchHeader") -> None:

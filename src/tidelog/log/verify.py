@@ -1,8 +1,8 @@
-"""Finding every defect in log files, those that Kafka wrote included: the library behind `tidelog log verify`.
+"""Find every defect in log files, including those that Kafka wrote: the library behind `tidelog log verify`.
 
-Everything is read and decoded: chain and CRC of the batches, their records, indexes against the log, snapshots,
-transaction indexes, checkpoints; and where a log begins and ends against what the data directory's checkpoints say.
-Nothing is changed. Blocks; slow by nature.
+Everything is read and decoded: the sequence and CRCs of batches, their records, indexes against the log, snapshots,
+transaction indexes, checkpoints; and the start and end of a log against the data directory's checkpoints. Nothing is
+changed. Blocks, and takes as long as reading every byte.
 """
 
 from collections.abc import Iterator, Mapping
@@ -46,30 +46,29 @@ if TYPE_CHECKING:
 
 DAMAGE = "damage"
 NOTE = "note"
-"""Not wrong by itself: offsets that compaction took away, files that wait for their deletion, zeros that Kafka
-preallocated.
-"""
+"""Severity of a finding that is not wrong by itself: offsets that compaction removed, files that wait for their
+deletion, zeros that Kafka preallocated."""
 
-LEFT = {
-    ".deleted": "a retired file: it goes once file.delete.delay.ms is over, or with the broker's next start",
-    ".cleaned": "written by a compaction that goes on or was broken off",
-    ".swap": "written by a compaction, and about to be put in place",
-    ".tmp": "of a write that goes on or was broken off",
+LEFTOVER_REASONS = {
+    ".deleted": "a retired file: removed after file.delete.delay.ms, or by the broker's next start",
+    ".cleaned": "written by a compaction pass that is running or was interrupted",
+    ".swap": "written by a compaction pass, and not renamed to its final name yet",
+    ".tmp": "part of a write that is running or was interrupted",
 }
-"""What files are, by how their names end."""
-LEFT_DIRECTORIES = {
-    DELETE_SUFFIX: "a deleted or moved partition: it goes after file.delete.delay.ms, or with the broker's next start",
+"""The reason of the note about a leftover file, by the ending of its name."""
+DIRECTORY_REASONS = {
+    DELETE_SUFFIX: "a deleted or moved partition: removed after file.delete.delay.ms, or by the broker's next start",
     "-future": "a partition that moves here from another data directory",
-    "-stray": "a partition that no topic has any more, put aside: yours to delete",
+    "-stray": "a partition of a topic that no longer exists, put aside: delete it if you do not need it",
 }
-OTHER_DIRECTORY = "a directory that holds no live partition"
+OTHER_DIRECTORY_REASON = "a directory that holds no live partition"
 
-UNKNOWN = -1
-"""Where a segment ends that cannot be read."""
+UNKNOWN_END = -1
+"""The end offset of a segment that cannot be read."""
 
 
 class Finding(NamedTuple):
-    """`position` in bytes of the file `path`; `severity` is DAMAGE or NOTE."""
+    """A defect or note. `position` is in bytes of the file `path`; `severity` is DAMAGE or NOTE."""
 
     path: str
     position: int
@@ -78,7 +77,7 @@ class Finding(NamedTuple):
 
 
 class Verified:
-    """What was read, and what was found on the way."""
+    """The result: how many files, bytes, batches and records were read, and the findings."""
 
     __slots__ = ("batches", "bytes", "files", "findings", "records")
 
@@ -97,28 +96,28 @@ class Verified:
         self.records += other.records
         self.findings += other.findings
 
-    def found(self, path: str, position: int, reason: str, severity: str = DAMAGE) -> None:
+    def add_finding(self, path: str, position: int, reason: str, severity: str = DAMAGE) -> None:
         self.findings.append(Finding(path, position, severity, reason))
 
 
 def verify(disk: "Disk", path: str, *, records: bool = True) -> Verified:
     """Verify a file, a partition's directory or a whole data directory. `records`: decode every record.
 
-    What cannot be read is damage. Raises OSError for a path that is not there.
+    Data that cannot be read is a finding. Raises OSError if `path` does not exist.
     """
     path = path.rstrip("/")
     if not disk.is_dir(path):
-        disk.size(path)  # it must be there
+        disk.size(path)  # raises OSError if it does not exist
     return _Verifier(disk, decode=records).run(path)
 
 
 def unreadable(error: OSError) -> str:
-    """What is said of a file or a directory that the system refuses to read."""
+    """Return the reason for a file or directory that the operating system cannot read."""
     return f"it cannot be read: {error.strerror}"
 
 
-def by_ending(reasons: Mapping[str, str], name: str, otherwise: str = "left behind") -> str:
-    return next((reason for ending, reason in reasons.items() if name.endswith(ending)), otherwise)
+def reason_by_suffix(reasons: Mapping[str, str], name: str, default: str = "left behind") -> str:
+    return next((reason for ending, reason in reasons.items() if name.endswith(ending)), default)
 
 
 class _Verifier:
@@ -126,134 +125,150 @@ class _Verifier:
         self._disk = disk
         self._decode = decode
         self._result = Verified()
-        self._offsets: dict[str, dict[TopicPartition, int] | None] = {}
-        """Checkpoints that were read, by path."""
+        self._checkpoints: dict[str, dict[TopicPartition, int] | None] = {}
+        """Offsets of the checkpoints that were read, by path; None for a missing or damaged one."""
 
     def run(self, path: str) -> Verified:
         if self._disk.is_dir(path):
-            with self._noting(path):
-                self._directory(path)
+            with self._recording_errors(path):
+                self._verify_directory(path)
         else:
-            self._file(path)
+            self._verify_file(path)
         return self._result
 
     @contextmanager
-    def _noting(self, path: str) -> Iterator[None]:
-        """That `path` cannot be read is a finding: the rest is verified all the same."""
+    def _recording_errors(self, path: str) -> Iterator[None]:
+        """Record an OSError of the block as a finding about `path`, so that the rest is verified nevertheless."""
         try:
             yield
         except OSError as error:
-            self._result.found(path, 0, unreadable(error))
+            self._result.add_finding(path, 0, unreadable(error))
 
-    def _directory(self, path: str) -> None:
-        """A partition's, or a data directory."""
+    def _verify_directory(self, path: str) -> None:
+        """Verify the directory of a partition, or a data directory."""
         names = self._disk.list(path)
         if partition_of(path.rpartition("/")[2]) or any(file_kind(name).kind is Kind.SEGMENT for name in names):
-            self._partition(path)
+            self._verify_partition(path)
             return
         for name in names:
             child = f"{path}/{name}"
             if not self._disk.is_dir(child):
-                self._file(child)
+                self._verify_file(child)
             elif partition_of(name):
-                with self._noting(child):
-                    self._partition(child)
+                with self._recording_errors(child):
+                    self._verify_partition(child)
             else:
-                self._result.found(child, 0, by_ending(LEFT_DIRECTORIES, name, OTHER_DIRECTORY), NOTE)
+                self._result.add_finding(
+                    child, 0, reason_by_suffix(DIRECTORY_REASONS, name, OTHER_DIRECTORY_REASON), NOTE
+                )
 
-    def _partition(self, directory: str) -> None:
-        """The segments in their order, each with its indexes, then the other files."""
-        end_offset = UNKNOWN
+    def _verify_partition(self, directory: str) -> None:
+        """Verify the segments in order, each with its indexes, and then the other files."""
+        end_offset = UNKNOWN_END
         epochs: list[tuple[int, int, str]] = []
         names = self._disk.list(directory)
         segments = [name for name in names if file_kind(name).kind is Kind.SEGMENT]
         for name in segments:
             path, base_offset = f"{directory}/{name}", file_kind(name).base_offset
             if end_offset > base_offset:
-                self._result.found(path, 0, f"the segment before it reaches offset {end_offset}")
-            elif UNKNOWN < end_offset < base_offset:
+                self._result.add_finding(
+                    path, 0, f"the segment before it ends at offset {end_offset}, after this one begins"
+                )
+            elif UNKNOWN_END < end_offset < base_offset:
                 severity = NOTE if self._may_have_holes(directory, base_offset) else DAMAGE
-                self._result.found(path, 0, f"offsets {end_offset} to {base_offset - 1} are in no segment", severity)
-            end_offset = self._segment(path, base_offset, epochs)
-        self._ends(directory, segments, end_offset if segments else 0)
+                self._result.add_finding(
+                    path, 0, f"offsets {end_offset} to {base_offset - 1} are in no segment", severity
+                )
+            end_offset = self._verify_segment(path, base_offset, epochs)
+        self._check_ends(directory, segments, end_offset if segments else 0)
         for name in names:
             kind = file_kind(name).kind
             if kind is Kind.EPOCHS:
-                with self._noting(f"{directory}/{name}"):
-                    self._epochs(f"{directory}/{name}", epochs)
+                with self._recording_errors(f"{directory}/{name}"):
+                    self._verify_epochs(f"{directory}/{name}", epochs)
             elif kind not in OF_SEGMENT:
-                self._file(f"{directory}/{name}")
+                self._verify_file(f"{directory}/{name}")
             elif f"{name.partition('.')[0]}.log" not in names:
-                self._result.found(f"{directory}/{name}", 0, "an index without its segment", NOTE)
+                self._result.add_finding(f"{directory}/{name}", 0, "an index without its segment", NOTE)
 
     def _may_have_holes(self, directory: str, offset: int) -> bool:
-        """Whether what is missing before `offset` may be the work of compaction or lie below the log's start; of a
-        directory of Kafka's nobody can tell."""
+        """Return whether compaction may have removed the missing offsets before `offset`, or they may lie below the
+        log start offset. In a data directory of Kafka this is always possible, since its checkpoints may be behind.
+        """
         parent, _, name = directory.rpartition("/")
         key = partition_of(name)
         if key is None or not self._disk.exists(f"{parent}/{METADATA_STORE}"):
             return True
         path = f"{parent}/{CLEANER_OFFSETS}"
-        if self._disk.exists(path) and self._checkpointed(path, key) is None:
-            return True  # it is damaged, which is found when it is verified itself
-        compacted = key in (self._offsets.get(path) or {})
-        return compacted or offset <= (self._checkpointed(f"{parent}/{LOG_START_OFFSETS}", key) or 0)
+        if self._disk.exists(path) and self._checkpoint_offset(path, key) is None:
+            return True  # the checkpoint is damaged, which is reported when the file itself is verified
+        is_compacted = key in (self._checkpoints.get(path) or {})
+        return is_compacted or offset <= (self._checkpoint_offset(f"{parent}/{LOG_START_OFFSETS}", key) or 0)
 
-    def _ends(self, directory: str, segments: list[str], end_offset: int) -> None:
-        """The log begins and ends where the checkpoints beside its directory say, if they are there and know it."""
+    def _check_ends(self, directory: str, segments: list[str], end_offset: int) -> None:
+        """Check that the log begins and ends where the checkpoints of the data directory say, if they exist and know
+        the log.
+        """
         parent, _, name = directory.rpartition("/")
         key = partition_of(name)
         if key is None:
             return
-        start = self._checkpointed(f"{parent}/{LOG_START_OFFSETS}", key)
-        flushed = self._recovery_point(directory)
-        first = file_kind(segments[0]).base_offset if segments else 0
-        if start is not None and first > start:
-            # Kafka writes this checkpoint now and then: it may lag behind.
-            own = self._disk.exists(f"{parent}/{METADATA_STORE}")
-            reason = f"the log begins at offset {first}, {LOG_START_OFFSETS} says {start}: earlier segments are missing"
-            self._result.found(f"{directory}/{segments[0]}", 0, reason, DAMAGE if own else NOTE)
-        if flushed is not None and end_offset != UNKNOWN and max(end_offset, start or 0) < flushed:
+        start = self._checkpoint_offset(f"{parent}/{LOG_START_OFFSETS}", key)
+        recovery_point = self._recovery_point(directory)
+        first_offset = file_kind(segments[0]).base_offset if segments else 0
+        if start is not None and first_offset > start:
+            # Kafka writes this checkpoint only at intervals, so it may be behind.
+            is_tidelog_directory = self._disk.exists(f"{parent}/{METADATA_STORE}")
+            reason = (
+                f"the log begins at offset {first_offset}, {LOG_START_OFFSETS} says {start}: "
+                "earlier segments are missing"
+            )
+            self._result.add_finding(f"{directory}/{segments[0]}", 0, reason, DAMAGE if is_tidelog_directory else NOTE)
+        if recovery_point is not None and end_offset != UNKNOWN_END and max(end_offset, start or 0) < recovery_point:
             path = f"{directory}/{segments[-1]}" if segments else directory
-            reason = f"the log ends at offset {end_offset}, {RECOVERY_POINTS} says that {flushed} was on the disk"
-            self._result.found(path, self._disk.size(path) if segments else 0, reason)
+            reason = (
+                f"the log ends at offset {end_offset}, {RECOVERY_POINTS} says that {recovery_point} was on the disk"
+            )
+            self._result.add_finding(path, self._disk.size(path) if segments else 0, reason)
 
     def _recovery_point(self, directory: str) -> int | None:
-        """Of the partition in that directory; None when none is known."""
+        """Return the recovery point of the partition in `directory`; None if it is unknown."""
         parent, _, name = directory.rpartition("/")
         partition = partition_of(name)
-        return None if partition is None else self._checkpointed(f"{parent}/{RECOVERY_POINTS}", partition)
+        return None if partition is None else self._checkpoint_offset(f"{parent}/{RECOVERY_POINTS}", partition)
 
-    def _checkpointed(self, path: str, partition: TopicPartition) -> int | None:
-        """What the checkpoint says; 0 when it is there without the partition, None when it is missing or damaged."""
-        if path not in self._offsets:
+    def _checkpoint_offset(self, path: str, partition: TopicPartition) -> int | None:
+        """Return the partition's offset in a checkpoint; 0 if it has no entry, None if the checkpoint is missing or
+        damaged.
+        """
+        if path not in self._checkpoints:
             try:
-                self._offsets[path] = read_offsets(self._disk, path)
+                self._checkpoints[path] = read_offsets(self._disk, path)
             except (CorruptLog, OSError):
-                self._offsets[path] = None  # found when the file is verified itself
-        offsets = self._offsets[path]
+                self._checkpoints[path] = None  # reported when the file itself is verified
+        offsets = self._checkpoints[path]
         return None if offsets is None else offsets.get(partition, 0)
 
-    def _file(self, path: str) -> None:
-        """One file alone, by its name. An index is checked with the `.log` beside it."""
+    def _verify_file(self, path: str) -> None:
+        """Verify a single file according to its name. An index is verified together with the `.log` file beside it."""
         kind, base_offset = file_kind(path.rpartition("/")[2])
         if kind in OF_SEGMENT:
-            self._segment(f"{path.rpartition('.')[0]}.log", base_offset, [])
+            self._verify_segment(f"{path.rpartition('.')[0]}.log", base_offset, [])
             return
-        with self._noting(path):
+        with self._recording_errors(path):
             if kind is Kind.METADATA_SNAPSHOT:
-                self._chain(path, 0, [], {}, {})
+                self._verify_batches(path, 0, [], {}, {})
             elif kind in (Kind.LEFT, Kind.OTHER):
                 self._result.files += 1
                 self._result.bytes += self._disk.size(path)
                 if kind is Kind.LEFT:
-                    self._result.found(path, 0, by_ending(LEFT, path), NOTE)
+                    self._result.add_finding(path, 0, reason_by_suffix(LEFTOVER_REASONS, path), NOTE)
             else:
-                self._small_file(path, kind)
+                self._verify_small_file(path, kind)
 
-    def _small_file(self, path: str, kind: Kind) -> None:
-        """One that is read in one go."""
-        data = self._read(path)
+    def _verify_small_file(self, path: str, kind: Kind) -> None:
+        """Verify a file that is read at once."""
+        data = self._read_counted(path)
         try:
             if kind is Kind.PRODUCERS:
                 decode_snapshot(data)
@@ -266,84 +281,94 @@ class _Verifier:
             elif kind is Kind.PROPERTIES:
                 read_properties(data, path)
         except CorruptSnapshot as error:
-            self._result.found(path, 0, str(error))
+            self._result.add_finding(path, 0, str(error))
         except CorruptLog as error:
-            self._result.found(error.path, error.position, error.reason)
+            self._result.add_finding(error.path, error.position, error.reason)
 
-    def _epochs(self, path: str, seen: list[tuple[int, int, str]]) -> None:
-        """The checkpoint knows each epoch that the batches show, at no later offset: (epoch, offset, segment)."""
+    def _verify_epochs(self, path: str, batch_epochs: list[tuple[int, int, str]]) -> None:
+        """Check that the checkpoint contains each epoch of the batches, with an offset that is not later.
+
+        `batch_epochs` has (epoch, first offset, segment path) of each epoch in the batches.
+        """
         try:
-            entries = parse_epochs(self._read(path), path)
+            entries = parse_epochs(self._read_counted(path), path)
         except CorruptLog as error:
-            self._result.found(error.path, error.position, error.reason)
+            self._result.add_finding(error.path, error.position, error.reason)
             return
         for (epoch, start), (next_epoch, next_start) in pairwise(entries):
             if next_epoch <= epoch or next_start < start:
-                self._result.found(path, 0, f"epoch {next_epoch} from {next_start} follows epoch {epoch} from {start}")
+                self._result.add_finding(
+                    path, 0, f"epoch {next_epoch} from offset {next_start} follows epoch {epoch} from offset {start}"
+                )
         starts = dict(entries)
-        flushed = self._recovery_point(path.rpartition("/")[0]) or 0
-        for epoch, offset, segment in seen:
-            if not entries or (epoch > entries[-1][0] and offset >= flushed):
-                self._result.found(path, 0, f"epoch {epoch} from {offset} is not written down yet", NOTE)
+        recovery_point = self._recovery_point(path.rpartition("/")[0]) or 0
+        for epoch, offset, segment in batch_epochs:
+            if not entries or (epoch > entries[-1][0] and offset >= recovery_point):
+                self._result.add_finding(
+                    path, 0, f"epoch {epoch} from offset {offset} is not in the checkpoint yet", NOTE
+                )
             elif epoch > entries[-1][0]:
-                # No checksum covers it, but the checkpoint is written before the recovery point.
-                self._result.found(segment, 0, f"epoch {epoch} from {offset} is not in {path}")
+                # No checksum covers the epoch in a batch, but the checkpoint is written before the recovery point
+                # moves. So the epoch in the batch is wrong.
+                self._result.add_finding(segment, 0, f"epoch {epoch} from offset {offset} is not in {path}")
             elif epoch <= entries[0][0] and offset < entries[0][1]:
-                self._result.found(
+                self._result.add_finding(
                     path,
                     0,
-                    f"a batch at offset {offset} is older than the list of epochs: records there were deleted",
+                    f"a batch at offset {offset} lies before the first epoch of the list: its records were deleted",
                     NOTE,
                 )
             elif starts.get(epoch, offset + 1) > offset:
-                self._result.found(
+                self._result.add_finding(
                     path, 0, f"a batch at offset {offset} in {segment} is of epoch {epoch}, the checkpoint disagrees"
                 )
 
     # Segments
 
-    def _segment(self, path: str, base_offset: int, epochs: list[tuple[int, int, str]]) -> int:
-        """A segment with its indexes; the offset at which it ends, or UNKNOWN."""
+    def _verify_segment(self, path: str, base_offset: int, epochs: list[tuple[int, int, str]]) -> int:
+        """Verify a segment with its indexes. Returns the offset at which it ends, or UNKNOWN_END."""
         stem = path[: -len(".log")]
-        by_position = self._index_rows(OffsetIndex(self._disk, stem + ".index", base_offset))
-        by_offset = self._index_rows(TimeIndex(self._disk, stem + ".timeindex", base_offset))
-        positions = {position: (row, relative + base_offset) for row, (relative, position) in enumerate(by_position)}
-        times = {relative + base_offset: (row, time) for row, (time, relative) in enumerate(by_offset)}
-        end_offset = UNKNOWN
-        with self._noting(path):
-            end_offset = self._chain(path, base_offset, epochs, positions, times)
+        offset_rows = self._index_rows(OffsetIndex(self._disk, stem + ".index", base_offset))
+        time_rows = self._index_rows(TimeIndex(self._disk, stem + ".timeindex", base_offset))
+        positions = {position: (row, relative + base_offset) for row, (relative, position) in enumerate(offset_rows)}
+        times = {relative + base_offset: (row, time) for row, (time, relative) in enumerate(time_rows)}
+        end_offset = UNKNOWN_END
+        with self._recording_errors(path):
+            end_offset = self._verify_batches(path, base_offset, epochs, positions, times)
             for row, offset in positions.values():
-                reason = f"offset {offset} is not in what begins where it is indexed"
-                self._result.found(f"{stem}.index", row * 8, reason)
+                reason = f"offset {offset} is not in the batch at its indexed position"
+                self._result.add_finding(f"{stem}.index", row * 8, reason)
             for offset, (row, time) in times.items():
-                self._result.found(f"{stem}.timeindex", row * 12, f"offset {offset} with time {time} is not in the log")
+                self._result.add_finding(
+                    f"{stem}.timeindex", row * 12, f"offset {offset} with time {time} is not in the log"
+                )
         transactions = f"{stem}.txnindex"
         if self._disk.exists(transactions):
-            with self._noting(transactions):
-                self._transactions(transactions)
+            with self._recording_errors(transactions):
+                self._verify_transactions(transactions)
         return end_offset
 
-    def _transactions(self, path: str) -> None:
+    def _verify_transactions(self, path: str) -> None:
         self._result.files += 1
         self._result.bytes += self._disk.size(path)
         try:
             TransactionIndex(self._disk, path, exists=True).read()
         except CorruptLog as error:
-            self._result.found(error.path, error.position, error.reason)
+            self._result.add_finding(error.path, error.position, error.reason)
 
     def _index_rows(self, index: OffsetIndex | TimeIndex) -> list[tuple[int, int]]:
         if not self._disk.exists(index.path):
             return []
-        with self._noting(index.path):
+        with self._recording_errors(index.path):
             self._result.files += 1
             self._result.bytes += self._disk.size(index.path)
             try:
                 return index.rows()
             except CorruptIndex as error:
-                self._result.found(index.path, 0, str(error).partition(": ")[2])
+                self._result.add_finding(index.path, 0, str(error).partition(": ")[2])
         return []
 
-    def _chain(
+    def _verify_batches(
         self,
         path: str,
         base_offset: int,
@@ -351,44 +376,49 @@ class _Verifier:
         positions: dict[int, tuple[int, int]],
         times: dict[int, tuple[int, int]],
     ) -> int:
-        """Every batch of a file; index entries that agree with it are taken out of `positions` and `times`.
+        """Verify every batch of a file, and return the end offset. Index entries that agree with the batches are
+        removed from `positions` and `times`.
 
-        Which offset an entry has changed with Kafka's versions. Before 4.0 it was the last one of an append, which may
-        be several batches (a follower's, compaction's), at the position of the first of them; up to 3.7 a time had the
-        first record's of that time, not the batch's last. Look-ups find the same with either.
+        `positions` maps a position to (row, offset), and `times` an offset to (row, timestamp). The offset in an
+        entry differs between Kafka's versions. Before 4.0 it was the last offset of an append, which may be several
+        batches (of a follower or of compaction), with the position of the first of them. Up to 3.7 a time entry had
+        the offset of the first record with the timestamp, not the batch's last offset. Look-ups return the same with
+        either.
         """
         next_offset = base_offset
         latest = -1
-        indexed = -1
-        timed = sorted(times)
-        seen = 0
-        for position, batch, fields in self._sound_chain(path, base_offset):
+        entry_position = -1
+        time_offsets = sorted(times)
+        next_time = 0
+        for position, batch, fields in self._readable_batches(path, base_offset):
             self._result.batches += 1
             if crc32c(batch[21:]) != fields[CRC]:
-                self._result.found(path, position, f"the batch's CRC-32C is not the stated {fields[CRC]:#010x}")
+                self._result.add_finding(path, position, f"the batch's CRC-32C is not the stated {fields[CRC]:#010x}")
             elif self._decode:
-                self._records(path, position, batch, fields)
+                self._verify_records(path, position, batch, fields)
             epoch, offset = fields[LEADER_EPOCH], fields[BASE_OFFSET]
             if epochs and epoch < epochs[-1][0]:
-                self._result.found(path, position, f"leader epoch {epoch} follows epoch {epochs[-1][0]}")
+                self._result.add_finding(path, position, f"leader epoch {epoch} follows epoch {epochs[-1][0]}")
             elif epoch >= 0 and (not epochs or epoch > epochs[-1][0]):
                 epochs.append((epoch, offset, path))
             last_offset = offset + fields[LAST_OFFSET_DELTA]
-            if fields[COUNT]:  # compaction leaves batches without records, whose time says nothing
+            if fields[COUNT]:  # compaction leaves batches without records, whose timestamp means nothing
                 latest = max(latest, fields[MAX_TIMESTAMP])
             if position in positions:
-                indexed = position
-            if indexed in positions and offset <= positions[indexed][1] <= last_offset:
-                del positions[indexed]
-            while seen < len(timed) and timed[seen] <= last_offset:
-                if timed[seen] >= offset and times[timed[seen]][1] == latest:
-                    del times[timed[seen]]
-                seen += 1
+                entry_position = position
+            if entry_position in positions and offset <= positions[entry_position][1] <= last_offset:
+                del positions[entry_position]
+            while next_time < len(time_offsets) and time_offsets[next_time] <= last_offset:
+                if time_offsets[next_time] >= offset and times[time_offsets[next_time]][1] == latest:
+                    del times[time_offsets[next_time]]
+                next_time += 1
             next_offset = last_offset + 1
         return next_offset
 
-    def _sound_chain(self, path: str, base_offset: int) -> Iterator[tuple[int, memoryview, Fields]]:
-        """The batches of a file. Where the chain breaks, that is a finding, and the next sound batch is looked for."""
+    def _readable_batches(self, path: str, base_offset: int) -> Iterator[tuple[int, memoryview, Fields]]:
+        """Yield (position, batch, header) of each batch of a file. A break in the sequence is a finding; then
+        continue with the next sound batch.
+        """
         file = self._disk.open(path)
         try:
             end = file.size()
@@ -404,34 +434,36 @@ class _Verifier:
                 except CorruptLog as error:
                     if is_unwritten(file, error.position, end):
                         reason = f"{end - error.position} bytes are not written yet: zeros after the last batch"
-                        self._result.found(path, error.position, reason, NOTE)
+                        self._result.add_finding(path, error.position, reason, NOTE)
                         return
-                    found = next_sound_batch(file, error.position, end, next_offset)
-                    lost = (end if found is None else found) - error.position
-                    self._result.found(path, error.position, f"{error.reason}; {lost} bytes are unreadable")
-                    if found is None:
+                    next_position = next_sound_batch(file, error.position, end, next_offset)
+                    lost_bytes = (end if next_position is None else next_position) - error.position
+                    self._result.add_finding(path, error.position, f"{error.reason}; {lost_bytes} bytes are unreadable")
+                    if next_position is None:
                         return
-                    start = found
+                    start = next_position
         finally:
             file.close()
 
-    def _records(self, path: str, position: int, batch: memoryview, fields: Fields) -> None:
+    def _verify_records(self, path: str, position: int, batch: memoryview, fields: Fields) -> None:
         try:
-            found = decode_records(batch, 0)
+            records = decode_records(batch, 0)
         except ValueError as error:
-            self._result.found(path, position, f"its records cannot be decoded: {error}")
+            self._result.add_finding(path, position, f"its records cannot be decoded: {error}")
             return
-        self._result.records += len(found)
-        offsets = [record.offset for record in found]
+        self._result.records += len(records)
+        offsets = [record.offset for record in records]
         last_offset = fields[BASE_OFFSET] + fields[LAST_OFFSET_DELTA]
-        if len(found) != fields[COUNT]:
-            self._result.found(path, position, f"the batch states {fields[COUNT]} records and holds {len(found)}")
+        if len(records) != fields[COUNT]:
+            self._result.add_finding(
+                path, position, f"the batch states {fields[COUNT]} records and holds {len(records)}"
+            )
         elif any(b <= a for a, b in pairwise(offsets)):
-            self._result.found(path, position, "the offsets of its records do not rise")
+            self._result.add_finding(path, position, "the offsets of its records do not rise")
         elif offsets and not fields[BASE_OFFSET] <= offsets[0] <= offsets[-1] <= last_offset:
-            self._result.found(path, position, f"its records have offsets {offsets[0]} to {offsets[-1]}")
+            self._result.add_finding(path, position, f"its records have offsets {offsets[0]} to {offsets[-1]}")
 
-    def _read(self, path: str) -> bytes:
+    def _read_counted(self, path: str) -> bytes:
         data = self._disk.read(path)
         self._result.files += 1
         self._result.bytes += len(data)

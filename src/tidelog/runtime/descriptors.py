@@ -91,10 +91,6 @@ class DescriptorPool:
         self._reserved: list[int] = []
         drop_when_forked(self)
 
-    @property
-    def open_count(self) -> int:
-        return len(self._order) + len(self._retiring)
-
     def open(self, file: Pooled, flags: int, *, to_sync: bool = False) -> int:
         """Return the file's descriptor; open one if it has none. The caller has pinned the file. Raises OSError.
 

@@ -88,24 +88,6 @@ class LocalFile:
             self.pins.pop()
         return data
 
-    def pread_into(self, buffer: memoryview | bytearray, position: int) -> int:
-        self.pins.append(None)
-        try:
-            descriptor = self.descriptor
-            if descriptor >= 0:
-                self.used = True
-            else:
-                descriptor = self._open()
-            count = os.preadv(descriptor, [buffer], position)
-            while count < len(buffer):
-                more = os.preadv(descriptor, [memoryview(buffer)[count:]], position + count)
-                if not more:
-                    break
-                count += more
-        finally:
-            self.pins.pop()
-        return count
-
     def pwrite(self, data: Buffer, position: int) -> None:
         self.pins.append(None)
         try:

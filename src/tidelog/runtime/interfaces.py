@@ -46,9 +46,6 @@ class File(Protocol):
     def pread(self, size: int, position: int) -> bytes:
         """Return `size` bytes from `position`; fewer only at the end of the file."""
 
-    def pread_into(self, buffer: memoryview | bytearray, position: int) -> int:
-        """Fill `buffer` from `position` and return the number of bytes; it is smaller only at the end of the file."""
-
     def pwrite(self, data: Buffer, position: int) -> None:
         """Write all of `data`. Raises OSError (ENOSPC ...); after a failure the file may hold a part of `data`."""
 
@@ -257,8 +254,12 @@ class Stream(Protocol):
 class Receiver(Protocol):
     """The callbacks of a stream. As in `asyncio.BufferedProtocol` the receiver supplies the buffer for incoming bytes.
 
-    An exception that escapes from a callback is logged and ends the connection. The connection is closed when the peer
-    has shut its sending side, unless this is an `AnsweringReceiver`.
+    An exception that escapes from a callback is logged and ends the connection.
+
+    A receiver may have one more callback, `eof_received() -> bool`: the peer has shut its sending side or closed the
+    connection (TCP does not tell which), and no `received` follows. If it returns True, the stream stays open until the
+    receiver has sent everything and calls `finish`; `closed` still reports a reset. If it returns False, or if the
+    receiver does not have it, the stream is closed.
     """
 
     def connected(self, stream: Stream) -> None: ...
@@ -276,18 +277,6 @@ class Receiver(Protocol):
         """The connection has ended. This is the last callback, never made from within a call to the stream.
 
         `error` is None when either side closed the connection in order.
-        """
-
-
-class AnsweringReceiver(Receiver, Protocol):
-    """A receiver that may still have something to send when its input has ended."""
-
-    def eof_received(self) -> bool:
-        """The peer has shut its sending side or closed the connection; TCP does not tell which. No `received`
-        follows.
-
-        True: the stream stays open until the receiver has sent everything and calls `finish`; `closed` still reports
-        a reset. False: the stream is closed.
         """
 
 

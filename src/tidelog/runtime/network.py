@@ -153,10 +153,6 @@ class SocketNetwork:
         self.resets = Resets(loop)
         drop_when_forked(self)
 
-    @property
-    def connection_count(self) -> int:
-        return len(self._streams)
-
     async def bind(self, host: str, port: int) -> SocketListener:
         addresses = await self._resolve(host, port, socket.AI_PASSIVE)
         sockets = _bind_all(addresses, port)

@@ -44,11 +44,6 @@ class SimFile:
         self._begin("read")
         return bytes(memoryview(self._inode.cached)[position : position + size])
 
-    def pread_into(self, buffer: memoryview | bytearray, position: int) -> int:
-        data = self.pread(len(buffer), position)
-        buffer[: len(data)] = data
-        return len(data)
-
     def pwrite(self, data: Buffer, position: int) -> None:
         content = bytes(data)
         try:

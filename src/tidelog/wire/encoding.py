@@ -21,7 +21,7 @@ PIECE_PARTS = 4096
 
 
 def build_encoders(message: type[Message], version: int, *, any_text: bool = False) -> tuple[Encoder, PiecesEncoder]:
-    """Return the functions that `message.encode` and `message.encode_pieces` call for `version`.
+    """Return `message.encoder` and `message.pieces_encoder` for `version`.
 
     With `any_text`, strings may hold lone surrogates, which stand for bytes that are not UTF-8 ("surrogateescape").
     """

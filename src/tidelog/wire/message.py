@@ -104,7 +104,7 @@ class Message(Struct):
         return decoder(buffer, position)
 
     def encode(self, version: int) -> bytes:
-        """Encode the message into bytes. Record data must be in memory; only `encode_pieces` accepts file regions.
+        """Encode the message into bytes. Record data must be in memory; only a `pieces_encoder` accepts file regions.
 
         Raises FieldNotInVersion, UnencodableValue, or VersionNotInMessage.
         """
@@ -112,14 +112,6 @@ class Message(Struct):
             encoder = self._encoders[version]
         except KeyError:
             encoder = self.encoder(version)
-        return encoder(self)
-
-    def encode_pieces(self, version: int) -> "list[Piece]":
-        """Encode the message into pieces; record data stays in its own pieces. The first piece is always `bytes`."""
-        try:
-            encoder = self._pieces_encoders[version]
-        except KeyError:
-            encoder = self.pieces_encoder(version)
         return encoder(self)
 
     @classmethod
@@ -140,7 +132,7 @@ class Message(Struct):
 
     @classmethod
     def stepwise_encoder(cls, version: int) -> StepwiseEncoder:
-        """Return `encode_pieces` for one version as a generator function; it may make more pieces."""
+        """Return a `pieces_encoder` for one version as a generator function; it may make more pieces."""
         from tidelog.wire.encoding import build_stepwise_encoder
 
         return build_stepwise_encoder(cls, version)
@@ -154,7 +146,10 @@ class Message(Struct):
 
     @classmethod
     def pieces_encoder(cls, version: int) -> PiecesEncoder:
-        """Return the function that `encode_pieces` calls for one version; hot paths keep it."""
+        """Return the function that encodes a message of one version into pieces. Record data stays in its own pieces.
+
+        The first piece is always `bytes`.
+        """
         if version not in cls._pieces_encoders:
             cls._build_encoders(version)
         return cls._pieces_encoders[version]

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from wire_values import api_messages, project, record_messages, trees, versions_of, wire_settings
 
-from tidelog.wire.frames import decode_request_header
 from tidelog.wire.message import Message
 from tidelog.wire.primitives import MalformedMessage
+from wire_harness import decode_request_header
 
 MESSAGES = [*api_messages(), *record_messages()]
 SECONDS_MAX = 2.0

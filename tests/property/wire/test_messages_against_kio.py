@@ -15,14 +15,13 @@ from wire_values import KIO_DATA, TEXTS, api_messages, message_named, project, t
 from tidelog.wire.apis import APIS
 from tidelog.wire.facts import snake_case
 from tidelog.wire.frames import (
-    decode_request_header,
     decode_response_header,
     encode_request_header,
-    encode_response_header,
     request_header_version,
     response_header_version,
 )
 from tidelog.wire.message import Message
+from wire_harness import decode_request_header, encode_response_header
 
 MESSAGES = [*api_messages(), *map(message_named, KIO_DATA)]
 
@@ -57,7 +56,7 @@ def test_same_bytes(message: type[Message], data: st.DataObject) -> None:
         theirs = to_kio(entity, ours, version)
         expected = kio_encode(theirs)
         assert ours.encode(version) == expected
-        assert b"".join(ours.encode_pieces(version)) == expected
+        assert b"".join(ours.pieces_encoder(version)(ours)) == expected
         decoded, end = message.decode(expected, 0, version)
         assert end == len(expected)
         assert decoded == ours

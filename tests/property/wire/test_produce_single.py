@@ -18,8 +18,8 @@ from tidelog.replication.partition import Partition
 from tidelog.runtime.turns import Turns
 from tidelog.simulation.disk import SimDisk
 from tidelog.wire.errors import UnknownTopicId, UnknownTopicOrPartition
-from tidelog.wire.frames import encode_request
 from tidelog.wire.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from wire_harness import encode_request
 
 TOPICS = {b"1" * 16: "t", b"2" * 16: "other"}
 

@@ -12,6 +12,7 @@ import pytest
 from conversation import API, TOPICS, Conversation, Fields, settings_of
 from message_fields import request_of
 
+from group_harness.invariants import check_core
 from group_harness.memory import EPOCH_MS
 from group_harness.virtual_broker import VirtualBroker, topic_id
 from tidelog.wire.records import batches_in, decode_records
@@ -60,7 +61,7 @@ class OnVirtualTime:
 
     def check(self) -> None:
         for led in self._broker.groups._led.values():
-            led.core.validate_state()
+            check_core(led.core)
         self._broker.groups.close()
         self._broker.settle()
 

@@ -11,8 +11,8 @@ from tidelog.api.produce_single import Singles
 from tidelog.api.services import RequestContext
 from tidelog.replication.partition import Partition
 from tidelog.wire.batches import Codec
-from tidelog.wire.frames import encode_request
 from tidelog.wire.messages.produce import PartitionProduceData, ProduceRequest, ProduceResponse, TopicProduceData
+from wire_harness import encode_request
 
 ON_THE_WAY = [
     "handle",

@@ -12,7 +12,6 @@ import pytest
 
 from process_harness.raw import RawConnection
 from tidelog.testing import Broker
-from tidelog.wire.frames import encode_request
 from tidelog.wire.message import Message
 from tidelog.wire.messages.api_versions import ApiVersionsRequest
 from tidelog.wire.messages.create_topics import CreatableTopic, CreateTopicsRequest
@@ -27,6 +26,7 @@ from tidelog.wire.messages.offset_commit import (
 from tidelog.wire.messages.offset_fetch import OffsetFetchRequest, OffsetFetchRequestGroup, OffsetFetchRequestTopics
 from tidelog.wire.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from tidelog.wire.records import Record, encode_batch
+from wire_harness import encode_request
 
 PARTITIONS = 400
 TOPIC = "wide"

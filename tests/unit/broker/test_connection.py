@@ -238,7 +238,7 @@ def test_what_is_no_request_closes_the_connection(
     assert not bench.connection.open
     assert bench.stream.ended == "aborted"
     assert reason in caplog.text
-    assert bench.listener.connection_count == 0
+    assert not bench.listener._connections
 
 
 def test_a_response_that_cannot_be_encoded_ends_its_own_connection_only(

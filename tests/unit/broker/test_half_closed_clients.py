@@ -17,11 +17,11 @@ from tidelog.broker.connection import BACKLOG_BYTES_MAX
 from tidelog.broker.pipelining import REQUESTS_PER_TURN
 from tidelog.quotas.entities import entity_of
 from tidelog.testing import Broker
-from tidelog.wire.frames import encode_request
 from tidelog.wire.messages.fetch import FetchPartition, FetchRequest, FetchTopic
 from tidelog.wire.messages.heartbeat import HeartbeatResponse
 from tidelog.wire.messages.produce import PartitionProduceData, ProduceRequest, ProduceResponse, TopicProduceData
 from tidelog.wire.records import Record, encode_batch
+from wire_harness import encode_request
 
 SECONDS = 20.0
 RESET = struct.pack("ii", 1, 0)

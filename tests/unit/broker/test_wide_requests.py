@@ -10,7 +10,6 @@ from tidelog.testing import Broker
 from tidelog.wire.batches import Codec
 from tidelog.wire.checksums import crc32c
 from tidelog.wire.errors import ErrorCode
-from tidelog.wire.frames import encode_request
 from tidelog.wire.messages.create_topics import CreatableTopic, CreatableTopicConfig, CreateTopicsRequest
 from tidelog.wire.messages.fetch import FetchPartition, FetchRequest, FetchResponse, FetchTopic
 from tidelog.wire.messages.find_coordinator import FindCoordinatorRequest
@@ -23,6 +22,7 @@ from tidelog.wire.messages.offset_commit import (
 from tidelog.wire.messages.offset_fetch import OffsetFetchRequest, OffsetFetchRequestGroup, OffsetFetchRequestTopics
 from tidelog.wire.messages.produce import PartitionProduceData, ProduceRequest, ProduceResponse, TopicProduceData
 from tidelog.wire.records import Record, encode_batch
+from wire_harness import encode_request
 
 CRC_AT, ATTRIBUTES_AT = 17, 21
 PARTITIONS = 300

@@ -136,7 +136,7 @@ def test_examples_are_command_lines_that_are_understood(words: list[str]) -> Non
         (["produce", "x", "-p", "9999999999"], "Invalid value for '--partition' / '-p'"),
         (["produce", "x", "--acks", "2"], "--acks is one of all, 1, 0, not '2'"),
         (["produce", "x", "-z", "zip"], "--compression is one of none, gzip, snappy, lz4, zstd, not 'zip'"),
-        (["produce", "x", "-k", "a", "-K", ":"], "--key and --key-separator do not go together"),
+        (["produce", "x", "-k", "a", "-K", ":"], "--key and --key-separator exclude each other"),
         (["produce", "x", "-H", "a"], "--header takes KEY=VALUE, for example --header source=import, not 'a'"),
         (["produce", "x", "--json", "-K", ":"], "--json lines have their own keys and nulls"),
         (["produce", "x", "--keep-partitions"], "--keep-partitions takes the partitions of --json lines"),

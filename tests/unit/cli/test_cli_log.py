@@ -64,7 +64,7 @@ def test_a_flipped_byte_is_found_with_path_and_position(data: Path, capsys: pyte
 def test_findings_of_one_kind_are_one_line_with_their_number(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
     epochs = data / "orders-0" / SEGMENT
     found = [
-        Finding(str(epochs), 8 * row, "damage", f"offset {row} is not in what begins where it is indexed")
+        Finding(str(epochs), 8 * row, "damage", f"offset {row} is not in the batch at its indexed position")
         for row in range(9)
     ]
     other = Finding(str(epochs), 0, "note", "left by an interrupted deletion or cleaning")

@@ -24,10 +24,10 @@ LOST_GROUP, OTHER_GROUP = sorted("ab", key=lambda group: partition_of(group, 2),
 """The first is kept in __consumer_offsets-1, the second in __consumer_offsets-0."""
 REMEDY = (
     'Its broker\'s log says why (look for "offline"). Stop the broker and find the damage with\n'
-    "tidelog log verify DIRECTORY; the next start opens what has been mended.\n"
+    "tidelog log verify DIRECTORY; the next start opens partitions that were repaired.\n"
 )
 OF_ORDERS = "Offline: partition 1 of orders. "
-OF_GROUPS = "Offline: partition 1 of __consumer_offsets. Groups that are kept there are not shown.\n"
+OF_GROUPS = "Offline: partition 1 of __consumer_offsets. Groups that are stored there are not shown.\n"
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -97,7 +97,7 @@ def test_consume_reads_the_others_and_does_not_call_it_the_end(tidelog: Run) -> 
     ran = tidelog("consume", "orders", "-B", "-e", code=1)
     assert len(ran.stdout.splitlines()) == 20
     assert ran.stderr == (
-        f"{OF_ORDERS}What is there is not read, what the others have is.\n{REMEDY}"
+        f"{OF_ORDERS}Their records are not read; all other partitions are.\n{REMEDY}"
         "Error: partition 1 of orders could not be read to the end\n"
     )
     assert tidelog("consume", "orders", "-B", "-n", 20).stderr.startswith(OF_ORDERS)
@@ -109,7 +109,7 @@ def test_consume_reads_the_others_and_does_not_call_it_the_end(tidelog: Run) -> 
 
 def test_a_group_reads_the_others_or_learns_that_it_is_kept_nowhere(tidelog: Run) -> None:
     refused = tidelog("consume", "orders", "-g", LOST_GROUP, code=1).stderr
-    line = f"offline: partition 1 of __consumer_offsets. Group {LOST_GROUP} is kept there, and has no coordinator."
+    line = f"offline: partition 1 of __consumer_offsets. Group {LOST_GROUP} is stored there, and has no coordinator."
     assert refused == f"Error: {line}\n{REMEDY}"
     ran = tidelog("consume", "orders", "-g", OTHER_GROUP, "-B", "-e", code=1)
     assert ran.stderr.startswith(OF_ORDERS)
@@ -122,7 +122,7 @@ def test_produce_writes_what_can_be_written(tidelog: Run) -> None:
     assert "partitions 0-2 of lost. Nobody can write there." in tidelog("produce", "lost", input="x", code=1).stderr
     ran = tidelog("produce", "inbox", input="x\n" * 10)
     assert ran.stderr.startswith(
-        "Offline: partition 1 of inbox. Records whose key belongs there cannot be written, all others are.\n"
+        "Offline: partition 1 of inbox. Records whose key belongs there cannot be written; all others are.\n"
     )
     assert ran.stderr.endswith("10 records, 10 B, to inbox\n")
 
@@ -142,7 +142,7 @@ def test_groups_are_shown_as_far_as_they_can_be(tidelog: Run) -> None:
     ran = tidelog("group", "list")
     assert [line.split() for line in ran.stdout.splitlines()[1:]] == [[OTHER_GROUP, "empty", "0", lag_of(ran.stdout)]]
     assert lag_of(ran.stdout).endswith("+")
-    unknown = f"{OF_ORDERS}What is to be read there is unknown.\n{REMEDY}"
+    unknown = f"{OF_ORDERS}The lag of their readers is unknown.\n{REMEDY}"
     assert ran.stderr == f"{OF_GROUPS}{REMEDY}{unknown}"
     assert tidelog("group", "list", "--names").stderr == f"{OF_GROUPS}{REMEDY}"
 
@@ -164,7 +164,7 @@ def test_watched_lag_says_it_above_the_table(broker: Broker) -> None:
     command = [sys.executable, "-m", "tidelog", "group", "lag", "--watch"]
     environment = os.environ | {"TIDELOG_BOOTSTRAP": broker.bootstrap}
     with on_a_terminal(command, environment, columns=100, lines=24) as watching:
-        watching.expect("Offline: partition 1 of __consumer_offsets. Groups that are kept there are not shown.")
+        watching.expect("Offline: partition 1 of __consumer_offsets. Groups that are stored there are not shown.")
         watching.expect("Offline: partition 1 of orders. ")
         watching.expect("Partition")
         watching.process.send_signal(signal.SIGINT)

@@ -31,7 +31,7 @@ def test_a_move_goes_no_further_than_the_log() -> None:
     assert moves == [
         Move("t", 0, None, 10, "5 is below the log's start"),
         Move("t", 1, 12, 15),
-        Move("t", 2, None, 20, "25 is beyond the log's end"),
+        Move("t", 2, None, 20, "25 is above the log's end"),
     ]
     assert [move.difference for move in moves] == [None, 3, None]
     assert moves_table(moves).rows[1] == ["t", "1", "12", "15", "+3", ""]
@@ -75,11 +75,11 @@ def test_files_of_offsets(tmp_path: Path, text: str, found: object) -> None:
         ("t,0", "line 1: 2 fields"),
         ("t,0,5\nt,zero,5", "line 2: 't', 'zero', '5'"),
         ("t,0,-5", "line 1"),
-        ("t,0,5\nt,0,6", "line 2: t-0 comes twice"),
+        ("t,0,5\nt,0,6", "line 2: t-0 is given twice"),
         ("[1]", "expected CSV"),
         ("{}", "expected CSV"),
-        ("[{", "is no JSON"),
-        ("[" * 100_000, "is no JSON"),
+        ("[{", "is not JSON"),
+        ("[" * 100_000, "is not JSON"),
         ('[{"topic": "t", "partition": true, "offset": 5}]', "item 1"),
         ('[{"topic": "t", "partition": 0, "offset": null}]', "item 1"),
         ("t,0," + "9" * 30, "line 1"),
@@ -97,7 +97,7 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(CommandError, match="cannot be read: No such file"):
         read_offsets(str(tmp_path / "none"), "g")
     (tmp_path / "bytes").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(CommandError, match="no text in UTF-8"):
+    with pytest.raises(CommandError, match="not UTF-8 text"):
         read_offsets(str(tmp_path / "bytes"), "g")
 
 

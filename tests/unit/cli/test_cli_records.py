@@ -181,8 +181,8 @@ def test_json_that_is_no_record(document: object) -> None:
 @pytest.mark.parametrize(
     ("line", "why"),
     [
-        (b'{"value":1,"value":2}', '"value" stands there twice'),
-        (b'{"value":1,"headers":[{"key":"a","key":"b"}]}', '"key" stands there twice'),
+        (b'{"value":1,"value":2}', '"value" is given twice'),
+        (b'{"value":1,"headers":[{"key":"a","key":"b"}]}', '"key" is given twice'),
         (b'{"value":NaN}', "JSON has no NaN"),
         (b'{"value":"\\ud800"}', '"value" has half of a surrogate pair'),
         (b'{"value":1,"headers":[{"key":"\\ud800"}]}', '"key" has half of a surrogate pair'),
@@ -261,7 +261,9 @@ def test_json_lines() -> None:
     assert str(refused.value) == "line 7 is not JSON: Expecting value, at column 11"
     with pytest.raises(CommandError, match="line 8 is not JSON: Unterminated string, at column 11"):
         parse(8, b'{"value": "x}')
-    with pytest.raises(CommandError, match='line 8 is not a record: "vaule" is no field: there are topic, partition'):
+    with pytest.raises(
+        CommandError, match='line 8 is not a record: "vaule" is not a field; the fields are topic, partition'
+    ):
         parse(8, b'{"value":"v","vaule":"x"}')
     assert parse(9, b'{"value":"v","partition":4}').partition is None
     keep = json_parser(None, [], True)

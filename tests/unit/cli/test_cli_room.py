@@ -15,7 +15,7 @@ from tidelog.cli.broker_settings import BrokerSetting
 from tidelog.cli.cluster import KnownOffsets, Offsets, PartitionState, Setting, TopicState
 from tidelog.cli.lag import Lag, Total, lag_table
 from tidelog.cli.lag_watch import Progress, watch_table
-from tidelog.cli.room import fit, is_number, least_width, shared, together
+from tidelog.cli.room import column_widths, fit, is_number, least_width, total_width
 from tidelog.cli.tables import Column, Table, print_table
 from tidelog.client.groups import Group, ListedGroup, Member
 from tidelog.demo import view
@@ -219,16 +219,16 @@ def test_a_table_fits_or_only_what_must_stay_is_left(
     table = Table(columns, rows, shorten=shorten)
     room = fit(table, width)
     assert sorted(room.shown + room.above + room.left_out) == list(range(len(columns)))
-    assert together(room.widths) <= width or len(room.shown) == 1
+    assert total_width(room.widths) <= width or len(room.shown) == 1
     assert all(w >= least_width(table, index) for w, index in zip(room.widths, room.shown, strict=True))
-    assert bool(room.above or room.left_out) == (room.needed > width and len(columns) > 1)
+    assert bool(room.above or room.left_out) == (room.full_width > width and len(columns) > 1)
     assert not (shorten and room.above)
 
 
 def test_the_widest_give_way_to_the_same_width() -> None:
-    assert shared([8, 3, 8], [30, 3, 10], 40) == [23, 3, 10]
-    assert shared([8, 3, 8], [30, 3, 20], 33) == [13, 3, 13]
-    assert shared([8, 3, 8], [30, 3, 20], 10) == [8, 3, 8]
+    assert column_widths([8, 3, 8], [30, 3, 10], 40) == [23, 3, 10]
+    assert column_widths([8, 3, 8], [30, 3, 20], 33) == [13, 3, 13]
+    assert column_widths([8, 3, 8], [30, 3, 20], 10) == [8, 3, 8]
 
 
 @pytest.mark.parametrize(

@@ -205,7 +205,7 @@ def test_a_ready_line_that_cannot_be_written_stops_it_in_order(
     with open(descriptor, "wb") as stdout:
         ran = subprocess.run(command, stdout=stdout, stderr=subprocess.PIPE, text=True, timeout=30)
     assert ran.returncode == 1
-    line = f"Error: stdout does not take the line that says where it listens: {reason}"
+    line = f"Error: the line with the broker's address cannot be written to stdout: {reason}"
     assert ran.stderr.splitlines()[-1] == line
     again = start("--listen", "127.0.0.1:0", "--data", str(tmp_path))
     port_of(again, tmp_path)

@@ -139,7 +139,7 @@ def test_errors_are_waited_out_but_the_first_one_is_not() -> None:
         away = looker.away()
         assert away is not None
         assert away.since_s == first.at_s
-        assert away.text("h:1", "7 s") == "not now; for 7 s, still trying."
+        assert away.text("h:1", "7 s") == "not now; failing for 7 s, still trying."
         go_on.release()
         assert (second := looker.next(LIMIT_S)) is not None
         assert second.what == 2

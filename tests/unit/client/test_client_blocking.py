@@ -15,7 +15,6 @@ from tidelog.client.errors import BrokenProtocol, ClientError, GaveUp, NoBrokerR
 from tidelog.client.operations import EARLIEST, HELD_BACK, Backoff, FetchLimits, Pause, Produced
 from tidelog.model.ids import TopicPartition
 from tidelog.wire.errors import NotLeaderOrFollower
-from tidelog.wire.frames import RequestHeader, decode_request_header, encode_response
 from tidelog.wire.message import Message
 from tidelog.wire.messages.api_versions import ApiVersion, ApiVersionsResponse
 from tidelog.wire.messages.fetch import FetchableTopicResponse, FetchRequest, FetchResponse, PartitionData
@@ -31,6 +30,7 @@ from tidelog.wire.messages.metadata import (
     MetadataResponseTopic,
 )
 from tidelog.wire.messages.produce import PartitionProduceResponse, ProduceResponse, TopicProduceResponse
+from wire_harness import RequestHeader, decode_request_header, encode_response
 
 T0 = TopicPartition("t", 0)
 TOPIC_ID = bytes(range(16))
@@ -234,7 +234,7 @@ def test_a_produce_has_a_time_of_its_own() -> None:
 
 
 def test_a_call_that_waits_for_brokers_says_so_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tidelog.client.blocking.TELL_AFTER_S", 0.05)
+    monkeypatch.setattr("tidelog.client.blocking.OUTAGE_NOTICE_AFTER_S", 0.05)
     with socket.create_server(("127.0.0.1", 0)) as unused:
         address = Address(*unused.getsockname())
     told: list[str] = []
@@ -246,7 +246,7 @@ def test_a_call_that_waits_for_brokers_says_so_once(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_call_that_waits_for_something_else_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tidelog.client.blocking.TELL_AFTER_S", 0.0)
+    monkeypatch.setattr("tidelog.client.blocking.OUTAGE_NOTICE_AFTER_S", 0.0)
     told: list[str] = []
     client = Client("127.0.0.1:1", QUICK, tell=told.append)
     client.pause(Pause(1, NotLeaderOrFollower()), time.monotonic() + 1, 1000)
@@ -265,9 +265,9 @@ def test_the_next_seed_is_tried(broker: FakeBroker) -> None:
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
-        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "stand for a frame of 1213486160 bytes .* plaintext listener"),
-        (struct.pack(">i", -2), "a frame of -2 bytes"),
-        (struct.pack(">iib", 5, 12345, 0), "answer 12345 came where"),
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "answered with a frame size of 1213486160 bytes .* plaintext listener"),
+        (struct.pack(">i", -2), "a frame size of -2 bytes"),
+        (struct.pack(">iib", 5, 12345, 0), "the broker sent response 12345 where"),
         (struct.pack(">iibb", 6, 1, 0, 0), "Metadata|answer 1"),
     ],
 )
@@ -283,7 +283,7 @@ def test_a_peer_that_does_not_speak_the_protocol_is_told_from_one_that_is_slow(a
 def test_a_frame_above_the_limit_is_not_taken(broker: FakeBroker) -> None:
     with connect(broker, PATIENT._replace(frame_bytes_max=500)) as client:
         client.topics(["t"])
-        with pytest.raises(BrokenProtocol, match=r"at most 500 are taken"):
+        with pytest.raises(BrokenProtocol, match=r"accepted: at most 500"):
             client.fetch(T0, 11, FetchLimits())
 
 

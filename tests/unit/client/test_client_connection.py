@@ -6,13 +6,13 @@ from tidelog.client.connection import ClientConnection, VersionRange, response_c
 from tidelog.client.errors import ApiNotSupported, BrokenProtocol
 from tidelog.wire.apis import APIS
 from tidelog.wire.errors import ApiError, ErrorCode
-from tidelog.wire.frames import decode_request_header, encode_response
 from tidelog.wire.message import Message, records_bytes
 from tidelog.wire.messages.api_versions import ApiVersion, ApiVersionsRequest, ApiVersionsResponse
 from tidelog.wire.messages.fetch import FetchRequest, FetchResponse
 from tidelog.wire.messages.list_offsets import ListOffsetsRequest
 from tidelog.wire.messages.metadata import MetadataRequest, MetadataResponse
 from tidelog.wire.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from wire_harness import decode_request_header, encode_response
 
 
 def sent(pieces: list[object]) -> tuple[int, int, int, bytes]:
@@ -66,7 +66,7 @@ def test_a_greeting_that_is_refused_otherwise_is_an_error() -> None:
     connection = ClientConnection("me")
     _, version, correlation_id, _ = sent(connection.greet())
     refusal = ApiVersionsResponse(error_code=ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
-    with pytest.raises(ApiError, match="refuses to tell its versions") as raised:
+    with pytest.raises(ApiError, match="rejects the request for its versions") as raised:
         connection.greeted(answered(refusal, version, correlation_id))
     assert raised.value.code is ErrorCode.CLUSTER_AUTHORIZATION_FAILED
 
@@ -77,7 +77,7 @@ def test_the_highest_version_of_both_is_spoken() -> None:
     assert connection.version_for(FetchRequest, 12) == 12
     assert connection.version_for(MetadataRequest) == 9
     with pytest.raises(
-        ApiNotSupported, match="Produce: the broker takes versions 20 to 21, this client speaks 3 to 13"
+        ApiNotSupported, match="Produce: the broker supports versions 20 to 21, this client supports 3 to 13"
     ):
         connection.version_for(ProduceRequest)
     with pytest.raises(ApiNotSupported, match="does not offer ListOffsets"):
@@ -87,11 +87,11 @@ def test_the_highest_version_of_both_is_spoken() -> None:
 def test_answers_come_in_the_order_of_the_requests() -> None:
     connection = greeted({1: (4, 17), 3: (0, 12)})
     ids = [sent(connection.request(request))[2] for request in (MetadataRequest(), FetchRequest(), MetadataRequest())]
-    assert connection.awaited == 3
+    assert len(connection._expected) == 3
     kinds = [(MetadataResponse(cluster_id="a"), 12), (FetchResponse(session_id=5), 17), (MetadataResponse(), 12)]
     for (message, version), correlation_id in zip(kinds, ids, strict=True):
         assert connection.answer(answered(message, version, correlation_id)) == message
-    assert connection.awaited == 0
+    assert not connection._expected
 
 
 def test_record_data_is_sent_as_it_is() -> None:
@@ -107,7 +107,7 @@ def test_record_data_is_sent_as_it_is() -> None:
 @pytest.mark.parametrize(
     ("frame", "message"),
     [
-        (answered(MetadataResponse(), 12, 7777), "answer 7777 came where 1 was due"),
+        (answered(MetadataResponse(), 12, 7777), "the broker sent response 7777 where 1 was expected"),
         (answered(MetadataResponse(), 12, 1)[:-1], "Metadata"),
         (b"\0\0", "response header: cut short"),
         (b"", "response header: cut short"),
@@ -121,7 +121,7 @@ def test_what_is_no_answer_breaks_the_protocol(frame: bytes, message: str) -> No
 
 
 def test_an_answer_that_nothing_asked_for_breaks_the_protocol() -> None:
-    with pytest.raises(BrokenProtocol, match="nothing asked for"):
+    with pytest.raises(BrokenProtocol, match="response without a request"):
         greeted({}).answer(answered(MetadataResponse(), 12, 1))
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from cli_harness import answering
 from tidelog.client.blocking import Client, ClientConfig
+from tidelog.client.link import begin_tls
 from tidelog.client.operations import Backoff
 from tidelog.client.security import (
     AuthenticationFailed,
@@ -18,7 +19,6 @@ from tidelog.client.security import (
     TlsFiles,
     sasl_messages,
     tls_context,
-    wrap_socket,
 )
 from tidelog.wire.message import Message
 from tidelog.wire.messages.list_groups import ListGroupsResponse
@@ -67,7 +67,7 @@ def test_scram_as_the_standard_has_it() -> None:
         ([b"r=another,s=W22ZaJ0SNY7soEsUEjb6gQ==,i=4096"], "does not continue our nonce"),
         ([b"r=rOprNGfwEbeRWgbNEkqOx,s=W22ZaJ0SNY7soEsUEjb6gQ=="], "no salt or no number"),
         ([b"r=rOprNGfwEbeRWgbNEkqOx,s=@,i=1"], "no salt or no number"),
-        ([b"r=rOprNGfwEbeRWgbNEkqOx,s=W22ZaJ0SNY7soEsUEjb6gQ==,i=1000000000"], "asks for 1000000000"),
+        ([b"r=rOprNGfwEbeRWgbNEkqOx,s=W22ZaJ0SNY7soEsUEjb6gQ==,i=1000000000"], "requests 1000000000"),
         ([SERVER_FIRST, b"v=AAAA"], "does not prove"),
         ([SERVER_FIRST, b"\xff"], "does not prove"),
     ],
@@ -120,15 +120,17 @@ def test_a_broker_without_tls() -> None:
         broker, _ = listening.accept()
         with plain, broker:
             broker.sendall(b"no handshake")
-            with pytest.raises(AuthenticationFailed, match=r"no TLS with broker localhost: .*VERSION_NUMBER"):
-                wrap_socket(plain, tls, "localhost")
+            with pytest.raises(
+                AuthenticationFailed, match=r"the TLS handshake with broker localhost failed: .*VERSION_NUMBER"
+            ):
+                begin_tls(plain, tls, "localhost")
 
 
 @pytest.mark.parametrize(
     ("handshake", "authenticated", "reason"),
     [
         (SaslHandshakeResponse(33, ["GSSAPI"]), SaslAuthenticateResponse(), "does not offer PLAIN, it offers GSSAPI"),
-        (SaslHandshakeResponse(), SaslAuthenticateResponse(58, "wrong \udcff"), "refuses the authentication: wrong"),
+        (SaslHandshakeResponse(), SaslAuthenticateResponse(58, "wrong \udcff"), "rejects the authentication: wrong"),
         (SaslHandshakeResponse(), SaslAuthenticateResponse(58), "SASL_AUTHENTICATION_FAILED"),
     ],
 )

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import pytest
 from classic_world import Reply
 
+from group_harness.invariants import check_core
 from group_harness.memory import LoopClock, MemoryPartition
 from tidelog.coordinator import group_log
 from tidelog.coordinator.deadlines import Deadline
@@ -456,7 +457,7 @@ def test_a_log_of_kafka_with_transactions_and_other_kinds(caplog: pytest.LogCapt
     assert caplog.text == ""
     static = stage.led.core.groups["classic-group"].members
     assert list(static.static_ids) == ["instance-1"]
-    stage.led.core.validate_state()
+    check_core(stage.led.core)
 
 
 def test_records_of_kinds_that_are_not_known_are_left_alone(caplog: pytest.LogCaptureFixture) -> None:

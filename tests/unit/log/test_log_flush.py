@@ -98,7 +98,7 @@ def test_a_plan_that_wanted_a_descriptor_is_put_back_and_the_next_does_its_work(
     on.disk = on.disk.power_cut()
     assert on.open(clean=False).log_end_offset == end
     assert wanted <= {int(name[:20]) for name in on.files() if name.endswith(".snapshot")}
-    assert on.append(b"last", producer_id=5, producer_epoch=0, base_sequence=number + 1).duplicate
+    assert on.repeats(b"last", producer_id=5, producer_epoch=0, base_sequence=number + 1)
 
 
 def test_a_plan_from_before_a_truncation_says_nothing() -> None:
@@ -174,7 +174,7 @@ def test_closing_leaves_what_a_clean_start_trusts() -> None:
     assert on.disk.size(f"{DIRECTORY}/{0:020d}.timeindex") == 12
     on.disk = on.disk.power_cut()
     on.open(clean=True, recovery_point=2)
-    assert on.append(b"b", producer_id=5, producer_epoch=0, base_sequence=1).duplicate
+    assert on.repeats(b"b", producer_id=5, producer_epoch=0, base_sequence=1)
     assert on.append(b"c", producer_id=5, producer_epoch=0, base_sequence=2).base_offset == 2
 
 

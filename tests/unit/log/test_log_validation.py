@@ -196,7 +196,7 @@ def test_more_records_than_a_thread_should_look_at_are_refused() -> None:
     batch = many(2)
     for at, value in ((23, EXAMINED_RECORDS_MAX), (57, EXAMINED_RECORDS_MAX + 1)):
         struct.pack_into(">i", batch, at, value)
-    with pytest.raises(RecordListTooLarge, match="at most 1000000 at once"):
+    with pytest.raises(RecordListTooLarge, match="at most 1000000 in a batch"):
         examine(seal(batch), BatchHeader(batch), LogConfig(cleanup_policy="compact"), NOW_MS)
 
 

@@ -229,11 +229,11 @@ def test_a_leader_epoch_that_no_checksum_covers_is_known_below_the_recovery_poin
     on.disk.open(on.path(16)).pwrite(struct.pack(">i", 9), 3 * BATCH_BYTES + 12)
     with_checkpoints(on, 19, 0)
     [found] = findings(on)
-    assert (found.severity, found.reason) == (NOTE, "epoch 9 from 19 is not written down yet")
+    assert (found.severity, found.reason) == (NOTE, "epoch 9 from offset 19 is not in the checkpoint yet")
     with_checkpoints(on, 20, 0)
     [found] = findings(on)
     assert (found.path, found.severity) == (on.path(16), DAMAGE)
-    assert found.reason == f"epoch 9 from 19 is not in {DIRECTORY}/leader-epoch-checkpoint"
+    assert found.reason == f"epoch 9 from offset 19 is not in {DIRECTORY}/leader-epoch-checkpoint"
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 
 from log_harness import NOW_MS, LogOnDisk, make_batch, read_once
 from tidelog.log.partition_log import Appended, Slice
-from tidelog.log.reader import HEADERS_PER_STEP, LOOKED_AT_BYTES_MAX, TimestampOffset
+from tidelog.log.reader import HEADERS_PER_STEP, SEARCHED_BYTES_MAX, TimestampOffset
 from tidelog.log.segment import WALK_BATCHES_MAX
 from tidelog.log.times import find_max_timestamp, find_timestamp
 from tidelog.model.steps import run_all
@@ -34,8 +34,8 @@ def segment_bases(on: LogOnDisk) -> list[int]:
 
 def test_offsets_and_the_leader_epoch_are_written_into_the_batch() -> None:
     on = LogOnDisk()
-    assert on.append(b"a", b"b", leader_epoch=3) == Appended(0, 2, -1, 0, duplicate=False)
-    assert on.append(b"c", leader_epoch=3) == Appended(2, 3, -1, 0, duplicate=False)
+    assert on.append(b"a", b"b", leader_epoch=3) == Appended(0, 2, -1, 0)
+    assert on.append(b"c", leader_epoch=3) == Appended(2, 3, -1, 0)
     data = on.disk.read(on.path(0))
     header = BatchHeader(data, BatchHeader(data).size)
     assert (header.base_offset, header.leader_epoch, header.crc_ok()) == (2, 3, True)
@@ -48,7 +48,7 @@ def test_a_repeat_is_answered_with_its_first_offsets_and_its_time() -> None:
     on.append(b"a", b"b", base_sequence=0, **fields)
     on.append(b"c", base_sequence=2, **fields)
     size = on.log.size_bytes
-    assert on.append(b"a", b"b", base_sequence=0, **fields) == Appended(0, 2, NOW_MS, 0, duplicate=True)
+    assert on.append(b"a", b"b", base_sequence=0, **fields) == Appended(0, 2, NOW_MS, 0)
     assert on.log.size_bytes == size
     with pytest.raises(OutOfOrderSequenceNumber):
         on.append(b"d", base_sequence=9, **fields)
@@ -516,7 +516,7 @@ def garbage(timestamp: int) -> bytearray:
 
 
 def bomb(timestamp: int) -> bytearray:
-    return make_batch(bytes(LOOKED_AT_BYTES_MAX), b"b", timestamps=[timestamp, timestamp + 1], codec=4)
+    return make_batch(bytes(SEARCHED_BYTES_MAX), b"b", timestamps=[timestamp, timestamp + 1], codec=4)
 
 
 @pytest.mark.parametrize("made", [garbage, bomb])

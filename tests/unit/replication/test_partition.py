@@ -41,7 +41,7 @@ class FakeLog:
             raise self.failing
         base = self.log_end_offset
         self.log_end_offset += header.count
-        return SimpleNamespace(base_offset=base, next_offset=self.log_end_offset, duplicate=False)
+        return SimpleNamespace(base_offset=base, next_offset=self.log_end_offset)
 
     def read(self, start: int, bytes_max: int, end_offset: int) -> tuple[int, int]:
         return start, end_offset

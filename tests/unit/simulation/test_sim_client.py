@@ -10,7 +10,6 @@ from tidelog.runtime.interfaces import Runtime, Stream
 from tidelog.simulation.client import SimClient
 from tidelog.simulation.member import SimMember
 from tidelog.simulation.world import simulated
-from tidelog.wire.frames import decode_request_header, encode_response
 from tidelog.wire.message import Message
 from tidelog.wire.messages.api_versions import ApiVersion, ApiVersionsResponse
 from tidelog.wire.messages.fetch import (
@@ -29,6 +28,7 @@ from tidelog.wire.messages.produce import (
 )
 from tidelog.wire.messages.sync_group import SyncGroupRequest, SyncGroupResponse
 from tidelog.wire.records import Record, decode_records, encode_batch
+from wire_harness import decode_request_header, encode_response
 
 KNOWN: list[type[Message]] = [MetadataRequest, ProduceRequest, FetchRequest, JoinGroupRequest, SyncGroupRequest]
 REQUESTS = {request.api_key: request for request in KNOWN}

@@ -37,8 +37,6 @@ def test_reads_and_writes_as_a_file_system_does() -> None:
     file.pwrite(memoryview(b"!"), 8)
     assert file.pread(100, 0) == b"hello\0\0\0!"
     assert file.pread(3, 9) == b""
-    buffer = bytearray(4)
-    assert (file.pread_into(buffer, 6), bytes(buffer)) == (3, b"\0\0!\0")
     file.truncate(5)
     assert (file.size(), disk.size("/data/orders-0/0.log"), disk.read("/data/orders-0/0.log")) == (5, 5, b"hello")
     disk.rename("/data/orders-0", "/data/orders-0.x-delete")

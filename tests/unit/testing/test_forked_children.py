@@ -14,11 +14,12 @@ import textwrap
 import time
 import urllib.request
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-LIMIT_S = 60
+LIMIT_S = 180
 BOTH = pytest.mark.parametrize("process", [False, True], ids=["thread", "process"])
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are forked on POSIX only")
 
@@ -60,15 +61,17 @@ def run_program(directory: Path, program: str, *, process: bool = False) -> "sub
     (directory / "tmp").mkdir(exist_ok=True)
     file = directory / "program.py"
     file.write_text(BEGIN + f"PROCESS = {process}\n" + textwrap.dedent(program))
-    return subprocess.run(
-        [sys.executable, str(file)],
-        # From 3.12 on, Python warns of every fork of a process that has threads.
-        env={**os.environ, "TMPDIR": str(directory / "tmp"), "PYTHONWARNINGS": "ignore::DeprecationWarning"},
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
-    )
+    # From 3.12 on, Python warns of every fork of a process that has threads.
+    environment = {**os.environ, "TMPDIR": str(directory / "tmp"), "PYTHONWARNINGS": "ignore::DeprecationWarning"}
+    command = [sys.executable, str(file)]
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, env=environment, text=True, process_group=0, **streams) as running:
+        try:
+            stdout, stderr = running.communicate(timeout=LIMIT_S)
+        finally:
+            with suppress(ProcessLookupError):  # nothing is left when all is well; children of a program that hangs are
+                os.killpg(running.pid, signal.SIGKILL)
+    return subprocess.CompletedProcess(command, running.returncode, stdout, stderr)
 
 
 def check_served_and_cleaned(directory: Path, ended: "subprocess.CompletedProcess[str]", *stderr: str) -> None:

@@ -6,12 +6,8 @@ import pytest
 
 from tidelog.wire.apis import APIS
 from tidelog.wire.frames import (
-    decode_request_header,
     decode_response_header,
-    encode_request,
     encode_request_header,
-    encode_response,
-    encode_response_header,
     request_header_version,
     response_header_version,
 )
@@ -19,6 +15,7 @@ from tidelog.wire.messages.api_versions import ApiVersionsRequest, ApiVersionsRe
 from tidelog.wire.messages.fetch import FetchableTopicResponse, FetchResponse, PartitionData
 from tidelog.wire.messages.heartbeat import HeartbeatRequest, HeartbeatResponse
 from tidelog.wire.primitives import MalformedMessage, UnencodableValue
+from wire_harness import decode_request_header, encode_request, encode_response, encode_response_header
 
 
 @pytest.mark.parametrize(

@@ -162,7 +162,7 @@ def test_versions_that_the_message_lacks(version: int) -> None:
     with pytest.raises(VersionNotInMessage):
         ProduceRequest.decode(b"", 0, version)
     with pytest.raises(VersionNotInMessage):
-        ProduceRequest().encode_pieces(version)
+        ProduceRequest.pieces_encoder(version)(ProduceRequest())
 
 
 @pytest.mark.parametrize("version", [7, 9])
@@ -214,7 +214,7 @@ def test_pieces_join_everything_but_the_records() -> None:
         ]
     )
     for version in (4, 11, 12, 18):
-        pieces: list[Any] = response.encode_pieces(version)
+        pieces: list[Any] = response.pieces_encoder(version)(response)
         assert [type(piece) for piece in pieces] == [bytes, SimpleNamespace, bytes, memoryview, bytes, bytes][
             : len(pieces)
         ]
@@ -232,8 +232,9 @@ def test_encode_wants_records_in_memory() -> None:
 
 
 def test_messages_without_records_are_one_piece() -> None:
-    assert HeartbeatRequest(group_id="g").encode_pieces(4) == [HeartbeatRequest(group_id="g").encode(4)]
-    assert ApiVersionsRequest().encode_pieces(0) == [b""]
+    heartbeat = HeartbeatRequest(group_id="g")
+    assert HeartbeatRequest.pieces_encoder(4)(heartbeat) == [heartbeat.encode(4)]
+    assert ApiVersionsRequest.pieces_encoder(0)(ApiVersionsRequest()) == [b""]
 
 
 def test_equality_and_form() -> None:

@@ -168,25 +168,6 @@ class ConsumerGroups:
         if epoch != member.epoch:
             raise _stale(member)
 
-    # For tests
-
-    def validate(self) -> None:
-        """Assert the invariants that hold between any two steps."""
-        timers = self.context.timers
-        for group_id, durable in self.context.durable.by_id.items():
-            group = durable.consumer
-            if group is None:
-                continue
-            assert group_id not in self.context.classics
-            group.check()
-            assert all(timers.is_set(Timer.SESSION, group_id, member_id) for member_id in group.members)
-            assert timers.members(group_id) == [] or all(m in group.members for m in timers.members(group_id))
-            for member in group.members.values():
-                if member.state is MemberState.UNREVOKED and member.classic is None and member.epoch >= 0:
-                    assert timers.is_set(Timer.REBALANCE, group_id, member.member_id)
-            for pattern in group.patterns:
-                assert pattern in group.resolved or not self.resolver.is_idle(group_id)
-
 
 def _stale(member: Member) -> ApiError:
     if member.classic is not None:

@@ -118,10 +118,6 @@ class Resolver:
         self._stale[group_id] = None
         self.wake(group_id, now_ms)
 
-    def is_idle(self, group_id: str) -> bool:
-        """Return whether nothing is left to resolve for the group. For tests."""
-        return group_id not in self._searches
-
     def _turn(self, group_id: str, out: Decision, now: Moment) -> None:
         context = self._world()
         search = self._searches[group_id]

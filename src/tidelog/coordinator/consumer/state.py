@@ -295,28 +295,6 @@ class ConsumerGroup:
                 _count(self.classic_protocols, name, change)
         self.metadata_bytes += change * subscription_bytes(member)
 
-    def check(self) -> None:
-        """Assert that the counts agree with the members. For tests."""
-        members = list(self.members.values())
-        assert all(member_id == member.member_id for member_id, member in self.members.items())
-        assert self.static_ids == {m.instance_id: m.member_id for m in members if m.instance_id is not None}
-        fresh = ConsumerGroup(self.group_id)
-        for member in members:
-            fresh._put(member.member_id, member)
-        for name in ("topics", "patterns", "assignors", "classic_protocols", "classic_count", "metadata_bytes"):
-            assert getattr(self, name) == getattr(fresh, name), name
-        owned = [
-            (topic_id, partition)
-            for member in members
-            for part in (member.owned, member.revoking)
-            for topic_id, partitions in part.items()
-            for partition in partitions
-        ]
-        assert len(set(owned)) == len(owned), "a partition has two owners"
-        assert sum(map(len, self.owners.values())) == len(owned)
-        assert self.owners == fresh.owners
-        assert self.assignment_epoch <= self.epoch
-
 
 def subscription_bytes(member: Member) -> int:
     size = MEMBER_OVERHEAD_BYTES + len(member.pattern)

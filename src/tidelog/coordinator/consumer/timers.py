@@ -66,7 +66,3 @@ class Timers:
     def forget_group(self, group_id: str) -> None:
         for member_id in list(self._members.get(group_id, {})):
             self.forget(group_id, member_id)
-
-    def members(self, group_id: str) -> list[str]:
-        """Return the ids of the members that have timers. For tests."""
-        return list(self._members.get(group_id, {}))

@@ -355,27 +355,6 @@ class GroupCore:
         """Whoever waits for an answer that this core will not give any more."""
         return list(chain.from_iterable(group.parked() for group in self.groups.values()))
 
-    # For tests
-
-    def validate_state(self) -> None:
-        """Assert what must hold between any two steps, once the records of the last one are replayed."""
-        self.consumers.validate()
-        for group_id, group in self.groups.items():
-            group.check()
-            durable = self.durable.by_id.get(group_id)
-            metadata = None if durable is None else durable.metadata
-            if group.state is GroupState.STABLE:
-                assert metadata is not None
-                assert metadata.generation == group.generation
-                assigned = {told.member_id: told.assignment for told in metadata.members}
-                assert {m.member_id: m.assignment for m in group.members} == assigned
-            assert metadata is None or metadata.generation <= group.generation
-        for group_id, durable in self.durable.by_id.items():
-            assert durable.metadata is not None or durable.offsets or durable.consumer is not None
-            assert durable.metadata is None or durable.consumer is None
-            if durable.metadata is not None and durable.metadata.members:
-                assert group_id in self.groups
-
     def _is_full(self) -> bool:
         return max(len(self.durable.by_id), len(self.groups)) >= GROUPS_MAX
 

@@ -209,22 +209,6 @@ class Members:
                 return True
         return False
 
-    def check(self) -> None:
-        """Assert that the counts are those of the members. For tests."""
-        members = list(self.by_id.values())
-        assert self.joining == sum(member.join_reply is not None for member in members)
-        assert self.static_ids == {m.instance_id: m.member_id for m in members if m.instance_id is not None}
-        assert self.metadata_bytes == sum(metadata_bytes(member.protocols) for member in members)
-        votes: dict[str, int] = {}
-        for member in members:
-            for name in protocols_to_vote_for(member.protocols):
-                votes[name] = votes.get(name, 0) + 1
-        assert self._votes == votes
-        assert (self.leader_id in self.by_id) if members else self.leader_id is None
-        assert all(member_id == member.member_id for member_id, member in self.by_id.items())
-        assert all(member_id in self.by_id for member_id in self.unsynced)
-        assert not any(member_id in self.by_id for member_id in self.pending)
-
     def _count_votes(self, protocols: Protocols, change: int) -> None:
         votes = self._votes
         for name in protocols_to_vote_for(protocols):

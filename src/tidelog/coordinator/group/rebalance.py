@@ -318,27 +318,6 @@ class RebalancingGroup:
         self.state = NEXT[self.state, event]
         self.state_since_ms = now.wall_ms
 
-    def check(self) -> None:
-        """Assert what must hold between steps. For tests."""
-        members = self.members
-        members.check()
-        if self.state is GroupState.EMPTY:
-            assert not members.by_id
-            assert self.protocol_name is None
-        if self.state in (GroupState.STABLE, GroupState.COMPLETING_REBALANCE):
-            assert members.by_id
-            assert members.joining == 0
-        if self.state is GroupState.PREPARING_REBALANCE:
-            assert self._join_end.at_ms is not None
-        assert (self._sync_end.at_ms is not None) == bool(members.unsynced) or not self._may_sync()
-        for member in members:
-            waits = member.join_reply is not None or member.sync_reply is not None
-            assert waits or member.session.at_ms is not None, "a member without a session and nothing to wait for"
-            assert member.sync_reply is None or self.state is GroupState.COMPLETING_REBALANCE
-
-    def _may_sync(self) -> bool:
-        return self.state in (GroupState.STABLE, GroupState.COMPLETING_REBALANCE)
-
 
 def refuse_join(reply: Reply, member_id: str, error: ErrorCode, out: Decision) -> None:
     out.reply(reply, JoinGroupResponse(member_id=member_id, error_code=error, protocol_name=None))

@@ -1,1 +1,1 @@
-"""Compaction: which log is worth a pass, the rewriting of its segments beside the broker, their swap by file names."""
+"""Compaction: choose logs that are worth a pass, rewrite their segments in a separate process, swap in new files."""

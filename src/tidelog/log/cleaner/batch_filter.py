@@ -18,7 +18,14 @@ from tidelog.log.batch_scan import (
     PRODUCER_ID,
     Fields,
 )
-from tidelog.log.cleaner.records import RawRecord, delete_horizon, emptied, plain_records, raw_records, rebuilt
+from tidelog.log.cleaner.records import (
+    RawRecord,
+    decompressed_records,
+    delete_horizon,
+    empty_batch,
+    raw_records,
+    rebuilt_batch,
+)
 from tidelog.wire.batches import CONTROL_BIT
 
 if TYPE_CHECKING:
@@ -61,46 +68,46 @@ class BatchFilter:
 
     def apply(self, batch: "Buffer", fields: Fields) -> Filtered:
         """Filter one batch, which must be complete and have a valid checksum."""
-        before = fields[COUNT]
+        records_before = fields[COUNT]
         if fields[ATTRIBUTES] & CONTROL_BIT:
             return self._apply_control(batch, fields)
         if self._transactions.data_is_aborted(fields):
             return self._without_records(fields)
-        if not before:
+        if not records_before:
             return self._without_records(fields)
-        kept, tombstones, data = self._kept_records(batch, fields)
+        kept, tombstones, data = self._records_to_keep(batch, fields)
         if not kept:
             return self._without_records(fields)
         horizon_ms = delete_horizon(fields)
-        dated = tombstones and horizon_ms is None
-        if dated:
+        gets_horizon = tombstones and horizon_ms is None
+        if gets_horizon:
             horizon_ms = self._new_horizon_ms
-        elif len(kept) == before:
-            return Filtered(batch, before, before)
-        return Filtered(rebuilt(fields, data, kept, horizon_ms), before, len(kept))
+        elif len(kept) == records_before:
+            return Filtered(batch, records_before, records_before)
+        return Filtered(rebuilt_batch(fields, data, kept, horizon_ms), records_before, len(kept))
 
     def _apply_control(self, batch: "Buffer", fields: Fields) -> Filtered:
         count = fields[COUNT]
-        may_go = self._transactions.marker_may_go(fields, batch)
+        is_removable = self._transactions.marker_is_removable(fields, batch)
         horizon_ms = delete_horizon(fields)
-        if not count or (may_go and horizon_ms is not None and horizon_ms <= self._now_ms):
+        if not count or (is_removable and horizon_ms is not None and horizon_ms <= self._now_ms):
             return self._without_records(fields)
-        if may_go and horizon_ms is None:
-            data = plain_records(batch, fields)
+        if is_removable and horizon_ms is None:
+            data = decompressed_records(batch, fields)
             records = list(raw_records(data, count, fields[LAST_OFFSET_DELTA]))
-            return Filtered(rebuilt(fields, data, records, self._new_horizon_ms), count, count)
+            return Filtered(rebuilt_batch(fields, data, records, self._new_horizon_ms), count, count)
         return Filtered(batch, count, count)
 
-    def _kept_records(self, batch: "Buffer", fields: Fields) -> tuple[list[RawRecord], bool, bytes]:
+    def _records_to_keep(self, batch: "Buffer", fields: Fields) -> tuple[list[RawRecord], bool, bytes]:
         """Return the kept records, whether tombstones are among them, and the uncompressed records."""
         base_offset = fields[BASE_OFFSET]
-        data = plain_records(batch, fields)
+        data = decompressed_records(batch, fields)
         latest = self._map.latest_offset
         if base_offset > latest:
             records = list(raw_records(data, fields[COUNT], fields[LAST_OFFSET_DELTA]))
             return records, not all(record[5] for record in records), data
         horizon_ms = delete_horizon(fields)
-        tombstones_go = horizon_ms is not None and horizon_ms <= self._now_ms
+        tombstones_expired = horizon_ms is not None and horizon_ms <= self._now_ms
         last_offset_of = self._map.last_offset_of
         kept = []
         tombstones = False
@@ -108,7 +115,7 @@ class BatchFilter:
             offset = base_offset + record[3]
             if offset <= latest:
                 key = record[4]
-                if key is None or offset < last_offset_of(key) or (tombstones_go and not record[5]):
+                if key is None or offset < last_offset_of(key) or (tombstones_expired and not record[5]):
                     continue
             kept.append(record)
             tombstones = tombstones or not record[5]
@@ -116,15 +123,15 @@ class BatchFilter:
 
     def _without_records(self, fields: Fields) -> Filtered:
         """Return nothing, or the header without records if it must be preserved."""
-        known = self._producers.get(fields[PRODUCER_ID]) if fields[PRODUCER_ID] >= 0 else None
+        producer = self._producers.get(fields[PRODUCER_ID]) if fields[PRODUCER_ID] >= 0 else None
         last_offset = fields[BASE_OFFSET] + fields[LAST_OFFSET_DELTA]
         last_of_producer = False
-        if known is not None:
-            last_data_offset, epoch = known
+        if producer is not None:
+            last_data_offset, epoch = producer
             if last_data_offset >= 0:
                 last_of_producer = last_offset == last_data_offset
             else:
                 last_of_producer = bool(fields[ATTRIBUTES] & CONTROL_BIT) and fields[PRODUCER_EPOCH] == epoch
         if last_of_producer or last_offset + 1 == self._end_offset:
-            return Filtered(emptied(fields), fields[COUNT], 0)
+            return Filtered(empty_batch(fields), fields[COUNT], 0)
         return Filtered(None, fields[COUNT], 0)

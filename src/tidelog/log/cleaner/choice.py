@@ -1,7 +1,7 @@
-"""What of a log a pass would clean, and whether that is worthwhile: Kafka's rules.
+"""Decide which part of a log a compaction pass would clean, and whether a pass is worthwhile, by Kafka's rules.
 
-The active segment is never touched, nor what a consumer may not see yet, what is not durable, and what is younger than
-`min.compaction.lag.ms`.
+The active segment is never cleaned. Neither are records that consumers may not see yet, records that are not
+durable, and records that are younger than `min.compaction.lag.ms`.
 """
 
 from typing import TYPE_CHECKING, NamedTuple
@@ -13,7 +13,11 @@ if TYPE_CHECKING:
 
 
 class Cleanable(NamedTuple):
-    """`end_offset`: where the first segment begins that stays as it is. `overdue`: `max.compaction.lag.ms` is over."""
+    """The part of a log that a pass would clean.
+
+    `end_offset` is the base offset of the first segment that must not be changed. `overdue`: a dirty record is older
+    than `max.compaction.lag.ms`.
+    """
 
     first_dirty_offset: int
     end_offset: int
@@ -31,34 +35,36 @@ class Cleanable(NamedTuple):
 
 
 def cleanable(log: "PartitionLog", clean_offset: int | None, high_watermark: int, now_ms: int) -> Cleanable:
-    """`clean_offset`: where the last pass ended, None before the first. Raises CorruptLog, OSError from an index or a
-    header that must be read.
+    """Return the cleanable part of a log.
+
+    `clean_offset` is where the last pass ended; None before the first. Raises CorruptLog and OSError from reading an
+    index or a header.
     """
     config = log.config
-    items = log.segments.items
+    segments = log.segments.items
     first_dirty = log.log_start_offset if clean_offset is None else clean_offset
     if not log.log_start_offset <= first_dirty <= log.log_end_offset:
-        first_dirty = log.log_start_offset  # cut at either end since: everything counts as dirty
-    limit = min(log.last_stable_offset_below(high_watermark), log.recovery_point, items[-1].base_offset)
+        first_dirty = log.log_start_offset  # the log was truncated since the last pass, so everything is dirty
+    limit = min(log.last_stable_offset_below(high_watermark), log.recovery_point, segments[-1].base_offset)
     dirty_from = log.segments.floor(first_dirty)
     if config.min_compaction_lag_ms > 0:
         latest = now_ms - config.min_compaction_lag_ms
-        young = (s.base_offset for s in items[dirty_from:-1] if s.latest_time() > latest)
-        limit = min(limit, next(young, limit))
+        too_young = (s.base_offset for s in segments[dirty_from:-1] if s.latest_time() > latest)
+        limit = min(limit, next(too_young, limit))
     limit = max(limit, first_dirty)
     end = log.segments.floor(limit)
-    dirty = items[min(dirty_from, end) : end]
+    dirty = segments[min(dirty_from, end) : end]
     return Cleanable(
         first_dirty,
-        items[end].base_offset,
-        sum(segment.size for segment in items if segment.base_offset < first_dirty),
+        segments[end].base_offset,
+        sum(segment.size for segment in segments if segment.base_offset < first_dirty),
         sum(segment.size for segment in dirty),
-        _overdue(items[dirty_from:-1], now_ms - config.max_compaction_lag_ms),
+        _overdue(segments[dirty_from:-1], now_ms - config.max_compaction_lag_ms),
     )
 
 
 def _overdue(dirty: "list[Segment]", clean_until_ms: int) -> bool:
-    """Whether a dirty record is older than that, by the first batch of each segment."""
+    """Return whether the first batch of a dirty segment is older than `clean_until_ms`."""
     if clean_until_ms <= 0:
         return False
     return any(0 < segment.first_timestamp() < clean_until_ms for segment in dirty)

@@ -19,8 +19,8 @@ def grouped(segments: list[Sized], *, end_offset: int, segment_bytes: int, index
     """Group `segments`, which are in order; the last one ends at `end_offset`. A group has at least one segment."""
     groups: list[list[Sized]] = []
     room = index_room = time_index_room = 0
-    for place, segment in enumerate(segments):
-        last_offset = (segments[place + 1].base_offset if place + 1 < len(segments) else end_offset) - 1
+    for index, segment in enumerate(segments):
+        last_offset = (segments[index + 1].base_offset if index + 1 < len(segments) else end_offset) - 1
         if (
             groups
             and segment.size <= room

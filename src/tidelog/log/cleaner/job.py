@@ -47,7 +47,7 @@ class CleanJob(NamedTuple):
 
     def encode(self) -> bytes:
         fields = self._asdict()
-        fields["producers"] = [[producer, *known] for producer, known in self.producers.items()]
+        fields["producers"] = [[producer, *state] for producer, state in self.producers.items()]
         return json.dumps(fields).encode()
 
     @classmethod

@@ -1,40 +1,44 @@
-"""Key -> the last offset that has it, for the stretch of a log that one pass looks at; bounded in memory. Pure."""
+"""Map each key to its last offset, for the part of a log that one pass reads, in bounded memory. Pure."""
 
 from hashlib import blake2b
 
 DIGEST_BYTES = 16
-"""A longer key is kept as its digest: two keys with one digest would lose a record, at odds of 2^-128."""
+"""Keys of this length or more are stored as digests of this length. If two keys had the same digest, a record would
+be lost; the probability is 2^-128."""
 ENTRY_BYTES = 192
-"""What an entry costs at most: a key or digest, the offset, and its share of two tables while it moves to a larger."""
+"""Upper bound on the memory of an entry, in bytes: a key or digest, the offset, and its share of two hash tables
+while the table grows."""
 
 
 class OffsetMap:
-    """At most `keys_max` keys. `offsets` is for those who have made the key with `short_key`."""
+    """The last offset of each key, for at most `keys_max` keys. `offsets` is by stored key (the key, or its digest)."""
 
     __slots__ = ("keys_max", "latest_offset", "offsets")
 
     def __init__(self, bytes_max: int, load_factor: float) -> None:
-        share = min(load_factor, 1.0) if load_factor > 0 else 0.0  # NaN, which Kafka takes for a number, is none
-        self.keys_max = max(int(bytes_max * share) // ENTRY_BYTES, 1)
+        used_share = min(load_factor, 1.0) if load_factor > 0 else 0.0  # 0 for NaN, which Kafka accepts as a number
+        self.keys_max = max(int(bytes_max * used_share) // ENTRY_BYTES, 1)
         self.offsets: dict[bytes, int] = {}
         self.latest_offset = -1
-        """The last offset that has been looked at, also when it had no key."""
+        """The last offset that was read, even if its record had no key."""
 
     def put(self, key: bytes, offset: int) -> bool:
-        """Remember `offset`, later than all before it, for `key`; False when the map is full, and nothing changed."""
-        short = key if len(key) < DIGEST_BYTES else blake2b(key, digest_size=DIGEST_BYTES).digest()
+        """Store `offset`, which is above all previous ones, for `key`. Returns False, without a change, if the map
+        is full.
+        """
+        stored_key = key if len(key) < DIGEST_BYTES else blake2b(key, digest_size=DIGEST_BYTES).digest()
         offsets = self.offsets
-        if len(offsets) >= self.keys_max and short not in offsets:
+        if len(offsets) >= self.keys_max and stored_key not in offsets:
             return False
-        offsets[short] = offset
+        offsets[stored_key] = offset
         self.latest_offset = offset
         return True
 
     def last_offset_of(self, key: bytes) -> int:
-        """-1 for a key that has not been seen."""
-        short = key if len(key) < DIGEST_BYTES else blake2b(key, digest_size=DIGEST_BYTES).digest()
-        return self.offsets.get(short, -1)
+        """Return the last offset of a key; -1 if the key is not in the map."""
+        stored_key = key if len(key) < DIGEST_BYTES else blake2b(key, digest_size=DIGEST_BYTES).digest()
+        return self.offsets.get(stored_key, -1)
 
-    def looked_at(self, offset: int) -> None:
-        """Everything up to `offset` is in the map."""
+    def mark_covered(self, offset: int) -> None:
+        """Note that all records up to `offset` were put into the map."""
         self.latest_offset = max(self.latest_offset, offset)

@@ -1,8 +1,9 @@
-"""Records of a batch as stretches of bytes, and the batch written anew with some of them. Pure.
+"""Split a batch into records without decoding them fully, and rebuild it with some of its records. Pure.
 
-Offsets, sequences, epochs, codec and flags stay as they were: only records are missing then, and the header says how
-many are left. A batch may tell in its base timestamp, with a flag in its attributes, until when its tombstones stay
-(KIP-534); the records' own times are relative to whatever the base timestamp is.
+Offsets, sequences, epochs, codec and flags stay the same: a rebuilt batch only lacks records, and its header states
+the number of the remaining ones. The base timestamp of a batch may be its delete horizon, the time until which its
+tombstones stay; a flag in the attributes says so (KIP-534). The timestamps of records are relative to the base
+timestamp in both cases.
 """
 
 from collections.abc import Iterator, Sequence
@@ -46,9 +47,8 @@ DELETE_HORIZON_BIT = 0x40
 INT32_MAX = (1 << 31) - 1
 
 RawRecord: TypeAlias = tuple[int, int, int, int, bytes | None, bool, int]
-"""(start, where the offset delta begins, timestamp delta, offset delta, key, whether there is a value, end): positions
-in the plain bytes of the batch's records.
-"""
+"""(start, position of the offset delta, timestamp delta, offset delta, key, whether it has a value, end). The
+positions are in the decompressed records of the batch."""
 
 _CRC = Struct(">I")
 _CRC_AT = 17
@@ -56,12 +56,14 @@ _CRC_FROM = 21
 
 
 def delete_horizon(fields: Fields) -> int | None:
-    """The time in ms from which the batch's tombstones and markers may go; None before a pass has set it."""
+    """Return the time in ms from which the batch's tombstones and markers may be removed; None if no pass has set
+    it.
+    """
     return fields[BASE_TIMESTAMP] if fields[ATTRIBUTES] & DELETE_HORIZON_BIT else None
 
 
-def plain_records(batch: "Buffer", fields: Fields) -> bytes:
-    """The batch's records, decompressed. Raises MalformedMessage."""
+def decompressed_records(batch: "Buffer", fields: Fields) -> bytes:
+    """Return the batch's records, decompressed. Raises MalformedMessage."""
     data: Buffer = memoryview(batch)[HEADER_BYTES:]
     codec = fields[ATTRIBUTES] & CODEC_MASK
     if codec != Codec.NONE and fields[COUNT]:
@@ -72,111 +74,114 @@ def plain_records(batch: "Buffer", fields: Fields) -> bytes:
 
 
 def raw_records(data: bytes, count: int, last_offset_delta: int = INT32_MAX) -> Iterator[RawRecord]:
-    """Each of the `count` records in `data`. Raises MalformedMessage for anything but exactly those, with offsets that
-    rise up to the batch's last: by any others, a record would supersede what came after it.
+    """Yield each of the `count` records in `data`.
 
-    Values and headers are stepped over. Varints of one and two bytes, nearly all of them, are read in line.
+    Raises MalformedMessage unless `data` contains exactly these records, with ascending offset deltas up to
+    `last_offset_delta`. A record with another offset would replace records that were written after it.
+
+    Values and headers are skipped. Varints of one and two bytes, which nearly all are, are decoded inline.
     """
     size = len(data)
-    p = 0
-    before = -1
+    position = 0
+    previous = -1
     try:
         for _ in range(count):
-            start = p
-            n = data[p]
-            if n < 128:
-                n = n >> 1 ^ -(n & 1)
-                p += 1
+            start = position
+            number = data[position]
+            if number < 128:
+                number = number >> 1 ^ -(number & 1)
+                position += 1
             else:
-                n, p = read_varint(data, p)
-            end = p + n
-            if end > size or n < 0:
-                raise MalformedMessage(f"record batch: a record of {n} bytes with {size - p} left")
-            p += 1  # the attributes of a record, unused
-            n = data[p]
-            if n < 128:
-                timestamp_delta = n >> 1 ^ -(n & 1)
-                p += 1
+                number, position = read_varint(data, position)
+            end = position + number
+            if end > size or number < 0:
+                raise MalformedMessage(f"record batch: a record of {number} bytes with {size - position} left")
+            position += 1  # the record's attributes, which are unused
+            number = data[position]
+            if number < 128:
+                timestamp_delta = number >> 1 ^ -(number & 1)
+                position += 1
             else:
-                timestamp_delta, p = read_varlong(data, p)
-            offset_at = p
-            n, m = data[p], data[p + 1]
-            if n < 128:
-                offset_delta = n >> 1 ^ -(n & 1)
-                p += 1
-            elif m < 128:
-                offset_delta = n >> 1 & 63 ^ -(n & 1) ^ m << 6
-                p += 2
+                timestamp_delta, position = read_varlong(data, position)
+            offset_position = position
+            number, next_byte = data[position], data[position + 1]
+            if number < 128:
+                offset_delta = number >> 1 ^ -(number & 1)
+                position += 1
+            elif next_byte < 128:
+                offset_delta = number >> 1 & 63 ^ -(number & 1) ^ next_byte << 6
+                position += 2
             else:
-                offset_delta, p = read_varint(data, p)
-            if not before < offset_delta <= last_offset_delta:
+                offset_delta, position = read_varint(data, position)
+            if not previous < offset_delta <= last_offset_delta:
                 raise MalformedMessage(
-                    f"record batch: offset delta {offset_delta} follows {before}, the last is {last_offset_delta}"
+                    f"record batch: offset delta {offset_delta} follows {previous}, the last is {last_offset_delta}"
                 )
-            before = offset_delta
-            n = data[p]
-            if n < 128:
-                n = n >> 1 ^ -(n & 1)
-                p += 1
+            previous = offset_delta
+            number = data[position]
+            if number < 128:
+                number = number >> 1 ^ -(number & 1)
+                position += 1
             else:
-                n, p = read_varint(data, p)
+                number, position = read_varint(data, position)
             key = None
-            if n >= 0:
-                key = data[p : p + n]
-                p += n
-            if p >= end:
+            if number >= 0:
+                key = data[position : position + number]
+                position += number
+            if position >= end:
                 raise MalformedMessage("record batch: a record that is not of the length it states")
-            # The first byte of the value's length tells whether there is one: only the varint of -1 is 1.
-            has_value = data[p] != 1
-            yield start, offset_at, timestamp_delta, offset_delta, key, has_value, end
-            p = end
+            # The first byte of the value's length is 1 only for the length -1, which means no value.
+            has_value = data[position] != 1
+            yield start, offset_position, timestamp_delta, offset_delta, key, has_value, end
+            position = end
     except IndexError:
         raise MalformedMessage("record batch: a record is cut short") from None
-    if p != size:
-        raise BytesAfterRecords(f"record batch: {size - p} bytes after the last of {count} records")
+    if position != size:
+        raise BytesAfterRecords(f"record batch: {size - position} bytes after the last of {count} records")
 
 
-def rebuilt(fields: Fields, data: bytes, kept: Sequence[RawRecord], horizon_ms: int | None) -> bytearray:
-    """The batch of `fields` with only the `kept` of the records in `data`, at least one. `horizon_ms`: as its base
-    timestamp.
+def rebuilt_batch(fields: Fields, data: bytes, kept: Sequence[RawRecord], horizon_ms: int | None) -> bytearray:
+    """Return the batch of `fields` with only the records `kept` of `data`. At least one must be kept.
+
+    `horizon_ms` is a delete horizon, which becomes the base timestamp, or None. Raises MalformedMessage.
     """
-    append_time = fields[ATTRIBUTES] & TIMESTAMP_TYPE_BIT
+    has_append_time = fields[ATTRIBUTES] & TIMESTAMP_TYPE_BIT
     old_base = fields[BASE_TIMESTAMP]
-    if append_time:
+    if has_append_time:
         times = [fields[MAX_TIMESTAMP]] * len(kept)
     else:
         times = [old_base + record[2] for record in kept]
     if min(times) < INT64_MIN or max(times) > INT64_MAX:
         raise MalformedMessage(f"record batch: a record of the time {max(times, key=abs)}, beyond 64 bits")
     base_timestamp = times[0] if horizon_ms is None else horizon_ms
-    if base_timestamp == old_base and not append_time:
-        plain = b"".join([data[record[0] : record[6]] for record in kept])
+    if base_timestamp == old_base and not has_append_time:
+        records = b"".join([data[record[0] : record[6]] for record in kept])
     else:
         parts: list[bytes] = []
         for record, timestamp in zip(kept, times, strict=True):
             delta = varint(timestamp - base_timestamp)
             rest = data[record[1] : record[6]]
             parts += (varint(1 + len(delta) + len(rest)), b"\0", delta, rest)
-        plain = b"".join(parts)
+        records = b"".join(parts)
     attributes = fields[ATTRIBUTES] & ~DELETE_HORIZON_BIT
     if horizon_ms is not None:
         attributes |= DELETE_HORIZON_BIT
     codec = attributes & CODEC_MASK
-    content: Buffer = plain
+    content: Buffer = records
     if codec != Codec.NONE:
         from tidelog.wire.compression import compress
 
-        content = compress(codec, plain)
-    return _batch(fields, attributes, base_timestamp, max(times), len(kept), content)
+        content = compress(codec, records)
+    return _encode_batch(fields, attributes, base_timestamp, max(times), len(kept), content)
 
 
-def emptied(fields: Fields) -> bytearray:
-    """The batch of `fields` without records: it says which offsets and sequences were there."""
+def empty_batch(fields: Fields) -> bytearray:
+    """Return the batch of `fields` without records. It preserves the range of offsets and the last sequence number."""
     attributes = fields[ATTRIBUTES] & (TIMESTAMP_TYPE_BIT | TRANSACTIONAL_BIT | CONTROL_BIT)
-    return _batch(fields, attributes, NO_TIMESTAMP, fields[MAX_TIMESTAMP], 0, b"")
+    return _encode_batch(fields, attributes, NO_TIMESTAMP, fields[MAX_TIMESTAMP], 0, b"")
 
 
-def _batch(
+def _encode_batch(
     fields: Fields, attributes: int, base_timestamp: int, max_timestamp: int, count: int, content: "Buffer"
 ) -> bytearray:
     batch = bytearray(HEADER_BYTES)

@@ -25,7 +25,7 @@ class Swap:
     The blocking steps raise OSError.
     """
 
-    __slots__ = ("_directory", "_disk", "_group", "_log", "_new", "_old", "_old_gone")
+    __slots__ = ("_directory", "_disk", "_group", "_log", "_new", "_old", "_old_renamed")
 
     def __init__(self, disk: "Disk", log: "PartitionLog", group: "GroupCleaned") -> None:
         self._disk = disk
@@ -33,7 +33,7 @@ class Swap:
         self._group = group
         self._directory = log.directory
         self._old: list[Segment] = []
-        self._old_gone = False
+        self._old_renamed = False
         self._new = Segment(
             disk, log.directory, group.base_offsets[0], group.size, has_transactions=group.has_transactions
         )
@@ -43,17 +43,23 @@ class Swap:
 
         After True, retention does not run on the log until `end`.
         """
-        wanted = self._group.base_offsets
+        base_offsets = self._group.base_offsets
         segments = self._log.segments
-        place = segments.floor(wanted[0])
-        self._old = segments.items[place : place + len(wanted)]
-        found = [segment.base_offset for segment in self._old]
-        if found != wanted or self._old[-1] is segments.active or segments.swapping or self._log.failure is not None:
+        index = segments.floor(base_offsets[0])
+        self._old = segments.items[index : index + len(base_offsets)]
+        present_offsets = [segment.base_offset for segment in self._old]
+        if (
+            present_offsets != base_offsets
+            or self._old[-1] is segments.active
+            or segments.swapping
+            or self._log.failure is not None
+        ):
             return False
         segments.swapping = True
         return True
 
     def announce(self) -> None:
+        """Rename the new files to `.swap`, durably, and load the new segment's indexes. Blocks. Raises OSError."""
         for suffix in SUFFIXES:
             cleaned = self._path(suffix, CLEANED_SUFFIX)
             if self._disk.exists(cleaned):
@@ -71,19 +77,24 @@ class Swap:
         new.transactions.hold()
 
     def install(self) -> None:
-        self._new.take_interval(self._log.config)
+        """Serve the new segment instead of the old ones."""
+        self._new.set_index_interval(self._log.config)
         self._log.replace_segments(self._old, self._new)
 
     def finish(self) -> None:
-        """Rename the files. It may be called again after an error, and then continues."""
-        if not self._old_gone:
+        """Rename the old files to `.deleted` and the new ones to their final names, durably. Blocks.
+
+        Raises OSError; then it may be called again, and continues.
+        """
+        if not self._old_renamed:
             for segment in self._old:
                 segment.rename_deleted()
             self._disk.sync_dir(self._directory)
-            self._old_gone = True
+            self._old_renamed = True
         put_in_place(self._disk, self._directory, self._new.base_offset)
 
     def end(self, now_ms: int) -> None:
+        """Use the final file names, retire the old segments, and allow retention again."""
         self._new.use_ending("")
         self._new.transactions.release()
         self._log.segments_replaced(self._old, self._new, now_ms)

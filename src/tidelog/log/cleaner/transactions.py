@@ -19,18 +19,22 @@ if TYPE_CHECKING:
 
 
 class Transactions:
-    """`aborted` are all aborted transactions of the log, in any order. `kept` is called for those whose marker
-    stays.
+    """Tracks the open transactions while a log is read.
+
+    `aborted` are all aborted transactions of the log, in any order. `on_marker_kept` is called with each of them
+    whose marker is kept.
     """
 
     def __init__(
-        self, aborted: "Sequence[AbortedTransaction]", kept: "Callable[[AbortedTransaction], object] | None" = None
+        self,
+        aborted: "Sequence[AbortedTransaction]",
+        on_marker_kept: "Callable[[AbortedTransaction], object] | None" = None,
     ) -> None:
-        self._coming = [(entry.first_offset, entry.last_offset, entry) for entry in aborted]
-        heapify(self._coming)
-        self._kept = kept
+        self._upcoming = [(entry.first_offset, entry.last_offset, entry) for entry in aborted]
+        heapify(self._upcoming)
+        self._on_marker_kept = on_marker_kept
         self._aborting: dict[int, AbortedTransaction] = {}
-        self._met: dict[int, None] = {}
+        self._aborting_with_records: dict[int, None] = {}
         """Producers whose aborted transaction still has records."""
         self._committing: dict[int, None] = {}
 
@@ -41,13 +45,15 @@ class Transactions:
             return False
         producer_id = fields[PRODUCER_ID]
         if producer_id in self._aborting:
-            self._met[producer_id] = None
+            self._aborting_with_records[producer_id] = None
             return True
         self._committing[producer_id] = None
         return False
 
-    def marker_may_go(self, fields: Fields, batch: "Buffer") -> bool:
-        """Return whether no record of the transaction that this control batch ends is left. Raises ValueError."""
+    def marker_is_removable(self, fields: Fields, batch: "Buffer") -> bool:
+        """Return whether this control batch may be removed: the log has no more records of the transaction that it
+        ends. Raises ValueError.
+        """
         self._begin(fields[BASE_OFFSET] + fields[LAST_OFFSET_DELTA])
         if not fields[COUNT]:
             return True
@@ -55,11 +61,11 @@ class Transactions:
         producer_id = fields[PRODUCER_ID]
         if marker is not None and marker[0] == ABORT:
             aborted = self._aborting.pop(producer_id, None)
-            if aborted is None or producer_id not in self._met:
+            if aborted is None or producer_id not in self._aborting_with_records:
                 return True
-            del self._met[producer_id]
-            if self._kept is not None:
-                self._kept(aborted)
+            del self._aborting_with_records[producer_id]
+            if self._on_marker_kept is not None:
+                self._on_marker_kept(aborted)
             return False
         if marker is not None and marker[0] == COMMIT:
             if producer_id not in self._committing:
@@ -68,7 +74,7 @@ class Transactions:
         return False
 
     def _begin(self, last_offset: int) -> None:
-        coming = self._coming
-        while coming and coming[0][0] <= last_offset:
-            aborted = heappop(coming)[2]
+        upcoming = self._upcoming
+        while upcoming and upcoming[0][0] <= last_offset:
+            aborted = heappop(upcoming)[2]
             self._aborting.setdefault(aborted.producer_id, aborted)

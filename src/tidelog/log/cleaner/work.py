@@ -1,10 +1,11 @@
-"""One pass over a log: learn the last offset of each key, write the closed segments anew without what is superseded.
+"""Run one compaction pass over a log: find the last offset of each key, and rewrite closed segments without
+superseded records.
 
-Runs beside the broker, in a process of its own: reads the segments that the job names, writes `.cleaned` files, and
-touches nothing else. The broker puts what is reported in place while the next group is written.
+The pass runs in a separate process. It reads the segments that the job names, writes `.cleaned` files, and changes
+nothing else. The broker swaps a reported group in while the next group is written.
 
-One process at a time writes in a data directory: that of a broker that was killed may outlive it for a while, and the
-names are the same.
+Only one process at a time writes in a data directory. After a kill of the broker, its pass may run on for a while,
+and the next broker's pass would use the same file names.
 """
 
 from collections.abc import Callable, Iterator
@@ -15,12 +16,12 @@ from tidelog.log.cleaner.batch_filter import BatchFilter
 from tidelog.log.cleaner.grouping import Sized, grouped
 from tidelog.log.cleaner.job import Cleaned, CleanJob, GroupCleaned, Interrupted, Uncleanable
 from tidelog.log.cleaner.offset_map import OffsetMap
-from tidelog.log.cleaner.records import plain_records, raw_records
+from tidelog.log.cleaner.records import decompressed_records, raw_records
 from tidelog.log.cleaner.throttle import Throttle
 from tidelog.log.cleaner.transactions import Transactions
 from tidelog.log.errors import CorruptLog
 from tidelog.log.leftovers import CLEANED_SUFFIX, remove_cleaned
-from tidelog.log.record_times import latest_of
+from tidelog.log.record_times import latest_timestamp_of
 from tidelog.log.segment import Segment, file_name
 from tidelog.log.transaction_index import AbortedTransaction, TransactionIndex
 from tidelog.wire.batches import CONTROL_BIT
@@ -30,11 +31,11 @@ if TYPE_CHECKING:
     from tidelog.runtime.interfaces import Apart, Disk
 
 LOCK: Final = ".cleaning.lock"
-"""In the data directory. It ends with the process that holds it."""
+"""Name of the lock file in the data directory. The lock ends with the process that holds it."""
 
 
 def clean(apart: "Apart", request: bytes, report: Callable[[bytes], None]) -> None:
-    """The work of one request; every outcome is a report."""
+    """Run the pass of one request, and report the outcome. Errors of the log and of the disk are reports too."""
     try:
         job = CleanJob.decode(request)
         lock = apart.disk.lock(f"{job.directory.rpartition('/')[0]}/{LOCK}")
@@ -59,33 +60,33 @@ class _Pass:
         self._aborted = self._read_aborted()
 
     def run(self) -> Cleaned:
-        """Raises CorruptLog, OSError."""
+        """Run the pass and return the final report. Raises CorruptLog, OSError."""
         job = self._job
         self._build_map()
         end_offset = self._map.latest_offset + 1
         if end_offset <= job.first_dirty_offset:  # nothing is dirty
             return Cleaned(job.first_dirty_offset, 0)
-        covered = [self._sized(facts.base_offset, facts.size) for facts in job.segments]
-        covered = [segment for segment in covered if segment.base_offset < end_offset]
+        segments = [self._with_index_sizes(facts.base_offset, facts.size) for facts in job.segments]
+        segments = [segment for segment in segments if segment.base_offset < end_offset]
         groups = grouped(
-            covered,
+            segments,
             end_offset=job.end_offset,
             segment_bytes=job.segment_bytes,
             index_bytes=job.segment_index_bytes,
         )
-        rewriting = _Rewriting(self._disk, job, self._map, self._aborted, self._throttle)
+        writer = _GroupWriter(self._disk, job, self._map, self._aborted, self._throttle)
         for group in groups:
-            self._report(rewriting.write(group).encode())
+            self._report(writer.write(group).encode())
         return Cleaned(end_offset, len(self._map.offsets))
 
     def _read_aborted(self) -> list[AbortedTransaction]:
-        found: list[AbortedTransaction] = []
+        aborted: list[AbortedTransaction] = []
         for base_offset in self._job.transaction_indexes:
             path = f"{self._job.directory}/{file_name(base_offset, '.txnindex')}"
-            found += TransactionIndex(self._disk, path, exists=True).read()
-        return found
+            aborted += TransactionIndex(self._disk, path, exists=True).read()
+        return aborted
 
-    def _sized(self, base_offset: int, size: int) -> Sized:
+    def _with_index_sizes(self, base_offset: int, size: int) -> Sized:
         index_bytes = []
         for suffix in (".index", ".timeindex"):
             try:
@@ -97,29 +98,31 @@ class _Pass:
     # The map
 
     def _build_map(self) -> None:
-        """Every dirty segment, or as many records as the map has room for."""
+        """Read every dirty segment into the map, or as many records as it has room for."""
         job = self._job
         transactions = Transactions(self._aborted)
         segments = job.segments
-        for place, facts in enumerate(segments):
-            following = segments[place + 1].base_offset if place + 1 < len(segments) else job.end_offset
-            if following <= job.first_dirty_offset:
+        for index, facts in enumerate(segments):
+            next_offset = segments[index + 1].base_offset if index + 1 < len(segments) else job.end_offset
+            if next_offset <= job.first_dirty_offset:
                 continue
             if not self._map_segment(facts.base_offset, facts.size, transactions):
                 return
-            self._map.looked_at(following - 1)
+            self._map.mark_covered(next_offset - 1)
 
     def _map_segment(self, base_offset: int, size: int, transactions: Transactions) -> bool:
-        """False when the map is full before the segment ends."""
+        """Read a segment into the map. Returns False if the map is full before the segment ends."""
         start_offset = self._job.first_dirty_offset
         offset_map = self._map
-        for path, position, batch, fields in _sound_batches(self._disk, self._job.directory, base_offset, size):
+        for path, position, batch, fields in _checked_batches(self._disk, self._job.directory, base_offset, size):
             self._throttle.took(len(batch))
             try:
                 if fields[ATTRIBUTES] & CONTROL_BIT:
-                    transactions.marker_may_go(fields, batch)
+                    transactions.marker_is_removable(fields, batch)
                 elif not transactions.data_is_aborted(fields) and fields[COUNT]:
-                    for record in raw_records(plain_records(batch, fields), fields[COUNT], fields[LAST_OFFSET_DELTA]):
+                    for record in raw_records(
+                        decompressed_records(batch, fields), fields[COUNT], fields[LAST_OFFSET_DELTA]
+                    ):
                         key, offset = record[4], fields[BASE_OFFSET] + record[3]
                         if key is not None and offset >= start_offset and not offset_map.put(key, offset):
                             return False
@@ -127,12 +130,12 @@ class _Pass:
                 raise CorruptLog(path, position, f"the batch cannot be read: {error}") from error
             last_offset = fields[BASE_OFFSET] + fields[LAST_OFFSET_DELTA]
             if last_offset >= start_offset:
-                offset_map.looked_at(last_offset)
+                offset_map.mark_covered(last_offset)
         return True
 
 
-class _Rewriting:
-    """Writes groups of segments, in the order of the log."""
+class _GroupWriter:
+    """Writes each group of segments as one new segment, in the order of the log."""
 
     def __init__(
         self, disk: "Disk", job: CleanJob, offset_map: OffsetMap, aborted: list[AbortedTransaction], throttle: Throttle
@@ -140,10 +143,10 @@ class _Rewriting:
         self._disk = disk
         self._job = job
         self._throttle = throttle
-        self._kept_aborted: list[AbortedTransaction] = []
+        self._aborted_with_markers: list[AbortedTransaction] = []
         self._filter = BatchFilter(
             offset_map,
-            Transactions(aborted, self._kept_aborted.append),
+            Transactions(aborted, self._aborted_with_markers.append),
             producers=job.producers,
             end_offset=job.end_offset,
             now_ms=job.now_ms,
@@ -151,12 +154,12 @@ class _Rewriting:
         )
 
     def write(self, group: list[Sized]) -> GroupCleaned:
-        """The group as one segment, durable under its `.cleaned` name. Raises CorruptLog, OSError."""
+        """Write the group as one segment, durably, under its `.cleaned` name. Raises CorruptLog, OSError."""
         segment = self._new_segment(group[0].base_offset)
-        before = after = 0
+        records_before = records_after = 0
         out = bytearray()
         for source in group:
-            for path, position, batch, fields in _sound_batches(
+            for path, position, batch, fields in _checked_batches(
                 self._disk, self._job.directory, source.base_offset, source.size
             ):
                 self._throttle.took(len(batch))
@@ -164,17 +167,17 @@ class _Rewriting:
                     filtered = self._filter.apply(batch, fields)
                 except ValueError as error:
                     raise CorruptLog(path, position, f"the batch cannot be read: {error}") from error
-                before += filtered.records_before
-                after += filtered.records_after
+                records_before += filtered.records_before
+                records_after += filtered.records_after
                 if filtered.batch is not None:
-                    kept = HEADER.unpack_from(filtered.batch)
-                    segment.note_batch(segment.size + len(out), kept, latest_of(filtered.batch, kept))
+                    header = HEADER.unpack_from(filtered.batch)
+                    segment.note_batch(segment.size + len(out), header, latest_timestamp_of(filtered.batch, header))
                     out += filtered.batch
                     if len(out) >= self._job.limits.write_bytes:
                         self._write_out(segment, out)
         self._write_out(segment, out)
         self._finish(segment)
-        # Records without timestamps age from their file's last change, and go on doing so.
+        # The age of records without timestamps counts from their file's last change, which must stay the same.
         changed_ms = max(self._disk.modified_ms(self._source_path(source.base_offset)) for source in group)
         self._disk.set_modified_ms(segment.path, changed_ms)
         return GroupCleaned(
@@ -184,8 +187,8 @@ class _Rewriting:
             segment.max_timestamp,
             segment.max_timestamp_offset,
             sum(source.size for source in group),
-            before,
-            after,
+            records_before,
+            records_after,
         )
 
     def _source_path(self, base_offset: int) -> str:
@@ -205,9 +208,9 @@ class _Rewriting:
             out.clear()
 
     def _finish(self, segment: Segment) -> None:
-        for aborted in self._kept_aborted:
+        for aborted in self._aborted_with_markers:
             segment.transactions.append(aborted)
-        self._kept_aborted.clear()
+        self._aborted_with_markers.clear()
         segment.finish()
         segment.file.sync()
         for index in (segment.index, segment.times):
@@ -218,10 +221,12 @@ class _Rewriting:
         self._disk.sync_dir(self._job.directory)
 
 
-def _sound_batches(
+def _checked_batches(
     disk: "Disk", directory: str, base_offset: int, size: int
 ) -> Iterator[tuple[str, int, memoryview, Fields]]:
-    """(path, position, batch, header) of a whole segment. Raises CorruptLog for the first that is not sound."""
+    """Yield (path, position, batch, header) of each batch of a segment. Raises CorruptLog for the first one that is
+    not sound.
+    """
     file = disk.open(f"{directory}/{file_name(base_offset, '.log')}")
     try:
         for position, batch, fields in batches(file, 0, size, base_offset):

@@ -7,6 +7,7 @@ import pytest
 
 from consumer_harness.members import REBALANCE_MS, ClassicMember, ConsumerMember
 from consumer_harness.stage import Stage, told
+from group_harness.invariants import check_core
 from tidelog.coordinator.consumer.heartbeats import _reported
 from tidelog.coordinator.consumer.member import MemberState
 from tidelog.coordinator.consumer.records import PARTITION_METADATA, ConsumerRecord
@@ -168,7 +169,7 @@ def test_after_a_restart_members_go_on_and_the_silent_ones_go() -> None:
     on.pass_time(6_000)
     beat_all(one)
     assert partitions(one) == [0, 1, 2, 3]
-    on.core.validate_state()
+    check_core(on.core)
 
 
 def test_classic_members_and_consumers_share_a_group() -> None:
@@ -187,7 +188,7 @@ def test_classic_members_and_consumers_share_a_group() -> None:
     beat_all(*classic, rounds=6)
     assert on.core.groups["g"].state is GroupState.STABLE
     assert sorted(p for member in classic for p in partitions(member)) == [0, 1, 2, 3]
-    on.core.validate_state()
+    check_core(on.core)
 
 
 @pytest.mark.parametrize(
@@ -228,7 +229,7 @@ def test_whoever_waits_in_a_classic_group_is_told_to_join_the_new_one() -> None:
     ConsumerMember(on, "g", "m", ["t"]).beat()
     on.pass_time(0)
     assert not two.joining
-    on.core.validate_state()
+    check_core(on.core)
 
 
 def test_a_record_of_an_earlier_kafka_is_ended() -> None:

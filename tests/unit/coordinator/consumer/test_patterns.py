@@ -6,6 +6,7 @@ import pytest
 
 from consumer_harness.members import ConsumerMember
 from consumer_harness.stage import Stage
+from group_harness.invariants import check_core
 from tidelog.coordinator.consumer import patterns
 from tidelog.coordinator.consumer.settings import PATTERN_LENGTH_MAX, ConsumerSettings
 from tidelog.coordinator.group.settings import GroupSettings
@@ -66,7 +67,7 @@ def test_an_expression_means_whole_names_and_topics_that_come_later() -> None:
     on.restart()
     on.change_topics({"orders-eu": 1, "orders-us": 3})
     beat_until(member, ["orders-eu", "orders-us"])
-    on.core.validate_state()
+    check_core(on.core)
 
 
 def test_the_last_member_with_an_expression_takes_it_along() -> None:

@@ -16,7 +16,7 @@ from tidelog.log.cleaner.job import (
     decode_report,
 )
 from tidelog.log.cleaner.offset_map import ENTRY_BYTES, OffsetMap
-from tidelog.log.cleaner.records import emptied, plain_records, raw_records, rebuilt
+from tidelog.log.cleaner.records import decompressed_records, empty_batch, raw_records, rebuilt_batch
 from tidelog.log.cleaner.throttle import Throttle
 from tidelog.wire.batches import BatchHeader, Codec
 from tidelog.wire.primitives import MalformedMessage, varint
@@ -65,7 +65,7 @@ def test_a_full_map_takes_known_keys_only() -> None:
     assert offsets.latest_offset == 2
     assert offsets.put(b"a", 4)
     assert (offsets.last_offset_of(b"a"), offsets.last_offset_of(b"c")) == (4, -1)
-    offsets.looked_at(3)
+    offsets.mark_covered(3)
     assert offsets.latest_offset == 4
 
 
@@ -121,10 +121,10 @@ RECORDS = [
 def test_a_batch_with_fewer_records(codec: Codec, kept: list[int], horizon_ms: int | None) -> None:
     batch = encode_batch(RECORDS, base_offset=100, codec=codec, producer_id=4, producer_epoch=2, base_sequence=9)
     fields = HEADER.unpack_from(batch)
-    data = plain_records(batch, fields)
+    data = decompressed_records(batch, fields)
     raw = list(raw_records(data, len(RECORDS)))
     assert [(record[4], record[5]) for record in raw] == [(r.key, r.value is not None) for r in RECORDS]
-    made = rebuilt(fields, data, [raw[index] for index in kept], horizon_ms)
+    made = rebuilt_batch(fields, data, [raw[index] for index in kept], horizon_ms)
     header = BatchHeader(made)
     assert header.crc_ok()
     assert (header.base_offset, header.last_offset, header.count) == (100, 103, len(kept))
@@ -145,14 +145,14 @@ def test_a_batch_with_fewer_records(codec: Codec, kept: list[int], horizon_ms: i
 def test_a_batch_of_append_time_keeps_it() -> None:
     batch = encode_batch(RECORDS, log_append_time_ms=NOW_MS + 9)
     fields = HEADER.unpack_from(batch)
-    data = plain_records(batch, fields)
+    data = decompressed_records(batch, fields)
     raw = list(raw_records(data, len(RECORDS)))
-    assert [r.timestamp for r in decode_records(rebuilt(fields, data, raw[1:3], None))] == [NOW_MS + 9] * 2
+    assert [r.timestamp for r in decode_records(rebuilt_batch(fields, data, raw[1:3], None))] == [NOW_MS + 9] * 2
 
 
 def test_a_batch_without_records_says_what_was_there() -> None:
     batch = encode_batch(RECORDS, base_offset=100, codec=Codec.ZSTD, producer_id=4, producer_epoch=2, base_sequence=9)
-    header = BatchHeader(emptied(HEADER.unpack_from(batch)))
+    header = BatchHeader(empty_batch(HEADER.unpack_from(batch)))
     assert header.crc_ok()
     assert (header.base_offset, header.last_offset, header.count, header.size) == (100, 103, 0, 61)
     assert (header.producer_id, header.base_sequence, header.codec) == (4, 9, Codec.NONE)
@@ -162,7 +162,7 @@ def test_a_batch_without_records_says_what_was_there() -> None:
 @pytest.mark.parametrize("cut", [1, 5, 30])
 def test_records_cut_short_are_malformed(cut: int) -> None:
     batch = encode_batch(RECORDS[:2])
-    data = plain_records(batch, HEADER.unpack_from(batch))
+    data = decompressed_records(batch, HEADER.unpack_from(batch))
     with pytest.raises(MalformedMessage):
         list(raw_records(data[:-cut], 2))
     with pytest.raises(MalformedMessage):
@@ -174,7 +174,7 @@ def test_records_cut_short_are_malformed(cut: int) -> None:
 @pytest.mark.parametrize("last", [0, 2, 1_000_000])
 def test_records_beyond_their_batch_supersede_nothing(last: int) -> None:
     """By an offset of its own choice, a record would take what is written after it out of the log."""
-    data = plain_records(encode_batch(RECORDS[:2]), HEADER.unpack_from(encode_batch(RECORDS[:2])))
+    data = decompressed_records(encode_batch(RECORDS[:2]), HEADER.unpack_from(encode_batch(RECORDS[:2])))
     raw = list(raw_records(data, 2, 1))
     (_, at, *_rest, end) = raw[1]
     delta = varint(last)
@@ -189,4 +189,4 @@ def test_a_time_that_is_none_cannot_be_written_anew() -> None:
     fields[BASE_TIMESTAMP] = (1 << 63) - 1
     raw = [(*record[:2], 1, *record[3:]) for record in raw_records(bytes(batch[61:]), 1)]
     with pytest.raises(MalformedMessage, match="beyond 64 bits"):
-        rebuilt(tuple(fields), bytes(batch[61:]), raw, None)  # type: ignore[arg-type]
+        rebuilt_batch(tuple(fields), bytes(batch[61:]), raw, None)  # type: ignore[arg-type]

@@ -1,0 +1,96 @@
+"""A simulated cluster: real brokers on hosts of their own, one metadata store that they share, and faults.
+
+with simulated(seed) as world:
+    cluster = SimCluster(world, brokers=3)
+    world.run(life(cluster))
+"""
+
+import asyncio
+from typing import Final
+
+from tidelog.broker.broker import BrokerServer
+from tidelog.client.cluster import Address
+from tidelog.config.broker_config import BrokerConfig
+from tidelog.metadata.store import Store
+from tidelog.runtime.interfaces import Runtime
+from tidelog.simulation.cluster_client import ClusterClient
+from tidelog.simulation.shared_store import SharedStore
+from tidelog.simulation.world import SimHost, World
+
+PORT: Final = 9092
+DATA: Final = "/data"
+
+
+class SimNode:
+    """One broker of the cluster: its host, and its process while it runs."""
+
+    def __init__(self, cluster: "SimCluster", node_id: int) -> None:
+        self.node_id = node_id
+        self.host: SimHost = cluster.world.host(f"broker-{node_id}")
+        self.broker: BrokerServer | None = None
+        self._cluster = cluster
+
+    @property
+    def address(self) -> Address:
+        return Address(self.host.address, PORT)
+
+    @property
+    def running(self) -> bool:
+        return self.host.running
+
+    async def start(self) -> None:
+        """Start a process and wait until it serves. A failure to start is an error of the simulation."""
+        self.host.disk.cold = 0.2
+        broker = BrokerServer(self._config(), self.host.runtime, store_factory=self._store)
+        self.broker = broker
+        await self.host.runtime.tasks.spawn(broker.start(), name="start")
+
+    async def stop(self) -> None:
+        """Stop in order, as at SIGTERM."""
+        assert self.broker is not None
+        await self.host.runtime.tasks.spawn(self.broker.stop(), name="stop")
+        self.kill()
+
+    def kill(self) -> None:
+        self.broker = None
+        self.host.kill()
+
+    def cut_power(self) -> None:
+        self.broker = None
+        self.host.cut_power()
+
+    def _store(self, _path: str, runtime: Runtime) -> Store:
+        return self._cluster.store.handle(self.host.name, runtime)
+
+    def _config(self) -> BrokerConfig:
+        flags = {
+            "node.id": str(self.node_id),
+            "log.dirs": DATA,
+            "listeners": f"PLAINTEXT://{self.host.address}:{PORT}",
+            "offsets.topic.num.partitions": "2",
+        }
+        flags.update(self._cluster.settings)
+        return BrokerConfig.load(None, {}, flags)
+
+
+class SimCluster:
+    """Brokers numbered from 1, and the store that they share. `settings` are those of all brokers, by their names."""
+
+    def __init__(self, world: World, brokers: int, settings: dict[str, str] | None = None) -> None:
+        self.world = world
+        self.settings = settings or {}
+        self.store = SharedStore(world)
+        self.nodes = [SimNode(self, number + 1) for number in range(brokers)]
+
+    @property
+    def seeds(self) -> list[Address]:
+        return [node.address for node in self.nodes]
+
+    async def start(self) -> None:
+        """Start all brokers that do not run, side by side."""
+        await asyncio.gather(*(node.start() for node in self.nodes if not node.running))
+
+    def client(self, name: str) -> ClusterClient:
+        """Return a client on a host of its own."""
+        host = self.world.host(name)
+        return ClusterClient(host.runtime, self.seeds, self.world.rng(f"{name}/client"), name)

@@ -1,0 +1,208 @@
+"""The metadata store of a simulated cluster: one server that outlives every broker, reached over the simulated network.
+
+Brokers reach it as `SharedStore.handle` of their host. A call takes the time of the network in both directions, and it
+fails as a call to a real server does: while a link is cut, nobody knows whether a call that was sent has been carried
+out.
+"""
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from tidelog.metadata.store import (
+    Lease,
+    LeaseLost,
+    PositionTaken,
+    Snapshot,
+    StoredEntry,
+    StoredJournal,
+    StoreFailed,
+)
+from tidelog.runtime.interfaces import Runtime
+
+if TYPE_CHECKING:
+    from tidelog.simulation.world import World
+
+T = TypeVar("T")
+
+HOST: Final = "store"
+ADDRESS: Final = "10.0.1.1"
+CALL_TIMEOUT_S = 5.0
+CUT_POLL_S = 0.05
+"""Interval at which a call looks whether a cut link works again, as TCP sends again what was lost."""
+
+
+class SharedStore:
+    """The journal, its snapshot and the leases. Everything in it is durable."""
+
+    def __init__(self, world: "World") -> None:
+        self._network = world.network
+        self._loop = world.loop
+        self._trace = world.trace
+        self._network.add_host(HOST, ADDRESS)
+        self._network.start_process(HOST)
+        self.entries: dict[int, bytes] = {}
+        self.next_position = 0
+        self.kept: Snapshot | None = None
+        self._leases: dict[str, tuple[Lease, float | None]] = {}
+        """Each lease with the virtual time at which it ends; None: it does not end by itself."""
+        self._waiting: list[tuple[int, asyncio.Future[None]]] = []
+
+    def handle(self, host: str, runtime: Runtime) -> "StoreHandle":
+        """Return the store as one process on `host` sees it."""
+        return StoreHandle(self, host, runtime)
+
+    def latency_s(self) -> float:
+        return self._network.latency_s()
+
+    def send(
+        self, host: str, function: Callable[..., T], args: tuple[object, ...], answer: "asyncio.Future[T]"
+    ) -> None:
+        """Put a call of `host` on its way: it arrives even if the caller dies meanwhile."""
+
+        def serve() -> None:
+            outcome: T | Exception
+            try:
+                outcome = function(*args)
+            except (LeaseLost, PositionTaken) as error:
+                outcome = error
+            self._deliver(HOST, host, partial(_settle, answer, outcome))
+
+        self._deliver(host, HOST, serve)
+
+    def _deliver(self, source: str, target: str, arrive: Callable[[], object]) -> None:
+        """Call `arrive` after the network's latency, and not before the link works; a message waits for that for as
+        long as its sender waits for the answer.
+        """
+        lost_at = self._loop.time() + CALL_TIMEOUT_S
+
+        def attempt() -> None:
+            if self._network.passes(source, target):
+                arrive()
+            elif self._loop.time() < lost_at:
+                self._loop.call_later(CUT_POLL_S, attempt)
+
+        self._loop.call_later(self.latency_s(), attempt)
+
+    # What the server does
+
+    def append(self, position: int, data: bytes, lease: Lease) -> None:
+        self._check(lease)
+        if position != self.next_position:
+            raise PositionTaken(f"position {position} is not the end of the journal, which is {self.next_position}")
+        self.entries[position] = data
+        self.next_position = position + 1
+        self._trace.note_bytes(HOST, "store.append", f"{position} by {lease.holder} in epoch {lease.epoch}", data)
+        due = [future for wanted, future in self._waiting if wanted <= position]
+        self._waiting = [(wanted, future) for wanted, future in self._waiting if wanted > position]
+        for future in due:
+            if not future.done():
+                future.set_result(None)
+
+    def read(self, start: int, limit: int) -> list[StoredEntry]:
+        stop = min(start + limit, self.next_position)
+        return [StoredEntry(at, self.entries[at]) for at in range(start, stop) if at in self.entries]
+
+    def journal(self) -> StoredJournal:
+        return StoredJournal(self.kept, self.read(self.kept.position if self.kept else 0, self.next_position))
+
+    def arrival(self, position: int) -> "asyncio.Future[None]":
+        """Return a future that ends when the journal has an entry at `position`."""
+        future: asyncio.Future[None] = self._loop.create_future()
+        if self.next_position > position:
+            future.set_result(None)
+        else:
+            self._waiting.append((position, future))
+        return future
+
+    def save_snapshot(self, snapshot: Snapshot) -> None:
+        self.kept = snapshot
+        self.entries = {position: data for position, data in self.entries.items() if position >= snapshot.position}
+
+    def acquire(self, name: str, holder: str, ttl_ms: int | None) -> Lease | None:
+        held, ends = self._leases.get(name, (None, None))
+        if held is not None and held.holder not in (holder, "") and (ends is None or ends > self._loop.time()):
+            return None
+        lease = Lease(name, holder, 1 if held is None else held.epoch + 1)
+        self._hold(lease, ttl_ms)
+        self._trace.note(HOST, "store.acquire", f"{name} by {holder} in epoch {lease.epoch}")
+        return lease
+
+    def renew(self, lease: Lease, ttl_ms: int) -> None:
+        self._check(lease)
+        self._hold(lease, ttl_ms)
+
+    def release(self, lease: Lease) -> None:
+        held, _ = self._leases.get(lease.name, (None, None))
+        if held == lease:
+            self._hold(lease._replace(holder=""), None)  # the epoch is kept, so that the next holder's is higher
+
+    def _hold(self, lease: Lease, ttl_ms: int | None) -> None:
+        self._leases[lease.name] = lease, None if ttl_ms is None else self._loop.time() + ttl_ms / 1000
+
+    def _check(self, lease: Lease) -> None:
+        held, ends = self._leases.get(lease.name, (None, None))
+        if held != lease or (ends is not None and ends <= self._loop.time()):
+            raise LeaseLost(f"lease {lease.name} is not {lease.holder}'s in epoch {lease.epoch}")
+
+
+class StoreHandle:
+    """`Store` of one process."""
+
+    def __init__(self, store: SharedStore, host: str, runtime: Runtime) -> None:
+        self._store = store
+        self._host = host
+        self._runtime = runtime
+
+    async def look(self) -> StoredJournal | None:
+        return await self._call(self._store.journal)
+
+    async def append(self, position: int, data: bytes, lease: Lease) -> None:
+        await self._call(self._store.append, position, data, lease)
+
+    async def read(self, start: int, limit: int = 1000) -> list[StoredEntry]:
+        return await self._call(self._store.read, start, limit)
+
+    async def wait(self, position: int) -> None:
+        await (await self._call(self._store.arrival, position))
+        await self._runtime.tasks.sleep(self._store.latency_s())
+
+    async def snapshot(self) -> Snapshot | None:
+        return await self._call(lambda: self._store.kept)
+
+    async def save_snapshot(self, snapshot: Snapshot) -> None:
+        await self._call(self._store.save_snapshot, snapshot)
+
+    async def acquire(self, name: str, holder: str, ttl_ms: int | None) -> Lease | None:
+        return await self._call(self._store.acquire, name, holder, ttl_ms)
+
+    async def renew(self, lease: Lease, ttl_ms: int) -> None:
+        await self._call(self._store.renew, lease, ttl_ms)
+
+    async def release(self, lease: Lease) -> None:
+        await self._call(self._store.release, lease)
+
+    async def close(self) -> None:
+        """Do nothing: the server stays."""
+
+    async def _call(self, function: Callable[..., T], *args: object) -> T:
+        """Send a call and wait for the answer. Raises StoreFailed when there is none in time: it may be carried out."""
+        answer: asyncio.Future[T] = self._runtime.tasks.future()
+        self._store.send(self._host, function, args, answer)
+        timer = self._runtime.tasks.call_later(
+            CALL_TIMEOUT_S, _settle, answer, StoreFailed(f"the store has not answered for {CALL_TIMEOUT_S:g} s")
+        )
+        try:
+            return await answer
+        finally:
+            timer.cancel()
+
+
+def _settle(answer: "asyncio.Future[Any]", outcome: object) -> None:
+    if answer.done():
+        return
+    if isinstance(outcome, Exception):
+        answer.set_exception(outcome)
+    else:
+        answer.set_result(outcome)

@@ -1,0 +1,128 @@
+"""What clients of a simulated cluster were told, and the checks that run while it lives. Each invariant has a name.
+
+The checks stand outside the product: all that they know is what clients were told and what they read.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from tidelog.model.ids import TopicPartition
+from tidelog.wire.records import Record
+
+
+class Violation(AssertionError):
+    """A promise that was broken. `partition` is the one concerned, or None."""
+
+    def __init__(self, invariant: str, text: str, partition: TopicPartition | None = None) -> None:
+        super().__init__(f"{invariant}: {text}")
+        self.partition = partition
+
+
+class Written(NamedTuple):
+    """What a value says of itself: `writer` counts from 0 in each partition, and never sends a number twice."""
+
+    writer: str
+    number: int
+
+    @classmethod
+    def of(cls, value: bytes) -> "Written":
+        writer, number, _ = value.split(b":", 2)
+        return cls(writer.decode(), int(number))
+
+
+class Ledger:
+    """Acknowledged records, records that were read, and commits; each is checked when it is entered."""
+
+    def __init__(self) -> None:
+        self.coverage: Counter[str] = Counter()
+        """How often each kind of event was met."""
+        self.topics: dict[str, int] = {}
+        """Partitions by name of the topics whose creation was confirmed."""
+        self.committed: dict[TopicPartition, int] = {}
+        self.commit_tried: dict[TopicPartition, int] = {}
+        self.on_promise: dict[str, Callable[[], None]] = {}
+        """Called once when a client has been promised "records" or a "commit": the moment at which a fault is worst."""
+        self._acknowledged: dict[TopicPartition, dict[int, bytes]] = {}
+        self._values: dict[TopicPartition, dict[int, bytes]] = {}
+        """Every value that a client knows of, by its offset: acknowledged or read."""
+        self._watermarks: dict[tuple[str, TopicPartition, int], int] = {}
+
+    @property
+    def partitions(self) -> list[TopicPartition]:
+        return [TopicPartition(name, index) for name, count in self.topics.items() for index in range(count)]
+
+    @property
+    def acknowledged_count(self) -> int:
+        return sum(map(len, self._acknowledged.values()))
+
+    def acknowledge(self, partition: TopicPartition, base_offset: int, values: Sequence[bytes]) -> None:
+        """A producer was told that `values` are in the log from `base_offset` on."""
+        for offset, value in enumerate(values, base_offset):
+            self._know(partition, offset, value)
+            self._acknowledged.setdefault(partition, {})[offset] = value
+        self.coverage["records acknowledged"] += len(values)
+        self._promised("records")
+
+    def read(
+        self, reader: str, partition: TopicPartition, leader_epoch: int, high_watermark: int, records: Iterable[Record]
+    ) -> None:
+        """A consumer was given `records`, by a leader that it believes to be of this epoch."""
+        before = self._watermarks.get((reader, partition, leader_epoch), 0)
+        if high_watermark < before:
+            text = f"{partition} was at {before} for {reader}, and is at {high_watermark} in epoch {leader_epoch}"
+            raise Violation("MonotonicHighWatermark", text, partition)
+        self._watermarks[reader, partition, leader_epoch] = high_watermark
+        for record in records:
+            if record.offset >= high_watermark:
+                text = f"{partition} at {record.offset}, the high watermark is {high_watermark}"
+                raise Violation("NotAboveHighWatermark", text, partition)
+            self._know(partition, record.offset, record.value or b"")
+            self.coverage["records read"] += 1
+
+    def confirm_commit(self, partition: TopicPartition, offset: int) -> None:
+        self.committed[partition] = offset
+        self.coverage["commits"] += 1
+        self._promised("commit")
+
+    def check_commits(self, found: Mapping[TopicPartition, int]) -> None:
+        """`found` is what the coordinator answers while no commit is under way."""
+        for partition, offset in self.committed.items():
+            now = found.get(partition, -1)
+            if now < offset:
+                raise Violation("CommitsStay", f"{partition} was at {offset}, and is at {now}", partition)
+        for partition, now in found.items():
+            tried = self.commit_tried.get(partition, -1)
+            if now > tried:
+                raise Violation(
+                    "CommitsNotAhead", f"{partition} is at {now}, nobody asked for more than {tried}", partition
+                )
+        self.coverage["commits read"] += 1
+
+    def check_log(self, partition: TopicPartition, records: Sequence[Record], start_offset: int) -> None:
+        """At the end of the life: `records` are all that a consumer finds in the partition."""
+        found = {record.offset: record.value or b"" for record in records}
+        for offset, value in self._acknowledged.get(partition, {}).items():
+            if offset >= start_offset and found.get(offset) != value:
+                there = found.get(offset, b"nothing")
+                text = f"{partition} at {offset}: {value[:30]!r} was acknowledged, {there[:30]!r} is there"
+                raise Violation("NoAckedLoss", text, partition)
+        following: dict[str, int] = {}
+        for record in records:
+            writer, number = Written.of(record.value or b"")
+            expected = following.get(writer, 0)
+            if number != expected and start_offset == 0:
+                text = f"{partition} at {record.offset} has number {number} of {writer} in place of {expected}"
+                raise Violation("InOrderOnce", text, partition)
+            following[writer] = number + 1
+
+    def _promised(self, what: str) -> None:
+        listener = self.on_promise.pop(what, None)
+        if listener is not None:
+            listener()
+
+    def _know(self, partition: TopicPartition, offset: int, value: bytes) -> None:
+        known = self._values.setdefault(partition, {}).setdefault(offset, value)
+        if known != value:
+            text = f"{partition} at {offset} was {known[:30]!r}, and is {value[:30]!r}"
+            raise Violation("OneValueForAnOffset", text, partition)

@@ -1,0 +1,287 @@
+"""The life of a simulated cluster: clients write, read and commit while faults happen, and everything is checked."""
+
+import asyncio
+import random
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple, TypeVar
+from zlib import crc32
+
+from simulation_harness.cluster_faults import Faults, Profile
+from simulation_harness.cluster_ledger import Ledger, Violation
+from tidelog.client import groups, operations
+from tidelog.client.errors import GaveUp, Unreachable
+from tidelog.client.operations import AskAny, FetchLimits, Operation
+from tidelog.model.ids import TopicPartition
+from tidelog.simulation.cluster import SimCluster
+from tidelog.simulation.cluster_client import BACKOFF, ClusterClient
+from tidelog.simulation.world import World, simulated
+from tidelog.wire.batches import Codec
+from tidelog.wire.errors import ApiError, ErrorCode, error_for
+from tidelog.wire.message import Message
+from tidelog.wire.messages.create_topics import CreatableTopic, CreateTopicsRequest, CreateTopicsResponse
+from tidelog.wire.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
+from tidelog.wire.records import Record, batches_in, decode_records, encode_batch
+
+T = TypeVar("T")
+
+GROUP = "billing"
+PRODUCERS, READERS, TOPICS_MAX = 3, 2, 4
+CALL_S = 30.0
+RECOVERY_S = 60.0
+"""Virtual time, after the last fault has ended, within which every partition must serve again."""
+TRACE_LINES = 40
+
+
+class Outcome(NamedTuple):
+    seed: int
+    failure: str | None
+    """The violation with the end of the trace; None when every promise was kept."""
+    virtual_s: float
+    coverage: dict[str, int]
+    trace_crc: int
+
+
+def run_seed(seed: int, profile: Profile, *, brokers: int, minutes: float) -> Outcome:
+    """Live once. The same arguments give the same trace, byte for byte."""
+    ledger = Ledger()
+    with simulated(seed) as world:
+        failure = None
+        try:
+            world.run(_live(world, profile, ledger, brokers, minutes * 60), virtual_s=minutes * 60 + 600)
+        except Exception as error:
+            failure = _explained(world, error)
+        return Outcome(seed, failure, world.loop.time(), dict(ledger.coverage), crc32(world.trace.text().encode()))
+
+
+def _explained(world: World, error: Exception) -> str:
+    """The error and the last events that concern its partition, or all of the last events."""
+    lines = world.trace.lines
+    partition = error.partition if isinstance(error, Violation) else None
+    if partition is not None:
+        lines = [line for line in lines if str(partition) in line or " host." in line or " fault " in line]
+    return "\n".join([f"{type(error).__name__}: {error}", *lines[-TRACE_LINES:]])
+
+
+async def _live(world: World, profile: Profile, ledger: Ledger, brokers: int, seconds: float) -> None:
+    cluster = SimCluster(world, brokers, dict(profile.settings))
+    await cluster.start()
+    life = _Life(cluster, ledger)
+    await life.add_topic(life.admin)
+    faults = Faults(cluster, profile, ledger, life.client_hosts)
+    until_s = world.loop.time() + seconds
+    tasks = [
+        *(asyncio.ensure_future(life.produce(number, until_s)) for number in range(PRODUCERS)),
+        *(asyncio.ensure_future(life.read(number, until_s)) for number in range(READERS)),
+        asyncio.ensure_future(life.commit(until_s)),
+        asyncio.ensure_future(faults.run(until_s)),
+    ]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+    await cluster.start()
+    try:
+        await asyncio.wait_for(life.check_everything(), RECOVERY_S)
+    except TimeoutError:
+        raise Violation("Liveness", f"not everything is served {RECOVERY_S:g} s after the last fault") from None
+
+
+class _Life:
+    """The clients, and what they have done so far."""
+
+    def __init__(self, cluster: SimCluster, ledger: Ledger) -> None:
+        self._cluster = cluster
+        self._world = cluster.world
+        self._ledger = ledger
+        self.admin = cluster.client("admin")
+        self.client_hosts = [f"producer-{n}" for n in range(PRODUCERS)] + [f"reader-{n}" for n in range(READERS)]
+        self._positions: dict[TopicPartition, int] = {}
+        """Where the first reader is."""
+
+    async def _call(self, client: ClusterClient, operation: Callable[[], Operation[T]], until_s: float) -> T | None:
+        """Carry out an operation until it succeeds, or return None at the end of the life."""
+        while self._world.loop.time() < until_s:
+            before = client.retries
+            try:
+                return await client.run(operation(), CALL_S)
+            except GaveUp:
+                self._ledger.coverage["calls given up"] += 1
+            finally:
+                self._ledger.coverage["retries"] += client.retries - before
+        return None
+
+    async def add_topic(self, client: ClusterClient) -> None:
+        rng = self._world.rng(f"topic {len(self._ledger.topics)}")
+        name, partitions = f"topic{len(self._ledger.topics)}", rng.choice((1, 2, 3))
+        await self._call(client, partial(_create_topic, name, partitions), float("inf"))
+        self._ledger.topics[name] = partitions
+
+    async def produce(self, number: int, until_s: float) -> None:
+        client = self._cluster.client(f"producer-{number}")
+        rng = self._world.rng(f"producer {number}")
+        generation = 0
+        while self._world.loop.time() < until_s:
+            writer = _Writer(f"{number}.{generation}", client, self._ledger, rng)
+            generation += 1
+            identity = await self._call(client, _new_producer, until_s)
+            if identity is None:
+                return
+            # A batch whose fate is unknown may arrive late: this writer sends nothing behind it.
+            while self._world.loop.time() < until_s and await writer.write(identity, self._clock_ms()):
+                if number == 0 and len(self._ledger.topics) < TOPICS_MAX and rng.random() < 0.02:
+                    await self.add_topic(client)
+                await client.sleep(rng.choice((0.0, 0.01, 0.1, 0.5)))
+
+    async def read(self, number: int, until_s: float) -> None:
+        """Read all partitions from their beginnings, over and over from the start for the readers behind the first."""
+        client = self._cluster.client(f"reader-{number}")
+        rng = self._world.rng(f"reader {number}")
+        positions: dict[TopicPartition, int] = self._positions if number == 0 else {}
+        while self._world.loop.time() < until_s:
+            partition = rng.choice(self._ledger.partitions)
+            if number and rng.random() < 0.02:
+                positions.clear()
+            start = positions.get(partition, 0)
+            records = await self._fetch(client, f"reader-{number}", partition, start, until_s)
+            if records:
+                positions[partition] = records[-1].offset + 1
+            await client.sleep(rng.choice((0.0, 0.0, 0.05)))
+
+    async def _fetch(
+        self, client: ClusterClient, reader: str, partition: TopicPartition, start: int, until_s: float
+    ) -> list[Record]:
+        limits = FetchLimits(max_wait_ms=200, max_bytes=1 << 20, partition_max_bytes=1 << 16)
+        fetch = partial(operations.fetch, client.cluster, BACKOFF, partition, start, limits)
+        fetched = await self._call(client, fetch, until_s)
+        if fetched is None:
+            return []
+        records = [
+            record
+            for header in batches_in(fetched.records)
+            for record in decode_records(fetched.records, header.position)
+            if record.offset >= start
+        ]
+        leader = client.cluster.leader(partition)
+        epoch = leader[1].epoch if leader is not None else -1
+        self._ledger.read(reader, partition, epoch, fetched.high_watermark, records)
+        return records
+
+    async def commit(self, until_s: float) -> None:
+        """Commit what the first reader has read, and read back what is committed."""
+        client = self._cluster.client("committer")
+        rng = self._world.rng("committer")
+        while self._world.loop.time() < until_s:
+            await client.sleep(rng.uniform(0.1, 2.0))
+            if not self._positions:
+                continue
+            partition = rng.choice(sorted(self._positions))
+            offset = self._positions[partition]
+            self._ledger.commit_tried[partition] = max(offset, self._ledger.commit_tried.get(partition, -1))
+            commit = partial(groups.commit, client.cluster, BACKOFF, GROUP, {partition: offset})
+            done = await self._call(client, commit, until_s)
+            if done is not None and done[partition] == offset:
+                self._ledger.confirm_commit(partition, offset)
+            elif done is not None and not getattr(done[partition], "retriable", True):
+                raise Violation("NoFinalError", f"commit of {partition}: {done[partition]}", partition)
+            if rng.random() < 0.3:
+                await self._check_commits(client, until_s)
+
+    async def _check_commits(self, client: ClusterClient, until_s: float) -> None:
+        found = await self._call(client, partial(groups.committed, client.cluster, BACKOFF, [GROUP]), until_s)
+        offsets = None if found is None else found[GROUP]
+        if isinstance(offsets, dict) and all(isinstance(offset, int) for offset in offsets.values()):
+            self._ledger.check_commits({p: offset for p, offset in offsets.items() if isinstance(offset, int)})
+
+    async def check_everything(self) -> None:
+        """All faults have ended: every partition serves, and holds what was promised."""
+        client = self._cluster.client("checker")
+        forever = float("inf")
+        writer = _Writer("checker", client, self._ledger, self._world.rng("checker"))
+        identity = await self._call(client, _new_producer, forever)
+        for partition in self._ledger.partitions:
+            while not await writer.write(identity, self._clock_ms(), partition):
+                pass
+            first = partial(operations.list_offsets, client.cluster, BACKOFF, {partition: operations.EARLIEST}, 0)
+            listed = await self._call(client, first, forever)
+            assert listed is not None
+            start = position = listed[partition].offset
+            everything: list[Record] = []
+            while records := await self._fetch(client, "checker", partition, position, forever):
+                everything += records
+                position = records[-1].offset + 1
+            self._ledger.check_log(partition, everything, start)
+        await self._check_commits(client, forever)
+
+    def _clock_ms(self) -> int:
+        return self._world.host("admin").clock.now_ms()
+
+
+class _Writer:
+    """An idempotent producer with its own numbers in each partition."""
+
+    def __init__(self, name: str, client: ClusterClient, ledger: Ledger, rng: random.Random) -> None:
+        self._name = name
+        self._client = client
+        self._ledger = ledger
+        self._rng = rng
+        self._numbers: dict[TopicPartition, int] = {}
+
+    async def write(self, identity: tuple[int, int], now_ms: int, partition: TopicPartition | None = None) -> bool:
+        """Write one batch to `partition`, or to any; whether it was acknowledged."""
+        rng = self._rng
+        partition = partition or rng.choice(self._ledger.partitions)
+        first = self._numbers.get(partition, 0)
+        count = rng.choice((1, 1, 2, 20))
+        values = [b"%s:%d:%s" % (self._name.encode(), first + n, bytes(rng.randrange(200))) for n in range(count)]
+        batch = encode_batch(
+            [Record(key=b"k", value=value, timestamp=now_ms) for value in values],
+            codec=rng.choice((Codec.NONE, Codec.NONE, Codec.LZ4)),
+            producer_id=identity[0],
+            producer_epoch=identity[1],
+            base_sequence=first,
+        )
+        cluster = self._client.cluster
+        try:
+            done = await self._client.run(operations.produce(cluster, BACKOFF, {partition: batch}, -1, 5_000), CALL_S)
+        except GaveUp:
+            self._ledger.coverage["batches of unknown fate"] += 1
+            return False
+        except ApiError as error:
+            raise Violation("NoFinalError", f"produce to {partition}: {error} ({error.code})", partition) from error
+        self._numbers[partition] = first + count
+        self._ledger.acknowledge(partition, done[partition].base_offset, values)
+        return True
+
+
+def _new_producer() -> Operation[tuple[int, int]]:
+    answer = yield from _asked(InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=60_000))
+    assert isinstance(answer, InitProducerIdResponse)
+    return answer.producer_id, answer.producer_epoch
+
+
+def _create_topic(name: str, partitions: int) -> Operation[None]:
+    topic = CreatableTopic(name=name, num_partitions=partitions, replication_factor=-1)
+    yield from _asked(CreateTopicsRequest(topics=[topic], timeout_ms=10_000))
+
+
+def _asked(request: Message) -> Operation[Message]:
+    """Ask any broker until the answer has no error that may pass."""
+    attempt = 0
+    while True:
+        try:
+            answer = yield AskAny(request)
+        except Unreachable as error:
+            reason: Exception = error
+        else:
+            assert isinstance(answer, CreateTopicsResponse | InitProducerIdResponse)
+            code = answer.topics[0].error_code if isinstance(answer, CreateTopicsResponse) else answer.error_code
+            if code in (ErrorCode.NONE, ErrorCode.TOPIC_ALREADY_EXISTS):
+                return answer
+            refusal = error_for(code, f"{type(request).__name__} is refused")
+            if not refusal.retriable:
+                raise refusal
+            reason = refusal
+        yield operations.Pause(BACKOFF.delay_ms(attempt), reason)
+        attempt += 1
