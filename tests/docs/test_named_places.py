@@ -1,6 +1,7 @@
 """The modules, files and tests that the documents about the code name are there."""
 
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,8 @@ ROOT = Path(__file__).parents[2]
 ABOUT_THE_CODE = ["ARCHITECTURE.md", "CONTRIBUTING.md", "docs/development.md", "docs/invariants.md"]
 FILE = re.compile(r"`((?:[\w.-]+/)+[\w.-]*)(?:::(\w+))?`")
 """A path with at least one slash: a file, a directory, or a test in a file."""
+NAME = re.compile(r"`(?:[A-Za-z]\w*\.)?(_?[A-Za-z]\w*(?:_\w+|[A-Z]\w*))`")
+"""A name with an underscore or an inner capital, perhaps behind the name of its class or module."""
 PLACES = (ROOT, ROOT / "src/tidelog", ROOT / "src")
 """A path is named from the root or from the product's package."""
 
@@ -25,6 +28,23 @@ def missing(text: str) -> list[str]:
 @pytest.mark.parametrize("name", ABOUT_THE_CODE)
 def test_what_a_document_names_is_there(name: str) -> None:
     assert missing((ROOT / name).read_text()) == []
+
+
+@pytest.mark.parametrize("name", ABOUT_THE_CODE)
+def test_names_of_the_code_are_in_the_code(name: str) -> None:
+    """Classes, functions and constants that a document names: a rename has to reach the document, too."""
+    assert sorted(set(NAME.findall((ROOT / name).read_text())) - words_of_the_code()) == []
+
+
+@cache
+def words_of_the_code() -> set[str]:
+    return {
+        word
+        for directory in ("src", "tests", "script")
+        for path in (ROOT / directory).rglob("*")
+        if path.suffix in {".py", ""} and path.is_file()
+        for word in re.findall(r"\w+", path.read_text(errors="replace"))
+    }
 
 
 def test_each_invariant_names_a_module_and_a_test() -> None:
