@@ -4,10 +4,10 @@ import os
 import time
 from collections.abc import Callable
 
-from tidelog.runtime.interfaces import Apart
+from tidelog.runtime.interfaces import ChildResources
 
 
-def say(apart: Apart, request: bytes, report: Callable[[bytes], None]) -> None:
+def say(apart: ChildResources, request: bytes, report: Callable[[bytes], None]) -> None:
     """Its process id, its niceness and how often it was asked, then the request, byte by byte."""
     print("what is printed does not get between the results")
     report(b"%d %d" % (os.getpid(), os.getpriority(os.PRIO_PROCESS, 0)))
@@ -15,26 +15,26 @@ def say(apart: Apart, request: bytes, report: Callable[[bytes], None]) -> None:
         report(bytes([byte]))
 
 
-def write_file(apart: Apart, request: bytes, report: Callable[[bytes], None]) -> None:
+def write_file(apart: ChildResources, request: bytes, report: Callable[[bytes], None]) -> None:
     apart.disk.write_atomic(request.decode(), b"written")
 
 
-def raise_error(apart: Apart, request: bytes, report: Callable[[bytes], None]) -> None:
+def raise_error(apart: ChildResources, request: bytes, report: Callable[[bytes], None]) -> None:
     report(b"begun")
     raise RuntimeError("planted")
 
 
-def die(apart: Apart, request: bytes, report: Callable[[bytes], None]) -> None:
+def die(apart: ChildResources, request: bytes, report: Callable[[bytes], None]) -> None:
     os.kill(os.getpid(), 9)
 
 
-def never_end(apart: Apart, request: bytes, report: Callable[[bytes], None]) -> None:
+def never_end(apart: ChildResources, request: bytes, report: Callable[[bytes], None]) -> None:
     report(b"%d" % os.getpid())
     while True:
         time.sleep(1)
 
 
-def report_again(apart: Apart, request: bytes, report: Callable[[bytes], None]) -> None:
+def report_again(apart: ChildResources, request: bytes, report: Callable[[bytes], None]) -> None:
     """Once the file that the request names is there."""
     report(b"%d" % os.getpid())
     while not apart.disk.exists(request.decode()):
@@ -45,5 +45,5 @@ def report_again(apart: Apart, request: bytes, report: Callable[[bytes], None]) 
         report(str(error).encode())
 
 
-def send_nonsense(apart: Apart, request: bytes, report: Callable[[bytes], None]) -> None:
+def send_nonsense(apart: ChildResources, request: bytes, report: Callable[[bytes], None]) -> None:
     report(bytes(2 << 20))

@@ -196,7 +196,7 @@ def make_bench(monkeypatch: pytest.MonkeyPatch, **settings: int) -> Bench:
         route.handle = route.handle_wide = made.handle
         route.decode = request.decoder(version)  # type: ignore[attr-defined]
         route.request = request
-        route.singles = None
+        route.produce_templates = None
         route.stepwise_decoder = route.stepwise_encoder = None
         route.response = response
         route.encode = response.pieces_encoder(version)  # type: ignore[attr-defined]

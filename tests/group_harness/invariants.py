@@ -5,7 +5,7 @@ from tidelog.coordinator.consumer.member import MemberState
 from tidelog.coordinator.consumer.state import ConsumerGroup
 from tidelog.coordinator.consumer.timers import Timer
 from tidelog.coordinator.group.core import GroupCore
-from tidelog.coordinator.group.members import Members, metadata_bytes, protocols_to_vote_for
+from tidelog.coordinator.group.members import ClassicMembers, metadata_bytes, protocols_to_vote_for
 from tidelog.coordinator.group.rebalance import RebalancingGroup
 from tidelog.coordinator.group.state import GroupState
 
@@ -39,7 +39,7 @@ def check_classic_group(group: RebalancingGroup) -> None:
     has_generation = group.state in (GroupState.STABLE, GroupState.COMPLETING_REBALANCE)
     if has_generation:
         assert members.by_id
-        assert members.joining == 0
+        assert members.parked_join_count == 0
         assert (group._sync_end.at_ms is not None) == bool(members.unsynced)
     if group.state is GroupState.PREPARING_REBALANCE:
         assert group._join_end.at_ms is not None
@@ -49,10 +49,10 @@ def check_classic_group(group: RebalancingGroup) -> None:
         assert member.sync_reply is None or group.state is GroupState.COMPLETING_REBALANCE
 
 
-def check_members(members: Members) -> None:
+def check_members(members: ClassicMembers) -> None:
     """The counts are those of the members."""
     all_members = list(members.by_id.values())
-    assert members.joining == sum(member.join_reply is not None for member in all_members)
+    assert members.parked_join_count == sum(member.join_reply is not None for member in all_members)
     assert members.static_ids == {m.instance_id: m.member_id for m in all_members if m.instance_id is not None}
     assert members.metadata_bytes == sum(metadata_bytes(member.protocols) for member in all_members)
     votes: dict[str, int] = {}

@@ -237,7 +237,7 @@ SCENES: dict[str, list[Command]] = {
             "features",
             "downgrade --feature group.version=0 --dry-run",
             "can be downgraded",
-            otherwise="stays at 1",
+            otherwise="stays at level 1",
             why="levels follow from the software and its settings",
         ),
         Command(

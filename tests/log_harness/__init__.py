@@ -103,7 +103,7 @@ class LogOnDisk:
 
     def retain(self, now_ms: int, high_watermark: int | None = None) -> int:
         """Retention as a broker does it, until the files that are due are gone; how many segments left the log."""
-        look = self.log.times_look(now_ms)
+        look = self.log.segment_age_search(now_ms)
         if look is not None:
             look.run()
             while look.wanted is not None:

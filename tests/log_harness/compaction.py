@@ -8,7 +8,7 @@ from tidelog.log.cleaner.job import Cleaned, CleanerLimits, CleanJob, GroupClean
 from tidelog.log.cleaner.swap import Swap
 from tidelog.log.cleaner.work import clean
 from tidelog.log.partition_log import PartitionLog
-from tidelog.runtime.interfaces import Apart, Disk
+from tidelog.runtime.interfaces import ChildResources, Disk
 from tidelog.wire.records import Record, batches_in, decode_records
 
 PLENTY = CleanerLimits(map_bytes=1 << 24, load_factor=0.9, bytes_per_s=1e308, write_bytes=1 << 16)
@@ -41,7 +41,7 @@ def job_of(
 
 def reports_of(disk: Disk, job: CleanJob) -> list[Report]:
     reports: list[bytes] = []
-    clean(Apart(disk, lambda: 0.0, lambda _seconds: None), job.encode(), reports.append)
+    clean(ChildResources(disk, lambda: 0.0, lambda _seconds: None), job.encode(), reports.append)
     return [decode_report(report) for report in reports]
 
 

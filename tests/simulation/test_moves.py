@@ -9,7 +9,7 @@ import pytest
 from process_harness import note
 from simulation_harness import boot, connect
 from tidelog.broker.broker import BrokerServer
-from tidelog.replication.moves import AT_ONCE, PAUSE_MAX_S, Move, Moves
+from tidelog.replication.moves import PARALLEL_MOVES_MAX, PAUSE_MAX_S, Move, Moves
 from tidelog.simulation.client import SimClient
 from tidelog.simulation.disk import SimDisk
 from tidelog.simulation.member import SimMember
@@ -178,7 +178,7 @@ def test_of_many_moves_some_go_on_side_by_side(monkeypatch: pytest.MonkeyPatch) 
 
     with simulated(1) as world:
         world.run(scenario(), virtual_s=60)
-    assert 1 < max(side_by_side) <= AT_ONCE
+    assert 1 < max(side_by_side) <= PARALLEL_MOVES_MAX
 
 
 @pytest.mark.parametrize("durability", ["interval", "fsync"])

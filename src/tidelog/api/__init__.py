@@ -1,1 +1,2 @@
-"""One module per API key: a request in, a response out. `registry` finds them, `services` is what they may use."""
+"""One module per API key: a handler turns a request into a response. `registry` finds the modules; `services` has the
+broker's parts that handlers use."""

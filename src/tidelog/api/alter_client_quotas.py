@@ -1,4 +1,4 @@
-"""AlterClientQuotas (key 49), v0-1 (KIP-546): quotas of users, client ids and addresses set and removed."""
+"""AlterClientQuotas (key 49), v0-1 (KIP-546): set and remove quotas of users, client ids and IP addresses."""
 
 from typing import TYPE_CHECKING
 
@@ -24,7 +24,7 @@ def handle(
     for entry in request.entries:
         parts: dict[str, str | None] = {}
         for part in entry.entity:
-            parts[part.entity_type] = part.entity_name  # of a type that comes again the last name counts
+            parts[part.entity_type] = part.entity_name  # if a type is repeated, its last name counts
             yield
         changes = []
         for op in entry.ops:

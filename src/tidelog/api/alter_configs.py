@@ -1,4 +1,6 @@
-"""AlterConfigs (key 33), v0-2: a resource's own settings become those of the request, the others their defaults."""
+"""AlterConfigs (key 33), v0-2: replace all settings of a resource. Settings that the request omits get their
+defaults.
+"""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -34,7 +36,7 @@ def handle(
 async def _alter(
     services: Services, request: AlterConfigsRequest, alterations: list[Alteration]
 ) -> Steps[AlterConfigsResponse]:
-    return _response(await altered(services, alterations, validate_only=request.validate_only))
+    return _response(await alter_resources(services, alterations, validate_only=request.validate_only))
 
 
 def _response(results: list[AlterationResult]) -> Steps[AlterConfigsResponse]:
@@ -52,10 +54,10 @@ def _response(results: list[AlterationResult]) -> Steps[AlterConfigsResponse]:
     return response
 
 
-async def altered(
+async def alter_resources(
     services: Services, alterations: Sequence[Alteration], *, validate_only: bool
 ) -> list[AlterationResult]:
-    """What became of each; when the metadata cannot be changed at all, that for each."""
+    """Return the result of each alteration. If the metadata cannot be changed at all, every result has that error."""
     try:
         return await services.controller.alter_configs(alterations, validate_only=validate_only)
     except ApiError as error:

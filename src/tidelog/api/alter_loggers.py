@@ -1,4 +1,4 @@
-"""IncrementalAlterConfigs of loggers (resource type 8, KIP-412): this process's levels, changed at once."""
+"""IncrementalAlterConfigs of loggers (resource type 8, KIP-412): change this process's log levels immediately."""
 
 from collections.abc import Sequence
 
@@ -11,20 +11,23 @@ from tidelog.wire.errors import ApiError, ErrorCode
 def alter_loggers(
     alterations: Sequence[Alteration], node_id: int, *, validate_only: bool
 ) -> Steps[dict[int, AlterationResult]]:
-    """Results of those that are about loggers, by their places in the request. Each is done whole or not at all."""
-    places: dict[str, list[int]] = {}
-    for place, alteration in enumerate(alterations):
+    """Alter the loggers. Return the results of these alterations, by their positions in `alterations`.
+
+    Each alteration is made as a whole or not at all.
+    """
+    positions_by_name: dict[str, list[int]] = {}
+    for position, alteration in enumerate(alterations):
         if alteration.resource_type == LOGGER_RESOURCE:
-            places.setdefault(alteration.resource_name, []).append(place)
+            positions_by_name.setdefault(alteration.resource_name, []).append(position)
         yield
     results: dict[int, AlterationResult] = {}
-    for name, same in places.items():
+    for name, positions in positions_by_name.items():
         resource = (LOGGER_RESOURCE, name)
         try:
-            if len(same) > 1:
+            if len(positions) > 1:
                 raise ApiError("the request has this resource more than once", ErrorCode.INVALID_REQUEST)
             check_node(name, node_id)
-            changes = alterations[same[0]].changes
+            changes = alterations[positions[0]].changes
             yield from _check(changes)
             if not validate_only:
                 for change in changes:
@@ -33,33 +36,31 @@ def alter_loggers(
             result = AlterationResult(*resource)
         except ApiError as error:
             result = AlterationResult(*resource, error.code, error.message)
-        results.update(dict.fromkeys(same, result))
+        results.update(dict.fromkeys(positions, result))
         yield
     return results
 
 
 def _check(changes: Sequence[Change]) -> Steps[None]:
-    known = loggers.levels()
-    seen: set[str] = set()
+    levels = loggers.levels()
+    seen_names: set[str] = set()
     for name, operation, level in changes:
-        if name in seen:
-            raise ApiError("the request has a logger more than once", ErrorCode.INVALID_REQUEST)
-        seen.add(name)
+        if name in seen_names:
+            raise ApiError(f"the request names the logger {name} more than once", ErrorCode.INVALID_REQUEST)
+        seen_names.add(name)
         if operation != Operation.DELETE and level is None:
-            raise ApiError(f"{name} has no level", ErrorCode.INVALID_REQUEST)
+            raise ApiError(f"the request has no level for the logger {name}", ErrorCode.INVALID_REQUEST)
         yield
     for name, operation, level in changes:
         if operation not in (Operation.SET, Operation.DELETE):
-            raise ApiError("a level is set or taken back, nothing else", ErrorCode.INVALID_REQUEST)
-        if name not in known:
+            raise ApiError("a logger's level can only be set or deleted", ErrorCode.INVALID_REQUEST)
+        if name not in levels:
             raise ApiError(f"there is no logger {name}", ErrorCode.INVALID_CONFIG)
         if operation == Operation.DELETE and name == loggers.ROOT:
-            raise ApiError(
-                f"{loggers.ROOT} follows nobody, so its level cannot be taken back", ErrorCode.INVALID_REQUEST
-            )
+            raise ApiError(f"the level of the logger {loggers.ROOT} cannot be deleted", ErrorCode.INVALID_REQUEST)
         if operation == Operation.SET and level not in loggers.LEVELS:
             raise ApiError(
-                f"{level} is no level; there are {', '.join(loggers.LEVELS)}",
+                f"{level} is not a log level: use one of {', '.join(loggers.LEVELS)}",
                 ErrorCode.INVALID_CONFIG,
             )
         yield

@@ -1,7 +1,7 @@
 """AlterReplicaLogDirs (key 34), v1-2: move partitions between the data directories of this broker (KIP-113).
 
-The answer says that a move has begun; DescribeLogDirs shows how far it is. To move a partition to where it lies gives
-up a move that is under way.
+The response says that a move has begun; DescribeLogDirs shows its progress. Moving a partition to its present
+directory cancels a running move.
 """
 
 from tidelog.api.repeats import NamedPartitions
@@ -24,18 +24,20 @@ from tidelog.wire.messages.alter_replica_log_dirs import (
 def handle(
     services: Services, context: RequestContext, request: AlterReplicaLogDirsRequest
 ) -> Steps[AlterReplicaLogDirsResponse]:
-    """Each partition succeeds or fails alone. Of one that is named more than once the last directory counts."""
+    """Begin the moves. Each partition succeeds or fails on its own. If a partition is named more than once, its last
+    directory counts.
+    """
     del context
-    named: NamedPartitions[str, str] = NamedPartitions()
+    paths: NamedPartitions[str, str] = NamedPartitions()
     for directory in request.dirs:
         for topic in directory.topics:
             for index in topic.partitions:
-                named.add(topic.name, index, directory.path)
+                paths.add(topic.name, index, directory.path)
                 yield
             yield
         yield
     response = AlterReplicaLogDirsResponse()
-    for name, partitions in named.by_topic.items():
+    for name, partitions in paths.by_topic.items():
         result = AlterReplicaLogDirTopicResult(name)
         response.results.append(result)
         for index, path in partitions.items():
@@ -54,7 +56,7 @@ def _begin(services: Services, topic: str, index: int, path: str) -> None:
     directories = partitions.directories
     path = path.rstrip("/") if len(path) > 1 else path
     if path not in directories.paths:
-        raise ApiError(f"{path} is no data directory of this broker", ErrorCode.LOG_DIR_NOT_FOUND)
+        raise ApiError(f"{path} is not a data directory of this broker", ErrorCode.LOG_DIR_NOT_FOUND)
     target = directories.by_path(path)
     if target is None or path in directories.failed:
         raise StorageError(f"{path} is out of use")
@@ -62,7 +64,7 @@ def _begin(services: Services, topic: str, index: int, path: str) -> None:
         raise ApiError(f"{path} is cordoned", ErrorCode.INVALID_REPLICA_ASSIGNMENT)
     partition = partitions.find(topic, index)
     if partition is None:
-        raise UnknownTopicOrPartition(f"there is no partition {index} of topic {topic!r} here")
+        raise UnknownTopicOrPartition(f"this broker has no partition {index} of topic {topic!r}")
     if partition.log.failure is not None:
         raise StorageError(f"{topic}-{index} is offline")
     partitions.moves.begin(partition, target)

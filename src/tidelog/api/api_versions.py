@@ -1,6 +1,6 @@
 """ApiVersions (key 18), v0-4. v3: flexible, client software name (KIP-511); v4: features with minimum 0 (KIP-1022).
 
-The answer to a version that is not known is in v0, so that any client can read it.
+The response to an unknown version of this API is encoded as v0, so that every client can decode it.
 """
 
 import re
@@ -17,10 +17,10 @@ from tidelog.wire.messages.api_versions import (
     SupportedFeatureKey,
 )
 
-_SOFTWARE = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?")
-SOFTWARE_LENGTH_MAX = 256
-FROM_ZERO_VERSION = 4
-"""From this version on, a feature may be supported from level 0."""
+_SOFTWARE_NAME = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?")
+SOFTWARE_NAME_LENGTH_MAX = 256
+MIN_LEVEL_ZERO_VERSION = 4
+"""From this version on, the response may contain features whose lowest supported level is 0."""
 
 _RANGES = [
     ApiVersion(api_key=key, min_version=entry.advertised_min, max_version=entry.max_version)
@@ -29,22 +29,26 @@ _RANGES = [
 
 
 def handle(services: Services, context: RequestContext, request: ApiVersionsRequest | None) -> ApiVersionsResponse:
-    """`request` is None when the client's version is not known."""
+    """`request` is None if this broker does not serve the request's version of ApiVersions."""
     if request is None:
-        own = [r for r in _RANGES if r.api_key == API_VERSIONS_KEY]
-        return ApiVersionsResponse(error_code=ErrorCode.UNSUPPORTED_VERSION, api_keys=own)
+        own_range = [r for r in _RANGES if r.api_key == API_VERSIONS_KEY]
+        return ApiVersionsResponse(error_code=ErrorCode.UNSUPPORTED_VERSION, api_keys=own_range)
     names = (request.client_software_name, request.client_software_version)
-    if context.api_version >= 3 and not all(map(_sound, names)):
+    if context.api_version >= 3 and not all(map(_is_valid_name, names)):
         return ApiVersionsResponse(error_code=ErrorCode.INVALID_REQUEST)
     response = ApiVersionsResponse(api_keys=_RANGES)
-    known = features(services)
-    if known:
-        response.finalized_features = [FinalizedFeatureKey(name, f.level, f.level) for name, f in known.items()]
+    cluster_features = features(services)
+    if cluster_features:
+        response.finalized_features = [
+            FinalizedFeatureKey(name, f.level, f.level) for name, f in cluster_features.items()
+        ]
         response.finalized_features_epoch = services.metadata.image.position
-        if context.api_version >= FROM_ZERO_VERSION:
-            response.supported_features = [SupportedFeatureKey(name, f.lowest, f.highest) for name, f in known.items()]
+        if context.api_version >= MIN_LEVEL_ZERO_VERSION:
+            response.supported_features = [
+                SupportedFeatureKey(name, f.lowest, f.highest) for name, f in cluster_features.items()
+            ]
     return response
 
 
-def _sound(text: str) -> bool:
-    return len(text) <= SOFTWARE_LENGTH_MAX and _SOFTWARE.fullmatch(text) is not None
+def _is_valid_name(text: str) -> bool:
+    return len(text) <= SOFTWARE_NAME_LENGTH_MAX and _SOFTWARE_NAME.fullmatch(text) is not None

@@ -1,4 +1,6 @@
-"""ConsumerGroupHeartbeat (key 68), v0-1 (KIP-848). v1: regular expression, member ids are the clients' (KIP-1082)."""
+"""ConsumerGroupHeartbeat (key 68), v0-1 (KIP-848). v1: regular expressions; clients choose their member ids
+(KIP-1082).
+"""
 
 from tidelog.api.group_reply import GroupReply
 from tidelog.api.pending import Pending

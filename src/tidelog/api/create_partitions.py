@@ -1,4 +1,4 @@
-"""CreatePartitions (key 37), v0-3 (KIP-195). Answers when every new partition leads."""
+"""CreatePartitions (key 37), v0-3 (KIP-195). The response is sent when every new partition has a leader."""
 
 from typing import TYPE_CHECKING
 
@@ -19,23 +19,24 @@ if TYPE_CHECKING:
 def handle(
     services: Services, context: RequestContext, request: CreatePartitionsRequest
 ) -> "Steps[Outcome[CreatePartitionsResponse]]":
-    wanted = []
+    new_partitions = []
     for topic in request.topics:
         assignments = None
         if topic.assignments is not None:
-            # One more than is taken: the list may have millions of entries.
-            assignments = [each.broker_ids for each in topic.assignments[: PARTITIONS_PER_REQUEST_MAX + 1]]
-        wanted.append(MorePartitions(topic.name, topic.count, assignments))
+            # One more than the limit, so that the controller sees that it is exceeded: the list may have millions of
+            # entries.
+            assignments = [assignment.broker_ids for assignment in topic.assignments[: PARTITIONS_PER_REQUEST_MAX + 1]]
+        new_partitions.append(MorePartitions(topic.name, topic.count, assignments))
         yield
-    return _create(services, context, request, wanted)
+    return _create(services, context, request, new_partitions)
 
 
 async def _create(
-    services: Services, context: RequestContext, request: CreatePartitionsRequest, wanted: list[MorePartitions]
+    services: Services, context: RequestContext, request: CreatePartitionsRequest, new_partitions: list[MorePartitions]
 ) -> Steps[CreatePartitionsResponse]:
     try:
         results = await services.controller.create_partitions(
-            wanted,
+            new_partitions,
             validate_only=request.validate_only,
             timeout_ms=request.timeout_ms,
             take=context.take_partitions,
@@ -43,7 +44,8 @@ async def _create(
     except ApiError as error:
         message = error.message or None
         results = [
-            TopicResult(name, error=error.code, message=message) for name in dict.fromkeys(w.topic for w in wanted)
+            TopicResult(name, error=error.code, message=message)
+            for name in dict.fromkeys(each.topic for each in new_partitions)
         ]
     return _response(results)
 

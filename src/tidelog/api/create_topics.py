@@ -1,7 +1,7 @@
-"""CreateTopics (key 19), v2-7. v4: defaults for partitions and replicas (KIP-464); v5: the settings in the answer
+"""CreateTopics (key 19), v2-7. v4: defaults for partitions and replicas (KIP-464); v5: the settings in the response
 (KIP-525); v7: the topic's id (KIP-516).
 
-Answers when every partition leads.
+The response is sent when every partition has a leader.
 """
 
 from typing import TYPE_CHECKING
@@ -22,7 +22,7 @@ from tidelog.wire.messages.create_topics import (
 if TYPE_CHECKING:
     from tidelog.api.pending import Outcome
 
-SETTINGS_FROM = 5
+SETTINGS_VERSION = 5
 
 
 def handle(
@@ -66,8 +66,12 @@ def _new_topic(topic: CreatableTopic) -> NewTopic:
         topic.name,
         topic.num_partitions,
         topic.replication_factor,
-        # One more than is taken, so that the controller can say so: the lists may have millions of entries.
-        [(each.partition_index, each.broker_ids) for each in topic.assignments[: PARTITIONS_PER_REQUEST_MAX + 1]],
+        # One more than the limit, so that the controller sees that it is exceeded: the lists may have millions of
+        # entries.
+        [
+            (assignment.partition_index, assignment.broker_ids)
+            for assignment in topic.assignments[: PARTITIONS_PER_REQUEST_MAX + 1]
+        ],
         [(config.name, config.value) for config in topic.configs[: SETTINGS_MAX + 1]],
     )
 
@@ -82,7 +86,7 @@ def _result(services: Services, result: TopicResult, version: int) -> CreatableT
         replication_factor=result.replication_factor,
         configs=[],
     )
-    if version >= SETTINGS_FROM and not result.error:
+    if version >= SETTINGS_VERSION and not result.error:
         answer.configs = [
             CreatableTopicConfigs(
                 name=described.key.name,

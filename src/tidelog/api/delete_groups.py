@@ -1,4 +1,4 @@
-"""DeleteGroups (key 42), v0-2 (KIP-229): removes groups that have no members, with all that they committed."""
+"""DeleteGroups (key 42), v0-2 (KIP-229): delete groups without members, with all their committed offsets."""
 
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 def handle(
     services: Services, context: RequestContext, request: DeleteGroupsRequest
 ) -> "Steps[Outcome[DeleteGroupsResponse]]":
-    """Each group succeeds or fails alone. One that is named more than once is deleted and answered once."""
+    """Delete the groups. Each group succeeds or fails on its own. A group that is named more than once is deleted
+    and answered once.
+    """
     group_ids: dict[str, None] = {}
     deleting: Gathering[ErrorCode] = Gathering(lambda codes: _response(group_ids, codes))
     for group_id in request.groups_names:
@@ -35,11 +37,11 @@ def handle(
 
 
 def _reply(deleting: Gathering[ErrorCode]) -> Reply:
-    take = deleting.reply()
+    accept = deleting.reply()
 
     def reply(answer: ApiError | None) -> None:
-        # Not the error itself: its traceback would keep 2 KB for each of a request's million groups.
-        take(ErrorCode.NONE if answer is None else answer.code)
+        # Store the code only: the error's traceback would take 2 KB for each of a request's million groups.
+        accept(ErrorCode.NONE if answer is None else answer.code)
 
     return reply
 

@@ -1,4 +1,4 @@
-"""DeleteTopics (key 20), v1-6. v5: messages; v6: by id too (KIP-516)."""
+"""DeleteTopics (key 20), v1-6. v5: error messages; v6: topic ids as well as names (KIP-516)."""
 
 from typing import TYPE_CHECKING
 
@@ -12,15 +12,15 @@ from tidelog.wire.messages.delete_topics import DeletableTopicResult, DeleteTopi
 if TYPE_CHECKING:
     from tidelog.api.pending import Outcome
 
-CHOICES_FROM = 6
-DELETION_DISABLED_FROM = 3
+CHOICES_VERSION = 6
+DELETION_DISABLED_VERSION = 3
 
 
 def handle(
     services: Services, context: RequestContext, request: DeleteTopicsRequest
 ) -> "Steps[Outcome[DeleteTopicsResponse]]":
     choices = []
-    if context.api_version >= CHOICES_FROM:
+    if context.api_version >= CHOICES_VERSION:
         for topic in request.topics:
             choices.append(TopicChoice(topic.name, TopicId(topic.topic_id)))
             yield
@@ -36,7 +36,7 @@ async def _delete(
 ) -> Steps[DeleteTopicsResponse]:
     try:
         if not services.config.delete_topic_enable:
-            older = context.api_version < DELETION_DISABLED_FROM
+            older = context.api_version < DELETION_DISABLED_VERSION
             raise ApiError("", ErrorCode.INVALID_REQUEST if older else ErrorCode.TOPIC_DELETION_DISABLED)
         results = await services.controller.delete_topics(
             choices, timeout_ms=request.timeout_ms, take=context.take_partitions

@@ -1,4 +1,6 @@
-"""DescribeClientQuotas (key 48), v0-1 (KIP-546): users', client ids' and addresses' quotas by a filter."""
+"""DescribeClientQuotas (key 48), v0-1 (KIP-546): the quotas of users, client ids and IP addresses that match a
+filter.
+"""
 
 from tidelog.api.services import RequestContext, Services
 from tidelog.model.steps import Steps
@@ -17,7 +19,7 @@ def handle(
     services: Services, context: RequestContext, request: DescribeClientQuotasRequest
 ) -> Steps[DescribeClientQuotasResponse]:
     try:
-        wanted = Filter(
+        entity_filter = Filter(
             (Component(c.entity_type, c.match_type, c.match) for c in request.components), strict=request.strict
         )
     except ApiError as error:
@@ -25,7 +27,7 @@ def handle(
     response = DescribeClientQuotasResponse(entries=[])
     assert response.entries is not None
     for entity, values in services.metadata.image.client_quotas.items():
-        if wanted.matches(entity):
+        if entity_filter.matches(entity):
             response.entries.append(
                 EntryData(
                     entity=[EntityData(entity_type=kind, entity_name=name) for kind, name in entity],

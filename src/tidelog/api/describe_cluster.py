@@ -1,6 +1,6 @@
 """DescribeCluster (key 60), v0-2. v1: brokers or controllers (KIP-919); v2: fenced brokers too (KIP-1073)."""
 
-from tidelog.api.operations import NOT_ASKED, ON_CLUSTER
+from tidelog.api.operations import CLUSTER_OPERATIONS, OPERATIONS_NOT_REQUESTED
 from tidelog.api.services import RequestContext, Services
 from tidelog.wire.errors import ErrorCode
 from tidelog.wire.messages.describe_cluster import (
@@ -9,20 +9,20 @@ from tidelog.wire.messages.describe_cluster import (
     DescribeClusterResponse,
 )
 
-BROKERS = 1
-CONTROLLERS = 2
+BROKER_ENDPOINTS = 1
+CONTROLLER_ENDPOINTS = 2
 
 
 def handle(services: Services, context: RequestContext, request: DescribeClusterRequest) -> DescribeClusterResponse:
-    if request.endpoint_type == CONTROLLERS:
+    if request.endpoint_type == CONTROLLER_ENDPOINTS:
         return DescribeClusterResponse(
             error_code=ErrorCode.MISMATCHED_ENDPOINT_TYPE,
-            error_message="this is a broker's listener, controllers have none",
+            error_message="this is a broker's listener: controllers are not described here, and have no listeners",
         )
-    if request.endpoint_type != BROKERS:
+    if request.endpoint_type != BROKER_ENDPOINTS:
         return DescribeClusterResponse(
             error_code=ErrorCode.UNSUPPORTED_ENDPOINT_TYPE,
-            error_message=f"there is no endpoint type {request.endpoint_type}",
+            error_message=f"endpoint type {request.endpoint_type} is unknown: 1 is brokers, 2 is controllers",
         )
     image = services.metadata.image
     return DescribeClusterResponse(
@@ -32,5 +32,7 @@ def handle(services: Services, context: RequestContext, request: DescribeCluster
             DescribeClusterBroker(broker_id=broker.broker_id, host=broker.host, port=broker.port, rack=broker.rack)
             for broker in image.brokers.values()
         ],
-        cluster_authorized_operations=ON_CLUSTER if request.include_cluster_authorized_operations else NOT_ASKED,
+        cluster_authorized_operations=CLUSTER_OPERATIONS
+        if request.include_cluster_authorized_operations
+        else OPERATIONS_NOT_REQUESTED,
     )

@@ -1,7 +1,7 @@
 """DescribeConfigs (key 32), v1-4. v1: sources and synonyms (KIP-226); v3: types and documentation (KIP-569).
 
-Of topics, this broker, its loggers, groups and subscriptions to clients' metrics. The message is empty, not null, where
-nothing is wrong.
+Describes topics, this broker, its loggers, groups, and subscriptions to client metrics. If there is no error, the
+error message is empty, not null.
 """
 
 from typing import TYPE_CHECKING
@@ -47,11 +47,12 @@ if TYPE_CHECKING:
 NAMES_PER_STEP = 200
 NO_EFFECT = "No effect yet."
 SET_AT_START = "Set at the start by"
-NO_TYPE = 0
+UNKNOWN_TYPE = 0
 SETTINGS_MAX = 100_000
-"""In one answer: two thousand topics with all of theirs. One topic named a million times would fill the memory."""
-LENGTH_PER_SETTING = 500
-"""A value that is longer counts as several settings."""
+"""Upper bound on the settings of one response: all settings of two thousand topics. Without it, a request that names
+one topic a million times would exhaust the memory."""
+CHARS_PER_SETTING = 500
+"""The values of a response count as one more setting for each of these many characters."""
 
 
 def handle(
@@ -59,64 +60,66 @@ def handle(
 ) -> Steps[DescribeConfigsResponse]:
     image = services.metadata.image
     results: list[DescribeConfigsResult] = []
-    left = SETTINGS_MAX
+    settings_left = SETTINGS_MAX
     for resource in request.resources:
         result = DescribeConfigsResult(
             error_message="", resource_type=resource.resource_type, resource_name=resource.resource_name
         )
         try:
-            if left <= 0:
-                raise ApiError(f"one answer holds at most {SETTINGS_MAX} settings", ErrorCode.INVALID_REQUEST)
+            if settings_left <= 0:
+                raise ApiError(f"one response contains at most {SETTINGS_MAX} settings", ErrorCode.INVALID_REQUEST)
             if resource.resource_type == LOGGER_RESOURCE:
-                result.configs = yield from _levels(services, resource)
+                result.configs = yield from _logger_levels(services, resource)
             else:
-                exists = _EXISTS.get(resource.resource_type, _never)
-                described = _describe(services, image, resource, (yield from _names(resource, exists)))
+                has_setting = _HAS_SETTING.get(resource.resource_type, _has_none)
+                described = _describe(services, image, resource, (yield from _requested_names(resource, has_setting)))
                 result.configs = [_config(each, request) for each in described]
         except ApiError as error:
             result.error_code = error.code
             result.error_message = error.message
         else:
-            left -= len(result.configs) + sum(map(_length, result.configs)) // LENGTH_PER_SETTING
+            settings_left -= len(result.configs) + sum(map(_value_chars, result.configs)) // CHARS_PER_SETTING
         results.append(result)
         yield
     return DescribeConfigsResponse(results=results)
 
 
-def _length(config: DescribeConfigsResourceResult) -> int:
+def _value_chars(config: DescribeConfigsResourceResult) -> int:
     return len(config.value or "") * (1 + len(config.synonyms))
 
 
-def _never(name: str) -> bool:
+def _has_none(name: str) -> bool:
     return False
 
 
-_EXISTS: "Mapping[int, Callable[[str], bool]]" = {
+_HAS_SETTING: "Mapping[int, Callable[[str], bool]]" = {
     TOPIC_RESOURCE: TOPIC_KEYS.__contains__,
     BROKER_RESOURCE: is_broker_setting,
     GROUP_RESOURCE: GROUP_KEYS.__contains__,
     CLIENT_METRICS_RESOURCE: CLIENT_METRICS_KEYS.__contains__,
 }
-"""Whether a resource of the type has a setting of this name."""
+"""For each resource type, a function that returns whether such a resource has a setting of this name."""
 
 
-def _names(resource: DescribeConfigsResource, exists: "Callable[[str], bool]") -> Steps[list[str] | None]:
-    """The settings that are asked for, without those that the resource cannot have; None for all."""
-    asked = resource.configuration_keys
-    if not asked:
+def _requested_names(
+    resource: DescribeConfigsResource, has_setting: "Callable[[str], bool]"
+) -> Steps[list[str] | None]:
+    """Return the requested settings that the resource can have; None if the request asks for all settings."""
+    names = resource.configuration_keys
+    if not names:
         return None
-    known: dict[str, None] = {}
-    for start in range(0, len(asked), NAMES_PER_STEP):
-        some = asked[start : start + NAMES_PER_STEP]
-        known.update((name, None) for name in some if exists(name))
+    known_names: dict[str, None] = {}
+    for start in range(0, len(names), NAMES_PER_STEP):
+        chunk = names[start : start + NAMES_PER_STEP]
+        known_names.update((name, None) for name in chunk if has_setting(name))
         yield
-    return list(known)
+    return list(known_names)
 
 
 def _describe(
     services: Services, image: "MetadataImage", resource: DescribeConfigsResource, names: list[str] | None
 ) -> list[Described]:
-    """Raises ApiError."""
+    """Return the settings of a resource that is not a logger. Raises ApiError."""
     if resource.resource_type == TOPIC_RESOURCE:
         refusal = name_refusal(resource.resource_name)
         if refusal is not None:
@@ -141,14 +144,14 @@ def _describe(
     raise ApiError(f"resource type {resource.resource_type} is not known here", ErrorCode.INVALID_REQUEST)
 
 
-def _levels(services: Services, resource: DescribeConfigsResource) -> Steps[list[DescribeConfigsResourceResult]]:
-    """Raises ApiError."""
+def _logger_levels(services: Services, resource: DescribeConfigsResource) -> Steps[list[DescribeConfigsResourceResult]]:
+    """Return the levels of this broker's loggers. Raises ApiError."""
     check_node(resource.resource_name, services.config.node_id)
     levels = loggers.levels()
-    names = yield from _names(resource, levels.__contains__)
+    names = yield from _requested_names(resource, levels.__contains__)
     return [
         DescribeConfigsResourceResult(
-            name=name, value=levels[name], config_source=Source.BROKER_LOGGER, config_type=NO_TYPE
+            name=name, value=levels[name], config_source=Source.BROKER_LOGGER, config_type=UNKNOWN_TYPE
         )
         for name in (levels if names is None else names)
     ]
@@ -168,7 +171,8 @@ def _config(described: Described, request: DescribeConfigsRequest) -> DescribeCo
     if request.include_synonyms:
         result.synonyms = [DescribeConfigsSynonym(name=n, value=v, source=s) for n, v, s in described.synonyms]
     if request.include_documentation:
-        # The protocol has one source for all that a broker was started with; its own command line shows which it was.
+        # The protocol has only one source for all settings of the start. Tidelog's command line reads this text to
+        # show the file or option.
         start = f"{SET_AT_START} {described.start}." if described.start else ""
         parts = (key.doc, "" if key.effect else NO_EFFECT, start)
         result.documentation = " ".join(part for part in parts if part)

@@ -1,6 +1,8 @@
-"""DescribeGroups (key 15), v0-6. v3: authorized operations (KIP-430); v4: group instance ids (KIP-345);
-v6: GROUP_ID_NOT_FOUND for a group that does not exist, which reads Dead before (KIP-1043). A group of the consumer
-protocol is none of these."""
+"""DescribeGroups (key 15), v0-6. v3: authorized operations (KIP-430); v4: group instance ids (KIP-345); v6:
+GROUP_ID_NOT_FOUND for a group that does not exist; older versions return the state Dead (KIP-1043).
+
+For this API, a group of the consumer protocol does not exist.
+"""
 
 from functools import partial
 from typing import TYPE_CHECKING
@@ -17,17 +19,18 @@ if TYPE_CHECKING:
 
 NOT_FOUND_VERSION = 6
 READ, DELETE, DESCRIBE, DESCRIBE_CONFIGS, ALTER_CONFIGS = 3, 6, 8, 10, 11
-ALL_OPERATIONS = sum(1 << operation for operation in (READ, DELETE, DESCRIBE, DESCRIBE_CONFIGS, ALTER_CONFIGS))
-"""What can be done to a group, as bits by the numbers of Kafka's ACL operations. Nobody is refused any of it yet."""
+GROUP_OPERATIONS = sum(1 << operation for operation in (READ, DELETE, DESCRIBE, DESCRIBE_CONFIGS, ALTER_CONFIGS))
+"""The operations on a group, as a bit mask of Kafka's ACL operations. There is no access control, so all are
+allowed."""
 MEMBER_BYTES = 200
-"""Of a member in an answer, without what clients said and were assigned."""
+"""Approximate bytes of a member in a response, without its metadata and assignment."""
 
 
 def handle(
     services: Services, context: RequestContext, request: DescribeGroupsRequest
 ) -> "Steps[Outcome[DescribeGroupsResponse]]":
-    describe = partial(_description, context.api_version, request.include_authorized_operations)
-    return described_groups(services.groups.describe, describe, _response, request.groups)
+    to_description = partial(_description, context.api_version, request.include_authorized_operations)
+    return described_groups(services.groups.describe, to_description, _response, request.groups)
 
 
 def _response(groups: list[DescribedGroup]) -> DescribeGroupsResponse:
@@ -58,5 +61,5 @@ def _group(
             answer.error_message = message
             return answer
     if with_operations:
-        answer.authorized_operations = ALL_OPERATIONS
+        answer.authorized_operations = GROUP_OPERATIONS
     return answer

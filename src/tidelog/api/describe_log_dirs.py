@@ -1,4 +1,4 @@
-"""DescribeLogDirs (key 35), v1-5. v3: an error for the whole answer; v4: sizes of the file systems (KIP-827); v5:
+"""DescribeLogDirs (key 35), v1-5. v3: an error for the whole response; v4: sizes of the file systems (KIP-827); v5:
 cordoned directories (KIP-1066).
 """
 
@@ -24,26 +24,26 @@ if TYPE_CHECKING:
 def handle(
     services: Services, context: RequestContext, request: DescribeLogDirsRequest
 ) -> Steps[Coroutine[Any, Any, DescribeLogDirsResponse]]:
-    """Every directory, also one that is out of use; of its partitions those that the request names, each once."""
+    """Describe every directory, also a failed one, with those of its partitions that the request names."""
     del context
     if request.topics is None:
         return _describe(services, None)
-    wanted: set[tuple[str, int]] = set()
+    requested: set[tuple[str, int]] = set()
     for topic in request.topics:
         for index in topic.partitions:
-            wanted.add((topic.topic, index))
+            requested.add((topic.topic, index))
             yield
         yield
-    return _describe(services, wanted)
+    return _describe(services, requested)
 
 
-async def _describe(services: Services, wanted: set[tuple[str, int]] | None) -> DescribeLogDirsResponse:
+async def _describe(services: Services, requested: set[tuple[str, int]] | None) -> DescribeLogDirsResponse:
     directories = services.partitions.directories
     run_blocking = services.runtime.tasks.run_blocking
     space = await run_blocking(
         _space, services.runtime.disk, [path for path in directories.paths if path not in directories.failed]
     )
-    found = _partitions(services, directories, wanted)
+    by_path = _partitions(services, directories, requested)
     cordoned = services.config.cordoned_directories
     results = []
     for path in directories.paths:
@@ -51,41 +51,41 @@ async def _describe(services: Services, wanted: set[tuple[str, int]] | None) -> 
             results.append(DescribeLogDirsResult(ErrorCode.KAFKA_STORAGE_ERROR, path))
             continue
         total, usable = space[path]
-        topics = [DescribeLogDirsTopic(name, partitions) for name, partitions in found[path].items()]
+        topics = [DescribeLogDirsTopic(name, partitions) for name, partitions in by_path[path].items()]
         results.append(DescribeLogDirsResult(0, path, topics, total, usable, path in cordoned))
     return DescribeLogDirsResponse(results=results)
 
 
 def _partitions(
-    services: Services, directories: "DataDirectories", wanted: set[tuple[str, int]] | None
+    services: Services, directories: "DataDirectories", requested: set[tuple[str, int]] | None
 ) -> dict[str, dict[str, list[DescribeLogDirsPartition]]]:
-    """By directory and topic. A partition that moves is in both directories."""
-    found: dict[str, dict[str, list[DescribeLogDirsPartition]]] = {path: {} for path in directories.paths}
+    """Return the partitions by directory and topic. A partition that is being moved is in both directories."""
+    by_path: dict[str, dict[str, list[DescribeLogDirsPartition]]] = {path: {} for path in directories.paths}
 
     def add(path: str, topic: str, entry: DescribeLogDirsPartition) -> None:
-        found.setdefault(path, {}).setdefault(topic, []).append(entry)
+        by_path.setdefault(path, {}).setdefault(topic, []).append(entry)
 
     for partition in services.partitions:
-        if wanted is None or (partition.topic, partition.index) in wanted:
+        if requested is None or (partition.topic, partition.index) in requested:
             lag = max(partition.high_watermark - partition.log_end_offset, 0)
             entry = DescribeLogDirsPartition(partition.index, partition.log.size_bytes, lag, False)
             add(partition.log.directory.rpartition("/")[0], partition.topic, entry)
     for move in services.partitions.moves:
         partition = move.partition
         if partition.log.directory.rpartition("/")[0] == move.target.path:
-            continue  # the copy has taken over
-        if wanted is None or (partition.topic, partition.index) in wanted:
+            continue  # the move is complete: the partition already uses the copy
+        if requested is None or (partition.topic, partition.index) in requested:
             entry = DescribeLogDirsPartition(partition.index, move.size_bytes, move.offset_lag, True)
             add(move.target.path, partition.topic, entry)
-    return found
+    return by_path
 
 
 def _space(disk: "Disk", paths: list[str]) -> dict[str, tuple[int, int]]:
-    """(total, usable) bytes; a directory that cannot be asked is left out. Blocks."""
-    found = {}
+    """Return (total, usable) bytes of each directory. A directory that cannot be read is left out. Blocks."""
+    space = {}
     for path in paths:
         try:
-            found[path] = disk.total_bytes(path), disk.free_bytes(path)
+            space[path] = disk.total_bytes(path), disk.free_bytes(path)
         except OSError:
             continue
-    return found
+    return space

@@ -14,7 +14,8 @@ from tidelog.wire.messages.describe_producers import (
 )
 
 PRODUCERS_MAX = 200_000
-"""In one answer. A partition may remember 100,000 of them, and be named a million times."""
+"""Upper bound on the producers of one response. A partition may remember 100,000 producers, and a request may name
+it a million times."""
 PRODUCERS_PER_STEP = 500
 
 
@@ -22,7 +23,7 @@ def handle(
     services: Services, context: RequestContext, request: DescribeProducersRequest
 ) -> Steps[DescribeProducersResponse]:
     topics = []
-    left = PRODUCERS_MAX
+    producers_left = PRODUCERS_MAX
     for topic in request.topics:
         answers = []
         for index in topic.partition_indexes:
@@ -30,9 +31,11 @@ def handle(
             try:
                 partition = _partition(services, topic.name, index)
                 count = len(partition.log.producers.entries)
-                if count > left:
-                    raise ApiError(f"one answer holds at most {PRODUCERS_MAX} producers", ErrorCode.INVALID_REQUEST)
-                left -= count
+                if count > producers_left:
+                    raise ApiError(
+                        f"one response contains at most {PRODUCERS_MAX} producers", ErrorCode.INVALID_REQUEST
+                    )
+                producers_left -= count
                 yield from _describe(partition, answer)
             except ApiError as error:
                 answer.error_code = error.code

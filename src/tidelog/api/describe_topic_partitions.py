@@ -1,12 +1,12 @@
-"""DescribeTopicPartitions (key 75), v0 (KIP-966): topics in pages of partitions.
+"""DescribeTopicPartitions (key 75), v0 (KIP-966): describe topics, in pages of partitions.
 
-Topics come in the order of their names; the cursor says where the next page begins.
+Topics are in the order of their names. The cursor of a response says where the next page begins.
 """
 
 from collections.abc import Iterable, Iterator
 from heapq import merge
 
-from tidelog.api.operations import ON_TOPIC
+from tidelog.api.operations import TOPIC_OPERATIONS
 from tidelog.api.services import RequestContext, Services
 from tidelog.api.topic_partitions import partitions_of
 from tidelog.metadata.image import NO_LEADER, MetadataImage, TopicImage
@@ -28,33 +28,39 @@ def handle(
     services: Services, context: RequestContext, request: DescribeTopicPartitionsRequest
 ) -> Steps[DescribeTopicPartitionsResponse]:
     image = services.metadata.image
-    asked: dict[str, None] = {}
-    for wanted in request.topics:
-        asked[wanted.name] = None
+    requested_names: dict[str, None] = {}
+    for topic in request.topics:
+        requested_names[topic.name] = None
         yield
     cursor = request.cursor
-    if cursor is not None and (cursor.partition_index < 0 or (asked and cursor.topic_name not in asked)):
-        return (yield from _refused(request))
-    names = yield from _in_order(asked or image.topics, "" if cursor is None else cursor.topic_name)
+    if cursor is not None and (
+        cursor.partition_index < 0 or (requested_names and cursor.topic_name not in requested_names)
+    ):
+        return (yield from _refuse_all(request))
+    names = yield from _sorted_names(requested_names or image.topics, "" if cursor is None else cursor.topic_name)
     limit = min(max(request.response_partition_limit, 1), services.config.max_request_partition_size_limit)
     return (yield from _page(services, image, names, cursor, limit))
 
 
-def _refused(request: DescribeTopicPartitionsRequest) -> Steps[DescribeTopicPartitionsResponse]:
-    """A topic that the request names more than once is here as often, other than in an answer."""
+def _refuse_all(request: DescribeTopicPartitionsRequest) -> Steps[DescribeTopicPartitionsResponse]:
+    """Return an error for each topic of the request. Other than in a successful response, a topic that is named more
+    than once is repeated here.
+    """
     error = ErrorCode.INVALID_REQUEST
     response = DescribeTopicPartitionsResponse()
-    for wanted in request.topics:
-        response.topics.append(DescribeTopicPartitionsResponseTopic(error_code=error, name=wanted.name))
+    for topic in request.topics:
+        response.topics.append(DescribeTopicPartitionsResponseTopic(error_code=error, name=topic.name))
         yield
     return response
 
 
-def _in_order(names: Iterable[str], first: str) -> Steps[Iterator[str]]:
-    """Those from `first` on, sorted: some thousands by some thousands, for a sort cannot be left in the middle."""
+def _sorted_names(names: Iterable[str], first_name: str) -> Steps[Iterator[str]]:
+    """Return the names from `first_name` on in sorted order. They are sorted in chunks, since one long sort would
+    block the loop.
+    """
     runs: list[list[str]] = [[]]
     for count, name in enumerate(names):
-        if name >= first:
+        if name >= first_name:
             runs[-1].append(name)
             if len(runs[-1]) == NAMES_PER_STEP:
                 runs[-1].sort()
@@ -68,7 +74,7 @@ def _in_order(names: Iterable[str], first: str) -> Steps[Iterator[str]]:
 def _page(
     services: Services, image: MetadataImage, names: Iterator[str], cursor: Cursor | None, limit: int
 ) -> Steps[DescribeTopicPartitionsResponse]:
-    """At most `limit` partitions of these topics, from the cursor's on."""
+    """Return at most `limit` partitions of these topics, beginning at the cursor."""
     response = DescribeTopicPartitionsResponse()
     for name in names:
         if limit == 0:
@@ -80,7 +86,9 @@ def _page(
             illegal = name_refusal(name) is not None
             error = ErrorCode.INVALID_TOPIC_EXCEPTION if illegal else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
             response.topics.append(
-                DescribeTopicPartitionsResponseTopic(error_code=error, name=name, topic_authorized_operations=ON_TOPIC)
+                DescribeTopicPartitionsResponseTopic(
+                    error_code=error, name=name, topic_authorized_operations=TOPIC_OPERATIONS
+                )
             )
             continue
         first = cursor.partition_index if cursor is not None and cursor.topic_name == name else 0
@@ -100,9 +108,12 @@ def _topic(
         topic, indexes, image, services.partitions, DescribeTopicPartitionsResponsePartition
     )
     for partition in partitions:
-        # A replica that was the last in sync may lead again as it is (KIP-966). Kafka gives no error here.
-        waits = partition.leader_id == NO_LEADER
-        partition.eligible_leader_replicas = list(topic.partitions[partition.partition_index].isr) if waits else []
+        # The last in-sync replica may become leader again without loss of data (KIP-966). Kafka returns no error
+        # here.
+        has_no_leader = partition.leader_id == NO_LEADER
+        partition.eligible_leader_replicas = (
+            list(topic.partitions[partition.partition_index].isr) if has_no_leader else []
+        )
         partition.last_known_elr = list(partition.eligible_leader_replicas)
         partition.error_code = ErrorCode.NONE
     return DescribeTopicPartitionsResponseTopic(
@@ -110,5 +121,5 @@ def _topic(
         topic_id=topic.topic_id,
         is_internal=topic.internal,
         partitions=partitions,
-        topic_authorized_operations=ON_TOPIC,
+        topic_authorized_operations=TOPIC_OPERATIONS,
     )

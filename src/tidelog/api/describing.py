@@ -1,75 +1,77 @@
-"""Groups that one request has described; their coordinators may answer at different times."""
+"""Describe the groups that one request names. Their coordinators may answer at different times."""
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from tidelog.api.pending import Gathering
-from tidelog.api.repeats import REFUSED, Repeats
+from tidelog.api.repeats import REPEATS_REFUSED, Repeats
 from tidelog.model.steps import Steps
 from tidelog.wire.errors import ApiError, ErrorCode
 
 if TYPE_CHECKING:
     from tidelog.api.pending import Outcome
 
-G = TypeVar("G")
 R = TypeVar("R")
 
-Ask = Callable[[str, Callable[[Any], None]], None]
-"""Has a group described: now or later, by a call with what it is or an ApiError. Raises ApiError."""
+DescribeGroup = Callable[[str, Callable[[Any], None]], None]
+"""Ask a group's coordinator to describe it. It calls the second argument with the answer or an ApiError, now or
+later. Raises ApiError."""
 
 
 class Description(NamedTuple):
-    """One group in an answer."""
+    """One group's entry in the response."""
 
     group: Any
     size: int
-    """Bytes that it takes there, roughly."""
+    """Approximate size in bytes."""
 
 
 def described_groups(
-    ask: Ask,
-    describe: Callable[[str, Any], Description],
-    response: Callable[[list[Any]], R],
+    describe_group: DescribeGroup,
+    to_description: Callable[[str, Any], Description],
+    to_response: Callable[[list[Any]], R],
     group_ids: Sequence[str],
 ) -> "Steps[Outcome[R]]":
-    """The response to a request for these groups, in their order. `describe` makes an entry of a group's answer.
+    """Return the response with the groups in the order of the request.
 
-    A coordinator is asked once for each group. The same entry answers for a group that is named more than once.
+    Each coordinator is asked once for each group. A group that is named more than once gets the same entry each
+    time. `to_description` converts a coordinator's answer into an entry, and `to_response` builds the response from
+    the entries.
     """
     entries: dict[str, Description] = {}
-    gathering: Gathering[None] = Gathering(lambda _: _response(entries, describe, response, group_ids))
-    named: dict[str, None] = {}
+    gathering: Gathering[None] = Gathering(lambda _: _response(entries, to_description, to_response, group_ids))
+    seen_ids: dict[str, None] = {}
     for group_id in group_ids:
-        if group_id not in named:
-            named[group_id] = None
-            _ask(ask, group_id, describe, entries, gathering)
+        if group_id not in seen_ids:
+            seen_ids[group_id] = None
+            _describe_one(describe_group, group_id, to_description, entries, gathering)
         yield
     return gathering.returned()
 
 
-def _ask(
-    ask: Ask,
+def _describe_one(
+    describe_group: DescribeGroup,
     group_id: str,
-    describe: Callable[[str, Any], Description],
+    to_description: Callable[[str, Any], Description],
     entries: dict[str, Description],
     gathering: Gathering[None],
 ) -> None:
-    take = gathering.reply()
+    accept = gathering.reply()
 
     def reply(answer: Any) -> None:
-        entries[group_id] = describe(group_id, answer)
-        take(None)
+        entries[group_id] = to_description(group_id, answer)
+        accept(None)
 
     try:
-        ask(group_id, reply)
+        describe_group(group_id, reply)
     except ApiError as error:
         reply(error)
 
 
 def _response(
     entries: dict[str, Description],
-    describe: Callable[[str, Any], Description],
-    response: Callable[[list[Any]], R],
+    to_description: Callable[[str, Any], Description],
+    to_response: Callable[[list[Any]], R],
     group_ids: Sequence[str],
 ) -> Steps[R]:
     groups = []
@@ -77,7 +79,7 @@ def _response(
     for group_id in group_ids:
         entry = entries[group_id]
         if not repeats.allow(group_id, entry.size):
-            entry = describe(group_id, ApiError(REFUSED, ErrorCode.INVALID_REQUEST))
+            entry = to_description(group_id, ApiError(REPEATS_REFUSED, ErrorCode.INVALID_REQUEST))
         groups.append(entry.group)
         yield
-    return response(groups)
+    return to_response(groups)

@@ -2,7 +2,7 @@
 epochs (KIP-595); v13: topic ids (KIP-516); v15: replica state (KIP-903); v16: leader hints (KIP-951).
 
 Whole batches are sent as file regions and never copied into Python objects. A fetch that finds too few bytes is
-parked, and answered within the append that satisfies it. Gaps: fetches by followers, preferred read replica
+parked until enough bytes are appended or its time is over. Gaps: fetches by followers, preferred read replica
 (KIP-392).
 """
 
@@ -46,16 +46,16 @@ logger = logging.getLogger("tidelog.fetch")
 
 _EMPTY: Final = b""
 WIDE_ITEMS = 200
-"""A request that reads more partitions than this, with those of its session, is processed in steps."""
-PASSED_PER_LOOK = 32
+"""A fetch of more partitions than this, including the partitions of its session, is processed in steps."""
+SKIPPED_PER_STEP = 32
 """A step of a woken fetch skips this many unchanged partitions, or reads one that changed: both take about the same
 time."""
-LOOKS_PER_ANSWER = 4
-"""A step reads this many partitions, or encodes one: both take about the same time."""
+READS_PER_ENCODING = 4
+"""A step reads this many partitions, or encodes one partition: both take about the same time."""
 
 
 def handle(
-    services: Services, context: RequestContext, request: FetchRequest, named: "FetchItems | None" = None
+    services: Services, context: RequestContext, request: FetchRequest, requested_items: "FetchItems | None" = None
 ) -> "Outcome[FetchResponse]":
     """Respond immediately if there is enough data, no wait is allowed, or there is an error; otherwise park the
     fetch.
@@ -63,7 +63,7 @@ def handle(
     if request.isolation_level not in (READ_UNCOMMITTED, READ_COMMITTED):
         return _unknown_isolation(context, request)
     try:
-        fetching = services.fetch_sessions.context(request, context.api_version, named)
+        fetching = services.fetch_sessions.context(request, context.api_version, requested_items)
     except ApiError as error:
         return FetchResponse(error_code=error.code)
     replica_id = request.replica_id  # from v15 on it is in a tagged field, which consumers do not send
@@ -84,8 +84,8 @@ def handle(
 
 def handle_wide(services: Services, context: RequestContext, request: FetchRequest) -> "Steps[Outcome[FetchResponse]]":
     """Handle a request with any number of partitions in steps; see `handle`."""
-    named = yield from items_in_steps(request, uses_topic_ids=context.api_version >= 13)
-    return handle(services, context, request, named)
+    requested_items = yield from items_in_steps(request, uses_topic_ids=context.api_version >= 13)
+    return handle(services, context, request, requested_items)
 
 
 def _unknown_isolation(context: RequestContext, request: FetchRequest) -> Steps[FetchResponse]:
@@ -94,8 +94,8 @@ def _unknown_isolation(context: RequestContext, request: FetchRequest) -> Steps[
     if context.api_version < 13:
         for topic in request.topics:
             refused = []
-            for asked in topic.partitions:
-                data = PartitionData(asked.partition, ErrorCode.UNKNOWN_SERVER_ERROR, -1, records=_EMPTY)
+            for requested in topic.partitions:
+                data = PartitionData(requested.partition, ErrorCode.UNKNOWN_SERVER_ERROR, -1, records=_EMPTY)
                 refused.append(data)
                 yield
             response.responses.append(FetchableTopicResponse(topic=topic.topic, partitions=refused))
@@ -116,14 +116,14 @@ class Fetch:
         "_isolation",
         "_max_wait_ms",
         "_min_bytes",
-        "_moved",
+        "_moved_partitions",
         "_pending",
         "_readable_bytes",
         "_services",
         "_slices",
-        "_special",
+        "_special_data",
         "_timer",
-        "_unknown",
+        "_unknown_ranks",
         "found_bytes",
     )
 
@@ -144,16 +144,16 @@ class Fetch:
         self._max_wait_ms = request.max_wait_ms
         self._min_bytes = request.min_bytes
         self._bytes_max = min(request.max_bytes, services.config.fetch_max_bytes)
-        most = None if context.meter is None or from_follower else context.meter.fetch_most
-        if most is not None:
-            self._bytes_max = min(self._bytes_max, most)
+        quota_bytes_max = None if context.meter is None or from_follower else context.meter.fetch_bytes_max
+        if quota_bytes_max is not None:
+            self._bytes_max = min(self._bytes_max, quota_bytes_max)
             self._min_bytes = min(self._min_bytes, self._bytes_max)
         # responses for partitions with an error or a diverging epoch
-        self._special: dict[FetchItem, PartitionData] = {}
+        self._special_data: dict[FetchItem, PartitionData] = {}
         self._slices: dict[FetchItem, Slice] = {}
         self._aborted: dict[FetchItem, list[AbortedTransaction]] = {}
-        self._moved: dict[Partition, None] = {}
-        self._unknown: dict[FetchItem, int] = {}
+        self._moved_partitions: dict[Partition, None] = {}
+        self._unknown_ranks: dict[FetchItem, int] = {}
         self._failed = False
         self._expired = False
         self._pending: Pending[FetchResponse] | None = None
@@ -171,28 +171,26 @@ class Fetch:
     # Reading
 
     def cold_reads(self, items: "Sequence[FetchItem] | None" = None) -> list["ColdRead"]:
-        """Return the reads from the disk that are needed so that the loop can read all items, or these, without
-        waiting.
-        """
-        found = []
-        left = self._bytes_max
+        """Return the disk reads that must happen before the loop can read `items` (default: all) without waiting."""
+        reads = []
+        bytes_left = self._bytes_max
         for item in self._fetching.items if items is None else items:
             try:
                 log = self._partition(item).log
                 if item.fetch_offset == log.log_end_offset:
                     continue
-                cold = log.cold_read(item.fetch_offset, min(item.bytes_max, left))
+                read = log.cold_read(item.fetch_offset, min(item.bytes_max, bytes_left))
             except ApiError:
                 continue  # `_read` raises the same error and answers it
-            if cold is not None:
-                found.append(cold)
-                left -= item.bytes_max
-                if left <= 0:
+            if read is not None:
+                reads.append(read)
+                bytes_left -= item.bytes_max
+                if bytes_left <= 0:
                     break
-        return found
+        return reads
 
     async def warm(self, cold: list["ColdRead"], pending: Pending[FetchResponse]) -> None:
-        """Read the bytes into memory on a thread, then go on as usual."""
+        """Read the bytes into the page cache on a thread, then run the fetch and complete `pending`."""
         await read_ahead(self._services, cold)
         if pending.abandoned:
             return
@@ -208,81 +206,83 @@ class Fetch:
 
     @property
     def satisfied(self) -> bool:
-        # As in Kafka, unknown partitions do not prevent a wait for the other ones; without other ones there is no
+        # As in Kafka, unknown partitions do not prevent a wait for known partitions. If all are unknown, there is no
         # wait.
         return (
-            self._readable_bytes >= self._min_bytes or self._failed or len(self._unknown) == len(self._fetching.items)
+            self._readable_bytes >= self._min_bytes
+            or self._failed
+            or len(self._unknown_ranks) == len(self._fetching.items)
         )
 
     def _read(self, item: FetchItem) -> None:
         """Read `item` within the remaining limits of the request. This replaces the result of an earlier read."""
-        known = item.partition
-        for found_before in (self._special, self._aborted, self._unknown):
-            found_before.pop(item, None)
+        cached_partition = item.partition
+        for results in (self._special_data, self._aborted, self._unknown_ranks):
+            results.pop(item, None)
         try:
             partition = self._partition(item)
             if item.current_leader_epoch >= 0:
                 partition.check_leader_epoch(item.current_leader_epoch)
             if self._from_follower:
                 raise NotLeaderOrFollower("this broker has no followers")
-            if item.last_fetched_epoch >= 0 and self._diverges(partition, item):
+            if item.last_fetched_epoch >= 0 and self._report_divergence(partition, item):
                 return
-            left = min(item.bytes_max, self._bytes_max - self.found_bytes)
-            found = partition.read(item.fetch_offset, left, self._isolation)
+            bytes_left = min(item.bytes_max, self._bytes_max - self.found_bytes)
+            batches = partition.read(item.fetch_offset, bytes_left, self._isolation)
             # The first batch may be larger than every limit (KIP-74), but only for the first partition with data.
-            size = found.size
-            fits = size > 0 and (size <= left or not self.found_bytes)
+            size = batches.size
+            fits = size > 0 and (size <= bytes_left or not self.found_bytes)
             if self._isolation == READ_COMMITTED and fits:
                 self._aborted[item] = [
                     AbortedTransaction(producer_id=t.producer_id, first_offset=t.first_offset)
                     for t in partition.log.aborted_transactions(item.fetch_offset, partition.last_stable_offset)
                 ]
         except ApiError as error:
-            self._refuse(item, error, item.partition or known)
+            self._add_error(item, error, item.partition or cached_partition)
             return
         if fits:
-            self._slices[item] = found
+            self._slices[item] = batches
             self.found_bytes += size
-            self._readable_bytes += found.readable
+            self._readable_bytes += batches.readable
         elif size:
             self._readable_bytes = self._min_bytes  # the response is full, so there is nothing to wait for
 
     def _partition(self, item: FetchItem) -> Partition:
-        known = item.partition
-        if known is None:
+        partition = item.partition
+        if partition is None:
             partitions = self._services.partitions
             topic = item.topic
             name = topic if isinstance(topic, str) else partitions.topic_name(topic)
-            known = item.partition = partitions.get(name, item.index)
-        elif known.deleted:
+            partition = item.partition = partitions.get(name, item.index)
+        elif partition.deleted:
             item.partition = None
             self._failed = True  # an error ends the wait immediately
             raise UnknownTopicOrPartition("the topic was deleted")
-        return known
+        return partition
 
-    def _refuse(self, item: FetchItem, error: ApiError, partition: Partition | None) -> None:
-        data = self._special[item] = PartitionData(item.index, error.code, -1, records=_EMPTY)
+    def _add_error(self, item: FetchItem, error: ApiError, partition: Partition | None) -> None:
+        data = self._special_data[item] = PartitionData(item.index, error.code, -1, records=_EMPTY)
         if partition is not None and self._isolation == READ_UNCOMMITTED:
             data.aborted_transactions = None
         if isinstance(error, UnknownTopicOrPartition | UnknownTopicId):
-            self._unknown[item] = 1 if isinstance(error, UnknownTopicId) else 2
+            self._unknown_ranks[item] = 1 if isinstance(error, UnknownTopicId) else 2
             return
         self._failed = True
-        moved = isinstance(error, NotLeaderOrFollower | FencedLeaderEpoch)
-        if moved and partition is not None and self._context.api_version >= 16:
-            # The leader that the client should ask instead (KIP-951).
+        has_moved = isinstance(error, NotLeaderOrFollower | FencedLeaderEpoch)
+        if has_moved and partition is not None and self._context.api_version >= 16:
+            # The leader to which the client should send its next request (KIP-951).
             data.current_leader = LeaderIdAndEpoch(self._services.config.node_id, partition.leader_epoch)
 
-    def _diverges(self, partition: Partition, item: FetchItem) -> bool:
-        """Return whether the client's log diverges from this one before its fetch offset; the response says where
-        (KIP-595).
+    def _report_divergence(self, partition: Partition, item: FetchItem) -> bool:
+        """Return whether the client's log diverges from this one before its fetch offset. If so, add the offset of the
+        divergence to the response (KIP-595).
         """
         epoch, end_offset = partition.end_offset_for(item.last_fetched_epoch)
         if end_offset < 0:
             raise OffsetOutOfRange(f"leader epoch {item.last_fetched_epoch} is not known in this log")
         if epoch >= item.last_fetched_epoch and end_offset >= item.fetch_offset:
             return False
-        data = self._special[item] = self._data(item, partition, None)
+        data = self._special_data[item] = self._data(item, partition, None)
         data.diverging_epoch = EpochEndOffset(epoch=epoch, end_offset=end_offset)
         self._failed = True
         return True
@@ -300,12 +300,12 @@ class Fetch:
         return pending
 
     def moved(self, partition: Partition) -> None:
-        """Note that a partition's high watermark moved. The fetch is answered later, since an answer within the
-        append could show a part of one produce request.
+        """Note that a partition's high watermark moved. The fetch is answered later: an answer within the append could
+        contain a part of one produce request.
         """
-        if not self._moved:
+        if not self._moved_partitions:
             self._services.partitions.wake_later(self)
-        self._moved[partition] = None
+        self._moved_partitions[partition] = None
 
     def _expire(self) -> None:
         self._expired = True
@@ -313,38 +313,38 @@ class Fetch:
 
     def wake(self) -> int:
         """Read the partitions that changed; respond if that is enough, or the time is over."""
-        moved, self._moved = self._moved, {}
+        moved_partitions, self._moved_partitions = self._moved_partitions, {}
         if self._pending is None:
             return 0
         items = self._fetching.items
-        if moved:
+        if moved_partitions:
             for item in items:
-                if item.partition in moved:
-                    self._drop(item)
+                if item.partition in moved_partitions:
+                    self._discard_result(item)
                     self._read(item)
         if self.satisfied:
             self._complete()
         elif self._expired:
             self.finish()
         else:
-            return len(moved) + len(items) // PASSED_PER_LOOK
-        return len(moved) + len(items) * LOOKS_PER_ANSWER
+            return len(moved_partitions) + len(items) // SKIPPED_PER_STEP
+        return len(moved_partitions) + len(items) * READS_PER_ENCODING
 
-    def _drop(self, item: FetchItem) -> None:
+    def _discard_result(self, item: FetchItem) -> None:
         """Discard the result for `item`."""
-        found = self._slices.pop(item, None)
-        if found is not None:
-            self.found_bytes -= found.size
-            self._readable_bytes -= found.readable
+        batches = self._slices.pop(item, None)
+        if batches is not None:
+            self.found_bytes -= batches.size
+            self._readable_bytes -= batches.readable
 
     def finish(self) -> None:
-        """Respond to a parked fetch with the data there is now. All partitions are read again, since earlier results
-        may be stale.
+        """Respond to a parked fetch with the data that is available now. Partitions with data are read again, since
+        earlier results may be stale.
         """
         if self._pending is not None:
-            found, self._slices = self._slices, {}
+            items_with_data, self._slices = self._slices, {}
             self.found_bytes = self._readable_bytes = 0
-            for item in found:
+            for item in items_with_data:
                 self._read(item)
             self._complete()
 
@@ -369,13 +369,13 @@ class Fetch:
     # Responses
 
     def _answer(self) -> FetchResponse:
-        response, told = self._response()
+        response, sent = self._response()
         meter = self._context.meter
         if meter is not None:
             pieces = FetchResponse.pieces_encoder(self._context.api_version)(response)
-            if meter.fetched(encoded_size(pieces)):
+            if meter.record_fetch(encoded_size(pieces)):
                 return self._emptied()
-        self._note(told)
+        self._record_sent(sent)
         return response
 
     def _emptied(self) -> FetchResponse:
@@ -386,13 +386,13 @@ class Fetch:
             return FetchResponse()
         return FetchResponse(session_id=fetching.session_id)
 
-    def _note(self, told: "list[tuple[FetchItem, PartitionData]]") -> None:
-        """Store in the session what the client has been sent."""
+    def _record_sent(self, sent: "list[tuple[FetchItem, PartitionData]]") -> None:
+        """Store in the session the state that the response reports to the client."""
         fetching = self._fetching
         session = fetching.session
         if session is None:
             return
-        for item, data in told:
+        for item, data in sent:
             item.high_watermark = data.high_watermark
             item.log_start_offset = data.log_start_offset
             item.error_code = data.error_code
@@ -402,36 +402,36 @@ class Fetch:
     def _response(
         self, items: "Sequence[FetchItem] | None" = None
     ) -> "tuple[FetchResponse, list[tuple[FetchItem, PartitionData]]]":
-        """Build the response for all items, or for these."""
+        """Build the response for `items` (default: all)."""
         fetching = self._fetching
-        told: list[tuple[FetchItem, PartitionData]] = []
+        sent: list[tuple[FetchItem, PartitionData]] = []
         by_id = self._context.api_version >= 13
         topics: list[FetchableTopicResponse] = []
-        key: str | bytes | None = None
+        last_topic: str | bytes | None = None
         if items is None:
             items = fetching.items
-        if self._unknown:  # unknown topics come after the others, as in Kafka
-            items = sorted(items, key=lambda item: self._unknown.get(item, 0))
+        if self._unknown_ranks:  # unknown topics come after the others, as in Kafka
+            items = sorted(items, key=lambda item: self._unknown_ranks.get(item, 0))
         for item in items:
-            data = self._special.get(item)
+            data = self._special_data.get(item)
             if data is None:
                 partition = item.partition
                 assert partition is not None
-                found = self._slices.get(item)
-                if fetching.incremental and found is None and item.knows(partition):
+                batches = self._slices.get(item)
+                if fetching.incremental and batches is None and item.is_up_to_date(partition):
                     continue
-                data = self._data(item, partition, found)
-            elif fetching.incremental and not _tells_something(item, data):
+                data = self._data(item, partition, batches)
+            elif fetching.incremental and not _has_changes(item, data):
                 continue
-            if item.topic != key:
-                key = item.topic
-                topic = FetchableTopicResponse("", key) if by_id else FetchableTopicResponse(key)  # type: ignore[arg-type]  # v13: ids
+            if item.topic != last_topic:
+                last_topic = item.topic
+                topic = FetchableTopicResponse("", last_topic) if by_id else FetchableTopicResponse(last_topic)  # type: ignore[arg-type]  # v13: ids
                 topics.append(topic)
             topic.partitions.append(data)
-            told.append((item, data))
-        return FetchResponse(session_id=fetching.session_id, responses=topics), told
+            sent.append((item, data))
+        return FetchResponse(session_id=fetching.session_id, responses=topics), sent
 
-    def _data(self, item: FetchItem, partition: Partition, found: "Slice | None") -> PartitionData:
+    def _data(self, item: FetchItem, partition: Partition, batches: "Slice | None") -> PartitionData:
         high_watermark = partition.high_watermark
         return PartitionData(
             item.index,
@@ -444,7 +444,7 @@ class Fetch:
             None,
             None if self._isolation == READ_UNCOMMITTED else self._aborted.get(item, []),
             -1,
-            _EMPTY if found is None else FileRegion(found.file, found.position, found.size),  # type: ignore[arg-type]  # it has a size
+            _EMPTY if batches is None else FileRegion(batches.file, batches.position, batches.size),  # type: ignore[arg-type]  # it has a size
         )
 
 
@@ -453,7 +453,7 @@ def encoded_size(pieces: "Sequence[Piece]") -> int:
     return 4 + sum(piece.size if isinstance(piece, FileRegion) else len(piece) for piece in pieces)
 
 
-def _tells_something(item: FetchItem, data: PartitionData) -> bool:
+def _has_changes(item: FetchItem, data: PartitionData) -> bool:
     """Return whether an incremental response must include the partition."""
     return (
         data.error_code != item.error_code
@@ -465,13 +465,13 @@ def _tells_something(item: FetchItem, data: PartitionData) -> bool:
 
 
 async def read_ahead(services: Services, cold: list["ColdRead"], lane: str = "") -> None:
-    """Read bytes that are not in the page cache on a thread."""
+    """Read bytes that are not in the page cache, on a thread. Calls with the same named `lane` run one at a time."""
     try:
-        await services.runtime.tasks.run_blocking(_run_all, cold, lane=lane)
+        await services.runtime.tasks.run_blocking(_run_reads, cold, lane=lane)
     except OSError as error:
         logger.error("read ahead failed reason=%s", error)  # the read itself takes the partition offline
 
 
-def _run_all(cold: list["ColdRead"]) -> None:
+def _run_reads(cold: list["ColdRead"]) -> None:
     for read in cold:
         read.run()

@@ -1,7 +1,8 @@
-"""Incremental fetch sessions (KIP-227): what each client watches, so that a request names only what changed.
+"""Incremental fetch sessions (KIP-227): the partitions that each client fetches, so that a request names only
+changes.
 
-A session belongs to whoever knows its id. The cache is bounded; a session that was not used for two minutes makes
-room for a new one, else the client is simply not given one and goes on with full requests.
+Every client that sends the id of a session may use it. The cache is bounded. A new session may replace one that was not
+used for two minutes. If there is no such session, the client gets no session and continues with full requests.
 """
 
 from collections import OrderedDict
@@ -26,20 +27,21 @@ INITIAL_EPOCH = 0
 FINAL_EPOCH = -1
 EVICTABLE_AFTER_S = 120.0
 PARTITIONS_MAX = 1_000_000
-"""In all sessions together: some hundred MB at the most, whatever clients name."""
+"""Bound on the partitions of all sessions together, which limits their memory to some hundred MB."""
 INT32_MAX = 2**31 - 1
-LARGE = 1000
-"""More partitions than that of a session that ends are freed a little at a time."""
+LARGE_SESSION = 1000
+"""A session with more partitions than this is freed in steps."""
 
 CHANGES_MAX = 20_000
-"""Of a session by one request, which makes them at once; a client with more is better off with full requests."""
+"""Bound on the partitions that one request may add to a session, change in it or remove from it. All changes are
+made without a pause; a client with more changes should send full requests."""
 
 TopicKey = str | bytes
-"""The topic's name before v13, its id from v13 on."""
+"""The topic's name before v13; its id since v13."""
 
 
 class FetchItem:
-    """One partition that a client fetches, with what it was last told."""
+    """One partition that a client fetches, with the state that the last response reported to the client."""
 
     __slots__ = (
         "bytes_max",
@@ -56,29 +58,29 @@ class FetchItem:
 
     partition: "Partition | None"
 
-    def __init__(self, topic: TopicKey, asked: "FetchPartition") -> None:
+    def __init__(self, topic: TopicKey, requested: "FetchPartition") -> None:
         self.topic = topic
-        self.index = asked.partition
+        self.index = requested.partition
         self.partition = None
-        # What the last response said; -1 is nothing, so the first one always tells.
+        # The state in the last response. -1: no response yet, so the first response always contains the partition.
         self.high_watermark = -1
         self.log_start_offset = -1
         self.error_code = 0
-        self.current_leader_epoch = asked.current_leader_epoch
-        self.fetch_offset = asked.fetch_offset
-        self.last_fetched_epoch = asked.last_fetched_epoch
-        self.bytes_max = asked.partition_max_bytes
+        self.current_leader_epoch = requested.current_leader_epoch
+        self.fetch_offset = requested.fetch_offset
+        self.last_fetched_epoch = requested.last_fetched_epoch
+        self.bytes_max = requested.partition_max_bytes
 
-    def knows(self, partition: "Partition") -> bool:
-        """Whether the client was told all there is to tell of `partition` but its records."""
+    def is_up_to_date(self, partition: "Partition") -> bool:
+        """Return whether the client knows the present state of `partition`, apart from its records."""
         return (
             self.high_watermark == partition.high_watermark
             and self.log_start_offset == partition.log.log_start_offset
             and self.error_code == 0
         )
 
-    def ask_as(self, newer: "FetchItem") -> None:
-        """Take what a newer request asks of the same partition; what the client was told stays."""
+    def update_request(self, newer: "FetchItem") -> None:
+        """Adopt the fields of a newer request for the same partition. The state of the last response is retained."""
         self.current_leader_epoch = newer.current_leader_epoch
         self.fetch_offset = newer.fetch_offset
         self.last_fetched_epoch = newer.last_fetched_epoch
@@ -89,7 +91,7 @@ FetchItems = dict[tuple[TopicKey, int], FetchItem]
 
 
 class FetchSession:
-    """A client's standing set of partitions, in the order in which they are served."""
+    """The partitions that a client fetches, in the order in which they are served."""
 
     __slots__ = ("epoch", "items", "session_id", "used_at", "uses_topic_ids")
 
@@ -101,24 +103,24 @@ class FetchSession:
         self.used_at = now_s
 
     def update(self, request: "FetchRequest", items: Iterable[FetchItem]) -> None:
-        """Add and change the partitions that the request names, then remove those that it forgets."""
+        """Add and change the partitions that the request names, then remove the partitions that it forgets."""
         for item in items:
-            known = self.items.setdefault((item.topic, item.index), item)
-            if known is not item:
-                known.ask_as(item)
+            existing = self.items.setdefault((item.topic, item.index), item)
+            if existing is not item:
+                existing.update_request(item)
         for topic in request.forgotten_topics_data:
             key: TopicKey = topic.topic_id if self.uses_topic_ids else topic.topic
             for index in topic.partitions:
                 self.items.pop((key, index), None)
 
     def serve_last(self, item: FetchItem) -> None:
-        """Move a partition that got data behind the others, so that none starves."""
+        """Move a partition that returned data to the end of the order, so that no partition starves."""
         if self.items.pop((item.topic, item.index), None) is not None:
             self.items[item.topic, item.index] = item
 
 
 class FetchContext:
-    """How one request is to be answered: which items, under which session, everything or only what changed."""
+    """How to answer one request: its items, its session, and whether the response contains changes only."""
 
     __slots__ = ("incremental", "items", "session")
 
@@ -133,7 +135,7 @@ class FetchContext:
 
 
 class FetchSessions:
-    """The cache, least recently used first; bounded in sessions and in their partitions."""
+    """The cache of sessions, least recently used first. Both the sessions and their partitions are bounded."""
 
     def __init__(
         self,
@@ -144,7 +146,7 @@ class FetchSessions:
         partitions_max: int = PARTITIONS_MAX,
         turns: "Turns | None" = None,
     ) -> None:
-        """`turns`: where large sessions are freed, if not at once."""
+        """`turns` frees large sessions in steps. Without it, all sessions are freed immediately."""
         self._clock = clock
         self._random = random
         self._sessions_max = sessions_max
@@ -156,39 +158,42 @@ class FetchSessions:
     def __len__(self) -> int:
         return len(self._sessions)
 
-    def context(self, request: "FetchRequest", version: int, named: "FetchItems | None" = None) -> FetchContext:
-        """What the request asks for; `named` is what it names, where that was found out in steps before.
+    def context(
+        self, request: "FetchRequest", version: int, requested_items: "FetchItems | None" = None
+    ) -> FetchContext:
+        """Return the context of a request, and create, update or end its session.
 
-        Raises KIP-227's session errors, which clients answer with a full request.
+        `requested_items` are the partitions that the request names, if the caller has collected them already. Raises
+        the session errors of KIP-227; a client then sends a full request.
         """
         uses_topic_ids = version >= 13
-        items = items_of(request, uses_topic_ids) if named is None else list(named.values())
+        items = items_of(request, uses_topic_ids) if requested_items is None else list(requested_items.values())
         if version < 7 or request.session_epoch == FINAL_EPOCH:
             self.forget(request.session_id)
             return FetchContext(items, None, incremental=False)
         if request.session_epoch == INITIAL_EPOCH:
             self.forget(request.session_id)
-            if named is None:
-                named = {(item.topic, item.index): item for item in items}
-            return FetchContext(items, self._create(named, uses_topic_ids), incremental=False)
+            if requested_items is None:
+                requested_items = {(item.topic, item.index): item for item in items}
+            return FetchContext(items, self._create(requested_items, uses_topic_ids), incremental=False)
         session = self._sessions.get(request.session_id)
         if session is None:
             raise FetchSessionIdNotFound(f"fetch session {request.session_id} is not known")
         if session.epoch != request.session_epoch:
             raise InvalidFetchSessionEpoch(f"fetch session epoch {request.session_epoch} is not {session.epoch}")
         if session.uses_topic_ids != uses_topic_ids:
-            raise FetchSessionTopicIdError("the fetch session was begun with topic names, or now is")
-        if named is not None and _are_too_many(named, request):
+            raise FetchSessionTopicIdError("a fetch session must use either topic names or topic ids in all requests")
+        if requested_items is not None and _exceeds_changes_max(requested_items, request):
             self.forget(session.session_id)
-            raise FetchSessionIdNotFound(f"a request changes at most {CHANGES_MAX} partitions of a fetch session")
-        before = len(session.items)
+            raise FetchSessionIdNotFound(f"a request may change at most {CHANGES_MAX} partitions of a fetch session")
+        count_before = len(session.items)
         session.update(request, items)
-        self._partitions += len(session.items) - before
+        self._partitions += len(session.items) - count_before
         if self._partitions > self._partitions_max:
             self.forget(session.session_id)
-            raise FetchSessionIdNotFound(f"fetch sessions hold more than {self._partitions_max} partitions")
+            raise FetchSessionIdNotFound(f"the fetch sessions have more than {self._partitions_max} partitions")
         if not session.items:
-            # Nothing is left of it: the request is answered as one without a session, as in Kafka.
+            # The session is empty: the request is answered without a session, as in Kafka.
             self.forget(session.session_id)
             return FetchContext(items, None, incremental=False)
         session.epoch = session.epoch % INT32_MAX + 1
@@ -215,43 +220,43 @@ class FetchSessions:
         return session
 
     def forget(self, session_id: int) -> None:
-        """End a session, if there is one of that id."""
+        """End the session with this id, if it exists."""
         session = self._sessions.pop(session_id, None)
         if session is not None:
             self._partitions -= len(session.items)
-            if self._turns is not None and len(session.items) > LARGE:
+            if self._turns is not None and len(session.items) > LARGE_SESSION:
                 items = [*session.items.values()]
-                del session  # unless a fetch goes on with it, only the list holds them now
+                del session  # unless a fetch still uses the session, only this list refers to the items now
                 self._turns.free_in_steps([items])
 
 
 def items_of(request: "FetchRequest", uses_topic_ids: bool) -> list[FetchItem]:
-    """What the request names, each partition once: as it is named last."""
+    """Return the partitions that the request names. If a partition is named more than once, its last entry counts."""
     if len(request.topics) == 1 and len(request.topics[0].partitions) == 1:
         topic = request.topics[0]
         return [FetchItem(topic.topic_id if uses_topic_ids else topic.topic, topic.partitions[0])]
-    found = {}
+    items = {}
     for topic in request.topics:
         key: TopicKey = topic.topic_id if uses_topic_ids else topic.topic
-        for asked in topic.partitions:
-            found[key, asked.partition] = FetchItem(key, asked)
-    return list(found.values())
+        for requested in topic.partitions:
+            items[key, requested.partition] = FetchItem(key, requested)
+    return list(items.values())
 
 
-def _are_too_many(named: FetchItems, request: "FetchRequest") -> bool:
+def _exceeds_changes_max(requested_items: FetchItems, request: "FetchRequest") -> bool:
     forgotten = request.forgotten_topics_data
-    if len(named) + len(forgotten) > CHANGES_MAX:
+    if len(requested_items) + len(forgotten) > CHANGES_MAX:
         return True
-    return len(named) + sum(len(topic.partitions) for topic in forgotten) > CHANGES_MAX
+    return len(requested_items) + sum(len(topic.partitions) for topic in forgotten) > CHANGES_MAX
 
 
 def items_in_steps(request: "FetchRequest", uses_topic_ids: bool) -> Steps[FetchItems]:
-    """As `items_of`."""
-    found: FetchItems = {}
+    """Return the same partitions as `items_of`, by topic and index, in steps."""
+    items: FetchItems = {}
     for topic in request.topics:
         key: TopicKey = topic.topic_id if uses_topic_ids else topic.topic
-        for asked in topic.partitions:
-            found[key, asked.partition] = FetchItem(key, asked)
+        for requested in topic.partitions:
+            items[key, requested.partition] = FetchItem(key, requested)
             yield
         yield
-    return found
+    return items

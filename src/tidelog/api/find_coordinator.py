@@ -1,7 +1,8 @@
-"""FindCoordinator (key 10), v0-6. v1: key type, error message; v4: several keys (KIP-699); v6: share groups (KIP-932).
+"""FindCoordinator (key 10), v0-6. v1: key type, error message; v4: several keys (KIP-699); v6: share groups
+(KIP-932).
 
-Transactions and share groups have no coordinator here yet. A client that looks for a transaction's is refused with the
-one error after which every client gives up: after most others librdkafka goes on asking for ever.
+Transactions and share groups have no coordinator here yet. The error for a transactional id is the only one after
+which every client gives up: after most other errors, librdkafka repeats the request for ever.
 """
 
 from contextlib import suppress
@@ -20,21 +21,21 @@ GROUP_TYPE = 0
 TRANSACTION_TYPE = 1
 SHARE_TYPE = 2
 NO_ERROR_MESSAGE = "NONE"
-"""What Kafka says in versions 1 to 3 when all is well."""
+"""The error message of a success in versions 1 to 3, as in Kafka."""
 
 
 def handle(
     services: Services, context: RequestContext, request: FindCoordinatorRequest
 ) -> "Outcome[FindCoordinatorResponse]":
     if request.key_type == GROUP_TYPE and not services.groups.has_topic:
-        return _make_topic_first(services, context, request)
+        return _create_topic_first(services, context, request)
     return _answer(services, context, request)
 
 
-async def _make_topic_first(
+async def _create_topic_first(
     services: Services, context: RequestContext, request: FindCoordinatorRequest
 ) -> Steps[FindCoordinatorResponse]:
-    with suppress(ApiError):  # each key is answered below, without the topic
+    with suppress(ApiError):  # without the topic, the response contains an error for each key
         await services.groups.make_topic()
     return _answer(services, context, request)
 
@@ -48,13 +49,13 @@ def _answer(
             coordinators.append(_coordinator(services, request.key_type, key))
             yield
         return FindCoordinatorResponse(coordinators=coordinators)
-    told = _coordinator(services, request.key_type, request.key)
+    coordinator = _coordinator(services, request.key_type, request.key)
     return FindCoordinatorResponse(
-        error_code=told.error_code,
-        error_message=told.error_message or NO_ERROR_MESSAGE,
-        node_id=told.node_id,
-        host=told.host,
-        port=told.port,
+        error_code=coordinator.error_code,
+        error_message=coordinator.error_message or NO_ERROR_MESSAGE,
+        node_id=coordinator.node_id,
+        host=coordinator.host,
+        port=coordinator.port,
     )
 
 

@@ -1,4 +1,4 @@
-"""What a group coordinator answers becomes what a handler returns."""
+"""Convert a group coordinator's reply into the return value of a handler."""
 
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
@@ -9,7 +9,7 @@ R = TypeVar("R")
 
 
 class GroupReply(Generic[R]):
-    """The `Reply` of one request. `build` makes the response, of the coordinator's answer or of its ApiError."""
+    """The `Reply` of one request. `build` makes the response from the coordinator's answer or from its ApiError."""
 
     __slots__ = ("_build", "_pending", "_response")
 
@@ -26,7 +26,9 @@ class GroupReply(Generic[R]):
             self._pending.complete(response)
 
     def returned(self) -> R | Pending[R]:
-        """The response if it came at once, as nearly all do; else what stands for it until it comes."""
+        """Return the response if the coordinator has already replied, as it nearly always has; otherwise a pending
+        response.
+        """
         if self._response is not None:
             return self._response
         self._pending = Pending()

@@ -1,8 +1,8 @@
-"""IncrementalAlterConfigs (key 44), v0-1 (KIP-339): settings set, deleted, appended to, subtracted from."""
+"""IncrementalAlterConfigs (key 44), v0-1 (KIP-339): set, delete, append to and subtract from single settings."""
 
 from typing import TYPE_CHECKING
 
-from tidelog.api.alter_configs import altered
+from tidelog.api.alter_configs import alter_resources
 from tidelog.api.alter_loggers import alter_loggers
 from tidelog.api.services import RequestContext, Services
 from tidelog.metadata.alterations import Alteration, AlterationResult, Change
@@ -28,22 +28,35 @@ def handle(
             yield
         alterations.append(Alteration(resource.resource_type, resource.resource_name, changes))
         yield
-    results = yield from alter_loggers(alterations, services.config.node_id, validate_only=request.validate_only)
-    return _alter(services, request, alterations, results)
+    logger_results = yield from alter_loggers(alterations, services.config.node_id, validate_only=request.validate_only)
+    return _alter(services, request, alterations, logger_results)
 
 
 async def _alter(
     services: Services,
     request: IncrementalAlterConfigsRequest,
     alterations: list[Alteration],
-    results: dict[int, AlterationResult],
+    logger_results: dict[int, AlterationResult],
 ) -> Steps[IncrementalAlterConfigsResponse]:
-    """`results` has those that are about loggers, by place; the controller decides on the others."""
-    if not results:
-        return _response(await altered(services, alterations, validate_only=request.validate_only))
-    others = [alteration for place, alteration in enumerate(alterations) if place not in results]
-    decided = iter(await altered(services, others, validate_only=request.validate_only) if others else ())
-    return _response([results[place] if place in results else next(decided) for place in range(len(alterations))])
+    """Let the controller make all alterations but those of loggers. `logger_results` are by position in
+    `alterations`.
+    """
+    if not logger_results:
+        return _response(await alter_resources(services, alterations, validate_only=request.validate_only))
+    other_alterations = [
+        alteration for position, alteration in enumerate(alterations) if position not in logger_results
+    ]
+    other_results = iter(
+        await alter_resources(services, other_alterations, validate_only=request.validate_only)
+        if other_alterations
+        else ()
+    )
+    return _response(
+        [
+            logger_results[position] if position in logger_results else next(other_results)
+            for position in range(len(alterations))
+        ]
+    )
 
 
 def _response(results: list[AlterationResult]) -> Steps[IncrementalAlterConfigsResponse]:

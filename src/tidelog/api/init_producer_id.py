@@ -1,6 +1,7 @@
-"""InitProducerId (key 22), v0-5. v3: a producer can go on with its id (KIP-360).
+"""InitProducerId (key 22), v0-5. v3: a producer can keep its id (KIP-360).
 
-Idempotent producers only: there are no transactions yet, and a transactional id is refused for good.
+Only idempotent producers are supported. There are no transactions yet: a transactional id gets an error after which
+clients do not retry.
 """
 
 from tidelog.api.services import RequestContext, Services
@@ -16,16 +17,18 @@ async def handle(services: Services, context: RequestContext, request: InitProdu
         producer_id = await services.producer_ids.next()
     except ApiError as error:
         return InitProducerIdResponse(error_code=error.code, producer_id=NONE, producer_epoch=NONE)
-    # A new id even for a producer that names its old one: its epoch would have to be known, which it is not here.
+    # A producer that sends its old id gets a new one: to increment the epoch of the old id, this broker would have
+    # to know it.
     return InitProducerIdResponse(producer_id=producer_id, producer_epoch=0)
 
 
 def _check(request: InitProducerIdRequest) -> None:
-    """Raises ApiError."""
+    """Raise ApiError unless the request is a valid one of an idempotent producer."""
     if request.transactional_id == "":
-        raise ApiError("an empty transactional id is none", ErrorCode.INVALID_REQUEST)
+        raise ApiError("the transactional id is empty", ErrorCode.INVALID_REQUEST)
     if (request.producer_id == NONE) != (request.producer_epoch == NONE):
-        raise ApiError("id and epoch of a producer come together", ErrorCode.INVALID_REQUEST)
+        raise ApiError("the request has only one of producer id and epoch", ErrorCode.INVALID_REQUEST)
     if request.transactional_id is not None:
-        # librdkafka, Java's and aiokafka's producers give up at once on this one, and retry most others.
-        raise ApiError("transactions are not served yet", ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
+        # The producers of librdkafka, Java and aiokafka give up immediately after this error, and retry after most
+        # others.
+        raise ApiError("transactions are not supported yet", ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)

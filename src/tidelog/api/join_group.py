@@ -9,7 +9,8 @@ from tidelog.wire.messages.join_group import JoinGroupRequest, JoinGroupResponse
 
 NULLABLE_PROTOCOL_VERSION = 7
 PROTOCOLS_MAX = 1000
-"""Clients have a few. Every member's are looked at in every rebalance."""
+"""Upper bound on the protocols of one member, since every rebalance compares the protocols of all members. Clients
+have a few."""
 
 
 def handle(

@@ -19,14 +19,14 @@ MEMBERS_PER_STEP = 200
 def handle(services: Services, context: RequestContext, request: LeaveGroupRequest) -> "Outcome[LeaveGroupResponse]":
     if len(request.members) > MEMBERS_PER_STEP:
         return _leave_in_steps(services, request)
-    single = context.api_version < MEMBERS_VERSION
-    if single:
+    is_single = context.api_version < MEMBERS_VERSION
+    if is_single:
         request.members = [MemberIdentity(member_id=request.member_id)]
 
     def build(answer: LeaveGroupResponse | ApiError) -> LeaveGroupResponse:
         if isinstance(answer, ApiError):
             return LeaveGroupResponse(error_code=answer.code)
-        if single:
+        if is_single:
             return LeaveGroupResponse(error_code=answer.members[0].error_code)
         return answer
 
@@ -43,27 +43,29 @@ def _leave_in_steps(services: Services, request: LeaveGroupRequest) -> "Steps[Ou
     steps.
 
     If the coordinator refuses one step, the whole request gets that error, so that the client looks for the
-    coordinator again. Members that have left by then are unknown at the next attempt, as after any lost response.
+    coordinator again. Members that left before the error are unknown at the next attempt, as after any lost response.
     """
-    leaving: Gathering[LeaveGroupResponse] = Gathering(_joined)
+    leaving: Gathering[LeaveGroupResponse] = Gathering(_join_responses)
     for start in range(0, len(request.members), MEMBERS_PER_STEP):
-        some = LeaveGroupRequest(group_id=request.group_id, members=request.members[start : start + MEMBERS_PER_STEP])
-        reply = GroupReply(_told)
+        part_request = LeaveGroupRequest(
+            group_id=request.group_id, members=request.members[start : start + MEMBERS_PER_STEP]
+        )
+        reply = GroupReply(_to_response)
         try:
-            services.groups.leave(some, reply)
+            services.groups.leave(part_request, reply)
         except ApiError as error:
-            leaving.add(_told(error))
+            leaving.add(_to_response(error))
         else:
             leaving.add(reply.returned())
         yield
     return leaving.returned()
 
 
-def _told(answer: LeaveGroupResponse | ApiError) -> LeaveGroupResponse:
+def _to_response(answer: LeaveGroupResponse | ApiError) -> LeaveGroupResponse:
     return LeaveGroupResponse(error_code=answer.code) if isinstance(answer, ApiError) else answer
 
 
-def _joined(answers: list[LeaveGroupResponse]) -> LeaveGroupResponse:
+def _join_responses(answers: list[LeaveGroupResponse]) -> LeaveGroupResponse:
     response = LeaveGroupResponse()
     for answer in answers:
         if answer.error_code:

@@ -1,4 +1,6 @@
-"""ListConfigResources (key 74), v0-1: what has settings. v0 was subscriptions to clients' metrics alone (KIP-1142)."""
+"""ListConfigResources (key 74), v0-1: list the resources that have settings. v0 lists only subscriptions to client
+metrics; v1: all types of resources (KIP-1142).
+"""
 
 from collections.abc import Iterable
 
@@ -19,37 +21,37 @@ from tidelog.wire.messages.list_config_resources import (
     ListConfigResourcesResponse,
 )
 
-EVERY_KIND = (GROUP_RESOURCE, CLIENT_METRICS_RESOURCE, LOGGER_RESOURCE, BROKER_RESOURCE, TOPIC_RESOURCE)
-KINDS_SINCE = 1
-"""The first version in which the client says which kinds it wants."""
+ALL_TYPES = (GROUP_RESOURCE, CLIENT_METRICS_RESOURCE, LOGGER_RESOURCE, BROKER_RESOURCE, TOPIC_RESOURCE)
+TYPES_VERSION = 1
+"""The first version whose requests name the resource types to list."""
 
 
 def handle(
     services: Services, context: RequestContext, request: ListConfigResourcesRequest
 ) -> Steps[ListConfigResourcesResponse]:
-    asked: dict[int, None] = {}
-    for kind in request.resource_types:
-        asked[kind] = None
+    requested_types: dict[int, None] = {}
+    for resource_type in request.resource_types:
+        requested_types[resource_type] = None
         yield
-    if context.api_version < KINDS_SINCE:
-        asked = {CLIENT_METRICS_RESOURCE: None}
-    if not all(kind in EVERY_KIND for kind in asked):
+    if context.api_version < TYPES_VERSION:
+        requested_types = {CLIENT_METRICS_RESOURCE: None}
+    if not all(resource_type in ALL_TYPES for resource_type in requested_types):
         return ListConfigResourcesResponse(error_code=ErrorCode.UNSUPPORTED_VERSION)
     image = services.metadata.image
     response = ListConfigResourcesResponse()
-    for kind in EVERY_KIND:
-        if not asked or kind in asked:
-            for name in _names(image, kind):
-                response.config_resources.append(ConfigResource(resource_name=name, resource_type=kind))
+    for resource_type in ALL_TYPES:
+        if not requested_types or resource_type in requested_types:
+            for name in _names(image, resource_type):
+                response.config_resources.append(ConfigResource(resource_name=name, resource_type=resource_type))
                 yield
     return response
 
 
-def _names(image: MetadataImage, kind: int) -> Iterable[str]:
-    if kind == TOPIC_RESOURCE:
+def _names(image: MetadataImage, resource_type: int) -> Iterable[str]:
+    if resource_type == TOPIC_RESOURCE:
         return image.topics
-    if kind == GROUP_RESOURCE:
+    if resource_type == GROUP_RESOURCE:
         return image.group_configs
-    if kind == CLIENT_METRICS_RESOURCE:
+    if resource_type == CLIENT_METRICS_RESOURCE:
         return image.client_metrics_configs
     return map(str, image.brokers)

@@ -7,8 +7,8 @@ from tidelog.wire.messages.list_groups import ListedGroup, ListGroupsRequest, Li
 
 
 def handle(services: Services, context: RequestContext, request: ListGroupsRequest) -> Steps[ListGroupsResponse]:
-    states = yield from _lower(request.states_filter)
-    types = yield from _lower(request.types_filter)
+    states = yield from _lowercase(request.states_filter)
+    types = yield from _lowercase(request.types_filter)
     groups = []
     try:
         for group in services.groups.listing():
@@ -21,9 +21,9 @@ def handle(services: Services, context: RequestContext, request: ListGroupsReque
     return ListGroupsResponse(groups=groups)
 
 
-def _lower(names: list[str]) -> Steps[dict[str, None]]:
-    found: dict[str, None] = {}
+def _lowercase(names: list[str]) -> Steps[dict[str, None]]:
+    lowercase: dict[str, None] = {}
     for name in names:
-        found[name.lower()] = None
+        lowercase[name.lower()] = None
         yield
-    return found
+    return lowercase

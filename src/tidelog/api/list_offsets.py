@@ -1,5 +1,7 @@
-"""ListOffsets (key 2), v1-11. v2: isolation level; v4: leader epochs; v7: maximum timestamp (KIP-734);
-v8, v9, v11: local and tiered ends (KIP-405, KIP-1005, KIP-1023), which here are those of the only tier."""
+"""ListOffsets (key 2), v1-11. v2: isolation level; v4: leader epochs; v7: maximum timestamp (KIP-734); v8, v9, v11:
+start and end of local and tiered data (KIP-405, KIP-1005, KIP-1023). There is no tiered storage here, so all data is
+local.
+"""
 
 from typing import TYPE_CHECKING
 
@@ -32,23 +34,23 @@ SINCE_VERSION = {MAX_TIMESTAMP: 7, EARLIEST_LOCAL: 8, LATEST_TIERED: 9, EARLIEST
 
 
 def handle(services: Services, context: RequestContext, request: ListOffsetsRequest) -> Steps[ListOffsetsResponse]:
-    """Each partition is answered once. One that the request names more than once is refused."""
-    named: NamedPartitions[str, ListOffsetsPartition] = NamedPartitions()
+    """Answer each partition once. A partition that the request names more than once gets an error."""
+    partitions_by_topic: NamedPartitions[str, ListOffsetsPartition] = NamedPartitions()
     for topic in request.topics:
         for partition in topic.partitions:
-            named.add(topic.name, partition.partition_index, partition)
+            partitions_by_topic.add(topic.name, partition.partition_index, partition)
             yield
         yield
     response = ListOffsetsResponse()
-    for name, partitions in named.by_topic.items():
-        told = ListOffsetsTopicResponse(name=name)
-        response.topics.append(told)
+    for name, partitions in partitions_by_topic.by_topic.items():
+        topic_answer = ListOffsetsTopicResponse(name=name)
+        response.topics.append(topic_answer)
         for partition in partitions.values():
-            if (name, partition.partition_index) in named.repeated:
+            if (name, partition.partition_index) in partitions_by_topic.repeated:
                 answer = ListOffsetsPartitionResponse(partition.partition_index, ErrorCode.INVALID_REQUEST)
             else:
                 answer = yield from _answer(services, context, request, name, partition)
-            told.partitions.append(answer)
+            topic_answer.partitions.append(answer)
             yield
     return response
 
@@ -58,18 +60,21 @@ def _answer(
     context: RequestContext,
     request: ListOffsetsRequest,
     topic: str,
-    asked: ListOffsetsPartition,
+    requested: ListOffsetsPartition,
 ) -> Steps[ListOffsetsPartitionResponse]:
-    answer = ListOffsetsPartitionResponse(partition_index=asked.partition_index)
+    answer = ListOffsetsPartitionResponse(partition_index=requested.partition_index)
     try:
-        if context.api_version < SINCE_VERSION.get(asked.timestamp, 0) or asked.timestamp < EARLIEST_PENDING_UPLOAD:
-            raise ApiError(f"timestamp {asked.timestamp} is not known", ErrorCode.UNSUPPORTED_VERSION)
-        partition = services.partitions.get(topic, asked.partition_index)
+        if (
+            context.api_version < SINCE_VERSION.get(requested.timestamp, 0)
+            or requested.timestamp < EARLIEST_PENDING_UPLOAD
+        ):
+            raise ApiError(f"timestamp {requested.timestamp} is not known", ErrorCode.UNSUPPORTED_VERSION)
+        partition = services.partitions.get(topic, requested.partition_index)
         partition.check_online()
-        partition.check_leader_epoch(asked.current_leader_epoch)
-        yield from _look_up(partition, request.isolation_level, asked.timestamp, answer)
+        partition.check_leader_epoch(requested.current_leader_epoch)
+        yield from _look_up(partition, request.isolation_level, requested.timestamp, answer)
         if context.api_version < 4:
-            answer.leader_epoch = -1  # there is no place for it
+            answer.leader_epoch = -1  # these versions have no such field
     except ApiError as error:
         answer.error_code = error.code
     return answer
@@ -78,7 +83,9 @@ def _answer(
 def _look_up(
     partition: "Partition", isolation: int, timestamp: int, answer: ListOffsetsPartitionResponse
 ) -> Steps[None]:
-    """Fill in offset, timestamp and leader epoch; left at -1 when no record is there."""
+    """Look up the offset, timestamp and leader epoch, and write them into `answer`. They stay -1 if there is no such
+    record.
+    """
     end = partition.last_stable_offset if isolation == READ_COMMITTED else partition.high_watermark
     log = partition.log
     if timestamp == LATEST:
@@ -89,18 +96,20 @@ def _look_up(
         empty = answer.offset == partition.log_end_offset
         answer.leader_epoch = partition.leader_epoch if empty else log.epochs.epoch_at(answer.offset)
     elif timestamp in (LATEST_TIERED, EARLIEST_PENDING_UPLOAD):
-        pass  # nothing is ever tiered
+        pass  # there is no tiered storage
     else:
-        found = yield from _find(partition, timestamp)
-        if found is not None and found.offset < end:
-            answer.offset = found.offset
-            answer.timestamp = found.timestamp
-            answer.leader_epoch = found.leader_epoch
+        record = yield from _find(partition, timestamp)
+        if record is not None and record.offset < end:
+            answer.offset = record.offset
+            answer.timestamp = record.timestamp
+            answer.leader_epoch = record.leader_epoch
 
 
 def _find(partition: "Partition", timestamp: int) -> Steps["TimestampOffset | None"]:
-    """The record of a time, in the log that the partition has at the end: it may move to another directory meanwhile,
-    and the files of a deleted topic are closed. Raises StorageError.
+    """Find the first record with this timestamp or a later one, or the record with the maximum timestamp.
+
+    The search begins again if the partition moves to another directory meanwhile. It raises StorageError if the
+    topic is deleted, since its files are closed then.
     """
     while True:
         log = partition.log
@@ -110,6 +119,6 @@ def _find(partition: "Partition", timestamp: int) -> Steps["TimestampOffset | No
             try:
                 next(steps)
             except StopIteration as end:
-                found: TimestampOffset | None = end.value
-                return found
+                record: TimestampOffset | None = end.value
+                return record
             yield

@@ -1,7 +1,6 @@
-"""ListPartitionReassignments (key 46), v0 (KIP-455): moves of replicas between brokers that are on their way.
+"""ListPartitionReassignments (key 46), v0 (KIP-455): running moves of replicas between brokers.
 
-One broker holds every replica, so there are none, whatever is asked for; as in Kafka, what does not exist is not moved
-either and is no error.
+One broker has all replicas, so the list is always empty. As in Kafka, unknown topics and partitions are not an error.
 """
 
 from tidelog.api.services import RequestContext, Services

@@ -8,7 +8,7 @@ An automatically created topic is part of the same response, with its leaders.
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from tidelog.api.operations import NOT_ASKED, ON_CLUSTER, ON_TOPIC
+from tidelog.api.operations import CLUSTER_OPERATIONS, OPERATIONS_NOT_REQUESTED, TOPIC_OPERATIONS
 from tidelog.api.services import RequestContext, Services
 from tidelog.api.topic_partitions import partitions_of
 from tidelog.metadata.image import CLUSTER_METADATA, MetadataImage, TopicImage
@@ -35,22 +35,22 @@ IDS_SERVED_FROM = 12
 def handle(services: Services, context: RequestContext, request: MetadataRequest) -> "Steps[Outcome[MetadataResponse]]":
     """Answer from one image: the current one, or the one after missing topics were created."""
     image = services.metadata.image
-    asked = request.topics
+    requested_topics = request.topics
     version = context.api_version
-    if asked is None or (version == 0 and not asked):
+    if requested_topics is None or (version == 0 and not requested_topics):
         return (yield from _all(services, image, request))
     ids: dict[TopicId, None] = {}
     names: dict[str, None] = {}
-    nameless = False
-    for topic in asked:
+    has_nameless = False
+    for topic in requested_topics:
         if topic.topic_id != NO_TOPIC_ID:
             ids[TopicId(topic.topic_id)] = None
-        nameless |= topic.name is None
+        has_nameless |= topic.name is None
         names[topic.name or ""] = None
         yield
-    if nameless or ids:
+    if has_nameless or ids:
         if version < IDS_SERVED_FROM or not ids:
-            return (yield from _refused(asked))
+            return (yield from _refuse_all(requested_topics))
         return (yield from _by_id(services, image, ids, request))
     errors: dict[str, ErrorCode] = {}
     missing: list[str] = []
@@ -62,7 +62,7 @@ def handle(services: Services, context: RequestContext, request: MetadataRequest
                 missing.append(name)
         yield
     if missing and request.allow_auto_topic_creation and services.config.auto_create_topics_enable:
-        return _make_first(services, context, request, names, errors, missing)
+        return _create_first(services, context, request, names, errors, missing)
     return (yield from _by_name(services, image, names, errors, request))
 
 
@@ -77,16 +77,16 @@ def _response(image: MetadataImage, request: MetadataRequest, topics: list[Metad
         topics=topics,
     )
     if request.include_cluster_authorized_operations:
-        response.cluster_authorized_operations = ON_CLUSTER
+        response.cluster_authorized_operations = CLUSTER_OPERATIONS
     return response
 
 
-def _refused(asked: Sequence[MetadataRequestTopic]) -> Steps[MetadataResponse]:
+def _refuse_all(requested_topics: Sequence[MetadataRequestTopic]) -> Steps[MetadataResponse]:
     error = ErrorCode.INVALID_REQUEST
     response = MetadataResponse(error_code=error)
-    for topic in asked:
-        told = MetadataResponseTopic(error_code=error, name=topic.name or "", topic_id=topic.topic_id)
-        response.topics.append(told)
+    for topic in requested_topics:
+        topic_answer = MetadataResponseTopic(error_code=error, name=topic.name or "", topic_id=topic.topic_id)
+        response.topics.append(topic_answer)
         yield
     return response
 
@@ -137,7 +137,7 @@ def _by_name(
     return _response(image, request, topics)
 
 
-async def _make_first(
+async def _create_first(
     services: Services,
     context: RequestContext,
     request: MetadataRequest,
@@ -166,7 +166,7 @@ async def _create(services: Services, context: RequestContext, names: Sequence[s
 
 
 def _operations(request: MetadataRequest) -> int:
-    return ON_TOPIC if request.include_topic_authorized_operations else NOT_ASKED
+    return TOPIC_OPERATIONS if request.include_topic_authorized_operations else OPERATIONS_NOT_REQUESTED
 
 
 def _topic(

@@ -1,4 +1,4 @@
-"""Record what a request of a client with quotas uses, and compute its throttle time (KIP-13, 124, 219, 599)."""
+"""Record the usage of requests of clients with quotas, and compute their throttle time (KIP-13, 124, 219, 599)."""
 
 from collections.abc import Callable
 from typing import Any, Final
@@ -20,10 +20,10 @@ class Meter:
     __slots__ = (
         "_began_s",
         "_clock",
+        "_is_recorded",
         "_quotas",
         "_recorded_s",
         "_seconds",
-        "_settled",
         "_strict",
         "api_key",
         "client_id",
@@ -54,7 +54,7 @@ class Meter:
         self._seconds = 0.0
         self._recorded_s = 0.0
         self._began_s: float | None = None
-        self._settled = False
+        self._is_recorded = False
 
     @property
     def one_at_a_time(self) -> bool:
@@ -99,30 +99,31 @@ class Meter:
     # Usage
 
     def take_partitions(self, count: int) -> bool:
-        """Return whether so many partitions may be created or deleted now."""
+        """Record the creation or deletion of `count` partitions. Returns False if the quota forbids it now."""
         allowed, throttle_ms = self._quotas.mutations.take(
             self.user, self.client_id, count, self._now_ms(), strict=self._strict
         )
-        # its response says that the topics do not exist yet, and the client asks again
+        # A metadata request is not throttled: its response says that the topics do not exist yet, and the client
+        # repeats the request.
         if self.api_key != METADATA_KEY:
             self.throttle_ms = max(self.throttle_ms, throttle_ms)
         return allowed
 
     @property
-    def fetch_most(self) -> int | None:
-        """Most bytes of one fetch. A larger fetch would exceed the quota even after a long pause, so it could never
-        be answered.
+    def fetch_bytes_max(self) -> int | None:
+        """Upper bound on the bytes of one fetch; None without a quota. A larger fetch would exceed the quota even
+        after a long pause, so it could never be answered.
         """
-        most = self._quotas.fetch.burst_max(self.user, self.client_id)
-        return None if most is None else int(min(most, 2**31 - 1))
+        burst_max = self._quotas.fetch.burst_max(self.user, self.client_id)
+        return None if burst_max is None else int(min(burst_max, 2**31 - 1))
 
-    def fetched(self, size: int) -> int:
+    def record_fetch(self, size: int) -> int:
         """Record a fetch response of `size` bytes. Returns 0 if it is within the quota.
 
         Otherwise the bytes are not counted: the caller empties the response, which then states the returned throttle
         time in ms.
         """
-        self._settled = True
+        self._is_recorded = True
         now_ms = self._now_ms()
         quotas, user, client_id = self._quotas, self.user, self.client_id
         request_ms = quotas.requests.record(user, client_id, self._percent(), now_ms)
@@ -131,10 +132,10 @@ class Meter:
             quotas.fetch.record(user, client_id, -size, now_ms)
         return self.throttle_ms
 
-    def settle(self, response: Any) -> None:
-        """Record what the request used, and write the throttle time into `response`, if there is one."""
-        if not self._settled:
-            self._settled = True
+    def record_usage(self, response: Any) -> None:
+        """Record the request's usage, and write the throttle time into `response`, if there is one."""
+        if not self._is_recorded:
+            self._is_recorded = True
             now_ms = self._now_ms()
             quotas, user, client_id = self._quotas, self.user, self.client_id
             if self.api_key == PRODUCE_KEY:
@@ -147,7 +148,7 @@ class Meter:
         if response is not None:
             response.throttle_time_ms = self.throttle_ms
 
-    def sent(self) -> None:
+    def record_encoding(self) -> None:
         """Record the time of encoding the response. It affects only later requests."""
         percent = self._percent()
         if percent > 0:

@@ -1,5 +1,6 @@
 """OffsetCommit (key 8), v2-10. v2-4: retention time; v6: leader epoch (KIP-320); v7: group instance id (KIP-345);
-v9: GROUP_ID_NOT_FOUND (KIP-848); v10: topic ids in place of names."""
+v9: GROUP_ID_NOT_FOUND (KIP-848); v10: topic ids in place of names.
+"""
 
 from itertools import repeat
 from typing import TYPE_CHECKING
@@ -25,38 +26,40 @@ if TYPE_CHECKING:
 
 TOPIC_IDS_VERSION = 10
 
-_Answer = Steps[OffsetCommitResponse]
+_ResponseSteps = Steps[OffsetCommitResponse]
 _TopicKey = tuple[str, bytes]
-"""Name and id."""
+"""A topic's name and id."""
 
 
 def handle(
     services: Services, context: RequestContext, request: OffsetCommitRequest
 ) -> "Steps[Outcome[OffsetCommitResponse]]":
-    """Partitions that do not exist are refused here, and come first in the answer; the coordinator decides on the
-    others. Of a partition that is named more than once the last offset counts, and each entry has its answer.
+    """Refuse partitions that do not exist; let the coordinator decide on all others.
+
+    Refused partitions come first in the response. If a partition is named more than once, its last offset is
+    committed, and each entry of the request gets its own answer.
     """
     version = context.api_version
     refused: dict[_TopicKey, OffsetCommitResponseTopic] = {}
-    known: list[tuple[_TopicKey, OffsetCommitResponseTopic]] = []
+    accepted: list[tuple[_TopicKey, OffsetCommitResponseTopic]] = []
     offsets: list[OffsetToCommit] = []
     image = services.metadata.image
-    for asked in request.topics:
-        topic = _topic(image, asked, version)
-        key = (asked.name, asked.topic_id) if topic is None else (topic.name, topic.topic_id)
-        unknown = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    for requested in request.topics:
+        topic = _topic(image, requested, version)
+        key = (requested.name, requested.topic_id) if topic is None else (topic.name, topic.topic_id)
+        error_code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         if topic is None:
             refused.setdefault(key, OffsetCommitResponseTopic(*key))
             if version >= TOPIC_IDS_VERSION:
-                unknown = ErrorCode.UNKNOWN_TOPIC_ID
-        there = OffsetCommitResponseTopic(*key)
-        for partition in asked.partitions:
-            told = OffsetCommitResponsePartition(partition.partition_index)
-            if topic is None or not 0 <= told.partition_index < len(topic.partitions):
-                told.error_code = unknown
-                refused.setdefault(key, OffsetCommitResponseTopic(*key)).partitions.append(told)
+                error_code = ErrorCode.UNKNOWN_TOPIC_ID
+        accepted_topic = OffsetCommitResponseTopic(*key)
+        for partition in requested.partitions:
+            answer = OffsetCommitResponsePartition(partition.partition_index)
+            if topic is None or not 0 <= answer.partition_index < len(topic.partitions):
+                answer.error_code = error_code
+                refused.setdefault(key, OffsetCommitResponseTopic(*key)).partitions.append(answer)
             else:
-                there.partitions.append(told)
+                accepted_topic.partitions.append(answer)
                 offsets.append(
                     OffsetToCommit(
                         *key,
@@ -67,19 +70,19 @@ def handle(
                     )
                 )
             yield
-        if there.partitions:
-            known.append((key, there))
+        if accepted_topic.partitions:
+            accepted.append((key, accepted_topic))
         yield
     if not offsets:
         return OffsetCommitResponse(topics=list(refused.values()))
 
-    def build(answer: list[ErrorCode] | ApiError) -> _Answer:
-        codes = repeat(answer.code) if isinstance(answer, ApiError) else iter(answer)
-        for _, topic in known:
-            for told in topic.partitions:
-                told.error_code = next(codes)
+    def build(result: list[ErrorCode] | ApiError) -> _ResponseSteps:
+        codes = repeat(result.code) if isinstance(result, ApiError) else iter(result)
+        for _, answered_topic in accepted:
+            for partition_answer in answered_topic.partitions:
+                partition_answer.error_code = next(codes)
                 yield
-        return OffsetCommitResponse(topics=(yield from joined_by_topic(refused, known)))
+        return OffsetCommitResponse(topics=(yield from joined_by_topic(refused, accepted)))
 
     commit = OffsetCommit(
         request.group_id,
@@ -98,7 +101,7 @@ def handle(
     return reply.returned()
 
 
-def _topic(image: "MetadataImage", asked: OffsetCommitRequestTopic, version: int) -> "TopicImage | None":
+def _topic(image: "MetadataImage", requested: OffsetCommitRequestTopic, version: int) -> "TopicImage | None":
     if version >= TOPIC_IDS_VERSION:
-        return image.topics_by_id.get(TopicId(asked.topic_id))
-    return image.topics.get(asked.name)
+        return image.topics_by_id.get(TopicId(requested.topic_id))
+    return image.topics.get(requested.name)

@@ -1,4 +1,4 @@
-"""OffsetDelete (key 47), v0 (KIP-496): removes committed offsets of topics that no member of the group reads."""
+"""OffsetDelete (key 47), v0 (KIP-496): delete committed offsets of topics that no member of the group reads."""
 
 from typing import TYPE_CHECKING
 
@@ -24,38 +24,39 @@ OFFSETS_PER_STEP = 200
 def handle(
     services: Services, context: RequestContext, request: OffsetDeleteRequest
 ) -> "Steps[Outcome[OffsetDeleteResponse]]":
-    """Partitions that do not exist come first in the answer, then those that the coordinator decides on, in the order
-    of the request. A partition that is named more than once has as many answers.
+    """Delete the offsets of the partitions that exist; the coordinator decides on each of them.
 
-    An error of the whole request names no topics, though they were looked up before.
+    Partitions that do not exist come first in the response, then all others in the order of the request. A partition
+    that is named more than once gets as many answers. If the whole request gets an error, the response contains no
+    topics.
     """
     unknown: dict[str, OffsetDeleteResponseTopic] = {}
-    known: list[tuple[str, OffsetDeleteResponseTopic]] = []
-    wanted: list[tuple[str, int]] = []
+    existing: list[tuple[str, OffsetDeleteResponseTopic]] = []
+    offsets_to_delete: list[tuple[str, int]] = []
     image = services.metadata.image
-    for asked in request.topics:
-        topic = image.topics.get(asked.name)
+    for requested in request.topics:
+        topic = image.topics.get(requested.name)
         if topic is None:
-            unknown.setdefault(asked.name, OffsetDeleteResponseTopic(asked.name))
-        there = OffsetDeleteResponseTopic(asked.name)
-        for partition in asked.partitions:
-            told = OffsetDeleteResponsePartition(partition.partition_index)
-            if topic is None or not 0 <= told.partition_index < len(topic.partitions):
-                told.error_code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-                unknown.setdefault(asked.name, OffsetDeleteResponseTopic(asked.name)).partitions.append(told)
+            unknown.setdefault(requested.name, OffsetDeleteResponseTopic(requested.name))
+        existing_topic = OffsetDeleteResponseTopic(requested.name)
+        for partition in requested.partitions:
+            answer = OffsetDeleteResponsePartition(partition.partition_index)
+            if topic is None or not 0 <= answer.partition_index < len(topic.partitions):
+                answer.error_code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+                unknown.setdefault(requested.name, OffsetDeleteResponseTopic(requested.name)).partitions.append(answer)
             else:
-                there.partitions.append(told)
-                wanted.append((asked.name, told.partition_index))
+                existing_topic.partitions.append(answer)
+                offsets_to_delete.append((requested.name, answer.partition_index))
             yield
-        if there.partitions:
-            known.append((asked.name, there))
+        if existing_topic.partitions:
+            existing.append((requested.name, existing_topic))
         yield
 
-    deleting: Gathering[list[ErrorCode] | ErrorCode] = Gathering(lambda answers: _response(unknown, known, answers))
-    for start in range(0, max(len(wanted), 1), OFFSETS_PER_STEP):
+    deleting: Gathering[list[ErrorCode] | ErrorCode] = Gathering(lambda answers: _response(unknown, existing, answers))
+    for start in range(0, max(len(offsets_to_delete), 1), OFFSETS_PER_STEP):
         reply = _reply(deleting)
         try:
-            services.groups.delete_offsets(request.group_id, wanted[start : start + OFFSETS_PER_STEP], reply)
+            services.groups.delete_offsets(request.group_id, offsets_to_delete[start : start + OFFSETS_PER_STEP], reply)
         except ApiError as error:
             reply(error)
         yield
@@ -63,18 +64,18 @@ def handle(
 
 
 def _reply(deleting: Gathering[list[ErrorCode] | ErrorCode]) -> Reply:
-    take = deleting.reply()
+    accept = deleting.reply()
 
     def reply(answer: list[ErrorCode] | ApiError) -> None:
-        # Not the error itself: its traceback leads back to the request, and there may be thousands.
-        take(answer.code if isinstance(answer, ApiError) else answer)
+        # Store the code only: the error's traceback refers to the request, and there may be thousands of errors.
+        accept(answer.code if isinstance(answer, ApiError) else answer)
 
     return reply
 
 
 def _response(
     unknown: dict[str, OffsetDeleteResponseTopic],
-    known: list[tuple[str, OffsetDeleteResponseTopic]],
+    existing: list[tuple[str, OffsetDeleteResponseTopic]],
     answers: list[list[ErrorCode] | ErrorCode],
 ) -> Steps[OffsetDeleteResponse]:
     codes: list[ErrorCode] = []
@@ -83,7 +84,7 @@ def _response(
             return OffsetDeleteResponse(error_code=answer)
         codes += answer
         yield
-    for told, code in zip((p for _, topic in known for p in topic.partitions), codes, strict=True):
-        told.error_code = code
+    for partition, code in zip((p for _, topic in existing for p in topic.partitions), codes, strict=True):
+        partition.error_code = code
         yield
-    return OffsetDeleteResponse(topics=(yield from joined_by_topic(unknown, known)))
+    return OffsetDeleteResponse(topics=(yield from joined_by_topic(unknown, existing)))

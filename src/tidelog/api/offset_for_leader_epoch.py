@@ -1,4 +1,4 @@
-"""OffsetForLeaderEpoch (key 23), v2-4: where a leader epoch ends, to find out about truncation (KIP-101, KIP-320)."""
+"""OffsetForLeaderEpoch (key 23), v2-4: end offsets of leader epochs, to detect truncation (KIP-101, KIP-320)."""
 
 from tidelog.api.services import RequestContext, Services
 from tidelog.model.steps import Steps
@@ -26,13 +26,13 @@ def handle(
     return OffsetForLeaderEpochResponse(topics=topics)
 
 
-def _answer(services: Services, topic: str, asked: OffsetForLeaderPartition) -> EpochEndOffset:
-    answer = EpochEndOffset(partition=asked.partition)
+def _answer(services: Services, topic: str, requested: OffsetForLeaderPartition) -> EpochEndOffset:
+    answer = EpochEndOffset(partition=requested.partition)
     try:
-        partition = services.partitions.get(topic, asked.partition)
+        partition = services.partitions.get(topic, requested.partition)
         partition.check_online()
-        partition.check_leader_epoch(asked.current_leader_epoch)
-        epoch, end_offset = partition.end_offset_for(asked.leader_epoch)
+        partition.check_leader_epoch(requested.current_leader_epoch)
+        epoch, end_offset = partition.end_offset_for(requested.leader_epoch)
         answer.leader_epoch = epoch
         answer.end_offset = end_offset
     except ApiError as error:

@@ -1,7 +1,7 @@
 """The return values of handlers. `Pending` is a response that is completed later.
 
 A Pending delivers the response within the call that completes it. A future would wake its waiter one turn of the
-loop later, and between a produce and a consumer that waits for it, that turn is most of the latency.
+loop later. That turn would be most of the latency between a produce request and a consumer that waits for its records.
 """
 
 from collections.abc import Callable
@@ -62,7 +62,7 @@ class Pending(Generic[R]):
             self._listener = listener
 
     def abandon(self) -> None:
-        """The client has disconnected, so the response is not needed."""
+        """Drop the response, since the client has disconnected."""
         if not self.done and not self.abandoned:
             self.abandoned = True
             if self.on_abandon is not None:
@@ -72,12 +72,12 @@ class Pending(Generic[R]):
 class Gathering(Generic[R]):
     """Collects answers that arrive at different times, and builds one response when all have arrived."""
 
-    __slots__ = ("_answers", "_build", "_left", "pending")
+    __slots__ = ("_answers", "_build", "_unanswered", "pending")
 
     def __init__(self, build: Callable[[list[R]], Any]) -> None:
         self._build = build
         self._answers: list[R] = []
-        self._left = 1  # counts 1 until `returned` is called
+        self._unanswered = 1  # the missing answers, plus 1 until `returned` is called
         self.pending: Pending[Any] = Pending()
 
     def add(self, answer: R | Pending[R]) -> None:
@@ -88,22 +88,22 @@ class Gathering(Generic[R]):
 
     def reply(self) -> Callable[[R], None]:
         """Return a function that accepts one answer, once."""
-        place = len(self._answers)
-        self._answers.append(None)  # type: ignore[arg-type]  # there before `build` is called
-        self._left += 1
+        position = len(self._answers)
+        self._answers.append(None)  # type: ignore[arg-type]  # replaced before `build` is called
+        self._unanswered += 1
 
-        def take(answer: R) -> None:
-            self._answers[place] = answer
-            self._done()
+        def accept(answer: R) -> None:
+            self._answers[position] = answer
+            self._count_down()
 
-        return take
+        return accept
 
     def returned(self) -> Pending[Any]:
         """Return the pending response. No answer may be added afterwards."""
-        self._done()
+        self._count_down()
         return self.pending
 
-    def _done(self) -> None:
-        self._left -= 1
-        if not self._left and not self.pending.abandoned:
+    def _count_down(self) -> None:
+        self._unanswered -= 1
+        if not self._unanswered and not self.pending.abandoned:
             self.pending.complete(self._build(self._answers))

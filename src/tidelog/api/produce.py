@@ -1,8 +1,8 @@
 """Produce (key 0), v3-13, advertised from 0. v9: flexible; v10: leader hints; v13: topic ids (KIP-516).
 
-Batches are checked by their headers and appended as they came; records are decoded only where the topic asks for it
-(`record.validation=full`, compacted topics), decompressed where `compression.type` wants another codec. Gaps:
-transactional produce is refused.
+Batches are checked by their headers and appended unchanged. Records are decoded only if the topic requires that
+(`record.validation=full`, compacted topics), and are compressed again only if `compression.type` names another
+codec. Gaps: transactional produce is refused.
 """
 
 from functools import partial
@@ -40,38 +40,40 @@ if TYPE_CHECKING:
     from tidelog.replication.partition import Partition
 
 ADMIN_CLIENT_ID = "__admin_client"
-"""The one client that Kafka lets write to internal topics."""
+"""The only client id that may write to internal topics, as in Kafka."""
 ZSTD_SINCE = 7
 PARTITIONS_PER_STEP = 16
 ERROR_MESSAGE_MAX = 1000
-"""Characters. It may name what the client sent, which may be long."""
+"""Upper bound on the length of an error message, in characters. A message may quote a long name that the client
+sent."""
 
-_Waiting = list[tuple["Partition", int, PartitionProduceResponse]]
-_Handled = ProduceResponse | Pending[ProduceResponse] | CloseConnection | None
+_Uncommitted = list[tuple["Partition", int, PartitionProduceResponse]]
+_ProduceOutcome = ProduceResponse | Pending[ProduceResponse] | CloseConnection | None
 _TopicKey = tuple[str, bytes]
-"""Name and id of a topic; a request has one of them."""
-_Named = dict[_TopicKey, dict[int, PartitionProduceData]]
-_Refused = dict[tuple[_TopicKey, int], ApiError]
-"""Errors of batches that are not appended, though a later or an earlier one for the same partition is."""
+"""Name and id of a topic; a request contains one of them."""
+_DataByTopic = dict[_TopicKey, dict[int, PartitionProduceData]]
+_FramingErrors = dict[tuple[_TopicKey, int], ApiError]
+"""Errors of batches that are not appended because of their framing. Another batch for the same partition may have
+been appended."""
 
 
 def handle(
-    services: Services, context: RequestContext, request: ProduceRequest, refused: _Refused | None = None
-) -> _Handled:
-    """Append every batch, in order; answer when all are committed at the level that `acks` asks for.
+    services: Services, context: RequestContext, request: ProduceRequest, framing_errors: _FramingErrors | None = None
+) -> _ProduceOutcome:
+    """Append all batches in order. Respond when all are committed at the level that `acks` requires.
 
-    `refused` comes with a request that names each partition once: see `_named_once`.
+    `framing_errors` is passed with a request that names each partition once; see `_without_repeats`.
     """
     topic_data = request.topic_data
-    one = len(topic_data) == 1 and len(topic_data[0].partition_data) == 1
-    if refused is None and not one and not _names_each_once(topic_data):
-        named, refused = run_all(_named_once(topic_data, context.api_version))
-        topic_data = [TopicProduceData(*key, list(partitions.values())) for key, partitions in named.items()]
+    is_single = len(topic_data) == 1 and len(topic_data[0].partition_data) == 1
+    if framing_errors is None and not is_single and not _has_no_repeats(topic_data):
+        by_topic, framing_errors = run_all(_without_repeats(topic_data, context.api_version))
+        topic_data = [TopicProduceData(*key, list(partitions.values())) for key, partitions in by_topic.items()]
     by_id = context.api_version >= 13
     partitions = services.partitions
-    waiting: _Waiting = []
-    later: list[_Later] = []
-    failed: PartitionProduceResponse | None = None
+    uncommitted: _Uncommitted = []
+    deferred_appends: list[_DeferredAppend] = []
+    failed_answer: PartitionProduceResponse | None = None
     topics: list[TopicProduceResponse] = []
     partitions.appending = True
     try:
@@ -85,33 +87,33 @@ def handle(
                     partition = partitions.get(
                         partitions.topic_name(topic.topic_id) if by_id else topic.name, data.index
                     )
-                    answer = _append(partition, context, data, waiting, later)
+                    answer = _append(partition, context, data, uncommitted, deferred_appends)
                 except ApiError as error:
-                    answer = failed = PartitionProduceResponse(data.index)
+                    answer = failed_answer = PartitionProduceResponse(data.index)
                     refuse(answer, partition, error)
-                if refused and partition is not None:
-                    other = refused.get(((topic.name, topic.topic_id), data.index))
-                    if other is not None:
-                        answer = failed = PartitionProduceResponse(data.index)
-                        refuse(answer, partition, other)
+                if framing_errors and partition is not None:
+                    framing_error = framing_errors.get(((topic.name, topic.topic_id), data.index))
+                    if framing_error is not None:
+                        answer = failed_answer = PartitionProduceResponse(data.index)
+                        refuse(answer, partition, framing_error)
                 answers.append(answer)
             if answers:
                 topics.append(TopicProduceResponse(topic.name, topic.topic_id, answers))
     finally:
         partitions.wake_fetches()
     if request.acks == 0:
-        if failed is not None:
-            return CloseConnection(f"produce with acks=0 failed: {failed.error_message}")
-        if not later:
+        if failed_answer is not None:
+            return CloseConnection(f"produce with acks=0 failed: {failed_answer.error_message}")
+        if not deferred_appends:
             return NO_RESPONSE
     response = ProduceResponse(topics)
-    if not waiting and not later:
+    if not uncommitted and not deferred_appends:
         return response
-    return acknowledgement(services, waiting, later, request, response)
+    return acknowledgement(services, uncommitted, deferred_appends, request, response)
 
 
-def _names_each_once(topics: list[TopicProduceData]) -> bool:
-    """Whether no topic and no partition comes again, as in the requests of all usual clients."""
+def _has_no_repeats(topics: list[TopicProduceData]) -> bool:
+    """Return whether the request names each topic and each partition once, as all common clients do."""
     if len(topics) > 1 and len({(topic.name, topic.topic_id): None for topic in topics}) < len(topics):
         return False
     return all(
@@ -121,8 +123,12 @@ def _names_each_once(topics: list[TopicProduceData]) -> bool:
     )
 
 
-def handle_wide(services: Services, context: RequestContext, request: ProduceRequest) -> _Handled | Steps[Pending[Any]]:
-    """As `handle`. A request of many partitions is handled as many of few, one after another."""
+def handle_wide(
+    services: Services, context: RequestContext, request: ProduceRequest
+) -> _ProduceOutcome | Steps[Pending[Any]]:
+    """Handle a request of any size; see `handle`. A request for many partitions is split into parts, which are
+    handled one after another.
+    """
     topics = request.topic_data
     if len(topics) <= PARTITIONS_PER_STEP and sum(len(t.partition_data) for t in topics) <= PARTITIONS_PER_STEP:
         return handle(services, context, request)
@@ -130,76 +136,81 @@ def handle_wide(services: Services, context: RequestContext, request: ProduceReq
 
 
 def _handle_in_steps(services: Services, context: RequestContext, request: ProduceRequest) -> Steps[Pending[Any]]:
-    answers: Gathering[Any] = Gathering(_joined if request.acks else _without_acknowledgement)
-    named, refused = yield from _named_once(request.topic_data, context.api_version)
-    for key in list(named):
-        rest = iter(named.pop(key).values())  # each topic is freed once it has been handled, not all at the end
-        while some := list(islice(rest, PARTITIONS_PER_STEP)):
-            part = TopicProduceData(*key, some)
-            asked = ProduceRequest(acks=request.acks, timeout_ms=request.timeout_ms, topic_data=[part])
-            answer = handle(services, context, asked, refused)
+    answers: Gathering[Any] = Gathering(_join_responses if request.acks else _join_unacknowledged)
+    by_topic, framing_errors = yield from _without_repeats(request.topic_data, context.api_version)
+    for key in list(by_topic):
+        remaining = iter(by_topic.pop(key).values())  # frees each topic's data as soon as the topic was handled
+        while chunk := list(islice(remaining, PARTITIONS_PER_STEP)):
+            topic_part = TopicProduceData(*key, chunk)
+            part_request = ProduceRequest(acks=request.acks, timeout_ms=request.timeout_ms, topic_data=[topic_part])
+            answer = handle(services, context, part_request, framing_errors)
             if answer is not None:
                 answers.add(answer)
             yield
     return answers.returned()
 
 
-def _named_once(topics: list[TopicProduceData], version: int) -> Steps[tuple[_Named, _Refused]]:
-    """The topics and partitions of a request, each of them once, and the errors of batches that are left out.
+def _without_repeats(topics: list[TopicProduceData], version: int) -> Steps[tuple[_DataByTopic, _FramingErrors]]:
+    """Return each topic and partition of a request once, and the errors of batches that are left out.
 
-    As in Kafka, the last batch for a partition that can be taken for a batch at all is appended. One that cannot is
-    left out and refused, and its error is the partition's answer, whatever becomes of the batch that is appended.
+    As in Kafka, the last batch of a partition with valid framing is appended. If any of its batches has invalid
+    framing, that batch is left out and its error becomes the answer for the partition, whether or not the other
+    batch can be appended.
     """
-    named: NamedPartitions[_TopicKey, PartitionProduceData] = NamedPartitions()
-    refused: _Refused = {}
+    entries: NamedPartitions[_TopicKey, PartitionProduceData] = NamedPartitions()
+    framing_errors: _FramingErrors = {}
     for topic in topics:
         key = (topic.name, topic.topic_id)
         for data in topic.partition_data:
-            earlier = named.add(key, data.index, data)
+            earlier = entries.add(key, data.index, data)
             if earlier is not None:
-                before, now = _framing_error(earlier, version), _framing_error(data, version)
-                error = now or before
+                earlier_error, own_error = _framing_error(earlier, version), _framing_error(data, version)
+                error = own_error or earlier_error
                 if error is not None:
-                    refused[key, data.index] = error
-                if now is not None and before is None:
-                    named.by_topic[key][data.index] = earlier
+                    framing_errors[key, data.index] = error
+                if own_error is not None and earlier_error is None:
+                    entries.by_topic[key][data.index] = earlier
             yield
         yield
-    return named.by_topic, refused
+    return entries.by_topic, framing_errors
 
 
 def _framing_error(data: PartitionProduceData, version: int) -> ApiError | None:
-    """Why it is not one batch of a kind that this version carries. None if it is, though its content may be refused."""
+    """Return the error if `data` is not one batch of a kind that this version supports, or None. The content of a
+    valid batch may still be refused later.
+    """
     records: memoryview | None = data.records  # type: ignore[assignment]  # decoded, it is a view
     if not records:
-        return _no_batch()
+        return _missing_batch()
     try:
         header = check_produced(records, framing_only=True)
     except ApiError as error:
-        return error.with_traceback(None)  # which would keep some KB for each of a request's million partitions
-    return _no_zstd() if version < ZSTD_SINCE and header.codec == Codec.ZSTD else None
+        return error.with_traceback(None)  # a traceback takes some KB, and a request may have a million partitions
+    return _unsupported_zstd() if version < ZSTD_SINCE and header.codec == Codec.ZSTD else None
 
 
-def _no_batch() -> ApiError:
+def _missing_batch() -> ApiError:
     return InvalidRecord("the request carries no record batch for this partition")
 
 
-def _no_zstd() -> ApiError:
-    return UnsupportedCompressionType(f"zstd comes with Produce v{ZSTD_SINCE} (KIP-110)")
+def _unsupported_zstd() -> ApiError:
+    return UnsupportedCompressionType(f"zstd requires Produce v{ZSTD_SINCE} or newer (KIP-110)")
 
 
-def _without_acknowledgement(answers: list[CloseConnection | None]) -> CloseConnection | None:
-    """Of all parts: a refusal can only be told by hanging up, when everything else has been appended."""
+def _join_unacknowledged(answers: list[CloseConnection | None]) -> CloseConnection | None:
+    """Join the outcomes of the parts of a request with acks=0. Closing the connection is the only way to report an
+    error, so it is done after everything else has been appended.
+    """
     return next((answer for answer in answers if answer is not None), NO_RESPONSE)
 
 
-def _joined(answers: list[ProduceResponse]) -> Steps[ProduceResponse]:
+def _join_responses(answers: list[ProduceResponse]) -> Steps[ProduceResponse]:
     topics: dict[tuple[str, bytes], TopicProduceResponse] = {}
     for answer in answers:
         for topic in answer.responses:
-            known = topics.setdefault((topic.name, topic.topic_id), topic)
-            if known is not topic:
-                known.partition_responses += topic.partition_responses
+            joined = topics.setdefault((topic.name, topic.topic_id), topic)
+            if joined is not topic:
+                joined.partition_responses += topic.partition_responses
         yield
     return ProduceResponse(list(topics.values()))
 
@@ -208,146 +219,152 @@ def _append(
     partition: "Partition",
     context: RequestContext,
     data: PartitionProduceData,
-    waiting: _Waiting,
-    later: "list[_Later]",
+    uncommitted: _Uncommitted,
+    deferred_appends: "list[_DeferredAppend]",
 ) -> PartitionProduceResponse:
-    """Append one partition's batch; raises ApiError. What is not committed yet goes on `waiting`, what has to wait
-    before it is appended on `later`.
+    """Append one partition's batch, and return the answer. Raises ApiError.
+
+    If the batch is not committed yet, it is added to `uncommitted`. If it must wait before it is appended, it is
+    added to `deferred_appends`.
     """
-    plain = partition.appends_directly
-    if not plain and partition.internal and context.client_id != ADMIN_CLIENT_ID:
+    appends_directly = partition.appends_directly
+    if not appends_directly and partition.internal and context.client_id != ADMIN_CLIENT_ID:
         raise InvalidTopic(f"{partition.topic} is internal: clients may not write to it")
     records: memoryview | None = data.records  # type: ignore[assignment]  # decoded, it is a view
     if not records:
-        raise _no_batch()
+        raise _missing_batch()
     header = check_produced(records)
     if context.api_version < ZSTD_SINCE and header.codec == Codec.ZSTD:
-        raise _no_zstd()
+        raise _unsupported_zstd()
     if header.size != len(records):
         records = records[: header.size]
     appended: Appended | None
-    if plain:
+    if appends_directly:
         try:
             appended = partition.append(records, header)
         except NotInline:
-            waits = _Later(partition, PartitionProduceResponse(data.index))
-            partition.queue.examine(records, waits.done)
+            deferred = _DeferredAppend(partition, PartitionProduceResponse(data.index))
+            partition.queue.examine(records, deferred.complete)
             appended = None
     else:
-        waits = _Later(partition, PartitionProduceResponse(data.index))
-        appended = partition.queue.append(records, header, waits.done)
+        deferred = _DeferredAppend(partition, PartitionProduceResponse(data.index))
+        appended = partition.queue.append(records, header, deferred.complete)
     if appended is None:
-        later.append(waits)
-        return waits.answer
+        deferred_appends.append(deferred)
+        return deferred.answer
     base_offset, next_offset, append_time_ms, log_start_offset = appended
     answer = PartitionProduceResponse(data.index, 0, base_offset, append_time_ms, log_start_offset)
     if partition.high_watermark < next_offset:
-        waiting.append((partition, next_offset, answer))
+        uncommitted.append((partition, next_offset, answer))
     return answer
 
 
-class _Later:
-    """A batch that is appended in a later turn, and its place in the answer."""
+class _DeferredAppend:
+    """A batch that is appended in a later turn of the loop, and its answer in the response."""
 
-    __slots__ = ("acknowledgement", "answer", "appended", "partition")
+    __slots__ = ("acknowledgement", "answer", "is_appended", "partition")
 
     def __init__(self, partition: "Partition", answer: PartitionProduceResponse) -> None:
         self.partition = partition
         self.answer = answer
-        self.appended = False
+        self.is_appended = False
         self.acknowledgement: _Acknowledgement | None = None
 
-    def done(self, outcome: "Appended | ApiError") -> None:
+    def complete(self, outcome: "Appended | ApiError") -> None:
         if self.acknowledgement is not None:
             self.acknowledgement.appended(self, outcome)
 
 
 def acknowledgement(
-    services: Services, waiting: _Waiting, later: list[_Later], request: ProduceRequest, response: ProduceResponse
+    services: Services,
+    uncommitted: _Uncommitted,
+    deferred_appends: list[_DeferredAppend],
+    request: ProduceRequest,
+    response: ProduceResponse,
 ) -> Pending[Any]:
-    """The answer once all that is `waiting` is committed, and what comes `later` is appended and committed."""
-    return _Acknowledgement(services, waiting, later, request, response).pending
+    """Return the pending response. It is completed when all batches are appended and committed."""
+    return _Acknowledgement(services, uncommitted, deferred_appends, request, response).pending
 
 
 class _Acknowledgement:
-    """The answer to a request whose batches are not all committed yet, or not even appended."""
+    """The response to a request with batches that are not committed yet, or not even appended."""
 
-    __slots__ = ("_refused", "acks", "pending", "response", "timer", "waiting")
+    __slots__ = ("_append_error", "acks", "pending", "response", "timer", "unsettled")
 
     def __init__(
         self,
         services: Services,
-        waiting: _Waiting,
-        later: list[_Later],
+        uncommitted: _Uncommitted,
+        deferred_appends: list[_DeferredAppend],
         request: ProduceRequest,
         response: ProduceResponse,
     ) -> None:
         self.acks = request.acks
         self.response = response
-        self._refused = ""
+        self._append_error = ""
         self.pending: Pending[Any] = Pending()
-        # Whole before anyone is asked: the first may answer at once.
-        self.waiting: dict[int | _Later, PartitionProduceResponse] = {
-            ticket: answer for ticket, (_, _, answer) in enumerate(waiting) if self.acks
+        # Complete this dictionary before the first call of `when_committed`, which may call back immediately.
+        self.unsettled: dict[int | _DeferredAppend, PartitionProduceResponse] = {
+            ticket: answer for ticket, (_, _, answer) in enumerate(uncommitted) if self.acks
         }
-        for item in later:
-            item.acknowledgement = self
-            self.waiting[item] = item.answer
+        for deferred in deferred_appends:
+            deferred.acknowledgement = self
+            self.unsettled[deferred] = deferred.answer
         self.timer = services.runtime.tasks.call_later(max(request.timeout_ms, 0) / 1000, self._time_out)
-        for ticket, (partition, next_offset, _) in enumerate(waiting):
+        for ticket, (partition, next_offset, _) in enumerate(uncommitted):
             if self.acks:
-                partition.when_committed(next_offset, partial(self._settled, ticket))
+                partition.when_committed(next_offset, partial(self._settle, ticket))
 
-    def appended(self, item: _Later, outcome: "Appended | ApiError") -> None:
-        """What became of a batch that had to wait."""
-        answer = self.waiting.get(item)
+    def appended(self, deferred: _DeferredAppend, outcome: "Appended | ApiError") -> None:
+        """Process the outcome of a deferred append."""
+        answer = self.unsettled.get(deferred)
         if answer is None:
             return  # timed out before
         if isinstance(outcome, ApiError):
-            refuse(answer, item.partition, outcome)
-            self._refused = outcome.message
-            self._settled(item, None)
+            refuse(answer, deferred.partition, outcome)
+            self._append_error = outcome.message
+            self._settle(deferred, None)
             return
-        item.appended = True
+        deferred.is_appended = True
         answer.base_offset = outcome.base_offset
         answer.log_append_time_ms = outcome.log_append_time_ms
         answer.log_start_offset = outcome.log_start_offset
         if self.acks:
-            item.partition.when_committed(outcome.next_offset, partial(self._settled, item))
+            deferred.partition.when_committed(outcome.next_offset, partial(self._settle, deferred))
         else:
-            self._settled(item, None)
+            self._settle(deferred, None)
 
-    def _settled(self, ticket: int | _Later, error: ApiError | None) -> None:
-        answer = self.waiting.pop(ticket, None)
+    def _settle(self, ticket: int | _DeferredAppend, error: ApiError | None) -> None:
+        answer = self.unsettled.pop(ticket, None)
         if answer is None:
             return  # timed out before
         if error is not None:
             refuse(answer, None, error)
-        if not self.waiting:
+        if not self.unsettled:
             self.timer.cancel()
             self._complete()
 
     def _time_out(self) -> None:
-        for ticket, answer in self.waiting.items():
-            if isinstance(ticket, _Later) and not ticket.appended:
-                message = "not appended within the request's timeout.ms; it may be yet"
+        for ticket, answer in self.unsettled.items():
+            if isinstance(ticket, _DeferredAppend) and not ticket.is_appended:
+                message = "not appended within the request's timeout.ms; it may still be appended later"
             else:
                 message = "appended, but not known to be durable within the request's timeout.ms"
             refuse(answer, None, RequestTimedOut(message))
-        self.waiting.clear()
+        self.unsettled.clear()
         self._complete()
 
     def _complete(self) -> None:
         if self.acks:
             self.pending.complete(self.response)
-        elif self._refused:
-            self.pending.complete(CloseConnection(f"produce with acks=0 failed: {self._refused}"))
+        elif self._append_error:
+            self.pending.complete(CloseConnection(f"produce with acks=0 failed: {self._append_error}"))
         else:
             self.pending.complete(NO_RESPONSE)
 
 
 def refuse(answer: PartitionProduceResponse, partition: "Partition | None", error: ApiError) -> None:
-    """Make `answer` tell of `error`; with the partition, if it knows of it, come the details that Kafka gives."""
+    """Write `error` into `answer`. If `partition` is given, add the details that Kafka adds for a known partition."""
     answer.error_code = error.code
     answer.error_message = error.message[:ERROR_MESSAGE_MAX] or None
     answer.base_offset = answer.log_append_time_ms = answer.log_start_offset = -1
@@ -356,6 +373,6 @@ def refuse(answer: PartitionProduceResponse, partition: "Partition | None", erro
     if not isinstance(error, InvalidTopic):
         answer.log_start_offset = partition.log_start_offset
     if isinstance(error, RefusedRecords):
-        answer.record_errors = [BatchIndexAndErrorMessage(place, text) for place, text in error.record_errors]
+        answer.record_errors = [BatchIndexAndErrorMessage(index, text) for index, text in error.record_errors]
     elif isinstance(error, RecordTooLarge | RecordListTooLarge):
         partition.warn_too_large(error)

@@ -1,9 +1,9 @@
 """A fast path for Produce requests with one batch for one partition, which most clients send.
 
-Two such requests of one client differ only in the correlation id and the batch. The meaning of the other bytes, and
-the encoded response to a success, are computed once by the message codecs and kept as a template: decoding and
-encoding take more time than the rest of a small request. A request whose batch cannot be appended directly, or that
-is in error, is left to `produce.handle`.
+Two such requests of one client differ only in the correlation id and the batch. All other bytes before the batch
+form the prefix. The message codecs decode each prefix once, and encode the response to a success once; both are
+stored as a template, since decoding and encoding take more time than the rest of a small request. `produce.handle`
+handles a request whose batch cannot be appended directly or is in error.
 """
 
 from struct import Struct
@@ -23,21 +23,21 @@ from tidelog.wire.messages.produce import (
 from tidelog.wire.primitives import MalformedMessage, finish_uvarint
 
 SINCE_VERSION = 7
-"""Older versions refuse a codec and have a shorter response; clients no longer send them."""
-BEGINNING_AT = 8
-"""Position behind API key, version and correlation id."""
-BEGINNING_BYTES_MAX = 512
-KNOWN_MAX = 4096
-"""Most templates of one version. Beyond that, all are dropped and learnt again."""
+"""Older versions do not support all codecs and have a shorter response; clients no longer send them."""
+PREFIX_POSITION = 8
+"""Start of the prefix in a request: the position behind API key, version and correlation id."""
+PREFIX_BYTES_MAX = 512
+TEMPLATES_MAX = 4096
+"""Upper bound on the templates of one version. When it is reached, all are dropped and learnt again."""
 
 _LENGTH = Struct(">i")
 _OFFSETS = Struct(">qqq")
-_PLACES = (-0x6B1D_0A5E_77C3_19F2, -0x1F4C_D392_60AB_8E57, -0x3E92_41D7_5C08_B6AD)
+_PLACEHOLDERS = (-0x6B1D_0A5E_77C3_19F2, -0x1F4C_D392_60AB_8E57, -0x3E92_41D7_5C08_B6AD)
 """Placeholders for base offset, append time and log start offset in a template: bytes that no topic name contains."""
 
 
-class _Single:
-    """The meaning of the first bytes of a request."""
+class _Template:
+    """The decoded prefix of a request, and the encoded response to its success."""
 
     __slots__ = ("_after", "_before", "_pack", "by_id", "index", "request", "topic")
 
@@ -47,8 +47,8 @@ class _Single:
         self.topic = (topic.name, topic.topic_id)
         self.index = topic.partition_data[0].index
         self.request = ProduceRequest(acks=request.acks, timeout_ms=request.timeout_ms)
-        template = self.response(PartitionProduceResponse(self.index, 0, *_PLACES))
-        self._before, self._after = template.encode(version).split(_OFFSETS.pack(*_PLACES))
+        response = self.response(PartitionProduceResponse(self.index, 0, *_PLACEHOLDERS))
+        self._before, self._after = response.encode(version).split(_OFFSETS.pack(*_PLACEHOLDERS))
         self._pack = Struct(f">{len(self._before)}sqqq{len(self._after)}s").pack
 
     def response(self, answer: PartitionProduceResponse) -> ProduceResponse:
@@ -59,21 +59,21 @@ class _Single:
         return self._pack(self._before, base_offset, append_time_ms, log_start_offset, self._after)
 
 
-class Singles:
-    """The known requests of one version. They are independent of a broker."""
+class ProduceTemplates:
+    """The templates of one version, by prefix. They are independent of a broker."""
 
-    __slots__ = ("_end", "_flexible", "_known", "_version")
+    __slots__ = ("_end", "_flexible", "_templates", "_version")
 
     def __init__(self, version: int) -> None:
         self._version = version
         self._flexible = version >= ProduceRequest.flexible_from
         self._end = bytes(3 if self._flexible else 0)
         """The bytes behind the batch: no tagged fields of partition, topic and request."""
-        self._known: dict[bytes, _Single] = {}
+        self._templates: dict[bytes, _Template] = {}
 
     def learn(self, frame: memoryview, request: ProduceRequest) -> int:
-        """Learn requests like this one. Returns the position in `frame` where their beginning ends, or 0 if it is
-        not of this kind.
+        """Store a template for requests like this one. Return the position in `frame` where the prefix ends, or 0 if
+        the request is not of this kind.
         """
         if request.acks not in (1, -1) or request.transactional_id is not None or len(request.topic_data) != 1:
             return 0
@@ -82,21 +82,21 @@ class Singles:
         if not records:
             return 0
         size = len(records)
-        beginning_end = len(frame) - len(self._end) - size - self._length_bytes(size)
-        if beginning_end > BEGINNING_AT + BEGINNING_BYTES_MAX or self._records(frame, beginning_end) is None:
+        prefix_end = len(frame) - len(self._end) - size - self._length_bytes(size)
+        if prefix_end > PREFIX_POSITION + PREFIX_BYTES_MAX or self._records(frame, prefix_end) is None:
             return 0
-        beginning = bytes(frame[BEGINNING_AT:beginning_end])
-        if beginning not in self._known:
-            if len(self._known) >= KNOWN_MAX:
-                self._known.clear()
-            self._known[beginning] = _Single(request, self._version)
-        return beginning_end
+        prefix = bytes(frame[PREFIX_POSITION:prefix_end])
+        if prefix not in self._templates:
+            if len(self._templates) >= TEMPLATES_MAX:
+                self._templates.clear()
+            self._templates[prefix] = _Template(request, self._version)
+        return prefix_end
 
     def _length_bytes(self, size: int) -> int:
         return max((size + 1).bit_length() + 6, 7) // 7 if self._flexible else _LENGTH.size
 
     def _records(self, frame: memoryview, position: int) -> memoryview | None:
-        """Return the records field at `position`, if only `_end` follows it."""
+        """Return the records field that begins at `position`; None unless `_end` and nothing else follows it."""
         try:
             if self._flexible:
                 length = frame[position]
@@ -113,23 +113,22 @@ class Singles:
             pass
         return None
 
-    def handle(
-        self, services: Services, frame: memoryview, beginning_end: int
-    ) -> bytes | Pending[ProduceResponse] | None:
-        """Handle a request whose first bytes, up to `beginning_end`, may be known. Returns the encoded response.
+    def handle(self, services: Services, frame: memoryview, prefix_end: int) -> bytes | Pending[ProduceResponse] | None:
+        """Handle a request whose prefix, which ends at `prefix_end`, may have a template. Returns the encoded
+        response.
 
-        Returns None, and has done nothing, if they are not known or if `produce.handle` has to answer.
+        Returns None, and has done nothing, if there is no template or if `produce.handle` must handle the request.
         """
-        single = self._known.get(bytes(frame[BEGINNING_AT:beginning_end]))
-        if single is None:
+        template = self._templates.get(bytes(frame[PREFIX_POSITION:prefix_end]))
+        if template is None:
             return None
-        records = self._records(frame, beginning_end)
+        records = self._records(frame, prefix_end)
         if not records:
             return None
         partitions = services.partitions
         try:
-            topic = partitions.topic_name(single.topic[1]) if single.by_id else single.topic[0]
-            partition = partitions.find(topic, single.index)
+            topic = partitions.topic_name(template.topic[1]) if template.by_id else template.topic[0]
+            partition = partitions.find(topic, template.index)
             if partition is None or not partition.appends_directly:
                 return None
             header = check_produced(records)
@@ -143,13 +142,13 @@ class Singles:
         except NotInline:
             return None
         except ApiError as error:  # no second attempt, since offsets were written into the batch
-            answer = PartitionProduceResponse(single.index)
+            answer = PartitionProduceResponse(template.index)
             refuse(answer, partition, error)
-            return single.response(answer).encode(self._version)
+            return template.response(answer).encode(self._version)
         finally:
             partitions.wake_fetches()
         if partition.high_watermark >= next_offset:
-            return single.success(base_offset, append_time_ms, log_start_offset)
-        answer = PartitionProduceResponse(single.index, 0, base_offset, append_time_ms, log_start_offset)
-        waiting = [(partition, next_offset, answer)]
-        return acknowledgement(services, waiting, [], single.request, single.response(answer))
+            return template.success(base_offset, append_time_ms, log_start_offset)
+        answer = PartitionProduceResponse(template.index, 0, base_offset, append_time_ms, log_start_offset)
+        uncommitted = [(partition, next_offset, answer)]
+        return acknowledgement(services, uncommitted, [], template.request, template.response(answer))

@@ -11,10 +11,10 @@ from tidelog.wire.apis import APIS
 from tidelog.wire.errors import ApiError, ErrorCode
 
 if TYPE_CHECKING:
-    from tidelog.api.produce_single import Singles
+    from tidelog.api.produce_single import ProduceTemplates
 
 
-class Entry(NamedTuple):
+class ApiEntry(NamedTuple):
     """One row: the module of `tidelog.api` with the handler, the versions that it serves, and whether the request
     changes state that outlives the connection.
     """
@@ -26,57 +26,57 @@ class Entry(NamedTuple):
     has_effects: bool
 
 
-def _entry(module: str, min_version: int, max_version: int, advertised_min: int | None = None) -> Entry:
-    return Entry(module, min_version, max_version, min_version if advertised_min is None else advertised_min, True)
+def _with_effects(module: str, min_version: int, max_version: int, advertised_min: int | None = None) -> ApiEntry:
+    return ApiEntry(module, min_version, max_version, min_version if advertised_min is None else advertised_min, True)
 
 
-def _reads(module: str, min_version: int, max_version: int) -> Entry:
+def _read_only(module: str, min_version: int, max_version: int) -> ApiEntry:
     """Return an entry of an API that changes nothing, so that it may be abandoned when its client disconnects.
 
     Metadata and FindCoordinator may create topics, but such a creation is never abandoned halfway.
     """
-    return Entry(module, min_version, max_version, min_version, False)
+    return ApiEntry(module, min_version, max_version, min_version, False)
 
 
-TABLE: dict[int, Entry] = {
+TABLE: dict[int, ApiEntry] = {
     # librdkafka silently stops compressing if v0 is not advertised (KAFKA-18659); Kafka serves v3 and up.
-    0: _entry("produce", 3, 13, advertised_min=0),
-    1: _reads("fetch", 4, 18),
-    2: _reads("list_offsets", 1, 11),
-    3: _reads("metadata", 0, 13),
-    8: _entry("offset_commit", 2, 10),
-    9: _reads("offset_fetch", 1, 10),
-    10: _reads("find_coordinator", 0, 6),
-    11: _entry("join_group", 0, 9),
-    12: _entry("heartbeat", 0, 4),
-    13: _entry("leave_group", 0, 5),
-    14: _entry("sync_group", 0, 5),
-    15: _reads("describe_groups", 0, 6),
-    16: _reads("list_groups", 0, 5),
-    18: _reads("api_versions", 0, 4),
-    19: _entry("create_topics", 2, 7),
-    20: _entry("delete_topics", 1, 6),
-    21: _entry("delete_records", 0, 2),
-    22: _entry("init_producer_id", 0, 5),
-    23: _reads("offset_for_leader_epoch", 2, 4),
-    32: _reads("describe_configs", 1, 4),
-    33: _entry("alter_configs", 0, 2),
-    34: _entry("alter_replica_log_dirs", 1, 2),
-    35: _reads("describe_log_dirs", 1, 5),
-    37: _entry("create_partitions", 0, 3),
-    42: _entry("delete_groups", 0, 2),
-    44: _entry("incremental_alter_configs", 0, 1),
-    46: _reads("list_partition_reassignments", 0, 0),
-    47: _entry("offset_delete", 0, 0),
-    48: _reads("describe_client_quotas", 0, 1),
-    49: _entry("alter_client_quotas", 0, 1),
-    57: _entry("update_features", 0, 2),
-    60: _reads("describe_cluster", 0, 2),
-    61: _reads("describe_producers", 0, 0),
-    68: _entry("consumer_group_heartbeat", 0, 1),
-    69: _reads("consumer_group_describe", 0, 1),
-    74: _reads("list_config_resources", 0, 1),
-    75: _reads("describe_topic_partitions", 0, 0),
+    0: _with_effects("produce", 3, 13, advertised_min=0),
+    1: _read_only("fetch", 4, 18),
+    2: _read_only("list_offsets", 1, 11),
+    3: _read_only("metadata", 0, 13),
+    8: _with_effects("offset_commit", 2, 10),
+    9: _read_only("offset_fetch", 1, 10),
+    10: _read_only("find_coordinator", 0, 6),
+    11: _with_effects("join_group", 0, 9),
+    12: _with_effects("heartbeat", 0, 4),
+    13: _with_effects("leave_group", 0, 5),
+    14: _with_effects("sync_group", 0, 5),
+    15: _read_only("describe_groups", 0, 6),
+    16: _read_only("list_groups", 0, 5),
+    18: _read_only("api_versions", 0, 4),
+    19: _with_effects("create_topics", 2, 7),
+    20: _with_effects("delete_topics", 1, 6),
+    21: _with_effects("delete_records", 0, 2),
+    22: _with_effects("init_producer_id", 0, 5),
+    23: _read_only("offset_for_leader_epoch", 2, 4),
+    32: _read_only("describe_configs", 1, 4),
+    33: _with_effects("alter_configs", 0, 2),
+    34: _with_effects("alter_replica_log_dirs", 1, 2),
+    35: _read_only("describe_log_dirs", 1, 5),
+    37: _with_effects("create_partitions", 0, 3),
+    42: _with_effects("delete_groups", 0, 2),
+    44: _with_effects("incremental_alter_configs", 0, 1),
+    46: _read_only("list_partition_reassignments", 0, 0),
+    47: _with_effects("offset_delete", 0, 0),
+    48: _read_only("describe_client_quotas", 0, 1),
+    49: _with_effects("alter_client_quotas", 0, 1),
+    57: _with_effects("update_features", 0, 2),
+    60: _read_only("describe_cluster", 0, 2),
+    61: _read_only("describe_producers", 0, 0),
+    68: _with_effects("consumer_group_heartbeat", 0, 1),
+    69: _read_only("consumer_group_describe", 0, 1),
+    74: _read_only("list_config_resources", 0, 1),
+    75: _read_only("describe_topic_partitions", 0, 0),
 }
 """Every supported API with the version range of Kafka 4.3.1."""
 
@@ -97,9 +97,9 @@ class Route:
         "handle_wide",
         "has_effects",
         "name",
+        "produce_templates",
         "request",
         "response",
-        "singles",
         "stepwise_decoder",
         "stepwise_encoder",
         "version",
@@ -122,13 +122,13 @@ class Route:
         self.encode: Callable[[Any], list[Any]] = self.response.pieces_encoder(version)
         self.stepwise_decoder: Callable[..., Any] | None = None
         self.stepwise_encoder: Callable[..., Any] | None = None
-        self.singles: Singles | None = None
-        """Only for Produce: the requests that are recognised by their first bytes."""
+        self.produce_templates: ProduceTemplates | None = None
+        """The templates of the fast path; only for Produce."""
         if api_key == PRODUCE_KEY:
             from tidelog.api import produce_single
 
             if version >= produce_single.SINCE_VERSION:
-                self.singles = produce_single.Singles(version)
+                self.produce_templates = produce_single.ProduceTemplates(version)
         self.flexible_request = version >= info.flexible_from
         # The client does not know the broker's versions yet, so this header never has tagged fields (KIP-511).
         self.flexible_response = self.flexible_request and api_key != API_VERSIONS_KEY
@@ -162,12 +162,12 @@ routes: dict[int, Route] = {}
 """The routes that have been used, by API key << 16 | version."""
 
 
-def route(api_key: int, version: int) -> Route:
+def find_route(api_key: int, version: int) -> Route:
     """Return the route of an API version. Raises ApiError (UNSUPPORTED_VERSION) if the table does not have it."""
-    found = routes.get(api_key << 16 | version)
-    if found is None:
+    known_route = routes.get(api_key << 16 | version)
+    if known_route is None:
         entry = TABLE.get(api_key)
         if entry is None or not entry.min_version <= version <= entry.max_version:
             raise ApiError(f"API key {api_key} version {version} is not served", ErrorCode.UNSUPPORTED_VERSION)
-        found = routes[api_key << 16 | version] = Route(api_key, version)
-    return found
+        known_route = routes[api_key << 16 | version] = Route(api_key, version)
+    return known_route

@@ -1,68 +1,71 @@
-"""Things that one request names more than once, and how much of its answer they may fill."""
+"""Groups, topics and partitions that one request names more than once, and a bound on the bytes that repeating them
+adds to its response.
+"""
 
 from collections.abc import Hashable, Iterable
 from typing import Any, Generic, Protocol, TypeVar
 
 from tidelog.model.steps import Steps
 
-A = TypeVar("A")
+E = TypeVar("E")
 K = TypeVar("K", bound=Hashable)
 
 REPEATED_BYTES_MAX = 16 << 20
-"""Of one answer. A large group takes megabytes in an answer, and a few bytes in a request: a request that names it a
-thousand times would fill the memory. Kafka has no such limit; clients name each thing once.
-"""
-REFUSED = f"the request names things again whose answers take more than {REPEATED_BYTES_MAX >> 20} MiB"
+"""Bound on the bytes of one response that describe something for the second time or more often. Describing a large
+group takes megabytes in a response but only a few bytes in a request, so a request that names one group a thousand
+times would exhaust the memory. Kafka has no such limit. Clients name each thing once."""
+REPEATS_REFUSED = f"the repeated entries of the request take more than {REPEATED_BYTES_MAX >> 20} MiB in the response"
 
 
-class NamedPartitions(Generic[K, A]):
-    """What one request asks of each partition that it names.
+class NamedPartitions(Generic[K, E]):
+    """The entries of one request, by topic and partition.
 
-    All entries of a topic are taken together. A partition that is named again keeps its place; the last entry counts.
+    Entries of the same topic are merged. If a partition is named again, it keeps its first position, and the last
+    entry counts.
     """
 
     __slots__ = ("by_topic", "repeated")
 
     def __init__(self) -> None:
-        self.by_topic: dict[K, dict[int, A]] = {}
+        self.by_topic: dict[K, dict[int, E]] = {}
         """Topics and partitions in the order in which the request first names them."""
         self.repeated: dict[tuple[K, int], None] = {}
         """Partitions that were named more than once."""
 
-    def add(self, topic: K, partition: int, asked: A) -> A | None:
-        """Returns what the request asked of the same partition before, if it did."""
+    def add(self, topic: K, partition: int, entry: E) -> E | None:
+        """Add an entry. Return the request's earlier entry for the same partition, or None."""
         partitions = self.by_topic.get(topic)
         if partitions is None:
             partitions = self.by_topic[topic] = {}
         earlier = partitions.get(partition)
-        partitions[partition] = asked
+        partitions[partition] = entry
         if earlier is not None:
             self.repeated[topic, partition] = None
         return earlier
 
 
 class Repeats(Generic[K]):
-    """Bounds what one answer says again: each thing may be told once, and again while there is room."""
+    """Bounds the bytes of repeated entries in one response. The first entry of each thing is always allowed."""
 
-    __slots__ = ("_named", "_room")
+    __slots__ = ("_answered", "_remaining_bytes")
 
     def __init__(self) -> None:
-        self._named: dict[K, None] = {}
-        self._room = REPEATED_BYTES_MAX
+        self._answered: dict[K, None] = {}
+        self._remaining_bytes = REPEATED_BYTES_MAX
 
-    def allow(self, name: K, size: int) -> bool:
-        """Whether the answer may tell of `name`, which takes some `size` bytes in it."""
-        if name not in self._named:
-            self._named[name] = None
+    def allow(self, key: K, size: int) -> bool:
+        """Return whether the response may contain an entry for `key`, of about `size` bytes."""
+        if key not in self._answered:
+            self._answered[key] = None
             return True
-        if size > self._room:
+        if size > self._remaining_bytes:
             return False
-        self._room -= size
+        self._remaining_bytes -= size
         return True
 
 
 class TopicEntry(Protocol):
-    """A topic in an answer, with its partitions."""
+    """A topic of a response, with its partitions."""
 
     partitions: list[Any]
 
@@ -70,14 +73,16 @@ class TopicEntry(Protocol):
 T = TypeVar("T", bound=TopicEntry)
 
 
-def joined_by_topic(refused: dict[K, T], known: Iterable[tuple[K, T]]) -> Steps[list[T]]:
-    """The topics of an answer, as Kafka groups them: if all partitions exist, an entry for each entry of the request;
-    if some do not, one entry for each topic, with the partitions that do not exist first.
+def joined_by_topic(refused: dict[K, T], accepted: Iterable[tuple[K, T]]) -> Steps[list[T]]:
+    """Return the topics of a response, grouped as Kafka groups them.
+
+    If `refused` is empty, there is one entry for each entry of the request. Otherwise there is one entry for each
+    topic, with the refused partitions first.
     """
     if not refused:
-        return [topic for _, topic in known]
+        return [topic for _, topic in accepted]
     joined = dict(refused)
-    for key, topic in known:
+    for key, topic in accepted:
         first = joined.setdefault(key, topic)
         if first is not topic:
             first.partitions += topic.partitions

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from tidelog.api.metering import Meter
     from tidelog.config.broker_config import BrokerConfig
     from tidelog.coordinator.groups import GroupCoordinators
-    from tidelog.metadata.controller import TakePartitions
+    from tidelog.metadata.controller import ReservePartitions
     from tidelog.metadata.service import MetadataCache, MetadataController, ProducerIds
     from tidelog.quotas.client_quotas import ClientQuotas
     from tidelog.quotas.connections import ConnectionQuotas
@@ -88,7 +88,7 @@ class RequestContext:
         """None if the client has no quota."""
 
     @property
-    def take_partitions(self) -> "TakePartitions":
+    def take_partitions(self) -> "ReservePartitions":
         """Called before this request creates or deletes partitions."""
         return unlimited if self.meter is None else self.meter.take_partitions
 

@@ -1,4 +1,6 @@
-"""SyncGroup (key 14), v0-5. v3: group instance id (KIP-345); v5: protocol type and name, both ways (KIP-559)."""
+"""SyncGroup (key 14), v0-5. v3: group instance id (KIP-345); v5: protocol type and name in request and response
+(KIP-559).
+"""
 
 from tidelog.api.group_reply import GroupReply
 from tidelog.api.pending import Pending
@@ -8,7 +10,8 @@ from tidelog.wire.messages.sync_group import SyncGroupRequest, SyncGroupResponse
 
 PROTOCOL_REQUIRED_VERSION = 5
 ASSIGNMENTS_MAX = 50_000
-"""Far beyond the members that one record of a group can name."""
+"""Upper bound on the assignments of one request. It is far above the number of members that fits into a group's
+record."""
 
 
 def handle(

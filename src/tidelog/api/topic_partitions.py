@@ -1,7 +1,8 @@
-"""What is said of a topic's partitions, for the two APIs that tell it: Metadata and DescribeTopicPartitions.
+"""The description of a topic's partitions that Metadata and DescribeTopicPartitions share.
 
-A partition whose log is offline is told of as Kafka does once its controller knows: without a leader and out of sync.
-Its leader epoch stays, since nobody else leads meanwhile: clients take no metadata that is older than what they have.
+A partition whose log is offline is described as by Kafka's controller: it has no leader, and the former leader is
+not in sync. The leader epoch does not change, since no other broker becomes leader; clients ignore metadata with an
+older leader epoch.
 """
 
 from collections.abc import Iterable
@@ -26,8 +27,8 @@ def partitions_of(
     partitions: "Partitions",
     kind: type[P],
 ) -> Steps[list[P]]:
-    """These partitions of the topic, as `kind`; the error is Metadata's."""
-    found = []
+    """Describe the partitions `indexes` of the topic by objects of `kind`. Their error codes are those of Metadata."""
+    descriptions = []
     for index in indexes:
         state = topic.partitions[index]
         leader, isr = state.leader, list(state.isr)
@@ -37,7 +38,7 @@ def partitions_of(
             if leader not in offline:
                 offline.append(leader)
             leader = NO_LEADER
-        found.append(
+        descriptions.append(
             kind(
                 error_code=ErrorCode.LEADER_NOT_AVAILABLE if leader == NO_LEADER else ErrorCode.NONE,
                 partition_index=index,
@@ -49,4 +50,4 @@ def partitions_of(
             )
         )
         yield
-    return found
+    return descriptions

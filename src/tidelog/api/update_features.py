@@ -1,6 +1,7 @@
-"""UpdateFeatures (key 57), v0-2 (KIP-584). v1: kinds of upgrade, validation only; v2: one error for all of them.
+"""UpdateFeatures (key 57), v0-2 (KIP-584). v1: types of upgrade, validation only; v2: one error for all features.
 
-Levels follow from the software and its settings, so none changes: asking for the one in force succeeds, as in Kafka.
+The software and its settings determine the levels, so a request cannot change them. As in Kafka, a request for the
+present level succeeds.
 """
 
 from tidelog.api.features import Feature, features
@@ -16,51 +17,53 @@ from tidelog.wire.messages.update_features import (
 
 UPGRADE, SAFE_DOWNGRADE, UNSAFE_DOWNGRADE = 1, 2, 3
 RESULTS_UNTIL = 1
-"""The last version that answers for each feature."""
-FINE = "NONE"
-"""What Kafka has there, where one would expect null."""
+"""The last version whose response has a result for each feature."""
+NO_ERROR_MESSAGE = "NONE"
+"""The error message of a success. Kafka sends this text and not null."""
 
 
 def handle(
     services: Services, context: RequestContext, request: UpdateFeaturesRequest
 ) -> Steps[UpdateFeaturesResponse]:
-    """Of a feature that the request names more than once the last level counts; each entry has its result."""
-    known = features(services)
-    asked: dict[str, FeatureUpdateKey] = {}
+    """Check the requested levels. If a feature is named more than once, its last level counts, and each entry gets
+    its result.
+    """
+    cluster_features = features(services)
+    last_updates: dict[str, FeatureUpdateKey] = {}
     for update in request.feature_updates:
-        asked[update.feature] = update
+        last_updates[update.feature] = update
         yield
-    for name, update in asked.items():
+    for name, update in last_updates.items():
         try:
-            _check(known.get(name), update)
+            _check(cluster_features.get(name), update)
         except ApiError as error:
             return UpdateFeaturesResponse(error_code=error.code, error_message=error.message)
         yield
     response = UpdateFeaturesResponse(error_message=None)
     if context.api_version <= RESULTS_UNTIL:
         for update in request.feature_updates:
-            response.results.append(UpdatableFeatureResult(feature=update.feature, error_message=FINE))
+            response.results.append(UpdatableFeatureResult(feature=update.feature, error_message=NO_ERROR_MESSAGE))
             yield
     return response
 
 
 def _check(feature: Feature | None, update: FeatureUpdateKey) -> None:
-    """Raise ApiError unless the feature has that level."""
+    """Raise ApiError unless the feature already has the requested level."""
     name, level = update.feature, update.max_version_level
     if update.upgrade_type not in (UPGRADE, SAFE_DOWNGRADE, UNSAFE_DOWNGRADE):
-        raise _refused(f"{update.upgrade_type} is no kind of upgrade")
+        raise _refused(f"upgrade type {update.upgrade_type} is unknown")
     if level < 0:
-        raise _refused(f"a level is not negative, as {level} for {name} is")
+        raise _refused(f"the level {level} of {name} is negative")
     if feature is None:
-        raise _refused(f"there is no feature {name} here")
+        raise _refused(f"this broker has no feature {name}")
     if not feature.lowest <= level <= feature.highest:
         raise _refused(f"{name} has levels {feature.lowest} to {feature.highest}, not {level}")
     if level < feature.level and update.upgrade_type == UPGRADE:
-        raise _refused(f"{name} is at {feature.level}, so {level} would be a downgrade and is not asked for as one")
+        raise _refused(f"{name} has level {feature.level}, and an upgrade to level {level} would be a downgrade")
     if level != feature.level:
         raise _refused(
-            f"{name} stays at {feature.level}; group.coordinator.rebalance.protocols says at the start which protocols "
-            "are served"
+            f"{name} stays at level {feature.level}: it follows from group.coordinator.rebalance.protocols when the "
+            "broker starts"
         )
 
 

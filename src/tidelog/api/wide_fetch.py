@@ -26,43 +26,43 @@ ITEMS_PER_STEP = 16
 COLD_LANE: Final = "wide-cold-reads"
 """Only one wide fetch at a time reads from the disk, so that other calls find a free thread."""
 COLD_READS_MAX = 1000
-"""Most cold reads for one response. Further cold partitions are read on the loop and make it wait; more would cost
-memory."""
+"""Limit on the cold reads of one response, since they cost memory. Further cold partitions are read on the loop, which
+waits for the disk meanwhile."""
 
 
 class WideFetch(Fetch):
-    """A fetch in steps. Appends may happen between two steps: partitions that change after they were read are noted
-    and read again.
+    """A fetch in steps. Appends may happen between two steps, so partitions that change after they were read are read
+    again.
     """
 
-    __slots__ = ("_by_partition", "_looking", "_reading")
+    __slots__ = ("_by_partition", "_is_first_reading", "_is_rereading")
 
     def steps(self) -> "Steps[Outcome[FetchResponse]]":
         """Run the fetch. Returns the response, or a pending one."""
         self._by_partition: dict[Partition, list[FetchItem]] = {}
-        self._reading = True
-        self._looking = False
-        return self._ending(self._begun())
+        self._is_first_reading = True
+        self._is_rereading = False
+        return self._free_at_end(self._begin_steps())
 
-    def _begun(self) -> "Steps[Outcome[FetchResponse]]":
+    def _begin_steps(self) -> "Steps[Outcome[FetchResponse]]":
         cold: list[ColdRead] = []
-        for items in _parted(self._fetching.items):
+        for items in _chunks(self._fetching.items):
             cold += self.cold_reads(items)
             if len(cold) >= COLD_READS_MAX:
                 break
             yield
         if cold:
-            return self._warmed(cold)
+            return self._read_cold_data(cold)
         return (yield from self._read_all())
 
-    async def _warmed(self, cold: list["ColdRead"]) -> "Steps[Outcome[FetchResponse]]":
+    async def _read_cold_data(self, cold: list["ColdRead"]) -> "Steps[Outcome[FetchResponse]]":
         await read_ahead(self._services, cold, COLD_LANE)
-        return self._ending(self._read_all())
+        return self._free_at_end(self._read_all())
 
-    def _ending(self, steps: Steps[R]) -> Steps[R]:
+    def _free_at_end(self, steps: Steps[R]) -> Steps[R]:
         """Run `steps`. When they end with the response, fail or are cancelled, all found data is freed in steps."""
 
-        def ending() -> Steps[R]:
+        def run_and_free() -> Steps[R]:
             answer = None
             try:
                 yield
@@ -70,27 +70,27 @@ class WideFetch(Fetch):
                 return answer
             finally:
                 if not isinstance(answer, Pending | Coroutine):
-                    self._let_go()
+                    self._free_results()
 
-        begun = ending()
-        next(begun)  # a generator that has not begun would not notice its cancellation
-        return begun
+        started = run_and_free()
+        next(started)  # a generator that was not started does not run its `finally` when it is closed
+        return started
 
-    def _let_go(self) -> None:
+    def _free_results(self) -> None:
         items, self._fetching.items = self._fetching.items, []
-        left: list[list[Any]] = [items, [*self._special.values()], [*self._slices.values()]]
-        # Dictionaries with these keys are freed first; the last reference frees the objects.
-        self._special, self._slices, self._aborted, self._unknown = {}, {}, {}, {}
-        self._services.turns.free_in_steps(left)
+        parts: list[list[Any]] = [items, [*self._special_data.values()], [*self._slices.values()]]
+        # Drop the dictionaries first: then only `parts` refers to the objects, so that they can be freed in steps.
+        self._special_data, self._slices, self._aborted, self._unknown_ranks = {}, {}, {}, {}
+        self._services.turns.free_in_steps(parts)
 
     def _read_all(self) -> "Steps[Outcome[FetchResponse]]":
-        watched = self._max_wait_ms > 0
+        may_wait = self._max_wait_ms > 0
         try:
-            for items in _parted(self._fetching.items):
+            for items in _chunks(self._fetching.items):
                 for item in items:
                     self._read(item)
                     partition = item.partition
-                    if watched and partition is not None:
+                    if may_wait and partition is not None:
                         self._by_partition.setdefault(partition, []).append(item)
                         partition.watch(self)
                 yield
@@ -98,9 +98,9 @@ class WideFetch(Fetch):
         except BaseException:  # GeneratorExit: the client has disconnected
             self._unwatch()
             raise
-        self._reading = False
-        if not watched or self.satisfied:
-            return (yield from self._told())
+        self._is_first_reading = False
+        if not may_wait or self.satisfied:
+            return (yield from self._build_response())
         return self._wait()
 
     def _wait(self) -> Pending[Any]:
@@ -114,38 +114,38 @@ class WideFetch(Fetch):
     def wake(self) -> int:
         """Read changed partitions in steps, unless such steps are running or scheduled."""
         if self._pending is None:
-            if not self._reading:
-                self._moved = {}
-        elif self._moved and not self._looking:
-            self._looking = True
-            self._services.turns.begin(self._look(), self._looked)
+            if not self._is_first_reading:
+                self._moved_partitions = {}
+        elif self._moved_partitions and not self._is_rereading:
+            self._is_rereading = True
+            self._services.turns.begin(self._reread(), self._reread_ended)
         return 0
 
-    def _look(self) -> Steps[None]:
-        while self._moved and self._pending is not None and not self.satisfied:
+    def _reread(self) -> Steps[None]:
+        while self._moved_partitions and self._pending is not None and not self.satisfied:
             yield from self._read_moved()
 
-    def _looked(self, _: None, error: Exception | None) -> None:
-        self._looking = False
+    def _reread_ended(self, _: None, error: Exception | None) -> None:
+        self._is_rereading = False
         if error is not None:
             logger.error("parked fetch failed", exc_info=error)
         if self._pending is None:
-            self._moved = {}
+            self._moved_partitions = {}
         elif error is not None or self.satisfied:
-            self._settle(self._told())
+            self._settle(self._build_response())
 
     def _read_moved(self) -> Steps[None]:
         """Read the partitions that have changed until now."""
-        moved, self._moved = self._moved, {}
-        for partitions in _parted(moved):
+        moved_partitions, self._moved_partitions = self._moved_partitions, {}
+        for partitions in _chunks(moved_partitions):
             for partition in partitions:
                 for item in self._by_partition.get(partition, ()):
-                    self._drop(item)
+                    self._discard_result(item)
                     self._read(item)
             yield
 
     def finish(self) -> None:
-        """Respond with the data there is now."""
+        """Respond with the data that is available now."""
         if self._pending is not None:
             self._settle(self._read_again())
 
@@ -154,13 +154,13 @@ class WideFetch(Fetch):
         if self._pending is not None:
             self._unpark()
             self._unwatch()
-            self._let_go()
+            self._free_results()
 
     def _settle(self, steps: Steps[FetchResponse]) -> None:
         pending: Any = self._pending
         self._unpark()
         self._unwatch()  # now, since the client may disconnect before it is notified
-        pending.complete(self._ending(steps))
+        pending.complete(self._free_at_end(steps))
 
     def _unpark(self) -> None:
         self._pending = None
@@ -168,14 +168,14 @@ class WideFetch(Fetch):
         self._services.partitions.unpark(self)
 
     def _unwatch(self) -> None:
-        """Stop watching, in separate steps, since nothing waits for that."""
-        self._reading = False
+        """Stop watching the partitions, in steps of its own, since no response waits for that."""
+        self._is_first_reading = False
         watched, self._by_partition = self._by_partition, {}
         if not watched:
             return
 
         def steps() -> Steps[None]:
-            for partitions in _parted(watched):
+            for partitions in _chunks(watched):
                 for partition in partitions:
                     partition.unwatch(self)
                 yield
@@ -183,23 +183,23 @@ class WideFetch(Fetch):
         self._services.turns.begin(steps(), lambda _, error: None)
 
     def _read_again(self) -> Steps[FetchResponse]:
-        """Read all partitions again, since earlier results may be stale."""
-        found, self._slices = self._slices, {}
+        """Read the partitions with data again, since earlier results may be stale, and build the response."""
+        items_with_data, self._slices = self._slices, {}
         self.found_bytes = self._readable_bytes = 0
-        for items in _parted(found):
+        for items in _chunks(items_with_data):
             for item in items:
                 self._read(item)
             yield
-        return (yield from self._told())
+        return (yield from self._build_response())
 
-    def _told(self) -> Steps[FetchResponse]:
+    def _build_response(self) -> Steps[FetchResponse]:
         self._unwatch()
         topics: list[FetchableTopicResponse] = []
-        told = []
-        for items in _parted((yield from self._in_order())):
+        sent = []
+        for items in _chunks((yield from self._in_order())):
             self._forget_deleted(items)
-            response, told_now = self._response(items)
-            told += told_now
+            response, sent_now = self._response(items)
+            sent += sent_now
             for topic in response.responses:
                 last = topics[-1] if topics else None
                 if last is not None and last.topic == topic.topic and last.topic_id == topic.topic_id:
@@ -211,34 +211,34 @@ class WideFetch(Fetch):
         meter = self._context.meter
         if meter is not None:
             pieces = yield from FetchResponse.stepwise_encoder(self._context.api_version)(response)
-            if meter.fetched(encoded_size(pieces)):
+            if meter.record_fetch(encoded_size(pieces)):
                 return self._emptied()
-        for some in _parted(told):
-            self._note(some)
+        for chunk in _chunks(sent):
+            self._record_sent(chunk)
             yield
         return response
 
     def _forget_deleted(self, items: list[FetchItem]) -> None:
-        """Discard results of topics that were deleted meanwhile, since their files may be removed before they are
-        sent.
+        """Replace the results of topics that were deleted meanwhile by errors, since their files may be removed before
+        they are sent.
         """
         for item in items:
             partition = item.partition
             if partition is not None and partition.deleted:
                 self._slices.pop(item, None)
-                self._refuse(item, UnknownTopicOrPartition("the topic was deleted"), partition)
+                self._add_error(item, UnknownTopicOrPartition("the topic was deleted"), partition)
 
     def _in_order(self) -> Steps[list[FetchItem]]:
         """Return the items in the response's order: unknown topics and partitions come last."""
         ranks: list[list[FetchItem]] = [[], [], []]
-        for items in _parted(self._fetching.items):
+        for items in _chunks(self._fetching.items):
             for item in items:
-                ranks[self._unknown.get(item, 0)].append(item)
+                ranks[self._unknown_ranks.get(item, 0)].append(item)
             yield
         return [*ranks[0], *ranks[1], *ranks[2]]
 
 
-def _parted(things: Iterable[T]) -> Iterator[list[T]]:
-    rest = iter(things)
-    while part := list(islice(rest, ITEMS_PER_STEP)):
-        yield part
+def _chunks(things: Iterable[T]) -> Iterator[list[T]]:
+    remaining = iter(things)
+    while chunk := list(islice(remaining, ITEMS_PER_STEP)):
+        yield chunk

@@ -1,1 +1,1 @@
-"""The broker process: `broker` wires everything, `listener` accepts, `connection` turns frames into handlers' calls."""
+"""The broker: `broker` starts and stops all parts, `listener` accepts connections, `connection` handles requests."""

@@ -1,7 +1,9 @@
-"""Takes over a data directory that Apache Kafka wrote: what is in it, and the records that a new journal begins with.
+"""Take over data directories that Apache Kafka wrote: read their partitions, and make the first records of a new
+journal.
 
-Topic ids, partitions and leader epochs come from the directories and checkpoints. Kafka's own metadata log is neither
-read nor touched, so the topics' settings are not known: they get the defaults, but nothing is deleted by its age.
+Topic ids, partitions and leader epochs come from the directories and checkpoints. Kafka's own metadata log is
+neither read nor changed. The topics' settings are therefore unknown: topics get the defaults, except that retention
+by time is off.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -30,24 +32,26 @@ from tidelog.model.ids import NO_TOPIC_ID, TopicId, TopicPartition, uuid_text
 from tidelog.runtime.interfaces import Disk
 
 CHECKPOINTS = (RECOVERY_POINTS, HIGH_WATERMARKS, LOG_START_OFFSETS, CLEANER_OFFSETS)
-PARTITIONS_MAX = 100_000
-"""Of one topic. A higher number in a name is a mistake, and would be that many new directories."""
-OF_A_LOG = (*OF_SEGMENT, Kind.PRODUCERS, Kind.EPOCHS, Kind.PARTITION, Kind.METADATA_SNAPSHOT)
-SHOWN_MAX = 3
-"""Names of what is found, in an error."""
-LEFT_BEHIND = ("-delete", "-stray", "-future")
-"""Ends of the names of directories that are no partitions any more, or not yet."""
-KEEP_ALL = {"retention.ms": "-1"}
+PARTITIONS_PER_TOPIC_MAX = 100_000
+"""Upper bound on the partitions of one topic. A higher number in a directory's name is a mistake: it would make the
+broker create as many directories."""
+LOG_FILE_KINDS = (*OF_SEGMENT, Kind.PRODUCERS, Kind.EPOCHS, Kind.PARTITION, Kind.METADATA_SNAPSHOT)
+NAMES_SHOWN_MAX = 3
+"""Names that the error about a foreign directory lists."""
+OTHER_SUFFIXES = ("-delete", "-stray", "-future")
+"""Suffixes of directories that are deleted or stray partitions, or unfinished copies."""
+KEEP_FOREVER = {"retention.ms": "-1"}
 PRODUCER_IDS_BITS = 40
-"""The logs remember producers by their ids. New ids begin beyond all that a Kafka cluster can have counted to."""
+"""The first producer id is a multiple of 2 to this power. Logs remember producers by their ids, so new ids must be
+higher than all ids that the Kafka cluster can have allocated."""
 
 
 class AdoptionError(Exception):
-    """The directory cannot be taken over. One line: the path, and what is wrong there."""
+    """Raised if a directory cannot be taken over. The message is one line: the path and the problem."""
 
 
 class Identity(NamedTuple):
-    """What `meta.properties` says."""
+    """The content of `meta.properties`."""
 
     cluster_id: str | None
     node_id: int | None
@@ -55,52 +59,56 @@ class Identity(NamedTuple):
 
 class FoundPartition(NamedTuple):
     topic_id: TopicId
-    """Zero when the directory has none, as before Kafka 2.8."""
+    """NO_TOPIC_ID if the directory has no id, as before Kafka 2.8."""
     last_leader_epoch: int
-    """-1: none."""
+    """-1 if the partition has no leader epoch."""
 
 
-class Found(NamedTuple):
-    """The partitions of a directory."""
+class FoundPartitions(NamedTuple):
+    """The partitions of one or more data directories."""
 
     partitions: Mapping[TopicPartition, FoundPartition]
     checkpointed: Sequence[TopicPartition]
-    """Those that the checkpoints name."""
-    left_behind: Sequence[str]
+    """Partitions that the checkpoint files name."""
+    other_directories: Sequence[str]
 
 
 class Adoption(NamedTuple):
     records: list[JournalRecord]
     notices: list[str]
-    """Lines for the log and the operator."""
+    """Lines for the broker's log."""
 
 
 def refuse_foreign(disk: Disk, directories: Sequence[str]) -> None:
-    """Raise AdoptionError for a directory with things in it of which none is a broker's. Blocks; writes nothing.
+    """Raise AdoptionError if a directory contains files but none of a broker. Blocks; writes nothing.
 
-    Hidden files and `lost+found` do not count: they are what mount points and repositories have.
+    Hidden files and `lost+found` are ignored, since mount points and repositories contain them.
     """
     for directory in directories:
         try:
             names = [n for n in disk.list(directory) if not n.startswith(".") and n != "lost+found"]
         except OSError:
-            continue  # not there yet; or whoever opens it says what is wrong
-        ours = (META_PROPERTIES, METADATA_STORE, *CHECKPOINTS)
-        if names and not any(n in ours or _holds_log(disk, f"{directory}/{n}") for n in names):
-            shown = ", ".join(sorted(names)[:SHOWN_MAX]) + (", ..." if len(names) > SHOWN_MAX else "")
+            continue  # it does not exist yet, or the code that opens it reports the error
+        known_names = (META_PROPERTIES, METADATA_STORE, *CHECKPOINTS)
+        if names and not any(n in known_names or _contains_log(disk, f"{directory}/{n}") for n in names):
+            shown_names = ", ".join(sorted(names)[:NAMES_SHOWN_MAX]) + (", ..." if len(names) > NAMES_SHOWN_MAX else "")
             raise AdoptionError(
-                f"{directory} is not empty, and neither Tidelog's nor Kafka's: it has {shown}; "
+                f"{directory} is not empty, and has no data of Tidelog or Kafka: it contains {shown_names}; "
                 "choose an empty or a new directory (--data)"
             )
 
 
-def _holds_log(disk: Disk, path: str) -> bool:
-    """Whether it is a directory with a file of a partition in it; its name alone says nothing."""
-    return disk.is_dir(path) and any(file_kind(name).kind in OF_A_LOG for name in disk.list(path))
+def _contains_log(disk: Disk, path: str) -> bool:
+    """Return whether `path` is a directory that contains a file of a partition. The directory's name alone proves
+    nothing.
+    """
+    return disk.is_dir(path) and any(file_kind(name).kind in LOG_FILE_KINDS for name in disk.list(path))
 
 
 def read_identity(disk: Disk, directory: str) -> Identity:
-    """Blocks. Raises AdoptionError, OSError. Both fields are None in a new directory."""
+    """Read the identity of one directory. Both fields are None in a new directory. Blocks. Raises AdoptionError,
+    OSError.
+    """
     path = f"{directory}/{META_PROPERTIES}"
     if not disk.exists(path):
         return Identity(None, None)
@@ -113,8 +121,8 @@ def read_identity(disk: Disk, directory: str) -> Identity:
 
 
 def read_identities(disk: Disk, directories: Sequence[str]) -> Identity:
-    """What several data directories say together. Blocks. Raises AdoptionError, also when they contradict each
-    other.
+    """Read the common identity of several data directories. Blocks. Raises AdoptionError, also if they contradict
+    each other.
     """
     cluster_id: str | None = None
     node_id: int | None = None
@@ -131,7 +139,7 @@ def read_identities(disk: Disk, directories: Sequence[str]) -> Identity:
 
 
 def take_node_id(identity: Identity, config: BrokerConfig, directory: str) -> None:
-    """Make `config` the settings of the directory's node. Raises ConfigError when they say that it is another."""
+    """Set the directory's node id in `config`. Raises ConfigError if `node.id` was set to another number."""
     if identity.node_id is None or identity.node_id == config.node_id:
         return
     if "node.id" in config.static:
@@ -142,72 +150,81 @@ def take_node_id(identity: Identity, config: BrokerConfig, directory: str) -> No
     config.take_node_id(identity.node_id)
 
 
-def read_partitions(disk: Disk, directory: str) -> Found:
-    """Blocks. Raises AdoptionError, OSError."""
+def read_partitions(disk: Disk, directory: str) -> FoundPartitions:
+    """Read the partitions of one data directory. Blocks. Raises AdoptionError, OSError."""
     try:
         return _read_partitions(disk, directory)
     except CorruptLog as error:
         raise AdoptionError(str(error)) from None
 
 
-def read_all_partitions(disk: Disk, directories: Sequence[str]) -> Found:
-    """As `read_partitions`, of all data directories of one broker."""
-    found = [read_partitions(disk, directory) for directory in directories]
-    partitions = {key: partition for each in found for key, partition in each.partitions.items()}
-    checkpointed = dict.fromkeys(key for each in found for key in each.checkpointed)
-    return Found(partitions, list(checkpointed), [name for each in found for name in each.left_behind])
+def read_all_partitions(disk: Disk, directories: Sequence[str]) -> FoundPartitions:
+    """Read the partitions of all data directories of one broker; see `read_partitions`."""
+    per_directory = [read_partitions(disk, directory) for directory in directories]
+    partitions = {
+        key: partition for in_directory in per_directory for key, partition in in_directory.partitions.items()
+    }
+    checkpointed = dict.fromkeys(key for in_directory in per_directory for key in in_directory.checkpointed)
+    other_directories = [name for in_directory in per_directory for name in in_directory.other_directories]
+    return FoundPartitions(partitions, list(checkpointed), other_directories)
 
 
-def _read_partitions(disk: Disk, directory: str) -> Found:
+def _read_partitions(disk: Disk, directory: str) -> FoundPartitions:
     checkpointed: dict[TopicPartition, None] = {}
     for name in CHECKPOINTS:
-        for named in read_offsets(disk, f"{directory}/{name}") or ():
-            if named.topic != CLUSTER_METADATA:
-                checkpointed[named] = None
+        for checkpointed_partition in read_offsets(disk, f"{directory}/{name}") or ():
+            if checkpointed_partition.topic != CLUSTER_METADATA:
+                checkpointed[checkpointed_partition] = None
     partitions: dict[TopicPartition, FoundPartition] = {}
-    left_behind: list[str] = []
+    other_directories: list[str] = []
     for name in disk.list(directory):
         path = f"{directory}/{name}"
         if not disk.is_dir(path):
             continue
-        if name.endswith(LEFT_BEHIND):
-            left_behind.append(name)
+        if name.endswith(OTHER_SUFFIXES):
+            other_directories.append(name)
             continue
         topic_partition = _directory_partition(name)
-        if topic_partition is not None and (topic_partition in checkpointed or _holds_log(disk, path)):
+        if topic_partition is not None and (topic_partition in checkpointed or _contains_log(disk, path)):
             partitions[topic_partition] = _read_partition(disk, path)
-    return Found(partitions, list(checkpointed), left_behind)
+    return FoundPartitions(partitions, list(checkpointed), other_directories)
 
 
-def adopt(found: Found, config: BrokerConfig, new_id: Callable[[], TopicId], directory: str) -> Adoption:
-    """The topics of the directory as records. Raises AdoptionError when a topic's partitions contradict each other."""
+def adopt(found: FoundPartitions, config: BrokerConfig, new_id: Callable[[], TopicId], directory: str) -> Adoption:
+    """Return journal records that create the topics of the directory. Raises AdoptionError if a topic's partitions
+    contradict each other.
+    """
     counts: dict[str, int] = {}
     for topic, partition in sorted([*found.partitions, *found.checkpointed]):
-        if partition >= PARTITIONS_MAX:
-            raise AdoptionError(f"{directory}: partition {partition} of topic {topic} is more than a topic can have")
+        if partition >= PARTITIONS_PER_TOPIC_MAX:
+            raise AdoptionError(
+                f"{directory}: partition {partition} of topic {topic} is above the limit of "
+                f"{PARTITIONS_PER_TOPIC_MAX} partitions"
+            )
         counts[topic] = max(counts.get(topic, 0), partition + 1)
     records: list[JournalRecord] = []
     notices: list[str] = []
     for topic, count in counts.items():
-        present = {i: p for i in range(count) if (p := found.partitions.get(TopicPartition(topic, i))) is not None}
-        topic_id = _topic_id(topic, present.values(), directory) or new_id()
-        # A new leader epoch: that the broker's restart begins one is what its clients expect (KIP-320).
+        existing = {i: p for i in range(count) if (p := found.partitions.get(TopicPartition(topic, i))) is not None}
+        topic_id = _topic_id(topic, existing.values(), directory) or new_id()
+        # Begin a new leader epoch: clients expect that a broker's restart begins one (KIP-320).
         states: list[PartitionState] = [
-            new_partition((config.node_id,), present[i].last_leader_epoch + 1 if i in present else 0)
+            new_partition((config.node_id,), existing[i].last_leader_epoch + 1 if i in existing else 0)
             for i in range(count)
         ]
-        settings = internal_settings(topic, config) or KEEP_ALL
+        settings = internal_settings(topic, config) or KEEP_FOREVER
         records.append(TopicCreated(topic, topic_id, tuple(states), settings))
-        notices.append(_notice(topic, topic_id, count, present, settings))
-    if found.left_behind:
-        notices.append(f"left as they are: {', '.join(found.left_behind)}")
+        notices.append(_notice(topic, topic_id, count, existing, settings))
+    if found.other_directories:
+        notices.append(f"ignored directories: {', '.join(found.other_directories)}")
     if records:
-        # Not always the same: ids given here before, by a journal that is gone, are not to be given again either.
+        # A random start: an earlier journal of this directory, which was deleted, may have allocated ids, and these
+        # must not be allocated again.
         first_id = (1 + int.from_bytes(new_id()[:2], "big")) << PRODUCER_IDS_BITS
         records.append(ProducerIdsAllocated(config.node_id, first_id))
         notices.append(
-            f"{directory} was written by Apache Kafka and is Tidelog's from now on: "
-            "a Kafka broker that is started in it again would not know what happened since"
+            f"{directory} was written by Apache Kafka and now belongs to Tidelog: "
+            "do not start a Kafka broker in it again, since it would not know the changes that Tidelog makes"
         )
     return Adoption(records, notices)
 
@@ -239,12 +256,12 @@ def _topic_id(topic: str, partitions: Iterable[FoundPartition], directory: str) 
 
 
 def _notice(
-    topic: str, topic_id: TopicId, count: int, present: Mapping[int, FoundPartition], settings: Mapping[str, str]
+    topic: str, topic_id: TopicId, count: int, existing: Mapping[int, FoundPartition], settings: Mapping[str, str]
 ) -> str:
-    missing = count - len(present)
-    own = ", ".join(f"{name}={value}" for name, value in settings.items())
+    missing = count - len(existing)
+    set_values = ", ".join(f"{name}={value}" for name, value in settings.items())
     return (
         f"topic {topic}: id {uuid_text(topic_id)}, {count} partitions"
-        + (f" of which {missing} were not here and are empty" if missing else "")
-        + f"; settings are the defaults and {own}"
+        + (f" of which {missing} had no directory and are empty" if missing else "")
+        + f"; settings are the defaults and {set_values}"
     )

@@ -1,7 +1,7 @@
-"""One broker: its parts, in the order in which they start and stop.
+"""One broker: its parts, in the order in which they start. They stop in the reverse order.
 
-look at the data directories (lock, identity, journal, Kafka's partitions) -> bind the listeners' addresses
-  -> take the data directories: from here on, something changes on the disk
+inspect the data directories (lock, identity, journal, Kafka's partitions) -> bind the listeners' addresses
+  -> take the data directories: only from here on, files are changed
     -> metadata (journal in the store -> image)
       -> partitions (logs, recovery)  -> coordinators (replay of internal topics)
         -> listen
@@ -24,7 +24,7 @@ from tidelog.broker.adoption import (
     take_node_id,
 )
 from tidelog.broker.connection_bounds import ConnectionBounds
-from tidelog.broker.fresh import Fresh, is_fresh_still, look_for_fresh, remove_made
+from tidelog.broker.fresh import FreshDirectories, are_still_fresh, find_fresh_directories, remove_created_files
 from tidelog.broker.listener import Listener
 from tidelog.config.topic_config import TopicSettings
 from tidelog.coordinator.groups import GroupCoordinators
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("tidelog.broker")
 
 DRAIN_S: Final = 5.0
-"""Time that clients get at a stop to read their last responses."""
+"""When the broker stops, clients have this time to read their last responses."""
 
 StoreFactory = Callable[[str, "Runtime"], "Store"]
 """Makes the metadata store from its path and the runtime; `simulation` has its own."""
@@ -72,21 +72,21 @@ class BrokerServer:
         self.runtime = runtime
         self._store_factory = store_factory
         self._directories: DataDirectories | None = None
-        self._empty_before: Fresh | None = None
-        """What `_look` found, when nothing was in any data directory."""
-        self._fresh: Fresh | None = None
-        """The same, when that still held once they were locked."""
+        self._fresh_before_lock: FreshDirectories | None = None
+        """The data directories, if all of them were new or empty before they were locked."""
+        self._fresh: FreshDirectories | None = None
+        """The same, if they were still new or empty after they were locked."""
         self._adoption: Adoption | None = None
-        """What `_look` made of directories without a journal."""
+        """The topics that `_inspect` found in directories without a journal."""
         self._cache = MetadataCache()
         self._controller: MetadataController | None = None
-        self._bound: list[SocketListener] = []
-        """Addresses at which nobody listens yet."""
+        self._bound_sockets: list[SocketListener] = []
+        """Addresses that are bound and do not listen yet."""
         self._listeners: list[Listener] = []
         self._housekeeping: asyncio.Task[None] | None = None
         self._compaction: Compaction | None = None
         self._services: Services | None = None
-        self._opened = False
+        self._logs_opened = False
         """Whether every log was opened, or reported as offline."""
         self._failed: asyncio.Future[str] = runtime.tasks.future()
 
@@ -113,20 +113,20 @@ class BrokerServer:
     async def start(self) -> None:
         """Start the broker; return when it serves clients.
 
-        Raises ConfigError, AdoptionError, DirectoryInUse, StoreFailed ..., OSError; each text names the obstacle in
-        one line. A damaged partition does not prevent the start: it is offline, and the log says why.
+        Raises ConfigError, AdoptionError, DirectoryInUse, StoreFailed ..., OSError; each message states the problem
+        in one line. A damaged partition does not prevent the start: it is offline, and the log says why.
         """
         try:
             await self._start()
         except BaseException:
-            await self._abandon()
+            await self._release_failed_start()
             raise
 
     async def _start(self) -> None:
-        began = self.runtime.clock.monotonic()
-        identity = await self._look()
+        began_s = self.runtime.clock.monotonic()
+        identity = await self._inspect()
         await self._bind()
-        directories, controller = await self._take()
+        directories, controller = await self._take_directories()
         services = self.services
         await controller.start(identity.cluster_id, self._first_records)
         new_ids = [uuid_text(self.runtime.new_uuid()) for _ in directories.online]
@@ -135,25 +135,25 @@ class BrokerServer:
         await self.runtime.tasks.run_blocking(write_identity, cluster_id, self.config.node_id, new_ids)
         await controller.subscribe(services.partitions.apply)
         await controller.subscribe(services.groups.on_image)
-        services.partitions.opened_late = services.groups.opened_late
-        await controller.subscribe(self._on_quotas)
+        services.partitions.on_opened_late = services.groups.partitions_opened_late
+        await controller.subscribe(self._apply_quotas)
         await services.partitions.start()
-        self._opened = True
+        self._logs_opened = True
         services.groups.start()
         await self._listen()
-        self._housekeeping = self.runtime.tasks.spawn(self._keep_house(), name="housekeeping")
+        self._housekeeping = self.runtime.tasks.spawn(self._run_housekeeping(), name="housekeeping")
         if self.config.log_cleaner_enable:
             self._compaction = Compaction(self.runtime, self.config, services.partitions)
             self._compaction.start()
-        seconds = self.runtime.clock.monotonic() - began
-        self._log_start(self._directories_found(directories, identity), seconds)
+        seconds = self.runtime.clock.monotonic() - began_s
+        self._log_start(self._directory_state(directories, identity), seconds)
         self._warn_of_settings()
 
-    async def _look(self) -> Identity:
-        """Look for everything that prevents a start, without changing anything on the disk."""
+    async def _inspect(self) -> Identity:
+        """Check everything that can prevent a start, without changing any file."""
         run_blocking, disk, paths = self.runtime.tasks.run_blocking, self.runtime.disk, self.config.data_directories
         await run_blocking(refuse_foreign, disk, paths)
-        self._empty_before = await run_blocking(look_for_fresh, disk, paths)
+        self._fresh_before_lock = await run_blocking(find_fresh_directories, disk, paths)
         directories = self._directories = await run_blocking(DataDirectories.look, disk, paths)
         online = [directory.path for directory in directories.online]
         identity = await run_blocking(read_identities, disk, online)
@@ -175,21 +175,21 @@ class BrokerServer:
     async def _bind(self) -> None:
         """Bind the listeners' addresses. Connections are refused until `_listen`."""
         for endpoint in self.config.endpoints:
-            self._bound.append(await self.runtime.network.bind(endpoint.host, endpoint.port))
+            self._bound_sockets.append(await self.runtime.network.bind(endpoint.host, endpoint.port))
 
-    async def _take(self) -> tuple[DataDirectories, MetadataController]:
+    async def _take_directories(self) -> tuple[DataDirectories, MetadataController]:
         """Begin to use the data directories, and make the broker's parts."""
         run_blocking, disk, paths = self.runtime.tasks.run_blocking, self.runtime.disk, self.config.data_directories
         directories = self._directories
         assert directories is not None
         await run_blocking(directories.take)
-        if self._empty_before is not None and await run_blocking(is_fresh_still, disk, paths):
-            self._fresh = self._empty_before
+        if self._fresh_before_lock is not None and await run_blocking(are_still_fresh, disk, paths):
+            self._fresh = self._fresh_before_lock
         controller = self._controller
         if controller is None:
             store = self._store_factory(f"{directories.metadata_path}/{METADATA_STORE}", self.runtime)
             controller = self._controller = MetadataController(store, self.config, self.runtime, self._cache)
-        self._services = self._wire(directories, controller)
+        self._services = self._make_services(directories, controller)
         return directories, controller
 
     def _warn_of_settings(self) -> None:
@@ -201,19 +201,19 @@ class BrokerServer:
         for name in self.config.without_effect():
             logger.warning("setting has no effect yet name=%s", name)
 
-    def _on_quotas(self, old: "MetadataImage", new: "MetadataImage") -> None:
+    def _apply_quotas(self, old: "MetadataImage", new: "MetadataImage") -> None:
         if old.client_quotas is not new.client_quotas:
             self.services.quotas.set(new.client_quotas)
             self.services.connection_quotas.set(new.client_quotas)
 
-    def _directories_found(self, directories: DataDirectories, identity: Identity) -> str:
-        """Return how the last broker left the directories, in one word; "new" if there was none."""
+    def _directory_state(self, directories: DataDirectories, identity: Identity) -> str:
+        """Return the state in which the last broker left the directories, in one word; "new" if there was none."""
         if identity.cluster_id is None and not len(self.services.partitions):
             return "new"
         return "clean" if directories.clean else "unclean"
 
-    def _log_start(self, found: str, seconds: float) -> None:
-        """Log what the start found and did, in one line: the first thing that an operator needs after a crash."""
+    def _log_start(self, directory_state: str, seconds: float) -> None:
+        """Log the results of the start in one line: the first information that an operator needs after a crash."""
         partitions = self.services.partitions
         reports = [partition.log.recovery for partition in partitions]
         logger.info(
@@ -221,7 +221,7 @@ class BrokerServer:
             "seconds=%.3f",
             self.cluster_id,
             self.config.node_id,
-            found,
+            directory_state,
             partitions.count,
             partitions.offline_count,
             sum(report.scanned_bytes for report in reports),
@@ -229,7 +229,7 @@ class BrokerServer:
             seconds,
         )
 
-    def _wire(self, directories: DataDirectories, controller: MetadataController) -> Services:
+    def _make_services(self, directories: DataDirectories, controller: MetadataController) -> Services:
         config, runtime, cache = self.config, self.runtime, self._cache
         topic_settings = TopicSettings(config)
 
@@ -238,7 +238,7 @@ class BrokerServer:
 
         directories.cordoned = lambda: config.cordoned_directories
         partitions = Partitions(runtime, directories, log_config, flush_interval_ms=config.durability_interval_ms)
-        partitions.none_left = self._none_left
+        partitions.on_all_failed = self._report_failure
         partitions.moves.bytes_per_second = lambda: config.get("replica.alter.log.dirs.io.max.bytes.per.second")
         return Services(
             runtime=runtime,
@@ -275,19 +275,19 @@ class BrokerServer:
 
     async def _listen(self) -> None:
         """Register the listeners' addresses in the metadata, then accept connections."""
-        endpoints = zip(self.config.endpoints, self._bound, strict=True)
+        endpoints = zip(self.config.endpoints, self._bound_sockets, strict=True)
         bound = [endpoint._replace(port=sockets.port) for endpoint, sockets in endpoints]
         await self.services.controller.register(self.config.advertised(bound))
         bounds = ConnectionBounds(self.config)
-        while self._bound:
-            listener = Listener(self.services, bounds, self._bound[0])
+        while self._bound_sockets:
+            listener = Listener(self.services, bounds, self._bound_sockets[0])
             listener.start()
             self._listeners.append(listener)
-            self._bound.pop(0)
+            self._bound_sockets.pop(0)
 
     # Running
 
-    async def _keep_house(self) -> None:
+    async def _run_housekeeping(self) -> None:
         """Run retention: first soon after the start, then at its interval."""
         await self.runtime.tasks.sleep(self.config.log_initial_task_delay_ms / 1000)
         while True:
@@ -298,7 +298,7 @@ class BrokerServer:
                 logger.exception("retention failed")  # the next run tries again
             await self.runtime.tasks.sleep(self.config.log_retention_check_interval_ms / 1000)
 
-    def _none_left(self, reason: str) -> None:
+    def _report_failure(self, reason: str) -> None:
         if not self._failed.done():
             self._failed.set_result(reason)
 
@@ -317,7 +317,7 @@ class BrokerServer:
             await self._compaction.stop()
         for listener in self._listeners:
             listener.stop_accepting()
-            listener.take_no_more()
+            listener.stop_requests()
         await services.turns.settled(DRAIN_S)  # a long commit must reach its coordinator before that closes
         services.groups.close()
         services.partitions.release_waiting()
@@ -332,7 +332,7 @@ class BrokerServer:
             directories.release()
         logger.info("stopped cluster=%s node=%d", self.cluster_id, self.config.node_id)
 
-    async def _abandon(self) -> None:
+    async def _release_failed_start(self) -> None:
         """Release the resources of a failed start.
 
         Directories that were clean are marked clean again; others stay as after a crash. New directories are
@@ -342,17 +342,17 @@ class BrokerServer:
             self._housekeeping.cancel()
         if self._compaction is not None:
             await self._compaction.stop()
-        for sockets in self._bound:
+        for sockets in self._bound_sockets:
             sockets.close()
         for listener in self._listeners:
             listener.stop_accepting()
             await listener.drain(0)
         directories = self._directories
-        in_order = directories is not None and directories.clean and (self._services is None or self._opened)
+        close_cleanly = directories is not None and directories.clean and (self._services is None or self._logs_opened)
         unclean: dict[str, str] = {}
         if self._services is not None:
             self._services.groups.close()
-            if in_order:
+            if close_cleanly:
                 unclean = await self._services.partitions.close()
             else:
                 await self._services.partitions.abandon()
@@ -362,14 +362,16 @@ class BrokerServer:
             if not directories.is_taken:
                 pass  # nothing was changed
             elif self._fresh is not None and not self._listeners:
-                await self._remove_made(self._fresh)
-            elif in_order:
+                await self._remove_created_files(self._fresh)
+            elif close_cleanly:
                 await self.runtime.tasks.run_blocking(directories.close, unclean)
             directories.release()
 
-    async def _remove_made(self, fresh: Fresh) -> None:
+    async def _remove_created_files(self, fresh: FreshDirectories) -> None:
         """Remove the created files while the lock is held, so that no other broker uses them."""
         try:
-            await self.runtime.tasks.run_blocking(remove_made, self.runtime.disk, fresh, self.config.data_directories)
+            await self.runtime.tasks.run_blocking(
+                remove_created_files, self.runtime.disk, fresh, self.config.data_directories
+            )
         except OSError as error:
             logger.warning("new data directory not removed path=%s reason=%s", self.config.data_directory, error)

@@ -1,14 +1,14 @@
 """The server's side of one client connection: bytes to frames, frames to handlers, responses in the order of the
 requests.
 
-Requests of one connection are handled one after another, as in Kafka. Only produce requests may follow each other
-while earlier ones wait for their acknowledgement. Views into a request (record batches) are valid until the handler
-returns or first awaits, since the buffer is reused. A request of more than `WIDE_REQUEST_BYTES` (of produce,
-`WIDE_PRODUCE_BYTES`) is processed in steps, and its buffer is kept until the last step.
+Requests of one connection are handled one after another, as in Kafka. Only produce requests may be handled while
+earlier produce requests wait for their acknowledgement. Views into a request (record batches) are valid until the
+handler returns or first awaits, since the buffer is reused. A request of more than `WIDE_REQUEST_BYTES` (of produce,
+`WIDE_PRODUCE_BYTES`) is processed in steps, and its buffer is not reused before the last step.
 
 A client that has shut its sending side gets a response to every complete request, in order; then the connection is
-closed. TCP does not distinguish such a client from one that has closed its socket. Both keep their connection until
-the last response was sent, or until a reset arrives.
+closed. TCP does not distinguish such a client from a client that has closed its socket. In both cases the connection
+stays open until the last response was sent, or until a reset arrives.
 
 When the connection is broken, complete requests that change something (`Route.has_effects`) are still handled to
 their end, in order. Only responses and reads are dropped.
@@ -21,11 +21,11 @@ from struct import Struct
 from typing import TYPE_CHECKING, Any
 
 from tidelog.api.metering import Meter
-from tidelog.api.registry import API_VERSIONS_KEY, PRODUCE_KEY, Route, route, routes
+from tidelog.api.registry import API_VERSIONS_KEY, PRODUCE_KEY, Route, find_route, routes
 from tidelog.api.services import NO_RESPONSE, CloseConnection, Peer, RequestContext, Services
-from tidelog.broker.gone import GONE
+from tidelog.broker.discarding_stream import DISCARDING_STREAM
 from tidelog.broker.pipelining import COMBINE_REQUESTS
-from tidelog.broker.serving import Encoded, failure_response, not_encoded, served_in_steps
+from tidelog.broker.serving import Encoded, failure_response, handle_in_steps, log_encoding_failure
 from tidelog.broker.slot import Slot
 from tidelog.quotas.client_quotas import ANONYMOUS
 from tidelog.runtime.interfaces import FileRegion, Piece, Stream, TimerHandle
@@ -45,7 +45,7 @@ _FLEXIBLE_RESPONSE = Struct(">iix")
 HEADER_BYTES = 10
 """Size of the shortest request header: API key, version, correlation id, length of the client id."""
 OTHER_REQUEST_BYTES_MAX = 16 << 20
-"""Size limit of all requests but produce, which carries records. A longer one can only serve to keep the loop busy."""
+"""Size limit of all requests except produce, which carries records. No honest client sends a longer one."""
 PIPELINED_MAX = 1000
 """Produce requests of one connection that may wait for their acknowledgement. At the limit, reading pauses."""
 BACKLOG_BYTES_MAX = 1 << 20
@@ -60,7 +60,7 @@ class ServerConnection:
     """The receiver of one stream. `Listener` makes it, and bounds the number and memory of connections."""
 
     __slots__ = (
-        "_backlog_seen",
+        "_cached_quota",
         "_client_id",
         "_client_id_raw",
         "_combined",
@@ -68,20 +68,20 @@ class ServerConnection:
         "_filled",
         "_frame",
         "_halted",
+        "_held_buffer",
         "_input_ended",
-        "_kept",
         "_last_active",
+        "_last_backlog_bytes",
         "_listener",
         "_monotonic",
-        "_muted",
+        "_mute_timer",
         "_paused",
-        "_quota_known",
+        "_prefix_end",
         "_resuming",
-        "_single_end",
         "_stash",
         "_stream",
         "_waiting",
-        "gone",
+        "is_disconnected",
         "open",
         "peer",
         "services",
@@ -92,26 +92,26 @@ class ServerConnection:
         self.services = services
         self._monotonic = services.runtime.clock.monotonic
         self.open = False
-        """True until all requests have ended. The client may be disconnected (`gone`) before."""
-        self.gone = False
-        self._last_active = 0.0  # when the client was last seen to send or read
-        self._backlog_seen = 0
+        """True until all requests have ended. The client may disconnect earlier; see `is_disconnected`."""
+        self.is_disconnected = False
+        self._last_active = 0.0  # monotonic time at which the client last sent or read something
+        self._last_backlog_bytes = 0
         self._frame: bytearray | None = None  # an incomplete frame, including its four bytes of length
         self._filled = 0
-        self._kept: bytearray | None = None  # the buffer of the request that is processed in steps
-        self._stash: memoryview | None = None  # complete and incomplete frames that wait, in a buffer of their own
+        self._held_buffer: bytearray | None = None  # the buffer of the request that is processed in steps
+        self._stash: memoryview | None = None  # complete and incomplete frames that wait, in a separate buffer
         self._paused = False
-        self._resuming = False  # continuation is scheduled for a later turn of the loop
+        self._resuming = False  # `_resume` is scheduled for a later turn of the loop
         self._draining = False  # no further request is started
         # the client has shut its sending side; the connection is closed after the last response
         self._input_ended = False
-        self._muted: TimerHandle | None = None  # while set, the client is throttled by a quota
+        self._mute_timer: TimerHandle | None = None  # while set, the client is throttled by a quota
         self._halted = False  # draining or muted
         self._waiting: deque[Slot] = deque()
         self._combined: list[Piece] | None = None
         # (generation of the quotas, client id, whether it has a quota)
-        self._quota_known: tuple[int, str, bool] | None = None
-        self._single_end = 0  # where this client's produce requests of one batch begin to differ
+        self._cached_quota: tuple[int, str, bool] | None = None
+        self._prefix_end = 0  # end of the prefix of this client's produce requests; see `ProduceTemplates`
         self._client_id_raw = b""
         self._client_id: str | None = None
 
@@ -141,13 +141,13 @@ class ServerConnection:
             if self._filled == len(frame):
                 if not self._reserve(len(frame) + count):
                     return
-                # grow in place: a new buffer and a copy would hold up the loop
+                # grow in place: allocating and copying a new buffer would block the loop
                 frame += self._listener.buffer[:count]
             self._filled += count
             if self._filled == len(frame):
                 self._frame_full(frame)
             return
-        self._take(self._listener.buffer, count, self._listener.pipelining.share)
+        self._handle_frames(self._listener.buffer, count, self._listener.pipelining.share)
 
     def drained(self) -> None:
         self._resume(self._listener.pipelining.share)
@@ -159,8 +159,8 @@ class ServerConnection:
         return True
 
     def closed(self, error: OSError | None) -> None:
-        if self.open and not self.gone:
-            self._part()
+        if self.open and not self.is_disconnected:
+            self._disconnect()
 
     def close(self, reason: str) -> None:
         """Close the connection of a client that broke the protocol or a limit. Later bytes are not processed."""
@@ -169,20 +169,20 @@ class ServerConnection:
         logger.info("connection closed peer=%s reason=%s", self.peer.name, reason)
         self._stream.abort()
         self._draining = self._halted = True
-        if self.gone:
+        if self.is_disconnected:
             self._end_if_done()
         else:
-            self._part()
+            self._disconnect()
 
-    def _part(self) -> None:
+    def _disconnect(self) -> None:
         """Handle the disconnection of the client: finish requests with effects, drop all others."""
-        self.gone = True
-        self._listener.gone(self)
-        self._stream = GONE
+        self.is_disconnected = True
+        self._listener.client_disconnected(self)
+        self._stream = DISCARDING_STREAM
         self._drop_frame()
-        if self._muted is not None:  # there is no client to throttle
-            self._muted.cancel()
-            self._muted = None
+        if self._mute_timer is not None:  # a disconnected client need not be throttled
+            self._mute_timer.cancel()
+            self._mute_timer = None
             self._halted = self._draining
         waiting, self._waiting = self._waiting, deque()
         for slot in waiting:
@@ -199,7 +199,7 @@ class ServerConnection:
             self._stream.finish()
 
     def _end_if_done(self) -> None:
-        if self.gone and self.open and not self._waiting and (self._stash is None or self._draining):
+        if self.is_disconnected and self.open and not self._waiting and (self._stash is None or self._draining):
             self.open = False
             self._stash = None
             self._listener.ended(self)
@@ -208,12 +208,12 @@ class ServerConnection:
         """Return how long the client has neither sent nor read anything.
 
         It is 0 while the client waits for a response (a long poll, a join), unless it has shut its sending side,
-        since it may be gone then. Must be called regularly: the calls detect that the client reads.
+        since it may have disconnected. Must be called regularly: the calls detect that the client reads.
         """
         if self._waiting and not self._input_ended:
             return 0
-        if self._stream.backlog_bytes != self._backlog_seen:
-            self._backlog_seen = self._stream.backlog_bytes
+        if self._stream.backlog_bytes != self._last_backlog_bytes:
+            self._last_backlog_bytes = self._stream.backlog_bytes
             self._last_active = now_s
         return now_s - self._last_active
 
@@ -225,18 +225,18 @@ class ServerConnection:
             self._finish_if_answered()
             self._end_if_done()
 
-    def mute(self, delay_s: float, then: Callable[[], object] | None = None) -> None:
-        """Stop reading and handling for `delay_s`; then continue, or call `then`."""
-        if not self.open or self.gone:
+    def mute(self, delay_s: float, on_end: Callable[[], object] | None = None) -> None:
+        """Stop reading and handling requests for `delay_s`; then continue, or call `on_end`."""
+        if not self.open or self.is_disconnected:
             return
-        if self._muted is not None:
-            self._muted.cancel()
+        if self._mute_timer is not None:
+            self._mute_timer.cancel()
         self._halted = True
         self._pause()
-        self._muted = self.services.runtime.tasks.call_later(delay_s, then or self._unmute)
+        self._mute_timer = self.services.runtime.tasks.call_later(delay_s, on_end or self._unmute)
 
     def _unmute(self) -> None:
-        self._muted = None
+        self._mute_timer = None
         self._halted = self._draining
         self._resume(self._listener.pipelining.share)
 
@@ -247,28 +247,30 @@ class ServerConnection:
 
     # Frames
 
-    def _take(self, view: memoryview, end: int, most: int) -> None:
-        """Handle at most `most` frames of `view[:end]`. Keep incomplete frames, and frames that must wait."""
+    def _handle_frames(self, view: memoryview, end: int, frames_max: int) -> None:
+        """Handle at most `frames_max` frames of `view[:end]`. Store incomplete frames, and frames that must wait."""
         position = 0
         handled = 0
         while self.open:
-            left = end - position
-            if not left:
+            bytes_left = end - position
+            if not bytes_left:
                 break
-            if handled >= most or ((self._waiting or self._halted or self._stream.backlog_bytes) and self._must_wait()):
-                self._put_aside(view[position:end], handled >= most)
+            if handled >= frames_max or (
+                (self._waiting or self._halted or self._stream.backlog_bytes) and self._must_wait()
+            ):
+                self._stash_frames(view[position:end], handled >= frames_max)
                 break
-            if left < 4:
+            if bytes_left < 4:
                 self._begin_frame(view[position:end], 4)
                 break
             (size,) = _SIZE.unpack_from(view, position)
             if size < HEADER_BYTES or size > self._listener.request_bytes_max:
                 self._refuse_size(size, view[position : position + 4])
                 break
-            if left - 4 < size:
+            if bytes_left - 4 < size:
                 self._begin_frame(view[position:end], size + 4)
                 break
-            if self._combined is None and handled == 0 and left >= COMBINE_REQUESTS * (size + 4):
+            if self._combined is None and handled == 0 and bytes_left >= COMBINE_REQUESTS * (size + 4):
                 self._combined = []
             self._handle(view[position + 4 : position + 4 + size])
             position += 4 + size
@@ -282,14 +284,14 @@ class ServerConnection:
 
     def _begin_frame(self, part: memoryview, size: int) -> None:
         """Start to collect a frame of `size` bytes that begins with `part` (4: the length itself is incomplete)."""
-        if self.gone or self._input_ended:  # its end does not come any more
+        if self.is_disconnected or self._input_ended:  # the rest of the frame will not arrive
             return
-        # A longer buffer grows as the bytes arrive, so a claimed length takes no memory.
-        first = min(size, max(self._listener.frame_step_bytes, len(part) + 1))
-        if not self._reserve(first):
+        # A longer buffer grows as the bytes arrive, so a large length field alone takes no memory.
+        first_bytes = min(size, max(self._listener.frame_step_bytes, len(part) + 1))
+        if not self._reserve(first_bytes):
             return
         # No view of a growing buffer may exist.
-        frame = self._listener.frame_buffer(size) if first == size else bytearray(first)
+        frame = self._listener.frame_buffer(size) if first_bytes == size else bytearray(first_bytes)
         frame[: len(part)] = part
         self._frame = frame
         self._filled = len(part)
@@ -304,8 +306,8 @@ class ServerConnection:
         self._frame = None
         self._filled = 0
         self._release()
-        self._take(memoryview(frame), size + 4, 1)
-        if self._kept is not frame and (self._stash is None or self._stash.obj is not frame):
+        self._handle_frames(memoryview(frame), size + 4, 1)
+        if self._held_buffer is not frame and (self._stash is None or self._stash.obj is not frame):
             self._listener.recycle(frame)
 
     def _drop_frame(self) -> None:
@@ -315,21 +317,21 @@ class ServerConnection:
 
     def _reserve(self, size: int) -> bool:
         """Count `size` bytes of unhandled requests. Returns False if the connection had to be closed."""
-        return self._listener.reserve(self, size if self._kept is None else size + len(self._kept))
+        return self._listener.reserve(self, size if self._held_buffer is None else size + len(self._held_buffer))
 
     def _release(self) -> None:
         self._listener.release(self)
-        if self._kept is not None:
-            self._listener.reserve(self, len(self._kept))
+        if self._held_buffer is not None:
+            self._listener.reserve(self, len(self._held_buffer))
 
-    def _keep(self, buffer: bytearray) -> None:
-        """Keep `buffer` for a request that is processed in steps: nothing else may write to it meanwhile."""
-        self._kept = buffer
-        self._listener.keep(buffer)
+    def _hold_buffer(self, buffer: bytearray) -> None:
+        """Reserve `buffer` for a request that is processed in steps: no other code may write to it meanwhile."""
+        self._held_buffer = buffer
+        self._listener.hold(buffer)
         self._reserve(0)
 
-    def unkeep(self) -> None:
-        self._kept = None
+    def release_buffer(self) -> None:
+        self._held_buffer = None
         if self.open:
             self._listener.release(self)
             unhandled = self._frame if self._stash is None else self._stash
@@ -337,9 +339,9 @@ class ServerConnection:
                 self._reserve(len(unhandled))
 
     def _refuse_size(self, size: int, start: memoryview) -> None:
-        looks = " (HTTP on the Kafka port?)" if bytes(start).isalpha() or bytes(start) in (b"GET ", b"PUT ") else ""
+        hint = " (HTTP on the Kafka port?)" if bytes(start).isalpha() or bytes(start) in (b"GET ", b"PUT ") else ""
         limit = self._listener.request_bytes_max
-        self.close(f"frame of {size} bytes is outside {HEADER_BYTES}..{limit}, socket.request.max.bytes{looks}")
+        self.close(f"frame of {size} bytes is outside {HEADER_BYTES}..{limit}, socket.request.max.bytes{hint}")
 
     def _must_wait(self) -> bool:
         waiting = self._waiting
@@ -347,17 +349,17 @@ class ServerConnection:
             return True
         return self._stream.backlog_bytes > BACKLOG_BYTES_MAX or self._halted
 
-    def _put_aside(self, rest: memoryview, later: bool) -> None:
-        if not self._reserve(len(rest)):
+    def _stash_frames(self, frames: memoryview, continue_soon: bool) -> None:
+        if not self._reserve(len(frames)):
             return
-        buffer = rest.obj
+        buffer = frames.obj
         assert isinstance(buffer, bytearray)
-        if buffer is self._listener.buffer.obj or len(buffer) > 2 * len(rest):
-            # Copy rarely: this private buffer is used until half of it is processed.
-            rest = memoryview(bytearray(rest))  # writable like every frame, since offsets are written into batches
-        self._stash = rest
+        if buffer is self._listener.buffer.obj or len(buffer) > 2 * len(frames):
+            # Copy rarely: a private buffer is used until half of it is processed.
+            frames = memoryview(bytearray(frames))  # writable like every frame, since offsets are written into batches
+        self._stash = frames
         self._pause()
-        if later and not self._resuming:
+        if continue_soon and not self._resuming:
             self._resuming = True
             self._listener.pipelining.add(self)
 
@@ -367,22 +369,22 @@ class ServerConnection:
             self.services.runtime.tasks.call_soon(self._resume_now)
 
     def _resume_now(self) -> None:
-        self.go_on(self._listener.pipelining.share)
+        self.resume_in_turn(self._listener.pipelining.share)
 
-    def go_on(self, most: int) -> None:
-        """Continue in a later turn of the loop, with at most `most` requests."""
+    def resume_in_turn(self, requests_max: int) -> None:
+        """Handle at most `requests_max` waiting requests; `Pipelining` calls this in a later turn of the loop."""
         self._resuming = False
-        self._resume(most)
+        self._resume(requests_max)
 
-    def _resume(self, most: int) -> None:
-        """Continue with the frames that were put aside, if nothing prevents it."""
+    def _resume(self, requests_max: int) -> None:
+        """Handle at most `requests_max` of the frames in the stash, unless they still must wait."""
         if not self.open or self._must_wait():
             return
         stash = self._stash
         if stash is not None:
             self._stash = None
             self._release()
-            self._take(stash, len(stash), most)
+            self._handle_frames(stash, len(stash), requests_max)
         if self.open and self._stash is None and self._paused:
             self._paused = False
             self._stream.resume_reading()
@@ -394,17 +396,17 @@ class ServerConnection:
 
     def _handle(self, frame: memoryview) -> None:
         api_key, version, correlation_id, length = _HEADER.unpack_from(frame)
-        found = routes.get(api_key << 16 | version)
-        if found is None:
+        route = routes.get(api_key << 16 | version)
+        if route is None:
             try:
-                found = route(api_key, version)
+                route = find_route(api_key, version)
             except ApiError:
                 if api_key != API_VERSIONS_KEY:
                     self.close(f"API key {api_key} version {version} is not served")
                     return
-                found = route(API_VERSIONS_KEY, 0)
+                route = find_route(API_VERSIONS_KEY, 0)
                 version = -1  # makes the handler return the supported versions
-        if self._single_end and api_key == PRODUCE_KEY and self._handle_single(found, frame, correlation_id):
+        if self._prefix_end and api_key == PRODUCE_KEY and self._handle_by_template(route, frame, correlation_id):
             return
         position = HEADER_BYTES
         try:
@@ -419,120 +421,118 @@ class ServerConnection:
                 client_id = None if length < 0 else ""
             if position > len(frame):
                 raise MalformedMessage("the request ends inside its header")
-            if self.gone and not found.has_effects:
+            if self.is_disconnected and not route.has_effects:
                 return
             context = RequestContext(api_key, version, correlation_id, client_id, self.peer)
             if self.services.quotas.active and self._has_quota(client_id or ""):
-                size = len(frame) - position - found.flexible_request
+                size = len(frame) - position - route.flexible_request
                 context.meter = Meter(self.services.quotas, self._monotonic, api_key, version, client_id, size)
             if version < 0:
                 request: Any = None
             elif len(frame) > WIDE_REQUEST_BYTES and (api_key != PRODUCE_KEY or len(frame) > WIDE_PRODUCE_BYTES):
-                self._begin_wide(found, context, frame, position)
+                self._begin_wide(route, context, frame, position)
                 return
             else:
-                if found.flexible_request:
+                if route.flexible_request:
                     position = skip_tagged_fields(frame, position + 1, frame[position])
-                request, _ = found.decode(frame, position)
-                if found.singles is not None:
-                    self._single_end = found.singles.learn(frame, request)
+                request, _ = route.decode(frame, position)
+                if route.produce_templates is not None:
+                    self._prefix_end = route.produce_templates.learn(frame, request)
         except (MalformedMessage, UnicodeDecodeError, IndexError) as error:
-            self.close(f"{found.name} v{version}: {error}")
+            self.close(f"{route.name} v{version}: {error}")
             return
         if context.meter is not None:
-            self._call_metered(found, context, request, context.meter)
+            self._handle_metered(route, context, request, context.meter)
         else:
-            self._call(found, context, request)
+            self._handle_request(route, context, request)
 
     def _has_quota(self, client_id: str) -> bool:
         quotas = self.services.quotas
-        known = self._quota_known
-        if known is None or known[0] != quotas.generation or known[1] != client_id:
-            known = self._quota_known = (quotas.generation, client_id, quotas.has_quota(ANONYMOUS, client_id))
-        return known[2]
+        cached = self._cached_quota
+        if cached is None or cached[0] != quotas.generation or cached[1] != client_id:
+            cached = self._cached_quota = (quotas.generation, client_id, quotas.has_quota(ANONYMOUS, client_id))
+        return cached[2]
 
-    def _handle_single(self, found: Route, frame: memoryview, correlation_id: int) -> bool:
-        """Handle a produce request that is like an earlier one. Returns False, and has done nothing, if it is not."""
-        singles = found.singles
-        if singles is None or self.services.quotas.active or len(frame) > WIDE_PRODUCE_BYTES:
+    def _handle_by_template(self, route: Route, frame: memoryview, correlation_id: int) -> bool:
+        """Handle a produce request that has the prefix of an earlier one. Otherwise do nothing and return False."""
+        templates = route.produce_templates
+        if templates is None or self.services.quotas.active or len(frame) > WIDE_PRODUCE_BYTES:
             return False
-        answer = singles.handle(self.services, frame, self._single_end)
+        answer = templates.handle(self.services, frame, self._prefix_end)
         if answer is None:
             return False
         response: Any = answer
         if type(answer) is bytes:
             if not self._waiting:
-                self._send(found, correlation_id, None, [answer])
+                self._send(route, correlation_id, None, [answer])
                 return True
             response = Encoded([answer])
-        self._wait_for(response, found, RequestContext(PRODUCE_KEY, found.version, correlation_id, None, self.peer))
+        self._wait_for(response, route, RequestContext(PRODUCE_KEY, route.version, correlation_id, None, self.peer))
         return True
 
-    def _call(self, found: Route, context: RequestContext, request: Any) -> None:
+    def _handle_request(self, route: Route, context: RequestContext, request: Any) -> None:
         try:
-            response = found.handle(self.services, context, request)
-            if type(response) is found.response:
+            response = route.handle(self.services, context, request)
+            if type(response) is route.response:
                 if self._waiting:
-                    slot = Slot(self, found, context)
+                    slot = Slot(self, route, context)
                     self._waiting.append(slot)
                     slot.answer(response)
                 else:
-                    self._send(found, context.correlation_id, response)
+                    self._send(route, context.correlation_id, response)
                 return
         except Exception as error:
-            response = failure_response(found, context, error)
+            response = failure_response(route, context, error)
         if response is not None or self._waiting:
-            self._wait_for(response, found, context)
+            self._wait_for(response, route, context)
 
-    def _wait_for(self, outcome: Any, found: Route, context: RequestContext) -> None:
+    def _wait_for(self, outcome: Any, route: Route, context: RequestContext) -> None:
         """Wait for the outcome of a handler, behind earlier requests."""
-        slot = Slot(self, found, context)
+        slot = Slot(self, route, context)
         self._waiting.append(slot)
-        slot.take(outcome)
+        slot.process(outcome)
 
-    def _call_metered(self, found: Route, context: RequestContext, request: Any, meter: Meter) -> None:
-        """Call a handler for a client that has a quota; see `_call`."""
+    def _handle_metered(self, route: Route, context: RequestContext, request: Any, meter: Meter) -> None:
+        """Call a handler for a client that has a quota; see `_handle_request`."""
         meter.start()
         try:
-            response = found.handle(self.services, context, request)
+            response = route.handle(self.services, context, request)
         except Exception as error:
-            response = failure_response(found, context, error)
+            response = failure_response(route, context, error)
         meter.stop()
         if not self._waiting:
-            if type(response) is found.response:
-                meter.settle(response)
+            if type(response) is route.response:
+                meter.record_usage(response)
                 meter.start()
-                self._send(found, context.correlation_id, response)
+                self._send(route, context.correlation_id, response)
                 self._throttle(meter)
                 return
             if response is NO_RESPONSE:
-                meter.settle(response)
+                meter.record_usage(response)
                 self._throttle(meter)
                 return
-        self._wait_for(response, found, context)
+        self._wait_for(response, route, context)
 
-    def _begin_wide(self, found: Route, context: RequestContext, frame: memoryview, position: int) -> None:
+    def _begin_wide(self, route: Route, context: RequestContext, frame: memoryview, position: int) -> None:
         """Decode, handle and encode a request in steps. Most requests end within the first turn, inside this call."""
-        if len(frame) > OTHER_REQUEST_BYTES_MAX and found.api_key != PRODUCE_KEY:
-            self.close(
-                f"{found.name} request of {len(frame)} bytes: only produce may be beyond {OTHER_REQUEST_BYTES_MAX}"
-            )
+        if len(frame) > OTHER_REQUEST_BYTES_MAX and route.api_key != PRODUCE_KEY:
+            self.close(f"{route.name} request of {len(frame)} bytes: only produce may exceed {OTHER_REQUEST_BYTES_MAX}")
             return
-        slot = Slot(self, found, context)
-        slot.pipelined = False  # the next request waits until all of this is done
+        slot = Slot(self, route, context)
+        slot.pipelined = False  # the next request waits until this one is answered
         self._waiting.append(slot)
-        steps = served_in_steps(self.services, found, context, frame, position, lambda: not self.gone)
+        steps = handle_in_steps(self.services, route, context, frame, position, lambda: not self.is_disconnected)
         if slot.begin(steps, weight=len(frame)) and self.open:
             buffer = frame.obj
             assert isinstance(buffer, bytearray)
-            slot.keeps = True
-            self._keep(buffer)
+            slot.holds_buffer = True
+            self._hold_buffer(buffer)
 
     # Responses
 
     def slot_answered(self, slot: Slot) -> None:
-        """Send the response of `slot`, and those behind it, if it is the next in order; then continue with waiting
-        frames.
+        """If `slot` is the next in order, send its response and the completed responses behind it; then continue with
+        waiting frames.
         """
         waiting = self._waiting
         if not waiting or waiting[0] is not slot or not self.open:
@@ -554,28 +554,28 @@ class ServerConnection:
             self._stream.finish()
         elif (self._paused or self._input_ended) and not self._must_wait():
             self.resume_soon()  # with waiting frames, with reading, or by closing after the end of the input
-        if self.gone:
+        if self.is_disconnected:
             self._end_if_done()
 
     def _throttle(self, meter: Meter) -> None:
         """After a response, throttle the client if it is over a quota now (KIP-219)."""
-        meter.sent()
+        meter.record_encoding()
         if meter.throttle_ms:
             self.mute(meter.throttle_ms / 1000)
 
-    def _send(self, found: Route, correlation_id: int, response: Any, pieces: list[Any] | None = None) -> None:
+    def _send(self, route: Route, correlation_id: int, response: Any, pieces: list[Any] | None = None) -> None:
         if pieces is None:
             try:
-                pieces = found.encode(response)
+                pieces = route.encode(response)
             except Exception:
-                # The caller completed a response and must not be affected by this failure.
-                self.close(not_encoded(found))
+                # This failure must not reach the caller, which may be the handler of another request.
+                self.close(log_encoding_failure(route))
                 return
         size = 4 + len(pieces[0])
         if len(pieces) > 1:
             for piece in pieces[1:]:
                 size += piece.size if type(piece) is FileRegion else len(piece)
-        if found.flexible_response:
+        if route.flexible_response:
             head = _FLEXIBLE_RESPONSE.pack(size + 1, correlation_id)
         else:
             head = _RESPONSE.pack(size, correlation_id)

@@ -30,31 +30,33 @@ class ConnectionBounds:
     def opened(self, connection: "ServerConnection") -> str:
         """Count a new connection. Returns "" or the reason to close it immediately."""
         host = connection.peer.client_host
-        of_host = self._by_host.get(host, 0) + 1
-        self._by_host[host] = of_host
+        host_count = self._by_host.get(host, 0) + 1
+        self._by_host[host] = host_count
         self._count += 1
-        most = self._config.max_connections
-        if self._count > most:
-            return f"more than {most} connections, max.connections"
-        most = self._most_of(host)
-        if of_host > most:
-            return f"more than {most} from one host, max.connections.per.ip"
+        connections_max = self._config.max_connections
+        if self._count > connections_max:
+            return f"more than {connections_max} connections, max.connections"
+        host_max = self._host_max(host)
+        if host_count > host_max:
+            return f"more than {host_max} from one host, max.connections.per.ip"
         return ""
 
-    def _most_of(self, host: str) -> int:
+    def _host_max(self, host: str) -> int:
         config = self._config
         overrides = config.max_connections_per_ip_overrides
-        most: int = config.max_connections_per_ip
-        return counts_by_address(overrides).get(normal_ip(host.strip("[]")) or host, most) if overrides else most
+        host_max: int = config.max_connections_per_ip
+        return (
+            counts_by_address(overrides).get(normal_ip(host.strip("[]")) or host, host_max) if overrides else host_max
+        )
 
-    def gone(self, connection: "ServerConnection") -> None:
+    def client_disconnected(self, connection: "ServerConnection") -> None:
         """Note that the client has disconnected. The bytes of its requests count until `ended`."""
         self._count -= 1
         self._ending[connection] = self._frames.pop(connection, 0)
         host = connection.peer.client_host
-        left = self._by_host.get(host, 0) - 1
-        if left > 0:
-            self._by_host[host] = left
+        host_count = self._by_host.get(host, 0) - 1
+        if host_count > 0:
+            self._by_host[host] = host_count
         else:
             self._by_host.pop(host, None)
 
@@ -65,21 +67,21 @@ class ConnectionBounds:
     def reserve(self, connection: "ServerConnection", size: int) -> bool:
         """Count `size` bytes of unfinished requests of the connection. Returns False if it had to be closed.
 
-        If the total exceeds the limit, the connections whose requests began first are closed: an honest request is
-        complete after a moment, while one that is never completed would exclude all others.
+        If the total exceeds the limit, the connections whose requests began first are closed: an honest client
+        completes its request soon, while a request that is never completed would block the requests of all others.
         """
-        was_gone = connection.gone
-        held = self._ending if was_gone else self._frames
-        self.frame_bytes += size - held.get(connection, 0)
-        held[connection] = size
+        was_disconnected = connection.is_disconnected
+        byte_counts = self._ending if was_disconnected else self._frames
+        self.frame_bytes += size - byte_counts.get(connection, 0)
+        byte_counts[connection] = size
         while self.frame_bytes > self._frame_bytes_max and self._frames:
             oldest = next(iter(self._frames))
-            oldest.close(f"requests under way hold more than {self._frame_bytes_max} bytes, queued.max.request.bytes")
-        return connection.open and connection.gone == was_gone
+            oldest.close(f"unfinished requests have more than {self._frame_bytes_max} bytes, queued.max.request.bytes")
+        return connection.open and connection.is_disconnected == was_disconnected
 
     def release(self, connection: "ServerConnection") -> None:
         """Note that the connection has no unfinished requests."""
-        if connection.gone:
+        if connection.is_disconnected:
             self.frame_bytes -= self._ending.get(connection, 0)
             self._ending[connection] = 0
         else:

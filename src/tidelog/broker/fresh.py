@@ -1,4 +1,6 @@
-"""What a start makes where nothing was, and takes away again when it fails before anybody could connect."""
+"""Data directories that are new or empty. If the start fails before a client could connect, all files that it
+created in them are removed.
+"""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
@@ -10,33 +12,35 @@ if TYPE_CHECKING:
     from tidelog.runtime.interfaces import Disk
 
 
-class Fresh(NamedTuple):
-    """Data directories in which nothing was before the start."""
+class FreshDirectories(NamedTuple):
+    """The data directories of a broker, if none of them contained anything before the start."""
 
     empty: list[str]
-    """They were there."""
+    """Directories that existed and were empty."""
     missing: list[str]
-    """They were not, nor those above them that are here too: each before those below it."""
+    """Directories that did not exist, with their missing parents. Each parent comes before its children."""
 
 
-def look_for_fresh(disk: "Disk", paths: Sequence[str]) -> Fresh | None:
-    """None when there is anything in one of them, or that cannot be told: then a start removes nothing. Blocks."""
+def find_fresh_directories(disk: "Disk", paths: Sequence[str]) -> FreshDirectories | None:
+    """Return the directories; None if one of them contains anything or cannot be read. Then a failed start removes
+    nothing. Blocks.
+    """
     try:
-        return _look(disk, paths)
+        return _inspect(disk, paths)
     except OSError:
-        return None  # whoever opens it says why
+        return None  # the code that opens the directory reports the error
 
 
-def _look(disk: "Disk", paths: Sequence[str]) -> Fresh | None:
-    there = [path for path in paths if disk.exists(path)]
-    if any(not disk.is_dir(path) or disk.list(path) for path in there):
+def _inspect(disk: "Disk", paths: Sequence[str]) -> FreshDirectories | None:
+    existing = [path for path in paths if disk.exists(path)]
+    if any(not disk.is_dir(path) or disk.list(path) for path in existing):
         return None
-    return Fresh(there, missing_directories(disk, paths))
+    return FreshDirectories(existing, missing_directories(disk, paths))
 
 
-def is_fresh_still(disk: "Disk", paths: Sequence[str]) -> bool:
-    """Whether the data directories, which are locked now, hold nothing else: another broker may have come and gone
-    between the first look and the lock. Blocks.
+def are_still_fresh(disk: "Disk", paths: Sequence[str]) -> bool:
+    """Return whether the data directories, which are locked now, contain nothing but the lock file. Another broker
+    may have used them between the first look and the lock. Blocks.
     """
     try:
         return all(name == LOCK for path in paths for name in disk.list(path))
@@ -44,10 +48,9 @@ def is_fresh_still(disk: "Disk", paths: Sequence[str]) -> bool:
         return False
 
 
-def remove_made(disk: "Disk", fresh: Fresh, paths: Sequence[str]) -> None:
-    """Take away what has come into the data directories `paths` since, and those that were not there. Blocks.
-
-    Raises OSError.
+def remove_created_files(disk: "Disk", fresh: FreshDirectories, paths: Sequence[str]) -> None:
+    """Remove the content of the data directories `paths`, and the directories that did not exist before the start.
+    Blocks.
     """
     for path in paths:
         for name in disk.list(path) if disk.exists(path) else ():
@@ -57,5 +60,5 @@ def remove_made(disk: "Disk", fresh: Fresh, paths: Sequence[str]) -> None:
             else:
                 disk.remove(child)
     for path in reversed(fresh.missing):
-        if disk.exists(path) and not disk.list(path):  # somebody else may have come to use one above
+        if disk.exists(path) and not disk.list(path):  # another program may use a parent directory now
             disk.remove_tree(path)

@@ -46,10 +46,10 @@ class Listener:
         self.release = bounds.release
         self._config = config
         self._idle_s: float = config.connections_max_idle_ms / 1000
-        self._spare: list[bytearray] = []
+        self._spare_frames: list[bytearray] = []
         self._sockets: SocketListener | None = sockets
         self._sweeper: TimerHandle | None = None
-        self._emptied: asyncio.Future[None] | None = None
+        self._empty_future: asyncio.Future[None] | None = None
 
     def start(self) -> None:
         """Start to accept connections. Raises OSError."""
@@ -63,38 +63,37 @@ class Listener:
             self._sockets = None
 
     async def drain(self, timeout_s: float) -> None:
-        """Stop: wait for running requests and unread responses, for at most `timeout_s`; then close every
-        connection.
+        """Wait at most `timeout_s` for running requests and unread responses; then close every connection.
 
-        Requests that change something get as long again to end.
+        Requests that change something get another `timeout_s` to end.
         """
         if self._sweeper is not None:
             self._sweeper.cancel()
             self._sweeper = None
-        self.take_no_more()
-        await self._emptied_within(timeout_s)
+        self.stop_requests()
+        await self._wait_until_empty(timeout_s)
         for connection in list(self._connections):
-            connection.close("the broker stops")
-        await self._emptied_within(timeout_s)
+            connection.close("the broker is stopping")
+        await self._wait_until_empty(timeout_s)
         if self._ending:
-            logger.error("requests not handled to their end connections=%d seconds=%g", len(self._ending), timeout_s)
+            logger.error("requests not completed at stop connections=%d seconds=%g", len(self._ending), timeout_s)
 
-    async def _emptied_within(self, timeout_s: float) -> None:
+    async def _wait_until_empty(self, timeout_s: float) -> None:
         tasks = self._services.runtime.tasks
-        self._emptied = tasks.future()
-        deadline = tasks.call_later(timeout_s, self._empty)
+        self._empty_future = tasks.future()
+        deadline = tasks.call_later(timeout_s, self._report_empty)
         if self._connections or self._ending:
-            await self._emptied
+            await self._empty_future
         deadline.cancel()
 
-    def take_no_more(self) -> None:
+    def stop_requests(self) -> None:
         """Start no further request on any connection."""
         for connection in [*self._connections, *self._ending]:
             connection.drain()
 
-    def _empty(self) -> None:
-        if self._emptied is not None and not self._emptied.done():
-            self._emptied.set_result(None)
+    def _report_empty(self) -> None:
+        if self._empty_future is not None and not self._empty_future.done():
+            self._empty_future.set_result(None)
 
     def _accept(self) -> ServerConnection:
         return ServerConnection(self, self._services)
@@ -103,15 +102,15 @@ class Listener:
 
     def opened(self, connection: ServerConnection) -> None:
         self._connections[connection] = None
-        one_too_many = self._bounds.opened(connection)
-        if one_too_many:
-            connection.close(one_too_many)
+        refusal = self._bounds.opened(connection)
+        if refusal:
+            connection.close(refusal)
         else:
             self._limit_rate(connection, connection.peer.client_host)
 
     def _limit_rate(self, connection: ServerConnection, host: str) -> None:
-        """Apply the limits on the rate of connections. If the broker's is exceeded, accepting pauses; if that of an
-        address is exceeded, its connection is closed after a delay.
+        """Apply the limits on the rate of connections. If the broker's limit is exceeded, accepting pauses; if the
+        limit of an address is exceeded, its connection is closed after a delay.
         """
         quotas = self._services.connection_quotas
         now_ms = int(self._services.runtime.clock.monotonic() * 1000)
@@ -124,37 +123,37 @@ class Listener:
         if refused_ms:
             connection.mute(refused_ms / 1000, lambda: connection.close(f"{host} is over its connection_creation_rate"))
 
-    def gone(self, connection: ServerConnection) -> None:
+    def client_disconnected(self, connection: ServerConnection) -> None:
         """Note that the connection's client has disconnected."""
         self._connections.pop(connection, None)
         self._ending[connection] = None
-        self._bounds.gone(connection)
+        self._bounds.client_disconnected(connection)
 
     def ended(self, connection: ServerConnection) -> None:
         """Note that all requests of a disconnected client have ended."""
         self._ending.pop(connection, None)
         self._bounds.ended(connection)
         if not self._connections and not self._ending:
-            self._empty()
+            self._report_empty()
 
     def frame_buffer(self, size: int) -> bytearray:
         """Return a buffer of `size` bytes for a frame. Reused memory is cheaper than fresh pages."""
-        for i, spare in enumerate(self._spare):
+        for i, spare in enumerate(self._spare_frames):
             if len(spare) == size:
-                return self._spare.pop(i)
+                return self._spare_frames.pop(i)
         return bytearray(size)
 
-    def keep(self, buffer: bytearray) -> None:
-        """Note that a request in `buffer` is still in use. If that is the shared buffer, replace it by a new one."""
+    def hold(self, buffer: bytearray) -> None:
+        """Note that a request in `buffer` is still in use. If it is the shared buffer, new data gets another one."""
         if self.buffer.obj is buffer:
             self.buffer = memoryview(bytearray(RECEIVE_BUFFER_BYTES))
 
     def recycle(self, frame: bytearray) -> None:
         """Reuse the buffer of a handled frame. No view of it may be used any more."""
         if 65536 <= len(frame) <= self.frame_step_bytes:
-            if len(self._spare) >= SPARE_FRAMES:
-                self._spare.pop(0)
-            self._spare.append(frame)
+            if len(self._spare_frames) >= SPARE_FRAMES:
+                self._spare_frames.pop(0)
+            self._spare_frames.append(frame)
 
     def _sweep(self) -> None:
         """Close connections that were silent for `connections.max.idle.ms`."""

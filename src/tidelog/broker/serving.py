@@ -30,9 +30,9 @@ class Encoded:
         self.pieces = pieces
 
 
-def served_in_steps(
+def handle_in_steps(
     services: "Services",
-    found: "Route",
+    route: "Route",
     context: "RequestContext",
     frame: memoryview,
     position: int,
@@ -44,25 +44,25 @@ def served_in_steps(
     still needed.
     """
     try:
-        if found.flexible_request:
+        if route.flexible_request:
             position = yield from skip_tagged_fields_in_steps(frame, position + 1, frame[position])
-        request = yield from found.decode_in_steps(frame, position)
+        request = yield from route.decode_in_steps(frame, position)
     except (MalformedMessage, IndexError) as error:
-        return CloseConnection(f"{found.name} v{context.api_version}: {error}")
+        return CloseConnection(f"{route.name} v{context.api_version}: {error}")
     parts: list[list[Any]] = []
     try:
         parts = yield from parts_of(request)
-        answer = found.handle_wide(services, context, request)
+        answer = route.handle_wide(services, context, request)
         del request
-        steps = answered_in_steps(services.turns, found, answer, is_wanted, context.meter)
-        del answer  # only these steps hold a reference now, so that freeing it in steps works
+        steps = finish_in_steps(services.turns, route, answer, is_wanted, context.meter)
+        del answer  # now only `steps` refers to the response, so that it can be freed in steps
         return (yield from steps)
     finally:
         services.turns.free_in_steps(parts)
 
 
-def answered_in_steps(
-    turns: "Turns", found: "Route", answer: Any, is_wanted: Callable[[], bool], meter: "Meter | None" = None
+def finish_in_steps(
+    turns: "Turns", route: "Route", answer: Any, is_wanted: Callable[[], bool], meter: "Meter | None" = None
 ) -> "Steps[Any]":
     """Run a handler's own steps, and encode its response; None if the response is no longer needed. Other outcomes
     are returned unchanged.
@@ -71,35 +71,35 @@ def answered_in_steps(
     """
     while isinstance(answer, GeneratorType):
         answer = yield from answer
-    if type(answer) is not found.response:
+    if type(answer) is not route.response:
         return answer
     if meter is not None:
-        meter.settle(answer)
+        meter.record_usage(answer)
     if not is_wanted():
         return None
     parts: list[list[Any]] = []
     try:
         parts = yield from parts_of(answer)
-        return Encoded((yield from found.encode_in_steps(answer)))
+        return Encoded((yield from route.encode_in_steps(answer)))
     except Exception:
-        return CloseConnection(not_encoded(found))
+        return CloseConnection(log_encoding_failure(route))
     finally:
         del answer
         turns.free_in_steps(parts)
 
 
-def failure_response(found: "Route", context: "RequestContext", error: Exception) -> Any:
+def failure_response(route: "Route", context: "RequestContext", error: Exception) -> Any:
     """Return the response to a request whose handler failed, with the error if the API has a field for it."""
     if not isinstance(error, ApiError):
         logger.exception(
             "request failed api=%s version=%d client=%s peer=%s",
-            found.name, context.api_version, context.client_id, context.peer.name, exc_info=error,
+            route.name, context.api_version, context.client_id, context.peer.name, exc_info=error,
         )  # fmt: skip
-        error = ApiError("the broker failed on this request; its log says more")
-    return found.error_response(error) or CloseConnection(f"{found.name}: {error.message}")
+        error = ApiError("the broker failed on this request; see its log")
+    return route.error_response(error) or CloseConnection(f"{route.name}: {error.message}")
 
 
-def not_encoded(found: "Route") -> str:
+def log_encoding_failure(route: "Route") -> str:
     """Log the failure of an encoding, and return the reason to close the connection."""
-    logger.exception("response cannot be encoded api=%s version=%d", found.name, found.version)
-    return f"{found.name}: the response cannot be encoded"
+    logger.exception("response cannot be encoded api=%s version=%d", route.name, route.version)
+    return f"{route.name}: the response cannot be encoded"

@@ -8,7 +8,7 @@ from tidelog.api.metering import timed
 from tidelog.api.pending import Pending
 from tidelog.api.registry import PRODUCE_KEY, Route
 from tidelog.api.services import NO_RESPONSE, CloseConnection, RequestContext
-from tidelog.broker.serving import Encoded, answered_in_steps, failure_response
+from tidelog.broker.serving import Encoded, failure_response, finish_in_steps
 from tidelog.model.steps import Steps
 from tidelog.runtime.turns import Work
 
@@ -26,68 +26,68 @@ class Slot:
         "answered",
         "connection",
         "context",
+        "holds_buffer",
         "in_steps",
         "is_handled",
-        "keeps",
         "pipelined",
         "response",
         "route",
         "waits_for",
     )
 
-    def __init__(self, connection: "ServerConnection", found: Route, context: RequestContext) -> None:
+    def __init__(self, connection: "ServerConnection", route: Route, context: RequestContext) -> None:
         meter = context.meter
         self.connection = connection
-        self.route = found
+        self.route = route
         self.context = context
-        self.pipelined = found.api_key == PRODUCE_KEY and (meter is None or not meter.one_at_a_time)
+        self.pipelined = route.api_key == PRODUCE_KEY and (meter is None or not meter.one_at_a_time)
         """Whether the next request may be handled before this one is answered."""
         self.answered = False
         self.response: Any = None
         self.waits_for: Pending[Any] | Work[Any] | None = None
-        """What is abandoned when the client disconnects. A coroutine is never abandoned: it runs to its end."""
-        self.keeps = False
+        """The object to abandon when the client disconnects. A coroutine is never abandoned: it runs to its end."""
+        self.holds_buffer = False
         """Whether the steps in `waits_for` read the connection's buffer."""
         self.is_handled = False
-        """Whether all effects of the request are done, and only the response is missing."""
+        """Whether all effects of the request are complete, and only the response is missing."""
         self.in_steps = meter is not None
         """Whether the response is encoded in steps, since it may be large or its encoding counts for a quota."""
 
-    def take(self, outcome: Any) -> None:
-        """Process an outcome, of the handler or of its steps or coroutine, until there is a response."""
+    def process(self, outcome: Any) -> None:
+        """Process the outcome of the handler, or of its steps or coroutine, until there is a response."""
         if isinstance(outcome, Pending):
             if self.route.api_key != PRODUCE_KEY:
                 self.is_handled = True  # batches of a produce request may still have to be appended
             elif not self.pipelined:
-                self._let_others_follow()
-            if self.connection.gone and not self.goes_on:
+                self._allow_next_request()
+            if self.connection.is_disconnected and not self.must_complete:
                 outcome.abandon()
                 self.answer(None)
                 return
             self.waits_for = outcome
-            outcome.listen(self._completed if self.in_steps else self.answer)
+            outcome.listen(self._pending_completed if self.in_steps else self.answer)
         elif isinstance(outcome, CoroutineType):
             self.is_handled = False
             name = f"request-{self.route.name}"
             self.connection.services.runtime.tasks.spawn(self._await(outcome), name=name)
         elif isinstance(outcome, GeneratorType) or type(outcome) is self.route.response:
-            self._take_steps(outcome)
+            self._process_steps(outcome)
         else:
             self.answer(outcome)
 
-    def _let_others_follow(self) -> None:
-        """Let the next request be handled: this one's batches are appended or queued, so the next one's come behind
-        them.
+    def _allow_next_request(self) -> None:
+        """Allow the connection to handle its next request: the batches of this one are appended or queued, so the
+        batches of the next request follow them.
         """
         meter = self.context.meter
         if meter is None or not meter.one_at_a_time:
             self.pipelined = True
             self.connection.resume_soon()
 
-    def _completed(self, outcome: Any) -> None:
+    def _pending_completed(self, outcome: Any) -> None:
         self.waits_for = None
         self.is_handled = True
-        self.take(outcome)
+        self.process(outcome)
 
     async def _await(self, coroutine: Coroutine[Any, Any, Any]) -> None:
         try:
@@ -95,13 +95,17 @@ class Slot:
         except Exception as error:
             outcome = failure_response(self.route, self.context, error)
         self.is_handled = True
-        self.take(outcome)
+        self.process(outcome)
 
-    def _take_steps(self, outcome: Any) -> None:
+    def _process_steps(self, outcome: Any) -> None:
         connection = self.connection
-        if not connection.gone or self.goes_on:
-            steps = answered_in_steps(
-                connection.services.turns, self.route, outcome, lambda: not connection.gone, self.context.meter
+        if not connection.is_disconnected or self.must_complete:
+            steps = finish_in_steps(
+                connection.services.turns,
+                self.route,
+                outcome,
+                lambda: not connection.is_disconnected,
+                self.context.meter,
             )
             self.begin(steps)
             return
@@ -110,26 +114,26 @@ class Slot:
         self.answer(None)
 
     def begin(self, steps: Steps[Any], weight: int = 0) -> bool:
-        """Run steps. A few run immediately; returns True if more follow in later turns."""
+        """Run steps, some of them immediately. Return True if more steps follow in later turns of the loop."""
         self.in_steps = True
         turns = self.connection.services.turns
-        work = turns.begin(timed(self.context.meter, steps), self._computed, weight=weight)
+        work = turns.begin(timed(self.context.meter, steps), self._steps_ended, weight=weight)
         if work.ended:
             return False
         self.waits_for = work
         return True
 
-    def _computed(self, outcome: Any, error: Exception | None) -> None:
+    def _steps_ended(self, outcome: Any, error: Exception | None) -> None:
         self.waits_for = None
-        self._unkeep()
+        self._release_buffer()
         if error is not None:
             outcome = failure_response(self.route, self.context, error)
-        self.take(outcome)
+        self.process(outcome)
 
-    def _unkeep(self) -> None:
-        if self.keeps:
-            self.keeps = False
-            self.connection.unkeep()
+    def _release_buffer(self) -> None:
+        if self.holds_buffer:
+            self.holds_buffer = False
+            self.connection.release_buffer()
 
     def answer(self, response: Any) -> None:
         """Complete the slot. `response` is the API's response, Encoded, CloseConnection or NO_RESPONSE."""
@@ -137,22 +141,22 @@ class Slot:
         self.response = response
         self.waits_for = None
         if self.context.meter is not None:
-            self.context.meter.settle(None if response is NO_RESPONSE or type(response) in _SETTLED else response)
+            self.context.meter.record_usage(None if response is NO_RESPONSE or type(response) in _SETTLED else response)
         self.connection.slot_answered(self)
 
     @property
-    def goes_on(self) -> bool:
-        """Whether the request still has effects to complete, although no client waits for it."""
+    def must_complete(self) -> bool:
+        """Whether the request still has effects to complete, even if the client has disconnected."""
         return self.route.has_effects and not self.is_handled
 
     def abandon(self) -> bool:
-        """Handle the disconnection of the client. Returns True if the request continues nevertheless."""
-        if self.goes_on:
+        """Handle the disconnection of the client. Return True if the request continues in spite of it."""
+        if self.must_complete:
             return True
         waits_for, self.waits_for = self.waits_for, None
         if isinstance(waits_for, Pending):
             waits_for.abandon()
         elif waits_for is not None:
             waits_for.cancel()
-        self._unkeep()
+        self._release_buffer()
         return False

@@ -8,7 +8,7 @@ from tidelog.cli.errors import CommandError
 from tidelog.cli.own_client import ask, broker_of, brokers, check
 from tidelog.client.blocking import Client
 from tidelog.client.cluster import Address
-from tidelog.config.keys import BROKER_KEYS, OF_A_LISTENER, TOPIC_KEYS, broker_key, broker_synonyms, nearest
+from tidelog.config.keys import BROKER_KEYS, LISTENER_SETTING, TOPIC_KEYS, broker_key, broker_synonyms, nearest
 from tidelog.wire.messages.describe_configs import (
     DescribeConfigsRequest,
     DescribeConfigsResource,
@@ -123,7 +123,7 @@ def setting(entry: DescribeConfigsResourceResult, starts: Mapping[str, str]) -> 
         entry.value,
         place(entry.name, entry.config_source),
         entry.config_source == DEFAULT,
-        entry.read_only and not OF_A_LISTENER.fullmatch(entry.name),  # which can be altered, whatever is told of them
+        entry.read_only and not LISTENER_SETTING.fullmatch(entry.name),  # which can be altered, whatever is told of them
         entry.is_sensitive,
         NO_EFFECT not in documentation,
         [Layer(each.name, each.value, place(each.name, each.source)) for each in entry.synonyms],
@@ -181,7 +181,7 @@ def check_known(names: Iterable[str], found: Iterable[str], broker: int) -> None
     known = set(found)
     for name in names:
         # What Kafka keeps to itself until it is set is no mistake.
-        if name not in known and name not in BROKER_KEYS and not OF_A_LISTENER.fullmatch(name):
+        if name not in known and name not in BROKER_KEYS and not LISTENER_SETTING.fullmatch(name):
             raise CommandError(f"broker {broker} has no setting {name}{hint(name)}")
 
 

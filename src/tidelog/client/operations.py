@@ -222,7 +222,7 @@ def list_offsets(
 
     def attempt() -> Operation[None]:
         remaining = {tp: timestamp for tp, timestamp in timestamps.items() if tp not in offsets}
-        leaders = yield from _by_leader(cluster, backoff, remaining)
+        leaders = yield from _by_leader(cluster, remaining)
         requests = [
             Request(address, list_offsets_request(cluster, {tp: remaining[tp] for tp in partitions}, isolation))
             for address, partitions in leaders.items()
@@ -251,7 +251,7 @@ def fetch(
     fetched: list[Fetched] = []
 
     def attempt() -> Operation[None]:
-        leaders = yield from _by_leader(cluster, backoff, [partition])
+        leaders = yield from _by_leader(cluster, [partition])
         request = _fetch_request(cluster, partition, offset, limits)
         version_max = NEWEST if cluster.topic_id(partition.topic) != NO_TOPIC_ID else FETCH_BY_NAME
         failures = _Failures()
@@ -279,7 +279,7 @@ def produce(
 
     def attempt() -> Operation[None]:
         remaining = [tp for tp in batches if tp not in done]
-        leaders = yield from _by_leader(cluster, backoff, remaining)
+        leaders = yield from _by_leader(cluster, remaining)
         names = {cluster.topic_id(tp.topic): tp.topic for tp in remaining}
         version_max = NEWEST if NO_TOPIC_ID not in names else PRODUCE_BY_NAME
         requests = [
@@ -353,7 +353,7 @@ def refresh(cluster: Cluster, names: Sequence[str] | None, *, create: bool = Fal
 
 
 def _by_leader(
-    cluster: Cluster, backoff: Backoff, partitions: Iterable[TopicPartition]
+    cluster: Cluster, partitions: Iterable[TopicPartition]
 ) -> Operation[dict[Address, list[TopicPartition]]]:
     """Return the partitions grouped by their leaders' addresses. Metadata is requested only for topics with an
     unknown leader.

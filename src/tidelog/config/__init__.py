@@ -1,1 +1,1 @@
-"""Settings: one table of what there is, how a text becomes a value, where a value comes from. Pure."""
+"""Settings: one table of all settings, the parsing of values, and the sources of values. Pure."""

@@ -1,4 +1,4 @@
-"""IP addresses in settings and quotas, in the one form in which they are compared."""
+"""IP addresses in settings and quotas, in a normal form in which they can be compared."""
 
 from collections.abc import Mapping
 from functools import lru_cache
@@ -9,8 +9,10 @@ COUNT_MAX = (1 << 31) - 1
 
 
 def normal_ip(text: str) -> str | None:
-    """The address in its one form, IPv4 where it is that inside IPv6; None when it is none."""
-    from ipaddress import ip_address  # only who limits addresses pays for its import
+    """Return the normal form of an IP address, or None if the text is not one. An IPv4 address inside IPv6 becomes
+    IPv4.
+    """
+    from ipaddress import ip_address  # imported only if limits of addresses are used
 
     try:
         address = ip_address(text)
@@ -22,15 +24,15 @@ def normal_ip(text: str) -> str | None:
 
 @lru_cache(maxsize=1)
 def counts_by_address(text: str) -> Mapping[str, int]:
-    """`127.0.0.1:100,::1:5` by address in its one form. Raises ValueError that says what is wrong."""
+    """Parse a text like `127.0.0.1:100,::1:5` into counts by normal address. Raises ValueError with the reason."""
     counts: dict[str, int] = {}
     for item in filter(None, (part.strip() for part in text.split(","))):
         address, _, count = item.rpartition(":")
         number = integer(trimmed(count), 32)
         if number is None or number < 0:
             raise ValueError(f"takes ADDRESS:COUNT,..., and {item} has no count of 0 to {COUNT_MAX}")
-        normal = normal_ip(address.strip().strip("[]"))
-        if normal is None:
-            raise ValueError(f"{address!r} is no IP address; names of hosts are not looked up")
-        counts[normal] = number
+        normal_address = normal_ip(address.strip().strip("[]"))
+        if normal_address is None:
+            raise ValueError(f"{address!r} is not an IP address; host names are not looked up")
+        counts[normal_address] = number
     return counts

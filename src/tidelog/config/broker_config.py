@@ -1,4 +1,7 @@
-"""One broker's settings: flags over environment over file over defaults, and over all what was altered since."""
+"""The settings of one broker.
+
+Precedence: dynamic settings (altered while the broker was running), flags, environment variables, the file, defaults.
+"""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -12,44 +15,44 @@ from tidelog.config.key import InvalidValue, Value, default_value, parse
 from tidelog.config.keys import (
     BROKER_KEYS,
     ENVIRONMENT_PREFIX,
-    NEAR_ENOUGH,
+    MISSPELLING_SIMILARITY_MIN,
     TOPIC_KEYS,
     attribute,
-    check_for_topics,
+    check_topic_default,
     environment_name,
     nearest,
 )
 from tidelog.config.properties import parse_properties
 from tidelog.config.retired_keys import retired
 
-NOT_SETTINGS = ("TIDELOG_BOOTSTRAP",)
-"""Names in the environment that mean something to other parts of Tidelog."""
-FLAGS = {
+OTHER_VARIABLES = ("TIDELOG_BOOTSTRAP",)
+"""Environment variables that other parts of Tidelog use."""
+FLAG_VARIABLES = {
     "TIDELOG_CONFIG": "the flag --config FILE",
     "TIDELOG_DATA": "TIDELOG_LOG_DIRS, or the flag --data DIR",
     "TIDELOG_LISTEN": "TIDELOG_LISTENERS, or the flag --listen HOST:PORT",
     "TIDELOG_LOG_LEVEL": "the flag --log-level LEVEL",
     "TIDELOG_SET": "a variable for each setting, or the flag --set KEY=VALUE",
 }
-"""Names that somebody makes of a flag of `tidelog start`, and what there is."""
+"""Variables that users derive from flags of `tidelog start`, and what to use instead."""
 SERVICE_LINK = re.compile(
     r"TIDELOG_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)"
 )
-"""What Kubernetes sets for a service whose name begins with tidelog."""
+"""Variables that Kubernetes sets for services whose name begins with "tidelog"."""
 
 
 class ConfigError(Exception):
-    """A setting is wrong. One line that says which, where it stands and what it takes."""
+    """A setting is wrong. The message is one line with the setting, its origin and the accepted values."""
 
 
 class Setting(NamedTuple):
     text: str
     origin: str
-    """Where it was set, for people: "server.properties:12"."""
+    """Where it was set, as text for users: "server.properties:12"."""
 
 
 class Ignored(NamedTuple):
-    """A name in a file or in the environment that is no setting here."""
+    """A name in a file or in the environment that is not a setting of Tidelog."""
 
     name: str
     origin: str
@@ -57,10 +60,10 @@ class Ignored(NamedTuple):
 
 
 class BrokerConfig:
-    """The settings of one broker, each the typed attribute of its name: `log.retention.ms` -> `log_retention_ms`.
+    """The settings of one broker, each as a typed attribute: `log.retention.ms` -> `log_retention_ms`.
 
-    An attribute is always the value in force: `apply_dynamic` changes it in place, so read it when it is needed.
-    Only settings that the code reads have an attribute; `get` knows them all.
+    An attribute always has the current value: `apply_dynamic` changes it in place, so read it each time it is
+    needed. Only settings that Tidelog uses have an attribute; `get` returns all settings.
     """
 
     auto_create_topics_enable: bool
@@ -118,22 +121,23 @@ class BrokerConfig:
     socket_request_max_bytes: int
 
     def __init__(self, static: Mapping[str, Setting] = {}) -> None:
-        """`static` holds known names only. Raises ConfigError for a value that is refused."""
+        """`static` must contain only known names. Raises ConfigError for a value that is not accepted."""
         self.static = {name: setting.text for name, setting in static.items()}
-        """As text, what was set at the start."""
+        """The texts of the settings that were set at the start."""
         self.origins = {name: setting.origin for name, setting in static.items()}
-        """Where that was, for people: a file and line, a variable, the command line."""
+        """Where each of them was set, as text for users: a file and line, an environment variable, the command line."""
         self.ignored: list[Ignored] = []
-        """Unknown names of the file and of the environment that `load` was given, for a warning each at the start."""
+        """Unknown names in the file and the environment, if `load` was used. The broker warns about each at the
+        start."""
         self.dynamic_cluster: Mapping[str, str] = {}
         self.dynamic_own: Mapping[str, str] = {}
         self.generation = 0
-        """Grows with every change by `apply_dynamic`: a key for caches of what is derived."""
+        """Increases with every change by `apply_dynamic`; used to invalidate caches of derived values."""
         self._static_values: dict[str, Value] = {}
         for name, setting in static.items():
             try:
                 value = self._static_values[name] = parse(BROKER_KEYS[name], setting.text)
-                check_for_topics(name, value)
+                check_topic_default(name, value)
             except InvalidValue as error:
                 raise ConfigError(f"{error} ({setting.origin})") from None
         try:
@@ -152,11 +156,12 @@ class BrokerConfig:
         read: Callable[[str], bytes] | None = None,
         flags_origin: str = "the command line",
     ) -> "BrokerConfig":
-        """Settings from the file at `file` (through `read`), TIDELOG_* variables and flags (names as in the file).
+        """Load settings from the file at `file` (read by `read`), TIDELOG_* variables, and flags with the names of
+        settings.
 
-        `flags_origin` is what errors call the place of the flags. A file may have names that are unknown here, as
-        Kafka lets it, and so may the environment: they are `ignored`, unless they look like a misspelling. Raises
-        ConfigError, and what `read` raises.
+        Error messages call the origin of the flags `flags_origin`. As in Kafka, the file may contain unknown names,
+        and so may the environment: they are added to `ignored`, unless they look like a misspelt setting. Raises
+        ConfigError, and the errors of `read`.
         """
         static: dict[str, Setting] = {}
         ignored: list[Ignored] = []
@@ -164,32 +169,32 @@ class BrokerConfig:
             assert read is not None, "a file needs a way to read it"
             from_file, ignored = _from_file(file, read(file))
             static.update(from_file)
-        from_environment, ignored_there = _from_environment(environment)
+        from_environment, ignored_variables = _from_environment(environment)
         static.update(from_environment)
         for name, text in flags.items():
-            _known(name, flags_origin)
+            _check_known(name, flags_origin)
             static[name] = Setting(text, flags_origin)
         config = cls(_with_node_id(static))
-        config.ignored = [*ignored, *ignored_there]
+        config.ignored = [*ignored, *ignored_variables]
         return config
 
-    # What is in force
+    # Current values
 
     def get(self, name: str) -> Any:
-        """The value in force, by the setting's own name. Raises KeyError for an unknown one."""
+        """Return the current value of a setting. Raises KeyError for an unknown name."""
         key = BROKER_KEYS[name]
         for layer in (self.dynamic_own, self.dynamic_cluster):
             if name in layer:
                 try:
                     return parse(key, layer[name])
-                except InvalidValue:  # stored by a version that took it
+                except InvalidValue:  # stored by a version that accepted it
                     continue
         if name in self._static_values:
             return self._static_values[name]
         return default_value(key)
 
     def apply_dynamic(self, cluster: Mapping[str, str], own: Mapping[str, str]) -> None:
-        """Take the altered settings of all brokers, and those of this one, which count more."""
+        """Apply the dynamic settings of all brokers (`cluster`) and of this one (`own`), which take precedence."""
         if cluster != self.dynamic_cluster or own != self.dynamic_own:
             self.dynamic_cluster = cluster
             self.dynamic_own = own
@@ -197,7 +202,7 @@ class BrokerConfig:
             self._refresh()
 
     def with_dynamic(self, cluster: Mapping[str, str], own: Mapping[str, str]) -> "BrokerConfig":
-        """A copy as it would be after `apply_dynamic`."""
+        """Return a copy to which `apply_dynamic` is applied."""
         changed = copy(self)
         changed.apply_dynamic(cluster, own)
         return changed
@@ -207,7 +212,7 @@ class BrokerConfig:
             setattr(self, attribute(name), self.get(name))
 
     def take_node_id(self, node_id: int) -> None:
-        """Be the node that the data directory belongs to. Only where none was set."""
+        """Use the node id of the data directory. Allowed only if no node id was set."""
         assert "node.id" not in self.static
         for name in ("node.id", "broker.id"):
             self.static[name] = str(node_id)
@@ -216,10 +221,10 @@ class BrokerConfig:
         self._refresh()
 
     def without_effect(self) -> list[str]:
-        """Settings that were given and that nothing here reads yet, for one warning at the start."""
+        """Return the settings that were set at the start and have no effect in Tidelog yet, for one warning."""
         return sorted(name for name in self.static if not BROKER_KEYS[name].effect)
 
-    # What several settings say together
+    # Values that several settings determine
 
     @property
     def data_directories(self) -> list[str]:
@@ -228,7 +233,7 @@ class BrokerConfig:
 
     @property
     def cordoned_directories(self) -> list[str]:
-        """Data directories that take no new partitions (KIP-1066)."""
+        """Data directories that get no new partitions (KIP-1066)."""
         entries: list[str] = self.get("cordoned.log.dirs")
         return self.data_directories if entries == ["*"] else entries
 
@@ -238,43 +243,43 @@ class BrokerConfig:
 
     @property
     def data_directory(self) -> str:
-        """The first of them, for messages."""
+        """The first data directory, for messages."""
         return self.data_directories[0]
 
     @property
     def endpoints(self) -> tuple[Endpoint, ...]:
-        """Where to listen."""
-        texts = [text for text in self.get("listeners") if not self._is_controllers(text)]
+        """The addresses to listen on."""
+        texts = [text for text in self.get("listeners") if not self._is_controller_listener(text)]
         return parse_endpoints("listeners", texts, self._protocols())
 
     @property
     def controller_listeners(self) -> list[str]:
-        """Those of `listeners` that are not opened: a combined node of Kafka has them for its controller."""
-        return [text.strip() for text in self.get("listeners") if self._is_controllers(text)]
+        """The addresses in `listeners` that are not opened: a combined node of Kafka has them for its controller."""
+        return [text.strip() for text in self.get("listeners") if self._is_controller_listener(text)]
 
-    def _is_controllers(self, text: str) -> bool:
-        """Whether this NAME://HOST:PORT is among `controller.listener.names`."""
+    def _is_controller_listener(self, text: str) -> bool:
+        """Return whether the listener name in NAME://HOST:PORT is one of `controller.listener.names`."""
         name = text.partition("://")[0].strip().upper()
-        return name in {of_controller.upper() for of_controller in self.get("controller.listener.names") or ()}
+        return name in {controller_name.upper() for controller_name in self.get("controller.listener.names") or ()}
 
     def advertised(self, bound: Sequence[Endpoint]) -> tuple[Endpoint, ...]:
-        """What clients are told, given the listeners with their real ports."""
-        given = {e.listener: e for e in self._advertised_given()}
-        if not given:
+        """Return the addresses to announce to clients. `bound` are the listeners with their actual ports."""
+        configured = {e.listener: e for e in self._configured_advertised()}
+        if not configured:
             return tuple(bound)
         ports = {e.listener: e.port for e in bound}
-        return tuple(e if e.port else e._replace(port=ports[name]) for name, e in given.items())
+        return tuple(e if e.port else e._replace(port=ports[name]) for name, e in configured.items())
 
-    def _advertised_given(self) -> tuple[Endpoint, ...]:
-        # Kafka wants those of controllers in both lists, and tells no client of them either.
-        texts = [text for text in self.get("advertised.listeners") or () if not self._is_controllers(text)]
+    def _configured_advertised(self) -> tuple[Endpoint, ...]:
+        # Kafka requires controller listeners in both lists, and does not announce them to clients either.
+        texts = [text for text in self.get("advertised.listeners") or () if not self._is_controller_listener(text)]
         return parse_endpoints("advertised.listeners", texts, self._protocols()) if texts else ()
 
     def _protocols(self) -> dict[str, str]:
         return parse_protocols("listener.security.protocol.map", self.get("listener.security.protocol.map"))
 
     def check_cordoned(self, entries: Sequence[str]) -> None:
-        """Raise InvalidValue unless all are data directories, or `*` stands alone."""
+        """Raise InvalidValue unless each entry is a data directory, or `*` is the only entry."""
         unknown = [entry for entry in entries if entry not in self.data_directories]
         if unknown and entries != ["*"]:
             raise InvalidValue(
@@ -284,12 +289,14 @@ class BrokerConfig:
     def _check(self) -> None:
         roles = self.get("process.roles")
         if "broker" not in roles:
-            raise InvalidValue("process.roles", ",".join(roles), "this is a broker, and needs a broker's settings")
+            raise InvalidValue(
+                "process.roles", ",".join(roles), "this process is a broker, so the list must contain broker"
+            )
         endpoints = {e.listener: e for e in self.endpoints}
-        advertised = {e.listener: e for e in self._advertised_given()}
+        advertised = {e.listener: e for e in self._configured_advertised()}
         for name, endpoint in advertised.items():
             if name not in endpoints:
-                raise InvalidValue("advertised.listeners", endpoint, f"listeners has none of the name {name}")
+                raise InvalidValue("advertised.listeners", endpoint, f"listeners has no listener of the name {name}")
             if endpoint.host in WILDCARDS:
                 raise InvalidValue(
                     "advertised.listeners", endpoint, "clients cannot connect to a wildcard; name a host they can reach"
@@ -299,12 +306,12 @@ class BrokerConfig:
                 raise InvalidValue(
                     "listeners",
                     endpoint,
-                    "it accepts on every interface, and clients must be told one: "
+                    "it accepts connections on all interfaces, but clients need one address: "
                     f"set advertised.listeners={name}://HOST:{endpoint.port} with a host they can reach",
                 )
         for assignor in self.get("group.consumer.assignors"):
             if assignor not in CONSUMER_ASSIGNORS:
-                raise InvalidValue("group.consumer.assignors", assignor, "takes uniform and range")
+                raise InvalidValue("group.consumer.assignors", assignor, "takes uniform or range")
         for name in ("log.dirs", "log.dir"):
             directories = self.get(name)
             without_slash = [path.rstrip("/") or "/" for path in directories or ()]
@@ -312,78 +319,79 @@ class BrokerConfig:
                 raise InvalidValue(name, ",".join(without_slash), "a directory is named twice")
         self.check_cordoned(self.get("cordoned.log.dirs"))
         if self.get("authorizer.class.name"):
-            # Ignoring it would open to everyone what its owner believes closed.
+            # If it were ignored, data that the owner believes to be protected would be open to everyone.
             raise InvalidValue(
-                "authorizer.class.name", self.get("authorizer.class.name"), "there is no access control yet"
+                "authorizer.class.name", self.get("authorizer.class.name"), "access control is not supported yet"
             )
 
 
 def _from_file(path: str, content: bytes) -> tuple[dict[str, Setting], list[Ignored]]:
     try:
         entries = parse_properties(content.decode())
-    except ValueError as error:  # a malformed escape, or not UTF-8
+    except ValueError as error:  # a malformed escape sequence, or not UTF-8
         raise ConfigError(f"{path}: {error}") from None
-    found: dict[str, Setting] = {}
+    settings: dict[str, Setting] = {}
     ignored: list[Ignored] = []
     for entry in entries:
         origin = f"{path}:{entry.line}"
         if entry.name in BROKER_KEYS:
-            found[entry.name] = Setting(entry.value, origin)
+            settings[entry.name] = Setting(entry.value, origin)
         elif (reason := retired(entry.name)) is not None:
             ignored.append(Ignored(entry.name, origin, reason))
-        elif entry.name in TOPIC_KEYS or nearest(entry.name, BROKER_KEYS, NEAR_ENOUGH) is not None:
-            # What was meant here would not happen, and a line in the log is easily missed.
+        elif entry.name in TOPIC_KEYS or nearest(entry.name, BROKER_KEYS, MISSPELLING_SIMILARITY_MIN) is not None:
+            # The user expects an effect that would be missing, and a warning in the log is easily overlooked.
             raise _unknown(entry.name, origin)
         else:
-            # Plugins have settings of their own, and Kafka warns of them, too.
+            # Plugins have their own settings, and Kafka only warns about them too.
             own = entry.name.startswith("listener.name.")
             reason = "settings of a single listener have no effect here" if own else "Tidelog does not know it"
             ignored.append(Ignored(entry.name, origin, reason))
-    return found, ignored
+    return settings, ignored
 
 
 def _from_environment(environment: Mapping[str, str]) -> tuple[dict[str, Setting], list[Ignored]]:
     variables = {name: text for name, text in environment.items() if name.startswith(ENVIRONMENT_PREFIX)}
     if not variables:
         return {}, []
-    known = {environment_name(name): name for name in BROKER_KEYS}
-    of_topics = {environment_name(name): name for name in TOPIC_KEYS}
-    found: dict[str, Setting] = {}
+    broker_variables = {environment_name(name): name for name in BROKER_KEYS}
+    topic_variables = {environment_name(name): name for name in TOPIC_KEYS}
+    settings: dict[str, Setting] = {}
     ignored: list[Ignored] = []
     for variable, text in sorted(variables.items()):
-        if variable in known:
-            found[known[variable]] = Setting(text, f"environment variable {variable}")
-        elif variable in NOT_SETTINGS or SERVICE_LINK.fullmatch(variable):
+        if variable in broker_variables:
+            settings[broker_variables[variable]] = Setting(text, f"environment variable {variable}")
+        elif variable in OTHER_VARIABLES or SERVICE_LINK.fullmatch(variable):
             continue
-        elif variable in FLAGS:
-            raise ConfigError(f"unknown setting in the environment: {variable}; there is {FLAGS[variable]}")
-        elif variable in of_topics:
-            raise _unknown(of_topics[variable], f"environment variable {variable}")
-        elif (near := nearest(variable, known, NEAR_ENOUGH)) is not None:
-            raise ConfigError(f"unknown setting in the environment: {variable}; did you mean {near}?")
+        elif variable in FLAG_VARIABLES:
+            raise ConfigError(f"unknown setting in the environment: {variable}; use {FLAG_VARIABLES[variable]}")
+        elif variable in topic_variables:
+            raise _unknown(topic_variables[variable], f"environment variable {variable}")
+        elif (suggestion := nearest(variable, broker_variables, MISSPELLING_SIMILARITY_MIN)) is not None:
+            raise ConfigError(f"unknown setting in the environment: {variable}; did you mean {suggestion}?")
         else:
-            ignored.append(Ignored(variable, "environment", "Tidelog does not know it"))  # others may own it
-    return found, ignored
+            # it may belong to another program
+            ignored.append(Ignored(variable, "environment", "Tidelog does not know it"))
+    return settings, ignored
 
 
 def _with_node_id(static: dict[str, Setting]) -> dict[str, Setting]:
-    """`broker.id` and `node.id` are one setting; a `broker.id` of -1 is none."""
+    """Make `broker.id` and `node.id` equal: they are one setting. A `broker.id` of -1 counts as not set."""
     node, broker = static.get("node.id"), static.get("broker.id")
-    if broker is not None and _number(broker) == -1:
+    if broker is not None and _integer_value(broker) == -1:
         broker = None
-    if node is not None and broker is not None and _number(node) != _number(broker):
+    if node is not None and broker is not None and _integer_value(node) != _integer_value(broker):
         raise ConfigError(f"node.id is {node.text} ({node.origin}) and broker.id is {broker.text} ({broker.origin})")
     either = node or broker
     return static | {"node.id": either, "broker.id": either} if either else static
 
 
-def _number(setting: Setting) -> int | None:
-    """None for a text that is no number; the check of all values says so."""
+def _integer_value(setting: Setting) -> int | None:
+    """Return the integer, or None if the text is not one: the later check of all values reports that."""
     return integer(trimmed(setting.text), 32)
 
 
-def _known(name: str, origin: str) -> None:
-    """Raises ConfigError for a name that nobody types without meaning it."""
+def _check_known(name: str, origin: str) -> None:
+    """Raise ConfigError for an unknown name. Flags are typed by hand, so unknown ones are never ignored."""
     if name not in BROKER_KEYS:
         raise _unknown(name, origin)
 
@@ -395,8 +403,8 @@ def _unknown(name: str, origin: str) -> ConfigError:
         for_topics = TOPIC_KEYS[name].synonyms
         hint = f"; it is a topic's, a broker has {for_topics[0][0]}" if for_topics else "; it is a topic's"
     else:
-        near = nearest(name, BROKER_KEYS)
-        hint = f"; did you mean {near}?" if near else ""
+        suggestion = nearest(name, BROKER_KEYS)
+        hint = f"; did you mean {suggestion}?" if suggestion else ""
     return ConfigError(f"unknown setting {name} ({origin}){hint}")
 
 

@@ -1,13 +1,20 @@
-"""Settings of subscriptions to clients' metrics (KIP-714): kept and told, but no client is asked for metrics yet."""
+"""Settings of client metrics subscriptions (KIP-714). They are stored and described, but clients are not asked for
+metrics yet.
+"""
 
 import re
 
 from tidelog.config.key import InvalidValue, Key, Type
 
 KEYS: tuple[Key, ...] = (
-    Key("interval.ms", Type.INT, "300000", doc="Time between two deliveries of metrics by a client."),
-    Key("match", Type.LIST, "", doc="Which clients, as NAME=PATTERN with commas; empty for all."),
-    Key("metrics", Type.LIST, "", doc="Prefixes of metrics' names, with commas; * for all of them."),
+    Key("interval.ms", Type.INT, "300000", doc="Time between two pushes of metrics by a client."),
+    Key(
+        "match",
+        Type.LIST,
+        "",
+        doc="Clients to get metrics from, as NAME=PATTERN, separated by commas; empty for all clients.",
+    ),
+    Key("metrics", Type.LIST, "", doc="Prefixes of metric names, separated by commas; * for all metrics."),
 )
 
 INTERVAL_MS = (100, 3_600_000)
@@ -23,7 +30,7 @@ PATTERN_LENGTH_MAX = 1000
 
 
 def check_match(items: list[str]) -> None:
-    """Raise InvalidValue unless each is NAME=PATTERN with a name of MATCHED and a regular expression."""
+    """Raise InvalidValue unless each item is NAME=PATTERN, with a name from MATCHED and a regular expression."""
     for item in items:
         name, *pattern = item.split("=")
         if name.strip() not in MATCHED or len(pattern) != 1:
@@ -33,4 +40,4 @@ def check_match(items: list[str]) -> None:
         try:
             re.compile(pattern[0])
         except (re.error, RecursionError, OverflowError) as error:
-            raise InvalidValue("match", item, f"no regular expression: {error}") from None
+            raise InvalidValue("match", item, f"not a valid regular expression: {error}") from None

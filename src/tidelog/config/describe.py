@@ -1,4 +1,6 @@
-"""Settings as DescribeConfigs tells them: value, where it comes from, and the other layers that give one (synonyms)."""
+"""Describe settings for DescribeConfigs: the value, its source, and all layers that set the setting or a synonym of
+it.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 from enum import IntEnum
@@ -19,7 +21,7 @@ from tidelog.config.topic_config import default_text
 
 
 class Source(IntEnum):
-    """The numbers of `config_source` in DescribeConfigs."""
+    """The source of a value; the numbers are those of `config_source` in DescribeConfigs."""
 
     TOPIC = 1
     DYNAMIC_BROKER = 2
@@ -40,119 +42,123 @@ class Synonym(NamedTuple):
 class Described(NamedTuple):
     key: Key
     value: str | None
-    """Null for a sensitive one."""
+    """None for a sensitive setting."""
     source: Source
     read_only: bool
     synonyms: list[Synonym]
     start: str = ""
-    """Where a broker's setting was set at the start, for people."""
+    """For a broker setting, where it was set at the start, as text for users."""
 
 
 def describe_topic(overrides: Mapping[str, str], config: BrokerConfig, names: Iterable[str] | None) -> list[Described]:
-    """A topic's settings: all when `names` is None, else those of `names` that exist, once each."""
-    found: list[Described] = []
-    for key in _chosen(TOPIC_KEYS, names, [overrides]):
+    """Describe a topic's settings: all if `names` is None, else the existing ones of `names`, once each."""
+    descriptions: list[Described] = []
+    for key in _select_keys(TOPIC_KEYS, names, [overrides]):
         synonyms: list[Synonym] = []
         value = default_text(key, config)
         if key.name in overrides:
-            value = _normal(key, overrides[key.name])
+            value = _normal_or_raw(key, overrides[key.name])
             synonyms.append(Synonym(key.name, value, Source.TOPIC))
         if key.synonyms:
-            synonyms += _layers(key.synonyms[0][0], config)
+            synonyms += _synonyms(key.synonyms[0][0], config)
         source = synonyms[0].source if synonyms else Source.DEFAULT
-        found.append(Described(key, value, source, False, synonyms))
-    return found
+        descriptions.append(Described(key, value, source, False, synonyms))
+    return descriptions
 
 
 def describe_group(own: Mapping[str, str], config: BrokerConfig, names: Iterable[str] | None) -> list[Described]:
-    """A group's settings, as `describe_topic`."""
-    found: list[Described] = []
-    for key in _chosen(GROUP_KEYS, names, [own]):
+    """Describe a group's settings. `names` is as for `describe_topic`."""
+    descriptions: list[Described] = []
+    for key in _select_keys(GROUP_KEYS, names, [own]):
         if key.synonyms:
             broker_setting = key.synonyms[0][0]
-            synonyms = _layers(broker_setting, config)
+            synonyms = _synonyms(broker_setting, config)
             value = normal_text(config.get(broker_setting))
         else:
             synonyms = [Synonym(key.name, key.default, Source.DEFAULT)]
             value = key.default
         if key.name in own:
-            value = _normal(key, own[key.name])
+            value = _normal_or_raw(key, own[key.name])
             synonyms.insert(0, Synonym(key.name, value, Source.GROUP))
-        found.append(Described(key, value, synonyms[0].source, False, synonyms))
-    return found
+        descriptions.append(Described(key, value, synonyms[0].source, False, synonyms))
+    return descriptions
 
 
 def describe_client_metrics(own: Mapping[str, str], names: Iterable[str] | None) -> list[Described]:
-    """A subscription's settings. Nobody else gives them a value: those that are not set have no synonyms."""
-    found: list[Described] = []
-    for key in _chosen(CLIENT_METRICS_KEYS, names, [own]):
+    """Describe a client metrics subscription. A setting that is not set has no synonyms, since no other layer
+    supplies values.
+    """
+    descriptions: list[Described] = []
+    for key in _select_keys(CLIENT_METRICS_KEYS, names, [own]):
         value, source = key.default, Source.DEFAULT
         synonyms: list[Synonym] = []
         if key.name in own:
-            value, source = _normal(key, own[key.name]), Source.CLIENT_METRICS
+            value, source = _normal_or_raw(key, own[key.name]), Source.CLIENT_METRICS
             synonyms = [Synonym(key.name, value, source)]
-        found.append(Described(key, value, source, False, synonyms))
-    return found
+        descriptions.append(Described(key, value, source, False, synonyms))
+    return descriptions
 
 
 def describe_broker(config: BrokerConfig, names: Iterable[str] | None) -> list[Described]:
-    """This broker's settings, with those of single listeners that are set."""
-    found: list[Described] = []
-    for key in _chosen_of_broker(names, [layer for layer, _ in _sources(config)]):
-        synonyms = _layers(key.name, config)
+    """Describe this broker's settings, including settings of single listeners that are set."""
+    descriptions: list[Described] = []
+    for key in _select_broker_keys(names, [layer for layer, _ in _broker_layers(config)]):
+        synonyms = _synonyms(key.name, config)
         source = synonyms[0].source if synonyms else Source.DEFAULT
         if key.sensitive:
             value = None
         else:
             value = normal_text(config.get(key.name)) if key.name in BROKER_KEYS else synonyms[0].value
-        found.append(Described(key, value, source, key.read_only, synonyms, config.origins.get(key.name, "")))
-    return found
+        descriptions.append(Described(key, value, source, key.read_only, synonyms, config.origins.get(key.name, "")))
+    return descriptions
 
 
 def describe_brokers_default(altered: Mapping[str, str], names: Iterable[str] | None) -> list[Described]:
-    """What was altered for all brokers together, and nothing else."""
-    found: list[Described] = []
-    for key in _chosen_of_broker(names, [altered]):
+    """Describe only the settings that were altered for all brokers together."""
+    descriptions: list[Described] = []
+    for key in _select_broker_keys(names, [altered]):
         if key.name in altered:
-            synonym = Synonym(key.name, _given(key, altered[key.name]), Source.DYNAMIC_CLUSTER)
-            found.append(Described(key, synonym.value, synonym.source, key.read_only, [synonym]))
-    return found
+            synonym = Synonym(key.name, _shown_text(key, altered[key.name]), Source.DYNAMIC_CLUSTER)
+            descriptions.append(Described(key, synonym.value, synonym.source, key.read_only, [synonym]))
+    return descriptions
 
 
-def _chosen_of_broker(names: Iterable[str] | None, layers: Sequence[Mapping[str, str]]) -> list[Key]:
-    """As `_chosen`, with the settings of single listeners that a layer sets."""
+def _select_broker_keys(names: Iterable[str] | None, layers: Sequence[Mapping[str, str]]) -> list[Key]:
+    """As `_select_keys`, including settings of single listeners that a layer sets."""
     if names is None:
         names = [*BROKER_KEYS, *(name for layer in layers for name in layer if name not in BROKER_KEYS)]
-    known = {name: key for name in names if (key := broker_key(name)) is not None}
-    return _chosen(known, None, layers)
+    keys_by_name = {name: key for name in names if (key := broker_key(name)) is not None}
+    return _select_keys(keys_by_name, None, layers)
 
 
 def created_topic(overrides: Mapping[str, str], config: BrokerConfig) -> list[Described]:
-    """A new topic's settings as CreateTopics answers them: sorted, its own as they came, no synonyms (KIP-525)."""
-    found: list[Described] = []
-    for key in sorted(_chosen(TOPIC_KEYS, None, [overrides])):
+    """Describe a new topic's settings for CreateTopics: sorted, own values as they were sent, no synonyms (KIP-525)."""
+    descriptions: list[Described] = []
+    for key in sorted(_select_keys(TOPIC_KEYS, None, [overrides])):
         if key.name in overrides:
-            found.append(Described(key, overrides[key.name], Source.TOPIC, False, []))
+            descriptions.append(Described(key, overrides[key.name], Source.TOPIC, False, []))
         else:
-            found.append(Described(key, default_text(key, config), _source_for_topics(key, config), False, []))
-    return found
+            descriptions.append(Described(key, default_text(key, config), _source_for_topics(key, config), False, []))
+    return descriptions
 
 
-def _chosen(keys: Mapping[str, Key], names: Iterable[str] | None, layers: Sequence[Mapping[str, str]]) -> list[Key]:
-    """The keys of these names, or all; hidden ones only where a layer sets them."""
-    wanted = keys.values() if names is None else [keys[name] for name in dict.fromkeys(names) if name in keys]
-    return [key for key in wanted if not key.hidden or any(key.name in layer for layer in layers)]
+def _select_keys(
+    keys: Mapping[str, Key], names: Iterable[str] | None, layers: Sequence[Mapping[str, str]]
+) -> list[Key]:
+    """Return the keys with these names, or all keys. Hidden keys are included only if a layer sets them."""
+    candidates = keys.values() if names is None else [keys[name] for name in dict.fromkeys(names) if name in keys]
+    return [key for key in candidates if not key.hidden or any(key.name in layer for layer in layers)]
 
 
 def _source_for_topics(key: Key, config: BrokerConfig) -> Source:
     for name, _ in key.synonyms:
-        for layer, source in _sources(config):
+        for layer, source in _broker_layers(config):
             if name in layer:
                 return source
     return Source.DEFAULT
 
 
-def _sources(config: BrokerConfig) -> tuple[tuple[Mapping[str, str], Source], ...]:
+def _broker_layers(config: BrokerConfig) -> tuple[tuple[Mapping[str, str], Source], ...]:
     return (
         (config.dynamic_own, Source.DYNAMIC_BROKER),
         (config.dynamic_cluster, Source.DYNAMIC_CLUSTER),
@@ -160,37 +166,38 @@ def _sources(config: BrokerConfig) -> tuple[tuple[Mapping[str, str], Source], ..
     )
 
 
-def _layers(name: str, config: BrokerConfig) -> list[Synonym]:
-    """Every layer that gives `name` or one that says the same, the one that counts first, its text as it was given.
+def _synonyms(name: str, config: BrokerConfig) -> list[Synonym]:
+    """Return the values of `name` and its synonyms in all layers, the highest precedence first, as the texts that
+    were set.
 
-    As Kafka does, what stands before the first of that very name is left out.
+    As in Kafka, the values before the first one of `name` itself are left out.
     """
     base = listener_base(name)
     names = broker_synonyms(name) if base is None else (name, base)
     keys = [key for each in names if (key := broker_key(each)) is not None]
-    found = [
-        Synonym(key.name, _given(key, layer[key.name]), source)
-        for layer, source in _sources(config)
+    synonyms = [
+        Synonym(key.name, _shown_text(key, layer[key.name]), source)
+        for layer, source in _broker_layers(config)
         for key in keys
         if key.name in layer
     ]
     for key in keys:
         if key.default is not None and not (key.name in _NO_DEFAULT and key.name in config.static):
-            found.append(Synonym(key.name, key.default, Source.DEFAULT))
-    first = next((i for i, synonym in enumerate(found) if synonym.name == name), len(found))
-    return found[first:]
+            synonyms.append(Synonym(key.name, key.default, Source.DEFAULT))
+    first = next((i for i, synonym in enumerate(synonyms) if synonym.name == name), len(synonyms))
+    return synonyms[first:]
 
 
 _NO_DEFAULT = ("node.id", "process.roles")
-"""Kafka has none, and lists none: there they are always set at the start. Here they may be left out."""
+"""Kafka has no defaults for these settings, so it lists none: they must be set at the start. Here they are optional."""
 
 
-def _given(key: Key, text: str) -> str | None:
-    """A text of the broker's own layers, which Kafka shows as it was given; null for a secret."""
+def _shown_text(key: Key, text: str) -> str | None:
+    """Return a text from the broker's layers, which Kafka shows as it was set; None for a secret."""
     return None if key.sensitive else text
 
 
-def _normal(key: Key, text: str) -> str | None:
+def _normal_or_raw(key: Key, text: str) -> str | None:
     try:
         return normal_text(parse(key, text))
     except InvalidValue:

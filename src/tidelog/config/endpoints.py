@@ -1,4 +1,4 @@
-"""Addresses to listen on and to advertise, from `listeners` and `advertised.listeners`."""
+"""The addresses in `listeners` and `advertised.listeners`."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -7,11 +7,11 @@ from tidelog.config.key import InvalidValue
 
 WILDCARDS = ("", "0.0.0.0", "::")  # noqa: S104 - names them to refuse them as an address for clients
 PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
-SERVED = ("PLAINTEXT",)
+SUPPORTED_PROTOCOLS = ("PLAINTEXT",)
 
 
 class Endpoint(NamedTuple):
-    """One listener. `host` has no brackets; "" is every interface."""
+    """One listener. `host` has no brackets; an empty one means all interfaces."""
 
     listener: str
     host: str
@@ -24,20 +24,23 @@ class Endpoint(NamedTuple):
 
 
 def parse_endpoints(setting: str, texts: Sequence[str], protocols: Mapping[str, str]) -> tuple[Endpoint, ...]:
-    """NAME://HOST:PORT each; `protocols` maps listener names. Raises InvalidValue that names `setting`."""
-    found: dict[str, Endpoint] = {}
+    """Parse texts of the form NAME://HOST:PORT. `protocols` maps listener names to security protocols.
+
+    Raises InvalidValue, which names `setting`.
+    """
+    endpoints: dict[str, Endpoint] = {}
     for text in texts:
         endpoint = _endpoint(setting, text, protocols)
-        if endpoint.listener in found:
+        if endpoint.listener in endpoints:
             raise InvalidValue(setting, text, f"two listeners have the name {endpoint.listener}")
-        found[endpoint.listener] = endpoint
-    if not found:
+        endpoints[endpoint.listener] = endpoint
+    if not endpoints:
         raise InvalidValue(setting, ",".join(texts), "at least one is needed, for example PLAINTEXT://127.0.0.1:9092")
-    return tuple(found.values())
+    return tuple(endpoints.values())
 
 
 def parse_protocols(setting: str, text: str) -> dict[str, str]:
-    """NAME:PROTOCOL,... Raises InvalidValue."""
+    """Parse NAME:PROTOCOL,... into protocols by listener name. Raises InvalidValue."""
     protocols: dict[str, str] = {}
     for item in filter(None, (part.strip() for part in text.split(","))):
         name, colon, protocol = item.partition(":")
@@ -55,11 +58,11 @@ def _endpoint(setting: str, text: str, protocols: Mapping[str, str]) -> Endpoint
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]
     elif ":" in host:
-        raise InvalidValue(setting, text, f"an IPv6 host stands in brackets: [{host}]:{port}")
+        raise InvalidValue(setting, text, f"an IPv6 host must be in brackets: [{host}]:{port}")
     name = name.upper()
     protocol = protocols.get(name)
     if protocol is None:
         raise InvalidValue(setting, text, f"listener.security.protocol.map has no protocol for {name}")
-    if protocol not in SERVED:
-        raise InvalidValue(setting, text, f"{protocol} is not served yet, only {', '.join(SERVED)}")
+    if protocol not in SUPPORTED_PROTOCOLS:
+        raise InvalidValue(setting, text, f"{protocol} is not supported yet, only {', '.join(SUPPORTED_PROTOCOLS)}")
     return Endpoint(name, host, int(port), protocol)

@@ -1,8 +1,8 @@
-"""Settings of single groups. A group need not exist to have some; the broker's `group.*` stand for those it has not."""
+"""Settings of single groups. They can be set before the group exists. Broker settings `group.*` supply the defaults."""
 
 import re
 
-from tidelog.config.key import AtLeast, Key, OneOf, Type, Valid, Value
+from tidelog.config.key import AtLeast, Key, OneOf, Type, Validator, Value
 
 _DURATION = re.compile(
     r"(?P<sign>[-+]?)P(?:(?P<days>[-+]?[0-9]+)D)?"
@@ -16,27 +16,27 @@ BY_DURATION = "by_duration:"
 
 
 def is_duration(text: str) -> bool:
-    """Whether `Duration.parse` of Java takes the text, and gives no negative duration."""
+    """Return whether Java's `Duration.parse` accepts the text and returns no negative duration."""
     match = _DURATION.fullmatch(text)
     if match is None:
         return False
-    given = {unit: match[unit] for unit in _SECONDS_IN if match[unit] is not None}
-    if not given or (match["time"] is not None and len(match["time"]) == 1):
+    given_units = {unit: match[unit] for unit in _SECONDS_IN if match[unit] is not None}
+    if not given_units or (match["time"] is not None and len(match["time"]) == 1):
         return False
-    if any(len(number) > _NUMBER_LENGTH_MAX for number in given.values()):
+    if any(len(number) > _NUMBER_LENGTH_MAX for number in given_units.values()):
         return False
-    parts = {unit: int(number) * _SECONDS_IN[unit] for unit, number in given.items()}
+    seconds_by_unit = {unit: int(number) * _SECONDS_IN[unit] for unit, number in given_units.items()}
     fraction = int((match["fraction"] or "").ljust(9, "0"))
-    nanoseconds = sum(parts.values()) * 1_000_000_000
+    nanoseconds = sum(seconds_by_unit.values()) * 1_000_000_000
     nanoseconds += -fraction if (match["seconds"] or "").startswith("-") else fraction
     if match["sign"] == "-":
         nanoseconds = -nanoseconds
-    fits = all(-(1 << 63) <= part < 1 << 63 for part in parts.values())
+    fits = all(-(1 << 63) <= part < 1 << 63 for part in seconds_by_unit.values())
     return fits and 0 <= nanoseconds < (1 << 63) * 1_000_000_000
 
 
-class ShareOffsetReset(Valid):
-    """Where a share group begins to read: an end of the log, or a duration before now (ISO 8601)."""
+class ShareOffsetReset(Validator):
+    """Where a share group begins to read: at an end of the log, or a duration before now (ISO 8601)."""
 
     __slots__ = ()
 
@@ -55,7 +55,7 @@ KEYS: tuple[Key, ...] = (
         Type.INT,
         "45000",
         AtLeast(1),
-        doc="A member of the consumer group is removed when no heartbeat came for this long.",
+        doc="A member of the consumer group is removed after this time without a heartbeat.",
         effect=True,
         synonyms=(("group.consumer.session.timeout.ms", 1),),
     ),
@@ -64,7 +64,7 @@ KEYS: tuple[Key, ...] = (
         Type.INT,
         "5000",
         AtLeast(1),
-        doc="Time between heartbeats that members of the consumer group are told.",
+        doc="Heartbeat interval that the broker sends to the members of the consumer group.",
         effect=True,
         synonyms=(("group.consumer.heartbeat.interval.ms", 1),),
     ),
@@ -73,7 +73,7 @@ KEYS: tuple[Key, ...] = (
         Type.INT,
         "1000",
         AtLeast(0),
-        doc="A new assignment of the consumer group is made at most this often; 0: whenever one is needed.",
+        doc="Minimum time between two new assignments of the consumer group; 0 for no minimum.",
         effect=True,
         synonyms=(("group.consumer.assignment.interval.ms", 1),),
     ),
@@ -82,7 +82,7 @@ KEYS: tuple[Key, ...] = (
         Type.INT,
         "45000",
         AtLeast(1),
-        doc="A member of the share group is removed when no heartbeat came for this long.",
+        doc="A member of the share group is removed after this time without a heartbeat.",
         synonyms=(("group.share.session.timeout.ms", 1),),
     ),
     Key(
@@ -90,7 +90,7 @@ KEYS: tuple[Key, ...] = (
         Type.INT,
         "5000",
         AtLeast(1),
-        doc="Time between heartbeats that members of the share group are told.",
+        doc="Heartbeat interval that the broker sends to the members of the share group.",
         synonyms=(("group.share.heartbeat.interval.ms", 1),),
     ),
     Key(
@@ -98,7 +98,7 @@ KEYS: tuple[Key, ...] = (
         Type.INT,
         "1000",
         AtLeast(0),
-        doc="A new assignment of the share group is made at most this often.",
+        doc="Minimum time between two new assignments of the share group.",
         synonyms=(("group.share.assignment.interval.ms", 1),),
     ),
     Key(
@@ -106,7 +106,7 @@ KEYS: tuple[Key, ...] = (
         Type.INT,
         "30000",
         AtLeast(1000),
-        doc="How long a member of the share group has a record for itself.",
+        doc="How long a record stays locked for the member of the share group that fetched it.",
         synonyms=(("group.share.record.lock.duration.ms", 1),),
     ),
     Key(
@@ -114,7 +114,7 @@ KEYS: tuple[Key, ...] = (
         Type.INT,
         "5",
         AtLeast(2),
-        doc="How often a record is given to the share group's members.",
+        doc="How many times a record is delivered to members of the share group.",
         synonyms=(("group.share.delivery.count.limit", 1),),
     ),
     Key(
@@ -122,7 +122,7 @@ KEYS: tuple[Key, ...] = (
         Type.INT,
         "2000",
         AtLeast(100),
-        doc="Records of one partition that members of the share group have for themselves at once.",
+        doc="Limit on the locked records of one partition in the share group.",
         synonyms=(("group.share.partition.max.record.locks", 1),),
     ),
     Key(
@@ -130,27 +130,27 @@ KEYS: tuple[Key, ...] = (
         Type.STRING,
         "latest",
         ShareOffsetReset(),
-        doc="Where the share group begins to read a partition.",
+        doc="Offset at which the share group begins to read a partition.",
     ),
     Key(
         "share.isolation.level",
         Type.STRING,
         "read_uncommitted",
         OneOf(("read_committed", "read_uncommitted")),
-        doc="Whether the share group gets records of transactions that are open or aborted.",
+        doc="Whether the share group reads records of open and aborted transactions.",
     ),
     Key(
         "share.renew.acknowledge.enable",
         Type.BOOLEAN,
         "true",
-        doc="Whether members of the share group may ask for more time with a record.",
+        doc="Whether members of the share group may extend the lock on a record.",
     ),
     Key(
         "streams.session.timeout.ms",
         Type.INT,
         "45000",
         AtLeast(1),
-        doc="A member of the streams group is removed when no heartbeat came for this long.",
+        doc="A member of the streams group is removed after this time without a heartbeat.",
         synonyms=(("group.streams.session.timeout.ms", 1),),
     ),
     Key(
@@ -158,7 +158,7 @@ KEYS: tuple[Key, ...] = (
         Type.INT,
         "5000",
         AtLeast(1),
-        doc="Time between heartbeats that members of the streams group are told.",
+        doc="Heartbeat interval that the broker sends to the members of the streams group.",
         synonyms=(("group.streams.heartbeat.interval.ms", 1),),
     ),
     Key(
@@ -166,7 +166,7 @@ KEYS: tuple[Key, ...] = (
         Type.INT,
         "1000",
         AtLeast(0),
-        doc="A new assignment of the streams group is made at most this often.",
+        doc="Minimum time between two new assignments of the streams group.",
         synonyms=(("group.streams.assignment.interval.ms", 1),),
     ),
     Key(
@@ -187,14 +187,16 @@ KEYS: tuple[Key, ...] = (
     ),
 )
 
-_FREE = ("share.auto.offset.reset", "share.isolation.level", "share.renew.acknowledge.enable")
+_UNLIMITED = ("share.auto.offset.reset", "share.isolation.level", "share.renew.acknowledge.enable")
 
 
 def limits_of(name: str) -> tuple[str | None, str | None]:
-    """The broker's settings with the least and the most that a group's `name` may be."""
-    kind, _, what = name.partition(".")
-    if name in _FREE or what == "initial.rebalance.delay.ms":
+    """Return the broker settings with the minimum and the maximum of the group setting `name`; None where there is
+    no limit.
+    """
+    group_type, _, setting = name.partition(".")
+    if name in _UNLIMITED or setting == "initial.rebalance.delay.ms":
         return None, None
-    if what == "num.standby.replicas":
+    if setting == "num.standby.replicas":
         return None, "group.streams.max.standby.replicas"
-    return f"group.{kind}.min.{what}", f"group.{kind}.max.{what}"
+    return f"group.{group_type}.min.{setting}", f"group.{group_type}.max.{setting}"

@@ -1,6 +1,6 @@
-"""Settings of Kafka's brokers for what is not here yet: security, tiered storage, quorum, metrics."""
+"""Broker settings of Kafka's features that Tidelog does not have yet: security, tiered storage, quorum, metrics."""
 
-from tidelog.config.key import AtLeast, Between, Key, NonEmpty, OneOf, OneOfIgnoringCase, Type
+from tidelog.config.key import AtLeast, Between, Key, NonEmptyText, OneOf, OneOfIgnoringCase, Type
 
 BOOLEAN = Type.BOOLEAN
 STRING = Type.STRING
@@ -85,17 +85,17 @@ KEYS: tuple[Key, ...] = (
         "remote.log.metadata.manager.class.name",
         STRING,
         "org.apache.kafka.server.log.remote.metadata.storage.TopicBasedRemoteLogMetadataManager",
-        NonEmpty(),
+        NonEmptyText(),
         read_only=True,
     ),
     Key("remote.log.metadata.manager.class.path", STRING, None, read_only=True),
-    Key("remote.log.metadata.manager.impl.prefix", STRING, "rlmm.config.", NonEmpty(), read_only=True),
-    Key("remote.log.metadata.manager.listener.name", STRING, None, NonEmpty(), read_only=True),
+    Key("remote.log.metadata.manager.impl.prefix", STRING, "rlmm.config.", NonEmptyText(), read_only=True),
+    Key("remote.log.metadata.manager.listener.name", STRING, None, NonEmptyText(), read_only=True),
     Key("remote.log.reader.max.pending.tasks", INT, "100", AtLeast(1), read_only=True),
     Key("remote.log.reader.threads", INT, "10", AtLeast(1)),
-    Key("remote.log.storage.manager.class.name", STRING, None, NonEmpty(), read_only=True),
+    Key("remote.log.storage.manager.class.name", STRING, None, NonEmptyText(), read_only=True),
     Key("remote.log.storage.manager.class.path", STRING, None, read_only=True),
-    Key("remote.log.storage.manager.impl.prefix", STRING, "rsm.config.", NonEmpty(), read_only=True),
+    Key("remote.log.storage.manager.impl.prefix", STRING, "rsm.config.", NonEmptyText(), read_only=True),
     Key("remote.log.storage.system.enable", BOOLEAN, "false", read_only=True),
     Key("replica.fetch.backoff.ms", INT, "1000", AtLeast(0), read_only=True),
     Key("replica.fetch.max.bytes", INT, "1048576", AtLeast(0), read_only=True),

@@ -1,18 +1,18 @@
-"""Texts of settings as Java reads and writes them: numbers, booleans, lists, names of classes.
+"""Read and write texts of settings as Java does: numbers, booleans, lists and class names.
 
-Kafka reads a setting with `ConfigDef.parseType`, and a file that works there has to mean the same here.
+Kafka reads settings with `ConfigDef.parseType`. A configuration file that works with Kafka must mean the same here.
 """
 
 import re
 import unicodedata
 
 TRIMMED = "".join(map(chr, range(0x21)))
-"""What `String.trim()` removes at both ends: U+0020 and everything below it, and no other space."""
+"""The characters that `String.trim()` removes at both ends: U+0020 and all below it, and no other spaces."""
 _LIST_SPACE = " \t\n\x0b\f\r"
-"""What Java's regular expressions call `\\s`."""
+r"""The characters that `\s` matches in Java's regular expressions."""
 _INTEGER = re.compile(r"[+-]?\d+")
 _DIGITS_MAX = 19
-"""Of the largest LONG."""
+"""Number of digits of the largest LONG."""
 _DOUBLE = re.compile(
     r"(?P<sign>[+-]?)(?:(?P<name>NaN|Infinity)"
     r"|(?P<hex>0[xX](?:[0-9a-fA-F]+\.?[0-9a-fA-F]*|\.[0-9a-fA-F]+)[pP][+-]?[0-9]+)[fFdD]?"
@@ -23,14 +23,14 @@ _PRIMITIVES = ("boolean", "byte", "char", "double", "float", "int", "long", "sho
 
 
 def trimmed(text: str) -> str:
-    """`String.trim()`."""
+    """Return the text as `String.trim()` does."""
     return text.strip(TRIMMED)
 
 
 def integer(text: str, bits: int) -> int | None:
-    """A trimmed text as `Integer.parseInt` and its relatives read it; None where they throw.
+    """Parse a trimmed text as `Integer.parseInt` and its relatives do; None where they throw.
 
-    Java reads the decimal digits of every script, but only those of one UTF-16 unit.
+    Java accepts the decimal digits of every script, but only digits of one UTF-16 unit.
     """
     if not _INTEGER.fullmatch(text) or max(text) > "\uffff":
         return None
@@ -47,7 +47,7 @@ def integer(text: str, bits: int) -> int | None:
 
 
 def double(text: str) -> float | None:
-    """A trimmed text as `Double.parseDouble` reads it; None where that throws."""
+    """Parse a trimmed text as `Double.parseDouble` does; None where that throws."""
     match = _DOUBLE.fullmatch(text)
     if match is None:
         return None
@@ -70,7 +70,7 @@ def _hexadecimal(text: str) -> float:
 
 
 def double_text(value: float) -> str:
-    """`Double.toString`: 0.5, 100.0, 1.0E7, 1.0E-4, NaN."""
+    """Format a number as `Double.toString` does: 0.5, 100.0, 1.0E7, 1.0E-4, NaN."""
     if value != value:
         return "NaN"
     if value == 0 or 1e-3 <= abs(value) < 1e7:
@@ -84,7 +84,7 @@ def double_text(value: float) -> str:
     power = len(digits) - len(fraction) - 1 + int(exponent or 0)
     digits = digits.rstrip("0")
     if len(digits) == 1:
-        # Java writes at least two digits, and takes those that are nearest to the value: 4.9E-324, not 5.0E-324.
+        # Java writes at least two digits, and chooses the ones nearest to the value: 4.9E-324, not 5.0E-324.
         two = f"{abs(value):.1e}"
         if float(two) == abs(value):
             return f"{sign}{two[:3]}E{int(two[4:])}"
@@ -92,7 +92,7 @@ def double_text(value: float) -> str:
 
 
 def boolean(text: str) -> bool | None:
-    """A trimmed text as `equalsIgnoreCase` compares it with true and false; None for anything else."""
+    """Parse a trimmed text, which `equalsIgnoreCase` compares with true and false; None for any other text."""
     if len(text) > len("false"):
         return None
     upper = "".join(character.upper() for character in text)
@@ -102,17 +102,17 @@ def boolean(text: str) -> bool | None:
 
 
 def items(text: str) -> list[str]:
-    """A trimmed text as the list that it is: split at commas with the white space around them."""
+    """Parse a trimmed text as a list, split at commas with the white space around them."""
     return [item.strip(_LIST_SPACE) for item in text.split(",")] if text else []
 
 
 def is_class_name(text: str) -> bool:
-    """Whether a class could have this name. Whether there is one, only a JVM could tell."""
+    """Return whether a class can have this name. Whether the class exists, only a JVM can tell."""
     return _CLASS.fullmatch(text) is not None and text not in _PRIMITIVES
 
 
 def split(text: str) -> list[str]:
-    """`text.split(",")` of Java: as they stand, without the empty parts at the end."""
+    """Split as Java's `text.split(",")` does: the parts are not trimmed, and empty parts at the end are dropped."""
     parts = text.split(",")
     while len(parts) > 1 and not parts[-1]:
         parts.pop()

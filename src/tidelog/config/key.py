@@ -1,6 +1,6 @@
-"""What one setting is: its type, which values it takes, how its text is read and written.
+"""The definition of one setting: its type, the values that it accepts, and how its text is read and written.
 
-Reasons of refusal keep the short forms that Kafka's clients show to people ("Value must be at least 1").
+Messages about refused values keep the short forms that Kafka's clients show ("Value must be at least 1").
 """
 
 from enum import IntEnum
@@ -27,71 +27,71 @@ class Type(IntEnum):
 
 
 TEXT_BYTES_MAX = 32_767
-"""Of one value: a message holds no longer one. A list to which was appended could not be told any more."""
+"""Upper bound on the text of one value, in bytes, since a protocol message cannot contain a longer string."""
 
 
 HIDDEN = "[hidden]"
-"""Stands in messages for a secret, as in Kafka's."""
+"""Replaces a secret in messages, as in Kafka."""
 
 
 class InvalidValue(ValueError):
-    """A text that a setting does not take; the message names the value, the setting and the reason."""
+    """A setting does not accept a value. The message names the value, the setting and the reason."""
 
     def __init__(self, name: str, shown: object, reason: str) -> None:
         super().__init__(f"Invalid value {shown} for configuration {name}: {reason}")
 
 
-class Valid:
-    """Which values of its type a setting takes."""
+class Validator:
+    """Checks which values of its type a setting accepts."""
 
     __slots__ = ()
 
     def refusal(self, value: Value) -> tuple[object, str] | None:
-        """None, or what to show and why it is refused."""
+        """Return None if the value is accepted, else the value to show and the reason."""
         raise NotImplementedError
 
 
-class AtLeast(Valid):
-    __slots__ = ("low",)
+class AtLeast(Validator):
+    __slots__ = ("minimum",)
 
-    def __init__(self, low: float) -> None:
-        self.low = low
-
-    def refusal(self, value: Value) -> tuple[object, str] | None:
-        assert isinstance(value, int | float)
-        return (_shown(value), f"Value must be at least {self.low}") if value < self.low else None
-
-
-class Between(Valid):
-    __slots__ = ("high", "low")
-
-    def __init__(self, low: float, high: float) -> None:
-        self.low = low
-        self.high = high
+    def __init__(self, minimum: float) -> None:
+        self.minimum = minimum
 
     def refusal(self, value: Value) -> tuple[object, str] | None:
         assert isinstance(value, int | float)
-        if value < self.low:
-            return _shown(value), f"Value must be at least {self.low}"
-        return (_shown(value), f"Value must be no more than {self.high}") if value > self.high else None
+        return (_shown(value), f"Value must be at least {self.minimum}") if value < self.minimum else None
 
 
-class BetweenOr(Valid):
-    __slots__ = ("high", "low", "other")
+class Between(Validator):
+    __slots__ = ("maximum", "minimum")
 
-    def __init__(self, low: int, high: int, other: int) -> None:
-        self.low = low
-        self.high = high
-        self.other = other
+    def __init__(self, minimum: float, maximum: float) -> None:
+        self.minimum = minimum
+        self.maximum = maximum
+
+    def refusal(self, value: Value) -> tuple[object, str] | None:
+        assert isinstance(value, int | float)
+        if value < self.minimum:
+            return _shown(value), f"Value must be at least {self.minimum}"
+        return (_shown(value), f"Value must be no more than {self.maximum}") if value > self.maximum else None
+
+
+class BetweenOr(Validator):
+    __slots__ = ("alternative", "maximum", "minimum")
+
+    def __init__(self, minimum: int, maximum: int, alternative: int) -> None:
+        self.minimum = minimum
+        self.maximum = maximum
+        self.alternative = alternative
 
     def refusal(self, value: Value) -> tuple[object, str] | None:
         assert isinstance(value, int)
-        if value == self.other or self.low <= value <= self.high:
+        if value == self.alternative or self.minimum <= value <= self.maximum:
             return None
-        return value, f"Value must be between {self.low} and {self.high} or equal to {self.other}"
+        return value, f"Value must be between {self.minimum} and {self.maximum} or equal to {self.alternative}"
 
 
-class OneOf(Valid):
+class OneOf(Validator):
     __slots__ = ("values",)
 
     def __init__(self, values: tuple[str, ...]) -> None:
@@ -111,7 +111,7 @@ class OneOfIgnoringCase(OneOf):
         return value, f"String must be one of (case insensitive): {', '.join(self.values)}"
 
 
-class SomeItems(Valid):
+class NonEmptyList(Validator):
     """A list that is not empty."""
 
     __slots__ = ()
@@ -121,7 +121,7 @@ class SomeItems(Valid):
 
 
 class ListOf(OneOf):
-    """A list of these values; not the empty list where `empty` is false."""
+    """A list of these values. It may be empty only if `empty` is true."""
 
     __slots__ = ("empty",)
 
@@ -139,15 +139,15 @@ class ListOf(OneOf):
         return None
 
 
-class NonEmpty(Valid):
+class NonEmptyText(Validator):
     __slots__ = ()
 
     def refusal(self, value: Value) -> tuple[object, str] | None:
         return (value, "String must be non-empty") if value == "" else None
 
 
-class PerAddress(Valid):
-    """A text of ADDRESS:COUNT,..."""
+class CountsByAddress(Validator):
+    """A text of the form ADDRESS:COUNT,..."""
 
     __slots__ = ()
 
@@ -160,7 +160,7 @@ class PerAddress(Valid):
         return None
 
 
-class ThrottledReplicas(Valid):
+class ThrottledReplicas(Validator):
     __slots__ = ()
 
     def refusal(self, value: Value) -> tuple[object, str] | None:
@@ -176,21 +176,23 @@ class Key(NamedTuple):
     name: str
     type: Type
     default: str | None
-    """As text; None: null, or it has to be set."""
-    valid: Valid | None = None
+    """As text. None means null, or that the setting must be set."""
+    validator: Validator | None = None
     doc: str = ""
     effect: bool = False
-    """Whether the code reads it; a test compares this with the code. Without effect it is stored and shown."""
+    """Whether Tidelog uses the setting. A test compares this with the code. A setting without effect is only stored
+    and shown."""
     read_only: bool = False
-    """A broker's setting that takes a restart."""
+    """Whether a change of this broker setting needs a restart."""
     hidden: bool = False
-    """Described only where it is set, as Kafka does with its internal ones."""
+    """Whether the setting is described only if it is set, like Kafka's internal settings."""
     synonyms: tuple[tuple[str, int], ...] = ()
-    """Of a topic's or a group's setting: the broker's that give its default, and factors. The first set counts."""
+    """Only for settings of topics and groups: the broker settings that supply the default, each with a factor. The
+    first one that is set applies."""
 
     @property
     def sensitive(self) -> bool:
-        """Whether its value is never shown, logged or stored in the journal."""
+        """Whether the value is secret: it is never shown, logged or stored in the journal."""
         return self.type is Type.PASSWORD
 
 
@@ -198,7 +200,7 @@ _BITS = {Type.SHORT: 16, Type.INT: 32, Type.LONG: 64}
 
 
 def parse(key: Key, text: str) -> Value:
-    """The value that `text` stands for, as Kafka reads it. Raises InvalidValue."""
+    """Return the value of `text`, read as Kafka does. Raises InvalidValue."""
     if len(text) * 4 > TEXT_BYTES_MAX and len(text.encode()) > TEXT_BYTES_MAX:
         shown = HIDDEN if key.sensitive else f"{text[:20]}..."
         raise InvalidValue(key.name, shown, f"it is longer than {TEXT_BYTES_MAX} bytes")
@@ -208,13 +210,13 @@ def parse(key: Key, text: str) -> Value:
         value = _list(key, text, stripped)
     elif key.type is Type.CLASS:
         if not is_class_name(stripped):
-            raise InvalidValue(key.name, text, "it is no name of a Java class")
+            raise InvalidValue(key.name, text, "it is not a valid Java class name")
     elif key.type is not Type.STRING and key.type is not Type.PASSWORD:
         value = _scalar(key, text, stripped)
-    if key.valid is not None:
-        refused = key.valid.refusal(value)
-        if refused is not None:
-            raise InvalidValue(key.name, *refused)
+    if key.validator is not None:
+        refusal = key.validator.refusal(value)
+        if refusal is not None:
+            raise InvalidValue(key.name, *refusal)
     return value
 
 
@@ -234,13 +236,15 @@ def _scalar(key: Key, text: str, stripped: str) -> bool | int | float:
 
 
 def _list(key: Key, text: str, stripped: str) -> list[str]:
-    """The items, each once, none of them empty; throttled replicas are as they were given, as in Kafka."""
-    found = items(stripped)
-    if isinstance(key.valid, ThrottledReplicas):
-        return found
-    if "" in found:
+    """Return the items without duplicates. An empty item is refused. Throttled replicas are returned as given, as in
+    Kafka.
+    """
+    list_items = items(stripped)
+    if isinstance(key.validator, ThrottledReplicas):
+        return list_items
+    if "" in list_items:
         raise InvalidValue(key.name, text, "an item of the list is empty")
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(list_items))
 
 
 def default_value(key: Key) -> Value:
@@ -248,7 +252,7 @@ def default_value(key: Key) -> Value:
 
 
 def normal_text(value: Value) -> str | None:
-    """A value as DescribeConfigs shows it."""
+    """Return a value as the text that DescribeConfigs shows."""
     if value is None or isinstance(value, str):
         return value
     if isinstance(value, bool):

@@ -1,4 +1,4 @@
-"""The one table of settings: look-up by name, the nearest known name, the environment's names."""
+"""The table of all settings: lookup by name, the nearest known name, and the names of environment variables."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -23,35 +23,35 @@ GROUP_KEYS: Mapping[str, Key] = {key.name: key for key in group_keys.KEYS}
 
 CLIENT_METRICS_KEYS: Mapping[str, Key] = {key.name: key for key in client_metrics_keys.KEYS}
 
-OF_A_LISTENER = re.compile(r"listener\.name\.[^.]*\.(.+)", re.DOTALL)
+LISTENER_SETTING = re.compile(r"listener\.name\.[^.]*\.(.+)", re.DOTALL)
 """The name of a setting for a single listener: `listener.name.NAME.` and the setting's own name."""
-_OF_A_MECHANISM = (
+_MECHANISM_SETTINGS = (
     "connections.max.reauth.ms",
     "sasl.jaas.config",
     "sasl.login.callback.handler.class",
     "sasl.login.class",
     "sasl.server.callback.handler.class",
 )
-"""Those that may stand behind the name of a SASL mechanism, too: `listener.name.NAME.MECHANISM.SETTING`."""
+"""SASL settings that may also follow the name of a mechanism: `listener.name.NAME.MECHANISM.SETTING`."""
 
 ENVIRONMENT_PREFIX = "TIDELOG_"
-NEAR_ENOUGH = 0.8
-"""Similarity from which an unknown name in the environment or in a file is taken for a misspelt setting."""
+MISSPELLING_SIMILARITY_MIN = 0.8
+"""Minimum similarity (0 to 1) at which an unknown name in the environment or a file counts as a misspelt setting."""
 
 
 class ChangedWhen(Enum):
-    """How a broker's setting can be changed, in the words of the documents."""
+    """How a broker setting can be changed, in the words of the documentation."""
 
     AT_RESTART = "restart"
     LIVE = "live"
     OF_ONE_BROKER = "live, of one broker"
-    """Not of all brokers together."""
+    """For single brokers, not for all brokers together."""
     OF_ONE_LISTENER = "live, of one listener"
-    """Only under the name that begins with `listener.name.NAME.`."""
+    """Only under a name that begins with `listener.name.NAME.`."""
 
 
-_OF_ONE_BROKER = ("cordoned.log.dirs", "principal.builder.class")
-_OF_ONE_LISTENER = (
+_SINGLE_BROKER_SETTINGS = ("cordoned.log.dirs", "principal.builder.class")
+_SINGLE_LISTENER_SETTINGS = (
     "ssl.key.password",
     "ssl.keystore.certificate.chain",
     "ssl.keystore.key",
@@ -63,38 +63,39 @@ _OF_ONE_LISTENER = (
     "ssl.truststore.password",
     "ssl.truststore.type",
 )
-_OF_LISTENERS_OF_ALL_BROKERS = ("max.connection.creation.rate", "max.connections", "num.network.threads")
-"""What all brokers together can be given for the listeners of one name."""
+_CLUSTER_WIDE_LISTENER_SETTINGS = ("max.connection.creation.rate", "max.connections", "num.network.threads")
+"""Settings of single listeners that can be set for all brokers together."""
 
 
 def changed_when(name: str) -> ChangedWhen:
-    """How the broker's setting `name`, a known one, can be changed."""
+    """Return how the broker setting `name`, which must be known, can be changed."""
     base = listener_base(name)
     if base is not None:
-        return ChangedWhen.LIVE if base in _OF_LISTENERS_OF_ALL_BROKERS else ChangedWhen.OF_ONE_BROKER
-    if name in _OF_ONE_LISTENER:
+        return ChangedWhen.LIVE if base in _CLUSTER_WIDE_LISTENER_SETTINGS else ChangedWhen.OF_ONE_BROKER
+    if name in _SINGLE_LISTENER_SETTINGS:
         return ChangedWhen.OF_ONE_LISTENER
     if BROKER_KEYS[name].read_only:
         return ChangedWhen.AT_RESTART
-    of_one_broker = name in _OF_ONE_BROKER or name.startswith(("sasl.", "ssl."))
-    return ChangedWhen.OF_ONE_BROKER if of_one_broker else ChangedWhen.LIVE
+    is_of_one_broker = name in _SINGLE_BROKER_SETTINGS or name.startswith(("sasl.", "ssl."))
+    return ChangedWhen.OF_ONE_BROKER if is_of_one_broker else ChangedWhen.LIVE
 
 
 def listener_base(name: str) -> str | None:
-    """The setting that `listener.name.NAME.SETTING` gives to one listener; None for another or an unknown name."""
-    match = OF_A_LISTENER.fullmatch(name)
+    """Return SETTING for a name of the form `listener.name.NAME.SETTING`; None for any other or an unknown name."""
+    match = LISTENER_SETTING.fullmatch(name)
     if match is None:
         return None
-    of_a_mechanism = (base for base in _OF_A_MECHANISM if match[1].endswith(f".{base}"))
-    return match[1] if match[1] in BROKER_KEYS else next(of_a_mechanism, None)
+    mechanism_settings = (base for base in _MECHANISM_SETTINGS if match[1].endswith(f".{base}"))
+    return match[1] if match[1] in BROKER_KEYS else next(mechanism_settings, None)
 
 
 def broker_key(name: str) -> Key | None:
-    """The row of the table for a broker's setting, also for that of a single listener; None for an unknown name."""
+    """Return the definition of a broker setting, or of a setting of a single listener; None for an unknown name."""
     base = listener_base(name)
     if base is None:
         return BROKER_KEYS.get(name)
-    # Nothing here reads the settings of single listeners, and Kafka calls all of them read-only, though it alters them.
+    # Tidelog does not use settings of single listeners. Kafka calls all of them read-only, although it can alter
+    # them.
     return BROKER_KEYS[base]._replace(name=name, default=None, effect=False, read_only=True, hidden=True)
 
 
@@ -103,52 +104,55 @@ def is_broker_setting(name: str) -> bool:
 
 
 def broker_synonyms(name: str) -> tuple[str, ...]:
-    """The broker settings that say the same as `name` in another unit, the one that counts first at the front."""
-    return _GROUPS.get(name, (name,))
+    """Return the broker settings with the same meaning as `name` in other units, the one with the highest precedence
+    first.
+    """
+    return _SYNONYMS.get(name, (name,))
 
 
-def check_for_topics(name: str, value: Value) -> None:
-    """Raise InvalidValue when a broker's setting would give topics a default that none of them may have."""
-    found = _DEFAULTS.get(name)
-    if found is None or value is None:
+def check_topic_default(name: str, value: Value) -> None:
+    """Raise InvalidValue if a broker setting would give topics a default that no topic accepts."""
+    topic_default = _TOPIC_DEFAULTS.get(name)
+    if topic_default is None or value is None:
         return
-    key, factor = found
+    key, factor = topic_default
     if factor != 1:
         assert isinstance(value, int)
         value *= factor
-    if key.valid is None or (key.name == "retention.ms" and isinstance(value, int) and value < 0):
+    if key.validator is None or (key.name == "retention.ms" and isinstance(value, int) and value < 0):
         return
-    refused = key.valid.refusal(value)
-    if refused is not None:
-        raise InvalidValue(name, *refused)
+    refusal = key.validator.refusal(value)
+    if refusal is not None:
+        raise InvalidValue(name, *refusal)
 
 
 def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
-    """The known name most like `name`, if any is like it."""
-    from difflib import get_close_matches  # costs more to import than this whole package; only mistakes need it
+    """Return the known name that is most similar to `name`; None if none is similar enough."""
+    # its import costs more than this whole package, and only wrong names need it
+    from difflib import get_close_matches
 
-    found = get_close_matches(name, list(known), n=1, cutoff=cutoff)
-    return found[0] if found else None
+    matches = get_close_matches(name, list(known), n=1, cutoff=cutoff)
+    return matches[0] if matches else None
 
 
 def attribute(name: str) -> str:
-    """A setting's name as an identifier: log.dirs -> log_dirs."""
+    """Return a setting's name as an identifier: log.dirs -> log_dirs."""
     return name.replace(".", "_")
 
 
 def environment_name(name: str) -> str:
-    """log.dirs -> TIDELOG_LOG_DIRS."""
+    """Return the environment variable of a setting: log.dirs -> TIDELOG_LOG_DIRS."""
     return ENVIRONMENT_PREFIX + attribute(name).upper()
 
 
-def _groups() -> dict[str, tuple[str, ...]]:
-    groups: dict[str, tuple[str, ...]] = {}
+def _synonyms() -> dict[str, tuple[str, ...]]:
+    synonyms: dict[str, tuple[str, ...]] = {}
     for key in topic_keys.KEYS:
         if len(key.synonyms) > 1:
             names = tuple(name for name, _ in key.synonyms)
-            groups.update(dict.fromkeys(names, names))
-    return groups
+            synonyms.update(dict.fromkeys(names, names))
+    return synonyms
 
 
-_GROUPS = _groups()
-_DEFAULTS = {name: (key, factor) for key in topic_keys.KEYS for name, factor in key.synonyms}
+_SYNONYMS = _synonyms()
+_TOPIC_DEFAULTS = {name: (key, factor) for key in topic_keys.KEYS for name, factor in key.synonyms}

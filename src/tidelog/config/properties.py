@@ -1,4 +1,4 @@
-"""Java's properties format, which Kafka's configuration files and `meta.properties` are written in."""
+"""Parse Java's properties format, in which Kafka's configuration files and `meta.properties` are written."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -11,16 +11,16 @@ class Property(NamedTuple):
     name: str
     value: str
     line: int
-    """Where it begins; the first line is 1."""
+    """Number of the line where the entry begins, from 1."""
 
 
 def parse_properties(text: str) -> list[Property]:
-    """Every entry in its order, repeated names included. Raises ValueError for a malformed \\u escape."""
+    r"""Return all entries in order, including repeated names. Raises ValueError for a malformed \u escape."""
     return [_entry(line, number) for number, line in _logical_lines(text)]
 
 
 def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
-    """Lines with their continuations joined, without comments and blank ones."""
+    """Yield line numbers and lines, with continuation lines joined, without comments and blank lines."""
     number = 0
     parts: list[str] = []
     lines = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
@@ -68,5 +68,5 @@ def _unescape(text: str, number: int) -> str:
             i += 1
             out.append(_ESCAPES.get(text[i : i + 1], text[i : i + 1]))
         i += 1
-    # Characters beyond U+FFFF are escaped as two halves.
+    # Characters beyond U+FFFF are escaped as two surrogates.
     return "".join(out).encode("utf-16", "surrogatepass").decode("utf-16", "replace")

@@ -1,4 +1,4 @@
-"""Settings of a broker about quotas: how far back they look."""
+"""Broker settings of quotas: the windows over which rates are measured."""
 
 from tidelog.config.key import AtLeast, Key, Type
 
@@ -10,7 +10,7 @@ KEYS: tuple[Key, ...] = (
         INT,
         "11",
         AtLeast(1),
-        doc="Windows of controller_mutation_rate: so many times their size can be used at once.",
+        doc="Windows of the quota controller_mutation_rate; the quota of all windows can be used in one burst.",
         effect=True,
         read_only=True,
     ),
@@ -19,7 +19,7 @@ KEYS: tuple[Key, ...] = (
         INT,
         "1",
         AtLeast(1),
-        doc="Size of a window of controller_mutation_rate.",
+        doc="Length of one window of the quota controller_mutation_rate.",
         effect=True,
         read_only=True,
     ),
@@ -28,7 +28,7 @@ KEYS: tuple[Key, ...] = (
         INT,
         "11",
         AtLeast(1),
-        doc="Windows over which clients' rates are measured.",
+        doc="Number of windows over which the rates of clients are measured.",
         effect=True,
         read_only=True,
     ),
@@ -37,7 +37,7 @@ KEYS: tuple[Key, ...] = (
         INT,
         "1",
         AtLeast(1),
-        doc="Size of a window; also how long a client waits at most for request_percentage and for connections.",
+        doc="Length of a window, and the longest delay caused by request_percentage and connection rate limits.",
         effect=True,
         read_only=True,
     ),

@@ -1,12 +1,13 @@
-"""Broker settings that Apache Kafka once had and version 4 has no more: files of old clusters still name them.
+"""Broker settings that Apache Kafka had before version 4. Configuration files of old clusters still contain them.
 
-From the differences between the settings of Kafka 2.x, 3.x and 4.x. Kafka 4 warns of them as of any unknown name.
+The list comes from the differences between the settings of Kafka 2.x, 3.x and 4.x. Kafka 4 warns about them as about
+any unknown name.
 """
 
 from collections.abc import Mapping
 
 ZOOKEEPER = "zookeeper."
-"""Everything that begins so."""
+"""Prefix of retired settings."""
 
 RETIRED: Mapping[str, str] = {
     "advertised.host.name": "advertised.listeners",
@@ -35,14 +36,16 @@ RETIRED: Mapping[str, str] = {
     "quota.producer.default": "",
     "reserved.broker.max.id": "",
 }
-"""To what says the same now; empty for those that nothing replaces."""
+"""The settings that replace each retired setting; empty if none does."""
 
 
 def retired(name: str) -> str | None:
-    """Why Kafka 4 does not know this setting, for people; None for one that it never had, or still has."""
+    """Return why Kafka 4 does not have this setting, as text for users; None if it was never a setting or still is
+    one.
+    """
     if name.startswith(ZOOKEEPER):
-        return "there is no ZooKeeper any more"
+        return "Kafka 4 no longer uses ZooKeeper"
     successor = RETIRED.get(name)
     if successor is None:
         return None
-    return "Kafka 4 has it no more" + (f", use {successor}" if successor else "")
+    return "Kafka 4 no longer has it" + (f", use {successor}" if successor else "")

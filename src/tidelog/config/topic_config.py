@@ -1,4 +1,4 @@
-"""A topic's settings in force: its own, else what the broker's settings give, else the default."""
+"""The values of a topic's settings: its own values, else the broker's defaults for topics, else built-in defaults."""
 
 from collections.abc import Mapping
 
@@ -6,22 +6,22 @@ from tidelog.config.broker_config import BrokerConfig
 from tidelog.config.key import InvalidValue, Key, Value, default_value, normal_text, parse
 from tidelog.config.keys import TOPIC_KEYS, nearest
 
-CACHED_MAX = 1000
+CACHED_SETTINGS_MAX = 1000
 
 
 class InvalidTopicConfig(ValueError):
-    """Settings that no topic can have. The message is for the client."""
+    """Settings that no topic accepts. The message is for the client."""
 
 
 def check_topic_config(overrides: Mapping[str, str], config: BrokerConfig) -> None:
-    """Raise InvalidTopicConfig unless a topic may have these of its own."""
+    """Raise InvalidTopicConfig unless a topic may have the settings `overrides`."""
     unknown = [name for name in overrides if name not in TOPIC_KEYS]
     if unknown:
-        same = (
+        topic_names = (
             key.name for key in TOPIC_KEYS.values() if any(broker_key == unknown[0] for broker_key, _ in key.synonyms)
         )
-        near = next(same, None) or nearest(unknown[0], TOPIC_KEYS)
-        hint = f"; did you mean {near}?" if near else ""
+        suggestion = next(topic_names, None) or nearest(unknown[0], TOPIC_KEYS)
+        hint = f"; did you mean {suggestion}?" if suggestion else ""
         raise InvalidTopicConfig(f"Unknown topic config name: {unknown[0]}{hint}")
     try:
         for name, text in overrides.items():
@@ -29,38 +29,40 @@ def check_topic_config(overrides: Mapping[str, str], config: BrokerConfig) -> No
     except InvalidValue as error:
         raise InvalidTopicConfig(str(error)) from None
     values = topic_values(overrides, config)
-    least, most = values["min.compaction.lag.ms"], values["max.compaction.lag.ms"]
-    assert isinstance(least, int)
-    assert isinstance(most, int)
-    if least > most:
-        raise InvalidTopicConfig(f"min.compaction.lag.ms ({least}) is more than max.compaction.lag.ms ({most})")
+    lag_min, lag_max = values["min.compaction.lag.ms"], values["max.compaction.lag.ms"]
+    assert isinstance(lag_min, int)
+    assert isinstance(lag_max, int)
+    if lag_min > lag_max:
+        raise InvalidTopicConfig(f"min.compaction.lag.ms ({lag_min}) is more than max.compaction.lag.ms ({lag_max})")
     if values["remote.storage.enable"]:
         raise InvalidTopicConfig("remote.storage.enable: this broker has no remote storage")
 
 
 def topic_values(overrides: Mapping[str, str], config: BrokerConfig) -> dict[str, Value]:
-    """Every setting's value in force, by its name."""
+    """Return the current value of every topic setting, by name."""
     values: dict[str, Value] = {}
     for name, key in TOPIC_KEYS.items():
         if name in overrides:
             try:
                 values[name] = parse(key, overrides[name])
                 continue
-            except InvalidValue:  # stored by a version that took it
+            except InvalidValue:  # stored by a version that accepted it
                 pass
         values[name] = default_for_topics(key, config)
     return values
 
 
 def default_for_topics(key: Key, config: BrokerConfig) -> Value:
-    """What a topic has that does not set `key`: the first of the broker's settings for it that has a value."""
+    """Return the value of `key` for a topic that does not set it: from the first broker setting in its synonyms that
+    is set.
+    """
     for name, factor in key.synonyms:
         value: Value = config.get(name)
         if value is not None:
             if factor != 1:
                 assert isinstance(value, int)
                 value *= factor
-            # Any negative time is no limit.
+            # Any negative time means no limit.
             return -1 if key.name == "retention.ms" and isinstance(value, int) and value < 0 else value
     return default_value(key)
 
@@ -70,9 +72,10 @@ def default_text(key: Key, config: BrokerConfig) -> str | None:
 
 
 class TopicSettings:
-    """What topics' logs obey, by Kafka's names of settings. Topics with the same own settings share one mapping.
+    """The settings that the logs of topics use, by Kafka's names. Topics with the same own settings share one
+    mapping.
 
-    Besides the topics' settings it has `producer.id.expiration.ms`, which is the broker's. Lists are joined by commas.
+    Besides the settings of topics they contain the broker's `producer.id.expiration.ms`. Lists are joined by commas.
     """
 
     def __init__(self, config: BrokerConfig) -> None:
@@ -81,27 +84,29 @@ class TopicSettings:
         self._cached: dict[tuple[tuple[str, str], ...], Mapping[str, Value]] = {}
 
     def of(self, overrides: Mapping[str, str]) -> Mapping[str, Value]:
-        """The settings in force of a topic with these of its own."""
-        if self._generation != self._config.generation or len(self._cached) >= CACHED_MAX:
+        """Return the current settings of a topic with the own settings `overrides`."""
+        if self._generation != self._config.generation or len(self._cached) >= CACHED_SETTINGS_MAX:
             self._cached.clear()
             self._generation = self._config.generation
         cache_key = tuple(sorted(overrides.items()))
-        found = self._cached.get(cache_key)
-        if found is None:
-            found = self._cached[cache_key] = self._settings(overrides)
-        return found
+        settings = self._cached.get(cache_key)
+        if settings is None:
+            settings = self._cached[cache_key] = self._settings(overrides)
+        return settings
 
     def _settings(self, overrides: Mapping[str, str]) -> dict[str, Value]:
         values = topic_values(overrides, self._config)
-        internal = values.pop("internal.segment.bytes")
-        if internal is not None:
-            values["segment.bytes"] = internal
+        internal_segment_bytes = values.pop("internal.segment.bytes")
+        if internal_segment_bytes is not None:
+            values["segment.bytes"] = internal_segment_bytes
         values["producer.id.expiration.ms"] = self._config.producer_id_expiration_ms
         return {name: normal_text(value) if isinstance(value, list) else value for name, value in values.items()}
 
 
-def topics_without_effect(overrides: Mapping[str, str]) -> list[str]:
-    """Those of a topic's own settings that nothing here reads yet, for one warning."""
+def topic_settings_without_effect(overrides: Mapping[str, str]) -> list[str]:
+    """Return the topic's own settings that have no effect in Tidelog yet, so that the broker can warn about them
+    once.
+    """
     return [
         name
         for name, text in overrides.items()

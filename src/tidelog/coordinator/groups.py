@@ -1,4 +1,4 @@
-"""The group coordinators of this broker: one for each partition of `__consumer_offsets` that it leads."""
+"""The group coordinators of this broker: one for each partition of `__consumer_offsets` that the broker leads."""
 
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
@@ -58,15 +58,19 @@ if TYPE_CHECKING:
 logger = logging.getLogger("tidelog.coordinator")
 T = TypeVar("T")
 
-PLACES_MAX = 20_000
-"""Group ids of which the partition is remembered."""
-UUID_FORM_LENGTH = 36
-SWEEP_GROUPS = 20
-"""Groups that a sweep looks at in one turn of the loop."""
+CACHED_GROUP_IDS_MAX = 20_000
+"""Upper bound on the group ids whose partition is cached."""
+UUID_TEXT_LENGTH = 36
+SWEEP_GROUPS_PER_TURN = 20
+"""Groups that a sweep examines in one turn of the event loop."""
 
 
 class GroupCoordinators:
-    """What the API handlers ask. Answers go to a `Reply`: at once, or when the group or the log is ready for it."""
+    """The group requests that the API handlers make.
+
+    Most results are passed to a `Reply`: during the call, or later, when the group has completed a rebalance or the
+    log has committed the records.
+    """
 
     def __init__(
         self,
@@ -83,120 +87,129 @@ class GroupCoordinators:
         self._metadata = metadata
         self._controller = controller
         self._settings = group_settings(config)
-        self._led: dict[int, CoordinatorPartition[GroupCore]] = {}
-        self._count = 0
-        self._places: dict[str, int] = {}
-        self._going: dict[str, None] = {}
-        """Groups of which a part has been deleted and the rest will be."""
-        self._told = metadata.image
-        self.lags = GroupLags(partitions, runtime.clock, runtime.tasks, self._committing)
+        self._coordinators: dict[int, CoordinatorPartition[GroupCore]] = {}
+        self._partition_count = 0
+        self._partition_by_group_id: dict[str, int] = {}
+        """A cache, since the hash of a group id costs time."""
+        self._deleting: dict[str, None] = {}
+        """Ids of groups whose records are being deleted in several steps."""
+        self._followed_image = metadata.image
+        """The last image that `on_image` got. It is published to clients only when `on_image` has completed."""
+        self.lags = GroupLags(partitions, runtime.clock, runtime.tasks, self._durable_groups)
         self._group_log = GroupLog(runtime.clock, runtime.tasks)
         self._tasks: list[asyncio.Task[None]] = []
 
-    # With the broker's life
+    # Life cycle
 
     def start(self) -> None:
-        """Begin to forget old offsets, and to look how far groups are behind, now and then. Coordinators are loaded as
-        `on_image` tells of partitions."""
+        """Start the periodic removal of expired offsets and the periodic lag check.
+
+        `on_image` loads the coordinators, when it is notified of partitions.
+        """
         spawn = self._runtime.tasks.spawn
         self._tasks = [
-            spawn(self._sweep_often(), name="offsets-sweep"),
-            spawn(self.lags.keep(), name="group-lags"),
+            spawn(self._sweep_periodically(), name="offsets-sweep"),
+            spawn(self.lags.run(), name="group-lags"),
         ]
 
     def on_image(self, old: "MetadataImage", new: "MetadataImage") -> "Awaitable[None] | None":
-        """Follow a change that the partitions have followed: serve what is led here, forget topics that are deleted,
-        let consumer groups know what they may read now. Groups may have committed millions of offsets in a topic: they
-        are forgotten while others are served, and no further change comes before that is over.
+        """Apply a metadata change after the partitions have applied it.
+
+        Serve the partitions that this broker leads, remove the offsets of deleted topics, and notify consumer groups
+        of changed topics. Groups may have committed millions of offsets in a deleted topic, so other requests are
+        served while the offsets are removed. The caller awaits the returned object, if there is one, before it
+        applies the next change.
         """
-        self._told = new
+        self._followed_image = new
         self._settings.consumer.assignment_interval_ms = self._config.group_consumer_assignment_interval_ms
         topic = new.topics.get(CONSUMER_OFFSETS)
         if topic is not old.topics.get(CONSUMER_OFFSETS):
-            self._follow({} if topic is None else dict(enumerate(topic.partitions)))
+            self._serve_led_partitions({} if topic is None else dict(enumerate(topic.partitions)))
         if old.topics is not new.topics:
-            gone = {
+            deleted_topics = {
                 name: None
                 for name, before in old.topics.items()
                 if (now := new.topics.get(name)) is None or now.topic_id != before.topic_id
             }
-            if gone:
-                return self._forget_topics(gone, old, new)
-            self._topics_changed(old, new)
+            if deleted_topics:
+                return self._forget_topics(deleted_topics, old, new)
+            self._notify_topics_changed(old, new)
         return None
 
-    async def _forget_topics(self, gone: dict[str, None], old: "MetadataImage", new: "MetadataImage") -> None:
-        for led in self._loaded():
-            core = led.core
-            for decision in core.forget_topics(gone, led.now()):
-                led.apply(decision)
+    async def _forget_topics(self, deleted_topics: dict[str, None], old: "MetadataImage", new: "MetadataImage") -> None:
+        for coordinator in self._loaded_coordinators():
+            core = coordinator.core
+            for decision in core.forget_topics(deleted_topics, coordinator.now()):
+                coordinator.apply(decision)
                 await self._runtime.tasks.sleep(0)
-                if not led.is_loaded or led.core is not core:
-                    break  # closed, or loaded anew: offsets with the id of a deleted topic are not told to anybody
-        # Last: until the image is published, groups are assigned what the old one has.
-        self._topics_changed(old, new)
+                if not coordinator.is_loaded or coordinator.core is not core:
+                    # The coordinator was closed or loaded again. Offsets with the id of a deleted topic are never
+                    # returned to clients.
+                    break
+        # Last, because groups are assigned the topics of the old image until the new one is published.
+        self._notify_topics_changed(old, new)
 
-    def _topics_changed(self, old: "MetadataImage", new: "MetadataImage") -> None:
-        for led in self._loaded():
-            led.core.topics_changed(old, new, led.now())
-            led.arm()
+    def _notify_topics_changed(self, old: "MetadataImage", new: "MetadataImage") -> None:
+        for coordinator in self._loaded_coordinators():
+            coordinator.core.topics_changed(old, new, coordinator.now())
+            coordinator.arm()
 
-    def opened_late(self) -> None:
-        """Serve what of the topic's partitions was offline and is not any more."""
+    def partitions_opened_late(self) -> None:
+        """Serve the partitions of `__consumer_offsets` that were offline and have been opened since the last image."""
         topic = self._metadata.image.topics.get(CONSUMER_OFFSETS)
         if topic is not None:
-            self._follow(dict(enumerate(topic.partitions)))
+            self._serve_led_partitions(dict(enumerate(topic.partitions)))
 
     def close(self) -> None:
-        """Answer everyone who waits; take no more requests."""
+        """Answer all waiting requests, and accept no more."""
         for task in self._tasks:
             task.cancel()
-        for led in self._led.values():
-            led.close()
-        self._led.clear()
+        for coordinator in self._coordinators.values():
+            coordinator.close()
+        self._coordinators.clear()
 
     async def loading(self) -> None:
-        """Return when every coordinator that is being loaded has ended that."""
-        for led in list(self._led.values()):
-            await led.loading()
+        """Wait until no coordinator is being loaded."""
+        for coordinator in list(self._coordinators.values()):
+            await coordinator.loading()
 
-    # Where a group is
+    # Location of groups
 
     @property
     def has_topic(self) -> bool:
-        """Whether `__consumer_offsets` exists; without it there is no coordinator of any group."""
+        """Whether `__consumer_offsets` exists. Until then no group has a coordinator."""
         return CONSUMER_OFFSETS in self._metadata.image.topics
 
     async def make_topic(self) -> None:
-        """Make `__consumer_offsets` as it is first needed. Raises CoordinatorNotAvailable."""
+        """Create `__consumer_offsets`, when it is needed for the first time. Raises CoordinatorNotAvailable."""
         try:
-            (made,) = await self._controller.ensure_topics([CONSUMER_OFFSETS])
-            refused = None if made.error is ErrorCode.NONE else made.message or made.error.name
+            (topic_result,) = await self._controller.ensure_topics([CONSUMER_OFFSETS])
+            refusal = None if topic_result.error is ErrorCode.NONE else topic_result.message or topic_result.error.name
         except ApiError as error:
-            refused = error.message
-        if refused is not None:
-            logger.error("cannot make topic=%s reason=%s", CONSUMER_OFFSETS, refused)
-            raise CoordinatorNotAvailable(f"{CONSUMER_OFFSETS} cannot be made: {refused}")
-        await self.loading()  # empty logs: a client that comes at once need not be sent away
+            refusal = error.message
+        if refusal is not None:
+            logger.error("cannot make topic=%s reason=%s", CONSUMER_OFFSETS, refusal)
+            raise CoordinatorNotAvailable(f"cannot create {CONSUMER_OFFSETS}: {refusal}")
+        await self.loading()  # The logs are empty and load at once, so the client need not be told to retry.
 
     def coordinator_of(self, group_id: str) -> "BrokerRegistration":
-        """The broker to ask about the group. Raises CoordinatorNotAvailable when there is none at the moment."""
+        """Return the broker that coordinates the group. Raises CoordinatorNotAvailable if no broker does at present."""
         image = self._metadata.image
         topic = image.topics.get(CONSUMER_OFFSETS)
         if topic is None:
             raise CoordinatorNotAvailable(f"{CONSUMER_OFFSETS} does not exist yet")
-        place = self._place(group_id, len(topic.partitions))
-        state = topic.partitions[place]
+        index = self._partition_index(group_id, len(topic.partitions))
+        state = topic.partitions[index]
         broker = image.brokers.get(state.leader)
-        if broker is None or self._partitions.is_offline(CONSUMER_OFFSETS, place):
+        if broker is None or self._partitions.is_offline(CONSUMER_OFFSETS, index):
             raise CoordinatorNotAvailable(f"the partition of group {group_id!r} has no leader")
         return broker
 
-    # Requests. Each raises ApiError when the group is not served here now.
+    # Requests. Each raises ApiError if this broker does not serve the group at present.
 
     def join(self, request: "JoinGroupRequest", client_id: str, client_host: str, version: int, reply: "Reply") -> None:
         self._check_group_id(request.group_id)
-        _check_begins_member_id(request, client_id)
+        _check_member_id_prefix(request, client_id)
         settings = self._settings
         if not settings.min_session_timeout_ms <= request.session_timeout_ms <= settings.max_session_timeout_ms:
             raise InvalidSessionTimeout(
@@ -205,98 +218,105 @@ class GroupCoordinators:
             )
         from tidelog.coordinator.group.classic import Joining
 
-        led = self._joinable(request.group_id)
+        coordinator = self._coordinator_unless_deleting(request.group_id)
         fresh_uuid = fresh_id = ""
         if not request.member_id:
-            raw = self._new_uuid()
-            fresh_uuid, fresh_id = uuid_form(raw), uuid_text(raw)
+            random_bytes = self._new_uuid()
+            fresh_uuid, fresh_id = hyphenated_uuid(random_bytes), uuid_text(random_bytes)
         joining = Joining(request, reply, client_id, client_host, version, fresh_uuid, fresh_id)
-        led.apply(led.core.join(joining, led.now()))
+        coordinator.apply(coordinator.core.join(joining, coordinator.now()))
 
     def sync(self, request: "SyncGroupRequest", reply: "Reply") -> None:
         self._check_group_id(request.group_id)
-        led = self._of(request.group_id)
-        led.apply(led.core.sync(request, reply, led.now()))
+        coordinator = self._coordinator(request.group_id)
+        coordinator.apply(coordinator.core.sync(request, reply, coordinator.now()))
 
     def heartbeat(self, request: "HeartbeatRequest") -> ErrorCode:
         self._check_group_id(request.group_id)
-        led = self._of(request.group_id)
-        if led.is_loading:
-            return ErrorCode.NONE  # nobody's session runs out meanwhile
-        return led.core.heartbeat(request, led.now())
+        coordinator = self._coordinator(request.group_id)
+        if coordinator.is_loading:
+            return ErrorCode.NONE  # no session expires during a load
+        return coordinator.core.heartbeat(request, coordinator.now())
 
     def leave(self, request: "LeaveGroupRequest", reply: "Reply") -> None:
         self._check_group_id(request.group_id)
-        led = self._of(request.group_id)
-        led.apply(led.core.leave(request, reply, led.now()))
+        coordinator = self._coordinator(request.group_id)
+        coordinator.apply(coordinator.core.leave(request, reply, coordinator.now()))
 
     @property
     def serves_consumer_groups(self) -> bool:
-        """Whether the consumer protocol (KIP-848) may be used."""
+        """Whether clients may use the consumer protocol (KIP-848)."""
         return self._settings.consumer.is_served
 
     def consumer_heartbeat(
         self, request: "ConsumerGroupHeartbeatRequest", client_id: str, client_host: str, version: int, reply: "Reply"
     ) -> None:
-        """Answered with a ConsumerGroupHeartbeatResponse."""
+        """Handle ConsumerGroupHeartbeat. The reply is a ConsumerGroupHeartbeatResponse."""
         settings = self._settings.consumer
         if not settings.is_served:
-            raise UnsupportedVersion("group.coordinator.rebalance.protocols leaves the consumer protocol out")
+            raise UnsupportedVersion("group.coordinator.rebalance.protocols does not include the consumer protocol")
         from tidelog.coordinator.consumer.heartbeats import Beat, check_request
 
         check_request(request, version, settings)
-        led = self._joinable(request.group_id)
+        coordinator = self._coordinator_unless_deleting(request.group_id)
         fresh_id = "" if request.member_id else uuid_text(self._new_uuid())
         beat = Beat(request, reply, client_id, client_host, version, fresh_id)
-        led.apply(led.core.consumer_heartbeat(beat, led.now()))
+        coordinator.apply(coordinator.core.consumer_heartbeat(beat, coordinator.now()))
 
     def describe_consumer(self, group_id: str, reply: "Reply") -> None:
-        """Answered with the DescribedGroup of a group of the consumer protocol."""
+        """Describe a group of the consumer protocol. The reply is its DescribedGroup."""
         if not group_id:
             raise InvalidGroupId
-        led = self._of(group_id)
-        described: DescribedConsumerGroup = led.core.describe_consumer(group_id)
-        led.answer(reply, described, led.core.durable.next_offset(group_id))
+        coordinator = self._coordinator(group_id)
+        described: DescribedConsumerGroup = coordinator.core.describe_consumer(group_id)
+        coordinator.answer(reply, described, coordinator.core.durable.next_offset(group_id))
 
     def commit(self, commit: "OffsetCommit", reply: "Reply") -> "Steps[None]":
-        """Answered with one ErrorCode for each offset. What is to be written is made in steps, and written in one."""
+        """Commit offsets. The reply is one ErrorCode for each offset.
+
+        The records are encoded in steps, and appended as one batch in the last step.
+        """
         from tidelog.coordinator.group.offsets import prepare_commit
 
-        led = self._of(commit.group_id)
-        led.core.check_commit(commit, led.now())
+        coordinator = self._coordinator(commit.group_id)
+        coordinator.core.check_commit(commit, coordinator.now())
         while True:
-            topics = self._told.topics  # a topic that is being forgotten is in the metadata still
-            prepared = yield from prepare_commit(commit, self._settings, led.now(), topics)
-            # Offsets in a topic that was deleted meanwhile have been forgotten: they must not come again.
-            if not _gone(topics, self._told.topics, commit):
+            # The published metadata still contains a topic while its offsets are being removed.
+            topics = self._followed_image.topics
+            prepared = yield from prepare_commit(commit, self._settings, coordinator.now(), topics)
+            # Check again: a topic may have been deleted during the steps. Its offsets were removed, and must not be
+            # written again.
+            if not _has_deleted_topic(topics, self._followed_image.topics, commit):
                 break
-        led = self._of(commit.group_id)  # it may have moved, and the group have a new generation
-        led.apply(led.core.commit(commit, reply, led.now(), prepared))
+        # The group may have moved to another broker or have a new generation.
+        coordinator = self._coordinator(commit.group_id)
+        coordinator.apply(coordinator.core.commit(commit, reply, coordinator.now(), prepared))
 
     def delete(self, group_id: str, reply: "Reply") -> "Steps[None]":
-        """Answered with None when nothing is left of the group. Nobody joins it meanwhile, so that it is deleted whole
-        or not at all.
+        """Delete a group in steps. The reply is None, sent when all records of the group are deleted.
+
+        Joins are refused meanwhile, so no member can join a group that is deleted only in part.
         """
         is_last = False
-        self._joinable(group_id)
+        self._coordinator_unless_deleting(group_id)
         try:
             while not is_last:
-                led = self._of(group_id)
-                decision, is_last = led.core.delete_some(group_id, led.now())
+                coordinator = self._coordinator(group_id)
+                decision, is_last = coordinator.core.delete_some(group_id, coordinator.now())
                 if is_last:
                     decision.reply(reply, None)
                 else:
-                    self._going[group_id] = None
-                led.apply(decision)
+                    self._deleting[group_id] = None
+                coordinator.apply(decision)
                 yield
         finally:
-            self._going.pop(group_id, None)
+            self._deleting.pop(group_id, None)
 
     def delete_offsets(self, group_id: str, offsets: "Sequence[tuple[str, int]]", reply: "Reply") -> None:
-        """Answered with one ErrorCode for each (topic, partition)."""
+        """Delete committed offsets. The reply is one ErrorCode for each (topic, partition)."""
         self._check_group_id(group_id)
-        led = self._of(group_id)
-        led.apply(led.core.delete_offsets(group_id, offsets, reply, led.now()))
+        coordinator = self._coordinator(group_id)
+        coordinator.apply(coordinator.core.delete_offsets(group_id, offsets, reply, coordinator.now()))
 
     def committed(
         self,
@@ -306,115 +326,134 @@ class GroupCoordinators:
         member_id: str | None = None,
         member_epoch: int = -1,
     ) -> None:
-        """Answered with what `read` makes of the group's offsets, once they are committed for good."""
-        led = self._of(group_id)
-        durable, reply_offset = led.core.committed(group_id, member_id, member_epoch)
-        led.answer(reply, read(durable), reply_offset)
+        """Read the group's offsets. The reply is the result of `read`, sent once these offsets are committed.
+
+        `read` gets None for a group that does not exist.
+        """
+        coordinator = self._coordinator(group_id)
+        durable, reply_offset = coordinator.core.committed(group_id, member_id, member_epoch)
+        coordinator.answer(reply, read(durable), reply_offset)
 
     def describe(self, group_id: str, reply: "Reply") -> None:
-        """Answered with a DescribedGroup, or None for a group that does not exist."""
-        led = self._of(group_id)
-        described: DescribedGroup | None = led.core.describe(group_id)
-        led.answer(reply, described, led.core.durable.next_offset(group_id))
+        """Describe a classic group. The reply is a DescribedGroup, or None for a group that does not exist."""
+        coordinator = self._coordinator(group_id)
+        described: DescribedGroup | None = coordinator.core.describe(group_id)
+        coordinator.answer(reply, described, coordinator.core.durable.next_offset(group_id))
 
     def listing(self) -> "Iterator[GroupListing]":
-        """Raises CoordinatorLoadInProgress, or CoordinatorNotAvailable, while a part of the groups is not known yet.
-        Without those whose partition is offline: that must not hide all others."""
-        for led in self._led.values():
-            led.check_groups_known()
-        for led in self._loaded():
-            yield from led.core.listing()
+        """Yield all groups of this broker, except those whose partition is offline, so that one failed log does not
+        hide all other groups.
 
-    # Inside
+        Raises CoordinatorLoadInProgress or CoordinatorNotAvailable while some groups are not loaded.
+        """
+        for coordinator in self._coordinators.values():
+            coordinator.check_groups_known()
+        for coordinator in self._loaded_coordinators():
+            yield from coordinator.core.listing()
 
-    def _committing(self) -> "Iterator[tuple[str, DurableGroup]]":
-        for led in self._loaded():
-            yield from list(led.core.durable.by_id.items())
+    # Implementation
 
-    def _of(self, group_id: str) -> "CoordinatorPartition[GroupCore]":
-        led = self._led.get(self._place(group_id, self._count)) if self._count else None
-        if led is None:
-            raise NotCoordinator(f"the coordinator of group {group_id!r} is not here")
-        return led
+    def _durable_groups(self) -> "Iterator[tuple[str, DurableGroup]]":
+        for coordinator in self._loaded_coordinators():
+            yield from list(coordinator.core.durable.by_id.items())
 
-    def _joinable(self, group_id: str) -> "CoordinatorPartition[GroupCore]":
-        """As `_of`; raises CoordinatorLoadInProgress while the group is being deleted: clients try again."""
-        if group_id in self._going:
+    def _coordinator(self, group_id: str) -> "CoordinatorPartition[GroupCore]":
+        coordinator = (
+            self._coordinators.get(self._partition_index(group_id, self._partition_count))
+            if self._partition_count
+            else None
+        )
+        if coordinator is None:
+            raise NotCoordinator(f"this broker does not coordinate group {group_id!r}")
+        return coordinator
+
+    def _coordinator_unless_deleting(self, group_id: str) -> "CoordinatorPartition[GroupCore]":
+        """Return the group's coordinator. Raises CoordinatorLoadInProgress, which clients retry, while the group is
+        being deleted.
+        """
+        if group_id in self._deleting:
             raise CoordinatorLoadInProgress(f"group {group_id!r} is being deleted")
-        return self._of(group_id)
+        return self._coordinator(group_id)
 
-    def _place(self, group_id: str, count: int) -> int:
-        place = self._places.get(group_id)
-        if place is None:
-            if len(self._places) >= PLACES_MAX:
-                self._places.clear()
-            place = self._places[group_id] = partition_of(group_id, count)
-        return place
+    def _partition_index(self, group_id: str, count: int) -> int:
+        index = self._partition_by_group_id.get(group_id)
+        if index is None:
+            if len(self._partition_by_group_id) >= CACHED_GROUP_IDS_MAX:
+                self._partition_by_group_id.clear()
+            index = self._partition_by_group_id[group_id] = partition_of(group_id, count)
+        return index
 
     def _new_uuid(self) -> bytes:
-        """Random; its text form does not begin as an option of a command line does."""
+        """Return a random UUID whose base64 text does not begin with "-": a command line would take that for an
+        option.
+        """
         while True:
-            raw = self._runtime.new_uuid()
-            if not uuid_text(raw).startswith("-"):
-                return raw
+            random_bytes = self._runtime.new_uuid()
+            if not uuid_text(random_bytes).startswith("-"):
+                return random_bytes
 
     def _check_group_id(self, group_id: str) -> None:
         if not group_id:
-            raise InvalidGroupId("a group that members join needs a name")
+            raise InvalidGroupId("a group that has members needs a group id")
 
-    def _loaded(self) -> "Iterator[CoordinatorPartition[GroupCore]]":
-        for led in list(self._led.values()):
-            if led.is_loaded:
-                yield led
+    def _loaded_coordinators(self) -> "Iterator[CoordinatorPartition[GroupCore]]":
+        for coordinator in list(self._coordinators.values()):
+            if coordinator.is_loaded:
+                yield coordinator
 
-    def _follow(self, states: "dict[int, PartitionState]") -> None:
-        """Serve exactly the partitions that this broker leads and has."""
+    def _serve_led_partitions(self, states: "dict[int, PartitionState]") -> None:
+        """Serve exactly the partitions that this broker leads and that are open."""
         node_id = self._config.node_id
-        if len(states) != self._count:
-            self._count = len(states)
-            self._places.clear()
-        for index in list(self._led):
+        if len(states) != self._partition_count:
+            self._partition_count = len(states)
+            self._partition_by_group_id.clear()
+        for index in list(self._coordinators):
             partition = self._partitions.find(CONSUMER_OFFSETS, index)
-            if partition is not self._led[index].partition or states[index].leader != node_id:
-                self._led.pop(index).close()
+            if partition is not self._coordinators[index].partition or states[index].leader != node_id:
+                self._coordinators.pop(index).close()
         for index, state in states.items():
-            if index in self._led or state.leader != node_id:
+            if index in self._coordinators or state.leader != node_id:
                 continue
             partition = self._partitions.find(CONSUMER_OFFSETS, index)
             if partition is not None:
-                from tidelog.coordinator.runtime import CoordinatorPartition  # nothing of it until a group is needed
+                # imported only when the first group is used
+                from tidelog.coordinator.runtime import CoordinatorPartition
 
                 runtime = self._runtime
-                led = CoordinatorPartition(
+                coordinator = CoordinatorPartition(
                     partition, self._new_core, runtime.clock, runtime.tasks, runtime.turns, self._group_log
                 )
-                self._led[index] = led
-                led.load()
+                self._coordinators[index] = coordinator
+                coordinator.load()
 
     def _new_core(self) -> "GroupCore":
         from tidelog.coordinator.group.core import GroupCore
 
         return GroupCore(self._settings, lambda: self._metadata.image)
 
-    async def _sweep_often(self) -> None:
+    async def _sweep_periodically(self) -> None:
         while True:
             await self._runtime.tasks.sleep(self._config.offsets_retention_check_interval_ms / 1000)
             try:
                 await self.sweep()
             except Exception:
-                logger.exception("offsets sweep failed")  # and is tried again the next time
+                logger.exception("offsets sweep failed")  # the next sweep tries again
 
     async def sweep(self) -> None:
-        """Forget expired offsets and groups of which nothing is left."""
-        for led in self._loaded():
-            group_ids = iter(led.core.group_ids())
-            while led.is_loaded and (some := list(islice(group_ids, SWEEP_GROUPS))):
-                led.apply_all(led.core.sweep(some, led.now()))
+        """Delete expired offsets, and groups that have neither members nor offsets."""
+        for coordinator in self._loaded_coordinators():
+            group_ids = iter(coordinator.core.group_ids())
+            while coordinator.is_loaded and (batch_of_ids := list(islice(group_ids, SWEEP_GROUPS_PER_TURN))):
+                coordinator.apply_all(coordinator.core.sweep(batch_of_ids, coordinator.now()))
                 await self._runtime.tasks.sleep(0)
 
 
-def _gone(before: "Mapping[str, TopicImage]", now: "Mapping[str, TopicImage]", commit: "OffsetCommit") -> bool:
-    """Whether a topic of the commit has been deleted since; it may have been made anew."""
+def _has_deleted_topic(
+    before: "Mapping[str, TopicImage]", now: "Mapping[str, TopicImage]", commit: "OffsetCommit"
+) -> bool:
+    """Return whether a topic of the commit was deleted between the two images. A new topic of the same name does not
+    count.
+    """
     if now is before:
         return False
     names = dict.fromkeys(offset.topic for offset in commit.offsets)
@@ -424,21 +463,24 @@ def _gone(before: "Mapping[str, TopicImage]", now: "Mapping[str, TopicImage]", c
     )
 
 
-def _check_begins_member_id(request: "JoinGroupRequest", client_id: str) -> None:
-    """Raise InvalidRequest where the id that a member would get is longer than its record can hold: the group could
-    not be written, and its members would wait in vain.
+def _check_member_id_prefix(request: "JoinGroupRequest", client_id: str) -> None:
+    """Raise InvalidRequest if the new member's id would be too long for a record.
+
+    Otherwise the group could not be written to the log, and its members would wait without an answer.
     """
-    begin, what = client_id, "client id"
+    prefix, prefix_name = client_id, "client id"
     if request.group_instance_id is not None:
-        begin, what = request.group_instance_id, "group instance id"
-    room = STRING_BYTES_MAX - UUID_FORM_LENGTH - 1
-    if not request.member_id and len(begin) * 4 > room and len(begin.encode()) > room:
-        raise InvalidRequest(f"the {what}, with which the member id begins, is longer than {room} bytes")
+        prefix, prefix_name = request.group_instance_id, "group instance id"
+    prefix_bytes_max = STRING_BYTES_MAX - UUID_TEXT_LENGTH - 1
+    if not request.member_id and len(prefix) * 4 > prefix_bytes_max and len(prefix.encode()) > prefix_bytes_max:
+        raise InvalidRequest(
+            f"the {prefix_name} is longer than {prefix_bytes_max} bytes, and the member id would begin with it"
+        )
 
 
-def uuid_form(raw: bytes) -> str:
-    """The 36 characters that end a member id."""
-    text = raw.hex()
+def hyphenated_uuid(random_bytes: bytes) -> str:
+    """Return the UUID as the 36 characters at the end of a member id."""
+    text = random_bytes.hex()
     return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
 
 
@@ -481,5 +523,5 @@ def consumer_settings(config: "BrokerConfig") -> ConsumerSettings:
 
 
 def _assignors(names: list[str]) -> tuple[str, ...]:
-    """By the names that clients use, the default first; an empty list is that of all."""
+    """Return the names of the assignors that clients use, the default first. An empty list stands for all assignors."""
     return tuple(dict.fromkeys(CONSUMER_ASSIGNORS[name] for name in names or CONSUMER_ASSIGNORS))

@@ -1,9 +1,10 @@
-"""Which groups have fallen far behind: the broker looks now and then, at a bounded pace, and says so in its log.
+"""Warn about groups that are far behind. The broker checks all groups in rounds, at a bounded cost.
 
-Time behind is the age of the oldest record that the group has not committed. The first timestamp of the record's batch
-counts as the time when it was appended, if the record can have been appended then. Producers also write timestamps
-that are no such time: none at all, seconds where milliseconds are asked for, or the time of events of last year. Each
-round notes where the logs end, so that for most records it is known between which rounds they were appended.
+The lag of a group in time is the age of the oldest record that the group has not committed. This module takes the
+first timestamp of the record's batch as the time when the record was appended, if that is plausible. Producers also
+write other timestamps: none at all, seconds instead of milliseconds, or the times of events that happened last year.
+Therefore each round stores the high watermarks of the partitions, which show for most records between which rounds
+they were appended.
 """
 
 import logging
@@ -24,59 +25,65 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("tidelog.coordinator")
 
-LOOK_S = 5.0
-"""Between two rounds over all groups, at the least."""
-REST_TIMES = 20
-"""A rest is so many times as long as the round before it, so that a million committed offsets cost no more than 5 % of
-the broker's thread."""
-READS_MAX = 200
-"""Batches of which a round reads the header; what is left has to wait for the next one."""
-PLACES_PER_TURN = 200
-"""Committed offsets that a round looks at in one turn of the loop."""
+ROUND_INTERVAL_MIN_S = 5.0
+"""Minimum pause between two rounds over all groups, in seconds."""
+PAUSE_FACTOR = 20
+"""The pause after a round, as a multiple of the round's duration. So the rounds take at most 5 % of the time
+of the broker's thread, even with a million committed offsets."""
+HEADER_READS_MAX = 200
+"""Upper bound on the batch headers that one round reads. The next rounds read the remaining ones."""
+OFFSETS_PER_TURN = 200
+"""Committed offsets that a round checks in one turn of the event loop."""
 BEHIND_MS = 600_000
-"""A group that is so far behind is worth a line."""
+"""A group is warned about if it is at least this far behind, in milliseconds."""
 UNUSED_MS = 86_400_000
-"""A group that has no members and has not committed for so long is not worth one any more: nobody waits for it."""
-EARLIEST_MS = 1_293_840_000_000
-"""The beginning of 2011, the year of Kafka's first release: no record was appended before."""
-LINES_MAX = 20
-"""Of one round."""
+"""A group without members is no longer warned about when its last commit is this old, in milliseconds: it is not in
+use."""
+EARLIEST_APPEND_MS = 1_293_840_000_000
+"""The beginning of 2011, the year of Kafka's first release. No record was appended before."""
+LINES_PER_ROUND_MAX = 20
+"""Upper bound on the warnings of one round."""
 
-Place = tuple[str, int]
-"""Topic, partition."""
-Start = tuple[str, int, int]
-"""Topic, partition, and the first offset that is not committed and still in the log."""
+PartitionId = tuple[str, int]
+"""Topic and partition index."""
+Position = tuple[str, int, int]
+"""Topic, partition index, and the first offset that the group has not committed and that is still in the log."""
 
 
-class LogEnd(NamedTuple):
-    """A high watermark, and when it was seen."""
+class HighWatermark(NamedTuple):
+    """The high watermark of a partition, and when it was read."""
 
     seen_ms: int
     offset: int
 
 
-class LogEnds(NamedTuple):
-    """Two high watermarks of one partition. `later` is up to BEHIND_MS old, `earlier` was seen as long before it."""
+class HighWatermarks(NamedTuple):
+    """Two high watermarks of one partition. `later` is at most BEHIND_MS old, and was read at least BEHIND_MS after
+    `earlier`.
+    """
 
-    earlier: LogEnd
-    later: LogEnd
+    earlier: HighWatermark
+    later: HighWatermark
 
-    def after(self, end: LogEnd) -> "LogEnds":
-        return LogEnds(self.later, end) if end.seen_ms - self.later.seen_ms >= BEHIND_MS else self
+    def with_sample(self, sample: HighWatermark) -> "HighWatermarks":
+        return HighWatermarks(self.later, sample) if sample.seen_ms - self.later.seen_ms >= BEHIND_MS else self
 
     def appended_ms(self, offset: int, timestamp_ms: int, now_ms: int) -> int:
-        """When the record was appended: its timestamp, if that can be, or the latest time that can be."""
-        begin_ms, end_ms = EARLIEST_MS, now_ms
-        for end in (self.later, self.earlier):
-            if offset < end.offset:
-                end_ms = end.seen_ms
+        """Return when the record was appended: its timestamp if that is possible, else the latest possible time."""
+        earliest_ms, latest_ms = EARLIEST_APPEND_MS, now_ms
+        for sample in (self.later, self.earlier):
+            if offset < sample.offset:
+                latest_ms = sample.seen_ms
             else:
-                begin_ms = max(begin_ms, end.seen_ms)
-        return timestamp_ms if begin_ms <= timestamp_ms <= end_ms else end_ms
+                earliest_ms = max(earliest_ms, sample.seen_ms)
+        return timestamp_ms if earliest_ms <= timestamp_ms <= latest_ms else latest_ms
 
 
 class GroupLags:
-    """`groups` gives the groups of this broker with what they have committed."""
+    """The lag of all groups that this broker coordinates.
+
+    `groups` returns the groups, each with its committed offsets.
+    """
 
     def __init__(
         self,
@@ -89,110 +96,114 @@ class GroupLags:
         self._clock = clock
         self._tasks = tasks
         self._groups = groups
-        self._appended_ms: dict[Start, int] = {}
-        """When the records were appended at which groups stand. Looked up once for as long as a group stands there."""
-        self._ends: dict[Place, LogEnds] = {}
-        """Of the partitions in which groups have committed."""
-        self._behind: dict[str, None] = {}
-        """Groups that are far behind, and that has been said."""
+        self._appended_ms: dict[Position, int] = {}
+        """When the record at the position of each group was appended. It is looked up once for each position."""
+        self._high_watermarks: dict[PartitionId, HighWatermarks] = {}
+        """Only of partitions in which groups have committed offsets."""
+        self._warned_groups: dict[str, None] = {}
+        """Ids of the groups that are far behind and were warned about."""
 
-    async def keep(self) -> None:
-        """Round after round, until it is cancelled."""
+    async def run(self) -> None:
+        """Run rounds until the task is cancelled."""
         seconds = 0.0
         while True:
-            await self._tasks.sleep(max(LOOK_S, REST_TIMES * seconds))
-            began = self._clock.monotonic()
+            await self._tasks.sleep(max(ROUND_INTERVAL_MIN_S, PAUSE_FACTOR * seconds))
+            started = self._clock.monotonic()
             try:
-                await self.look()
+                await self.run_round()
             except Exception:
-                logger.exception("lag is not known")  # and is looked for again the next time
-            seconds = self._clock.monotonic() - began
+                logger.exception("lag is not known")  # the next round tries again
+            seconds = self._clock.monotonic() - started
 
-    async def look(self) -> None:
-        """One round: find the times that are missing, forget those that do not count any more."""
-        round_ = Round(self._clock.now_ms(), self._ends)
-        looked = lines = 0
-        behind: dict[str, None] = {}
+    async def run_round(self) -> None:
+        """Run one round: look up missing append times, drop the times of former positions, and log warnings."""
+        lag_round = LagRound(self._clock.now_ms(), self._high_watermarks)
+        checked_count = line_count = 0
+        warned_groups: dict[str, None] = {}
         for group_id, durable in self._groups():
-            oldest: tuple[int, Start] | None = None
+            oldest: tuple[int, Position] | None = None
             used_ms = last_change_ms(durable)
-            for topic, index, value in _committed(durable):
-                looked += 1
-                if looked % PLACES_PER_TURN == 0:
+            for topic, index, commit in _committed_offsets(durable):
+                checked_count += 1
+                if checked_count % OFFSETS_PER_TURN == 0:
                     await self._tasks.sleep(0)
-                used_ms = max(used_ms, value.commit_timestamp)
-                partition = self._find(topic, index, value.topic_id)
+                used_ms = max(used_ms, commit.commit_timestamp)
+                partition = self._find_partition(topic, index, commit.topic_id)
                 if partition is None:
                     continue
-                round_.note_end((topic, index), LogEnd(self._clock.now_ms(), partition.high_watermark))
-                start = (topic, index, max(value.offset, partition.log_start_offset))
-                if start[2] >= partition.high_watermark:
+                lag_round.add_sample((topic, index), HighWatermark(self._clock.now_ms(), partition.high_watermark))
+                position = (topic, index, max(commit.offset, partition.log_start_offset))
+                if position[2] >= partition.high_watermark:
                     continue
-                appended_ms = await self._appended(start, partition, round_)
+                appended_ms = await self._find_appended_ms(position, partition, lag_round)
                 if appended_ms is not None and (oldest is None or appended_ms < oldest[0]):
-                    oldest = appended_ms, start
-            if oldest is None or round_.now_ms - oldest[0] < BEHIND_MS:
+                    oldest = appended_ms, position
+            if oldest is None or lag_round.now_ms - oldest[0] < BEHIND_MS:
                 continue
-            if not has_members(durable) and round_.now_ms - used_ms >= UNUSED_MS:
+            if not has_members(durable) and lag_round.now_ms - used_ms >= UNUSED_MS:
                 continue
-            if group_id in self._behind:
-                behind[group_id] = None
-            elif lines < LINES_MAX:
-                behind[group_id] = None
-                lines += 1
-                self._say(group_id, oldest[1], (round_.now_ms - oldest[0]) // 1000)
-        self._appended_ms = round_.appended_ms
-        self._ends = round_.ends
-        self._behind = behind
+            if group_id in self._warned_groups:
+                warned_groups[group_id] = None
+            elif line_count < LINES_PER_ROUND_MAX:
+                warned_groups[group_id] = None
+                line_count += 1
+                self._warn(group_id, oldest[1], (lag_round.now_ms - oldest[0]) // 1000)
+        self._appended_ms = lag_round.appended_ms
+        self._high_watermarks = lag_round.high_watermarks
+        self._warned_groups = warned_groups
 
-    async def _appended(self, start: Start, partition: "Partition", round_: "Round") -> int | None:
-        """When the record at `start` was appended; None while that is not known."""
-        appended_ms = round_.appended_ms.get(start, self._appended_ms.get(start))
+    async def _find_appended_ms(self, position: Position, partition: "Partition", lag_round: "LagRound") -> int | None:
+        """Return when the record at `position` was appended; None if that cannot be determined in this round."""
+        appended_ms = lag_round.appended_ms.get(position, self._appended_ms.get(position))
         if appended_ms is None:
-            if round_.reads == READS_MAX:
+            if lag_round.header_reads == HEADER_READS_MAX:
                 return None
-            round_.reads += 1
-            topic, index, offset = start
+            lag_round.header_reads += 1
+            topic, index, offset = position
             try:
                 timestamp_ms = await _timestamp_at(partition, offset, self._tasks)
             except (ApiError, CorruptMessage, OSError):
-                return None  # who reads it as a consumer is told why; the next round tries again
+                return None  # a consumer that reads it gets the error; the next round tries again
             if timestamp_ms is None:
                 return None
-            appended_ms = round_.ends[topic, index].appended_ms(offset, timestamp_ms, self._clock.now_ms())
-        round_.appended_ms[start] = appended_ms
+            appended_ms = lag_round.high_watermarks[topic, index].appended_ms(
+                offset, timestamp_ms, self._clock.now_ms()
+            )
+        lag_round.appended_ms[position] = appended_ms
         return appended_ms
 
-    def _say(self, group_id: str, start: Start, seconds: int) -> None:
-        topic, index, offset = start
+    def _warn(self, group_id: str, position: Position, seconds: int) -> None:
+        topic, index, offset = position
         partition = self._partitions.find(topic, index)
         records = 0 if partition is None else partition.high_watermark - offset
-        line = (group_id, topic, index, offset, records, seconds)
-        logger.warning("group is behind group=%s partition=%s-%d offset=%d records=%d seconds=%d", *line)
+        arguments = (group_id, topic, index, offset, records, seconds)
+        logger.warning("group is behind group=%s partition=%s-%d offset=%d records=%d seconds=%d", *arguments)
 
-    def _find(self, topic: str, index: int, topic_id: bytes) -> "Partition | None":
-        """None for a partition that is gone, is offline, or was made anew since the commit."""
+    def _find_partition(self, topic: str, index: int, topic_id: bytes) -> "Partition | None":
+        """Return None if the partition was deleted, is offline, or belongs to a newer topic than the commit."""
         partition = self._partitions.find(topic, index)
         if partition is None or partition.log.failure is not None:
             return None
         return partition if topic_id in (NO_UUID, partition.topic_id) else None
 
 
-class Round:
-    """What one look over all groups has found so far."""
+class LagRound:
+    """The results of one round so far."""
 
-    def __init__(self, now_ms: int, ends: dict[Place, LogEnds]) -> None:
+    def __init__(self, now_ms: int, high_watermarks: dict[PartitionId, HighWatermarks]) -> None:
         self.now_ms = now_ms
-        self.reads = 0
-        """Batches of which it has read the header."""
-        self.appended_ms: dict[Start, int] = {}
-        self.ends: dict[Place, LogEnds] = {}
-        self._ends_before = ends
+        self.header_reads = 0
+        """Number of batch headers that the round has read."""
+        self.appended_ms: dict[Position, int] = {}
+        self.high_watermarks: dict[PartitionId, HighWatermarks] = {}
+        self._samples_before = high_watermarks
 
-    def note_end(self, place: Place, end: LogEnd) -> None:
-        if place not in self.ends:
-            before = self._ends_before.get(place)
-            self.ends[place] = LogEnds(end, end) if before is None else before.after(end)
+    def add_sample(self, partition_id: PartitionId, sample: HighWatermark) -> None:
+        if partition_id not in self.high_watermarks:
+            samples_before = self._samples_before.get(partition_id)
+            self.high_watermarks[partition_id] = (
+                HighWatermarks(sample, sample) if samples_before is None else samples_before.with_sample(sample)
+            )
 
 
 def has_members(durable: "DurableGroup") -> bool:
@@ -202,24 +213,25 @@ def has_members(durable: "DurableGroup") -> bool:
 
 
 def last_change_ms(durable: "DurableGroup") -> int:
-    """When a classic group last changed: its last member left, say. 0 where that is not written."""
+    """Return when a classic group last changed state, for example when its last member left. 0 if no record says it."""
     return 0 if durable.metadata is None else max(durable.metadata.current_state_timestamp, 0)
 
 
-def _committed(durable: "DurableGroup") -> "Iterator[tuple[str, int, OffsetCommitValue]]":
-    """Topic, partition, and what was committed; commits may come in between."""
+def _committed_offsets(durable: "DurableGroup") -> "Iterator[tuple[str, int, OffsetCommitValue]]":
+    """Yield topic, partition index and committed offset. Commits may change the group during the iteration."""
     for topic, partitions in list(durable.offsets.items()):
-        for index, value in list(partitions.items()):
-            yield topic, index, value
+        for index, commit in list(partitions.items()):
+            yield topic, index, commit
 
 
 async def _timestamp_at(partition: "Partition", offset: int, tasks: "Tasks") -> int | None:
-    """The first timestamp of the batch that holds `offset`; NO_TIMESTAMP where the producer gave none, None if it
-    cannot be read now. Raises ApiError, CorruptMessage, OSError.
+    """Return the first timestamp of the batch that contains `offset`; NO_TIMESTAMP if the producer set none.
+
+    Returns None if the batch cannot be read at present. Raises ApiError, CorruptMessage or OSError.
     """
-    cold = partition.log.cold_read(offset, HEADER_BYTES)
-    if cold is not None:
-        await tasks.run_blocking(cold.run)
+    cold_read = partition.log.cold_read(offset, HEADER_BYTES)
+    if cold_read is not None:
+        await tasks.run_blocking(cold_read.run)
     piece = partition.log.read(offset, HEADER_BYTES, partition.high_watermark)
     if piece.file is None:
         return None

@@ -100,9 +100,11 @@ class Loader:
             try:
                 header = BatchHeader(data, position)
                 if header.size > len(data) - position:
-                    raise CorruptMessage(f"the batch states {header.size} bytes, {len(data) - position} are there")
+                    raise CorruptMessage(
+                        f"the batch states a size of {header.size} bytes, but only {len(data) - position} follow"
+                    )
                 if not header.crc_ok():
-                    raise CorruptMessage("the batch's CRC-32C does not hold")
+                    raise CorruptMessage("the batch's CRC-32C is wrong")
                 next_offset = header.next_offset
                 self._read_batch(data, header, path, file_position)
             except (CorruptMessage, MalformedMessage) as error:

@@ -13,7 +13,7 @@ from tidelog.log.directory import LOCK, DataDirectory
 from tidelog.log.errors import CorruptLog
 from tidelog.log.file_kinds import METADATA_STORE, partition_of
 from tidelog.log.future_logs import FoundFuture, found_future, has_mark, is_final, put_aside, rename_back, settled
-from tidelog.log.segment import PASSING
+from tidelog.log.segment import TEMPORARY_ERRORS
 from tidelog.model.ids import TopicPartition
 from tidelog.wire.errors import StorageError
 
@@ -61,8 +61,8 @@ class _Unsettled(NamedTuple):
 class DataDirectories:
     """The open data directories.
 
-    `place` and the attributes belong to the event loop. The other methods block and may run on any thread, but those
-    that write checkpoints (`write_...`, `retire`, `remove_retired`, `forget_others`) must be called one at a time.
+    `place` and the attributes belong to the event loop. The other methods block and may run on any thread. Those that
+    write checkpoints (`write_...`, `retire`, `remove_retired`, `forget_stale_entries`) must be called one at a time.
     """
 
     def __init__(self, disk: "Disk", paths: Sequence[str], online: list[DataDirectory], failed: dict[str, str]) -> None:
@@ -164,7 +164,7 @@ class DataDirectories:
         """Exclude the directory. Raise `error` instead if it is the only directory, or if the error is temporary, so
         that a retry may succeed.
         """
-        if len(self.paths) == 1 or error.errno in PASSING:
+        if len(self.paths) == 1 or error.errno in TEMPORARY_ERRORS:
             raise error
         self._exclude(path, error)
 
@@ -344,7 +344,7 @@ class DataDirectories:
         return True
 
     @property
-    def none_left(self) -> bool:
+    def all_failed(self) -> bool:
         return all(directory.path in self.failed for directory in self.online)
 
     def take_failures(self) -> dict[str, str]:
@@ -354,7 +354,7 @@ class DataDirectories:
 
     # Operations on every directory
 
-    def forget_others(self, exists: Callable[[TopicPartition], bool]) -> None:
+    def forget_stale_entries(self, exists: Callable[[TopicPartition], bool]) -> None:
         """Remove checkpoint entries of partitions that do not exist or are in another directory. Called once at the
         start.
 
@@ -404,7 +404,7 @@ class DataDirectories:
             assert directory is not None
             renamed_paths, error = directory.retire(partitions)
             retired += renamed_paths
-            if error is not None and error.errno not in PASSING:
+            if error is not None and error.errno not in TEMPORARY_ERRORS:
                 self._newly_failed[path] = str(error)
         return retired
 
@@ -471,7 +471,7 @@ class DataDirectories:
                 write(directory)
             except OSError as error:
                 errors[directory.path] = error
-                if error.errno not in PASSING:
+                if error.errno not in TEMPORARY_ERRORS:
                     self._newly_failed[directory.path] = str(error)
         return errors
 
@@ -536,7 +536,7 @@ class DataDirectories:
 
 def _raise_temporary(errors: dict[str, OSError]) -> None:
     for error in errors.values():
-        if error.errno in PASSING:
+        if error.errno in TEMPORARY_ERRORS:
             raise error
 
 

@@ -1,7 +1,8 @@
 """One data directory of a broker: its lock, whether its last stop was clean, its checkpoints, its partitions.
 
 Every method blocks. While the broker runs, all but `open` and `close_clean` are thread-safe, but methods that write
-checkpoints (`write_...`, `retire`, `remove_retired`, `give_up`, `make_way`, `expect`) must be called one at a time.
+checkpoints (`write_...`, `retire`, `remove_retired`, `give_up`, `make_way`,
+`register_incoming`) must be called one at a time.
 
 The entries of a deleted partition are removed from the checkpoints, durably, before a log of the same name is
 created. Otherwise the new log would look as if it had lost records at its end or start.
@@ -32,7 +33,7 @@ from tidelog.log.errors import CorruptLog
 from tidelog.log.file_kinds import CUT, DELETE_SUFFIX, Kind, aside_stem, file_kind, partition_of, retired_stem
 from tidelog.log.indexes import IndexCache
 from tidelog.log.partition_log import PartitionLog
-from tidelog.log.segment import PASSING
+from tidelog.log.segment import TEMPORARY_ERRORS
 from tidelog.model.ids import TopicPartition, uuid_text
 
 if TYPE_CHECKING:
@@ -219,10 +220,10 @@ class DataDirectory:
         """
         path_exists = self._disk.exists(path)
         if new or key in self._retired:
-            return path_exists or self.tells_of(key)
-        return not path_exists and self.tells_of(key) and aside_stem(key) in map(_stem_of_retired, self.retired())
+            return path_exists or self.has_entries_of(key)
+        return not path_exists and self.has_entries_of(key) and aside_stem(key) in map(_stem_of_retired, self.retired())
 
-    def tells_of(self, key: TopicPartition) -> bool:
+    def has_entries_of(self, key: TopicPartition) -> bool:
         """Return whether a checkpoint has an entry of the partition, on the disk or in the next write."""
         return any(key in offsets for offsets in self._all_entries())
 
@@ -239,7 +240,7 @@ class DataDirectory:
 
         Call it after InTheWay. Raises OSError.
         """
-        if self.tells_of(key):
+        if self.has_entries_of(key):
             self.give_up(key)
         path = f"{self.path}/{key}"
         known_id = self._read_id(path, new=True)
@@ -273,7 +274,7 @@ class DataDirectory:
             self.give_up(*logs)
         except OSError as error:
             logger.warning("old entries stay in the checkpoints for now path=%s reason=%s", self.path, error)
-            first_error = None if error.errno in PASSING else error
+            first_error = None if error.errno in TEMPORARY_ERRORS else error
         retired = []
         for key, (topic_id, log) in logs.items():
             if log is not None:
@@ -328,7 +329,7 @@ class DataDirectory:
         if first_error is not None:
             raise first_error
 
-    def expect(self, log: PartitionLog, clean_offset: int | None) -> None:
+    def register_incoming(self, log: PartitionLog, clean_offset: int | None) -> None:
         """Register a log that will be moved into this directory directly after this call: write its entries into the
         checkpoints.
 
@@ -403,7 +404,7 @@ class DataDirectory:
         key = None if stem is None else partition_of(stem)
         if key is not None and CUT in key.topic:
             key = next((known for known in self.entries() if aside_stem(known) == stem), None)
-        if key is not None and self.tells_of(key) and not self._disk.exists(f"{self.path}/{key}"):
+        if key is not None and self.has_entries_of(key) and not self._disk.exists(f"{self.path}/{key}"):
             self.give_up(key)
         self._disk.remove_tree(path)
 
@@ -454,7 +455,7 @@ class DataDirectory:
                 LOG_START_OFFSETS, self._above_zero({**self._preserved_entries(self._start_offsets), **start_offsets})
             )
         except OSError as error:
-            if error.errno not in PASSING:
+            if error.errno not in TEMPORARY_ERRORS:
                 raise
             path = f"{self.path}/{LOG_START_OFFSETS}"
             if self._disk.exists(path):

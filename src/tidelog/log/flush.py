@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Protocol
 
-from tidelog.log.segment import PASSING
+from tidelog.log.segment import TEMPORARY_ERRORS
 
 if TYPE_CHECKING:
     from tidelog.log.leader_epochs import LeaderEpochs
@@ -116,6 +116,6 @@ class FlushPlan:
             for path, data in files if self.put_off is None else ():
                 self._disk.write_atomic(path, data)
         except OSError as error:
-            if error.errno not in PASSING:
+            if error.errno not in TEMPORARY_ERRORS:
                 raise
             self.put_off = error

@@ -30,9 +30,9 @@ from tidelog.log.reader import ColdRead, LogReader, Slice, TimestampOffset
 from tidelog.log.record_times import AHEAD_MS
 from tidelog.log.recovery import LogOpener, OpenedLog
 from tidelog.log.replay import check_producer, replay_producer
-from tidelog.log.retention import Removal, Retention, TimesLook
+from tidelog.log.retention import Removal, Retention, SegmentAgeSearch
 from tidelog.log.rolling import latest_for_roll
-from tidelog.log.segment import NOT_OPENED, PASSING, Segment
+from tidelog.log.segment import NOT_OPENED, TEMPORARY_ERRORS, Segment
 from tidelog.log.snapshots import restore_producers
 from tidelog.log.validation import Limits, check_client_batch, retention_time_ms
 from tidelog.model.ids import TopicPartition
@@ -346,7 +346,7 @@ class PartitionLog:
 
     def _write_failed(self, segment: Segment, position: int, end_offset: int, error: OSError) -> StorageError:
         """Undo a write that failed for lack of space. After any other error the log goes offline."""
-        if self.log_end_offset == end_offset and error.errno in PASSING:
+        if self.log_end_offset == end_offset and error.errno in TEMPORARY_ERRORS:
             try:
                 if error.errno not in NOT_OPENED:
                     segment.file.truncate(position)
@@ -357,7 +357,7 @@ class PartitionLog:
         return StorageError(f"{self.topic_partition} is offline: {self.failure}")
 
     def _io_failed(self, operation: str, error: OSError) -> StorageError:
-        if error.errno in PASSING:
+        if error.errno in TEMPORARY_ERRORS:
             return StorageError(f"{self.topic_partition}: {operation} failed, {error.strerror}")
         self.fail(f"{operation} failed: {error}", error)
         return StorageError(f"{self.topic_partition} is offline: {self.failure}")
@@ -373,7 +373,7 @@ class PartitionLog:
             if say:
                 logger.error("log offline partition=%s reason=%s", self.topic_partition, reason)
         self._segments.active.size_limit = -1
-        if self.on_io_failure is not None and isinstance(error, OSError) and error.errno not in PASSING:
+        if self.on_io_failure is not None and isinstance(error, OSError) and error.errno not in TEMPORARY_ERRORS:
             self.on_io_failure(self, error)
 
     # Reading
@@ -497,7 +497,7 @@ class PartitionLog:
             self.epochs.truncate_from_start(offset)
         return self.log_start_offset
 
-    def times_look(self, now_ms: int) -> TimesLook | None:
+    def segment_age_search(self, now_ms: int) -> SegmentAgeSearch | None:
         """Return a search for segment ages, or None if all are known. Run it on a thread, then call its `take`
         before `apply_retention`.
         """

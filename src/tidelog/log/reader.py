@@ -16,7 +16,7 @@ from tidelog.model.steps import Steps
 from tidelog.wire.batches import BatchHeader
 from tidelog.wire.primitives import MalformedMessage
 from tidelog.wire.record_facts import record_facts
-from tidelog.wire.records import plain_records
+from tidelog.wire.records import decompressed_records
 
 if TYPE_CHECKING:
     from tidelog.log.segment_list import SegmentList
@@ -320,7 +320,7 @@ def _records(segment: Segment, position: int, size: int, start_offset: int) -> I
     header = BatchHeader(batch)
     first = max(header.base_offset, start_offset)
     try:
-        for offset_delta, timestamp, _ in record_facts(plain_records(batch, header, SEARCHED_BYTES_MAX), header):
+        for offset_delta, timestamp, _ in record_facts(decompressed_records(batch, header, SEARCHED_BYTES_MAX), header):
             offset = header.base_offset + offset_delta
             if not header.base_offset <= offset <= header.last_offset:
                 raise MalformedMessage(f"record batch: a record with an offset delta of {offset_delta}")

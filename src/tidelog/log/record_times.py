@@ -19,12 +19,12 @@ from tidelog.log.batch_scan import (
 from tidelog.log.errors import CorruptLog
 from tidelog.wire.batches import DECOMPRESSED_BYTES_MAX, TIMESTAMP_TYPE_BIT, BatchHeader
 from tidelog.wire.primitives import MalformedMessage, read_varint, read_varlong
-from tidelog.wire.records import plain_records
+from tidelog.wire.records import decompressed_records
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tidelog.runtime.interfaces import Apart, Buffer, File
+    from tidelog.runtime.interfaces import Buffer, ChildResources, File
 
 NO_TIMESTAMP = -1
 DELETE_HORIZON_BIT = 0x40
@@ -119,7 +119,7 @@ def _latest_of_records(batch: "Buffer", bytes_max: int) -> int | None:
     if header.attributes & TIMESTAMP_TYPE_BIT:
         return header.max_timestamp
     try:
-        return largest_timestamp(plain_records(batch, header, bytes_max), header.count, header.base_timestamp)
+        return largest_timestamp(decompressed_records(batch, header, bytes_max), header.count, header.base_timestamp)
     except ValueError:
         return None
 
@@ -179,7 +179,7 @@ def find_times(file: "File", part: SegmentPart) -> FoundTimes:
     return FoundTimes(latest, stated, "")
 
 
-def find_times_apart(apart: "Apart", request: bytes, report: "Callable[[bytes], None]") -> None:
+def find_times_in_child(apart: "ChildResources", request: bytes, report: "Callable[[bytes], None]") -> None:
     """Run `find_times` in a separate process. `request` is an encoded SegmentPart, the report an encoded FoundTimes."""
     part = SegmentPart(*json.loads(request))
     file = apart.disk.open(part.path)

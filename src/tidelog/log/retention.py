@@ -51,7 +51,7 @@ class _DoubtfulSegment(NamedTuple):
     part: SegmentPart
 
 
-class TimesLook:
+class SegmentAgeSearch:
     """Determines the ages of segments. `run` blocks, on any thread, and changes nothing; `take`, on the loop, stores
     the result.
 
@@ -164,7 +164,7 @@ class Removal:
         self._to_remove = to_remove
 
     @property
-    def begins(self) -> bool:
+    def renames_files(self) -> bool:
         """Whether `run` renames files of the log. It must not run before the log start offset is persisted."""
         return bool(self._to_rename)
 
@@ -189,7 +189,7 @@ class Retention:
         self._segments = segments
         self._retired: list[Retired] = []
 
-    def look(self, disk: "Disk", config: "LogConfig", now_ms: int) -> TimesLook | None:
+    def look(self, disk: "Disk", config: "LogConfig", now_ms: int) -> SegmentAgeSearch | None:
         """Return a search for the segment ages that `count` needs; None if all of them are known."""
         unknown_segments: list[Segment] = []
         for segment in self._segments.items:
@@ -198,7 +198,7 @@ class Retention:
                 break
             if status is AgeStatus.UNKNOWN and (segment.size or segment is not self._segments.active):
                 unknown_segments.append(segment)
-        return TimesLook(disk, unknown_segments, config, now_ms) if unknown_segments else None
+        return SegmentAgeSearch(disk, unknown_segments, config, now_ms) if unknown_segments else None
 
     def count(self, config: "LogConfig", *, log_start_offset: int, log_end_offset: int, limit: int, now_ms: int) -> int:
         """Return how many of the oldest segments must be removed: they are too old, exceed the size limit, or end at
@@ -243,7 +243,7 @@ class Retention:
         self._retired.append(retired)
 
     def removal(self, now_ms: int) -> Removal | None:
-        """Return the due work on files, or None. Only one removal may run at a time; see `Removal.begins`."""
+        """Return the due work on files, or None. Only one removal may run at a time; see `Removal.renames_files`."""
         self._retired = [retired for retired in self._retired if retired.segments]
         to_rename = [retired for retired in self._retired if not retired.renamed]
         to_remove = [retired for retired in self._retired if retired.due_ms <= now_ms]

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("tidelog.log")
 
 NOT_OPENED = (errno.EMFILE, errno.ENFILE)
-PASSING = (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, *NOT_OPENED)
+TEMPORARY_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, *NOT_OPENED)
 """Errors after which the file is unchanged and a retry may succeed."""
 NO_TIMESTAMP = -1
 UNKNOWN = -2
@@ -280,7 +280,7 @@ class Segment:
             self.index.write_pending()
             self.times.write_pending()
         except OSError as error:
-            if error.errno not in PASSING:
+            if error.errno not in TEMPORARY_ERRORS:
                 raise
 
     @property

@@ -18,7 +18,7 @@ from tidelog.wire.checksums import crc32c
 from tidelog.wire.errors import ApiError, ErrorCode, InvalidRecord, RecordListTooLarge, RecordTooLarge
 from tidelog.wire.primitives import BrokenStream, Buffer, MalformedMessage, TooLargeDecompressed
 from tidelog.wire.record_facts import UnreadableLength, check_record_count, record_facts
-from tidelog.wire.records import BytesAfterRecords, plain_records
+from tidelog.wire.records import BytesAfterRecords, decompressed_records
 
 if TYPE_CHECKING:
     from tidelog.log.config import LogConfig
@@ -153,7 +153,7 @@ def examine(
             f"{EXAMINED_RECORDS_MAX} in a batch: send smaller batches (producer: batch.size)"
         )
     try:
-        data = plain_records(batch, header, INLINE_BYTES_MAX if inline else DECOMPRESSED_BYTES_MAX)
+        data = decompressed_records(batch, header, INLINE_BYTES_MAX if inline else DECOMPRESSED_BYTES_MAX)
         findings = _Findings(data, header, config, now_ms)
     except TooLargeDecompressed as error:
         if inline:

@@ -1,4 +1,4 @@
-"""The controller's decisions about settings: AlterConfigs and IncrementalAlterConfigs (KIP-339). Pure."""
+"""Decisions of the controller about settings: AlterConfigs and IncrementalAlterConfigs (KIP-339). Pure functions."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -27,11 +27,12 @@ from tidelog.wire.errors import ApiError, ErrorCode
 TOPIC_RESOURCE = 2
 BROKER_RESOURCE = 4
 LOGGER_RESOURCE = 8
-"""Of this process; the controller does not know of loggers."""
+"""Loggers belong to this process; the controller does not know them."""
 CLIENT_METRICS_RESOURCE = 16
 GROUP_RESOURCE = 32
 CHANGES_MAX = 10_000
-"""Of one resource by one request. It has fewer settings: more changes name one again, or one that nobody has."""
+"""Changes of one resource in a request. There are fewer settings than this, so a request with more repeats names or
+has unknown ones."""
 GROUPS_WITH_SETTINGS_MAX = 10_000
 SUBSCRIPTIONS_MAX = 10_000
 
@@ -50,13 +51,13 @@ class Change(NamedTuple):
 
 
 class Alteration(NamedTuple):
-    """What is to change of one topic, broker, group or subscription."""
+    """Changes to the settings of one topic, broker, group or client metrics subscription."""
 
     resource_type: int
     resource_name: str
     changes: Sequence[Change] = ()
     replace: bool = False
-    """Settings that `changes` do not set go back to their defaults (AlterConfigs)."""
+    """Whether settings that `changes` do not set are reset to their defaults (AlterConfigs)."""
 
 
 class AlterationResult(NamedTuple):
@@ -69,7 +70,7 @@ class AlterationResult(NamedTuple):
 def alter_configs(
     image: MetadataImage, alterations: Sequence[Alteration], config: BrokerConfig, *, validate_only: bool = False
 ) -> Steps[JournalDecision[list[AlterationResult]]]:
-    """Each resource is changed as a whole or not at all, and succeeds or fails alone."""
+    """Alter settings of resources. Each resource succeeds or fails on its own, with all of its changes."""
     records: list[JournalRecord] = []
     results: list[AlterationResult] = []
     counts: dict[tuple[int, str], int] = {}
@@ -93,7 +94,7 @@ def alter_configs(
 
 def _alter(image: MetadataImage, alteration: Alteration, config: BrokerConfig) -> list[JournalRecord]:
     if len(alteration.changes) > CHANGES_MAX:
-        raise ApiError(f"a request changes at most {CHANGES_MAX} settings of a resource", ErrorCode.INVALID_REQUEST)
+        raise ApiError(f"a request may change at most {CHANGES_MAX} settings of a resource", ErrorCode.INVALID_REQUEST)
     settings = [change.setting for change in alteration.changes]
     if len(dict.fromkeys(settings)) != len(settings):
         raise ApiError("the request has a setting more than once", ErrorCode.INVALID_REQUEST)
@@ -111,13 +112,13 @@ def _alter(image: MetadataImage, alteration: Alteration, config: BrokerConfig) -
 def _alter_topic(image: MetadataImage, alteration: Alteration, config: BrokerConfig) -> list[JournalRecord]:
     name = alteration.resource_name
     if not name:
-        raise ApiError("settings of all topics together are the broker's, log.*", ErrorCode.INVALID_REQUEST)
+        raise ApiError("defaults for all topics are settings of the broker (log.*)", ErrorCode.INVALID_REQUEST)
     refusal = name_refusal(name)
     if refusal is not None:
         raise ApiError(refusal, ErrorCode.INVALID_TOPIC_EXCEPTION)
     topic = image.topics.get(name)
     before: Mapping[str, str] = topic.config if topic is not None else {}
-    after = _changed(alteration, before, TOPIC_KEYS, lambda key: default_text(key, config))
+    after = _settings_after(alteration, before, TOPIC_KEYS, lambda key: default_text(key, config))
     try:
         check_topic_config(after, config)
     except InvalidTopicConfig as error:
@@ -130,17 +131,17 @@ def _alter_topic(image: MetadataImage, alteration: Alteration, config: BrokerCon
 def _alter_broker(image: MetadataImage, alteration: Alteration, config: BrokerConfig) -> list[JournalRecord]:
     broker = broker_name(alteration.resource_name, config.node_id)
     before = image.broker_configs.get(broker, {})
-    after = _changed(alteration, before, BROKER_KEYS, lambda key: _static_text(key, config))
+    after = _settings_after(alteration, before, BROKER_KEYS, lambda key: _static_text(key, config))
     difference = _difference(before, after)
-    altered = {**image.broker_configs, broker: after}
-    in_force = config.with_dynamic(altered.get("", {}), altered.get(str(config.node_id), {}))
-    check_broker_settings(broker, dict(difference), config, in_force)
-    kept = [(setting, _kept_text(setting, value)) for setting, value in difference]
-    return [BrokerConfigChanged(broker, setting, value) for setting, value in kept if before.get(setting) != value]
+    configs_after = {**image.broker_configs, broker: after}
+    config_after = config.with_dynamic(configs_after.get("", {}), configs_after.get(str(config.node_id), {}))
+    check_broker_settings(broker, dict(difference), config, config_after)
+    stored = [(setting, _stored_text(setting, value)) for setting, value in difference]
+    return [BrokerConfigChanged(broker, setting, value) for setting, value in stored if before.get(setting) != value]
 
 
-def _kept_text(setting: str, value: str | None) -> str | None:
-    """What the journal keeps: of a secret, which has no effect yet, only that it was set."""
+def _stored_text(setting: str, value: str | None) -> str | None:
+    """Return the value to store in the journal: an empty text for secrets, which have no effect yet."""
     key = broker_key(setting)
     return "" if value is not None and key is not None and key.sensitive else value
 
@@ -148,12 +149,13 @@ def _kept_text(setting: str, value: str | None) -> str | None:
 def _alter_group(image: MetadataImage, alteration: Alteration, config: BrokerConfig) -> list[JournalRecord]:
     group = alteration.resource_name
     if not group:
-        raise ApiError("settings of all groups together are the broker's, group.*", ErrorCode.INVALID_REQUEST)
+        raise ApiError("defaults for all groups are settings of the broker (group.*)", ErrorCode.INVALID_REQUEST)
     before = image.group_configs.get(group, {})
-    after = _changed(alteration, before, GROUP_KEYS, lambda key: _static_text(key, config))
+    after = _settings_after(alteration, before, GROUP_KEYS, lambda key: _static_text(key, config))
     check_group_settings(after, config)
     if after and not before and len(image.group_configs) >= GROUPS_WITH_SETTINGS_MAX:
-        raise ApiError(f"{GROUPS_WITH_SETTINGS_MAX} groups have settings of their own", ErrorCode.POLICY_VIOLATION)
+        message = f"at most {GROUPS_WITH_SETTINGS_MAX} groups may have settings of their own"
+        raise ApiError(message, ErrorCode.POLICY_VIOLATION)
     return [GroupConfigChanged(group, setting, value) for setting, value in _difference(before, after)]
 
 
@@ -162,16 +164,16 @@ def _alter_client_metrics(image: MetadataImage, alteration: Alteration) -> list[
     if not name:
         raise ApiError("the subscription has no name", ErrorCode.INVALID_REQUEST)
     before = image.client_metrics_configs.get(name, {})
-    # To Kafka, none of them is a list to append to.
-    after = _changed(alteration, before, {}, lambda key: key.default)
+    # In Kafka, too, no client metrics setting can be appended to.
+    after = _settings_after(alteration, before, {}, lambda key: key.default)
     check_client_metrics(after)
     if after and not before and len(image.client_metrics_configs) >= SUBSCRIPTIONS_MAX:
-        raise ApiError(f"there are {SUBSCRIPTIONS_MAX} subscriptions", ErrorCode.POLICY_VIOLATION)
+        raise ApiError(f"there may be at most {SUBSCRIPTIONS_MAX} subscriptions", ErrorCode.POLICY_VIOLATION)
     return [ClientMetricsConfigChanged(name, setting, value) for setting, value in _difference(before, after)]
 
 
 def broker_name(resource_name: str, node_id: int) -> str:
-    """The broker that a resource names: this one, or "" for all. Raises ApiError for another."""
+    """Return the broker that a resource names: this one, or "" for all brokers. Raises ApiError for other brokers."""
     if not resource_name:
         return ""
     check_node(resource_name, node_id)
@@ -179,21 +181,21 @@ def broker_name(resource_name: str, node_id: int) -> str:
 
 
 def check_node(resource_name: str, node_id: int) -> None:
-    """Raise ApiError unless it names this broker."""
+    """Raise ApiError unless `resource_name` is the number of this broker."""
     digits = resource_name.removeprefix("-")
     if not digits.isascii() or not digits.isdigit() or len(digits) > 10:
-        raise ApiError(f"a broker is named by its number, not {resource_name[:100]!r}", ErrorCode.INVALID_REQUEST)
+        raise ApiError(f"a broker must be named by its number, not {resource_name[:100]!r}", ErrorCode.INVALID_REQUEST)
     if int(resource_name) != node_id:
         raise ApiError(f"this is broker {node_id}, not {int(resource_name)}", ErrorCode.INVALID_REQUEST)
 
 
-def _changed(
+def _settings_after(
     alteration: Alteration,
     before: Mapping[str, str],
     keys: Mapping[str, Key],
     default: Callable[[Key], str | None],
 ) -> dict[str, str]:
-    """A resource's own settings after the changes, not checked yet."""
+    """Return a resource's own settings after the changes. Their values are not checked yet."""
     after = {} if alteration.replace else dict(before)
     for change in alteration.changes:
         setting = change.setting
@@ -201,7 +203,7 @@ def _changed(
             after.pop(setting, None)
             continue
         if change.operation not in (Operation.SET, Operation.APPEND, Operation.SUBTRACT):
-            raise ApiError(f"{change.operation} is no operation on settings", ErrorCode.INVALID_REQUEST)
+            raise ApiError(f"operation {change.operation} on settings is not known", ErrorCode.INVALID_REQUEST)
         if change.value is None:
             raise ApiError(f"{setting} has no value", ErrorCode.INVALID_REQUEST)
         if change.operation == Operation.SET:
@@ -209,31 +211,32 @@ def _changed(
             continue
         key = keys.get(setting)
         if key is None or key.type is not Type.LIST:
-            raise ApiError(f"{setting} is no list to append to or subtract from", ErrorCode.INVALID_CONFIG)
+            raise ApiError(f"{setting} is not a list: nothing can be appended or subtracted", ErrorCode.INVALID_CONFIG)
         text = before[setting] if setting in before else default(key)
-        after[setting] = _edited(text or "", change)
+        after[setting] = _edited_list(text or "", change)
     return after
 
 
-def _edited(text: str, change: Change) -> str:
-    """The list in `text` with the change's items appended, those that are not there yet, or each taken out once.
+def _edited_list(text: str, change: Change) -> str:
+    """Return the list in `text` after the change: items appended that are not in it yet, or one occurrence of each
+    item removed.
 
-    As in Kafka, items are compared and kept as they stand, with their white space.
+    As in Kafka, white space belongs to the items.
     """
-    present = split(text) if text else []
-    given = split(change.value or "")
-    # Both may be long.
+    items = split(text) if text else []
+    changed_items = split(change.value or "")
+    # Both lists may be long, so look items up in a set and a Counter.
     if change.operation == Operation.APPEND:
-        known = set(present)
-        return ",".join([*present, *(item for item in dict.fromkeys(given) if item not in known)])
-    gone = Counter(given)
-    kept = []
-    for item in present:
-        if gone[item]:
-            gone[item] -= 1
+        present = set(items)
+        return ",".join([*items, *(item for item in dict.fromkeys(changed_items) if item not in present)])
+    to_remove = Counter(changed_items)
+    remaining = []
+    for item in items:
+        if to_remove[item]:
+            to_remove[item] -= 1
         else:
-            kept.append(item)
-    return ",".join(kept)
+            remaining.append(item)
+    return ",".join(remaining)
 
 
 def _static_text(key: Key, config: BrokerConfig) -> str | None:
@@ -241,5 +244,5 @@ def _static_text(key: Key, config: BrokerConfig) -> str | None:
 
 
 def _difference(before: Mapping[str, str], after: Mapping[str, str]) -> list[tuple[str, str | None]]:
-    changed: list[tuple[str, str | None]] = [(name, text) for name, text in after.items() if before.get(name) != text]
-    return changed + [(name, None) for name in before if name not in after]
+    changes: list[tuple[str, str | None]] = [(name, text) for name, text in after.items() if before.get(name) != text]
+    return changes + [(name, None) for name in before if name not in after]

@@ -1,4 +1,4 @@
-"""The controller's decisions about topics and brokers: image and request in, records and reply out. Pure."""
+"""Decisions of the controller about topics and brokers. Pure functions from image and request to records and reply."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Generic, NamedTuple, TypeVar
@@ -27,13 +27,15 @@ R = TypeVar("R")
 
 PARTITIONS_PER_REQUEST_MAX = 10_000
 SETTINGS_MAX = 10_000
-"""Of one new topic in a request. A topic has fewer: more name one again, or one that nobody has."""
+"""Settings of one new topic in a request. There are fewer settings than this, so a request with more repeats names
+or has unknown ones."""
 PRODUCER_ID_BLOCK = 1000
-MORE_THAN_ONCE = "the request has this topic more than once"
+REPEATED_TOPIC = "the request has this topic more than once"
 
 
-TakePartitions = Callable[[int], bool]
-"""Whether so many partitions may be made or deleted now; whoever asks has them counted (KIP-599)."""
+ReservePartitions = Callable[[int], bool]
+"""Called with a number of partitions. Returns whether they may be created or deleted now, and then counts them
+towards the quota (KIP-599)."""
 
 
 def unlimited(count: int) -> bool:
@@ -42,23 +44,23 @@ def unlimited(count: int) -> bool:
 
 class JournalDecision(NamedTuple, Generic[R]):
     records: list[JournalRecord]
-    """Appended first, whole or not at all."""
+    """Appended first, all or none."""
     reply: R
-    """Holds once they are."""
+    """Valid once the records are appended."""
 
 
 class NewTopic(NamedTuple):
     name: str
     partitions: int = -1
-    """-1: the broker's default, or as `assignments` say."""
+    """-1: the broker's default, or the number of `assignments`."""
     replication_factor: int = -1
     assignments: Sequence[tuple[int, Sequence[int]]] = ()
-    """Partition and its replicas."""
+    """Each partition with its replicas."""
     config: Sequence[tuple[str, str | None]] = ()
 
 
 class TopicResult(NamedTuple):
-    """What became of one topic that was to be made or deleted."""
+    """The result of creating or deleting one topic."""
 
     name: str | None
     topic_id: TopicId = NO_TOPIC_ID
@@ -72,9 +74,9 @@ class TopicResult(NamedTuple):
 class MorePartitions(NamedTuple):
     topic: str
     total: int
-    """Of all its partitions, afterwards."""
+    """The topic's number of partitions after the change."""
     assignments: Sequence[Sequence[int]] | None = None
-    """Replicas of each new one."""
+    """The replicas of each new partition."""
 
 
 class TopicChoice(NamedTuple):
@@ -91,31 +93,34 @@ def create_topics(
     new_id: Callable[[], TopicId],
     *,
     validate_only: bool = False,
-    take: TakePartitions = unlimited,
+    take: ReservePartitions = unlimited,
 ) -> Steps[JournalDecision[list[TopicResult]]]:
-    """Each topic succeeds or fails alone. Results are in the order of the request, names that came twice at the end."""
+    """Create topics. Each one succeeds or fails on its own.
+
+    Results are in the order of the request. Topics that are repeated in the request fail, and come last.
+    """
     unique: dict[str, NewTopic] = {}
-    asked = 0
+    partition_count = 0
     for topic in topics:
         unique[topic.name] = topic
         yield
     for topic in unique.values():
-        asked += max(topic.partitions, len(topic.assignments), 1)
+        partition_count += max(topic.partitions, len(topic.assignments), 1)
         yield
     repeated = yield from _repeated(topic.name for topic in topics)
-    if asked > PARTITIONS_PER_REQUEST_MAX:
-        message = f"one request makes at most {PARTITIONS_PER_REQUEST_MAX} partitions, and this one asks for more"
+    if partition_count > PARTITIONS_PER_REQUEST_MAX:
+        message = f"one request may create at most {PARTITIONS_PER_REQUEST_MAX} partitions; this one asks for more"
         return JournalDecision([], (yield from _refused(unique, ErrorCode.POLICY_VIOLATION, message)))
     records: list[JournalRecord] = []
     results: list[TopicResult] = []
-    flat = yield from _flat_names(image, unique)
+    names_by_flat_name = yield from _names_by_flat_name(image, unique)
     for topic in unique.values():
         yield
         if topic.name in repeated:
             continue
         try:
-            created = _new_topic(image, topic, config, new_id, len(records), flat)
-            _take(take, len(created.partitions))
+            created = _new_topic(image, topic, config, new_id, len(records), names_by_flat_name)
+            _reserve_partitions(take, len(created.partitions))
         except ApiError as error:
             results.append(TopicResult(topic.name, error=error.code, message=error.message or None))
             continue
@@ -130,11 +135,11 @@ def create_topics(
             )
         )
         records.append(created)
-    results += yield from _refused(repeated, ErrorCode.INVALID_REQUEST, MORE_THAN_ONCE)
+    results += yield from _refused(repeated, ErrorCode.INVALID_REQUEST, REPEATED_TOPIC)
     return JournalDecision([] if validate_only else records, results)
 
 
-def _take(take: TakePartitions, count: int) -> None:
+def _reserve_partitions(take: ReservePartitions, count: int) -> None:
     if not take(count):
         raise ApiError("", ErrorCode.THROTTLING_QUOTA_EXCEEDED)
 
@@ -147,19 +152,19 @@ def _refused(names: Iterable[str], error: ErrorCode, message: str | None) -> Ste
     return results
 
 
-def _flat_names(image: MetadataImage, wanted: Iterable[str]) -> Steps[dict[str, str]]:
-    """The topics there are, by `flat_name`; empty where nothing of `wanted` could collide."""
-    found: dict[str, str] = {}
-    for name in wanted:
+def _names_by_flat_name(image: MetadataImage, new_names: Iterable[str]) -> Steps[dict[str, str]]:
+    """Return the existing topics by `flat_name`; empty if none of `new_names` contains a dot or an underscore."""
+    names: dict[str, str] = {}
+    for name in new_names:
         if "." in name or "_" in name:
             break
         yield
     else:
-        return found
+        return names
     for name in image.topics:
-        found.setdefault(flat_name(name), name)
+        names.setdefault(flat_name(name), name)
         yield
-    return found
+    return names
 
 
 def _new_topic(
@@ -167,31 +172,35 @@ def _new_topic(
     topic: NewTopic,
     config: BrokerConfig,
     new_id: Callable[[], TopicId],
-    made_before: int,
-    flat: Mapping[str, str],
+    created_before: int,
+    names_by_flat_name: Mapping[str, str],
 ) -> TopicCreated:
-    """Raises ApiError, in the order in which Kafka looks: name, settings, then partitions."""
+    """Return the record that creates the topic. Raises ApiError.
+
+    The checks are in Kafka's order: name, settings, then partitions.
+    """
     if topic.name == CLUSTER_METADATA:
-        raise ApiError(f"{CLUSTER_METADATA} is not a topic that can be made", ErrorCode.INVALID_REQUEST)
+        raise ApiError(f"{CLUSTER_METADATA} is not a topic that can be created", ErrorCode.INVALID_REQUEST)
     refusal = name_refusal(topic.name)
     if refusal is not None:
         raise ApiError(refusal, ErrorCode.INVALID_TOPIC_EXCEPTION)
     if topic.name in image.topics:
         raise ApiError(f"Topic '{topic.name}' already exists.", ErrorCode.TOPIC_ALREADY_EXISTS)
-    other = flat.get(flat_name(topic.name))
-    if other is not None:
-        raise ApiError(f"{topic.name!r} differs from {other!r} in '.' and '_' only", ErrorCode.INVALID_TOPIC_EXCEPTION)
-    settings = _settings(topic, config)
+    similar_name = names_by_flat_name.get(flat_name(topic.name))
+    if similar_name is not None:
+        message = f"{topic.name!r} and the topic {similar_name!r} differ only in '.' and '_'"
+        raise ApiError(message, ErrorCode.INVALID_TOPIC_EXCEPTION)
+    settings = _checked_settings(topic, config)
     if topic.assignments:
-        replicas = _assigned(image, topic)
+        replicas = _assigned_replicas(image, topic)
     else:
-        replicas = _placed(image, topic, config, made_before)
+        replicas = _placed_replicas(image, topic, config, created_before)
     return TopicCreated(topic.name, new_id(), new_partitions(replicas), settings)
 
 
-def _settings(topic: NewTopic, config: BrokerConfig) -> dict[str, str]:
+def _checked_settings(topic: NewTopic, config: BrokerConfig) -> dict[str, str]:
     if len(topic.config) > SETTINGS_MAX:
-        raise ApiError(f"a topic is given at most {SETTINGS_MAX} settings", ErrorCode.INVALID_CONFIG)
+        raise ApiError(f"a request may set at most {SETTINGS_MAX} settings of a topic", ErrorCode.INVALID_CONFIG)
     settings: dict[str, str] = {}
     for name, value in topic.config:
         if value is None:
@@ -204,24 +213,24 @@ def _settings(topic: NewTopic, config: BrokerConfig) -> dict[str, str]:
     return settings
 
 
-def _assigned(image: MetadataImage, topic: NewTopic) -> list[tuple[int, ...]]:
+def _assigned_replicas(image: MetadataImage, topic: NewTopic) -> list[tuple[int, ...]]:
     if topic.replication_factor != -1:
-        raise ApiError("with assignments, the replication factor is -1", ErrorCode.INVALID_REQUEST)
+        raise ApiError("with assignments, the replication factor must be -1", ErrorCode.INVALID_REQUEST)
     if topic.partitions != -1:
-        raise ApiError("with assignments, the number of partitions is -1", ErrorCode.INVALID_REQUEST)
+        raise ApiError("with assignments, the number of partitions must be -1", ErrorCode.INVALID_REQUEST)
     by_partition: dict[int, tuple[int, ...]] = {}
     factor = len(topic.assignments[0][1])
     for partition, replicas in topic.assignments:
         if partition in by_partition:
             raise ApiError(f"partition {partition} is assigned twice", ErrorCode.INVALID_REPLICA_ASSIGNMENT)
-        by_partition[partition] = check_replicas(image, replicas, factor)
+        by_partition[partition] = _check_replicas(image, replicas, factor)
     if sorted(by_partition) != list(range(len(by_partition))):
-        raise ApiError("partitions are numbered from 0 without gaps", ErrorCode.INVALID_REPLICA_ASSIGNMENT)
+        raise ApiError("partitions must be numbered from 0 without gaps", ErrorCode.INVALID_REPLICA_ASSIGNMENT)
     return [by_partition[i] for i in range(len(by_partition))]
 
 
-def check_replicas(image: MetadataImage, replicas: Sequence[int], replication_factor: int) -> tuple[int, ...]:
-    """Raises ApiError unless these can hold a partition."""
+def _check_replicas(image: MetadataImage, replicas: Sequence[int], replication_factor: int) -> tuple[int, ...]:
+    """Return the replicas of one partition. Raises ApiError unless they are valid."""
     if not replicas:
         raise ApiError("an assignment names no broker", ErrorCode.INVALID_REPLICA_ASSIGNMENT)
     if len(replicas) > len(image.brokers):
@@ -233,59 +242,63 @@ def check_replicas(image: MetadataImage, replicas: Sequence[int], replication_fa
     if len(dict.fromkeys(replicas)) != len(replicas):
         raise ApiError("an assignment names a broker twice", ErrorCode.INVALID_REPLICA_ASSIGNMENT)
     if len(replicas) != replication_factor:
-        raise ApiError("every partition has as many replicas", ErrorCode.INVALID_REPLICA_ASSIGNMENT)
+        raise ApiError("every partition must have the same number of replicas", ErrorCode.INVALID_REPLICA_ASSIGNMENT)
     return tuple(replicas)
 
 
-def _placed(image: MetadataImage, topic: NewTopic, config: BrokerConfig, made_before: int) -> list[tuple[int, ...]]:
+def _placed_replicas(
+    image: MetadataImage, topic: NewTopic, config: BrokerConfig, created_before: int
+) -> list[tuple[int, ...]]:
     factor = topic.replication_factor
     if factor < -1 or factor == 0:
-        raise ApiError("the replication factor is at least 1, or -1", ErrorCode.INVALID_REPLICATION_FACTOR)
+        raise ApiError("the replication factor must be at least 1, or -1", ErrorCode.INVALID_REPLICATION_FACTOR)
     partitions = topic.partitions
     if partitions < -1 or partitions == 0:
-        raise ApiError("the number of partitions is at least 1, or -1", ErrorCode.INVALID_PARTITIONS)
+        raise ApiError("the number of partitions must be at least 1, or -1", ErrorCode.INVALID_PARTITIONS)
     partitions = config.num_partitions if partitions == -1 else partitions
     factor = config.default_replication_factor if factor == -1 else factor
-    _check_brokers(image, factor)
-    _check_directories(config.takes_no_partitions)
-    return place(image, partitions, factor, made_before)
+    _check_replication_factor(image, factor)
+    _check_not_cordoned(config.takes_no_partitions)
+    return place(image, partitions, factor, created_before)
 
 
-def _check_brokers(image: MetadataImage, replication_factor: int) -> None:
+def _check_replication_factor(image: MetadataImage, replication_factor: int) -> None:
     if replication_factor > len(image.brokers):
         raise ApiError(
-            f"{replication_factor} replicas need as many brokers, and {len(image.brokers)} are registered",
+            f"{replication_factor} replicas need {replication_factor} brokers, but {len(image.brokers)} are registered",
             ErrorCode.INVALID_REPLICATION_FACTOR,
         )
 
 
 def delete_topics(
-    image: MetadataImage, choices: Sequence[TopicChoice], *, take: TakePartitions = unlimited
+    image: MetadataImage, choices: Sequence[TopicChoice], *, take: ReservePartitions = unlimited
 ) -> Steps[JournalDecision[list[TopicResult]]]:
-    """Each choice succeeds or fails alone; a topic that is chosen more than once is answered once, and stays."""
+    """Delete topics. Each choice succeeds or fails on its own; a topic that is chosen more than once fails, with one
+    result.
+    """
     repeated = yield from _repeated(c for c in choices if (c.name is None) != (c.topic_id == NO_TOPIC_ID))
     results: list[TopicResult] = []
     for choice in repeated:
-        results.append(TopicResult(*choice, ErrorCode.INVALID_REQUEST, MORE_THAN_ONCE))
+        results.append(TopicResult(*choice, ErrorCode.INVALID_REQUEST, REPEATED_TOPIC))
         yield
-    times: dict[TopicId, int] = {}
+    choice_counts: dict[TopicId, int] = {}
     for choice in choices:
         yield
         if choice in repeated:
             continue
         try:
-            topic_id = _chosen(image, choice).topic_id
+            topic_id = _find_topic(image, choice).topic_id
         except ApiError as error:
             results.append(TopicResult(*choice, error.code, error.message))
         else:
-            times[topic_id] = times.get(topic_id, 0) + 1
+            choice_counts[topic_id] = choice_counts.get(topic_id, 0) + 1
     records: list[JournalRecord] = []
-    for topic_id, count in times.items():
+    for topic_id, count in choice_counts.items():
         yield
         topic = image.topics_by_id[topic_id]
         name = topic.name
         if count > 1:
-            results.append(TopicResult(name, topic_id, ErrorCode.INVALID_REQUEST, MORE_THAN_ONCE))
+            results.append(TopicResult(name, topic_id, ErrorCode.INVALID_REQUEST, REPEATED_TOPIC))
         elif not take(len(topic.partitions)):
             results.append(TopicResult(name, topic_id, ErrorCode.THROTTLING_QUOTA_EXCEEDED))
         else:
@@ -294,26 +307,26 @@ def delete_topics(
     return JournalDecision(records, results)
 
 
-def _chosen(image: MetadataImage, choice: TopicChoice) -> TopicImage:
+def _find_topic(image: MetadataImage, choice: TopicChoice) -> TopicImage:
     if choice.name is None:
         if choice.topic_id == NO_TOPIC_ID:
             raise ApiError("neither a name nor an id is given", ErrorCode.INVALID_REQUEST)
-        found = image.topics_by_id.get(choice.topic_id)
-        if found is None:
+        topic = image.topics_by_id.get(choice.topic_id)
+        if topic is None:
             raise ApiError("no topic has this id", ErrorCode.UNKNOWN_TOPIC_ID)
-        return found
+        return topic
     if choice.topic_id != NO_TOPIC_ID:
-        raise ApiError("a topic is chosen by its name or its id, not by both", ErrorCode.INVALID_REQUEST)
-    found = image.topics.get(choice.name)
-    if found is None:
+        raise ApiError("a topic must be named by its name or its id, not by both", ErrorCode.INVALID_REQUEST)
+    topic = image.topics.get(choice.name)
+    if topic is None:
         raise ApiError("there is no such topic", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
-    return found
+    return topic
 
 
-def _check_directories(cordoned: bool) -> None:
+def _check_not_cordoned(cordoned: bool) -> None:
     if cordoned:
         raise ApiError(
-            "every data directory is cordoned (cordoned.log.dirs) and takes no new partitions",
+            "every data directory is cordoned (cordoned.log.dirs) and accepts no new partitions",
             ErrorCode.INVALID_REPLICATION_FACTOR,
         )
 
@@ -324,15 +337,17 @@ def create_partitions(
     *,
     validate_only: bool = False,
     cordoned: bool = False,
-    take: TakePartitions = unlimited,
+    take: ReservePartitions = unlimited,
 ) -> Steps[JournalDecision[list[TopicResult]]]:
-    """Each topic succeeds or fails alone; one that came twice is answered once. Unknown ones are answered first.
+    """Add partitions to topics. Each topic succeeds or fails on its own; a topic that is repeated in the request
+    fails.
 
-    `cordoned`: no data directory takes new partitions.
+    Results of repeated topics come first, then those of unknown topics. `cordoned`: no data directory accepts new
+    partitions.
     """
     repeated = yield from _repeated(request.topic for request in requests)
-    results = yield from _refused(repeated, ErrorCode.INVALID_REQUEST, MORE_THAN_ONCE)
-    known: list[tuple[TopicImage, MorePartitions]] = []
+    results = yield from _refused(repeated, ErrorCode.INVALID_REQUEST, REPEATED_TOPIC)
+    found_topics: list[tuple[TopicImage, MorePartitions]] = []
     for request in requests:
         yield
         if request.topic in repeated:
@@ -341,14 +356,14 @@ def create_partitions(
         if topic is None:
             results.append(TopicResult(request.topic, error=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION))
         else:
-            known.append((topic, request))
+            found_topics.append((topic, request))
     records: list[JournalRecord] = []
-    for topic, request in known:
+    for topic, request in found_topics:
         yield
         try:
-            added = _more_partitions(image, topic, request, len(records))
-            _check_directories(cordoned)
-            _take(take, len(added.replicas))
+            added = _add_partitions(image, topic, request, len(records))
+            _check_not_cordoned(cordoned)
+            _reserve_partitions(take, len(added.replicas))
             records.append(added)
         except ApiError as error:
             results.append(TopicResult(topic.name, error=error.code, message=error.message or None))
@@ -357,42 +372,43 @@ def create_partitions(
     return JournalDecision([] if validate_only else records, results)
 
 
-def _more_partitions(
-    image: MetadataImage, topic: TopicImage, request: MorePartitions, made_before: int
+def _add_partitions(
+    image: MetadataImage, topic: TopicImage, request: MorePartitions, created_before: int
 ) -> PartitionsAdded:
     present = len(topic.partitions)
     added = request.total - present
     if added <= 0:
         raise ApiError(
-            f"{topic.name} has {present} partitions, {request.total} would not be more", ErrorCode.INVALID_PARTITIONS
+            f"{topic.name} has {present} partitions already; the new total {request.total} is not larger",
+            ErrorCode.INVALID_PARTITIONS,
         )
-    last = f"{topic.name}-{request.total - 1}"
-    if len(last) > FILE_NAME_MAX:
-        raise ApiError(f"{last} is too long for a directory's name", ErrorCode.INVALID_PARTITIONS)
+    last_directory = f"{topic.name}-{request.total - 1}"
+    if len(last_directory) > FILE_NAME_MAX:
+        raise ApiError(f"{last_directory} is too long for a directory's name", ErrorCode.INVALID_PARTITIONS)
     if added > PARTITIONS_PER_REQUEST_MAX:
-        message = f"one request adds at most {PARTITIONS_PER_REQUEST_MAX} partitions, not {added}"
+        message = f"one request may add at most {PARTITIONS_PER_REQUEST_MAX} partitions, not {added}"
         raise ApiError(message, ErrorCode.INVALID_PARTITIONS)
     factor = topic.replication_factor
     if request.assignments is None:
-        _check_brokers(image, factor)
-        replicas = place(image, added, factor, made_before)
+        _check_replication_factor(image, factor)
+        replicas = place(image, added, factor, created_before)
     else:
         if len(request.assignments) != added:
-            message = f"{added} partitions are to be added, and {len(request.assignments)} are assigned"
+            message = f"the request adds {added} partitions but has {len(request.assignments)} assignments"
             raise ApiError(message, ErrorCode.INVALID_REPLICA_ASSIGNMENT)
-        replicas = [check_replicas(image, each, factor) for each in request.assignments]
+        replicas = [_check_replicas(image, assigned, factor) for assigned in request.assignments]
     return PartitionsAdded(topic.topic_id, present, tuple(replicas))
 
 
 def register_broker(
     image: MetadataImage, broker_id: int, incarnation: str, endpoints: Sequence[Endpoint], rack: str | None
 ) -> JournalDecision[None]:
-    """The journal's position is the broker epoch, as it grows with everything that is appended."""
+    """Register a broker. Its epoch is the journal's position, which grows with every appended record."""
     return JournalDecision([BrokerRegistered(broker_id, image.position, incarnation, tuple(endpoints), rack)], None)
 
 
 def renew_leadership(image: MetadataImage, broker_id: int) -> list[JournalRecord]:
-    """What a restarted broker's partitions need; nothing if it leads none."""
+    """Return the record that renews the leadership of a restarted broker, or none if it leads no partition."""
     leads = any(p.leader == broker_id for topic in image.topics.values() for p in topic.partitions)
     return [LeadershipRenewed(broker_id)] if leads else []
 
@@ -407,7 +423,7 @@ T = TypeVar("T")
 
 
 def _repeated(items: Iterable[T]) -> Steps[dict[T, None]]:
-    """What comes more than once, in the order of the first."""
+    """Return the items that occur more than once, ordered by first occurrence."""
     counts: dict[T, int] = {}
     for item in items:
         counts[item] = counts.get(item, 0) + 1

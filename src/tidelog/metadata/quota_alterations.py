@@ -1,4 +1,4 @@
-"""The controller's decisions about client quotas (KIP-546). Pure."""
+"""Decisions of the controller about client quotas (KIP-546). Pure functions."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -11,28 +11,29 @@ from tidelog.quotas.entities import CLIENT_ID, IP, USER, Entity, check_quota, en
 from tidelog.wire.errors import ApiError, ErrorCode
 
 ENTITIES_MAX = 10_000
-"""With quotas of their own, in a cluster: each is looked at by every DescribeClientQuotas."""
+"""Entities with quotas of their own in a cluster. Every DescribeClientQuotas reads all of them."""
 
 CHANGES_MAX = 1000
-"""Of one entity by one request. It has fewer quotas: more changes name one again, or one that there is not."""
+"""Changes of one entity in a request. There are fewer quotas than this, so a request with more repeats keys or has
+unknown ones."""
 
-Parts = tuple[tuple[str, str | None], ...]
-"""An entity as a client named it."""
+EntityParts = tuple[tuple[str, str | None], ...]
+"""An entity in a request: (type, name) pairs. The name None stands for the default of the type."""
 
 
 class QuotaChange(NamedTuple):
     key: str
     value: float | None
-    """None takes it away."""
+    """None removes the quota."""
 
 
 class QuotaAlteration(NamedTuple):
-    entity: Parts
+    entity: EntityParts
     changes: Sequence[QuotaChange]
 
 
 class QuotaResult(NamedTuple):
-    entity: Parts
+    entity: EntityParts
     error: ErrorCode = ErrorCode.NONE
     message: str | None = None
 
@@ -40,27 +41,28 @@ class QuotaResult(NamedTuple):
 def alter_quotas(
     image: MetadataImage, alterations: Sequence[QuotaAlteration], *, validate_only: bool = False
 ) -> Steps[JournalDecision[list[QuotaResult]]]:
-    """Each entity is changed as a whole or not at all, and succeeds or fails alone.
+    """Alter quotas of entities. Each entity succeeds or fails on its own, with all of its changes.
 
-    One that comes more than once, or with a key more than once, is answered once and stays as it is.
+    An entity that is repeated in the request, or has a repeated key, fails with one result.
     """
-    by_entity: dict[Parts, list[QuotaAlteration]] = {}
+    by_entity: dict[EntityParts, list[QuotaAlteration]] = {}
     for alteration in alterations:
-        by_entity.setdefault(_plain(alteration.entity), []).append(alteration)
+        by_entity.setdefault(_canonical(alteration.entity), []).append(alteration)
         yield
     records: list[JournalRecord] = []
     results: list[QuotaResult] = []
-    added = 0
-    for parts, several in by_entity.items():
+    added_entities = 0
+    for parts, same_entity in by_entity.items():
         yield
         try:
-            if len(several) > 1:
+            if len(same_entity) > 1:
                 raise ApiError("the request has this entity more than once", ErrorCode.INVALID_REQUEST)
-            changed, is_new = _alter(image, parts, several[0].changes)
-            if is_new and len(image.client_quotas) + added >= ENTITIES_MAX:
-                raise ApiError(f"{ENTITIES_MAX} users, clients and addresses have quotas", ErrorCode.POLICY_VIOLATION)
-            added += is_new
-            records += changed
+            entity_records, is_new = _alter(image, parts, same_entity[0].changes)
+            if is_new and len(image.client_quotas) + added_entities >= ENTITIES_MAX:
+                message = f"at most {ENTITIES_MAX} users, client ids and addresses may have quotas of their own"
+                raise ApiError(message, ErrorCode.POLICY_VIOLATION)
+            added_entities += is_new
+            records += entity_records
         except ApiError as error:
             results.append(QuotaResult(parts, error.code, error.message))
         else:
@@ -68,10 +70,12 @@ def alter_quotas(
     return JournalDecision([] if validate_only else records, results)
 
 
-def _alter(image: MetadataImage, parts: Parts, changes: Sequence[QuotaChange]) -> tuple[list[ClientQuotaChanged], bool]:
-    """The records, and whether the entity has no quotas yet. Raises ApiError."""
+def _alter(
+    image: MetadataImage, parts: EntityParts, changes: Sequence[QuotaChange]
+) -> tuple[list[ClientQuotaChanged], bool]:
+    """Return the records, and whether the entity gets its first quotas. Raises ApiError."""
     if len(changes) > CHANGES_MAX:
-        raise ApiError(f"a request changes at most {CHANGES_MAX} quotas of an entity", ErrorCode.INVALID_REQUEST)
+        raise ApiError(f"a request may change at most {CHANGES_MAX} quotas of an entity", ErrorCode.INVALID_REQUEST)
     if len({change.key: None for change in changes}) < len(changes):
         raise ApiError("the request has a key more than once for this entity", ErrorCode.INVALID_REQUEST)
     entity: Entity = entity_of(parts)
@@ -85,8 +89,8 @@ def _alter(image: MetadataImage, parts: Parts, changes: Sequence[QuotaChange]) -
     return records, bool(records) and not before
 
 
-def _plain(parts: Parts) -> Parts:
-    """Each type once, the last name of it; in the order of answers."""
+def _canonical(parts: EntityParts) -> EntityParts:
+    """Return each type once, with its last name, in the order that responses use."""
     last = dict(parts)
-    known = [(kind, last.pop(kind)) for kind in (CLIENT_ID, USER, IP) if kind in last]
-    return (*known, *last.items())
+    ordered = [(kind, last.pop(kind)) for kind in (CLIENT_ID, USER, IP) if kind in last]
+    return (*ordered, *last.items())

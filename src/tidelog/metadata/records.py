@@ -141,7 +141,7 @@ class ClientMetricsConfigChanged(NamedTuple):
 
 
 class ProducerIdsAllocated(NamedTuple):
-    """A block of producer ids, which ends before `next_id`, was given to a broker."""
+    """A broker received a block of producer ids, which ends before `next_id`."""
 
     broker_id: int
     next_id: int
@@ -191,25 +191,25 @@ def new_partition(replicas: Sequence[int], leader_epoch: int = 0) -> PartitionSt
 
 def new_partitions(replicas: Iterable[Sequence[int]]) -> tuple[PartitionState, ...]:
     """Call `new_partition` for each partition. Partitions with equal replicas share one object."""
-    known: dict[tuple[int, ...], PartitionState] = {}
+    states_by_replicas: dict[tuple[int, ...], PartitionState] = {}
     states: list[PartitionState] = []
-    for each in map(tuple, replicas):
-        if each not in known:
-            known[each] = new_partition(each)
-        states.append(known[each])
+    for partition_replicas in map(tuple, replicas):
+        if partition_replicas not in states_by_replicas:
+            states_by_replicas[partition_replicas] = new_partition(partition_replicas)
+        states.append(states_by_replicas[partition_replicas])
     return tuple(states)
 
 
 def _runs(states: Sequence[PartitionState]) -> list[list[Any]]:
     """Run-length encode the states: the number of equal neighbours, then the fields of `_row`."""
     runs: list[list[Any]] = []
-    before: PartitionState | None = None
+    previous: PartitionState | None = None
     for state in states:
-        if state == before:
+        if state == previous:
             runs[-1][0] += 1
         else:
             runs.append([1, *_row(state)])
-        before = state
+        previous = state
     return runs
 
 
@@ -256,19 +256,19 @@ def _encode_record(record: JournalRecord) -> dict[str, Any]:
     return fields
 
 
-class Entry(NamedTuple):
+class JournalEntry(NamedTuple):
     epoch: int
     records: list[JournalRecord]
 
 
-def decode(data: bytes, position: int) -> Entry:
+def decode(data: bytes, position: int) -> JournalEntry:
     """Decode the entry at `position`. Raises JournalError."""
     try:
         entry = json.loads(data)
         version = entry["v"]
         if version > FORMAT_VERSION:
             raise JournalError(f"metadata entry {position} has version {version}, unknown here: upgrade this broker")
-        return Entry(entry["epoch"], [_decode_record(fields, position) for fields in entry["records"]])
+        return JournalEntry(entry["epoch"], [_decode_record(fields, position) for fields in entry["records"]])
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise JournalError(f"metadata entry {position} is damaged: {error!r}") from None
 

@@ -7,14 +7,14 @@ from typing import Final, TypeVar
 
 from tidelog.config.broker_config import BrokerConfig
 from tidelog.config.endpoints import Endpoint
-from tidelog.config.topic_config import topics_without_effect
+from tidelog.config.topic_config import topic_settings_without_effect
 from tidelog.metadata import controller, records
 from tidelog.metadata.alterations import Alteration, AlterationResult, alter_configs
 from tidelog.metadata.controller import (
     JournalDecision,
     MorePartitions,
     NewTopic,
-    TakePartitions,
+    ReservePartitions,
     TopicChoice,
     TopicResult,
     unlimited,
@@ -87,7 +87,7 @@ class MetadataController:
         self._lease_ms = lease_ms
         self._image = EMPTY_IMAGE
         self._builder = ImageBuilder(EMPTY_IMAGE)
-        """Takes in the journal at the start."""
+        """Collects the replayed journal until the start is complete."""
         self._lease: Lease | None = None
         self._failed: str | None = None
         self._deciding = asyncio.Lock()
@@ -101,14 +101,15 @@ class MetadataController:
     # Starting and stopping
 
     async def look(self, cluster_id: str | None = None) -> None:
-        """Replay what the store can tell without a change of anything; `start` goes on from there.
+        """Replay the stored journal, as far as the store can read it without changing the disk. `start` replays the
+        rest.
 
-        Raises StoreFailed, JournalError.
+        Raises StoreFailed and JournalError.
         """
-        stored = await self._store.look()
-        if stored is not None:
-            self._take_snapshot(stored.snapshot)
-            self._take_entries(stored.entries)
+        stored_journal = await self._store.look()
+        if stored_journal is not None:
+            self._replay_snapshot(stored_journal.snapshot)
+            self._replay_entries(stored_journal.entries)
             self._check_cluster(self._builder.build(), cluster_id)
 
     async def start(
@@ -128,15 +129,15 @@ class MetadataController:
             raise LeaseLost("another broker is the controller of this cluster")
         self._lease = lease
         self._image = image = await self._replay()
-        opening: list[JournalRecord] = []
+        new_records: list[JournalRecord] = []
         if image.position == 0:
-            opening.append(ClusterNamed(cluster_id or uuid_text(self._runtime.new_uuid())))
+            new_records.append(ClusterNamed(cluster_id or uuid_text(self._runtime.new_uuid())))
             if first_records is not None:
-                opening += await first_records()
+                new_records += await first_records()
         self._check_cluster(image, cluster_id)
-        opening.append(ControllerElected(self._config.node_id, lease.epoch))
-        opening += controller.renew_leadership(image, self._config.node_id)
-        await self._append(opening)
+        new_records.append(ControllerElected(self._config.node_id, lease.epoch))
+        new_records += controller.renew_leadership(image, self._config.node_id)
+        await self._append(new_records)
         self._cache.image = self._image
         self._apply_settings(self._image)
         if self._lease_ms is not None:
@@ -147,25 +148,25 @@ class MetadataController:
             raise JournalError(f"the metadata belongs to cluster {image.cluster_id}, the data to cluster {cluster_id}")
 
     async def _replay(self) -> MetadataImage:
-        found = await self._store.snapshot()
-        if found is not None and found.position > self._builder.position:
-            self._take_snapshot(found)
-        while stored := await self._store.read(self._builder.position):
-            self._take_entries(stored)
+        stored_snapshot = await self._store.snapshot()
+        if stored_snapshot is not None and stored_snapshot.position > self._builder.position:
+            self._replay_snapshot(stored_snapshot)
+        while entries := await self._store.read(self._builder.position):
+            self._replay_entries(entries)
         image = self._builder.build()
-        self._builder = ImageBuilder(EMPTY_IMAGE)  # else the image of the start would stay in memory
+        self._builder = ImageBuilder(EMPTY_IMAGE)  # otherwise the first image would stay in memory
         return image
 
-    def _take_snapshot(self, found: Snapshot | None) -> None:
-        if found is not None:
+    def _replay_snapshot(self, stored_snapshot: Snapshot | None) -> None:
+        if stored_snapshot is not None:
             self._builder = ImageBuilder(EMPTY_IMAGE)
-            _replay_entry(self._builder, found.data, found.position)
-            self._builder.position = found.position
-            self._snapshot_bytes = len(found.data)
+            _replay_entry(self._builder, stored_snapshot.data, stored_snapshot.position)
+            self._builder.position = stored_snapshot.position
+            self._snapshot_bytes = len(stored_snapshot.data)
             self._bytes_since_snapshot = 0
 
-    def _take_entries(self, stored: Sequence[StoredEntry]) -> None:
-        for position, data in stored:
+    def _replay_entries(self, entries: Sequence[StoredEntry]) -> None:
+        for position, data in entries:
             if position != self._builder.position:
                 raise JournalError(f"metadata entry {self._builder.position} is missing")
             _replay_entry(self._builder, data, position)
@@ -212,7 +213,7 @@ class MetadataController:
         *,
         validate_only: bool = False,
         timeout_ms: int | None = None,
-        take: TakePartitions = unlimited,
+        take: ReservePartitions = unlimited,
     ) -> list[TopicResult]:
         """Create topics. Raises ApiError (REQUEST_TIMED_OUT) if their partitions are not all led within `timeout_ms`.
 
@@ -225,7 +226,7 @@ class MetadataController:
             timeout_ms,
         )
 
-    async def ensure_topics(self, names: Sequence[str], *, take: TakePartitions = unlimited) -> list[TopicResult]:
+    async def ensure_topics(self, names: Sequence[str], *, take: ReservePartitions = unlimited) -> list[TopicResult]:
         """Create the topics that do not exist, with the broker's defaults, or an internal topic's own settings.
 
         A topic that exists is a success. The caller has checked that topics may be created automatically.
@@ -247,7 +248,7 @@ class MetadataController:
         return await self._commit(decide)
 
     async def delete_topics(
-        self, choices: Sequence[TopicChoice], *, timeout_ms: int | None = None, take: TakePartitions = unlimited
+        self, choices: Sequence[TopicChoice], *, timeout_ms: int | None = None, take: ReservePartitions = unlimited
     ) -> list[TopicResult]:
         return await self._commit(lambda image: controller.delete_topics(image, choices, take=take), timeout_ms)
 
@@ -257,7 +258,7 @@ class MetadataController:
         *,
         validate_only: bool = False,
         timeout_ms: int | None = None,
-        take: TakePartitions = unlimited,
+        take: ReservePartitions = unlimited,
     ) -> list[TopicResult]:
         return await self._commit(
             lambda image: controller.create_partitions(
@@ -409,17 +410,19 @@ def _warn_of_no_effect(old: MetadataImage, new: MetadataImage) -> None:
     if old.topics is new.topics:
         return
     for name, topic in new.topics.items():
-        before = old.topics.get(name)
-        if topic.config and (before is None or before.config is not topic.config):
-            idle = topics_without_effect(topic.config)
-            if idle and (before is None or idle != topics_without_effect(before.config)):
-                logger.warning("settings without effect here topic=%s settings=%s", name, ",".join(idle))
+        old_topic = old.topics.get(name)
+        if topic.config and (old_topic is None or old_topic.config is not topic.config):
+            without_effect = topic_settings_without_effect(topic.config)
+            if without_effect and (
+                old_topic is None or without_effect != topic_settings_without_effect(old_topic.config)
+            ):
+                logger.warning("settings without effect here topic=%s settings=%s", name, ",".join(without_effect))
 
 
 async def _notify(listener: ImageListener, old: MetadataImage, new: MetadataImage) -> None:
-    answer = listener(old, new)
-    if answer is not None:
-        await answer
+    result = listener(old, new)
+    if result is not None:
+        await result
 
 
 class ProducerIds:
@@ -432,11 +435,11 @@ class ProducerIds:
 
     async def next(self) -> int:
         """Return an id that no producer of this cluster has had. Raises ApiError."""
-        found = next(self._block, None)
-        while found is None:
+        producer_id = next(self._block, None)
+        while producer_id is None:
             async with self._allocating:
-                found = next(self._block, None)
-                if found is None:
+                producer_id = next(self._block, None)
+                if producer_id is None:
                     self._block = iter(await self._controller.allocate_producer_ids())
-                    found = next(self._block)
-        return found
+                    producer_id = next(self._block)
+        return producer_id

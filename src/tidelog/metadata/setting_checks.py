@@ -1,6 +1,6 @@
-"""Which settings a resource may be given while the broker runs, and which values. Pure.
+"""Check which settings of a resource may be changed while the broker runs, and to which values. Pure functions.
 
-Each raises ApiError with the code that Kafka 4.3 answers with.
+Each raises ApiError with the error code of Kafka 4.3.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,19 +19,20 @@ from tidelog.config.keys import (
     ChangedWhen,
     broker_key,
     changed_when,
-    check_for_topics,
+    check_topic_default,
     nearest,
 )
 from tidelog.wire.errors import ApiError, ErrorCode
 
 LISTENER_SETTINGS_MAX = 1000
-"""Of one broker, or of all together: their names are the client's choice."""
+"""Settings of single listeners of one broker, or of all brokers together. Clients choose the listeners' names, so
+their number needs a limit."""
 NAME_LENGTH_MAX = 255
-"""Of a setting of one listener."""
-AT_A_RESTART = "put it into the broker's configuration file (or its environment, or --set) and restart"
-CLEANER_BUFFER_MIN = 1024 * 1024
-"""Bytes of `log.cleaner.dedupe.buffer.size` for each of `log.cleaner.threads`."""
-THREADS = (
+"""Longest name of a setting of one listener, in characters."""
+RESTART_ADVICE = "put it into the broker's configuration file (or its environment, or --set) and restart"
+CLEANER_THREAD_BUFFER_MIN = 1024 * 1024
+"""Bytes of `log.cleaner.dedupe.buffer.size` that each of `log.cleaner.threads` needs."""
+THREAD_COUNTS = (
     "background.threads",
     "log.cleaner.threads",
     "num.io.threads",
@@ -39,19 +40,19 @@ THREADS = (
     "num.recovery.threads.per.data.dir",
     "num.replica.fetchers",
 )
-"""Numbers of threads, which change by at most half or double at a time."""
+"""Numbers of threads. One change may at most halve or double them."""
 
 
 def check_broker_settings(
     broker: str, changed: Mapping[str, str | None], config: BrokerConfig, after: BrokerConfig
 ) -> None:
-    """What is set anew, each by itself, and then with what is taken back (None) together with all else.
+    """Check each new value alone, and then all changes, including removals (None), together with the other settings.
 
-    `broker` is "" for all of them; `config` as it is now and `after` the change.
+    `broker` is "" for all brokers. `config` is before the change, `after` is after it.
     """
     if any(name.startswith("listener.name.") for name in changed):
-        own = after.dynamic_own if broker else after.dynamic_cluster
-        if sum(name not in BROKER_KEYS for name in own) > LISTENER_SETTINGS_MAX:
+        own_settings = after.dynamic_own if broker else after.dynamic_cluster
+        if sum(name not in BROKER_KEYS for name in own_settings) > LISTENER_SETTINGS_MAX:
             message = f"a broker has at most {LISTENER_SETTINGS_MAX} settings of single listeners"
             raise ApiError(message, ErrorCode.POLICY_VIOLATION)
     for setting, text in changed.items():
@@ -59,11 +60,11 @@ def check_broker_settings(
             _check_broker_setting(broker, setting, text, config)
     try:
         for setting in changed:
-            if setting in THREADS:
+            if setting in THREAD_COUNTS:
                 _check_threads(setting, config.get(setting), after.get(setting))
-            check = _TOGETHER.get(setting)
-            if check is not None:
-                check(after.get, setting)
+            combined_check = _COMBINED_CHECKS.get(setting)
+            if combined_check is not None:
+                combined_check(after.get, setting)
     except InvalidValue as error:
         raise ApiError(str(error), ErrorCode.INVALID_REQUEST) from None
 
@@ -75,18 +76,20 @@ def _check_broker_setting(broker: str, setting: str, value: str, config: BrokerC
     if len(setting) > NAME_LENGTH_MAX:
         text = f"the name {setting[:50]}... has more than {NAME_LENGTH_MAX} characters"
         raise ApiError(text, ErrorCode.INVALID_CONFIG)
-    when = changed_when(setting)
-    if when is ChangedWhen.AT_RESTART:
-        raise ApiError(f"{setting} cannot be altered while the broker runs: {AT_A_RESTART}", ErrorCode.INVALID_REQUEST)
-    if when is ChangedWhen.OF_ONE_LISTENER:
-        text = f"{setting} is altered of one listener while the broker runs: listener.name.NAME.{setting}"
+    change_mode = changed_when(setting)
+    if change_mode is ChangedWhen.AT_RESTART:
+        raise ApiError(
+            f"{setting} cannot be altered while the broker runs: {RESTART_ADVICE}", ErrorCode.INVALID_REQUEST
+        )
+    if change_mode is ChangedWhen.OF_ONE_LISTENER:
+        text = f"{setting} can be altered only for one listener while the broker runs: listener.name.NAME.{setting}"
         raise ApiError(text, ErrorCode.INVALID_REQUEST)
-    if not broker and when is ChangedWhen.OF_ONE_BROKER:
-        text = f"{setting} is set of one broker, named by its number (tidelog broker config set --broker N)"
+    if not broker and change_mode is ChangedWhen.OF_ONE_BROKER:
+        text = f"{setting} can be set only for one broker, by its number (tidelog broker config set --broker N)"
         raise ApiError(text, ErrorCode.INVALID_REQUEST)
     try:
         parsed = parse(key, value)
-        check_for_topics(setting, parsed)
+        check_topic_default(setting, parsed)
         if setting == "cordoned.log.dirs":
             assert isinstance(parsed, list)
             config.check_cordoned(parsed)
@@ -94,58 +97,68 @@ def _check_broker_setting(broker: str, setting: str, value: str, config: BrokerC
         raise ApiError(str(error), ErrorCode.INVALID_REQUEST) from None
 
 
-def _check_threads(setting: str, now: int, value: int) -> None:
-    least = max(now // 2, 1)
-    if not least <= value <= 2 * now:
-        raise InvalidValue(setting, value, f"it is {now} now and changes to {least} to {2 * now} at a time")
+def _check_threads(setting: str, current: int, value: int) -> None:
+    value_min = max(current // 2, 1)
+    if not value_min <= value <= 2 * current:
+        bounds = f"it is {current} now, so one change may set it to {value_min} to {2 * current}"
+        raise InvalidValue(setting, value, bounds)
 
 
-InForce = Callable[[str], Any]
-"""A broker's setting to its value after the change."""
+ValueAfter = Callable[[str], Any]
+"""Returns the value of a broker's setting after the change."""
 
 
-def _check_connections(in_force: InForce, setting: str) -> None:
-    overrides = counts_by_address(in_force("max.connections.per.ip.overrides"))
-    if not in_force("max.connections") or not (in_force("max.connections.per.ip") or overrides):
-        raise InvalidValue(setting, in_force(setting), "it would shut out everybody, for good")
+def _check_connections(value_after: ValueAfter, setting: str) -> None:
+    overrides = counts_by_address(value_after("max.connections.per.ip.overrides"))
+    if not value_after("max.connections") or not (value_after("max.connections.per.ip") or overrides):
+        raise InvalidValue(setting, value_after(setting), "it would permanently shut out all clients")
 
 
-def _check_retention(in_force: InForce, setting: str) -> None:
-    if in_force("log.retention.ms") == 0:
-        raise InvalidValue("log.retention.ms", 0, "takes -1 for no limit, or 1 and more")
+def _check_retention(value_after: ValueAfter, setting: str) -> None:
+    if value_after("log.retention.ms") == 0:
+        raise InvalidValue("log.retention.ms", 0, "must be -1 for no limit, or at least 1")
     units = TOPIC_KEYS["retention.ms"].synonyms
-    most = next((value * factor for name, factor in units if (value := in_force(name)) is not None), -1)
-    local = in_force("log.local.retention.ms")
-    if most >= 0 and local != FOLLOWS_RETENTION and not 0 <= local <= most:
-        raise InvalidValue("log.local.retention.ms", local, f"records are kept for {most} ms at most")
-
-
-def _check_retention_bytes(in_force: InForce, setting: str) -> None:
-    most, local = in_force("log.retention.bytes"), in_force("log.local.retention.bytes")
-    if most >= 0 and local != FOLLOWS_RETENTION and not 0 <= local <= most:
-        raise InvalidValue("log.local.retention.bytes", local, f"{most} bytes are kept at most")
-
-
-def _check_cleaner(in_force: InForce, setting: str) -> None:
-    buffer, threads = in_force("log.cleaner.dedupe.buffer.size"), in_force("log.cleaner.threads")
-    if threads < 1:  # which a file may say, as Kafka's may
-        raise InvalidValue("log.cleaner.threads", threads, "is less than 1; set it first")
-    if buffer // threads < CLEANER_BUFFER_MIN:
+    retention_ms = next((value * factor for name, factor in units if (value := value_after(name)) is not None), -1)
+    local_ms = value_after("log.local.retention.ms")
+    if retention_ms >= 0 and local_ms != FOLLOWS_RETENTION and not 0 <= local_ms <= retention_ms:
         raise InvalidValue(
-            "log.cleaner.dedupe.buffer.size", buffer, f"each of log.cleaner.threads, {threads}, needs a MiB of it"
+            "log.local.retention.ms", local_ms, f"it must be -2, or 0 to {retention_ms} ms (the retention time)"
         )
 
 
-def _check_assignment_interval(in_force: InForce, setting: str) -> None:
-    least, most = (name or "" for name in limits_of(setting.removeprefix("group.")))
-    if not in_force(least) <= in_force(setting) <= in_force(most):
+def _check_retention_bytes(value_after: ValueAfter, setting: str) -> None:
+    retention_bytes, local_bytes = value_after("log.retention.bytes"), value_after("log.local.retention.bytes")
+    if retention_bytes >= 0 and local_bytes != FOLLOWS_RETENTION and not 0 <= local_bytes <= retention_bytes:
         raise InvalidValue(
-            setting, in_force(setting), f"{least} and {most} allow {in_force(least)} to {in_force(most)}"
+            "log.local.retention.bytes",
+            local_bytes,
+            f"it must be -2, or 0 to {retention_bytes} bytes (log.retention.bytes)",
+        )
+
+
+def _check_cleaner(value_after: ValueAfter, setting: str) -> None:
+    buffer, threads = value_after("log.cleaner.dedupe.buffer.size"), value_after("log.cleaner.threads")
+    if threads < 1:  # a configuration file may say this, as in Kafka
+        raise InvalidValue("log.cleaner.threads", threads, "is less than 1; set it first")
+    if buffer // threads < CLEANER_THREAD_BUFFER_MIN:
+        raise InvalidValue(
+            "log.cleaner.dedupe.buffer.size", buffer, f"each of the {threads} log.cleaner.threads needs 1 MiB of it"
+        )
+
+
+def _check_assignment_interval(value_after: ValueAfter, setting: str) -> None:
+    min_setting, max_setting = (name or "" for name in limits_of(setting.removeprefix("group.")))
+    if not value_after(min_setting) <= value_after(setting) <= value_after(max_setting):
+        raise InvalidValue(
+            setting,
+            value_after(setting),
+            f"{min_setting} and {max_setting} allow {value_after(min_setting)} to {value_after(max_setting)}",
         )
 
 
 FOLLOWS_RETENTION = -2
-_TOGETHER: Mapping[str, Callable[[InForce, str], None]] = {
+"""Value of `log.local.retention.*`: the same as `log.retention.*`."""
+_COMBINED_CHECKS: Mapping[str, Callable[[ValueAfter, str], None]] = {
     "max.connections": _check_connections,
     "max.connections.per.ip": _check_connections,
     "max.connections.per.ip.overrides": _check_connections,
@@ -162,7 +175,7 @@ _TOGETHER: Mapping[str, Callable[[InForce, str], None]] = {
 
 
 def check_group_settings(settings: Mapping[str, str], config: BrokerConfig) -> None:
-    """All that a group has of its own, together."""
+    """Check all of a group's own settings together."""
     try:
         for setting, text in settings.items():
             _check_group_setting(setting, text, config)
@@ -179,29 +192,29 @@ def _check_group_setting(setting: str, text: str, config: BrokerConfig) -> None:
     value = parse(key, text)
     if not isinstance(value, int):
         return
-    least, most = limits_of(setting)
-    if least is not None and value < config.get(least):
-        raise InvalidValue(setting, value, f"{least} is {config.get(least)}")
-    if most is not None and value > config.get(most):
-        raise InvalidValue(setting, value, f"{most} is {config.get(most)}")
+    min_setting, max_setting = limits_of(setting)
+    if min_setting is not None and value < config.get(min_setting):
+        raise InvalidValue(setting, value, f"{min_setting} is {config.get(min_setting)}")
+    if max_setting is not None and value > config.get(max_setting):
+        raise InvalidValue(setting, value, f"{max_setting} is {config.get(max_setting)}")
 
 
 def _check_session(kind: str, settings: Mapping[str, str], config: BrokerConfig) -> None:
-    session, heartbeat = f"{kind}.session.timeout.ms", f"{kind}.heartbeat.interval.ms"
-    if session not in settings and heartbeat not in settings:
+    session_setting, heartbeat_setting = f"{kind}.session.timeout.ms", f"{kind}.heartbeat.interval.ms"
+    if session_setting not in settings and heartbeat_setting not in settings:
         return
     timeout, interval = (
         parse(GROUP_KEYS[name], settings[name]) if name in settings else config.get(f"group.{name}")
-        for name in (session, heartbeat)
+        for name in (session_setting, heartbeat_setting)
     )
     assert isinstance(timeout, int)
     assert isinstance(interval, int)
     if timeout <= interval:
-        raise InvalidValue(session, timeout, f"it has to be more than {heartbeat}, which is {interval}")
+        raise InvalidValue(session_setting, timeout, f"it must be more than {heartbeat_setting}, which is {interval}")
 
 
 def check_client_metrics(settings: Mapping[str, str]) -> None:
-    """All that a subscription has."""
+    """Check all settings of a client metrics subscription."""
     for setting, text in settings.items():
         key = CLIENT_METRICS_KEYS.get(setting)
         if key is None:
@@ -214,12 +227,13 @@ def check_client_metrics(settings: Mapping[str, str]) -> None:
         except InvalidValue as error:
             raise ApiError(str(error), ErrorCode.INVALID_CONFIG) from None
         if setting == "interval.ms":
-            least, most = INTERVAL_MS
+            value_min, value_max = INTERVAL_MS
             assert isinstance(value, int)
-            if not least <= value <= most:
-                raise ApiError(f"interval.ms is {least} to {most}, not {value}", ErrorCode.INVALID_REQUEST)
+            if not value_min <= value <= value_max:
+                text = f"interval.ms must be {value_min} to {value_max}, not {value}"
+                raise ApiError(text, ErrorCode.INVALID_REQUEST)
 
 
 def _unknown(kind: str, setting: str, known: Mapping[str, object]) -> str:
-    near = nearest(setting, known)
-    return f"there is no {kind} setting {setting}" + (f"; did you mean {near}?" if near else "")
+    similar_name = nearest(setting, known)
+    return f"there is no {kind} setting {setting}" + (f"; did you mean {similar_name}?" if similar_name else "")

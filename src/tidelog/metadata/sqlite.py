@@ -35,7 +35,7 @@ BUSY_MS: Final = 5000
 POLL_MIN_S: Final = 0.01
 POLL_MAX_S: Final = 0.25
 NO_LIMIT: Final = -1
-"""As SQLite's LIMIT has it."""
+"""Means "no limit" in SQLite's LIMIT clause."""
 
 SCHEMA: Final = """
 CREATE TABLE journal (position INTEGER PRIMARY KEY, data BLOB NOT NULL);
@@ -93,11 +93,11 @@ class SqliteStore:
         return await self._tasks.run_blocking(self._guarded, function, *args, lane=LANE)
 
     def _guarded(self, function: Callable[..., T], *args: object) -> T:
-        with self._errors_told():
+        with self._translated_errors():
             return function(self._open(), *args)
 
     @contextmanager
-    def _errors_told(self) -> Iterator[None]:
+    def _translated_errors(self) -> Iterator[None]:
         import sqlite3
 
         try:
@@ -111,14 +111,14 @@ class SqliteStore:
     def _look(self) -> StoredJournal | None:
         import sqlite3
 
-        # After a crash the file is whole together with its -wal only, and SQLite joins the two by writing.
+        # After a crash the file is complete only together with its -wal file, and SQLite merges the two by writing.
         if not self._disk.exists(self.path) or self._disk.exists(f"{self.path}-wal"):
             return None
-        with self._errors_told():
-            # "immutable": SQLite takes no lock, and makes no files beside this one.
+        with self._translated_errors():
+            # With "immutable", SQLite acquires no lock and creates no files next to this one.
             connection = sqlite3.connect(f"file:{quote(self.path)}?immutable=1", uri=True, isolation_level=None)
             try:
-                if not self._is_made(connection):
+                if not self._has_tables(connection):
                     return None
                 snapshot = self._snapshot(connection)
                 return StoredJournal(snapshot, self._read(connection, snapshot.position if snapshot else 0, NO_LIMIT))
@@ -142,14 +142,14 @@ class SqliteStore:
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = FULL")
         with _transaction(connection):
-            if not self._is_made(connection):
+            if not self._has_tables(connection):
                 for statement in SCHEMA.split(";"):
                     connection.execute(statement)
                 connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
                 connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
 
-    def _is_made(self, connection: "sqlite3.Connection") -> bool:
-        """Whether the file has the tables. Raises StoreFailed for a file of another program or of a newer Tidelog."""
+    def _has_tables(self, connection: "sqlite3.Connection") -> bool:
+        """Return whether the file has the tables. Raises StoreFailed if another program or a newer Tidelog wrote it."""
         (application,) = connection.execute("PRAGMA application_id").fetchone()
         (version,) = connection.execute("PRAGMA user_version").fetchone()
         if version == 0 and application == 0:
@@ -163,10 +163,10 @@ class SqliteStore:
     def _append(self, connection: "sqlite3.Connection", position: int, data: bytes, lease: Lease) -> None:
         with _transaction(connection):
             self._check(connection, lease)
-            free = self._next_position(connection)
-            if position < free:
-                raise PositionTaken(f"position {position} is taken, the next is {free}")
-            assert position == free, "an append leaves no gap"
+            next_position = self._next_position(connection)
+            if position < next_position:
+                raise PositionTaken(f"position {position} is taken, the next is {next_position}")
+            assert position == next_position, "an append leaves no gap"
             connection.execute("INSERT INTO journal VALUES (?, ?)", (position, data))
 
     def _read(self, connection: "sqlite3.Connection", start: int, limit: int) -> list[StoredEntry]:
@@ -177,8 +177,8 @@ class SqliteStore:
 
     def _next_position(self, connection: "sqlite3.Connection") -> int:
         (last,) = connection.execute("SELECT max(position) FROM journal").fetchone()
-        (covered,) = connection.execute("SELECT max(position) FROM snapshot").fetchone()
-        return max(-1 if last is None else last, -1 if covered is None else covered - 1) + 1
+        (covered_end,) = connection.execute("SELECT max(position) FROM snapshot").fetchone()
+        return max(-1 if last is None else last, -1 if covered_end is None else covered_end - 1) + 1
 
     def _snapshot(self, connection: "sqlite3.Connection") -> Snapshot | None:
         row = connection.execute("SELECT position, data FROM snapshot").fetchone()
@@ -195,8 +195,8 @@ class SqliteStore:
             row = self._lease_row(connection, name)
             epoch = 0
             if row is not None:
-                held_by, epoch, expires_ms = row
-                if held_by not in (holder, "") and (expires_ms is None or expires_ms > now_ms):
+                current_holder, epoch, expires_ms = row
+                if current_holder not in (holder, "") and (expires_ms is None or expires_ms > now_ms):
                     return None
             lease = Lease(name, holder, epoch + 1)
             expires_ms = None if ttl_ms is None else now_ms + ttl_ms

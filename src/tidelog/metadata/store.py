@@ -28,7 +28,7 @@ class StoredEntry(NamedTuple):
 
 
 class Snapshot(NamedTuple):
-    """The encoded state after the entries 0 .. position - 1. The store does not look into `data`."""
+    """The encoded state after the entries 0 .. position - 1. The store does not decode `data`."""
 
     position: int
     data: bytes
@@ -44,7 +44,7 @@ class Lease(NamedTuple):
 class StoredJournal(NamedTuple):
     snapshot: Snapshot | None
     entries: list[StoredEntry]
-    """Those behind the snapshot, in order."""
+    """The entries after the snapshot, in order."""
 
 
 class Store(Protocol):
@@ -55,9 +55,10 @@ class Store(Protocol):
     """
 
     async def look(self) -> StoredJournal | None:
-        """What is stored, without a change of anything on the disk; None where it cannot be read without one.
+        """Read the journal without changing anything on the disk. Returns None if that is not possible, or if
+        nothing is stored.
 
-        Raises StoreFailed for what is no store of this kind, or damaged.
+        Raises StoreFailed if the store is damaged or is not of this kind.
         """
 
     async def append(self, position: int, data: bytes, lease: Lease) -> None:

@@ -1,4 +1,4 @@
-"""The broker's client quotas: record what each client used, and compute how long it is throttled."""
+"""The broker's client quotas: record each client's usage, and compute its throttle time."""
 
 from collections.abc import Callable
 from typing import Final, Generic, TypeVar

@@ -26,7 +26,7 @@ Quotas = Mapping[Entity, Mapping[str, float]]
 
 _INT_MAX: Final = 2**31 - 1
 _LONG_MAX: Final = 2**63 - 1
-_WHOLE: Final = 1e-6
+_WHOLE_TOLERANCE: Final = 1e-6
 """A value within this distance above a whole number counts as whole (as in Kafka)."""
 
 _CLIENT_KEYS: Final[Mapping[str, int | None]] = {
@@ -45,35 +45,35 @@ MATCH_ANY: Final = 2
 
 def entity_of(parts: Iterable[tuple[str, str | None]]) -> Entity:
     """Build the entity. Raises ApiError (INVALID_REQUEST) for a combination that cannot have quotas."""
-    found: dict[str, str | None] = {}
+    names_by_type: dict[str, str | None] = {}
     for kind, name in parts:
         if kind not in (USER, CLIENT_ID, IP):
-            raise _refused(f"{kind!r} has no quotas: user, client-id and ip have")
+            raise _refused(f"{kind!r} has no quotas: only user, client-id and ip have quotas")
         if name == "":
-            raise _refused(f"the {kind} has no name; the default one is null")
+            raise _refused(f"the name of the {kind} is empty; null is the default {kind}")
         if name is not None and len(name.encode()) > STRING_BYTES_MAX:
             raise _refused(f"the name of a {kind} is at most {STRING_BYTES_MAX} bytes long")
-        found[kind] = name
-    if not found:
+        names_by_type[kind] = name
+    if not names_by_type:
         raise _refused("a quota belongs to a user, a client-id, both, or an ip")
-    if IP in found:
-        if len(found) > 1:
+    if IP in names_by_type:
+        if len(names_by_type) > 1:
             raise _refused("an ip cannot be combined with a user or a client-id")
-        address = found[IP]
+        address = names_by_type[IP]
         if address is not None and normal_ip(address) is None:
             raise _refused(f"{address!r} is not an IP address; host names are not resolved")
-    return tuple((kind, found[kind]) for kind in (CLIENT_ID, USER, IP) if kind in found)
+    return tuple((kind, names_by_type[kind]) for kind in (CLIENT_ID, USER, IP) if kind in names_by_type)
 
 
 def check_quota(entity: Entity, key: str, value: float) -> None:
     """Raise ApiError (INVALID_REQUEST) unless `entity` can have the quota `key` with this value."""
     keys = _IP_KEYS if entity[0][0] == IP else _CLIENT_KEYS
     if key not in keys:
-        raise _refused(f"{entity[0][0]} has no quota {key!r}: it takes {', '.join(keys)}")
+        raise _refused(f"{entity[0][0]} has no quota {key!r}: its quotas are {', '.join(keys)}")
     if not value > 0:
         raise _refused(f"{key} has to be greater than 0, not {value:g}")
     largest = keys[key]
-    if largest is not None and not (value <= largest and value % 1 <= _WHOLE):
+    if largest is not None and not (value <= largest and value % 1 <= _WHOLE_TOLERANCE):
         raise _refused(f"{key} takes a whole number up to {largest}, not {value:g}")
 
 
@@ -104,17 +104,19 @@ class Filter:
     def _add(self, component: Component) -> None:
         kind, match_type, match = component
         if not kind:
-            raise _refused("a part of the filter has no entity type")
+            raise _refused("a component of the filter has no entity type")
         if kind in self._exact or kind in self._any:
-            raise _refused(f"the filter has {kind} more than once")
+            raise _refused(f"the filter names {kind} more than once")
         if kind not in (USER, CLIENT_ID, IP):
-            raise ApiError(f"{kind!r} has no quotas: user, client-id and ip have", ErrorCode.UNSUPPORTED_VERSION)
+            raise ApiError(
+                f"{kind!r} has no quotas: only user, client-id and ip have quotas", ErrorCode.UNSUPPORTED_VERSION
+            )
         if match_type == MATCH_EXACT:
             if match is None:
                 raise _refused(f"an exact match of {kind} needs a name")
             self._exact[kind] = match
         elif match_type not in (MATCH_DEFAULT, MATCH_ANY):
-            raise _refused(f"{match_type} is no kind of match: 0 is exact, 1 the default, 2 any")
+            raise _refused(f"match type {match_type} is unknown: 0 is exact, 1 the default, 2 any")
         elif match is not None:
             raise _refused(f"a match of the default or of any {kind} takes no name")
         elif match_type == MATCH_DEFAULT:

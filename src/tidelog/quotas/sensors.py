@@ -1,4 +1,4 @@
-"""Sensors that record what each client used. Their number is bounded; the least recently used one is dropped first."""
+"""Sensors that record each client's usage. Their number is bounded; the least recently used one is dropped first."""
 
 from collections import OrderedDict
 from collections.abc import Callable
@@ -28,7 +28,7 @@ class Sensors(Generic[S]):
         return len(self._sensors)
 
     def of(self, user: str, client_id: str, now_ms: int) -> S:
-        """Return the sensor of this user and client id; create one if there is none (any more)."""
+        """Return the sensor of this user and client id; create one if it does not exist or was dropped."""
         sensors = self._sensors
         key = (_short(user), _short(client_id))
         entry = sensors.get(key)

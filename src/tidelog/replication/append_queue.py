@@ -146,13 +146,13 @@ class AppendQueue:
             entry.batch = work.result()
         self._append_ready_soon()
 
-    def _store_failure(self, entry: _Entry, work: "asyncio.Future[Any]", what: str) -> None:
+    def _store_failure(self, entry: _Entry, work: "asyncio.Future[Any]", description: str) -> None:
         """Store the failure of the work on a batch, if it failed."""
         entry.ready = True
         if work.cancelled():
             entry.failure = NotLeaderOrFollower("the broker stops")
         elif (error := work.exception()) is not None:
-            entry.failure = error if isinstance(error, ApiError) else ApiError(f"{what}: {error!r}")
+            entry.failure = error if isinstance(error, ApiError) else ApiError(f"{description}: {error!r}")
 
     def _append_ready_soon(self) -> None:
         """Append the ready batches at the head of the queue, in steps: there may be a thousand that take some ms

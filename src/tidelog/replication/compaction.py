@@ -1,8 +1,10 @@
-"""Compaction of this broker's partitions: one at a time, the dirtiest first, by a process beside the broker.
+"""Compact this broker's partitions, one at a time, the dirtiest first. A child process reads and writes the
+segments.
 
-The loop only chooses and puts finished segments in place. A partition whose log cannot be read is left alone from then
-on; the others go on. So is one that moves between data directories, while it does; what is clean in it is clean in its
-copy. What a pass has written is removed when the pass ends early.
+The event loop only chooses the partition and swaps finished segments in. A partition whose log cannot be decoded is
+not compacted again before the next start; the others are. A partition that moves to another data directory is not
+compacted during the move; its clean offset stays valid for the copy. When a pass ends early, the files that it wrote
+are removed.
 """
 
 import asyncio
@@ -40,14 +42,14 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("tidelog.compaction")
 
-LOOKED_AT_ONCE = 50
-"""Partitions between two turns of the loop."""
-REST_S = 60.0
-"""How long a partition is passed over whose pass was interrupted, by a full disk for one."""
+PARTITIONS_PER_TURN = 50
+"""Partitions that are checked in one turn of the event loop."""
+RETRY_DELAY_S = 60.0
+"""A partition whose pass was interrupted, for example by a full disk, is skipped for this time."""
 
 
-class Abandoned(Exception):
-    """The log has changed under the pass."""
+class PassAbandoned(Exception):
+    """The pass must stop, since the log has changed meanwhile."""
 
 
 class Compaction:
@@ -59,51 +61,51 @@ class Compaction:
         self._partitions = partitions
         self._clean_offsets: dict[Partition, int | None] = {}
         self._uncleanable: dict[Partition, str] = {}
-        self._resting: dict[Partition, float] = {}
-        """Until when, on the monotonic clock."""
-        self._failed: dict[Partition, None] = {}
-        """Whose last pass ended with its process."""
-        self._running: asyncio.Task[None] | None = None
+        self._retry_at: dict[Partition, float] = {}
+        """For partitions whose pass was interrupted: the earliest time of the next pass, on the monotonic clock."""
+        self._failed_once: dict[Partition, None] = {}
+        """Partitions whose last pass failed together with its child process."""
+        self._task: asyncio.Task[None] | None = None
         self._stopping = False
 
     def start(self) -> None:
-        self._running = self._runtime.tasks.spawn(self._run(), name="compaction")
+        self._task = self._runtime.tasks.spawn(self._run(), name="compaction")
 
     async def stop(self) -> None:
-        """End the pass that runs, once no file is on its way from one name to another."""
+        """End the running pass, after the swap that it has begun."""
         self._stopping = True
-        if self._running is not None:
-            self._running.cancel()
-            await asyncio.wait([self._running])
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
         if self._partitions.swapping is not None:
             await asyncio.wait([self._partitions.swapping])
 
     async def _run(self) -> None:
-        """Clean what is worthwhile: at once after the start, as Kafka does, and again and again."""
+        """Compact partitions that are worth it: immediately after the start, as Kafka does, and then repeatedly."""
         while True:
             try:
                 while await self.clean_dirtiest():
                     pass
             except Exception:
-                logger.exception("compaction failed")  # and is tried again the next time
+                logger.exception("compaction failed")  # the next round retries
             await self._runtime.tasks.sleep(self._config.log_cleaner_backoff_ms / 1000)
 
     async def clean_dirtiest(self) -> bool:
-        """One pass over the partition that has most to gain; whether there was one."""
+        """Run one pass over the dirtiest partition. Returns False if no partition is worth a pass."""
         best: tuple[float, Partition, Cleanable] | None = None
         for count, partition in enumerate(self._partitions, 1):
-            if count % LOOKED_AT_ONCE == 0:
+            if count % PARTITIONS_PER_TURN == 0:
                 await self._runtime.tasks.sleep(0)
-            found = self._look_at(partition)
-            if found is not None and (best is None or found.dirty_ratio > best[0]):
-                best = found.dirty_ratio, partition, found
+            candidate = self._cleanable_part(partition)
+            if candidate is not None and (best is None or candidate.dirty_ratio > best[0]):
+                best = candidate.dirty_ratio, partition, candidate
         self._forget_deleted()
         if best is None:
             return False
-        _, partition, found = best
+        _, partition, candidate = best
         if not self._may_be_cleaned(partition):
-            return True  # changed in a turn of the loop: look again
-        await self._clean(partition, found)
+            return True  # it changed during an await: choose again
+        await self._clean(partition, candidate)
         return True
 
     def _may_be_cleaned(self, partition: "Partition") -> bool:
@@ -116,141 +118,146 @@ class Compaction:
             and log.failure is None
             and not log.segments.swapping
             and partition not in self._uncleanable
-            and self._resting.get(partition, 0.0) <= self._runtime.clock.monotonic()
+            and self._retry_at.get(partition, 0.0) <= self._runtime.clock.monotonic()
         )
 
-    def _look_at(self, partition: "Partition") -> Cleanable | None:
-        """What a pass over it would clean, if that is worthwhile."""
+    def _cleanable_part(self, partition: "Partition") -> Cleanable | None:
+        """Return the part of the log that a pass would clean, or None if a pass is not worthwhile or not possible."""
         if partition not in self._clean_offsets:
             self._clean_offsets[partition] = self._partitions.directories.clean_offset(partition.log.topic_partition)
         if not self._may_be_cleaned(partition):
             return None
         try:
             now_ms = self._runtime.clock.now_ms()
-            found = cleanable(partition.log, self._clean_offsets[partition], partition.high_watermark, now_ms)
+            candidate = cleanable(partition.log, self._clean_offsets[partition], partition.high_watermark, now_ms)
         except CorruptLog as error:
-            self._give_up(partition, str(error))
+            self._mark_uncleanable(partition, str(error))
             return None
         except OSError as error:
-            self._interrupted(partition, str(error))
+            self._note_interrupted(partition, str(error))
             return None
-        return found if found.worthwhile(partition.log.config) else None
+        return candidate if candidate.worthwhile(partition.log.config) else None
 
     def _forget_deleted(self) -> None:
-        for known in (self._clean_offsets, self._uncleanable, self._resting, self._failed):
-            for partition in [partition for partition in known if partition.deleted]:
-                del known[partition]
+        for table in (self._clean_offsets, self._uncleanable, self._retry_at, self._failed_once):
+            for partition in [partition for partition in table if partition.deleted]:
+                del table[partition]
 
     # A pass
 
-    async def _clean(self, partition: "Partition", found: Cleanable) -> None:
+    async def _clean(self, partition: "Partition", candidate: Cleanable) -> None:
         clock = self._runtime.clock
-        began = clock.monotonic()
+        started = clock.monotonic()
         groups: list[GroupCleaned] = []
         log = partition.log
         try:
-            end = await self._pass(partition, log, found, groups)
-        except Abandoned as reason:
+            last_report = await self._run_pass(partition, log, candidate, groups)
+        except PassAbandoned as reason:
             logger.info("log cleaning abandoned partition=%s reason=%s", log.topic_partition, reason)
-            await self._remove_written(log)
-            self._rest(partition)
+            await self._remove_cleaned_files(log)
+            self._postpone(partition)
             return
         except WorkEnded as error:
-            await self._remove_written(log)
-            # Neither the log's damage nor the disk's, which are reported. Once may be want of memory; twice is the log.
-            if partition in self._failed:
-                self._give_up(partition, f"the work on it failed twice: {error}")
+            await self._remove_cleaned_files(log)
+            # Damage of the log and errors of the disk are reported as such, so this is something else. The first
+            # time it may be a lack of memory; the second time the log is blamed.
+            if partition in self._failed_once:
+                self._mark_uncleanable(partition, f"the work on it failed twice: {error}")
             else:
-                self._failed[partition] = None
-                self._interrupted(partition, str(error))
+                self._failed_once[partition] = None
+                self._note_interrupted(partition, str(error))
             return
-        self._failed.pop(partition, None)
-        if not isinstance(end, Cleaned):
-            await self._remove_written(log)
-        if isinstance(end, Uncleanable):
-            self._give_up(partition, end.reason)
-        elif isinstance(end, Interrupted):
-            self._interrupted(partition, end.reason)
-        elif isinstance(end, Cleaned) and log is not partition.log:
+        self._failed_once.pop(partition, None)
+        if not isinstance(last_report, Cleaned):
+            await self._remove_cleaned_files(log)
+        if isinstance(last_report, Uncleanable):
+            self._mark_uncleanable(partition, last_report.reason)
+        elif isinstance(last_report, Interrupted):
+            self._note_interrupted(partition, last_report.reason)
+        elif isinstance(last_report, Cleaned) and log is not partition.log:
             logger.info("log cleaning abandoned partition=%s reason=it has moved", log.topic_partition)
-        elif isinstance(end, Cleaned):
+        elif isinstance(last_report, Cleaned):
             logger.info(
                 "log cleaned partition=%s from=%d to=%d keys=%d segments_before=%d segments_after=%d bytes_before=%d "
                 "bytes_after=%d records_before=%d records_after=%d seconds=%.3f",
                 log.topic_partition,
-                found.first_dirty_offset,
-                end.end_offset,
-                end.keys,
+                candidate.first_dirty_offset,
+                last_report.end_offset,
+                last_report.keys,
                 sum(len(group.base_offsets) for group in groups),
                 len(groups),
                 sum(group.bytes_before for group in groups),
                 sum(group.size for group in groups),
                 sum(group.records_before for group in groups),
                 sum(group.records_after for group in groups),
-                clock.monotonic() - began,
+                clock.monotonic() - started,
             )
-            self._clean_offsets[partition] = end.end_offset
-            await self._checkpoint()
+            self._clean_offsets[partition] = last_report.end_offset
+            await self._write_clean_offsets()
 
-    async def _remove_written(self, log: "PartitionLog") -> None:
-        """What the pass has written and not put in place: on a full disk it would be in the way."""
+    async def _remove_cleaned_files(self, log: "PartitionLog") -> None:
+        """Remove files that the pass has written but not swapped in. On a full disk they would take needed space."""
         if log.failure is not None:
-            return  # it may lie beside a swap that is not over: the next start's
+            return  # an unfinished swap may need them; the next start decides
         try:
             await self._runtime.tasks.run_blocking(remove_cleaned, self._runtime.disk, log.directory)
-        except OSError as error:  # the next pass does it, or the next start
+        except OSError as error:  # the next pass or the next start removes them
             logger.warning("cleaned segments not removed path=%s reason=%s", log.directory, error)
 
-    async def _pass(
-        self, partition: "Partition", log: "PartitionLog", found: Cleanable, groups: list[GroupCleaned]
+    async def _run_pass(
+        self, partition: "Partition", log: "PartitionLog", candidate: Cleanable, groups: list[GroupCleaned]
     ) -> Report | None:
-        """The last report. Each group is put in place as it comes. Raises Abandoned, WorkEnded."""
-        from tidelog.log.cleaner import work  # costs a start more than it can use of it
+        """Run the pass in the child process, swap each group in as it is reported, and return the last report.
+
+        Raises PassAbandoned, and WorkEnded if the child process fails.
+        """
+        from tidelog.log.cleaner import work  # imported late: it would slow down every start
 
         reports: deque[bytes] = deque()
-        news = asyncio.Event()
+        report_or_end = asyncio.Event()
 
         def report(content: bytes) -> None:
             reports.append(content)
-            news.set()
+            report_or_end.set()
 
         tasks = self._runtime.tasks
-        request = self._job(log, found).encode()
-        working = tasks.run_apart(work.clean, self._runtime.disk, request, report)
-        working.add_done_callback(lambda _: news.set())
-        end: Report | None = None
+        request = self._job(log, candidate).encode()
+        work_future = tasks.run_in_child(work.clean, self._runtime.disk, request, report)
+        work_future.add_done_callback(lambda _: report_or_end.set())
+        last_report: Report | None = None
         try:
-            while reports or not working.done():
-                await news.wait()
-                news.clear()
+            while reports or not work_future.done():
+                await report_or_end.wait()
+                report_or_end.clear()
                 while reports:
                     try:
-                        end = decode_report(reports.popleft())
+                        last_report = decode_report(reports.popleft())
                     except ValueError as error:
                         raise WorkEnded(str(error)) from error
-                    if isinstance(end, GroupCleaned):
-                        # To its end, whoever is cancelled: see `stop`.
-                        swapping = tasks.spawn(self._swap(partition, log, end), name="swap")
+                    if isinstance(last_report, GroupCleaned):
+                        # Shielded: a swap that has begun must end, even if this task is cancelled. `stop` waits for
+                        # it.
+                        swapping = tasks.spawn(self._swap(partition, log, last_report), name="swap")
                         self._partitions.swapping = swapping
                         await asyncio.shield(swapping)
-                        groups.append(end)
-            await working
+                        groups.append(last_report)
+            await work_future
         finally:
-            working.cancel()
-        return end
+            work_future.cancel()
+        return last_report
 
-    def _job(self, log: "PartitionLog", found: Cleanable) -> CleanJob:
+    def _job(self, log: "PartitionLog", candidate: Cleanable) -> CleanJob:
         config, items = self._config, log.segments.items
         return CleanJob(
             log.directory,
-            [SegmentFacts(s.base_offset, s.size) for s in items if s.base_offset < found.end_offset],
-            found.first_dirty_offset,
-            found.end_offset,
+            [SegmentFacts(s.base_offset, s.size) for s in items if s.base_offset < candidate.end_offset],
+            candidate.first_dirty_offset,
+            candidate.end_offset,
             [s.base_offset for s in items if s.transactions.exists],
             {
                 producer_id: (entry.batches[-1].last_offset if entry.batches else -1, entry.epoch)
                 for producer_id, entry in log.producers.entries.items()
-                if not entry.batches or entry.batches[-1].last_offset < found.end_offset
+                if not entry.batches or entry.batches[-1].last_offset < candidate.end_offset
             },
             self._runtime.clock.now_ms(),
             log.config.delete_retention_ms,
@@ -266,64 +273,68 @@ class Compaction:
         )
 
     async def _swap(self, partition: "Partition", log: "PartitionLog", group: GroupCleaned) -> None:
-        """Put a rewritten segment in place. Raises Abandoned.
+        """Swap a rewritten segment in. Raises PassAbandoned.
 
-        From `begin` to `end` the log stays the partition's: a move waits for it.
+        From `begin` to `end` the partition keeps this log: a move waits for it.
         """
         if partition.log is not log or partition.frozen or partition in self._partitions.moves:
-            raise Abandoned("it moves to another directory")
+            raise PassAbandoned("it moves to another directory")
         run_blocking = self._runtime.tasks.run_blocking
         swap = Swap(self._runtime.disk, log, group)
         if partition.deleted or not swap.begin():
             if not partition.deleted:
                 await run_blocking(swap.discard)
-            raise Abandoned("its segments are not the same any more")
+            raise PassAbandoned("its segments have changed")
         if self._clean_offsets.get(partition) is None:
-            # Before the first offset goes: by its entry here a log with holes is told from one that has lost a file.
+            # Written before the first record is removed: this entry says that holes in the log come from compaction
+            # and not from a lost file.
             self._clean_offsets[partition] = log.log_start_offset
-            await self._checkpoint()
+            await self._write_clean_offsets()
         try:
             await run_blocking(swap.announce)
-        except (OSError, CorruptIndex, CorruptLog) as error:  # the files are not as they were written
+        except (OSError, CorruptIndex, CorruptLog) as error:  # the files differ from those that the child wrote
             await self._undo(partition, swap)
-            raise Abandoned(str(error)) from error
+            raise PassAbandoned(str(error)) from error
         swap.install()
         try:
-            await self._to_its_end(swap.finish, partition)
+            await self._run_with_retries(swap.finish, partition)
         except OSError as error:
             if not partition.deleted:
                 partition.log.fail(f"a cleaned segment could not be put in place: {error}", error)
                 partition.fail()
-            raise Abandoned(str(error)) from error
+            raise PassAbandoned(str(error)) from error
         swap.end(self._runtime.clock.now_ms())
 
     async def _undo(self, partition: "Partition", swap: Swap) -> None:
         try:
-            await self._to_its_end(swap.discard, partition)
+            await self._run_with_retries(swap.discard, partition)
         except OSError as error:
-            if not partition.deleted:  # the next start would finish what this process has not
+            if not partition.deleted:  # otherwise the next start would finish this swap
                 partition.log.fail(f"a cleaned segment could not be taken back: {error}", error)
                 partition.fail()
         swap.give_up()
 
-    async def _to_its_end(self, step: Callable[[], None], partition: "Partition") -> None:
-        """A step without which the log fails. Raises OSError."""
+    async def _run_with_retries(self, step: Callable[[], None], partition: "Partition") -> None:
+        """Run a blocking step of a swap that must succeed, or else the log fails. Raises OSError.
+
+        It is retried while no file descriptor is free.
+        """
         await retry_without_descriptor(self._runtime.tasks, lambda: not (self._stopping or partition.deleted), step)
 
-    def _give_up(self, partition: "Partition", reason: str) -> None:
-        """Until the next start, after which somebody may have repaired it."""
+    def _mark_uncleanable(self, partition: "Partition", reason: str) -> None:
+        """Skip the partition until the next start: its log may be repaired before that."""
         if not partition.deleted:
             self._uncleanable[partition] = reason
             logger.error("log uncleanable partition=%s reason=%s", partition.log.topic_partition, reason)
 
-    def _interrupted(self, partition: "Partition", reason: str) -> None:
+    def _note_interrupted(self, partition: "Partition", reason: str) -> None:
         logger.warning("log cleaning interrupted partition=%s reason=%s", partition.log.topic_partition, reason)
-        self._rest(partition)
+        self._postpone(partition)
 
-    def _rest(self, partition: "Partition") -> None:
-        self._resting[partition] = self._runtime.clock.monotonic() + REST_S
+    def _postpone(self, partition: "Partition") -> None:
+        self._retry_at[partition] = self._runtime.clock.monotonic() + RETRY_DELAY_S
 
-    async def _checkpoint(self) -> None:
+    async def _write_clean_offsets(self) -> None:
         offsets = {}
         for partition, offset in self._clean_offsets.items():
             if offset is not None and not partition.deleted:
@@ -333,5 +344,5 @@ class Compaction:
                 self._partitions.directories.write_cleaner_offsets, offsets, lane=CHECKPOINTS_LANE
             )
         except OSError as error:
-            # Only work is at stake: after a restart the same stretch is cleaned again.
+            # Nothing is lost: after a restart, the same part is cleaned again.
             logger.error("cleaner offsets not written reason=%s", error)

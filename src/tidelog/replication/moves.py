@@ -30,7 +30,7 @@ from tidelog.log.future_logs import (
     settled,
 )
 from tidelog.log.leader_epochs import LeaderEpochs
-from tidelog.log.segment import PASSING
+from tidelog.log.segment import TEMPORARY_ERRORS
 from tidelog.replication.flusher import CHECKPOINTS_LANE
 from tidelog.replication.patience import AGAIN_S, lacks_descriptor, retry_without_descriptor
 from tidelog.wire.errors import ApiError, InvalidTopic, OffsetOutOfRange, StorageError
@@ -47,12 +47,13 @@ if TYPE_CHECKING:
 logger = logging.getLogger("tidelog.moves")
 
 PIECE_BYTES = 1 << 20
+"""Bytes that are copied in one step."""
 FLUSH_BYTES = 16 << 20
 """Bytes that are copied between two syncs of the copy."""
 CLOSE_BYTES = 256 << 10
 """The switch may begin when fewer bytes than this are missing."""
-AT_ONCE = 8
-"""Moves that run in parallel. The others wait, since each has open files and one request may ask for thousands."""
+PARALLEL_MOVES_MAX = 8
+"""Moves that run in parallel. Further moves wait, since each has open files and one request may ask for thousands."""
 PAUSE_MAX_S = 0.5
 """A throttled move checks at least this often whether it is still wanted."""
 
@@ -81,7 +82,7 @@ class Move:
         return self.future.size_bytes if self.future is not None else 0
 
 
-class Abandoned(Exception):
+class MoveAbandoned(Exception):
     """The move was cancelled, or its partition was deleted."""
 
 
@@ -99,7 +100,7 @@ class Moves:
         self.bytes_per_second: Callable[[], int | None] = lambda: None
         """Rate limit of each move; None for no limit."""
         self._stopped = False
-        self._places = asyncio.Semaphore(AT_ONCE)
+        self._slots = asyncio.Semaphore(PARALLEL_MOVES_MAX)
 
     def __iter__(self) -> Iterator[Move]:
         return iter(list(self._moves.values()))
@@ -108,33 +109,36 @@ class Moves:
         return partition in self._moves
 
     def begin(self, partition: "Partition", target: "DataDirectory") -> None:
-        """Move a partition to `target`. A running move to another directory is cancelled. Raises InvalidTopic."""
-        before = self._moves.get(partition)
-        if before is not None:
-            if before.target is target and not before.cancelled:
+        """Start to move a partition to `target`. A running move to another directory is cancelled.
+
+        Raises InvalidTopic if the topic's name is too long for the directory name of a copy.
+        """
+        previous = self._moves.get(partition)
+        if previous is not None:
+            if previous.target is target and not previous.cancelled:
                 return
-            before.cancelled = True
+            previous.cancelled = True
         if partition.log.directory.rpartition("/")[0] == target.path or self._stopped:
             return
         name = partition.log.topic_partition
         if not can_move(name):
-            raise InvalidTopic(f"{name}: the name is too long for that of a copy")
+            raise InvalidTopic(f"{name} cannot be moved: the directory name of its copy would be too long")
         move = self._moves[partition] = Move(partition, target)
-        after = before.task if before is not None else None
-        move.task = self._runtime.tasks.spawn(self._run(move, after), name="move-partition")
+        previous_task = previous.task if previous is not None else None
+        move.task = self._runtime.tasks.spawn(self._run(move, previous_task), name="move-partition")
 
     async def resume(self, interrupted: list[FoundFuture]) -> None:
         """Restart moves that were unfinished at the last stop. Their old copies are not used."""
-        for found in interrupted:
+        for unfinished in interrupted:
             try:
-                await self._runtime.tasks.run_blocking(self._runtime.disk.remove_tree, found.path)
+                await self._runtime.tasks.run_blocking(self._runtime.disk.remove_tree, unfinished.path)
             except OSError as error:
-                logger.error("copy not removed path=%s reason=%s", found.path, error)
+                logger.error("copy not removed path=%s reason=%s", unfinished.path, error)
                 continue
-            partition = self._partitions.find(*found.partition)
+            partition = self._partitions.find(*unfinished.partition)
             if partition is not None and partition.log.failure is None:
-                logger.info("move begins anew partition=%s to=%s", found.partition, found.target.path)
-                self.begin(partition, found.target)
+                logger.info("move restarted partition=%s to=%s", unfinished.partition, unfinished.target.path)
+                self.begin(partition, unfinished.target)
 
     async def close(self) -> None:
         """Stop all moves, since the broker stops. The next start restarts them."""
@@ -144,22 +148,22 @@ class Moves:
             if move.task is not None:
                 await asyncio.wait([move.task])
 
-    async def _run(self, move: Move, after: "asyncio.Task[None] | None") -> None:
-        if after is not None:
-            await asyncio.wait([after])
+    async def _run(self, move: Move, previous_task: "asyncio.Task[None] | None") -> None:
+        if previous_task is not None:
+            await asyncio.wait([previous_task])
         try:
-            if self._places.locked():
-                await self._make_known(move)
-            async with self._places:
-                while not await self._is_over(move):
+            if self._slots.locked():
+                await self._create_copy_directory(move)
+            async with self._slots:
+                while not await self._run_attempt(move):
                     await self._runtime.tasks.sleep(AGAIN_S)
         finally:
             if self._moves.get(move.partition) is move:
                 del self._moves[move.partition]
 
-    async def _make_known(self, move: Move) -> None:
-        """Create the empty directory of the copy, so that the next start knows of the move even if it waits for its
-        turn.
+    async def _create_copy_directory(self, move: Move) -> None:
+        """Create the empty directory of the copy, so that the next start restarts the move even if it has not begun
+        yet.
         """
         name = move.partition.log.topic_partition
         move.path = future_path(move.target.path, name, self._runtime.random.randbytes(16))
@@ -168,11 +172,11 @@ class Moves:
         except OSError as error:
             self._blame(move.target.path, error)
 
-    async def _is_over(self, move: Move) -> bool:
+    async def _run_attempt(self, move: Move) -> bool:
         """Run the move. Returns False if it must be restarted, since no file descriptor was free."""
         partition = move.partition
         name = f"{partition.topic}-{partition.index}"
-        again = False
+        retry = False
         try:
             self._check(move)
             await self._partitions.settled()  # wait for a swap of segments that had begun before
@@ -180,15 +184,15 @@ class Moves:
             while not await self._copy(move):
                 await self._discard(move)
             await self._take_over(move, name)
-        except Abandoned:
+        except MoveAbandoned:
             await self._discard(move)
         except (SourceFailed, ApiError, OSError, CorruptLog) as error:
-            again = lacks_descriptor(error) and partition.log.failure is None
-            # the files of a deleted partition are gone, which says nothing about the disk
-            if not (again or partition.deleted):
+            retry = lacks_descriptor(error) and partition.log.failure is None
+            # missing files of a deleted partition say nothing about the disk
+            if not (retry or partition.deleted):
                 self._failed(move, name, error)
             await self._discard(move)
-        return not again
+        return not retry
 
     def _failed(self, move: Move, name: str, error: Exception) -> None:
         logger.error("move failed partition=%s to=%s reason=%s", name, move.target.path, error)
@@ -199,7 +203,7 @@ class Moves:
 
     def _blame(self, path: str, error: Exception) -> None:
         cause = error if isinstance(error, OSError) else error.__cause__
-        if isinstance(cause, OSError) and cause.errno not in PASSING:
+        if isinstance(cause, OSError) and cause.errno not in TEMPORARY_ERRORS:
             self._partitions.fail_soon(path, str(cause))
 
     async def _discard(self, move: Move) -> None:
@@ -220,17 +224,18 @@ class Moves:
     # Copying
 
     async def _copy(self, move: Move) -> bool:
-        """Make the copy until few bytes are missing. Returns False if it must be made again: the log's start has
-        passed its end.
+        """Copy the log until few bytes are missing.
+
+        Returns False if the copy must be made again, since the log's start offset has passed the end of the copy.
         """
         partition, tasks = move.partition, self._runtime.tasks
         log = partition.log
         cold = log.cold_read(log.log_start_offset, 1)
         if cold is not None:
-            await tasks.run_blocking(_warm, cold)
+            await tasks.run_blocking(_read_cold, cold)
             self._check(move)
         first = log.read(log.log_start_offset, 1, log.log_end_offset)
-        # The batch that holds the start offset. In a gap that compaction left there is none.
+        # The copy begins with the batch that holds the start offset. After compaction there may be no such batch.
         start = min(first.first_batch_offset, log.log_start_offset) if first.size else log.log_start_offset
         random = self._runtime.random.randbytes(16)
         move.path = move.path or future_path(move.target.path, log.topic_partition, random)
@@ -248,7 +253,7 @@ class Moves:
             try:
                 cold = log.cold_read(future.log_end_offset, PIECE_BYTES)
                 if cold is not None:
-                    await tasks.run_blocking(_warm, cold)
+                    await tasks.run_blocking(_read_cold, cold)
                 # A segment that is nearly empty after compaction is not the end of the log.
                 last = log.segments.items[log.segments.floor(future.log_end_offset)] is log.segments.active
                 piece = log.read(future.log_end_offset, PIECE_BYTES, log.log_end_offset)
@@ -258,11 +263,11 @@ class Moves:
                 await tasks.run_blocking(_copy_piece, piece, future)
                 unflushed += piece.size
                 await self._pause(move, piece.size)
-            near = not piece.size or (last and piece.size < CLOSE_BYTES)
-            if unflushed and (near or unflushed >= FLUSH_BYTES):
+            nearly_done = not piece.size or (last and piece.size < CLOSE_BYTES)
+            if unflushed and (nearly_done or unflushed >= FLUSH_BYTES):
                 unflushed = 0
                 await self._flush(future)
-            if near:
+            if nearly_done:
                 return True
 
     def _is_wanted(self, partition: "Partition") -> bool:
@@ -273,18 +278,18 @@ class Moves:
         partition = move.partition
         path = move.target.path
         if move.cancelled or partition.deleted or partition.log.failure is not None:
-            raise Abandoned
+            raise MoveAbandoned
         if path in self._partitions.directories.failed:
-            raise Abandoned
+            raise MoveAbandoned
 
     async def _pause(self, move: Move, size: int) -> None:
         limit = self.bytes_per_second()
-        left_s = size / limit if limit else 0.0
+        remaining_s = size / limit if limit else 0.0
         while True:
-            await self._runtime.tasks.sleep(min(left_s, PAUSE_MAX_S))
+            await self._runtime.tasks.sleep(min(remaining_s, PAUSE_MAX_S))
             self._check(move)
-            left_s -= PAUSE_MAX_S
-            if left_s <= 0:
+            remaining_s -= PAUSE_MAX_S
+            if remaining_s <= 0:
                 return
 
     async def _flush(self, future: "PartitionLog") -> None:
@@ -300,8 +305,8 @@ class Moves:
         old = partition.log
         self._check(move)
         source = self._partitions.directories.of(old.topic_partition)
-        if source is None:  # the directory has just gone out of use
-            raise Abandoned
+        if source is None:  # the directory has just failed
+            raise MoveAbandoned
         partition.freeze()
         try:
             await self._partitions.settled()  # no thread uses the old log's files
@@ -319,10 +324,10 @@ class Moves:
             random = runtime.random.randbytes(16)
             wanted = partial(self._is_wanted, partition)
             try:
-                aside = await retry_without_descriptor(
+                retired_path = await retry_without_descriptor(
                     runtime.tasks, wanted, _put_aside, runtime.disk, source, old, random, lane=CHECKPOINTS_LANE
                 )
-                self._partitions.remove_later(aside, partition.config.file_delete_delay_ms, old)
+                self._partitions.remove_later(retired_path, partition.config.file_delete_delay_ms, old)
             except OSError as error:
                 await self._go_on_beside(move, old, error)
                 self._blame(source.path, error)
@@ -369,10 +374,10 @@ class Moves:
         new.configure(move.partition.config)
         move.partition.log = new
         self._partitions.directories.moved(new.topic_partition, move.target)
-        self._partitions.note_offsets(move.partition)
+        self._partitions.update_offsets(move.partition)
 
 
-def _warm(cold: "ColdRead") -> None:
+def _read_cold(cold: "ColdRead") -> None:
     try:
         cold.run()
     except OSError as error:
@@ -410,20 +415,20 @@ def _put_beside(
     copy.close(clean=True)
     if copy.failure is not None:
         raise StorageError(copy.failure)
-    target.expect(copy, source.clean_offset(copy.topic_partition))
+    target.register_incoming(copy, source.clean_offset(copy.topic_partition))
     put_beside(disk, copy.directory, source.path, copy.topic_partition)
     return target.reopen(copy, now_ms)
 
 
 def _put_aside(disk: "Disk", source: "DataDirectory", old: "PartitionLog", random: bytes) -> str:
-    aside = put_aside(disk, source.path, old.topic_partition, random)
+    retired_path = put_aside(disk, source.path, old.topic_partition, random)
     # Not earlier: after a crash in between, the old log would be used, and its start offset would be lost.
     try:
         source.give_up(old.topic_partition)
     except OSError as error:
         # The next checkpoint repeats it, or the next start, or the creation of a log of that name.
         logger.warning("old entries stay in the checkpoints for now path=%s reason=%s", source.path, error)
-    return aside
+    return retired_path
 
 
 def _remove(
@@ -440,7 +445,7 @@ def _remove(
             path = put_aside(disk, target.path, key, random)
         if path != beside and disk.exists(path):
             disk.remove_tree(path)
-        if target.tells_of(key) and not disk.exists(beside):
+        if target.has_entries_of(key) and not disk.exists(beside):
             target.give_up(key)
     except OSError as error:
         if lacks_descriptor(error):

@@ -43,25 +43,25 @@ Opened: TypeAlias = "tuple[Opening, PartitionLog | InTheWay | CorruptLog | OSErr
 
 async def open_logs(runtime: "Runtime", openings: list[Opening]) -> list[Opened]:
     """Open all logs. Returns each with its log, or with the error."""
-    opened = await _side_by_side(runtime, openings)
-    waiting = [opening for opening, result in opened if isinstance(result, InTheWay)]
-    if not waiting:
+    opened = await _open_in_parallel(runtime, openings)
+    blocked = [opening for opening, result in opened if isinstance(result, InTheWay)]
+    if not blocked:
         return opened
-    failures = await runtime.tasks.run_blocking(_make_way, waiting, lane=CHECKPOINTS_LANE)
-    cleared = [opening for opening in waiting if opening.key not in failures]
+    failures = await runtime.tasks.run_blocking(_make_way, blocked, lane=CHECKPOINTS_LANE)
+    cleared = [opening for opening in blocked if opening.key not in failures]
     return [
         *((opening, result) for opening, result in opened if not isinstance(result, InTheWay)),
-        *((opening, failures[opening.key]) for opening in waiting if opening.key in failures),
-        *(await _side_by_side(runtime, cleared)),
+        *((opening, failures[opening.key]) for opening in blocked if opening.key in failures),
+        *(await _open_in_parallel(runtime, cleared)),
     ]
 
 
-async def _side_by_side(runtime: "Runtime", openings: list[Opening]) -> list[Opened]:
+async def _open_in_parallel(runtime: "Runtime", openings: list[Opening]) -> list[Opened]:
     """Open logs on one or several threads.
 
     Cleanly stopped logs, which may be thousands, are opened by one thread as long as the disk is fast: several
-    threads would only contend for the interpreter lock. All slow are opened by several threads: there, syncs share
-    the file system's commits, and cold reads overlap.
+    threads would only contend for the interpreter lock. All other logs are opened by several threads: their syncs
+    share the file system's commits, and their cold reads overlap.
     """
     run_blocking, clock = runtime.tasks.run_blocking, runtime.clock
     quick = [opening for opening in openings if opening.directory.clean and not opening.new]
@@ -69,9 +69,9 @@ async def _side_by_side(runtime: "Runtime", openings: list[Opening]) -> list[Ope
     opened = await run_blocking(_open, iter(quick), clock, WAIT_S) if quick else []
     remaining = quick[len(opened) :] + slow
     if remaining:
-        waiting = iter(remaining)  # all threads take from the same iterator
+        shared_iterator = iter(remaining)  # all threads take from the same iterator
         threads = range(min(DISK_THREADS, len(remaining)))
-        for part in await asyncio.gather(*(run_blocking(_open, waiting, clock) for _ in threads)):
+        for part in await asyncio.gather(*(run_blocking(_open, shared_iterator, clock) for _ in threads)):
             opened += part
     return opened
 

@@ -81,6 +81,7 @@ class Partition:
     """The leader of `topic`-`index`. All methods are called on the event loop."""
 
     __slots__ = (
+        "_appends_refused",
         "_committing",
         "_durable",
         "_examine_in_turn",
@@ -89,7 +90,6 @@ class Partition:
         "_flushes_early",
         "_now_ms",
         "_queue",
-        "_refusing",
         "_shared",
         "_tasks",
         "_thawing",
@@ -138,7 +138,7 @@ class Partition:
         self._flusher = flusher
         self.in_dirty_set = False
         self._flush_timer: TimerHandle | None = None
-        self._refusing = False  # the disk is full, or no descriptor is free; this may pass
+        self._appends_refused = False  # the disk is full, or no descriptor is free; this may pass
         self._committing: deque[tuple[int, CommitListener]] = deque()
         self._watchers: dict[HighWatermarkWatcher, None] = {}
         self._shared = shared or SharedByPartitions(Turns(clock, tasks))
@@ -219,11 +219,11 @@ class Partition:
             if self.log.failure is not None:
                 self.fail()
             else:
-                self._refusing = True
+                self._appends_refused = True
                 self._shared.full.refused(self.log.directory.rpartition("/")[0], header.size, error)
             raise
-        if self._refusing:
-            self._refusing = False
+        if self._appends_refused:
+            self._appends_refused = False
             self._shared.full.appended(self.log.directory.rpartition("/")[0], header.size)
         if appended.next_offset > self.high_watermark:
             if not self.in_dirty_set:
@@ -323,10 +323,10 @@ class Partition:
         """Fail all waiting requests. The log's own line says why it is offline."""
         waiting, self._committing = self._committing, deque()
         for _, listener in waiting:
-            self._tell(listener, self._offline())
+            self._call_listener(listener, self._offline())
         self._notify()
 
-    def _tell(self, listener: CommitListener, error: ApiError | None) -> None:
+    def _call_listener(self, listener: CommitListener, error: ApiError | None) -> None:
         """Call one listener. Its failure must not affect the other listeners or the flusher."""
         try:
             listener(error)
@@ -337,7 +337,7 @@ class Partition:
         self.high_watermark = high_watermark
         committing = self._committing
         while committing and committing[0][0] <= high_watermark:
-            self._tell(committing.popleft()[1], None)
+            self._call_listener(committing.popleft()[1], None)
         if self._watchers:
             self._notify()
 

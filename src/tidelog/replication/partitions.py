@@ -1,4 +1,4 @@
-"""The partitions on this broker: follows the metadata image, opens and removes logs, keeps their checkpoints."""
+"""The partitions of this broker: open and remove logs as the metadata changes, and write their checkpoint files."""
 
 import asyncio
 import logging
@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from tidelog.log.partition_log import PartitionLog
-from tidelog.log.segment import PASSING
+from tidelog.log.segment import TEMPORARY_ERRORS
 from tidelog.metadata.image import CLUSTER_METADATA
 from tidelog.model.ids import TopicPartition
 from tidelog.replication.flusher import CHECKPOINTS_LANE, Flusher
@@ -30,22 +30,25 @@ T = TypeVar("T")
 logger = logging.getLogger("tidelog.partitions")
 
 REMOVE_AGAIN_MS = 10_000
-"""When a deleted partition could not be taken off the disk."""
+"""Delay before the next attempt to remove a deleted partition's files."""
 HOUSEKEEPING_BATCH = 50
-"""Partitions that take new settings in one turn of the loop, or leave."""
+"""Partitions that are configured or removed in one turn of the event loop."""
 
 
-WAKING_PER_TURN = 1000
-"""Of parked fetches that are woken, as their `wake` counts it: some ms; then the loop has its next turn."""
+WAKE_BUDGET_PER_TURN = 1000
+"""Work for parked fetches in one turn of the event loop, in the units that `ParkedFetch.wake` returns. It takes some
+ms."""
 
 
 class ParkedFetch(Protocol):
     def finish(self) -> None:
-        """Answer now, with what there is."""
+        """Respond now with the records that are available."""
 
     def wake(self) -> int:
-        """Look again at what moved, and answer if that is enough or the time is over. How much that was: about the
-        number of partitions that were looked at.
+        """Check the partitions whose high watermark has moved. Respond if there are enough bytes or the time limit
+        has passed.
+
+        Returns the amount of work done: about the number of partitions checked.
         """
 
 
@@ -68,52 +71,55 @@ class Partitions:
         self._offline: dict[tuple[str, int], str] = {}
         self._topic_names: dict[bytes, str] = {}
         self.appending = False
-        """Set by who appends several batches and calls `wake_fetches` after them: a turn of the loop is saved."""
+        """Set by a request that appends several batches and then calls `wake_fetches`, which saves a turn of the
+        event loop."""
         self._to_wake: deque[ParkedFetch] = deque()
-        self._waking_left = WAKING_PER_TURN
-        """Until it is renewed: in the loop's next turn, once half of it is used."""
-        self._renewing = False
+        self._wake_budget = WAKE_BUDGET_PER_TURN
+        """Work that is left until the next renewal. A renewal is scheduled for the loop's next turn once half is
+        used."""
+        self._renewal_scheduled = False
         self._parked: dict[ParkedFetch, None] = {}
         self._offsets = Offsets()
-        self._housework: asyncio.Future[Any] | None = None
-        """Retention's blocking call that runs or was the last: it outlives the task that waits for it."""
-        self._passing: dict[tuple[str, int], tuple[TopicImage, LogConfig]] = {}  # not opened for want of something
-        self._following = asyncio.Lock()
-        """Held by whoever opens and removes logs."""
-        self._failing: dict[str, str] = {}
-        self.none_left: Callable[[str], None] | None = None
-        """Told when the last data directory has failed."""
-        self.opened_late: Callable[[], None] | None = None
-        """Told when partitions lead that were offline before."""
+        self._retention_work: asyncio.Future[Any] | None = None
+        """The running or last blocking call of retention. It continues if the task that waits for it is cancelled."""
+        self._to_reopen: dict[tuple[str, int], tuple[TopicImage, LogConfig]] = {}
+        """Partitions that could not be opened because of a passing error (TEMPORARY_ERRORS), with their settings."""
+        self._apply_lock = asyncio.Lock()
+        """Held while logs are opened or removed."""
+        self._failing_directories: dict[str, str] = {}
+        self.on_all_failed: Callable[[str], None] | None = None
+        """Called with the reason when the last data directory has failed."""
+        self.on_opened_late: Callable[[], None] | None = None
+        """Called when partitions that were offline have been opened and lead."""
         self.swapping: asyncio.Task[None] | None = None
-        """Compaction's work on files that runs or was the last: it outlives the pass."""
+        """The running or last swap of compaction. It continues if the pass is cancelled."""
         self.moves = Moves(runtime, self)
         self._retention = RetentionPasses(runtime, self)
-        self.flusher = Flusher(runtime.tasks, flush_interval_ms, self.checkpoint, self._look_at_directories)
+        self.flusher = Flusher(runtime.tasks, flush_interval_ms, self.checkpoint, self._check_directories)
         self._shared.full.no_descriptors = self.flusher.sync_all_soon
 
     def get(self, topic: str, index: int) -> Partition:
-        """Raises UnknownTopicOrPartition, or StorageError for one whose log could not be opened."""
-        found = self._table.get((topic, index))
-        if found is None:
+        """Return the partition. Raises UnknownTopicOrPartition, or StorageError if its log could not be opened."""
+        partition = self._table.get((topic, index))
+        if partition is None:
             raise self._missing(topic, index)
-        return found
+        return partition
 
     def find(self, topic: str, index: int) -> Partition | None:
         return self._table.get((topic, index))
 
     def is_offline(self, topic: str, index: int) -> bool:
-        """Whether its log could not be opened, or has failed since."""
-        found = self._table.get((topic, index))
-        if found is None:
+        """Return whether the partition's log could not be opened, or has failed since."""
+        partition = self._table.get((topic, index))
+        if partition is None:
             return (topic, index) in self._offline
-        return found.log.failure is not None
+        return partition.log.failure is not None
 
     def topic_name(self, topic_id: bytes) -> str:
-        """Raises UnknownTopicId."""
+        """Return the name of the topic with this id. Raises UnknownTopicId."""
         name = self._topic_names.get(topic_id)
         if name is None:
-            raise UnknownTopicId("no topic has this id; it may have been deleted and made again")
+            raise UnknownTopicId("no topic has this id; it may have been deleted and created again")
         return name
 
     def __iter__(self) -> Iterator[Partition]:
@@ -124,12 +130,12 @@ class Partitions:
 
     @property
     def count(self) -> int:
-        """All partitions, those that are offline included."""
+        """Number of partitions, including offline ones."""
         return len(self._table) + len(self._offline)
 
     @property
     def offline_count(self) -> int:
-        """Those that could not be opened, or whose log has failed since."""
+        """Number of partitions whose log could not be opened or has failed since."""
         return len(self._offline) + sum(p.log.failure is not None for p in self._table.values())
 
     def _missing(self, topic: str, index: int) -> Exception:
@@ -141,51 +147,59 @@ class Partitions:
     # Waking parked fetches
 
     def wake_later(self, fetch: ParkedFetch) -> None:
-        """`fetch` has news; it is woken when the request that is being appended is, else in the loop's next turn."""
+        """Wake `fetch` after the request that is being appended, otherwise in the loop's next turn.
+
+        Called when the high watermark of one of its partitions has moved.
+        """
         if not self._to_wake and not self.appending:
             self._runtime.tasks.call_soon(self.wake_fetches)
         self._to_wake.append(fetch)
 
     def wake_fetches(self) -> None:
-        """Let parked fetches with news look again: all of them, or when they are very many the rest in later turns of
-        the loop, in their order. Called when all of a request's batches are appended.
+        """Wake the parked fetches that are queued, in order; if they exceed the budget, the rest in later turns of
+        the loop.
+
+        Called when all batches of a produce request are appended.
         """
         self.appending = False
         if self._to_wake:
             self._wake()
 
     def wake_expired(self, fetch: ParkedFetch) -> None:
-        """The time of `fetch` is over: it is woken behind those who were before it."""
+        """Wake `fetch`, whose time limit has passed, after the fetches that are queued already."""
         self._to_wake.append(fetch)
         self._wake()
 
     def _wake(self) -> None:
-        while self._to_wake and self._waking_left > 0:
+        while self._to_wake and self._wake_budget > 0:
             fetch = self._to_wake.popleft()
-            self._waking_left -= 1
+            self._wake_budget -= 1
             try:
-                self._waking_left -= fetch.wake()
+                self._wake_budget -= fetch.wake()
             except Exception:
-                # Called for a producer, who is not at fault, and on behalf of all the others.
+                # This runs inside a producer's request, which must not fail, and the other fetches must still be
+                # woken.
                 logger.exception("parked fetch failed")
-        if self._waking_left < WAKING_PER_TURN // 2 and not self._renewing:
-            self._renewing = True
-            self._runtime.tasks.call_soon(self._wake_on)
+        if self._wake_budget < WAKE_BUDGET_PER_TURN // 2 and not self._renewal_scheduled:
+            self._renewal_scheduled = True
+            self._runtime.tasks.call_soon(self._renew_wake_budget)
 
-    def _wake_on(self) -> None:
-        self._renewing = False
-        self._waking_left = WAKING_PER_TURN
+    def _renew_wake_budget(self) -> None:
+        self._renewal_scheduled = False
+        self._wake_budget = WAKE_BUDGET_PER_TURN
         self._wake()
 
     def park(self, fetch: ParkedFetch) -> None:
-        """Remember it until `unpark`, for the day when the broker stops."""
+        """Register `fetch` until `unpark`, so that it is answered when the broker stops."""
         self._parked[fetch] = None
 
     def unpark(self, fetch: ParkedFetch) -> None:
         self._parked.pop(fetch, None)
 
     async def start(self) -> None:
-        """Begin to flush now and then; finish removals that the last broker here did not come to."""
+        """Start the interval flush, and finish the removals and moves that were interrupted when the broker last
+        ran.
+        """
         self.flusher.start()
         for retired in await self._runtime.tasks.run_blocking(self.directories.retired):
             self.remove_later(retired, 0)
@@ -194,61 +208,63 @@ class Partitions:
     # Following the metadata
 
     async def apply(self, old: "MetadataImage", new: "MetadataImage") -> None:
-        """Open what is new, remove what is gone, take changed settings. Returns when every new partition leads."""
-        async with self._following:
+        """Open new partitions, remove deleted ones, and apply changed settings. Returns when every new partition
+        leads.
+        """
+        async with self._apply_lock:
             await self._apply(old, new)
 
     async def _apply(self, old: "MetadataImage", new: "MetadataImage") -> None:
         if old.position == 0:
             await self._runtime.tasks.run_blocking(
-                self.directories.forget_others, partial(_is_known, new), lane=CHECKPOINTS_LANE
+                self.directories.forget_stale_entries, partial(_is_known, new), lane=CHECKPOINTS_LANE
             )
-        gone: dict[int, list[TopicImage]] = {}  # by how long their files are kept
+        removed_topics: dict[int, list[TopicImage]] = {}  # by the delay before their files are deleted
         for name, topic in old.topics.items():
-            now = new.topics.get(name)
-            if now is None or now.topic_id != topic.topic_id:
-                gone.setdefault(self._topic_config(old, name).file_delete_delay_ms, []).append(topic)
-        for delay_ms, topics in gone.items():
+            current = new.topics.get(name)
+            if current is None or current.topic_id != topic.topic_id:
+                removed_topics.setdefault(self._topic_config(old, name).file_delete_delay_ms, []).append(topic)
+        for delay_ms, topics in removed_topics.items():
             await self._remove_topics(topics, delay_ms)
-        opening: list[tuple[TopicImage, int, LogConfig]] = []
-        done = 0
+        to_open: list[tuple[TopicImage, int, LogConfig]] = []
+        checked_partitions = 0
         for name, topic in new.topics.items():
-            before = old.topics.get(name)
-            if before is topic and old.broker_configs is new.broker_configs:
+            previous = old.topics.get(name)
+            if previous is topic and old.broker_configs is new.broker_configs:
                 continue
             config = self._topic_config(new, name)
             self._topic_names[topic.topic_id] = name
             for index in range(len(topic.partitions)):
-                done += 1
-                if done % HOUSEKEEPING_BATCH == 0:
+                checked_partitions += 1
+                if checked_partitions % HOUSEKEEPING_BATCH == 0:
                     await self._runtime.tasks.sleep(0)
-                known = self._table.get((name, index))
-                if known is None:
-                    opening.append((topic, index, config))
+                partition = self._table.get((name, index))
+                if partition is None:
+                    to_open.append((topic, index, config))
                 else:
-                    known.leader_epoch = topic.partitions[index].leader_epoch
-                    known.log.configure(config)
-                    known.configure(config)
-        if opening:
-            await self._open_all(opening, new=old.position > 0)
+                    partition.leader_epoch = topic.partitions[index].leader_epoch
+                    partition.log.configure(config)
+                    partition.configure(config)
+        if to_open:
+            await self._open_all(to_open, new=old.position > 0)
 
-    async def _open_all(self, opening: list[tuple["TopicImage", int, "LogConfig"]], *, new: bool = False) -> None:
-        placed: list[Opening] = []
-        for topic, index, config in opening:
+    async def _open_all(self, to_open: list[tuple["TopicImage", int, "LogConfig"]], *, new: bool = False) -> None:
+        openings: list[Opening] = []
+        for topic, index, config in to_open:
             try:
                 directory = self.directories.place(TopicPartition(topic.name, index), topic.topic_id, new=new)
-                placed.append(Opening(topic, index, config, directory, new))
+                openings.append(Opening(topic, index, config, directory, new))
             except StorageError as error:
-                self._not_opened(topic, index, config, error)
-        for (topic, index, config, directory, _), result in await open_logs(self._runtime, placed):
+                self._note_open_failure(topic, index, config, error)
+        for (topic, index, config, directory, _), result in await open_logs(self._runtime, openings):
             if isinstance(result, Exception):
-                self._not_opened(topic, index, config, result)
-                if isinstance(result, OSError) and result.errno not in PASSING:
+                self._note_open_failure(topic, index, config, result)
+                if isinstance(result, OSError) and result.errno not in TEMPORARY_ERRORS:
                     self.fail_soon(directory.path, str(result))
                 continue
             result.on_io_failure = self._io_failed
             self._offline.pop((topic.name, index), None)
-            self._passing.pop((topic.name, index), None)
+            self._to_reopen.pop((topic.name, index), None)
             partition = self._table[topic.name, index] = Partition(
                 topic.name,
                 topic.topic_id,
@@ -263,41 +279,43 @@ class Partitions:
             )
             self._offsets.update(partition)
 
-    def _not_opened(self, topic: "TopicImage", index: int, config: "LogConfig", error: Exception) -> None:
-        if (topic.name, index) not in self._passing:
+    def _note_open_failure(self, topic: "TopicImage", index: int, config: "LogConfig", error: Exception) -> None:
+        if (topic.name, index) not in self._to_reopen:
             logger.error("partition offline partition=%s-%d reason=%s", topic.name, index, error)
         self._offline[topic.name, index] = str(error)
-        if isinstance(error, OSError) and error.errno in PASSING:
-            self._passing[topic.name, index] = topic, config
+        if isinstance(error, OSError) and error.errno in TEMPORARY_ERRORS:
+            self._to_reopen[topic.name, index] = topic, config
 
     async def _remove_topics(self, topics: list["TopicImage"], delay_ms: int) -> None:
-        """All at once: what is synced is synced once for all."""
+        """Remove all partitions of `topics`. They share the syncs of their directories."""
         removed: list[Partition] = []
-        unopened: list[tuple[bytes, TopicPartition]] = []
-        done = 0
+        without_log: list[tuple[bytes, TopicPartition]] = []
+        checked_partitions = 0
         for topic in topics:
             self._topic_names.pop(topic.topic_id, None)
             self._shared.warned_too_large.pop(topic.name, None)
             for index in range(len(topic.partitions)):
-                done += 1
-                if done % HOUSEKEEPING_BATCH == 0:
+                checked_partitions += 1
+                if checked_partitions % HOUSEKEEPING_BATCH == 0:
                     await self._runtime.tasks.sleep(0)
                 self._offline.pop((topic.name, index), None)
-                self._passing.pop((topic.name, index), None)
+                self._to_reopen.pop((topic.name, index), None)
                 partition = self._table.pop((topic.name, index), None)
                 if partition is None:
-                    unopened.append((topic.topic_id, TopicPartition(topic.name, index)))
+                    without_log.append((topic.topic_id, TopicPartition(topic.name, index)))
                 else:
                     partition.deleted = True
-                    partition.log.on_io_failure = None  # its files go: one that is not there is no fault of the disk
+                    # its files are being deleted, so a missing one is no fault of the disk
+                    partition.log.on_io_failure = None
                     self._offsets.forget(partition)
                     partition.fail()
                     removed.append(partition)
         if removed:
-            await self.settled()  # a flush that runs would find the files gone
-        # By directory. What lies in one that is out of use is put aside when the next topic of that name comes there.
+            await self.settled()  # otherwise a running flush would find the files missing
+        # By directory. Partitions in a failed directory stay there; they are put aside when a new topic with that
+        # name is created there.
         logs: dict[str, dict[TopicPartition, tuple[bytes, PartitionLog | None]]] = {}
-        for topic_id, key in unopened:
+        for topic_id, key in without_log:
             for directory in self.directories.holders(key):
                 logs.setdefault(directory.path, {})[key] = topic_id, None
         for partition in removed:
@@ -307,15 +325,15 @@ class Partitions:
                 logs.setdefault(path, {})[log.topic_partition] = partition.topic_id, log
         retired = await self._runtime.tasks.run_blocking(self.directories.retire, logs, lane=CHECKPOINTS_LANE)
         self._runtime.tasks.call_later(delay_ms / 1000, partial(self._remove_soon, retired))
-        for key in [*(key for _, key in unopened), *(partition.log.topic_partition for partition in removed)]:
+        for key in [*(key for _, key in without_log), *(partition.log.topic_partition for partition in removed)]:
             self.directories.forget(key)
-        self.look_at_failures()
-        self.write_checkpoints_again()
+        self.handle_directory_failures()
+        self.retry_late_checkpoints()
 
     def remove_later(self, retired: str, delay_ms: int, log: PartitionLog | None = None) -> None:
-        """Take a partition that was put aside off the disk when no reader can be in it any more.
+        """Delete the files of a partition that was put aside, after `delay_ms`, when no reader uses them any more.
 
-        `log` is its log, if that is open still.
+        `log` is the partition's log if it is still open; it is closed first.
         """
 
         def remove() -> None:
@@ -340,155 +358,165 @@ class Partitions:
             await run_blocking(self.directories.remove_retired, retired, lane=CHECKPOINTS_LANE)
         except OSError as error:
             logger.error("deleted partition not removed path=%s reason=%s", retired, error)
-            if error.errno in PASSING:
+            if error.errno in TEMPORARY_ERRORS:
                 self.remove_later(retired, REMOVE_AGAIN_MS)
 
     # Directories that fail
 
     def _io_failed(self, log: PartitionLog, error: OSError) -> None:
-        """A log met an error that is its disk's. In the next turn, as it may come from within an append."""
+        """Take the log's directory out of use after an error of the disk.
+
+        This happens in the loop's next turn, since the error may come from inside an append.
+        """
         self.fail_soon(log.directory.rpartition("/")[0], str(error))
 
     def fail_soon(self, path: str, reason: str) -> None:
         """Take a data directory out of use in the next turn of the loop."""
-        if not self._failing:
+        if not self._failing_directories:
             self._runtime.tasks.call_soon(self._fail_directories)
-        self._failing.setdefault(path, reason)
+        self._failing_directories.setdefault(path, reason)
 
     def _fail_directories(self) -> None:
-        """Take directories out of use, with all their partitions; said once for each."""
-        failing, self._failing = self._failing, {}
+        """Take the failing directories and all their partitions offline. Logs one line for each directory."""
+        failing, self._failing_directories = self._failing_directories, {}
         for path, reason in failing.items():
             if not self.directories.fail(path, reason):
                 continue
-            lost = [p for p in self._table.values() if p.log.directory.rpartition("/")[0] == path]
-            logger.error("directory offline path=%s partitions=%d reason=%s", path, len(lost), reason)
-            for partition in lost:
+            affected = [p for p in self._table.values() if p.log.directory.rpartition("/")[0] == path]
+            logger.error("directory offline path=%s partitions=%d reason=%s", path, len(affected), reason)
+            for partition in affected:
                 partition.log.fail(f"its data directory {path} is out of use: {reason}", say=False)
                 partition.fail()
-            if self.directories.none_left and self.none_left is not None:
-                self.none_left(f"no data directory is left: {path}: {reason}")
+            if self.directories.all_failed and self.on_all_failed is not None:
+                self.on_all_failed(f"no data directory is left: {path}: {reason}")
 
     # Durability and housekeeping
 
-    def _look_at_directories(self) -> None:
-        """Now and then: what failed on a thread, and whether a full disk has room again."""
-        self.look_at_failures()
-        if self._shared.full or self._passing:
-            self._runtime.tasks.spawn(self._look_for_room(), name="look-for-room")
+    def _check_directories(self) -> None:
+        """At each flush interval, handle failures noted by threads, and check whether full disks have space again."""
+        self.handle_directory_failures()
+        if self._shared.full or self._to_reopen:
+            self._runtime.tasks.spawn(self._retry_refused(), name="retry-full-directories")
 
-    def look_at_failures(self) -> None:
+    def handle_directory_failures(self) -> None:
         for path, reason in self.directories.take_failures().items():
             self.fail_soon(path, reason)
 
-    async def _look_for_room(self) -> None:
+    async def _retry_refused(self) -> None:
         full = self._shared.full
         full.mark_usable(await self._runtime.tasks.run_blocking(full.recovered, self._runtime.disk))
         await self.open_again()
 
-    def note_offsets(self, partition: Partition) -> None:
-        """Its log is another one."""
+    def update_offsets(self, partition: Partition) -> None:
+        """Store the partition's offsets for the next checkpoint, after retention or a switch of its log."""
         self._offsets.update(partition)
 
     def start_offsets(self) -> dict[TopicPartition, int]:
-        """A copy of all log start offsets, for a thread to write."""
+        """Return a copy of all log start offsets, for a thread to write."""
         return self._offsets.start_offsets()
 
-    def checkpoint(self, moved: Iterable[Partition]) -> Callable[[], None]:
-        """What to run on a thread to persist recovery points, log start offsets and high watermarks, once those of the
-        `moved` are looked at. The work on the loop is in proportion to these, not to all that are held.
+    def checkpoint(self, changed: Iterable[Partition]) -> Callable[[], None]:
+        """Return a function for a thread that persists recovery points, log start offsets and high watermarks.
+
+        Only the offsets of the `changed` partitions are read anew, so the work on the loop is proportional to their
+        number and not to the number of all partitions.
         """
-        for partition in moved:
+        for partition in changed:
             if not partition.deleted:
                 self._offsets.update(partition)
         return partial(self.directories.write_checkpoints, *self._offsets.copies())
 
-    async def persist_starts(self, moved: Iterable[Partition]) -> list[Partition]:
-        """Write down now where the logs of the `moved` begin, each in its own directory; those where that failed.
+    async def persist_start_offsets(self, changed: Iterable[Partition]) -> list[Partition]:
+        """Persist the log start offsets of the `changed` partitions now. Returns the partitions for which that
+        failed.
 
-        What lies below is made durable first: see `Offsets.note`.
+        Everything below the start offsets is made durable first; see `Offsets.update`.
         """
-        lost: list[Partition] = []
-        waiting = list(moved)
-        while waiting:
-            for partition in waiting:
-                await partition.thawed()  # what is written while a log changes its directory may be in the wrong one
+        not_persisted: list[Partition] = []
+        remaining = list(changed)
+        while remaining:
+            for partition in remaining:
+                await partition.thawed()  # during a move, the offset could be written into the wrong directory
                 await self.flusher.flush_to(partition, partition.log.log_start_offset)
-            logs = [(partition, partition.log) for partition in waiting]
-            undurable = {p for p in waiting if p.log.durable_offset < p.log.log_start_offset}
-            for partition in waiting:
+            logs = [(partition, partition.log) for partition in remaining]
+            undurable = {p for p in remaining if p.log.durable_offset < p.log.log_start_offset}
+            for partition in remaining:
                 if not partition.deleted:
                     self._offsets.update(partition)
             failed = await self._runtime.tasks.run_blocking(
                 self.directories.try_checkpoints, *self._offsets.copies(), lane=CHECKPOINTS_LANE
             )
-            waiting = [partition for partition, log in logs if partition.frozen or partition.log is not log]
+            remaining = [partition for partition, log in logs if partition.frozen or partition.log is not log]
             for partition, log in logs:
-                if partition not in waiting and (
+                if partition not in remaining and (
                     partition.deleted
                     or partition in undurable
                     or log.failure is not None
                     or log.directory.rpartition("/")[0] in failed
                 ):
-                    lost.append(partition)
-        return lost
+                    not_persisted.append(partition)
+        return not_persisted
 
     async def open_again(self) -> None:
-        """Try partitions that a full disk, or another passing error, kept from being opened."""
-        if self._passing and not self._following.locked():  # else it is tried another time
-            async with self._following:
-                wanted = [(topic, index, config) for (_, index), (topic, config) in self._passing.items()]
-                await self._open_all(wanted)
-                if self.opened_late is not None and len(self._passing) < len(wanted):
-                    self.opened_late()
+        """Try to open the partitions that could not be opened because of a full disk or another passing error."""
+        if self._to_reopen and not self._apply_lock.locked():  # otherwise the next interval tries
+            async with self._apply_lock:
+                to_open = [(topic, index, config) for (_, index), (topic, config) in self._to_reopen.items()]
+                await self._open_all(to_open)
+                if self.on_opened_late is not None and len(self._to_reopen) < len(to_open):
+                    self.on_opened_late()
 
     async def enforce_retention(self) -> None:
-        """Drop whole segments that the topics' settings no longer keep. One call at a time."""
+        """Delete whole segments according to the topics' retention settings. One call at a time."""
         await self._retention.enforce()
 
-    def write_checkpoints_again(self) -> None:
-        """What a full disk kept from them is written as soon as there is room, though nothing is appended."""
+    def retry_late_checkpoints(self) -> None:
+        """Have the flusher write checkpoints that failed on a full disk at its next interval, even if nothing is
+        appended.
+        """
         if self.directories.are_behind:
             self.flusher.retry_checkpoint()
 
-    async def work(self, function: Callable[..., T], *args: object, lane: str = "") -> T:
-        """Run retention's file work on a thread; `settled` waits for it."""
-        self._housework = running = self._runtime.tasks.run_blocking(function, *args, lane=lane)
+    async def run_file_work(self, function: Callable[..., T], *args: object, lane: str = "") -> T:
+        """Run file work of retention on a thread; `settled` waits for it."""
+        self._retention_work = running = self._runtime.tasks.run_blocking(function, *args, lane=lane)
         await asyncio.wait([running])
         return running.result()
 
     async def settled(self) -> None:
-        """Return once nothing on a thread touches files of partitions that were marked deleted before the call."""
+        """Wait until no thread uses files of partitions that were marked deleted before the call."""
         await self.flusher.settled()
-        housework = self._housework
-        if housework is not None:
-            await asyncio.wait([housework])
-            housework.exception()  # whoever waited for it has it, unless that task was cancelled
+        retention_work = self._retention_work
+        if retention_work is not None:
+            await asyncio.wait([retention_work])
+            retention_work.exception()  # retrieve it: the task that waited for it may have been cancelled
         if self.swapping is not None:
             await asyncio.wait([self.swapping])
 
     def release_waiting(self) -> None:
-        """Answer parked fetches with what there is; the broker stops."""
+        """Answer parked fetches with the records that are available, since the broker stops."""
         for fetch in list(self._parked):
             fetch.finish()
 
     async def close(self) -> dict[str, str]:
-        """Sync and close every log, write the checkpoints. The directories that may not be marked clean, and why.
+        """Sync and close every log, and write the checkpoints.
 
-        They may not while a partition is offline: the next start must look at that log again, not trust it.
+        Returns the directories that must not be marked clean, with the reasons: they hold an offline partition,
+        whose log the next start must recover.
         """
         await self.moves.close()
-        self._retention.end_looks()
+        self._retention.cancel_time_searches()
         self.flusher.stop()
         await self.settled()
         for partition in self._table.values():
             partition.close_queue()
-            partition.log.on_io_failure = None  # it belongs to the loop, and a directory's failure changes nothing now
+            # it must run on the loop, and at this point a failed directory changes nothing
+            partition.log.on_io_failure = None
         closing = [p for p in self._table.values() if p.log.failure is None]
         run_blocking = self._runtime.tasks.run_blocking
-        # Side by side, syncs share the file system's commits.
-        parts = [closing[i::DISK_THREADS] for i in range(DISK_THREADS)]
-        await asyncio.gather(*(run_blocking(_close_logs, part) for part in parts))
+        # In parallel, syncs share the file system's commits.
+        shares = [closing[i::DISK_THREADS] for i in range(DISK_THREADS)]
+        await asyncio.gather(*(run_blocking(_close_logs, share) for share in shares))
         unclean = {}
         for partition in self._table.values():
             if partition.log.failure is not None:
@@ -501,9 +529,9 @@ class Partitions:
         return unclean
 
     async def abandon(self) -> None:
-        """Close the logs as they are, after a start that failed; the next start recovers them."""
+        """Close the logs without syncing them, after a start that failed. The next start recovers them."""
         await self.moves.close()
-        self._retention.end_looks()
+        self._retention.cancel_time_searches()
         self.flusher.stop()
         await self.settled()
         for partition in self._table.values():
@@ -511,7 +539,7 @@ class Partitions:
 
 
 def _is_known(image: "MetadataImage", key: TopicPartition) -> bool:
-    """Whether there is that partition, or it is Kafka's own metadata, which is left alone."""
+    """Return whether the partition exists, or belongs to Kafka's own metadata topic, which is left alone."""
     if key.topic == CLUSTER_METADATA:
         return True
     topic = image.topics.get(key.topic)
@@ -519,6 +547,6 @@ def _is_known(image: "MetadataImage", key: TopicPartition) -> bool:
 
 
 def _close_logs(partitions: list[Partition]) -> None:
-    """On a thread; one failure does not keep the others from the disk."""
+    """Sync and close the logs, on a thread. The failure of one does not stop the others."""
     for partition in partitions:
         partition.log.close(clean=True)

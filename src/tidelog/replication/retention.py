@@ -1,7 +1,7 @@
-"""Passes of retention over all partitions: segments that are no longer kept leave their logs, a few partitions at once.
+"""Passes of retention over all partitions: remove expired segments from their logs, a few partitions at a time.
 
-Records that have to be looked at before a segment may go (`log/retention.py`) are looked at in a process of its own,
-beside the pass: the next one uses what was found.
+If records must be read before a segment may be deleted (see `log/retention.py`), a child process reads them while
+the pass goes on. The next pass uses the result.
 """
 
 import asyncio
@@ -10,123 +10,123 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from tidelog.log.errors import CorruptLog
-from tidelog.log.record_times import FoundTimes, find_times_apart
+from tidelog.log.record_times import FoundTimes, find_times_in_child
 from tidelog.replication.flusher import CHECKPOINTS_LANE
 from tidelog.runtime.interfaces import WorkEnded
 from tidelog.wire.errors import StorageError
 
 if TYPE_CHECKING:
     from tidelog.log.partition_log import PartitionLog
-    from tidelog.log.retention import Removal, TimesLook
+    from tidelog.log.retention import Removal, SegmentAgeSearch
     from tidelog.replication.partition import Partition
     from tidelog.replication.partitions import Partitions
     from tidelog.runtime.interfaces import Runtime
 
 logger = logging.getLogger("tidelog.partitions")
 
-LOOKED_AT_ONCE = 50
-"""Partitions that are looked at in one turn of the loop, and whose start offsets are persisted at once."""
+PARTITIONS_PER_BATCH = 50
+"""Partitions that are checked in one turn of the event loop, and whose log start offsets are persisted together."""
 
 
 class RetentionPasses:
-    """One pass runs at a time."""
+    """Retention of all partitions. One pass runs at a time."""
 
     def __init__(self, runtime: "Runtime", partitions: "Partitions") -> None:
         self._runtime = runtime
         self._partitions = partitions
-        self._looking: dict[Partition, asyncio.Task[None]] = {}
-        """Partitions whose records are being looked at."""
+        self._time_searches: dict[Partition, asyncio.Task[None]] = {}
+        """Partitions whose records are being read, with the task that waits for the child process."""
 
-    def end_looks(self) -> None:
-        """The broker stops: no records are looked at any more."""
-        for looking in list(self._looking.values()):
-            looking.cancel()
+    def cancel_time_searches(self) -> None:
+        """Cancel all reading of records, since the broker stops."""
+        for search_task in list(self._time_searches.values()):
+            search_task.cancel()
 
     async def enforce(self) -> None:
-        """Drop whole segments that the topics' settings no longer keep. One call at a time.
+        """Run one pass: delete whole segments according to the topics' settings. One call at a time.
 
-        What fails for one log or directory does not keep the others from it.
+        An error of one log or directory does not stop the pass for the others.
         """
-        every = iter(self._partitions)
-        while batch := list(islice(every, LOOKED_AT_ONCE)):
+        partitions = iter(self._partitions)
+        while batch := list(islice(partitions, PARTITIONS_PER_BATCH)):
             removals: list[tuple[Partition, PartitionLog, Removal]] = []
             for partition in batch:
                 log = partition.log
-                removal = await self._retire(partition)
+                removal = await self._retire_segments(partition)
                 if removal is not None:
                     removals.append((partition, log, removal))
             failed: dict[str, OSError] = {}
-            if any(removal.begins for _, _, removal in removals):
-                failed = await self._partitions.work(
+            if any(removal.renames_files for _, _, removal in removals):
+                failed = await self._partitions.run_file_work(
                     self._partitions.directories.write_start_offsets,
                     self._partitions.start_offsets(),
                     lane=CHECKPOINTS_LANE,
                 )
-                self._partitions.look_at_failures()
-                self._partitions.write_checkpoints_again()
+                self._partitions.handle_directory_failures()
+                self._partitions.retry_late_checkpoints()
             for partition, log, removal in removals:
-                error = failed.get(log.directory.rpartition("/")[0]) if removal.begins else None
+                error = failed.get(log.directory.rpartition("/")[0]) if removal.renames_files else None
                 if error is not None:
                     self._failed(partition, error)
-                # A log that has moved meanwhile is not this partition's any more: its files go all together.
+                # If the partition has moved meanwhile, its old log's files are all deleted together anyway.
                 elif partition.log is log and not (partition.deleted or partition.frozen):
                     try:
-                        await self._partitions.work(removal.run)
+                        await self._partitions.run_file_work(removal.run)
                     except Exception as failure:
                         self._failed(partition, failure)
             await self._runtime.tasks.sleep(0)
 
-    async def _retire(self, partition: "Partition") -> "Removal | None":
-        """Take segments out of the log; what to do about their files."""
+    async def _retire_segments(self, partition: "Partition") -> "Removal | None":
+        """Remove expired segments from the log, and return the remaining work on their files."""
         log = partition.log
         now_ms = self._runtime.clock.now_ms()
-        look = None
+        times = None
         try:
-            if not partition.deleted and partition not in self._looking:
-                look = log.times_look(now_ms)
-            if look is not None:
-                await self._partitions.work(look.run)
-                if look.wanted is None:
-                    look.take()
+            if not partition.deleted and partition not in self._time_searches:
+                times = log.segment_age_search(now_ms)
+            if times is not None:
+                await self._partitions.run_file_work(times.run)
+                if times.wanted is None:
+                    times.take()
                 else:
-                    looking = self._look_at_records(partition, log, look)
-                    self._looking[partition] = self._runtime.tasks.spawn(looking, name="record-times")
+                    search = self._search_records(partition, log, times)
+                    self._time_searches[partition] = self._runtime.tasks.spawn(search, name="record-times")
             if partition.deleted or partition.frozen or log is not partition.log or log.failure is not None:
                 return None
             if log.apply_retention(now_ms, partition.high_watermark):
-                self._partitions.note_offsets(partition)
+                self._partitions.update_offsets(partition)
             return log.removal(now_ms)
         except Exception as error:
-            if partition.frozen or log is not partition.log or (look is not None and look.outdated):
-                return None  # another time: the files have gone elsewhere
+            if partition.frozen or log is not partition.log or (times is not None and times.outdated):
+                return None  # the next pass retries: the files were moved or replaced
             if isinstance(error, CorruptLog):
                 log.fail(str(error))
             self._failed(partition, error)
             return None
 
-    async def _look_at_records(self, partition: "Partition", log: "PartitionLog", look: "TimesLook") -> None:
-        """Find out, beside everything else, from when segments age; the next look of retention uses it."""
+    async def _search_records(self, partition: "Partition", log: "PartitionLog", times: "SegmentAgeSearch") -> None:
+        """Find the times of records in a child process, while the pass goes on. The next pass uses them."""
         tasks = self._runtime.tasks
         try:
-            while (part := look.wanted) is not None:
+            while (part := times.wanted) is not None:
                 reports: list[bytes] = []
-                working = tasks.run_apart(find_times_apart, self._runtime.disk, part.encode(), reports.append)
+                work_future = tasks.run_in_child(find_times_in_child, self._runtime.disk, part.encode(), reports.append)
                 try:
-                    await working
+                    await work_future
                 finally:
-                    working.cancel()
+                    work_future.cancel()
                 try:
-                    look.found(FoundTimes.decode(reports[0]))
+                    times.found(FoundTimes.decode(reports[0]))
                 except (IndexError, TypeError, ValueError) as error:
                     raise WorkEnded(f"a report that cannot be read: {error!r}") from error
-                await tasks.run_blocking(look.run)
-            if log is partition.log and not look.outdated:
-                look.take()
+                await tasks.run_blocking(times.run)
+            if log is partition.log and not times.outdated:
+                times.take()
         except (CorruptLog, OSError, WorkEnded) as error:
-            if log is partition.log and not (partition.frozen or look.outdated):
-                self._failed(partition, error)  # and it is tried again by the next
+            if log is partition.log and not (partition.frozen or times.outdated):
+                self._failed(partition, error)  # the next pass retries
         finally:
-            del self._looking[partition]
+            del self._time_searches[partition]
 
     def _failed(self, partition: "Partition", error: Exception) -> None:
         if not partition.deleted:

@@ -1,11 +1,11 @@
-"""A child process of low priority for long computations: the broker's side of the pipe.
+r"""A child process of low priority for long computations: the broker's side of the pipe.
 
-The first call starts the process; it is ended after a time without calls. The child exits when the pipe is closed, so
-it never outlives the broker, however the broker ends. Frames in both directions: kind (1 byte), length (uint32),
+The first call starts the process; it is ended after a time without calls. The child exits when the pipe is closed,
+so it never outlives the broker, however the broker ends. Frames in both directions: kind (1 byte), length (uint32),
 content.
 
-    broker -> process   C  MODULE:FUNCTION \\n request
-    process -> broker   R  one result       D  done       F  a line that says why it failed
+    broker -> process   C  MODULE:FUNCTION \n request
+    process -> broker   R  one result       D  done       F  one line: the reason of the failure
 """
 
 import io
@@ -18,7 +18,7 @@ from struct import Struct
 from typing import IO
 
 from tidelog.runtime.forks import drop_when_forked
-from tidelog.runtime.interfaces import ApartWork, WorkEnded
+from tidelog.runtime.interfaces import ChildWork, WorkEnded
 
 FRAME = Struct(">cI")
 CALL, RESULT, DONE, FAILED = b"C", b"R", b"D", b"F"
@@ -27,6 +27,7 @@ RESULT_BYTES_MAX = 1 << 20
 LANE = "apart"
 """The lane (see `Tasks.run_blocking`) of all calls that wait for the child process, one at a time."""
 END_S = 5.0
+"""Time for the child to exit by itself before it is killed."""
 
 
 class ApartProcess:
@@ -38,7 +39,7 @@ class ApartProcess:
         self.calls = 0
         drop_when_forked(self)
 
-    def call(self, token: object, work: ApartWork, request: bytes, result: Callable[[bytes], None]) -> None:
+    def call(self, token: object, work: ChildWork, request: bytes, result: Callable[[bytes], None]) -> None:
         """Run `work` in the child and pass each of its results to `result`. Raises WorkEnded."""
         self.calls += 1
         self._current_token = token
@@ -49,7 +50,7 @@ class ApartProcess:
         finally:
             self._current_token = None
 
-    def _exchange(self, work: ApartWork, request: bytes, result: Callable[[bytes], None]) -> None:
+    def _exchange(self, work: ChildWork, request: bytes, result: Callable[[bytes], None]) -> None:
         if len(request) > REQUEST_BYTES_MAX:
             raise WorkEnded(f"a request of {len(request)} bytes is too large")
         requests, results = self._pipes()
@@ -57,10 +58,10 @@ class ApartProcess:
         requests.write(FRAME.pack(CALL, len(content)) + content)
         requests.flush()
         while True:
-            head = results.read(FRAME.size)
-            if len(head) < FRAME.size:
+            header = results.read(FRAME.size)
+            if len(header) < FRAME.size:
                 raise WorkEnded(self._how_it_ended())
-            kind, length = FRAME.unpack(head)
+            kind, length = FRAME.unpack(header)
             content = results.read(length) if length <= RESULT_BYTES_MAX else b""
             if len(content) < length or kind not in (RESULT, DONE, FAILED):
                 self.end()
@@ -80,14 +81,15 @@ class ApartProcess:
 
     def _start_process(self) -> "subprocess.Popen[bytes]":
         self.end()
-        # The child imports from where this process does: a checkout, an environment, or an application's own path.
+        # The child imports from the same places as this process: a checkout, an environment, or an application's own
+        # path.
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
         return subprocess.Popen(
             [sys.executable, "-P", "-m", "tidelog.runtime.apart_child"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=environment,
-            start_new_session=True,  # Ctrl-C must reach the broker only, which then ends the child
+            start_new_session=True,  # Ctrl-C must reach only the broker, which then ends the child
         )
 
     def kill(self, token: object) -> None:
@@ -113,9 +115,11 @@ class ApartProcess:
         process.stdout.close()
 
     def drop_in_forked_child(self) -> None:
-        """Close the child's copies of the pipes: the process ends when nobody holds its requests' end any more.
+        """Close the forked child's copies of the pipes, since the process ends only when no copy of the request pipe
+        is open.
 
-        Not through the buffers: what the parent was just writing would be flushed, and sent twice.
+        The raw pipes are closed, not the buffers: closing a buffer would flush bytes that the parent is writing, and
+        send them twice.
         """
         process, self._process = self._process, None
         if process is not None:

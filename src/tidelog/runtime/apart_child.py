@@ -13,7 +13,7 @@ from typing import IO
 
 from tidelog.runtime.apart import CALL, DONE, FAILED, FRAME, REQUEST_BYTES_MAX, RESULT
 from tidelog.runtime.disk import LocalDisk
-from tidelog.runtime.interfaces import Apart
+from tidelog.runtime.interfaces import ChildResources
 
 NICENESS = 19
 IOPRIO_SET = {"x86_64": 251, "aarch64": 30, "arm64": 30}
@@ -31,7 +31,7 @@ def main() -> None:
     os.dup2(2, 1)  # anything that the work prints goes to standard error, not into the frames
     calls: SimpleQueue[bytes] = SimpleQueue()
     threading.Thread(target=read_calls, args=(sys.stdin.buffer, calls), daemon=True).start()
-    apart = Apart(LocalDisk(), time.monotonic, time.sleep)
+    apart = ChildResources(LocalDisk(), time.monotonic, time.sleep)
     while True:
         answer(apart, calls.get(), results)
 
@@ -46,7 +46,7 @@ def read_calls(requests: IO[bytes], calls: "SimpleQueue[bytes]") -> None:
     os._exit(0)
 
 
-def answer(apart: Apart, call: bytes, results: IO[bytes]) -> None:
+def answer(apart: ChildResources, call: bytes, results: IO[bytes]) -> None:
     """Run one call and write its results."""
 
     def write(kind: bytes, content: bytes) -> None:

@@ -1,9 +1,9 @@
-"""What a process that is forked off a running broker's process must not keep.
+"""Close a broker's descriptors in processes that are forked from the broker's process.
 
 A broker may run in a thread of any program, and programs fork (multiprocessing, gunicorn). The child inherits every
-open descriptor and none of the threads. If it kept the sockets, the port would stay busy and clients would wait for
-answers after the broker has stopped; if it kept the files, deleted segments would stay on the disk; if it kept a pipe
-that tells another process of the broker's end, that process would not end.
+open descriptor and none of the threads. If it kept the sockets, the port would stay in use and clients would wait
+for responses after the broker has stopped. If it kept the files, deleted segments would still occupy the disk. If it
+kept a pipe that another process reads to detect the broker's end, that process would never end.
 """
 
 import os
@@ -12,29 +12,29 @@ from weakref import WeakSet
 
 
 class Inherited(Protocol):
-    """An object that a forked child finds in its memory and has no use for."""
+    """A resource that a forked child inherits and must not use."""
 
     def drop_in_forked_child(self) -> None:
-        """Close the child's copies of the descriptors; the parent's must not notice.
+        """Close the child's copies of the descriptors. The parent's descriptors must not be affected.
 
-        Called in the child alone, where no other thread runs: locks may be held by threads that are not there any
-        more, and must not be taken.
+        Called only in the child, where no other thread runs. Locks must not be acquired: a thread of the parent may
+        hold them.
         """
 
 
-_inherited: WeakSet[Inherited] = WeakSet()
+_registered: WeakSet[Inherited] = WeakSet()
 
 
-def drop_when_forked(held: Inherited) -> None:
-    """Have `held` dropped in every process that this one forks from now on."""
-    _inherited.add(held)
+def drop_when_forked(resource: Inherited) -> None:
+    """Call `resource.drop_in_forked_child` in every process that is forked from this one from now on."""
+    _registered.add(resource)
 
 
 def _drop_all() -> None:
-    held = list(_inherited)
-    _inherited.clear()
-    for each in held:
-        each.drop_in_forked_child()
+    resources = list(_registered)
+    _registered.clear()
+    for resource in resources:
+        resource.drop_in_forked_child()
 
 
 if hasattr(os, "register_at_fork"):

@@ -117,10 +117,10 @@ class Disk(Protocol):
     def size(self, path: str) -> int: ...
 
     def modified_ms(self, path: str) -> int:
-        """When the file's bytes were last changed, in milliseconds since the Unix epoch."""
+        """Return the time of the last change of the file's bytes, in milliseconds since the Unix epoch."""
 
     def set_modified_ms(self, path: str, modified_ms: int) -> None:
-        """Make `modified_ms` answer this until the file is changed again."""
+        """Set the time that `modified_ms` returns until the file is changed again."""
 
     def list(self, directory: str) -> list[str]:
         """Return the sorted names in the directory."""
@@ -139,7 +139,7 @@ class Disk(Protocol):
         """Make earlier creations, renames and removals in this directory durable."""
 
     def lock(self, path: str) -> Lock:
-        """Take an exclusive advisory lock on a file, which is created if absent.
+        """Acquire an exclusive advisory lock on a file, which is created if absent.
 
         Raises BlockingIOError when another process holds the lock.
         """
@@ -154,15 +154,15 @@ class Disk(Protocol):
         """Close the descriptors of all files without a sync."""
 
 
-class Apart(NamedTuple):
-    """The resources that a function gets when it runs in a child process (see `Tasks.run_apart`)."""
+class ChildResources(NamedTuple):
+    """The resources that a function gets when it runs in a child process (see `Tasks.run_in_child`)."""
 
     disk: Disk
     monotonic: Callable[[], float]
     sleep: Callable[[float], None]
 
 
-ApartWork: TypeAlias = Callable[[Apart, bytes, Callable[[bytes], None]], None]
+ChildWork: TypeAlias = Callable[[ChildResources, bytes, Callable[[bytes], None]], None]
 """A module-level function that runs in a child process. It calls its last argument with each result."""
 
 
@@ -193,8 +193,8 @@ class Tasks(Protocol):
         in any order.
         """
 
-    def run_apart(
-        self, work: ApartWork, disk: Disk, request: bytes, report: Callable[[bytes], None]
+    def run_in_child(
+        self, work: ChildWork, disk: Disk, request: bytes, report: Callable[[bytes], None]
     ) -> "asyncio.Future[None]":
         """Run a long computation in a child process of low priority, one call at a time.
 
@@ -281,14 +281,14 @@ class Receiver(Protocol):
 
 
 class Listener(Protocol):
-    """An address of this machine that nobody else can listen on. Who connects before `listen` is refused."""
+    """An address of this machine that no other socket can listen on. Before `listen`, connections are refused."""
 
     host: str
     port: int
-    """The real port, also when 0 was asked for."""
+    """The actual port, even if port 0 was requested."""
 
     def listen(self, receiver: Callable[[], Receiver]) -> Self:
-        """Start to accept connections; `receiver` makes the receiver of each. Raises OSError."""
+        """Start to accept connections. `receiver` creates the receiver of each connection. Raises OSError."""
 
     def pause(self, delay_s: float) -> None:
         """Accept no connection for `delay_s`. Connections wait meanwhile in the kernel's backlog while it has room."""

@@ -60,7 +60,8 @@ class SocketListener:
 
     def listen(self, receiver: Callable[[], Receiver]) -> Self:
         for listening in self._sockets:
-            # Connections have it from here: those that are closed keep nobody from this port, a restarted broker say.
+            # Accepted connections inherit this option. Without it, closed connections that linger (TIME_WAIT) would
+            # keep a restarted broker from binding this port.
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listening.listen(LISTEN_BACKLOG)
         self._receiver = receiver
@@ -78,7 +79,7 @@ class SocketListener:
         for listening in self._sockets:
             loop.remove_reader(listening.fileno())
         self._paused = True
-        self._retry = loop.call_later(delay_s, self._try_again)
+        self._retry = loop.call_later(delay_s, self._resume_accepting)
 
     def close(self) -> None:
         if self._retry is not None:
@@ -91,7 +92,7 @@ class SocketListener:
         self._network.forget_listener(self)
 
     def drop_in_forked_child(self) -> None:
-        """Close the child's copies. The loop is left alone: its selector is the parent's as well."""
+        """Close the child's copies. The loop is not changed, since its selector is shared with the parent."""
         for listening in self._sockets:
             listening.close()
 
@@ -99,9 +100,9 @@ class SocketListener:
         """Retry in the next turn of the loop if an accept failed for want of a descriptor."""
         if self._retry is not None and not self._paused:
             self._retry.cancel()
-            self._retry = self._network.loop.call_soon(self._try_again)
+            self._retry = self._network.loop.call_soon(self._resume_accepting)
 
-    def _try_again(self) -> None:
+    def _resume_accepting(self) -> None:
         self._retry = None
         self._paused = False
         self._start()
@@ -139,7 +140,7 @@ class SocketListener:
         for listening in self._sockets:
             loop.remove_reader(listening.fileno())
         if self._retry is None:
-            self._retry = loop.call_later(RETRY_SECONDS, self._try_again)
+            self._retry = loop.call_later(RETRY_SECONDS, self._resume_accepting)
 
 
 class SocketNetwork:
@@ -235,8 +236,8 @@ class SocketNetwork:
 
 
 def _bind_all(addresses: list[tuple[int, tuple[object, ...]]], port: int) -> list[socket.socket]:
-    """Bind a socket to each of the addresses that this machine has, all with the same port. Raises OSError and binds
-    none then.
+    """Bind a socket to each address that this machine has, all with the same port. Raises OSError, and then binds
+    none.
     """
     failure: OSError | None = None
     for _ in range(PORT_ATTEMPTS if port == 0 else 1):
@@ -265,10 +266,10 @@ def _bind_all(addresses: list[tuple[int, tuple[object, ...]]], port: int) -> lis
 
 
 def _bind(family: int, address: tuple[object, ...], *, dual: bool) -> socket.socket:
-    """A socket that has the address, to itself as long as it does not listen, too.
+    """Return a socket that has the address exclusively, even before it listens.
 
-    With SO_REUSEADDR two sockets could take one address, and the second one to listen would fail, which is too late. It
-    is needed only where connections of an earlier process linger.
+    With SO_REUSEADDR two sockets could bind the same address, and only the later `listen` of the second one would
+    fail. So the option is set only if connections of an earlier process linger on the address.
     """
     bound = socket.socket(family, socket.SOCK_STREAM)
     try:

@@ -1,8 +1,10 @@
-"""One TCP connection on the loop.
+"""One TCP connection on the event loop.
 
-Reading: one recv per readiness event, straight into the receiver's buffer. Writing: what fits goes at once, small
-pieces in one send, file regions by sendfile behind their MSG_MORE header; the rest waits for the socket, and a long
-answer yields the loop to others after `TURN_BYTES_MAX`.
+Reading: one recv for each readiness event, directly into the receiver's buffer.
+
+Writing: as many bytes as the socket accepts are sent immediately. Small pieces are joined into one send, and file
+regions are sent by sendfile after their header (MSG_MORE). The rest waits in the backlog until the socket is
+writable. A long response returns to the event loop after `TURN_BYTES_MAX`.
 """
 
 import enum
@@ -25,31 +27,32 @@ if TYPE_CHECKING:
 log = logging.getLogger("tidelog.network")
 
 RECEIVE_BYTES_MAX = 1 << 20
-"""What one readiness event takes from a connection."""
+"""Bytes that one readiness event reads from a connection."""
 
 TURN_BYTES_MAX = 2 << 20
-"""What one connection may send in one turn of the loop; more goes in the next ones."""
+"""Bytes that one connection may send in one turn of the event loop. The rest is sent in the next turns."""
 
 JOIN_BYTES_MAX = 16 * 1024
-"""Buffers that are smaller in sum are joined: one send() of a copy is cheaper than sendmsg()."""
+"""Pieces of at most this total size are joined, since one send() of a copy is cheaper than sendmsg()."""
 
 READ_BYTES_MAX = 64 * 1024
-"""Regions that are smaller are read and joined: with its neighbours' sends, sendfile() wins from about 100 KB on."""
+"""File regions up to this size are read and joined with their neighbours. sendfile() is faster only from about 100
+KB on."""
 
 GATHER_MAX = 64
-"""Buffers of one sendmsg (the kernel takes up to IOV_MAX = 1,024)."""
+"""Buffers in one sendmsg(). The kernel accepts up to IOV_MAX = 1,024."""
 
 COPY_BYTES = 256 * 1024
-"""Regions that sendfile() cannot take are read in such parts."""
+"""File regions that sendfile() cannot send are read in parts of this size."""
 
 LINGER_SECONDS = 1.0
-"""How long a finished connection waits for the other side to close, so that its last answer is not reset away."""
+"""Time that a finished connection waits for the peer to close, since a reset could destroy the last response."""
 
 LINGER_BYTES_MAX = 4 << 20
-"""What a finished connection takes and throws away in that time."""
+"""Bytes that a finished connection reads and discards in that time."""
 
 STALL_SECONDS = 10.0
-"""A finished connection whose backlog does not shrink for so long is aborted."""
+"""A finished connection is aborted when its backlog does not shrink for this time."""
 
 _MORE = getattr(socket, "MSG_MORE", 0)
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
@@ -63,23 +66,23 @@ _CONNECTION_ERRORS = (
 )
 
 _CANNOT_SENDFILE = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
-"""What some file systems say; the region is read and copied then."""
+"""Errors of sendfile() on file systems that do not support it. The region is read and copied then."""
 
-_Waiting: TypeAlias = bytes | bytearray | memoryview | tuple[File, int, int, bool]
-"""A region of a file: position, size, and whether it is held."""
+_BacklogItem: TypeAlias = bytes | bytearray | memoryview | tuple[File, int, int, bool]
+"""Bytes, or a region of a file: file, position, size, and whether `File.hold` was called."""
 
 
-def _closes() -> bool:
-    """`eof_received` of a receiver that has none."""
+def _close_at_end_of_input() -> bool:
+    """The `eof_received` of receivers that have none: close the connection."""
     return False
 
 
 class _State(enum.Enum):
     OPEN = enum.auto()
     FINISHING = enum.auto()
-    """The backlog goes out, nothing is read."""
+    """The backlog is sent; nothing is read."""
     LINGERING = enum.auto()
-    """Our side is shut; what comes is thrown away until the other side closes."""
+    """The sending side is shut. Incoming bytes are discarded until the peer closes."""
     CLOSED = enum.auto()
 
 
@@ -87,15 +90,16 @@ class SocketStream:
     """`Stream` over one connected non-blocking socket."""
 
     __slots__ = (
+        "_backlog",
         "_descriptor",
         "_eof_received",
         "_get_buffer",
-        "_held",
         "_input_ended",
         "_loop",
+        "_must_queue",
         "_network",
         "_paused",
-        "_reading",
+        "_reader_registered",
         "_received",
         "_receiver",
         "_recv_into",
@@ -104,8 +108,7 @@ class SocketStream:
         "_socket",
         "_state",
         "_timer",
-        "_waiting",
-        "_writing",
+        "_writer_registered",
         "backlog_bytes",
         "local",
         "peer",
@@ -122,32 +125,32 @@ class SocketStream:
         self._send = connection.send
         self._recv_into = connection.recv_into
         self._state = _State.OPEN
-        self._held = False  # write() may not send at once: something waits, or the stream is not open
+        self._must_queue = False  # write() must queue: there is a backlog, or the stream is not open
         self._paused = False
-        self._reading = False  # a reader is registered with the loop
-        self._input_ended = False  # the other side has shut its sending side, or has closed
-        self._sending_ended = False  # by `write_eof`
-        self._writing = False
-        self._waiting: deque[_Waiting] = deque()
+        self._reader_registered = False
+        self._input_ended = False  # the peer has shut its sending side, or has closed
+        self._sending_ended = False  # `write_eof` was called
+        self._writer_registered = False
+        self._backlog: deque[_BacklogItem] = deque()
         self._timer: TimerHandle | None = None
         self._receiver: Receiver | None = None
 
     def start(self, receiver: Receiver) -> None:
-        """Give it its receiver and begin to read. Exceptions of `receiver.connected` pass."""
+        """Set the receiver and begin to read. Raises the exceptions of `receiver.connected`."""
         self._receiver = receiver
         self._get_buffer = receiver.get_buffer
         self._received = receiver.received
-        self._eof_received: Callable[[], bool] = getattr(receiver, "eof_received", _closes)
+        self._eof_received: Callable[[], bool] = getattr(receiver, "eof_received", _close_at_end_of_input)
         receiver.connected(self)
-        self._read_on()
+        self._register_reader()
 
     # Writing
 
     def write(self, pieces: Sequence[Piece]) -> None:
-        if not self._held:
+        if not self._must_queue:
             data = pieces[0] if len(pieces) == 1 else None
             if data is None or data.__class__ is FileRegion:
-                data = self._joined(pieces)
+                data = self._join_pieces(pieces)
             if data is not None:
                 try:
                     sent = self._send(data)  # type: ignore[arg-type]
@@ -160,12 +163,12 @@ class SocketStream:
                     return
                 pieces = (memoryview(data)[sent:],)  # type: ignore[arg-type]
         if self._state is _State.OPEN and not self._sending_ended:
-            self._append(pieces)
+            self._add_to_backlog(pieces)
 
     def write_eof(self) -> None:
         if self._state is _State.OPEN and not self._sending_ended:
-            self._sending_ended = self._held = True
-            if not self._waiting:
+            self._sending_ended = self._must_queue = True
+            if not self._backlog:
                 self._shut_sending()
 
     def _shut_sending(self) -> None:
@@ -174,8 +177,8 @@ class SocketStream:
         except OSError as error:
             self._close(error)
 
-    def _joined(self, pieces: Sequence[Piece]) -> bytes | None:
-        """Small pieces as one, files read. None if they are large or cannot be read."""
+    def _join_pieces(self, pieces: Sequence[Piece]) -> bytes | None:
+        """Join small pieces, reading file regions. Returns None if they are too large or a file cannot be read."""
         size = 0
         limit = JOIN_BYTES_MAX
         for piece in pieces:
@@ -194,44 +197,44 @@ class SocketStream:
                 ]
             )
         except OSError:
-            return None  # met again, and told, where regions are sent
+            return None  # the same error occurs again, and is logged, when the region is sent
         return joined if len(joined) == size else None
 
-    def _append(self, pieces: Sequence[Piece]) -> None:
-        waiting = self._waiting
-        behind_others = bool(waiting)
+    def _add_to_backlog(self, pieces: Sequence[Piece]) -> None:
+        backlog = self._backlog
+        had_backlog = bool(backlog)
         for piece in pieces:
             if isinstance(piece, FileRegion):
                 size = piece.size
                 if size:
-                    waiting.append((piece.file, piece.position, size, False))
+                    backlog.append((piece.file, piece.position, size, False))
             else:
                 size = len(piece)
                 if size:
-                    waiting.append(piece)
+                    backlog.append(piece)
             self.backlog_bytes += size
-        if not behind_others:
+        if not had_backlog:
             self._flush()
-        # What has to wait may lie in a buffer that the caller is about to use again.
-        for index in range(max(len(waiting) - len(pieces), 0), len(waiting)):
-            kept = waiting[index]
-            if isinstance(kept, bytearray) or (isinstance(kept, memoryview) and not isinstance(kept.obj, bytes)):
-                waiting[index] = bytes(kept)
-            elif isinstance(kept, tuple) and not kept[3]:
-                with suppress(OSError):  # met again, and told, where it is sent
-                    kept[0].hold()  # the segment may be removed before its reader has it all
-                    waiting[index] = (*kept[:3], True)
-        if waiting:
-            self._held = True
-            if not self._writing:
-                self._writing = True
+        # The caller may reuse its buffers after this call, so copy those that wait.
+        for index in range(max(len(backlog) - len(pieces), 0), len(backlog)):
+            item = backlog[index]
+            if isinstance(item, bytearray) or (isinstance(item, memoryview) and not isinstance(item.obj, bytes)):
+                backlog[index] = bytes(item)
+            elif isinstance(item, tuple) and not item[3]:
+                with suppress(OSError):  # the same error occurs again, and is logged, when it is sent
+                    item[0].hold()  # the segment may be deleted before it is sent
+                    backlog[index] = (*item[:3], True)
+        if backlog:
+            self._must_queue = True
+            if not self._writer_registered:
+                self._writer_registered = True
                 self._loop.add_writer(self._descriptor, self._on_writable)
 
     def _on_writable(self) -> None:
         self._flush()
-        if self._waiting or self._state is _State.CLOSED:
+        if self._backlog or self._state is _State.CLOSED:
             return
-        self._writing = False
+        self._writer_registered = False
         self._loop.remove_writer(self._descriptor)
         if self._state is _State.FINISHING:
             self._linger()
@@ -239,7 +242,7 @@ class SocketStream:
         if self._sending_ended:
             self._shut_sending()
             return
-        self._held = False
+        self._must_queue = False
         assert self._receiver is not None
         try:
             self._receiver.drained()
@@ -247,14 +250,16 @@ class SocketStream:
             self._receiver_failed()
 
     def _flush(self) -> None:
-        """Send what the socket takes, up to the budget of a turn. Closes the stream if it is broken."""
+        """Send as much as the socket accepts, up to the limit of a turn. Closes the stream after an error."""
         budget = TURN_BYTES_MAX
         try:
-            while self._waiting and budget > 0:
-                head = self._waiting[0]
-                wanted, sent = self._send_region(*head[:3], budget) if isinstance(head, tuple) else self._send_buffers()
-                self._sent(sent)
-                if sent < wanted:
+            while self._backlog and budget > 0:
+                head = self._backlog[0]
+                offered, sent = (
+                    self._send_region(*head[:3], budget) if isinstance(head, tuple) else self._send_buffers()
+                )
+                self._remove_sent(sent)
+                if sent < offered:
                     return
                 budget -= sent
         except (BlockingIOError, InterruptedError):
@@ -263,10 +268,12 @@ class SocketStream:
             self._close(error)
 
     def _send_buffers(self) -> tuple[int, int]:
-        """One send of the buffers up to the next region: bytes offered, bytes taken."""
+        """Send the buffers before the next file region in one call. Returns the bytes offered and the bytes
+        accepted.
+        """
         buffers: list[bytes | bytearray | memoryview] = []
         total = flags = 0
-        for item in self._waiting:
+        for item in self._backlog:
             if isinstance(item, tuple):
                 flags = _MORE
                 break
@@ -281,18 +288,18 @@ class SocketStream:
         return total, self._socket.sendmsg(buffers, (), flags)
 
     def _send_region(self, file: File, position: int, size: int, budget: int) -> tuple[int, int]:
-        """One part of a file: bytes offered, bytes taken."""
-        wanted = min(size, budget)
+        """Send one part of a file region. Returns the bytes offered and the bytes accepted."""
+        offered = min(size, budget)
         try:
             if isinstance(file, LocalFile):
                 try:
-                    sent = file.send_to(self._descriptor, position, wanted)
+                    sent = file.send_to(self._descriptor, position, offered)
                 except OSError as error:
                     if error.errno not in _CANNOT_SENDFILE:
                         raise
-                    wanted, sent = self._send_copy(file, position, wanted)
+                    offered, sent = self._send_copy(file, position, offered)
             else:
-                wanted, sent = self._send_copy(file, position, wanted)
+                offered, sent = self._send_copy(file, position, offered)
         except OSError as error:
             if error.errno not in _CONNECTION_ERRORS and error.errno != errno.EAGAIN:
                 log.error(
@@ -300,57 +307,57 @@ class SocketStream:
                 )
             raise
         if not sent:
-            log.error("file ends before what was to be sent path=%s position=%d size=%d", file.path, position, size)
+            log.error("file ends before the region to send path=%s position=%d size=%d", file.path, position, size)
             raise OSError(errno.EIO, "the file ends early", file.path)
-        return wanted, sent
+        return offered, sent
 
     def _send_copy(self, file: File, position: int, size: int) -> tuple[int, int]:
         data = file.pread(min(size, COPY_BYTES), position)
         return len(data), self._send(data) if data else 0
 
-    def _sent(self, count: int) -> None:
-        waiting = self._waiting
+    def _remove_sent(self, count: int) -> None:
+        backlog = self._backlog
         self.backlog_bytes -= count
         while count:
-            head = waiting[0]
+            head = backlog[0]
             if isinstance(head, tuple):
-                file, position, size, held = head
+                file, position, size, is_held = head
                 if count < size:
-                    waiting[0] = (file, position + count, size - count, held)
+                    backlog[0] = (file, position + count, size - count, is_held)
                     return
-                if held:
+                if is_held:
                     file.release()
             else:
                 size = len(head)
                 if count < size:
-                    waiting[0] = memoryview(head)[count:]
+                    backlog[0] = memoryview(head)[count:]
                     return
-            waiting.popleft()
+            backlog.popleft()
             count -= size
 
     # Reading
 
     def pause_reading(self) -> None:
-        # The reader stays with the loop: most pauses end before anything comes, and two epoll_ctl are saved.
+        # The reader stays registered: most pauses end before more bytes arrive, and two epoll_ctl calls are saved.
         self._paused = True
 
     def resume_reading(self) -> None:
         self._paused = False
-        self._read_on()
+        self._register_reader()
 
-    def _read_on(self) -> None:
-        if not self._reading and not self._input_ended and self._state is _State.OPEN:
-            self._reading = True
+    def _register_reader(self) -> None:
+        if not self._reader_registered and not self._input_ended and self._state is _State.OPEN:
+            self._reader_registered = True
             self._loop.add_reader(self._descriptor, self._on_readable)
 
-    def _read_no_more(self) -> None:
-        if self._reading:
-            self._reading = False
+    def _unregister_reader(self) -> None:
+        if self._reader_registered:
+            self._reader_registered = False
             self._loop.remove_reader(self._descriptor)
 
     def _on_readable(self) -> None:
         if self._paused:
-            self._look_while_paused()
+            self._check_end_while_paused()
             return
         try:
             buffer = self._get_buffer()
@@ -371,7 +378,7 @@ class SocketStream:
         except Exception:
             self._receiver_failed()
 
-    def _look_while_paused(self) -> None:
+    def _check_end_while_paused(self) -> None:
         try:
             ended = not self._socket.recv(1, socket.MSG_PEEK)
         except (BlockingIOError, InterruptedError):
@@ -382,15 +389,15 @@ class SocketStream:
         if ended:
             self._end_of_input()
         else:
-            self._read_no_more()
+            self._unregister_reader()
 
     def _end_of_input(self) -> None:
-        """Close, unless the receiver has still something to send.
+        """Close the stream, unless the receiver still has something to send.
 
-        The other side has shut its sending side or has closed the connection: TCP does not say which.
+        The peer has shut its sending side or has closed the connection: TCP does not distinguish these.
         """
         self._input_ended = True
-        self._read_no_more()  # the loop would report the end of the input for ever
+        self._unregister_reader()  # otherwise the loop would report the end of the input again and again
         try:
             is_kept = self._eof_received()
         except Exception:
@@ -410,9 +417,9 @@ class SocketStream:
         if self._state is not _State.OPEN:
             return
         self._state = _State.FINISHING
-        self._held = True
-        self._read_no_more()
-        if self._waiting:
+        self._must_queue = True
+        self._unregister_reader()
+        if self._backlog:
             self._timer = self._loop.call_later(STALL_SECONDS, self._check_progress, self.backlog_bytes)
         else:
             self._linger()
@@ -424,7 +431,8 @@ class SocketStream:
             self._timer = self._loop.call_later(STALL_SECONDS, self._check_progress, self.backlog_bytes)
 
     def _linger(self) -> None:
-        # Closing with unread bytes in the socket would send a reset, and that may destroy the last answer on its way.
+        # Closing a socket with unread bytes sends a reset, which may destroy the last response before the peer has
+        # read it.
         self._state = _State.LINGERING
         if self._timer is not None:
             self._timer.cancel()
@@ -433,35 +441,36 @@ class SocketStream:
         except OSError:
             self._close(None)
             return
-        if self._input_ended:  # nothing more can come
+        if self._input_ended:  # no more bytes can arrive
             self._close(None)
             return
         self._timer = self._loop.call_later(LINGER_SECONDS, self._close, None)
-        self._reading = True
+        self._reader_registered = True
         self._loop.add_reader(self._descriptor, self._discard, [LINGER_BYTES_MAX])
 
-    def _discard(self, left: list[int]) -> None:
+    def _discard(self, remaining: list[int]) -> None:
         try:
             data = self._socket.recv(65_536)
         except (BlockingIOError, InterruptedError):
             return
         except OSError:
             data = b""
-        left[0] -= len(data)
-        if not data or left[0] < 0:
+        remaining[0] -= len(data)
+        if not data or remaining[0] < 0:
             self._close(None)
 
     def abort(self) -> None:
-        if self._waiting:
+        if self._backlog:
             try:
-                # Lost is lost: the kernel need not go on offering its part to a peer that does not read.
+                # The backlog is dropped anyway, so the kernel need not keep sending its part to a peer that does not
+                # read.
                 self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
             except OSError:
-                log.debug("the connection is gone already peer=%s", self.peer)
+                log.debug("the connection has ended already peer=%s", self.peer)
         self._close(None)
 
     def drop_in_forked_child(self) -> None:
-        """Close the child's copy. The connection lives on in the parent, and so do its loop and what it waits for."""
+        """Close the child's copy of the socket only. The connection and its loop belong to the parent."""
         self._socket.close()
 
     def _receiver_failed(self) -> None:
@@ -472,30 +481,30 @@ class SocketStream:
         if self._state is _State.CLOSED:
             return
         self._state = _State.CLOSED
-        self._held = True
-        self._read_no_more()
-        if self._writing:
-            self._writing = False
+        self._must_queue = True
+        self._unregister_reader()
+        if self._writer_registered:
+            self._writer_registered = False
             self._loop.remove_writer(self._descriptor)
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        for item in self._waiting:
+        for item in self._backlog:
             if isinstance(item, tuple) and item[3]:
                 item[0].release()
-        self._waiting.clear()
+        self._backlog.clear()
         self.backlog_bytes = 0
         if self._input_ended:
             self._network.resets.forget(self._descriptor)
         self._socket.close()
         self._network.forget(self)
-        self._loop.call_soon(self._tell_closed, error)
+        self._loop.call_soon(self._report_closed, error)
 
-    def _tell_closed(self, error: OSError | None) -> None:
+    def _report_closed(self, error: OSError | None) -> None:
         receiver, self._receiver = self._receiver, None
         if receiver is None:
             return
-        del self._get_buffer, self._received, self._eof_received  # they hold the receiver
+        del self._get_buffer, self._received, self._eof_received  # these bound methods reference the receiver
         try:
             receiver.closed(error)
         except Exception:

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tidelog.runtime.forks import drop_when_forked
-from tidelog.runtime.interfaces import ApartWork, Disk, TimerHandle
+from tidelog.runtime.interfaces import ChildWork, Disk, TimerHandle
 
 if TYPE_CHECKING:
     from tidelog.runtime.apart import ApartProcess
@@ -18,7 +18,7 @@ T = TypeVar("T")
 log = logging.getLogger("tidelog.tasks")
 
 IDLE_S = 30.0
-"""An idle child process (see `LoopTasks.run_apart`) is ended after this time."""
+"""An idle child process (see `LoopTasks.run_in_child`) is ended after this time."""
 IO_THREADS_MAX = 4
 """Threads that share the blocking calls without a lane. The calls wait for disks and use little CPU."""
 
@@ -58,8 +58,8 @@ class LoopTasks:
             self._lanes[lane] = workers
         return workers.submit(function, args)
 
-    def run_apart(
-        self, work: ApartWork, disk: Disk, request: bytes, report: Callable[[bytes], None]
+    def run_in_child(
+        self, work: ChildWork, disk: Disk, request: bytes, report: Callable[[bytes], None]
     ) -> "asyncio.Future[None]":
         from tidelog.runtime.apart import LANE, ApartProcess
 
@@ -77,13 +77,13 @@ class LoopTasks:
             if future.cancelled():
                 process.kill(token)
             elif not self._closed:
-                self._loop.call_later(IDLE_S, self._rest, process, process.calls)
+                self._loop.call_later(IDLE_S, self._end_if_idle, process, process.calls)
 
         future = self.run_blocking(process.call, token, work, request, result, lane=LANE)
         future.add_done_callback(ended)
         return future
 
-    def _rest(self, process: "ApartProcess", calls: int) -> None:
+    def _end_if_idle(self, process: "ApartProcess", calls: int) -> None:
         """End the child process if it has had no call since its call number `calls`."""
         from tidelog.runtime.apart import LANE
 
@@ -104,7 +104,7 @@ class LoopTasks:
             gc.enable()
 
     def drop_in_forked_child(self) -> None:
-        """The collector is the program's own again: nobody would turn it on later in the child."""
+        """Enable the garbage collector again, since nothing else would enable it in the child."""
         if self._collector_off:
             gc.enable()
 

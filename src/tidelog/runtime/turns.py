@@ -129,8 +129,8 @@ class Turns:
         self._light = _WeightClass(LIGHT_AT_ONCE_MAX, LIGHT_WEIGHTS_MAX)
         self._running: deque[Work[Any]] = deque()
         self._first_turns_s = FIRST_TURNS_S
-        """What is left of FIRST_TURNS_S until the next loop turn."""
-        self._called = False
+        """The part of FIRST_TURNS_S that is left until the next loop turn."""
+        self._turn_scheduled = False
         self._deferred_until_s: float | None = None
         self._settled: asyncio.Future[None] | None = None
 
@@ -153,7 +153,7 @@ class Turns:
                 self._first_turns_s = left_s - (self._monotonic() - began_s)
         if not work.ended:
             self._class_of(work).waiting.append(work)
-            self._call()
+            self._schedule_turn()
         else:
             self._renew_soon()
         return work
@@ -175,7 +175,7 @@ class Turns:
 
     def _renew_soon(self) -> None:
         if self._first_turns_s < FIRST_TURNS_S / 2:
-            self._call()
+            self._schedule_turn()
 
     def _class_of(self, work: Work[Any]) -> _WeightClass:
         return self._light if work.weight <= LIGHT_WEIGHT_MAX else self._heavy
@@ -234,13 +234,13 @@ class Turns:
                 waiting.remove(work)
         self._resume_collection_when_due()
 
-    def _call(self) -> None:
-        if not self._called:
-            self._called = True
+    def _schedule_turn(self) -> None:
+        if not self._turn_scheduled:
+            self._turn_scheduled = True
             self._tasks.call_soon(self._turn)
 
     def _turn(self) -> None:
-        self._called = False
+        self._turn_scheduled = False
         self._first_turns_s = FIRST_TURNS_S
         self._admit()
         try:
@@ -248,7 +248,7 @@ class Turns:
         finally:
             self._resume_collection_when_due()
             if not self._idle:
-                self._call()
+                self._schedule_turn()
 
     def _take_turns(self) -> None:
         """Give the next computation a turn; go on with the following ones while each ends before TURN_S is used up."""

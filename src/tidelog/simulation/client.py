@@ -59,7 +59,7 @@ class SimClient:
         self._buffer = memoryview(bytearray(BUFFER_BYTES))
         self._received = bytearray()
         self._greeting = False
-        self._answers: deque[asyncio.Future[Buffer | Message]] = deque()
+        self._pending_responses: deque[asyncio.Future[Buffer | Message]] = deque()
 
     @classmethod
     async def connect(cls, runtime: Runtime, host: str, port: int, client_id: str = "scenario") -> "SimClient":
@@ -69,9 +69,9 @@ class SimClient:
         pieces: list[Buffer] | None = cast("list[Buffer]", client._connection.greet())
         client._greeting = True
         while pieces is not None:
-            answer = client._expect()
+            response = client._new_response_future()
             client._stream.write(pieces)
-            pieces = cast("list[Buffer] | None", client._connection.greeted(cast(Buffer, await answer)))
+            pieces = cast("list[Buffer] | None", client._connection.greeted(cast(Buffer, await response)))
         client._greeting = False
         return client
 
@@ -80,7 +80,7 @@ class SimClient:
             self._stream.abort()
 
     def end_requests(self) -> None:
-        """Ask nothing more and wait for the answers: the sending side is shut, as by a client that is half-closed."""
+        """Shut the sending side, as a half-closed client does. Responses to earlier requests are still received."""
         if self.open:
             self._stream.write_eof()
 
@@ -93,30 +93,30 @@ class SimClient:
         Several requests may be outstanding. Raises ApiNotSupported, and OSError when the connection has ended.
         """
         if not self.open:
-            raise self._lost()
+            raise self._connection_error()
         pieces = self._connection.request(request, version_max)
-        answer = cast("asyncio.Future[Message]", self._expect())
+        response = cast("asyncio.Future[Message]", self._new_response_future())
         self._stream.write(pieces)
-        return answer
+        return response
 
     async def ask(self, request: Message, kind: type[M], *, version_max: int = NEWEST) -> M:
         """Send a request and wait for its response, which must be of the class `kind`."""
-        answer = await self.post(request, version_max=version_max)
-        assert isinstance(answer, kind)
-        return answer
+        response = await self.post(request, version_max=version_max)
+        assert isinstance(response, kind)
+        return response
 
     async def metadata(self, topics: Sequence[str] | None = None) -> MetadataResponse:
         """Request the metadata of some topics, or of all topics when `topics` is None."""
-        wanted = None if topics is None else [MetadataRequestTopic(name=name) for name in topics]
-        return await self.ask(MetadataRequest(topics=wanted, allow_auto_topic_creation=False), MetadataResponse)
+        requested = None if topics is None else [MetadataRequestTopic(name=name) for name in topics]
+        return await self.ask(MetadataRequest(topics=requested, allow_auto_topic_creation=False), MetadataResponse)
 
     async def create_topic(
         self, name: str, partitions: int = 1, configs: Mapping[str, str] | None = None
     ) -> CreatableTopicResult:
         settings = [CreatableTopicConfig(name=key, value=value) for key, value in (configs or {}).items()]
         topic = CreatableTopic(name=name, num_partitions=partitions, replication_factor=-1, configs=settings)
-        answer = await self.ask(CreateTopicsRequest(topics=[topic], timeout_ms=30_000), CreateTopicsResponse)
-        return answer.topics[0]
+        response = await self.ask(CreateTopicsRequest(topics=[topic], timeout_ms=30_000), CreateTopicsResponse)
+        return response.topics[0]
 
     async def produce(
         self,
@@ -131,7 +131,7 @@ class SimClient:
         """Produce one batch. `producer` is the id, epoch and base sequence of an idempotent producer. `acks` is 1 or -1
         (all).
         """
-        assert acks, "with acks=0 there is no answer"
+        assert acks, "with acks=0 there is no response"
         producer_id, producer_epoch, base_sequence = producer
         batch = encode_batch(
             records,
@@ -142,8 +142,8 @@ class SimClient:
         )
         data = TopicProduceData(name=topic, partition_data=[PartitionProduceData(index=partition, records=batch)])
         request = ProduceRequest(acks=acks, timeout_ms=30_000, topic_data=[data])
-        answer = await self.ask(request, ProduceResponse, version_max=PRODUCE_BY_NAME)
-        return answer.responses[0].partition_responses[0]
+        response = await self.ask(request, ProduceResponse, version_max=PRODUCE_BY_NAME)
+        return response.responses[0].partition_responses[0]
 
     async def init_producer(self) -> InitProducerIdResponse:
         """Get a producer id and epoch for an idempotent producer."""
@@ -158,22 +158,22 @@ class SimClient:
 
         The broker waits up to `wait_ms` for the first byte.
         """
-        wanted = FetchPartition(partition=partition, fetch_offset=offset, partition_max_bytes=FETCH_BYTES_MAX)
+        requested = FetchPartition(partition=partition, fetch_offset=offset, partition_max_bytes=FETCH_BYTES_MAX)
         request = FetchRequest(
             max_wait_ms=wait_ms,
             min_bytes=1,
             max_bytes=FETCH_BYTES_MAX,
             isolation_level=int(read_committed),
-            topics=[FetchTopic(topic=topic, partitions=[wanted])],
+            topics=[FetchTopic(topic=topic, partitions=[requested])],
         )
-        answer = await self.ask(request, FetchResponse, version_max=FETCH_BY_NAME)
-        found = answer.responses[0].partitions[0]
-        return found, [record for record in _records(found) if record.offset >= offset]
+        response = await self.ask(request, FetchResponse, version_max=FETCH_BY_NAME)
+        partition_data = response.responses[0].partitions[0]
+        return partition_data, [record for record in _records(partition_data) if record.offset >= offset]
 
     async def find_coordinator(self, group: str) -> Coordinator:
         request = FindCoordinatorRequest(key_type=0, coordinator_keys=[group])
-        answer = await self.ask(request, FindCoordinatorResponse)
-        return answer.coordinators[0]
+        response = await self.ask(request, FindCoordinatorResponse)
+        return response.coordinators[0]
 
     # Callbacks of the stream
 
@@ -195,7 +195,7 @@ class SimClient:
                 return
             frame = bytes(data[SIZE_BYTES:end])
             del data[:end]
-            self._take(frame)
+            self._process_frame(frame)
 
     def drained(self) -> None:
         """Do nothing: scenarios send little, so the backlog is never large."""
@@ -203,27 +203,27 @@ class SimClient:
     def closed(self, error: OSError | None) -> None:
         self.open = False
         self.closed_by = error
-        while self._answers:
-            waiting = self._answers.popleft()
-            if not waiting.done():
-                waiting.set_exception(self._lost())
+        while self._pending_responses:
+            pending = self._pending_responses.popleft()
+            if not pending.done():
+                pending.set_exception(self._connection_error())
 
-    def _take(self, frame: bytes) -> None:
-        if not self._answers:
-            raise BrokenProtocol("an answer that nothing asked for")
+    def _process_frame(self, frame: bytes) -> None:
+        if not self._pending_responses:
+            raise BrokenProtocol("a response without a request")
         # Decode the response even if the caller has given up, since the decoder checks the order of the correlation
         # ids.
-        answer = frame if self._greeting else self._connection.answer(frame)
-        waiting = self._answers.popleft()
-        if not waiting.done():
-            waiting.set_result(answer)
+        response = frame if self._greeting else self._connection.answer(frame)
+        pending = self._pending_responses.popleft()
+        if not pending.done():
+            pending.set_result(response)
 
-    def _expect(self) -> "asyncio.Future[Buffer | Message]":
+    def _new_response_future(self) -> "asyncio.Future[Buffer | Message]":
         future: asyncio.Future[Buffer | Message] = self._runtime.tasks.future()
-        self._answers.append(future)
+        self._pending_responses.append(future)
         return future
 
-    def _lost(self) -> OSError:
+    def _connection_error(self) -> OSError:
         return ConnectionResetError(errno.ECONNRESET, f"the connection has ended: {self.closed_by or 'in order'}")
 
 

@@ -39,7 +39,7 @@ class SimLoop(base_events.BaseEventLoop):
         self._now = 0.0
         self._limit = float("inf")
         self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
-        self._made = 0
+        self._timers_created = 0
         self._turns_without_time = 0
 
     def time(self) -> float:
@@ -54,8 +54,8 @@ class SimLoop(base_events.BaseEventLoop):
     ) -> asyncio.TimerHandle:
         self._check_closed()  # type: ignore[attr-defined]
         timer = asyncio.TimerHandle(when, callback, args, self, context)
-        self._made += 1
-        heapq.heappush(self._timers, (when, self._made, timer))
+        self._timers_created += 1
+        heapq.heappush(self._timers, (when, self._timers_created, timer))
         return timer
 
     def call_later(  # type: ignore[override]
@@ -109,16 +109,17 @@ class SimLoop(base_events.BaseEventLoop):
 
     def _waiting(self) -> str:
         return (
-            "; ".join(sorted(f"{task.get_name()} at {_place(task)}" for task in asyncio.all_tasks(self))) or "no task"
+            "; ".join(sorted(f"{task.get_name()} at {_suspended_at(task)}" for task in asyncio.all_tasks(self)))
+            or "no task"
         )
 
 
-def _place(task: "asyncio.Task[Any]") -> str:
+def _suspended_at(task: "asyncio.Task[Any]") -> str:
     """Return the innermost line of a suspended task outside asyncio."""
-    place = "its end"
+    position = "its end"
     inner: Any = task.get_coro()
     while (frame := getattr(inner, "cr_frame", None)) is not None:
         if not frame.f_code.co_filename.startswith(_ASYNCIO):
-            place = f"{PurePath(frame.f_code.co_filename).name}:{frame.f_lineno} {frame.f_code.co_qualname}"
+            position = f"{PurePath(frame.f_code.co_filename).name}:{frame.f_lineno} {frame.f_code.co_qualname}"
         inner = inner.cr_await
-    return place
+    return position

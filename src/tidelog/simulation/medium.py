@@ -48,7 +48,7 @@ class Inode:
         """
         self.unsynced.clear()
 
-    def survivor(self, rng: random.Random, mood: "Mood") -> "Inode":
+    def survivor(self, rng: random.Random, odds: "PowerCutOdds") -> "Inode":
         """Return the file as it is after a power cut."""
         content = bytearray(self.durable)
         size = len(content)
@@ -56,14 +56,14 @@ class Inode:
         for position, data in self.unsynced:
             if data is None:
                 size = position
-                if rng.random() < mood.keep:
+                if rng.random() < odds.keep:
                     _resize(content, position)
             else:
                 size = max(size, position + len(data))
-                for piece, at in _survivors(data, position, rng, mood):
+                for piece, at in _survivors(data, position, rng, odds):
                     _overlay(content, piece, at)
             sizes.append(size)
-        if self.unsynced and rng.random() < mood.wrong_size:
+        if self.unsynced and rng.random() < odds.wrong_size:
             # the size is durable independently: the file is cut short or filled with zeros
             _resize(content, rng.choice(sizes))
         return Inode(bytearray(content), content, modified_ms=self.modified_ms)
@@ -100,24 +100,26 @@ class NameChange:
 
 
 @dataclass(slots=True, frozen=True)
-class Mood:
-    """How a power cut treats unsynced changes: the probability that a write survives, and that a lost write is torn."""
+class PowerCutOdds:
+    """What a power cut does to unsynced changes: probabilities that a write survives, that a lost write survives in
+    part (torn), and that a file's size is wrong.
+    """
 
     keep: float
     torn: float
     wrong_size: float
 
     @staticmethod
-    def drawn(rng: random.Random) -> "Mood":
+    def drawn(rng: random.Random) -> "PowerCutOdds":
         """Draw the probabilities. The extremes (everything lost, everything kept) find most defects, so they are drawn
         often.
         """
         draw = rng.random()
         if draw < 0.25:
-            return Mood(keep=0.0, torn=0.0, wrong_size=0.0)
+            return PowerCutOdds(keep=0.0, torn=0.0, wrong_size=0.0)
         if draw < 0.35:
-            return Mood(keep=1.0, torn=0.0, wrong_size=0.0)
-        return Mood(keep=rng.random(), torn=rng.random(), wrong_size=rng.choice((0.0, 0.0, 0.3)))
+            return PowerCutOdds(keep=1.0, torn=0.0, wrong_size=0.0)
+        return PowerCutOdds(keep=rng.random(), torn=rng.random(), wrong_size=rng.choice((0.0, 0.0, 0.3)))
 
 
 class Medium:
@@ -154,44 +156,44 @@ class Medium:
 
     def create(self, path: str, node: Node) -> None:
         """Create a name for a new node. The parent directory must exist and the name must be free."""
-        parent, name = self._place(path)
+        parent, name = self._parent_and_name(path)
         assert name not in parent.cached
         self._change(NameChange(node, None, (parent, name)))
 
     def rename(self, source: str, target: str) -> None:
         node = self.node(source)
-        new_parent, new_name = self._place(target)
-        there = new_parent.cached.get(new_name)
-        if there is node:
+        new_parent, new_name = self._parent_and_name(target)
+        existing = new_parent.cached.get(new_name)
+        if existing is node:
             return
-        if isinstance(there, Directory) and (there.cached or not isinstance(node, Directory)):
+        if isinstance(existing, Directory) and (existing.cached or not isinstance(node, Directory)):
             error = errno.ENOTEMPTY if isinstance(node, Directory) else errno.EISDIR
             raise OSError(error, os.strerror(error), target)
-        if isinstance(there, Inode) and isinstance(node, Directory):
+        if isinstance(existing, Inode) and isinstance(node, Directory):
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), target)
-        self._change(NameChange(node, self._place(source), (new_parent, new_name)))
+        self._change(NameChange(node, self._parent_and_name(source), (new_parent, new_name)))
 
     def remove(self, path: str) -> None:
         """Remove a file or an empty directory."""
         node = self.node(path)
         if isinstance(node, Directory) and node.cached:
             raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), path)
-        self._change(NameChange(node, self._place(path), None))
+        self._change(NameChange(node, self._parent_and_name(path), None))
 
     def sync_names(self, directory: Directory) -> None:
         """Make all changes of names in this directory durable, with earlier changes of the same files elsewhere."""
         nodes: list[Node] = []
-        left: list[NameChange] = []
+        remaining: list[NameChange] = []
         due: list[NameChange] = []
         for change in reversed(self.unsynced_names):
             if change.concerns(directory) or any(change.node is node for node in nodes):
                 nodes.append(change.node)
                 due.append(change)
             else:
-                left.append(change)
+                remaining.append(change)
         for change in reversed(due):
             change.make_durable()
-        self.unsynced_names = left[::-1]
+        self.unsynced_names = remaining[::-1]
 
     def used_bytes(self) -> int:
         def size(node: Node) -> int:
@@ -203,21 +205,21 @@ class Medium:
 
     def survivor(self, rng: random.Random) -> "Medium":
         """Return the medium that a power cut leaves. This medium is not changed."""
-        mood = Mood.drawn(rng)
+        odds = PowerCutOdds.drawn(rng)
         lost: list[Node] = []
         kept: list[NameChange] = []
         for change in self.unsynced_names:
             # A later change of a file cannot survive without the earlier one, since a file never has two names.
-            if any(change.node is node for node in lost) or rng.random() >= mood.keep:
+            if any(change.node is node for node in lost) or rng.random() >= odds.keep:
                 lost.append(change.node)
             else:
                 kept.append(change)
         medium = Medium()
         medium.capacity_bytes = self.capacity_bytes
-        medium.root = _surviving_directory(self.root, kept, rng, mood)
+        medium.root = _surviving_directory(self.root, kept, rng, odds)
         return medium
 
-    def _place(self, path: str) -> tuple[Directory, str]:
+    def _parent_and_name(self, path: str) -> tuple[Directory, str]:
         parent, _, name = path.rstrip("/").rpartition("/")
         return self.directory(parent), name
 
@@ -235,7 +237,9 @@ def _parts(path: str) -> list[str]:
     return [part for part in path.split("/") if part]
 
 
-def _surviving_directory(directory: Directory, kept: list[NameChange], rng: random.Random, mood: Mood) -> Directory:
+def _surviving_directory(
+    directory: Directory, kept: list[NameChange], rng: random.Random, odds: PowerCutOdds
+) -> Directory:
     entries = dict(directory.durable)
     for change in kept:
         if change.removed is not None and change.removed[0] is directory:
@@ -246,17 +250,17 @@ def _surviving_directory(directory: Directory, kept: list[NameChange], rng: rand
     for name in sorted(entries):
         node = entries[name]
         if isinstance(node, Directory):
-            survivors[name] = _surviving_directory(node, kept, rng, mood)
+            survivors[name] = _surviving_directory(node, kept, rng, odds)
         else:
-            survivors[name] = node.survivor(rng, mood)
+            survivors[name] = node.survivor(rng, odds)
     return Directory(survivors, dict(survivors))
 
 
-def _survivors(data: bytes, position: int, rng: random.Random, mood: Mood) -> list[tuple[bytes, int]]:
+def _survivors(data: bytes, position: int, rng: random.Random, odds: PowerCutOdds) -> list[tuple[bytes, int]]:
     """Return the pieces of one write that survive, with their positions."""
-    if rng.random() < mood.keep:
+    if rng.random() < odds.keep:
         return [(data, position)]
-    if rng.random() >= mood.torn:
+    if rng.random() >= odds.torn:
         return []
     pieces = []
     start = 0

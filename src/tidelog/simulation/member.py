@@ -67,19 +67,19 @@ class SimMember:
             protocol_type="consumer",
             protocols=[JoinGroupRequestProtocol(name=PROTOCOL, metadata=metadata)],
         )
-        answer = await self.client.ask(request, JoinGroupResponse)
-        self.member_id = answer.member_id
-        if answer.error_code == ErrorCode.MEMBER_ID_REQUIRED:
+        response = await self.client.ask(request, JoinGroupResponse)
+        self.member_id = response.member_id
+        if response.error_code == ErrorCode.MEMBER_ID_REQUIRED:
             return await self.join()  # with the member id from the response (KIP-394)
-        if answer.error_code == ErrorCode.NONE:
-            self.generation = answer.generation_id
-            self.leads = answer.leader == answer.member_id
-            self.members = [member.member_id for member in answer.members]
-        return answer.error_code
+        if response.error_code == ErrorCode.NONE:
+            self.generation = response.generation_id
+            self.leads = response.leader == response.member_id
+            self.members = [member.member_id for member in response.members]
+        return response.error_code
 
     async def sync(self, partitions: Mapping[str, int]) -> int:
         """Get the assignment. The leader assigns the partitions round-robin; `partitions` is their number by topic."""
-        dealt = self._deal(partitions) if self.leads else {}
+        assignments = self._assign(partitions) if self.leads else {}
         request = SyncGroupRequest(
             group_id=self.group,
             generation_id=self.generation,
@@ -88,13 +88,13 @@ class SimMember:
             protocol_name=PROTOCOL,
             assignments=[
                 SyncGroupRequestAssignment(member_id=member, assignment=_encode_assignment(part))
-                for member, part in dealt.items()
+                for member, part in assignments.items()
             ],
         )
-        answer = await self.client.ask(request, SyncGroupResponse)
-        if answer.error_code == ErrorCode.NONE:
-            self.assignment = _decode_assignment(answer.assignment)
-        return answer.error_code
+        response = await self.client.ask(request, SyncGroupResponse)
+        if response.error_code == ErrorCode.NONE:
+            self.assignment = _decode_assignment(response.assignment)
+        return response.error_code
 
     async def heartbeat(self) -> int:
         request = HeartbeatRequest(group_id=self.group, generation_id=self.generation, member_id=self.member_id)
@@ -102,8 +102,8 @@ class SimMember:
 
     async def leave(self) -> int:
         request = LeaveGroupRequest(group_id=self.group, members=[MemberIdentity(member_id=self.member_id)])
-        answer = await self.client.ask(request, LeaveGroupResponse)
-        return answer.error_code or answer.members[0].error_code
+        response = await self.client.ask(request, LeaveGroupResponse)
+        return response.error_code or response.members[0].error_code
 
     async def commit(self, topic: str, partition: int, offset: int) -> int:
         item = OffsetCommitRequestPartition(partition_index=partition, committed_offset=offset)
@@ -113,28 +113,28 @@ class SimMember:
             member_id=self.member_id,
             topics=[OffsetCommitRequestTopic(name=topic, partitions=[item])],
         )
-        answer = await self.client.ask(request, OffsetCommitResponse, version_max=COMMIT_BY_NAME)
-        return answer.topics[0].partitions[0].error_code
+        response = await self.client.ask(request, OffsetCommitResponse, version_max=COMMIT_BY_NAME)
+        return response.topics[0].partitions[0].error_code
 
     async def committed(self, topic: str, partition: int) -> tuple[int, int]:
         """Return the committed offset, or -1 if there is none, and the error code."""
-        wanted = OffsetFetchRequestGroup(
+        requested_group = OffsetFetchRequestGroup(
             group_id=self.group, topics=[OffsetFetchRequestTopics(name=topic, partition_indexes=[partition])]
         )
-        request = OffsetFetchRequest(groups=[wanted], require_stable=True)
-        answer = await self.client.ask(request, OffsetFetchResponse, version_max=OFFSETS_BY_NAME)
-        group = answer.groups[0]
+        request = OffsetFetchRequest(groups=[requested_group], require_stable=True)
+        response = await self.client.ask(request, OffsetFetchResponse, version_max=OFFSETS_BY_NAME)
+        group = response.groups[0]
         if group.error_code:
             return -1, group.error_code
-        found = group.topics[0].partitions[0]
-        return found.committed_offset, found.error_code
+        offset = group.topics[0].partitions[0]
+        return offset.committed_offset, offset.error_code
 
-    def _deal(self, partitions: Mapping[str, int]) -> dict[str, Assignment]:
-        dealt: dict[str, Assignment] = {member: {} for member in self.members}
-        every = [(topic, index) for topic, count in partitions.items() for index in range(count)]
-        for number, (topic, index) in enumerate(every):
-            dealt[self.members[number % len(self.members)]].setdefault(topic, []).append(index)
-        return dealt
+    def _assign(self, partitions: Mapping[str, int]) -> dict[str, Assignment]:
+        assignments: dict[str, Assignment] = {member: {} for member in self.members}
+        all_partitions = [(topic, index) for topic, count in partitions.items() for index in range(count)]
+        for number, (topic, index) in enumerate(all_partitions):
+            assignments[self.members[number % len(self.members)]].setdefault(topic, []).append(index)
+        return assignments
 
 
 def _encode_assignment(assignment: Assignment) -> bytes:

@@ -69,8 +69,8 @@ class SimNetwork:
         self.conditions = conditions or Conditions()
         self._addresses: dict[str, str] = {}
         self._hosts: dict[str, HostNetwork | None] = {}
-        self._cut: dict[tuple[str, str], None] = {}
-        self._healed: dict[SimStream, None] = {}
+        self._blocked_links: dict[tuple[str, str], None] = {}
+        self._stuck_streams: dict[SimStream, None] = {}
 
     def add_host(self, name: str, address: str) -> None:
         """Add a host without power."""
@@ -90,26 +90,26 @@ class SimNetwork:
         """
         process = self._hosts[host]
         assert process is not None
-        process.kill(heard=power)
+        process.kill(notify_peers=power)
         if not power:
             self._hosts[host] = None
 
     def partition(self, one: str, other: str) -> None:
         """Block all traffic between two hosts, in both directions, until `heal`."""
-        self._cut[one, other] = self._cut[other, one] = None
+        self._blocked_links[one, other] = self._blocked_links[other, one] = None
         self.trace.note(one, "net.partition", other)
 
     def partition_one_way(self, source: str, target: str) -> None:
-        self._cut[source, target] = None
+        self._blocked_links[source, target] = None
         self.trace.note(source, "net.partition_one_way", target)
 
     def heal(self) -> None:
         """Unblock all links. Data that was stuck is delivered."""
-        self._cut.clear()
+        self._blocked_links.clear()
         self.trace.note("*", "net.heal")
-        for stream in list(self._healed):
-            stream.unstick()
-        self._healed.clear()
+        for stream in list(self._stuck_streams):
+            stream.resend_delayed()
+        self._stuck_streams.clear()
 
     def reset_connections(self, one: str, other: str) -> int:
         """Reset every connection between two hosts, and return their number."""
@@ -124,10 +124,10 @@ class SimNetwork:
     # Called by streams
 
     def passes(self, source: str, target: str) -> bool:
-        return (source, target) not in self._cut
+        return (source, target) not in self._blocked_links
 
     def wake_when_healed(self, stream: SimStream) -> None:
-        self._healed[stream] = None
+        self._stuck_streams[stream] = None
 
     def has_power(self, host: str) -> bool:
         return self._hosts[host] is not None
@@ -140,10 +140,10 @@ class SimNetwork:
     def process(self, host: str) -> "HostNetwork | None":
         return self._hosts[host]
 
-    def host_of(self, name: str, asking: str) -> str:
+    def host_of(self, name: str, asking_host: str) -> str:
         """Return the host with this name or address. Raises OSError, as a resolver does."""
         if name in LOOPBACK:
-            return asking
+            return asking_host
         for host, address in self._addresses.items():
             if name in (host, address):
                 return host
@@ -188,29 +188,29 @@ class HostNetwork:
         self._check_alive()
         network = self._network
         target = network.host_of(host, self.host)
-        called = "127.0.0.1" if host in LOOPBACK else network._addresses[target]
+        target_address = "127.0.0.1" if host in LOOPBACK else network._addresses[target]
         loop = network.loop
         deadline = loop.time() + CONNECT_TIMEOUT_S
         while True:
-            there_and_back = network.latency_s() + network.latency_s()
-            await self._wait(there_and_back)
-            links = network.passes(self.host, target) and network.passes(target, self.host)
-            if network.has_power(target) and links:
+            round_trip_s = network.latency_s() + network.latency_s()
+            await self._wait(round_trip_s)
+            linked = network.passes(self.host, target) and network.passes(target, self.host)
+            if network.has_power(target) and linked:
                 break
             if loop.time() >= deadline:
                 raise TimeoutError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT))
             await self._wait(min(1.0, max(deadline - loop.time(), 0.001)))  # TCP repeats the handshake
         process = network.process(target)
         assert process is not None
-        listener = process.listener(called, port)
+        listener = process.listener(target_address, port)
         if listener is None:
             raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
         while listener.paused_until_s > loop.time():
             await self._wait(listener.paused_until_s - loop.time())
-        if process.listener(called, port) is not listener:
+        if process.listener(target_address, port) is not listener:
             raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
-        local = "127.0.0.1" if called == "127.0.0.1" else self.address
-        return self._established(process, listener, receiver, f"{local}:{self._free_port()}", f"{called}:{port}")
+        local = "127.0.0.1" if target_address == "127.0.0.1" else self.address
+        return self._establish(process, listener, receiver, f"{local}:{self._free_port()}", f"{target_address}:{port}")
 
     def loop_time(self) -> float:
         return self._network.loop.time()
@@ -221,31 +221,31 @@ class HostNetwork:
         for stream in list(self.streams):
             stream.abort()
 
-    def kill(self, *, heard: bool) -> None:
-        """The process has ended. `heard`: the kernel notifies the peers."""
+    def kill(self, *, notify_peers: bool) -> None:
+        """End the process. `notify_peers`: the kernel reports it to the peers."""
         self.alive = False
         self.listeners.clear()
         for stream in list(self.streams):
-            stream.vanish(heard=heard)
+            stream.vanish(notify_peers=notify_peers)
         self.streams.clear()
 
     def listener(self, address: str, port: int) -> SimListener | None:
-        """That which accepts there."""
-        found = self.listeners.get((address, port)) or self.listeners.get(("*", port))
-        return found if found is not None and found.receiver is not None else None
+        """Return the listener that accepts connections to this address and port, if any."""
+        listener = self.listeners.get((address, port)) or self.listeners.get(("*", port))
+        return listener if listener is not None and listener.receiver is not None else None
 
-    def _established(
+    def _establish(
         self, process: "HostNetwork", listener: SimListener, receiver: Receiver, local: str, peer: str
     ) -> SimStream:
-        here = SimStream(self._network, self, process.host, local, peer)
-        there = SimStream(self._network, process, self.host, peer, local)
-        here.join(there)
-        there.join(here)
+        client_side = SimStream(self._network, self, process.host, local, peer)
+        server_side = SimStream(self._network, process, self.host, peer, local)
+        client_side.join(server_side)
+        server_side.join(client_side)
         self._network.trace.note(self.host, "net.connect", f"{local}>{peer}")
         assert listener.receiver is not None
-        there.start(listener.receiver)
-        here.start(lambda: receiver)
-        return here
+        server_side.start(listener.receiver)
+        client_side.start(lambda: receiver)
+        return client_side
 
     def _free_port(self) -> int:
         self._next_port += 1

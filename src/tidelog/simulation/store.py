@@ -46,17 +46,17 @@ class SimStore:
         self._failure: str | None = None
         self._entries: dict[int, bytes] = {}
         self._next_position = 0
-        self._kept: Snapshot | None = None
+        self._stored_snapshot: Snapshot | None = None
         self._leases: dict[str, tuple[Lease, int | None]] = {}
         self._waiting: list[tuple[int, asyncio.Future[None]]] = []
 
     async def look(self) -> None:
-        """Nothing: a torn last frame would have to be cut off."""
+        """Return None: reading could require cutting off a torn last frame, which changes the disk."""
 
     async def append(self, position: int, data: bytes, lease: Lease) -> None:
         await self._run(self._append, position, data, lease)
-        due = [future for wanted, future in self._waiting if wanted <= position]
-        self._waiting = [(wanted, future) for wanted, future in self._waiting if wanted > position]
+        due = [future for awaited, future in self._waiting if awaited <= position]
+        self._waiting = [(awaited, future) for awaited, future in self._waiting if awaited > position]
         for future in due:
             if not future.done():
                 future.set_result(None)
@@ -71,7 +71,7 @@ class SimStore:
             await future
 
     async def snapshot(self) -> Snapshot | None:
-        return await self._run(lambda: self._kept)
+        return await self._run(lambda: self._stored_snapshot)
 
     async def save_snapshot(self, snapshot: Snapshot) -> None:
         await self._run(self._save_snapshot, snapshot)
@@ -134,35 +134,36 @@ class SimStore:
         self._file = self._disk.open(self.path)
         self._end = len(content)
         self._entries = later
-        self._kept = snapshot
+        self._stored_snapshot = snapshot
 
     def _acquire(self, name: str, holder: str, ttl_ms: int | None) -> Lease | None:
         now_ms = self._clock.now_ms()
         epoch = 0
         if name in self._leases:
-            held, expires_ms = self._leases[name]
-            if held.holder not in (holder, "") and (expires_ms is None or expires_ms > now_ms):
+            current, expires_ms = self._leases[name]
+            if current.holder not in (holder, "") and (expires_ms is None or expires_ms > now_ms):
                 return None
-            epoch = held.epoch
+            epoch = current.epoch
         lease = Lease(name, holder, epoch + 1)
-        self._keep_lease(lease, None if ttl_ms is None else now_ms + ttl_ms)
+        self._write_lease(lease, None if ttl_ms is None else now_ms + ttl_ms)
         return lease
 
     def _renew(self, lease: Lease, ttl_ms: int) -> None:
         self._check(lease)
-        self._keep_lease(lease, self._clock.now_ms() + ttl_ms)
+        self._write_lease(lease, self._clock.now_ms() + ttl_ms)
 
     def _release(self, lease: Lease) -> None:
         if lease.name in self._leases and self._leases[lease.name][0] == lease:
-            self._keep_lease(lease._replace(holder=""), None)  # the epoch is kept, so that the next holder's is higher
+            # the epoch stays, so that the next holder's is higher
+            self._write_lease(lease._replace(holder=""), None)
 
-    def _keep_lease(self, lease: Lease, expires_ms: int | None) -> None:
+    def _write_lease(self, lease: Lease, expires_ms: int | None) -> None:
         self._write(_framed(_lease_payload(lease, expires_ms)))
         self._leases[lease.name] = (lease, expires_ms)
 
     def _check(self, lease: Lease) -> None:
-        held, expires_ms = self._leases.get(lease.name, (None, None))
-        if held != lease or (expires_ms is not None and expires_ms <= self._clock.now_ms()):
+        current, expires_ms = self._leases.get(lease.name, (None, None))
+        if current != lease or (expires_ms is not None and expires_ms <= self._clock.now_ms()):
             raise LeaseLost(f"lease {lease.name} is not {lease.holder}'s in epoch {lease.epoch}")
 
     def _write(self, frame: bytes) -> None:
@@ -183,14 +184,14 @@ class SimStore:
         self._disk.sync_dir(self.path.rpartition("/")[0])
         content = file.pread(file.size(), 0)
         for payload, end in _frames(content, self.path):
-            self._take(payload)
+            self._replay(payload)
             self._end = end
         if self._end < len(content):
             file.truncate(self._end)
             file.sync()
         self._file = file
 
-    def _take(self, payload: bytes) -> None:
+    def _replay(self, payload: bytes) -> None:
         if payload[:1] == _LEASE:
             name, holder, epoch, expires_ms = json.loads(payload[1:])
             self._leases[name] = (Lease(name, holder, epoch), expires_ms)
@@ -198,7 +199,7 @@ class SimStore:
         kind, position = _HEAD.unpack_from(payload)
         data = payload[_HEAD.size :]
         if kind == _SNAPSHOT:
-            self._kept = Snapshot(position, data)
+            self._stored_snapshot = Snapshot(position, data)
             self._next_position = position
         else:
             self._entries[position] = data

@@ -17,18 +17,18 @@ if TYPE_CHECKING:
 log = logging.getLogger("tidelog.network")
 
 COPY_BYTES = 65_536
-"""Regions of files are read in such parts, when their turn comes."""
+"""File regions are read in parts of this size, when they reach the front of the backlog."""
 
 LINGER_S = 1.0
 PROBE_S = 1.0
 PROBES_MAX = 120
-"""Then a connection whose other side answers nothing has timed out."""
+"""A connection times out after this many probes of a host without power."""
 
-_Waiting: TypeAlias = bytes | tuple[File, int, int]
+_BacklogItem: TypeAlias = bytes | tuple[File, int, int]
 
 
 class Signal(enum.Enum):
-    """What travels besides bytes, in order with them."""
+    """A signal on the connection. It arrives in order with the bytes."""
 
     END = "end"
     RESET = "reset"
@@ -42,7 +42,9 @@ class State(enum.Enum):
 
 
 class SimStream:
-    """`Stream` between two simulated processes. A write goes into the other side's window, else into the backlog."""
+    """`Stream` between two simulated processes. A write goes into the peer's window, or into the backlog when that
+    is full.
+    """
 
     def __init__(self, network: "SimNetwork", process: "HostNetwork", remote_host: str, local: str, peer: str) -> None:
         self.local = local
@@ -54,18 +56,18 @@ class SimStream:
         self._other: SimStream
         self._receiver: Receiver | None = None
         self._state = State.OPEN
-        self._backlog: deque[_Waiting] = deque()
-        self._in_flight = 0  # sent, and not yet read by the other side
-        self._on_wire: deque[tuple[float, bytes | Signal]] = deque()  # with the time of arrival
+        self._backlog: deque[_BacklogItem] = deque()
+        self._unread_bytes = 0  # bytes that were sent and that the peer has not read yet
+        self._on_wire: deque[tuple[float, bytes | Signal]] = deque()  # items with their times of arrival
         self._last_arrival = 0.0
-        self._probing = False  # the other host has no power
+        self._probing = False  # waiting for a host without power
         self._probes = 0
-        self._gone = False  # the process behind this side is no more
+        self._process_ended = False  # this side's process has ended
         self._arrived: deque[bytes | Signal] = deque()
         self._delivery_due = False
         self._paused = False
-        self._input_ended = False  # the other side's END was delivered
-        self._sending_ended = False  # by `write_eof`: nothing is written any more
+        self._input_ended = False  # the peer's END was delivered
+        self._sending_ended = False  # `write_eof` was called, so nothing more is written
         self._end_sent = False
 
     def join(self, other: "SimStream") -> None:
@@ -73,8 +75,8 @@ class SimStream:
         self._process.streams[self] = None
 
     def start(self, receiver: Callable[[], Receiver]) -> None:
-        """Give it its receiver. A failure of the receiver ends the connection."""
-        self._guard(lambda: self._connected(receiver()))
+        """Create the receiver and report the connection to it. A failure of the receiver ends the connection."""
+        self._call_receiver(lambda: self._connected(receiver()))
 
     # Stream
 
@@ -122,14 +124,14 @@ class SimStream:
 
     # For the network
 
-    def vanish(self, *, heard: bool) -> None:
-        """The process behind this side is gone."""
+    def vanish(self, *, notify_peers: bool) -> None:
+        """End this side, whose process has ended. `notify_peers`: the kernel sends END or RESET to the peer."""
         unread = any(isinstance(item, bytes) for item in self._arrived)
-        self._gone = True
+        self._process_ended = True
         self._state = State.CLOSED
         self._receiver = None
         self._drop_backlog()
-        if not heard:
+        if not notify_peers:
             self._on_wire.clear()
         elif unread:
             self._send(Signal.RESET)
@@ -137,35 +139,35 @@ class SimStream:
             self._send_end()
 
     def break_both(self, why: str) -> None:
-        """A reset out of nowhere, seen by both sides."""
+        """Reset the connection; both sides see the reset."""
         self._network.trace.note(self._process.host, why, f"{self.local}>{self.peer}")
         for side in (self, self._other):
             side._on_wire.clear()
             side._close(ConnectionResetError(errno.ECONNRESET, os.strerror(errno.ECONNRESET)))
 
-    def unstick(self) -> None:
-        """The link works again: what should have arrived is sent once more."""
-        late, self._on_wire = self._on_wire, deque()
+    def resend_delayed(self) -> None:
+        """Send the delayed items again, since the link works again."""
+        delayed, self._on_wire = self._on_wire, deque()
         self._last_arrival = 0.0
-        for _, item in late:
+        for _, item in delayed:
             self._transmit(item)
 
     # Sending
 
     def _push(self) -> None:
-        """Move from the backlog to the wire what the window takes."""
+        """Send as much of the backlog as fits into the window."""
         had_backlog = bool(self._backlog)
         window = self._network.conditions.window_bytes
-        while self._backlog and self._in_flight < window:
+        while self._backlog and self._unread_bytes < window:
             try:
-                data = self._take(window - self._in_flight)
+                data = self._next_data(window - self._unread_bytes)
             except OSError as error:
                 log.error("cannot send from file error=%s", error)
                 self._send(Signal.RESET)
                 self._close(error)
                 return
             self.backlog_bytes -= len(data)
-            self._in_flight += len(data)
+            self._unread_bytes += len(data)
             self._send(data)
         if had_backlog and not self._backlog:
             if self._state is State.FINISHING:
@@ -174,26 +176,26 @@ class SimStream:
                 self._send_end()
 
     def _drop_backlog(self) -> None:
-        for waiting in self._backlog:
-            if not isinstance(waiting, bytes):
-                waiting[0].release()
+        for item in self._backlog:
+            if not isinstance(item, bytes):
+                item[0].release()
         self._backlog.clear()
 
-    def _take(self, bytes_max: int) -> bytes:
-        """The next bytes of the backlog, at most so many."""
+    def _next_data(self, bytes_max: int) -> bytes:
+        """Remove up to `bytes_max` bytes from the front of the backlog, and return them."""
         head = self._backlog[0]
         if isinstance(head, bytes):
             data = head[:bytes_max]
-            rest: _Waiting = head[bytes_max:]
-            left = len(rest)
+            rest: _BacklogItem = head[bytes_max:]
+            remaining_bytes = len(rest)
         else:
             file, position, size = head
             data = file.pread(min(size, bytes_max, COPY_BYTES), position)
             if not data:
                 raise OSError(errno.EIO, "the file ends early", file.path)
-            left = size - len(data)
-            rest = (file, position + len(data), left)
-        if left:
+            remaining_bytes = size - len(data)
+            rest = (file, position + len(data), remaining_bytes)
+        if remaining_bytes:
             self._backlog[0] = rest
         else:
             self._backlog.popleft()
@@ -217,13 +219,13 @@ class SimStream:
             network.trace.note_bytes(self._process.host, "net.send", details, item)
         else:
             network.trace.note(self._process.host, f"net.send_{item.value}", details)
-        # Never overtaken by what is sent later.
+        # Later items must not arrive earlier.
         self._last_arrival = max(network.loop.time() + network.latency_s(), self._last_arrival)
         self._on_wire.append((self._last_arrival, item))
         network.loop.call_at(self._last_arrival, self._arrive)
 
     def _arrive(self) -> None:
-        """What is due comes to the other host, unless something is in its way."""
+        """Deliver the items that are due to the other host, unless the link is blocked or the host has no power."""
         network = self._network
         while self._on_wire and self._on_wire[0][0] <= network.loop.time():
             if not network.passes(self._process.host, self.remote_host):
@@ -235,10 +237,10 @@ class SimStream:
                     network.loop.call_later(PROBE_S, self._probe)
                 return
             _, item = self._on_wire.popleft()
-            if not self._other._gone:
-                self._other._take_in(item)
+            if not self._other._process_ended:
+                self._other._process_arrival(item)
             elif isinstance(item, bytes):
-                # Another process, or none, lives there now: its kernel knows nothing of this connection.
+                # The process has ended or was replaced, so the host's kernel does not know this connection.
                 self._reset_by_peer()
 
     def _probe(self) -> None:
@@ -247,7 +249,7 @@ class SimStream:
             return
         self._probes += 1
         if self._network.has_power(self.remote_host):
-            self.unstick()
+            self.resend_delayed()
         elif self._probes >= PROBES_MAX:
             self._on_wire.clear()
             self._close(TimeoutError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT)))
@@ -259,19 +261,19 @@ class SimStream:
         self._on_wire.clear()
         self._close(ConnectionResetError(errno.ECONNRESET, os.strerror(errno.ECONNRESET)))
 
-    def _window_opens(self, count: int) -> None:
-        self._in_flight -= count
+    def _acknowledged(self, count: int) -> None:
+        self._unread_bytes -= count
         if self._state in (State.OPEN, State.FINISHING) and self._backlog:
             self._push()
             if not self._backlog and self._state is State.OPEN and not self._sending_ended:
-                self._guard(lambda: self._receiver.drained())  # type: ignore[union-attr]
+                self._call_receiver(lambda: self._receiver.drained())  # type: ignore[union-attr]
 
     # Receiving
 
-    def _take_in(self, item: bytes | Signal) -> None:
+    def _process_arrival(self, item: bytes | Signal) -> None:
         if self._state is State.CLOSED:
             if isinstance(item, bytes):
-                self._transmit(Signal.RESET)  # bytes for a closed socket
+                self._transmit(Signal.RESET)  # a closed socket answers bytes with a reset
             return
         if item is Signal.RESET:
             self._arrived.clear()
@@ -284,12 +286,12 @@ class SimStream:
         if self._delivery_due or not self._arrived or self._state is State.CLOSED:
             return
         self._delivery_due = True
-        # Now and then a little later, so that more comes together.
+        # Sometimes a little later, so that one read returns more bytes.
         network = self._network
         network.loop.call_later(network.rng.choice((0.0, 0.0, 0.0001, 0.001)), self._deliver)
 
     def _deliver(self) -> None:
-        """One read of what is there."""
+        """Deliver the arrived bytes in one read, or the end of the input."""
         self._delivery_due = False
         if self._state is State.CLOSED or not self._arrived:
             return
@@ -300,36 +302,36 @@ class SimStream:
             self._network.trace.note(self._process.host, "net.end", f"{self.local}<{self.peer}")
             self._arrived.popleft()
             self._input_ended = True
-            self._guard(self._end_of_input)
+            self._call_receiver(self._end_of_input)
             return
         if not self._paused:
-            self._guard(self._deliver_bytes)
+            self._call_receiver(self._deliver_bytes)
             self._deliver_soon()
 
     def _deliver_bytes(self) -> None:
         assert self._receiver is not None
-        there = b""
+        arrived = b""
         while self._arrived and isinstance(self._arrived[0], bytes):
-            there += self._arrived.popleft()  # type: ignore[operator]
+            arrived += self._arrived.popleft()  # type: ignore[operator]
         buffer = self._receiver.get_buffer()
-        count = min(len(buffer), len(there))
-        buffer[:count] = there[:count]
-        if count < len(there):
-            self._arrived.appendleft(there[count:])
+        count = min(len(buffer), len(arrived))
+        buffer[:count] = arrived[:count]
+        if count < len(arrived):
+            self._arrived.appendleft(arrived[count:])
         details = f"{self.local}<{self.peer}"
-        self._network.trace.note_bytes(self._process.host, "net.receive", details, there[:count])
+        self._network.trace.note_bytes(self._process.host, "net.receive", details, arrived[:count])
         self._acknowledge(count)
         self._receiver.received(count)
 
     def _end_of_input(self) -> None:
-        """Close, unless the receiver has still something to send."""
+        """Close the stream, unless the receiver still has something to send."""
         eof_received = getattr(self._receiver, "eof_received", None)
         if eof_received is None or not eof_received():
             self._send_end()
             self._close(None)
 
     def _send_end(self) -> None:
-        """Unless that was done by `write_eof`."""
+        """Send END, unless `write_eof` has done that already."""
         if not self._end_sent:
             self._end_sent = True
             self._send(Signal.END)
@@ -342,17 +344,17 @@ class SimStream:
             elif self._state is State.LINGERING:
                 self._close(None)
             else:
-                self._input_ended = True  # the backlog goes out all the same
+                self._input_ended = True  # the backlog is still sent
 
     def _acknowledge(self, count: int) -> None:
-        self._network.loop.call_later(self._network.latency_s(), self._other._window_opens, count)
+        self._network.loop.call_later(self._network.latency_s(), self._other._acknowledged, count)
 
     # The end
 
     def _linger(self) -> None:
         self._state = State.LINGERING
         self._send_end()
-        if self._input_ended:  # nothing more can come
+        if self._input_ended:  # no more bytes can arrive
             self._close(None)
             return
         self._network.loop.call_later(LINGER_S, self._close, None)
@@ -366,9 +368,9 @@ class SimStream:
         self.backlog_bytes = 0
         self._arrived.clear()
         self._process.streams.pop(self, None)
-        self._network.loop.call_soon(self._tell_closed, error)
+        self._network.loop.call_soon(self._report_closed, error)
 
-    def _tell_closed(self, error: OSError | None) -> None:
+    def _report_closed(self, error: OSError | None) -> None:
         receiver, self._receiver = self._receiver, None
         if receiver is None or not self._process.alive:
             return
@@ -381,8 +383,8 @@ class SimStream:
         self._receiver = receiver
         receiver.connected(self)
 
-    def _guard(self, call: Callable[[], None]) -> None:
-        """Run code of the receiver; its failure ends this connection and nothing else."""
+    def _call_receiver(self, call: Callable[[], None]) -> None:
+        """Call code of the receiver. A failure ends this connection only."""
         try:
             call()
         except ProcessGone:

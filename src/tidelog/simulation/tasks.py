@@ -5,7 +5,7 @@ import random
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
-from tidelog.runtime.interfaces import Apart, ApartWork, Disk, TimerHandle, WorkEnded
+from tidelog.runtime.interfaces import ChildResources, ChildWork, Disk, TimerHandle, WorkEnded
 from tidelog.runtime.tasks import report_failure
 from tidelog.simulation.loop import SimLoop
 from tidelog.simulation.trace import Trace, callback_name
@@ -88,17 +88,17 @@ class SimTasks:
             self._loop.call_at(ready_at, self._run_and_resolve, future, function, args)
         return future
 
-    def run_apart(
-        self, work: ApartWork, disk: Disk, request: bytes, report: Callable[[bytes], None]
+    def run_in_child(
+        self, work: ChildWork, disk: Disk, request: bytes, report: Callable[[bytes], None]
     ) -> "asyncio.Future[None]":
         """Run the work after a virtual delay, like `run_blocking`; the work's clock stands still.
 
         The results are reported to the loop one by one, before the future is done.
         """
 
-        async def told() -> None:
+        async def run_and_report() -> None:
             results: list[bytes] = []
-            apart = Apart(disk, lambda: 0.0, lambda _seconds: None)
+            apart = ChildResources(disk, lambda: 0.0, lambda _seconds: None)
             try:
                 await self.run_blocking(work, apart, request, results.append)
             except Exception as error:
@@ -107,7 +107,7 @@ class SimTasks:
                 for content in results:
                     report(content)
 
-        return self.spawn(told(), name="apart")
+        return self.spawn(run_and_report(), name="apart")
 
     async def close(self) -> None:
         await asyncio.sleep(0)

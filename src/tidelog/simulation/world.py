@@ -170,10 +170,10 @@ class World:
         """Let the cancelled tasks of ended processes unwind. A task that never ends is left as it is."""
         for _ in range(100):
             current = asyncio.current_task()
-            left = [task for task in asyncio.all_tasks() if task is not current]
-            if not left:
+            unfinished = [task for task in asyncio.all_tasks() if task is not current]
+            if not unfinished:
                 return
-            for task in left:
+            for task in unfinished:
                 task.cancel()
             await asyncio.sleep(0)
 

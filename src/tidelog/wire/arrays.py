@@ -21,25 +21,25 @@ def parts_of(message: Struct) -> Steps[list[list[Any]]]:
     """Return the elements of all arrays with more than `PART_ITEMS` elements, at any depth, as lists of that size."""
     parts: list[list[Any]] = []
     structs: list[Any] = [message]
-    left = STRUCTS_PER_STEP
+    structs_left = STRUCTS_PER_STEP
     while structs:
         struct = structs.pop()
-        for attribute, leads_on in _arrays_of(type(struct)):
+        for attribute, contains_arrays in _arrays_of(type(struct)):
             value = getattr(struct, attribute)
             if not value:
                 continue
             if not isinstance(value, list):
                 structs.append(value)
                 continue
-            if leads_on:
+            if contains_arrays:
                 structs += value
             if len(value) > PART_ITEMS:
                 for start in range(0, len(value), PART_ITEMS):
                     parts.append(value[start : start + PART_ITEMS])
                     yield
-        left -= 1
-        if not left:
-            left = STRUCTS_PER_STEP
+        structs_left -= 1
+        if not structs_left:
+            structs_left = STRUCTS_PER_STEP
             yield
     return parts
 
@@ -49,12 +49,12 @@ _arrays: dict[type[Struct], tuple[tuple[str, bool], ...]] = {}
 
 def _arrays_of(kind: type[Struct]) -> tuple[tuple[str, bool], ...]:
     """Return the attributes that are or contain arrays, each with whether its elements contain arrays themselves."""
-    known = _arrays.get(kind)
-    if known is None:
+    attributes = _arrays.get(kind)
+    if attributes is None:
         found = []
         for field in fields_from_lines(kind.FIELDS):
-            leads_on = field.is_struct and bool(_arrays_of(struct_named(kind, field.type)))
-            if field.is_array or leads_on:
-                found.append((field.attribute, leads_on))
-        known = _arrays[kind] = tuple(found)
-    return known
+            contains_arrays = field.is_struct and bool(_arrays_of(struct_named(kind, field.type)))
+            if field.is_array or contains_arrays:
+                found.append((field.attribute, contains_arrays))
+        attributes = _arrays[kind] = tuple(found)
+    return attributes

@@ -96,7 +96,7 @@ class BatchHeader:
 
     def __init__(self, buffer: bytes | bytearray | memoryview, position: int = 0) -> None:
         if len(buffer) - position < HEADER_BYTES:
-            raise CorruptMessage(f"a record batch needs {HEADER_BYTES} bytes, {len(buffer) - position} are there")
+            raise CorruptMessage(f"a record batch needs {HEADER_BYTES} bytes, but {len(buffer) - position} are left")
         self.buffer = buffer
         self.position = position
         (
@@ -171,14 +171,14 @@ def check_produced(buffer: memoryview, *, framing_only: bool = False) -> BatchHe
     if len(buffer) > 16 and buffer[16] != MAGIC:
         _refuse_magic(buffer[16])
     if len(buffer) < HEADER_BYTES:
-        raise InvalidRecord(f"a record batch has {HEADER_BYTES} bytes or more, {len(buffer)} came")
+        raise InvalidRecord(f"a record batch has {HEADER_BYTES} bytes or more, but {len(buffer)} were received")
     header = BatchHeader(buffer)
     if header.size != len(buffer):
         _check_size(header, buffer)
     if framing_only:
         return header
     if crc32c(buffer[21 : header.size]) != header.crc:
-        raise CorruptMessage(f"the record batch's CRC-32C is not the {header.crc:#010x} that its header states")
+        raise CorruptMessage(f"the record batch's CRC-32C differs from {header.crc:#010x}, which its header states")
     count = header.count
     if count < 1 or header.last_offset_delta != count - 1:
         raise InvalidRecord(
@@ -187,15 +187,15 @@ def check_produced(buffer: memoryview, *, framing_only: bool = False) -> BatchHe
     if count * LEAST_RECORD_BYTES > header.size - HEADER_BYTES and (
         count > RECORDS_MAX or not header.attributes & CODEC_MASK
     ):
-        raise InvalidRecord(f"the record batch of {header.size} bytes states {count} records, which cannot be in it")
+        raise InvalidRecord(f"the record batch of {header.size} bytes states {count} records, which it cannot hold")
     if header.base_offset:
-        raise InvalidRecord(f"the record batch's base offset is {header.base_offset}; a producer sends 0")
+        raise InvalidRecord(f"the record batch's base offset is {header.base_offset}; a producer must send 0")
     if header.attributes & NOT_FOR_CLIENTS:
         _refuse_kind(header)
     if header.attributes & CODEC_MASK > Codec.ZSTD:
         raise ApiError(f"compression codec {header.codec} is not known", ErrorCode.UNKNOWN_SERVER_ERROR)
     if header.producer_id >= 0 and header.base_sequence < 0:
-        raise InvalidRecord(f"producer id {header.producer_id} comes with base sequence {header.base_sequence}")
+        raise InvalidRecord(f"producer id {header.producer_id} has an invalid base sequence {header.base_sequence}")
     return header
 
 
@@ -208,18 +208,19 @@ def _refuse_kind(header: BatchHeader) -> None:
 
 def _refuse_magic(magic: int) -> None:
     if magic < MAGIC:
-        raise InvalidRecord(f"message format {magic} is not taken since Kafka 4.0: use a client that writes format 2")
+        message = f"message format {magic} is not supported since Kafka 4.0: use a client that writes format 2"
+        raise InvalidRecord(message)
     raise CorruptMessage(f"message format {magic} is not known")
 
 
 def _check_size(header: BatchHeader, buffer: memoryview) -> None:
-    given = len(buffer)
+    received_bytes = len(buffer)
     if header.length < LEAST_LENGTH:
-        raise CorruptMessage(f"the record batch's length {header.length} is below the least possible, {LEAST_LENGTH}")
-    if header.length < MIN_LENGTH or header.size > given:
-        raise InvalidRecord(f"the record batch states {header.size} bytes, {given} came")
-    rest = given - header.size
-    if rest >= LENGTH_END:
+        raise CorruptMessage(f"the record batch's length {header.length} is below the minimum, {LEAST_LENGTH}")
+    if header.length < MIN_LENGTH or header.size > received_bytes:
+        raise InvalidRecord(f"the record batch states {header.size} bytes, but {received_bytes} were received")
+    remaining_bytes = received_bytes - header.size
+    if remaining_bytes >= LENGTH_END:
         (length,) = _LENGTH.unpack_from(buffer, header.size + 8)
-        if length + LENGTH_END <= rest:
-            raise InvalidRecord("a produce request carries exactly one record batch for each partition")
+        if length + LENGTH_END <= remaining_bytes:
+            raise InvalidRecord("a produce request must have exactly one record batch for each partition")

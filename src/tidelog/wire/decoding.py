@@ -33,15 +33,15 @@ def build_decoder(message: type[Message], version: int, *, any_text: bool = Fals
 
     With `any_text`, strings need not be UTF-8: other bytes become lone surrogates ("surrogateescape").
     """
-    return _built(_Source(message, version, stepwise=False, any_text=any_text))  # type: ignore[no-any-return]
+    return _compiled(_Source(message, version, stepwise=False, any_text=any_text))  # type: ignore[no-any-return]
 
 
 def build_stepwise_decoder(message: type[Message], version: int) -> StepwiseDecoder:
     """Return a generator function that decodes like `build_decoder`'s function, but yields within long arrays."""
-    return _built(_Source(message, version, stepwise=True))  # type: ignore[no-any-return]
+    return _compiled(_Source(message, version, stepwise=True))  # type: ignore[no-any-return]
 
 
-def _built(source: "_Source") -> Any:
+def _compiled(source: "_Source") -> Any:
     kind = "stepwise decoder" if source.stepwise else "decoder"
     code = compile(source.text(), f"<{source.message.__name__} v{source.version} {kind}>", "exec")
     exec(code, source.names)  # noqa: S102  # own source

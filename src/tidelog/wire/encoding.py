@@ -26,7 +26,7 @@ def build_encoders(message: type[Message], version: int, *, any_text: bool = Fal
     With `any_text`, strings may hold lone surrogates, which stand for bytes that are not UTF-8 ("surrogateescape").
     """
     source = _Source(message, version, stepwise=False, any_text=any_text)
-    encode = _built(source)
+    encode = _compiled(source)
     if not source.in_pieces:
         return encode, lambda message: [encode(message)]
     return lambda message: b"".join(encode(message)), encode
@@ -34,10 +34,10 @@ def build_encoders(message: type[Message], version: int, *, any_text: bool = Fal
 
 def build_stepwise_encoder(message: type[Message], version: int) -> StepwiseEncoder:
     """Return a generator function that encodes into pieces and yields within long arrays."""
-    return _built(_Source(message, version, stepwise=True))  # type: ignore[no-any-return]
+    return _compiled(_Source(message, version, stepwise=True))  # type: ignore[no-any-return]
 
 
-def _built(source: "_Source") -> Any:
+def _compiled(source: "_Source") -> Any:
     kind = "stepwise encoder" if source.stepwise else "encoder"
     code = compile(source.text(), f"<{source.message.__name__} v{source.version} {kind}>", "exec")
     exec(code, source.names)  # noqa: S102  # own source

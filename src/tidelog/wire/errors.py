@@ -1,7 +1,7 @@
-"""Error codes of the protocol and the exceptions that stand for them: the one table, code <-> exception.
+"""The error codes of the protocol and their exceptions: the only table that maps one to the other.
 
-The names and numbers are Kafka 4.3's (`org.apache.kafka.common.protocol.Errors`). A handler raises the exception; the
-API layer writes its code into the response. A client maps a code back by `error_for`.
+Names and numbers are those of Kafka 4.3 (`org.apache.kafka.common.protocol.Errors`). A handler raises the exception,
+and the API layer writes its code into the response. A client maps a code back with `error_for`.
 """
 
 from enum import IntEnum
@@ -9,7 +9,7 @@ from typing import ClassVar
 
 
 class ErrorCode(IntEnum):
-    """What stands in every `error_code` field."""
+    """Values of `error_code` fields."""
 
     UNKNOWN_SERVER_ERROR = -1
     NONE = 0
@@ -188,9 +188,9 @@ RETRIABLE = frozenset(
 
 
 class ApiError(Exception):
-    """A request, or one item of it, is answered with `code`.
+    """The response to a request, or to one item of it, has the error `code`.
 
-    `message` is for the client's eyes where the response has room for it; it names the thing, the place and the remedy.
+    `message` is sent to the client if the response has a field for it. It names the thing, the place and the remedy.
     """
 
     code: ErrorCode = ErrorCode.UNKNOWN_SERVER_ERROR
@@ -210,7 +210,7 @@ class ApiError(Exception):
 
 
 class _Coded(ApiError):
-    """A subclass with a code of its own; defining one enters it into the table."""
+    """Base class of exceptions with their own code. Defining a subclass adds it to the table."""
 
     by_code: ClassVar[dict[ErrorCode, type[ApiError]]] = {}
 
@@ -375,10 +375,10 @@ class UnsupportedVersion(_Coded, code=ErrorCode.UNSUPPORTED_VERSION): ...
 
 
 def error_for(code: int, message: str = "") -> ApiError:
-    """The exception that stands for `code`; a number that this release does not know becomes UNKNOWN_SERVER_ERROR."""
+    """Return the exception for `code`. A code that this release does not know becomes UNKNOWN_SERVER_ERROR."""
     try:
-        known = ErrorCode(code)
+        error_code = ErrorCode(code)
     except ValueError:
         return ApiError(message or f"the peer answered with error code {code}, which is not known here")
-    exception = _Coded.by_code.get(known)
-    return exception(message) if exception else ApiError(message, known)
+    exception = _Coded.by_code.get(error_code)
+    return exception(message) if exception else ApiError(message, error_code)

@@ -1,7 +1,7 @@
-"""What a broker has to know of each record of a batch, one after another, without making objects of them.
+"""Read the facts of each record that a broker needs, one record after another, without building record objects.
 
-A few KB of compressed records may be millions: the broker looks at records of clients in this way only, within a limit
-of the bytes that are decompressed. This checks all that `records.decode_records` checks.
+A few KB of compressed records may decompress to millions, so the broker reads clients' records only in this way, and
+within a limit of decompressed bytes. All checks of `records.decode_records` are made here too.
 """
 
 from collections.abc import Iterator
@@ -16,11 +16,11 @@ INT64_MIN = -1 << 63
 
 
 class UnreadableLength(MalformedMessage):
-    """The length of a record is no number of 32 bits."""
+    """The length field of a record is not a varint of 32 bits."""
 
 
 class RecordFacts(NamedTuple):
-    """`offset_delta` and `timestamp` (ms; the batch's append time where it has one) as the record states them."""
+    """Facts about one record: `timestamp` is in ms, and is the batch's append time if the batch has one."""
 
     offset_delta: int
     timestamp: int
@@ -28,8 +28,9 @@ class RecordFacts(NamedTuple):
 
 
 def record_facts(data: bytes, header: BatchHeader) -> Iterator[RecordFacts]:
-    """Of each of the records in `data`, which `records.plain_records` gave. Raises MalformedMessage for anything but
-    exactly what the header states, when it is met.
+    """Yield the facts of each record in `data`, which is the result of `records.decompressed_records`.
+
+    Raises MalformedMessage at the first place where `data` differs from the header's statements.
     """
     base_timestamp = header.base_timestamp
     append_time = header.max_timestamp if header.attributes & TIMESTAMP_TYPE_BIT else None
@@ -38,15 +39,15 @@ def record_facts(data: bytes, header: BatchHeader) -> Iterator[RecordFacts]:
     try:
         for number in range(header.count):
             if position == size:
-                raise WrongRecordCount(f"record batch: {header.count} records stated, {number} there")
+                raise WrongRecordCount(f"record batch: {number} records, but the header states {header.count}")
             length, position = _read_length(data, position)
             end = position + length
             if end > size or length < 0:
-                raise MalformedMessage(f"record batch: a record of {length} bytes with {size - position} left")
-            delta, position = read_varlong(data, position + 1)  # behind the attributes of a record, unused
+                raise MalformedMessage(f"record batch: a record states {length} bytes, but {size - position} are left")
+            delta, position = read_varlong(data, position + 1)  # after the record's attributes, which are unused
             timestamp = base_timestamp + delta if append_time is None else append_time
             if not INT64_MIN <= timestamp <= INT64_MAX:
-                raise MalformedMessage(f"record batch: a record of the time {timestamp}, beyond 64 bits")
+                raise MalformedMessage(f"record batch: the timestamp {timestamp} of a record is beyond 64 bits")
             offset_delta, position = read_varint(data, position)
             key_bytes, position = read_varint(data, position)
             position += max(key_bytes, 0)
@@ -54,7 +55,7 @@ def record_facts(data: bytes, header: BatchHeader) -> Iterator[RecordFacts]:
             position += max(value_bytes, 0)
             position = _skip_headers(data, position, end)
             if position != end:
-                raise MalformedMessage("record batch: a record that is not of the length it states")
+                raise MalformedMessage("record batch: a record does not have the length that it states")
             yield RecordFacts(offset_delta, timestamp, key_bytes >= 0)
     except IndexError:
         raise MalformedMessage("record batch: a record is cut short") from None
@@ -63,17 +64,17 @@ def record_facts(data: bytes, header: BatchHeader) -> Iterator[RecordFacts]:
 
 
 def check_record_count(data: Buffer, header: BatchHeader) -> None:
-    """Step from record to record by their lengths alone.
+    """Check the number of records by stepping from record to record by their lengths alone.
 
-    Raises WrongRecordCount unless the records that `header` states fill `data`, MalformedMessage for a length that
-    leads out of it.
+    Raises WrongRecordCount unless the stated number of records fills `data` exactly, and MalformedMessage for a
+    length that exceeds it.
     """
     size = len(data)
     position = 0
     try:
         for number in range(header.count):
             if position == size:
-                raise WrongRecordCount(f"record batch: {header.count} records stated, {number} there")
+                raise WrongRecordCount(f"record batch: {number} records, but the header states {header.count}")
             first = data[position]
             if first < 0x80:
                 length = first >> 1 ^ -(first & 1)
@@ -85,7 +86,7 @@ def check_record_count(data: Buffer, header: BatchHeader) -> None:
                 length, position = _read_length(data, position)
             position += length
             if position > size or length < 0:
-                raise MalformedMessage(f"record batch: a record of {length} bytes leads out of the batch")
+                raise MalformedMessage(f"record batch: a record states {length} bytes, more than the batch holds")
     except IndexError:
         raise MalformedMessage("record batch: a record is cut short") from None
     if position != size:
@@ -104,11 +105,11 @@ def _skip_headers(data: bytes, position: int, end: int) -> int:
         return position + 1
     count, position = read_varint(data, position)
     if not 0 <= count <= end - position:
-        raise MalformedMessage(f"record batch: {count} headers cannot be in {end - position} bytes")
+        raise MalformedMessage(f"record batch: {end - position} bytes cannot hold {count} headers")
     for _ in range(count):
         name_bytes, position = read_varint(data, position)
         if name_bytes < 0:
-            raise MalformedMessage("record batch: a header without a name")
+            raise MalformedMessage("record batch: a header has no name")
         value_bytes, position = read_varint(data, position + name_bytes)
         position += max(value_bytes, 0)
     return position

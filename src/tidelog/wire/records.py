@@ -1,7 +1,7 @@
-"""Record batches, magic 2, with their records: decoding and encoding (KIP-98).
+"""Decode and encode record batches (magic 2) with their records. Source: KIP-98.
 
-The broker moves batches as they are and looks at headers only (`batches.py`). This is for what needs the records:
-internal topics, compaction, per-record queues, full validation, clients.
+The broker forwards batches unchanged and reads only their headers (`batches.py`). This module is for code that needs
+the records: internal topics, compaction, per-record queues, full validation, clients.
 """
 
 from collections.abc import Iterator, Sequence
@@ -29,23 +29,23 @@ NO_TIMESTAMP = -1
 
 _BATCH = Struct(">qiibIhiqqqhii")
 _CRC = Struct(">I")
-_CRC_AT = 17
-_CRC_FROM = 21
+_CRC_POSITION = 17
+_CRC_START = 21
 _VARINTS = tuple(varint(value) for value in (*range(64), *range(-64, 0)))
-"""The varints of one byte, by value: -64 to 63."""
-_new = object.__new__
+"""The encoded varints of one byte: those of -64 to 63. Negative values index from the end."""
+_new_object = object.__new__
 
 
 class WrongRecordCount(MalformedMessage):
-    """A batch that holds more or fewer records than its header states."""
+    """The batch does not hold the number of records that its header states."""
 
 
 class BytesAfterRecords(WrongRecordCount):
-    """A batch in which something follows the last of the records that its header states."""
+    """Bytes follow the last record that the batch's header states."""
 
 
 class Record:
-    """One record. `timestamp` is in ms; `key` and `value` may be null; headers are in order and may repeat a name."""
+    """One record. `timestamp` is in ms. `key` and `value` may be None. Headers are in order, and names may repeat."""
 
     __slots__ = ("headers", "key", "offset", "timestamp", "value")
 
@@ -75,32 +75,32 @@ class Record:
         )
 
     def __repr__(self) -> str:
-        """Sizes only: keys and values are somebody's data."""
+        """Show only the sizes of key and value, since they may hold user data or secrets."""
         key = "null" if self.key is None else f"{len(self.key)} bytes"
         value = "null" if self.value is None else f"{len(self.value)} bytes"
         return f"Record(offset={self.offset}, timestamp={self.timestamp}, key={key}, value={value})"
 
 
 def batches_in(buffer: Buffer, position: int = 0) -> Iterator[BatchHeader]:
-    """The whole batches from `position` on, one after the other, as in a fetch response or a segment.
+    """Yield the headers of the complete batches from `position` on, as in a fetch response or a segment.
 
-    Ends before a batch that is cut short, as the last of a fetch response may be. Raises MalformedMessage for a length
-    that no batch can have, and for message sets of magic 0 and 1, which Kafka 4 no longer writes.
+    Stops before an incomplete batch, which may be the last one of a fetch response. Raises MalformedMessage for an
+    impossible length, and for message sets of magic 0 and 1, which Kafka 4 no longer writes.
     """
     while len(buffer) - position >= HEADER_BYTES:
         header = BatchHeader(buffer, position)
-        _check(header)
+        _check_header(header)
         if position + header.size > len(buffer):
             return
         yield header
         position += header.size
 
 
-def plain_records(batch: Buffer, header: BatchHeader, limit_bytes: int) -> bytes:
-    """The records of the whole `batch`, decompressed.
+def decompressed_records(batch: Buffer, header: BatchHeader, limit_bytes: int) -> bytes:
+    """Return the bytes of all records of the complete `batch`, decompressed.
 
-    Raises BrokenStream for compressed data that cannot be read, TooLargeDecompressed above the limit, WrongRecordCount
-    when the stated number of records cannot be in there.
+    Raises BrokenStream for compressed data that cannot be read, TooLargeDecompressed above the limit, and
+    WrongRecordCount if the bytes are too few for the stated number of records.
     """
     data: Buffer = memoryview(batch)[HEADER_BYTES : header.size]
     if header.codec != Codec.NONE:
@@ -108,39 +108,40 @@ def plain_records(batch: Buffer, header: BatchHeader, limit_bytes: int) -> bytes
 
         data = decompress(header.codec, data, limit_bytes)
     if not 0 <= header.count <= len(data) // LEAST_RECORD_BYTES:
-        raise WrongRecordCount(f"record batch: {header.count} records cannot be in {len(data)} bytes")
+        raise WrongRecordCount(f"record batch: {len(data)} bytes cannot hold {header.count} records")
     return bytes(data)
 
 
 def decode_records(buffer: Buffer, position: int = 0, *, limit_bytes: int = DECOMPRESSED_BYTES_MAX) -> list[Record]:
-    """Every record of the batch at `position`, with absolute offsets and timestamps.
+    """Decode all records of the batch at `position`, with absolute offsets and timestamps.
 
-    At most `limit_bytes` are decompressed. The CRC is the caller's to check (`BatchHeader.crc_ok`). Raises
-    MalformedMessage (TooLargeDecompressed above the limit) for anything but a whole batch of magic 2 that holds exactly
-    what its header states.
+    At most `limit_bytes` are decompressed. The caller checks the CRC (`BatchHeader.crc_ok`). Raises MalformedMessage
+    (TooLargeDecompressed above the limit) unless a complete batch of magic 2 is there that holds exactly the records
+    that its header states.
     """
     if len(buffer) - position < HEADER_BYTES:
         raise MalformedMessage("record batch: cut short")
     header = BatchHeader(buffer, position)
-    _check(header)
+    _check_header(header)
     if position + header.size > len(buffer):
-        raise MalformedMessage(f"record batch: {header.size} bytes stated, {len(buffer) - position} there")
-    data = plain_records(memoryview(buffer)[position:], header, limit_bytes)
+        message = f"record batch: the header states {header.size} bytes, but only {len(buffer) - position} follow"
+        raise MalformedMessage(message)
+    data = decompressed_records(memoryview(buffer)[position:], header, limit_bytes)
     try:
         return _decode(header, data)
     except IndexError:
         raise MalformedMessage("record batch: a record is cut short") from None
 
 
-def _check(header: BatchHeader) -> None:
+def _check_header(header: BatchHeader) -> None:
     if header.magic != MAGIC:
         raise MalformedMessage(f"record batch: message format {header.magic} is not supported")
     if header.size < HEADER_BYTES:
-        raise MalformedMessage(f"record batch: a length of {header.length} is below the least possible")
+        raise MalformedMessage(f"record batch: the length {header.length} is below the minimum")
 
 
 def _decode(header: BatchHeader, data: bytes) -> list[Record]:
-    """The records in `data`, decompressed. Varints of one byte, nearly all of them, are read in line."""
+    """Decode the records in the decompressed `data`. Short varints, nearly all of them, are decoded inline."""
     base_offset = header.base_offset
     base_timestamp = header.base_timestamp
     append_time = header.max_timestamp if header.attributes & TIMESTAMP_TYPE_BIT else None
@@ -149,13 +150,13 @@ def _decode(header: BatchHeader, data: bytes) -> list[Record]:
     p = 0
     for _ in range(header.count):
         if p == size:
-            raise WrongRecordCount(f"record batch: {header.count} records stated, {len(records)} there")
+            raise WrongRecordCount(f"record batch: {len(records)} records, but the header states {header.count}")
         length, p = read_varint(data, p)
         end = p + length
         if end > size or length < 0:
-            raise MalformedMessage(f"record batch: a record of {length} bytes with {size - p} left")
-        record = _new(Record)
-        p += 1  # the attributes of a record, unused
+            raise MalformedMessage(f"record batch: a record states {length} bytes, but {size - p} are left")
+        record = _new_object(Record)
+        p += 1  # skip the record's attributes, which are unused
         n, m = data[p], data[p + 1]
         if n < 128:
             n = n >> 1 ^ -(n & 1)
@@ -204,7 +205,7 @@ def _decode(header: BatchHeader, data: bytes) -> list[Record]:
             record.headers = []
             p += 1
         if p != end:
-            raise MalformedMessage("record batch: a record that is not of the length it states")
+            raise MalformedMessage("record batch: a record does not have the length that it states")
         records.append(record)
     if p != size:
         raise BytesAfterRecords(f"record batch: {size - p} bytes after the last of {header.count} records")
@@ -214,13 +215,13 @@ def _decode(header: BatchHeader, data: bytes) -> list[Record]:
 def _decode_headers(data: bytes, p: int, end: int) -> tuple[list[Header], int]:
     count, p = read_varint(data, p)
     if not 0 <= count <= end - p:
-        raise MalformedMessage(f"record batch: {count} headers cannot be in {end - p} bytes")
+        raise MalformedMessage(f"record batch: {end - p} bytes cannot hold {count} headers")
     headers: list[Header] = []
     for _ in range(count):
         size, p = read_varint(data, p)
         if size < 0:
-            raise MalformedMessage("record batch: a header without a name")
-        # Names are UTF-8 by contract only: other bytes must survive decoding and encoding.
+            raise MalformedMessage("record batch: a header has no name")
+        # Names should be UTF-8, but other bytes must survive decoding and encoding.
         name = data[p : p + size].decode("utf-8", "surrogateescape")
         p += size
         size, p = read_varint(data, p)
@@ -245,15 +246,16 @@ def encode_batch(
     is_transactional: bool = False,
     is_control: bool = False,
 ) -> bytearray:
-    """One batch of at least one record, with its CRC. Offsets follow from `base_offset`; the records' own are not read.
+    """Encode a batch of at least one record, with its CRC.
 
-    `log_append_time_ms` makes it a batch of LogAppendTime. The result is writable, for `BatchHeader.assign`.
+    Offsets are assigned from `base_offset` on; `Record.offset` is ignored. With `log_append_time_ms`, the batch has
+    the timestamp type LogAppendTime. The result is writable, for `BatchHeader.assign`.
     """
     assert records, "a batch has at least one record"
     base_timestamp = records[0].timestamp
     parts: list[bytes] = []
     for delta, record in enumerate(records):
-        encoded = _encode(record, record.timestamp - base_timestamp, delta)
+        encoded = _encode_record(record, record.timestamp - base_timestamp, delta)
         parts += (_varint(len(encoded)), encoded)
     data: Buffer = b"".join(parts)
     attributes = int(codec)
@@ -288,12 +290,12 @@ def encode_batch(
         len(records),
     )
     batch += data
-    _CRC.pack_into(batch, _CRC_AT, crc32c(memoryview(batch)[_CRC_FROM:]))
+    _CRC.pack_into(batch, _CRC_POSITION, crc32c(memoryview(batch)[_CRC_START:]))
     return batch
 
 
-def _encode(record: Record, timestamp_delta: int, offset_delta: int) -> bytes:
-    """The record without its length."""
+def _encode_record(record: Record, timestamp_delta: int, offset_delta: int) -> bytes:
+    """Encode a record, without its length field."""
     key, value = record.key, record.value
     parts = [
         b"\0",

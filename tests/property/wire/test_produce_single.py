@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from log_harness import NOW_MS, LogOnDisk, make_batch
-from tidelog.api.produce_single import BEGINNING_BYTES_MAX, SINCE_VERSION, Singles
-from tidelog.api.registry import route
+from tidelog.api.produce_single import PREFIX_BYTES_MAX, SINCE_VERSION, ProduceTemplates
+from tidelog.api.registry import find_route
 from tidelog.broker.connection import ServerConnection
 from tidelog.broker.pipelining import Pipelining
 from tidelog.replication.partition import Partition
@@ -109,7 +109,7 @@ class Broker:
             pipelining=Pipelining(tasks),
             request_bytes_max=1 << 20,
             opened=lambda _: None,
-            gone=lambda _: None,
+            client_disconnected=lambda _: None,
             ended=lambda _: None,
         )
         self.buffer = listener.buffer
@@ -176,7 +176,7 @@ def odd_frames(draw: st.DrawFn) -> bytes:
     frame = frame_of(
         version,
         topics,
-        draw(st.sampled_from(["c", "c", None, "", "é" * BEGINNING_BYTES_MAX])),
+        draw(st.sampled_from(["c", "c", None, "", "é" * PREFIX_BYTES_MAX])),
         transactional_id=draw(st.sampled_from([None, None, None, "tx"])),
         acks=draw(st.sampled_from([1, 1, -1, -1, 0, 2])),
     )
@@ -212,7 +212,7 @@ def test_what_is_known_again_makes_no_difference(known: list[bytes], order: list
         for broker in (quick, plain):
             broker.fill_disks(full)
         quick.feed(connection, frame)
-        plain.connections[connection]._single_end = 0
+        plain.connections[connection]._prefix_end = 0
         plain.feed(connection, frame)
         assert quick.outcome == plain.outcome
 
@@ -225,17 +225,17 @@ def test_a_request_like_the_last_one_is_known(version: int, value: bytes, monkey
         topic = TopicProduceData("t", b"1" * 16, [PartitionProduceData(0, bytes(make_batch(value)))])
         broker.feed(0, bytes(encode_request(ProduceRequest(None, 1, 1000, [topic]), version, correlation_id, "c")))
         # The first one may have told all there is to know to an earlier test's broker.
-        monkeypatch.setattr(route(0, version), "handle", None)
+        monkeypatch.setattr(find_route(0, version), "handle", None)
     assert broker.partitions.table["t", 0].log_end_offset == 3
     assert broker.partitions.woken == 3
 
 
 def test_the_number_of_known_beginnings_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tidelog.api.produce_single.KNOWN_MAX", 3)
-    singles = Singles(SINCE_VERSION)
+    monkeypatch.setattr("tidelog.api.produce_single.TEMPLATES_MAX", 3)
+    singles = ProduceTemplates(SINCE_VERSION)
     for number in range(10):
         topic = TopicProduceData(f"t{number}", partition_data=[PartitionProduceData(0, bytes(make_batch(b"v")))])
         frame = memoryview(encode_request(ProduceRequest(None, 1, 1000, [topic]), SINCE_VERSION, 1, "c"))[4:]
         request, _ = ProduceRequest.decode(frame, 11, SINCE_VERSION)
         assert singles.learn(frame, request)
-        assert 1 <= len(singles._known) <= 3
+        assert 1 <= len(singles._templates) <= 3

@@ -60,8 +60,8 @@ class OnVirtualTime:
         return found
 
     def check(self) -> None:
-        for led in self._broker.groups._led.values():
-            check_core(led.core)
+        for coordinator in self._broker.groups._coordinators.values():
+            check_core(coordinator.core)
         self._broker.groups.close()
         self._broker.settle()
 

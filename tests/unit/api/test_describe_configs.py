@@ -6,7 +6,7 @@ import pytest
 
 from metadata_harness.controlled import Node, with_node
 from tidelog.api import describe_configs
-from tidelog.api.describe_configs import LENGTH_PER_SETTING, SETTINGS_MAX
+from tidelog.api.describe_configs import CHARS_PER_SETTING, SETTINGS_MAX
 from tidelog.metadata.alterations import Alteration, Change
 from tidelog.metadata.controller import NewTopic
 from tidelog.wire.messages.describe_configs import DescribeConfigsResource
@@ -51,7 +51,7 @@ def test_settings_are_explained_and_those_without_effect_say_so(version: int) ->
         wanted = resource(TOPIC, "t", ["retention.ms", "preallocate"])
         (result,) = await ask(node, version, wanted, include_documentation=True)
         retention, preallocate = result.configs
-        assert retention.documentation.startswith("Age from which segments are deleted")
+        assert retention.documentation.startswith("Age at which segments are deleted")
         assert "No effect yet." not in retention.documentation
         assert preallocate.documentation.endswith(" No effect yet.")
         (broker,) = await ask(node, version, resource(BROKER, "1", ["ssl.provider"]), include_documentation=True)
@@ -168,7 +168,7 @@ def test_long_values_fill_an_answer_sooner() -> None:
         results = await ask(node, 4, *asked, include_synonyms=True)
         told = [result.configs[0].value for result in results if result.error_code == 0]
         assert set(told) == {value}
-        assert sum(map(len, told)) < SETTINGS_MAX * LENGTH_PER_SETTING
+        assert sum(map(len, told)) < SETTINGS_MAX * CHARS_PER_SETTING
         assert results[-1].error_code == 42
 
     with_node(scenario)

@@ -46,11 +46,11 @@ def test_the_time_of_steps_counts_and_that_between_them_does_not() -> None:
             next(timed)
             clock.now_s += 0.1
     answer = HeartbeatResponse()
-    metered.settle(answer)
+    metered.record_usage(answer)
     assert answer.throttle_time_ms == 1000
     other = meter(clock, request_percentage=0.55)
     assert run_all(other.timed(steps())) == "done"
-    other.settle(answer)
+    other.record_usage(answer)
     assert answer.throttle_time_ms == 0
 
 
@@ -61,7 +61,7 @@ def test_the_longer_wait_counts() -> None:
     clock.now_s += 1
     metered.stop()
     answer = ProduceResponse()
-    metered.settle(answer)
+    metered.record_usage(answer)
     assert answer.throttle_time_ms == metered.throttle_ms == 10_000
 
 
@@ -71,35 +71,35 @@ def test_what_is_not_answered_counts_by_its_bytes_alone() -> None:
     metered.start()
     clock.now_s += 1
     metered.stop()
-    metered.settle(None)
-    metered.sent()
+    metered.record_usage(None)
+    metered.record_encoding()
     assert metered.throttle_ms == 0
     following = Meter(metered._quotas, clock, HEARTBEAT, 4, "c", 0)
-    following.settle(HeartbeatResponse())
+    following.record_usage(HeartbeatResponse())
     assert following.throttle_ms == 0, "nor does it delay what is answered"
     metered = meter(clock, PRODUCE, 20_000, producer_byte_rate=1000.0)
-    metered.settle(None)
+    metered.record_usage(None)
     assert metered.throttle_ms == 10_000
 
 
 def test_a_fetch_over_its_quota_is_not_counted() -> None:
     clock = Clock()
     metered = meter(clock, 1, consumer_byte_rate=100.0)
-    assert metered.fetch_most == 1000
-    assert metered.fetched(5000) > 0
+    assert metered.fetch_bytes_max == 1000
+    assert metered.record_fetch(5000) > 0
     again: Any = Meter(metered._quotas, clock, 1, 4, "c", 0)
-    assert again.fetched(1000) == 0
+    assert again.record_fetch(1000) == 0
 
 
 def test_the_time_after_the_answer_is_for_the_next_one() -> None:
     clock = Clock()
     metered = meter(clock, request_percentage=1.0)
-    metered.settle(HeartbeatResponse())
+    metered.record_usage(HeartbeatResponse())
     metered.start()
     clock.now_s += 0.5
     metered.stop()
-    metered.sent()
+    metered.record_encoding()
     following = Meter(metered._quotas, clock, HEARTBEAT, 4, "c", 0)
     answer = HeartbeatResponse()
-    following.settle(answer)
+    following.record_usage(answer)
     assert answer.throttle_time_ms == 1000

@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from group_harness.virtual_broker import VirtualBroker, topic_id
-from tidelog.api.offset_fetch import OFFSET_BYTES, TOPIC_BYTES, Asked, _Fetch
+from tidelog.api.offset_fetch import OFFSET_BYTES, TOPIC_BYTES, TopicQuery, _Fetch
 from tidelog.metadata.image import CONSUMER_OFFSETS
 from tidelog.wire.errors import ErrorCode
 from tidelog.wire.messages.offset_commit import (
@@ -262,9 +262,9 @@ def test_a_group_that_is_named_a_thousand_times_is_copied_once(broker: VirtualBr
     commit(broker)
     broker.settle()
     fetch = _Fetch(8, broker.metadata.image)
-    durable = broker.groups._of("g").core.durable.by_id["g"]
-    everything = [fetch._copied("g", None, durable) for _ in range(1000)]
-    some = fetch._copied("g", [Asked("t", b"", [0], ErrorCode.NONE)], durable)
+    durable = broker.groups._coordinator("g").core.durable.by_id["g"]
+    everything = [fetch._copy_offsets("g", None, durable) for _ in range(1000)]
+    some = fetch._copy_offsets("g", [TopicQuery("t", b"", [0], ErrorCode.NONE)], durable)
     assert all(copied is some for copied in everything)
     assert some == durable.offsets
     assert some["t"] is not durable.offsets["t"]

@@ -7,7 +7,7 @@ from typing import Any
 
 from log_harness import LogOnDisk, make_batch
 from tidelog.api.produce import handle
-from tidelog.api.produce_single import Singles
+from tidelog.api.produce_single import ProduceTemplates
 from tidelog.api.services import RequestContext
 from tidelog.replication.partition import Partition
 from tidelog.wire.batches import Codec
@@ -28,12 +28,12 @@ ON_THE_WAY = [
     "Partitions.wake_fetches",
 ]
 ON_THE_SHORT_WAY = [
-    "Singles.handle",
-    "Singles._records",
+    "ProduceTemplates.handle",
+    "ProduceTemplates._records",
     "Partitions.find",
     "Partitions.get",  # of this test's partitions only
     *ON_THE_WAY[ON_THE_WAY.index("check_produced") :],
-    "_Single.success",
+    "_Template.success",
 ]
 """Each function of the product that runs, in order, but for the making of answers that are no template's."""
 
@@ -117,9 +117,9 @@ def test_the_path_of_a_request_that_is_known_again() -> None:
     topic = TopicProduceData(name="t", partition_data=[PartitionProduceData(index=0, records=make_batch(b"v"))])
     frame = memoryview(bytearray(encode_request(ProduceRequest(None, 1, 1000, [topic]), 9, 1, "client")))[4:]
     request, _ = ProduceRequest.decode(frame, 17, 9)
-    singles = Singles(9)
+    singles = ProduceTemplates(9)
     end = singles.learn(frame, request)
     assert partition.append_batch(make_batch(b"first")).next_offset == 1
     passed = called(lambda: singles.handle(services, frame, end))
-    assert passed[passed.index("Singles.handle") :] == ON_THE_SHORT_WAY
+    assert passed[passed.index("ProduceTemplates.handle") :] == ON_THE_SHORT_WAY
     assert partition.log_end_offset == 2

@@ -40,8 +40,8 @@ def test_the_level_in_force_may_be_asked_for(version: int, kind: int) -> None:
         (("group.version", -1, UNSAFE), "negative"),
         (("group.version", 0, UPGRADE), "downgrade"),
         (("group.version", 0, SAFE), "group.coordinator.rebalance.protocols"),
-        (("group.version", 1, 9), "kind of upgrade"),
-        (("no.such", 1, 0), "kind of upgrade"),
+        (("group.version", 1, 9), "upgrade type"),
+        (("no.such", 1, 0), "upgrade type"),
         (("no.such", 1, UPGRADE), "no feature no.such"),
     ],
 )

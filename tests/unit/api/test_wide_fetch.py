@@ -195,8 +195,8 @@ def test_a_fetch_that_is_finished_twice_is_answered_once(count: int) -> None:
 def test_fetches_that_end_together_are_answered_in_several_turns_of_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     many, each = 40, 150
     turns: list[Partitions] = []
-    wake_on = Partitions._wake_on
-    monkeypatch.setattr(Partitions, "_wake_on", lambda self: (turns.append(self), wake_on(self)))
+    renew = Partitions._renew_wake_budget
+    monkeypatch.setattr(Partitions, "_renew_wake_budget", lambda self: (turns.append(self), renew(self)))
 
     async def scenario(stage: Stage) -> None:
         told = [stage.parked(count=each, min_bytes=1 << 30, max_wait_ms=100)[1] for _ in range(many)]

@@ -9,7 +9,7 @@ from metadata_harness.builders import ids, settings, topic_id
 from tidelog.broker.adoption import (
     Adoption,
     AdoptionError,
-    Found,
+    FoundPartitions,
     Identity,
     adopt,
     read_all_partitions,
@@ -67,13 +67,13 @@ def test_a_directory_of_a_kraft_broker(disk: LocalDisk, tmp_path: Path) -> None:
     assert offsets.config["cleanup.policy"] == "compact"
     assert "retention.ms" not in offsets.config
     assert adoption.notices[0].startswith(
-        "topic __consumer_offsets: id L4_FyI0VQPmo1SQDSQau_g, 50 partitions of which 46 were not here and are empty; "
-        "settings are the defaults and cleanup.policy=compact"
+        "topic __consumer_offsets: id L4_FyI0VQPmo1SQDSQau_g, 50 partitions of which 46 had no directory and are "
+        "empty; settings are the defaults and cleanup.policy=compact"
     )
     assert adoption.notices[1] == (
         "topic belajarkafka: id u4xCnM-dRfid3gtXjfwyxQ, 1 partitions; settings are the defaults and retention.ms=-1"
     )
-    assert "is Tidelog's from now on" in adoption.notices[2]
+    assert "now belongs to Tidelog" in adoption.notices[2]
 
 
 def test_a_directory_of_a_zookeeper_broker(disk: LocalDisk, tmp_path: Path) -> None:
@@ -183,10 +183,10 @@ def test_what_is_no_partition_is_left_alone(disk: LocalDisk, tmp_path: Path) -> 
     (tmp_path / "e-0").write_text("a file")
     found = read_partitions(disk, str(tmp_path))
     assert list(found.partitions) == [("a-b", 1)]
-    assert found.left_behind == ["b-0.5e1f-delete", "c-0.77-stray", "d-0.9-future"]
+    assert found.other_directories == ["b-0.5e1f-delete", "c-0.77-stray", "d-0.9-future"]
     adoption = adopt(found, settings(), ids(), "/data")
     assert [len(topic.partitions) for topic in topics(adoption).values()] == [2]
-    assert "left as they are: b-0.5e1f-delete, c-0.77-stray, d-0.9-future" in adoption.notices
+    assert "ignored directories: b-0.5e1f-delete, c-0.77-stray, d-0.9-future" in adoption.notices
 
 
 def test_partitions_that_only_checkpoints_know_are_made(disk: LocalDisk, tmp_path: Path) -> None:
@@ -222,7 +222,7 @@ def test_two_topics_in_one_are_refused(disk: LocalDisk, tmp_path: Path) -> None:
 
 
 def test_a_partition_number_beyond_all_reason_is_refused() -> None:
-    found = Found({}, [TopicPartition("t", 10**12)], [])
+    found = FoundPartitions({}, [TopicPartition("t", 10**12)], [])
     with pytest.raises(AdoptionError, match="partition 1000000000000 of topic t"):
         adopt(found, settings(), ids(), "/data")
 

@@ -16,7 +16,7 @@ from connection_harness import (
 from tidelog.api.pending import Pending
 from tidelog.api.services import CloseConnection
 from tidelog.broker import connection as connection_module
-from tidelog.broker.pipelining import ALL_PER_TURN, COMBINE_REQUESTS, REQUESTS_PER_TURN, SHARE_MIN
+from tidelog.broker.pipelining import COMBINE_REQUESTS, DIRECT_PER_TURN, REQUESTS_PER_TURN, SHARE_MIN
 from tidelog.wire.errors import ErrorCode, InvalidRequest
 from tidelog.wire.messages.heartbeat import HeartbeatRequest, HeartbeatResponse
 from tidelog.wire.messages.produce import ProduceResponse
@@ -125,7 +125,7 @@ def test_all_that_pipeline_share_the_turns_of_the_loop(monkeypatch: pytest.Monke
     asked = b"".join(frame(i) for i in range(REQUESTS_PER_TURN))
     for connection in connections:
         bench.feed(asked, connection=connection)
-    assert len(bench.requests) <= ALL_PER_TURN + REQUESTS_PER_TURN + SHARE_MIN * len(connections)
+    assert len(bench.requests) <= DIRECT_PER_TURN + REQUESTS_PER_TURN + SHARE_MIN * len(connections)
     turns = 0
     while bench.tasks.soon:
         turns += 1
@@ -150,7 +150,7 @@ def test_all_whose_waits_end_together_share_a_turn(bench: Bench) -> None:
         parked.complete(HeartbeatResponse())
     before = len(bench.requests)
     bench.tasks.run_turn()
-    assert len(bench.requests) - before <= ALL_PER_TURN + REQUESTS_PER_TURN + SHARE_MIN * len(many)
+    assert len(bench.requests) - before <= DIRECT_PER_TURN + REQUESTS_PER_TURN + SHARE_MIN * len(many)
     bench.tasks.run()
     assert len(bench.requests) == len(many) * REQUESTS_PER_TURN
 

@@ -101,7 +101,8 @@ def test_what_a_file_of_kafkas_has_besides_is_told(start: Start, tmp_path: Path)
     _, log = broker.communicate(timeout=30)
     assert "controller listener not opened listener=CONTROLLER://127.0.0.1:1\n" in log
     assert (
-        f"unknown setting ignored name=zookeeper.connect place={file}:3 reason=there is no ZooKeeper any more\n" in log
+        f"unknown setting ignored name=zookeeper.connect place={file}:3 reason=Kafka 4 no longer uses ZooKeeper\n"
+        in log
     )
 
 

@@ -100,7 +100,7 @@ def test_attributes_have_the_tables_types() -> None:
             None,
             {"TIDELOG_DATA": "/x"},
             {},
-            "unknown setting in the environment: TIDELOG_DATA; there is TIDELOG_LOG_DIRS, or the flag --data DIR",
+            "unknown setting in the environment: TIDELOG_DATA; use TIDELOG_LOG_DIRS, or the flag --data DIR",
         ),
         (
             None,
@@ -139,8 +139,8 @@ def test_attributes_have_the_tables_types() -> None:
             None,
             {},
             {"listeners": "PLAINTEXT://:9092"},
-            "Invalid value PLAINTEXT://:9092 for configuration listeners: it accepts on every interface, and clients "
-            "must be told one: set advertised.listeners=PLAINTEXT://HOST:9092 with a host they can reach",
+            "Invalid value PLAINTEXT://:9092 for configuration listeners: it accepts connections on all interfaces, "
+            "but clients need one address: set advertised.listeners=PLAINTEXT://HOST:9092 with a host they can reach",
         ),
         (
             None,
@@ -153,7 +153,7 @@ def test_attributes_have_the_tables_types() -> None:
             "listener.security.protocol.map=A:PLAINTEXT,PLAINTEXT:PLAINTEXT\nadvertised.listeners=A://h:1",
             {},
             {},
-            "Invalid value A://h:1 for configuration advertised.listeners: listeners has none of the name A",
+            "Invalid value A://h:1 for configuration advertised.listeners: listeners has no listener of the name A",
         ),
         (
             None,
@@ -171,13 +171,13 @@ def test_attributes_have_the_tables_types() -> None:
             None,
             {},
             {"authorizer.class.name": "org.x.Acl"},
-            "Invalid value org.x.Acl for configuration authorizer.class.name: there is no access control yet",
+            "Invalid value org.x.Acl for configuration authorizer.class.name: access control is not supported yet",
         ),
         (
             None,
             {},
             {"listeners": "SSL://h:9093"},
-            "Invalid value SSL://h:9093 for configuration listeners: SSL is not served yet, only PLAINTEXT",
+            "Invalid value SSL://h:9093 for configuration listeners: SSL is not supported yet, only PLAINTEXT",
         ),
     ],
 )
@@ -225,7 +225,7 @@ def test_unknown_variables_are_ignored_with_a_warning_each() -> None:
 def test_each_flag_of_the_start_is_refused_as_a_variable() -> None:
     for flag in set(start.FLAGS) - {"--parent-pipe"}:
         variable = "TIDELOG_" + flag.removeprefix("--").replace("-", "_").upper()
-        with pytest.raises(ConfigError, match=f"{variable}; there is .*flag {flag} "):
+        with pytest.raises(ConfigError, match=f"{variable}; use .*flag {flag} "):
             load(environment={variable: "x"})
 
 

@@ -32,7 +32,7 @@ def test_addresses_are_read(text: str, endpoint: Endpoint) -> None:
         ("PLAINTEXT://localhost:-1", "takes NAME://HOST:PORT"),
         ("PLAINTEXT://::1:9092", "in brackets: [::1]:9092"),
         ("OUTSIDE://localhost:1", "no protocol for OUTSIDE"),
-        ("SSL://localhost:1", "SSL is not served yet"),
+        ("SSL://localhost:1", "SSL is not supported yet"),
     ],
 )
 def test_addresses_are_refused(text: str, reason: str) -> None:

@@ -94,14 +94,14 @@ def test_a_broker_of_the_time_of_zookeeper() -> None:
     config = load(ZOOKEEPER)
     place = list(ZOOKEEPER).index("zookeeper.connect") + 1
     assert config.ignored == [
-        ("zookeeper.connect", f"server.properties:{place}", "there is no ZooKeeper any more"),
-        ("zookeeper.connection.timeout.ms", f"server.properties:{place + 1}", "there is no ZooKeeper any more"),
+        ("zookeeper.connect", f"server.properties:{place}", "Kafka 4 no longer uses ZooKeeper"),
+        ("zookeeper.connection.timeout.ms", f"server.properties:{place + 1}", "Kafka 4 no longer uses ZooKeeper"),
     ]
     assert (config.node_id, config.group_initial_rebalance_delay_ms) == (0, 0)
 
 
 def test_a_file_of_a_controller_alone_is_refused() -> None:
-    assert "needs a broker's settings" in refusal({"process.roles": "controller", "listeners": "CONTROLLER://:9093"})
+    assert "the list must contain broker" in refusal({"process.roles": "controller", "listeners": "CONTROLLER://:9093"})
 
 
 @pytest.mark.parametrize("name", RETIRED)
@@ -109,7 +109,7 @@ def test_what_kafka_4_dropped_is_ignored_in_a_file_and_refused_as_a_flag(name: s
     [ignored] = load({name: "1"}).ignored
     assert ignored.name == name
     assert RETIRED[name] in ignored.reason
-    with pytest.raises(ConfigError, match="Kafka 4 has it no more"):
+    with pytest.raises(ConfigError, match="Kafka 4 no longer has it"):
         BrokerConfig.load(flags={name: "1"})
 
 

@@ -7,17 +7,17 @@ from tidelog.config.key import (
     AtLeast,
     Between,
     BetweenOr,
+    CountsByAddress,
     InvalidValue,
     Key,
     ListOf,
-    NonEmpty,
+    NonEmptyList,
+    NonEmptyText,
     OneOf,
     OneOfIgnoringCase,
-    PerAddress,
-    SomeItems,
     ThrottledReplicas,
     Type,
-    Valid,
+    Validator,
     Value,
     double_text,
     normal_text,
@@ -66,8 +66,8 @@ def test_texts_are_read(type_: Type, text: str, value: Value) -> None:
         (Type.LONG, "-", "Not a number of type LONG"),
         (Type.INT, "\N{MATHEMATICAL BOLD DIGIT THREE}", "Not a number of type INT"),
         (Type.INT, "\N{NO-BREAK SPACE}3", "Not a number of type INT"),
-        (Type.CLASS, "", "it is no name of a Java class"),
-        (Type.CLASS, "a/b", "it is no name of a Java class"),
+        (Type.CLASS, "", "it is not a valid Java class name"),
+        (Type.CLASS, "a/b", "it is not a valid Java class name"),
         (Type.DOUBLE, "x", "Not a number of type DOUBLE"),
         (Type.DOUBLE, "nan", "Not a number of type DOUBLE"),
         (Type.DOUBLE, "1_0.0", "Not a number of type DOUBLE"),
@@ -94,13 +94,13 @@ def test_texts_are_refused(type_: Type, text: str, reason: str) -> None:
         (Type.STRING, OneOf(("a", "b")), "A", "A: String must be one of: a, b"),
         (Type.STRING, OneOfIgnoringCase(("A",)), "b", "b: String must be one of (case insensitive): A"),
         (Type.LIST, ListOf(("a", "b")), "a,c", "c: String must be one of: a, b"),
-        (Type.STRING, NonEmpty(), " ", ": String must be non-empty"),
-        (Type.LIST, SomeItems(), " ", "[]: the list must not be empty"),
+        (Type.STRING, NonEmptyText(), " ", ": String must be non-empty"),
+        (Type.LIST, NonEmptyList(), " ", "[]: the list must not be empty"),
         (Type.LIST, ListOf(("a", "b"), empty=False), "", "[]: the list must not be empty"),
         (Type.LIST, ThrottledReplicas(), "0:1,x", "[0:1, x]: takes * or a list of PARTITION:BROKER"),
     ],
 )
-def test_values_out_of_range_are_refused(type_: Type, valid: Valid, text: str, refused: str) -> None:
+def test_values_out_of_range_are_refused(type_: Type, valid: Validator, text: str, refused: str) -> None:
     shown, _, reason = refused.partition(": ")
     with pytest.raises(InvalidValue) as caught:
         parse(Key("k", type_, None, valid), text)
@@ -116,11 +116,11 @@ def test_values_out_of_range_are_refused(type_: Type, valid: Valid, text: str, r
         (OneOfIgnoringCase(("UPGRADE",)), Type.STRING, ["upgrade", "UPGRADE"]),
         (ListOf(("a", "b")), Type.LIST, ["", "a", "b,a", "a,a"]),
         (ThrottledReplicas(), Type.LIST, ["", "*", "0:1", "0:1, 12:3", "0:1,,0:1", ","]),
-        (SomeItems(), Type.LIST, ["a", "a,a"]),
+        (NonEmptyList(), Type.LIST, ["a", "a,a"]),
         (Between(0, 1), Type.DOUBLE, ["NaN"]),
     ],
 )
-def test_values_in_range_are_taken(valid: Valid, type_: Type, texts: list[str]) -> None:
+def test_values_in_range_are_taken(valid: Validator, type_: Type, texts: list[str]) -> None:
     for text in texts:
         assert normal_text(parse(Key("k", type_, None, valid), text)) is not None
 
@@ -167,6 +167,6 @@ def test_passwords_are_sensitive() -> None:
 def test_counts_by_address() -> None:
     assert counts_by_address(" 127.0.0.1:5, ::1:7,[0::2]:8 ,") == {"127.0.0.1": 5, "::1": 7, "::2": 8}
     assert counts_by_address("") == {}
-    for wrong, reason in (("127.0.0.1", "no count"), ("127.0.0.1:x", "no count"), ("localhost:5", "no IP address")):
+    for wrong, reason in (("127.0.0.1", "no count"), ("127.0.0.1:x", "no count"), ("localhost:5", "not an IP address")):
         with pytest.raises(InvalidValue, match=reason):
-            parse(Key("n", Type.STRING, "", PerAddress()), wrong)
+            parse(Key("n", Type.STRING, "", CountsByAddress()), wrong)

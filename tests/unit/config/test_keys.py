@@ -12,11 +12,11 @@ from tidelog.config.key import (
     BetweenOr,
     Key,
     ListOf,
-    NonEmpty,
+    NonEmptyText,
     OneOf,
     OneOfIgnoringCase,
     ThrottledReplicas,
-    Valid,
+    Validator,
     default_value,
 )
 from tidelog.config.keys import (
@@ -84,7 +84,7 @@ def recorded() -> Iterator[Recorded]:
             yield Recorded(*line.split("\t"))
 
 
-def shown(valid: Valid | None) -> str:
+def shown(valid: Validator | None) -> str:
     """As Kafka shows its validators."""
     match valid:
         case OneOfIgnoringCase():
@@ -92,12 +92,12 @@ def shown(valid: Valid | None) -> str:
         case OneOf() | ListOf():
             return f"[{', '.join(valid.values)}]"
         case AtLeast():
-            return f"[{valid.low},...]"
+            return f"[{valid.minimum},...]"
         case Between():
-            return f"[{valid.low},...,{valid.high}]"
+            return f"[{valid.minimum},...,{valid.maximum}]"
         case BetweenOr():
-            return f"[{valid.low},...,{valid.high}] or {valid.other}"
-        case NonEmpty():
+            return f"[{valid.minimum},...,{valid.maximum}] or {valid.alternative}"
+        case NonEmptyText():
             return "non-empty string"
         case ThrottledReplicas():
             return "[partitionId]:[brokerId],[partitionId]:[brokerId],..."
@@ -137,7 +137,7 @@ def test_ranges_are_kafkas() -> None:
     for row in recorded():
         if row.name not in NOT_CHECKED_HERE:
             key = (TOPIC_KEYS if row.scope == "topic" else BROKER_KEYS)[row.name]
-            assert shown(key.valid) == row.valid, row.name
+            assert shown(key.validator) == row.valid, row.name
 
 
 @pytest.mark.parametrize("key", [*TOPIC_KEYS.values(), *BROKER_KEYS.values()], ids=lambda key: key.name)

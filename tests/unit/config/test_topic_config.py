@@ -9,8 +9,8 @@ from tidelog.config.topic_config import (
     InvalidTopicConfig,
     TopicSettings,
     check_topic_config,
+    topic_settings_without_effect,
     topic_values,
-    topics_without_effect,
 )
 from tidelog.log.config import LogConfig
 
@@ -107,4 +107,4 @@ def test_what_a_topic_can_have() -> None:
 
 
 def test_settings_without_effect_are_told() -> None:
-    assert topics_without_effect({"retention.ms": "5", "preallocate": "true"}) == ["preallocate"]
+    assert topic_settings_without_effect({"retention.ms": "5", "preallocate": "true"}) == ["preallocate"]

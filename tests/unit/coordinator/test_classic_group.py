@@ -279,14 +279,14 @@ def test_joining_costs_no_more_in_a_large_group(monkeypatch: pytest.MonkeyPatch)
     """500 members, not one step over all of them until the join phase ends."""
     world = World(checked=False)
     walks = 0
-    iterate = rebalance.Members.__iter__
+    iterate = rebalance.ClassicMembers.__iter__
 
-    def counted(self: rebalance.Members) -> object:
+    def counted(self: rebalance.ClassicMembers) -> object:
         nonlocal walks
         walks += 1
         return iterate(self)
 
-    monkeypatch.setattr(rebalance.Members, "__iter__", counted)
+    monkeypatch.setattr(rebalance.ClassicMembers, "__iter__", counted)
     joins = [world.join() for _ in range(500)]
     assert walks == 0
     world.wait(600)

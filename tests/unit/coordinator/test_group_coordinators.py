@@ -8,7 +8,7 @@ import pytest
 from group_harness.virtual_broker import VirtualBroker, topic_id
 from tidelog.coordinator.group.core import SWEEP_RECORDS_MAX
 from tidelog.coordinator.group.offsets import OffsetCommit, OffsetToCommit
-from tidelog.coordinator.groups import uuid_form
+from tidelog.coordinator.groups import hyphenated_uuid
 from tidelog.metadata.image import CONSUMER_OFFSETS, MetadataImage
 from tidelog.model.steps import run_all
 from tidelog.wire.errors import (
@@ -257,12 +257,12 @@ def test_a_partition_that_is_opened_late_is_served_from_then_on(broker: VirtualB
     commit(broker, "g")
     (key,) = [key for key, partition in broker.partitions.table.items() if partition.log.log_end_offset]
     partition = broker.partitions.table.pop(key)
-    broker.groups.opened_late()
+    broker.groups.partitions_opened_late()
     with pytest.raises(CoordinatorNotAvailable):
         broker.groups.coordinator_of("g")
     assert list(broker.groups.listing()) == []
     broker.partitions.table[key] = partition
-    broker.groups.opened_late()
+    broker.groups.partitions_opened_late()
     broker.settle()
     assert broker.groups.coordinator_of("g").host == "broker.example"
     assert committed(broker, "g") == 5
@@ -309,7 +309,7 @@ def test_closing_refuses_what_comes_later(broker: VirtualBroker) -> None:
 
 
 def test_the_form_of_a_random_id() -> None:
-    assert uuid_form(bytes(range(16))) == "00010203-0405-0607-0809-0a0b0c0d0e0f"
+    assert hyphenated_uuid(bytes(range(16))) == "00010203-0405-0607-0809-0a0b0c0d0e0f"
 
 
 @pytest.mark.parametrize("letter", ["x", "ä"])

@@ -1,6 +1,6 @@
 import pytest
 
-from tidelog.coordinator.group.hashing import hash_map_place, partition_of, string_hash
+from tidelog.coordinator.group.hashing import hash_map_bucket, partition_of, string_hash
 
 
 @pytest.mark.parametrize(
@@ -32,4 +32,4 @@ def test_the_one_hash_without_a_magnitude_goes_to_partition_0() -> None:
 
 
 def test_place_in_a_hash_map() -> None:
-    assert sorted(["range", "rr", "sticky"], key=hash_map_place)[0] == "rr"
+    assert sorted(["range", "rr", "sticky"], key=hash_map_bucket)[0] == "rr"

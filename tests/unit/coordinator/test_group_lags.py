@@ -68,7 +68,7 @@ class Bench:
         durable.offsets.setdefault("t", {})[index] = value
 
     def look(self) -> None:
-        self.loop.run_until_complete(self.lags.look())
+        self.loop.run_until_complete(self.lags.run_round())
 
     def oldest(self) -> dict[tuple[int, int], int]:
         """Partition and offset at which a group stands -> when the record there was appended, since the epoch."""
@@ -78,7 +78,7 @@ class Bench:
         """Let the lags be kept, while each step is done after so many seconds more."""
 
         async def run() -> None:
-            task = asyncio.ensure_future(self.lags.keep())
+            task = asyncio.ensure_future(self.lags.run())
             for seconds, step in steps:
                 await asyncio.sleep(seconds)
                 step()
@@ -161,7 +161,7 @@ NO_TIMES = {
     "zero": 0,
     "1970": 86_400_000,
     "seconds for milliseconds": EPOCH_MS // 1000,
-    "before Kafka": lag.EARLIEST_MS - 1,
+    "before Kafka": lag.EARLIEST_APPEND_MS - 1,
     "microseconds for milliseconds": EPOCH_MS * 1000,
     "the clock is ahead": EPOCH_MS + 3_600_000,
     "the largest": (1 << 63) - 1,
@@ -340,7 +340,7 @@ def test_a_batch_is_read_once_however_many_groups_wait_there(monkeypatch: pytest
 
 
 def test_a_round_reads_so_much_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lag, "READS_MAX", 10)
+    monkeypatch.setattr(lag, "HEADER_READS_MAX", 10)
     bench = Bench()
     for number in range(25):
         bench.append(EPOCH_MS + number)
@@ -361,13 +361,13 @@ def test_a_round_leaves_the_loop_its_turns() -> None:
 
     async def count() -> None:
         nonlocal turns
-        look = asyncio.ensure_future(bench.lags.look())
+        look = asyncio.ensure_future(bench.lags.run_round())
         while not look.done():
             turns += 1
             await asyncio.sleep(0)
 
     bench.loop.run_until_complete(count())
-    assert turns >= 1000 // lag.PLACES_PER_TURN
+    assert turns >= 1000 // lag.OFFSETS_PER_TURN
 
 
 def test_a_group_that_falls_behind_is_told_of_once(said: Callable[[], list[str]]) -> None:
@@ -398,16 +398,16 @@ def test_the_rest_after_a_long_round_is_longer(monkeypatch: pytest.MonkeyPatch) 
         began.append(bench.loop.time())
         await asyncio.sleep(2 if len(began) == 2 else 0)
 
-    monkeypatch.setattr(bench.lags, "look", look)
+    monkeypatch.setattr(bench.lags, "run_round", look)
 
     async def keep() -> None:
-        task = asyncio.ensure_future(bench.lags.keep())
+        task = asyncio.ensure_future(bench.lags.run())
         await asyncio.sleep(100)
         task.cancel()
 
     bench.loop.run_until_complete(keep())
     rests = [after - before for before, after in pairwise(began)]
-    assert rests[:3] == pytest.approx([lag.LOOK_S, 2 + 2 * lag.REST_TIMES, lag.LOOK_S])
+    assert rests[:3] == pytest.approx([lag.ROUND_INTERVAL_MIN_S, 2 + 2 * lag.PAUSE_FACTOR, lag.ROUND_INTERVAL_MIN_S])
 
 
 def test_a_round_that_fails_is_not_the_last(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
@@ -427,7 +427,7 @@ def test_a_round_that_fails_is_not_the_last(monkeypatch: pytest.MonkeyPatch, cap
     monkeypatch.setattr(bench.lags, "_groups", sometimes)
 
     async def keep() -> None:
-        task = asyncio.ensure_future(bench.lags.keep())
+        task = asyncio.ensure_future(bench.lags.run())
         await asyncio.sleep(11)
         task.cancel()
 

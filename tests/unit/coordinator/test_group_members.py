@@ -2,12 +2,12 @@ import pytest
 
 from group_harness.invariants import check_members
 from tidelog.coordinator.deadlines import Deadline
-from tidelog.coordinator.group.members import Member, Members, Protocols
+from tidelog.coordinator.group.members import ClassicMember, ClassicMembers, Protocols
 
 
-def member(name: str, *protocols: str, instance: str | None = None, rebalance_timeout_ms: int = 1000) -> Member:
+def member(name: str, *protocols: str, instance: str | None = None, rebalance_timeout_ms: int = 1000) -> ClassicMember:
     told: Protocols = [(protocol, f"{name}:{protocol}".encode()) for protocol in protocols or ("range",)]
-    return Member(
+    return ClassicMember(
         member_id=name,
         instance_id=instance,
         client_id="client",
@@ -19,8 +19,8 @@ def member(name: str, *protocols: str, instance: str | None = None, rebalance_ti
     )
 
 
-def group(*them: Member) -> Members:
-    members = Members()
+def group(*them: ClassicMember) -> ClassicMembers:
+    members = ClassicMembers()
     for one in them:
         members.add(one)
         check_members(members)
@@ -39,19 +39,19 @@ def test_a_tie_ends_as_in_kafka() -> None:
 
 def test_support_asks_for_one_protocol_of_all_members() -> None:
     members = group(member("a", "x", "range"), member("b", "range", "y"))
-    assert members.support([("z", b""), ("range", b"")])
-    assert not members.support([("x", b""), ("y", b"")])
-    assert Members().support([("anything", b"")])
+    assert members.supports([("z", b""), ("range", b"")])
+    assert not members.supports([("x", b""), ("y", b"")])
+    assert ClassicMembers().supports([("anything", b"")])
 
 
 def test_votes_follow_those_who_leave_and_change() -> None:
     a, b = member("a", "x"), member("b", "x", "y")
     members = group(a, b)
     members.set_protocols(b, [("y", b"")])
-    assert not members.support([("x", b"")])
+    assert not members.supports([("x", b"")])
     members.remove(a)
     check_members(members)
-    assert members.support([("y", b"")])
+    assert members.supports([("y", b"")])
     assert members.select_protocol() == "y"
 
 
@@ -77,7 +77,7 @@ def test_a_leader_that_did_not_join_is_replaced_by_one_that_did() -> None:
     members.park_join(b, print)
     assert members.elect_joined_leader()
     assert members.leader_id == "c"
-    assert not Members().elect_joined_leader()
+    assert not ClassicMembers().elect_joined_leader()
 
 
 def test_joins_are_counted_once_a_member() -> None:
@@ -89,11 +89,11 @@ def test_joins_are_counted_once_a_member() -> None:
     check_members(members)
     assert members.take_join(a) is repr
     assert members.take_join(a) is None
-    assert members.joining == 0
+    assert members.parked_join_count == 0
 
 
 def test_a_pending_id_keeps_the_group_from_being_complete() -> None:
-    members = Members()
+    members = ClassicMembers()
     assert members.all_joined
     members.pending["p"] = Deadline(lambda *_: None)
     assert not members.all_joined
@@ -113,7 +113,7 @@ def test_a_renamed_member_keeps_its_place() -> None:
 
 def test_the_longest_rebalance_timeout_counts() -> None:
     assert group(member("a", rebalance_timeout_ms=5), member("b", rebalance_timeout_ms=9)).rebalance_timeout_ms == 9
-    assert Members().rebalance_timeout_ms == 0
+    assert ClassicMembers().rebalance_timeout_ms == 0
 
 
 def test_metadata_of_a_protocol() -> None:

@@ -151,12 +151,12 @@ def test_after_a_restart_the_age_of_segments_is_learned_off_the_loop(index: str)
     elif index == "damaged":
         on.disk.write_atomic(on.path(0, ".timeindex"), b"12345")
     assert on.log.apply_retention(NOW_MS + 9000) == 0, "nothing is known yet, and the loop does not ask the disk"
-    look = on.log.times_look(NOW_MS + 9000)
+    look = on.log.segment_age_search(NOW_MS + 9000)
     assert look is not None
     look.run()
     assert on.log.apply_retention(NOW_MS + 9000) == 0
     look.take()
-    assert on.log.times_look(NOW_MS + 9000) is None
+    assert on.log.segment_age_search(NOW_MS + 9000) is None
     assert on.log.apply_retention(NOW_MS + 9000) == 1
     assert on.log.log_start_offset == 3
 

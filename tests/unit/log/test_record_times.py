@@ -17,16 +17,16 @@ from tidelog.log.record_times import (
     SegmentPart,
     contradicts_itself,
     find_times,
-    find_times_apart,
+    find_times_in_child,
     largest_timestamp,
 )
 from tidelog.log.times import find_max_timestamp, find_timestamp
 from tidelog.model.steps import run_all
-from tidelog.runtime.interfaces import Apart
+from tidelog.runtime.interfaces import ChildResources
 from tidelog.wire.batches import BatchHeader, Codec
 from tidelog.wire.errors import ApiError
 from tidelog.wire.primitives import MalformedMessage
-from tidelog.wire.records import Record, decode_records, encode_batch, plain_records
+from tidelog.wire.records import Record, decode_records, decompressed_records, encode_batch
 
 HOUR_MS = 3_600_000
 WEEK_MS = 7 * DAY_MS
@@ -56,14 +56,14 @@ IMPOSSIBLE: list[dict[str, Any]] = [
 def looks(monkeypatch: pytest.MonkeyPatch) -> list[BatchHeader]:
     """The batches whose records were looked at on their way into a log."""
     found = []
-    plain = plain_records
+    plain = decompressed_records
 
     def look(batch: Any, header: BatchHeader, limit: int) -> bytes:
         found.append(header)
         return plain(batch, header, limit)
 
-    monkeypatch.setattr(tidelog.log.validation, "plain_records", look)
-    monkeypatch.setattr("tidelog.log.record_times.plain_records", look)
+    monkeypatch.setattr(tidelog.log.validation, "decompressed_records", look)
+    monkeypatch.setattr("tidelog.log.record_times.decompressed_records", look)
     return found
 
 
@@ -129,7 +129,7 @@ def test_the_largest_timestamp_is_that_of_the_decoded_records(seed: int) -> None
     records = [Record(rng.randbytes(rng.randrange(200)), rng.randbytes(rng.randrange(300)), time) for time in times]
     batch = encode_batch(records)
     header = BatchHeader(batch)
-    data = plain_records(batch, header, 1 << 20)
+    data = decompressed_records(batch, header, 1 << 20)
     assert largest_timestamp(data, header.count, header.base_timestamp) == max(times)
     for cut in (1, 3, len(data) // 2):
         with pytest.raises(MalformedMessage):
@@ -138,7 +138,7 @@ def test_the_largest_timestamp_is_that_of_the_decoded_records(seed: int) -> None
 
 def test_times_before_the_epoch_count_for_nothing() -> None:
     batch = false_batch(-5, -70, base=-9)
-    assert largest_timestamp(plain_records(batch, BatchHeader(batch), 1000), 2, -9) == -1
+    assert largest_timestamp(decompressed_records(batch, BatchHeader(batch), 1000), 2, -9) == -1
 
 
 # Retention
@@ -255,7 +255,7 @@ def test_records_are_looked_at_in_a_process_of_its_own() -> None:
     on.append_unchecked(false_batch(-1, -1, largest=9))
     part = SegmentPart(on.path(0), 0, 0, on.log.size_bytes)
     reports: list[bytes] = []
-    find_times_apart(Apart(on.disk, lambda: 0.0, lambda _: None), part.encode(), reports.append)
+    find_times_in_child(ChildResources(on.disk, lambda: 0.0, lambda _: None), part.encode(), reports.append)
     assert [FoundTimes.decode(report) for report in reports] == [FoundTimes(NOW_MS + 7, -1, "")]
     garbage = false_batch(NOW_MS, NOW_MS, largest=6)
     garbage[61:] = b"\xff" * (len(garbage) - 61)

@@ -241,7 +241,7 @@ def test_what_is_described_as_alterable_is_altered() -> None:
             continue
         name, key = described.key.name, described.key
         values = [described.value] if described.value is not None else []
-        if key.valid is None and name not in ("cordoned.log.dirs", "log.cleaner.dedupe.buffer.size"):
+        if key.validator is None and name not in ("cordoned.log.dirs", "log.cleaner.dedupe.buffer.size"):
             values.append(SAMPLES[key.type])
         for value in values:
             (result,) = alter_configs(known, [on(BROKER, "1", (name, SET, value))], config).reply

@@ -102,7 +102,7 @@ def test_a_file_may_say_that_there_are_no_cleaners() -> None:
 
 
 def test_directories_are_of_one_broker() -> None:
-    with pytest.raises(ApiError, match=r"of one broker, .*--broker N"):
+    with pytest.raises(ApiError, match=r"for one broker, .*--broker N"):
         check("", {"cordoned.log.dirs": "*"}, config())
     check("1", {"cordoned.log.dirs": "*"}, config())
 

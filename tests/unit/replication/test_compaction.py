@@ -18,7 +18,7 @@ from tidelog.log.directories import DataDirectories
 from tidelog.log.partition_log import PartitionLog
 from tidelog.log.segment import UNKNOWN
 from tidelog.model.ids import TopicPartition
-from tidelog.replication.compaction import REST_S, Compaction
+from tidelog.replication.compaction import RETRY_DELAY_S, Compaction
 from tidelog.runtime.interfaces import WorkEnded
 from tidelog.simulation.disk import SimDisk
 from tidelog.simulation.world import World, simulated
@@ -205,7 +205,7 @@ def test_a_full_disk_interrupts_a_pass_which_is_tried_again(
     assert not [name for name in on.disk.list("/data/a-0") if name.endswith((".cleaned", ".swap"))], "no room is lost"
     assert not on.clean(), "it rests"
     left = on.records("a")
-    on.world.run(_sleep(on, REST_S + 1))
+    on.world.run(_sleep(on, RETRY_DELAY_S + 1))
     on.clean_all()
     assert on.records("a") < left
     assert {record.key: record.value for record in stored(on.partitions["a"].log)} == table
@@ -261,7 +261,7 @@ def test_a_cleaned_segment_that_cannot_be_read_is_taken_back(
     assert not log.segments.swapping, "retention goes on"
     assert not [name for name in on.disk.list("/data/a-0") if name.endswith((".cleaned", ".swap"))]
     monkeypatch.undo()
-    on.world.run(_sleep(on, REST_S + 1))
+    on.world.run(_sleep(on, RETRY_DELAY_S + 1))
     assert on.clean()
     assert on.records("a") < before
 
@@ -279,7 +279,7 @@ def test_a_swap_waits_for_descriptors(stage: Callable[..., Stage], skip: int, ta
     assert log.failure is None
     assert not log.segments.swapping
     on.disk.repair()
-    on.world.run(_sleep(on, REST_S + 1))
+    on.world.run(_sleep(on, RETRY_DELAY_S + 1))
     on.clean_all()
     assert on.records("a") < 40
     assert {record.key: record.value for record in stored(log)} == table
@@ -313,7 +313,7 @@ def test_a_pass_waits_for_the_process_of_a_broker_that_was_killed(
     assert "locked by another process" in line
     assert on.records("a") == before
     held.release()
-    on.world.run(_sleep(on, REST_S + 1))
+    on.world.run(_sleep(on, RETRY_DELAY_S + 1))
     assert on.clean()
     assert on.records("a") < before
 
@@ -341,7 +341,7 @@ def test_an_index_that_cannot_be_read_now_is_read_later(
     on.disk.fail("size", "*.timeindex", errno.EMFILE)
     assert not on.clean()
     assert lines(caplog, "log cleaning interrupted")
-    on.world.run(_sleep(on, REST_S + 1))
+    on.world.run(_sleep(on, RETRY_DELAY_S + 1))
     assert on.clean()
 
 
@@ -377,11 +377,11 @@ def test_work_that_ends_by_itself_is_tried_once_more(
     assert on.clean()
     assert lines(caplog, "log cleaning interrupted")
     assert not on.clean()
-    on.world.run(_sleep(on, REST_S + 1))
+    on.world.run(_sleep(on, RETRY_DELAY_S + 1))
     assert on.clean()
     (line,) = lines(caplog, "log uncleanable")
     assert "status -9" in line
-    on.world.run(_sleep(on, REST_S + 1))
+    on.world.run(_sleep(on, RETRY_DELAY_S + 1))
     assert not on.clean()
 
 

@@ -14,7 +14,7 @@ from tidelog.log.config import LogConfig
 from tidelog.log.directories import DataDirectories
 from tidelog.log.errors import CorruptLog
 from tidelog.log.partition_log import PartitionLog
-from tidelog.log.retention import Removal, TimesLook
+from tidelog.log.retention import Removal, SegmentAgeSearch
 from tidelog.metadata.image import EMPTY_IMAGE
 from tidelog.model.ids import TopicPartition
 from tidelog.replication.partition import Partition
@@ -134,14 +134,14 @@ def test_files_that_compaction_replaces_while_their_times_are_looked_up(monkeypa
         node = await aged(world)
         replaced = [node[0].log.segments.items[0], node[2].log.segments.items[0]]
 
-        def run(look: TimesLook) -> None:
+        def run(look: SegmentAgeSearch) -> None:
             if look._segments[0] in replaced:
                 look._segments[0].deleted = look._segments[0] is replaced[0]
                 raise CorruptLog("/data/t-0/x.log", 0, "not what was expected")
             look_up(look)
 
-        look_up = TimesLook.run
-        monkeypatch.setattr(TimesLook, "run", run)
+        look_up = SegmentAgeSearch.run
+        monkeypatch.setattr(SegmentAgeSearch, "run", run)
         await node.partitions.enforce_retention()
         assert [p.log.failure is None for p in node.partitions] == [True, True, False]
         assert [p.log_start_offset for p in node.partitions] == [0, COUNT, 0]
@@ -160,7 +160,7 @@ def test_a_log_that_moves_while_its_times_are_looked_up(
         node = await aged(world)
         partition = node[0]
 
-        def run(look: TimesLook) -> None:
+        def run(look: SegmentAgeSearch) -> None:
             if look._segments[0] is first:
                 if how == "frozen":
                     partition.frozen = True
@@ -169,8 +169,8 @@ def test_a_log_that_moves_while_its_times_are_looked_up(
                 raise error
             look_up(look)
 
-        first, look_up, log = partition.log.segments.items[0], TimesLook.run, partition.log
-        monkeypatch.setattr(TimesLook, "run", run)
+        first, look_up, log = partition.log.segments.items[0], SegmentAgeSearch.run, partition.log
+        monkeypatch.setattr(SegmentAgeSearch, "run", run)
         await node.partitions.enforce_retention()
         partition.frozen, partition.log = False, log
         assert log.failure is None
@@ -345,14 +345,14 @@ def test_files_of_a_log_that_has_moved_meanwhile_are_left_alone(seed: int, monke
             run(removal)
 
         monkeypatch.setattr(Removal, "run", noted)
-        work = node.partitions.work
+        work = node.partitions.run_file_work
 
         async def slowly(function: Callable[..., Any], *args: object, lane: str = "") -> Any:
             result = await work(function, *args, lane=lane)
             await asyncio.sleep(world.rng("disk").uniform(0, 0.5))  # whoever waits for it has more to wait for
             return result
 
-        monkeypatch.setattr(node.partitions, "work", slowly)
+        monkeypatch.setattr(node.partitions, "run_file_work", slowly)
         retention = asyncio.ensure_future(node.partitions.enforce_retention())
         await asyncio.sleep(world.rng("move").uniform(0, 1))
         for partition in list(node.partitions):

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tidelog.replication.partitions import WAKING_PER_TURN, Partitions
+from tidelog.replication.partitions import WAKE_BUDGET_PER_TURN, Partitions
 
 
 class Stage:
@@ -73,8 +73,8 @@ def test_what_moves_outside_of_a_request_wakes_in_the_next_turn() -> None:
 
 def test_very_many_are_woken_in_several_turns_in_their_order() -> None:
     stage = Stage()
-    looks = WAKING_PER_TURN // 5
-    most = WAKING_PER_TURN // looks
+    looks = WAKE_BUDGET_PER_TURN // 5
+    most = WAKE_BUDGET_PER_TURN // looks
     stage.partitions.appending = True
     for number in range(50):
         stage.partitions.wake_later(Fetch(stage, number, looks))
@@ -95,7 +95,7 @@ def test_very_many_are_woken_in_several_turns_in_their_order() -> None:
 def test_the_time_of_very_many_is_over_at_once() -> None:
     stage = Stage()
     for number in range(50):
-        stage.partitions.wake_expired(Fetch(stage, number, WAKING_PER_TURN))
+        stage.partitions.wake_expired(Fetch(stage, number, WAKE_BUDGET_PER_TURN))
     assert stage.woken == [0]
     for number in range(1, 50):
         assert stage.turn() == [number]
@@ -105,7 +105,7 @@ def test_the_time_of_very_many_is_over_at_once() -> None:
 
 def test_one_that_fails_does_not_keep_the_others(caplog: pytest.LogCaptureFixture) -> None:
     stage = Stage()
-    for number, looks in enumerate((WAKING_PER_TURN, 0, 1)):
+    for number, looks in enumerate((WAKE_BUDGET_PER_TURN, 0, 1)):
         stage.partitions.wake_expired(Fetch(stage, number, looks))
     while stage.soon:
         stage.turn()

@@ -16,15 +16,15 @@ import apart_harness
 from tidelog.runtime import tasks
 from tidelog.runtime.apart import CALL, FRAME, RESULT
 from tidelog.runtime.apart_child import NICENESS
-from tidelog.runtime.interfaces import ApartWork, Runtime, WorkEnded
+from tidelog.runtime.interfaces import ChildWork, Runtime, WorkEnded
 
 Run: TypeAlias = Callable[[Callable[[Runtime], Coroutine[Any, Any, None]]], None]
 LIMIT_S = 20.0
 
 
-async def done(runtime: Runtime, work: ApartWork, request: bytes = b"") -> list[bytes]:
+async def done(runtime: Runtime, work: ChildWork, request: bytes = b"") -> list[bytes]:
     results: list[bytes] = []
-    await runtime.tasks.run_apart(work, runtime.disk, request, results.append)
+    await runtime.tasks.run_in_child(work, runtime.disk, request, results.append)
     return results
 
 
@@ -73,7 +73,7 @@ def test_it_has_a_disk_of_its_own(run: Run, tmp_path: Path) -> None:
         (apart_harness.send_nonsense, "invalid frame"),
     ],
 )
-def test_work_that_fails_is_told_and_the_next_goes_well(run: Run, work: ApartWork, reason: str) -> None:
+def test_work_that_fails_is_told_and_the_next_goes_well(run: Run, work: ChildWork, reason: str) -> None:
     async def test(runtime: Runtime) -> None:
         with pytest.raises(WorkEnded, match=reason):
             await done(runtime, work)
@@ -95,7 +95,7 @@ def test_a_request_too_large_is_refused(run: Run, monkeypatch: pytest.MonkeyPatc
 def test_a_call_that_is_cancelled_ends_the_process(run: Run) -> None:
     async def test(runtime: Runtime) -> None:
         begun: asyncio.Future[bytes] = runtime.tasks.future()
-        working = runtime.tasks.run_apart(apart_harness.never_end, runtime.disk, b"", begun.set_result)
+        working = runtime.tasks.run_in_child(apart_harness.never_end, runtime.disk, b"", begun.set_result)
         pid = int(await begun)
         working.cancel()
         await ended(pid)
@@ -124,7 +124,7 @@ def test_it_dies_with_its_broker(stopped: bool) -> None:
         "async def main():\n"
         "    runtime = real_runtime()\n"
         "    show = lambda pid: print(pid.decode(), flush=True)\n"
-        "    await runtime.tasks.run_apart(apart_harness.never_end, runtime.disk, b'', show)\n"
+        "    await runtime.tasks.run_in_child(apart_harness.never_end, runtime.disk, b'', show)\n"
         "asyncio.run(main())\n"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}

@@ -9,7 +9,7 @@ from tidelog.wire.checksums import crc32c
 from tidelog.wire.compression import compress
 from tidelog.wire.primitives import MalformedMessage, TooLargeDecompressed, varint
 from tidelog.wire.record_facts import RecordFacts, record_facts
-from tidelog.wire.records import Record, batches_in, decode_records, encode_batch, plain_records
+from tidelog.wire.records import Record, batches_in, decode_records, decompressed_records, encode_batch
 
 RECORDS = [
     Record(b"k", b"v", 1_700_000_000_000),
@@ -166,7 +166,7 @@ def test_equality() -> None:
 
 def facts(batch: bytes | bytearray, limit_bytes: int = 1 << 20) -> list[RecordFacts]:
     header = BatchHeader(batch)
-    return list(record_facts(plain_records(batch, header, limit_bytes), header))
+    return list(record_facts(decompressed_records(batch, header, limit_bytes), header))
 
 
 @pytest.mark.parametrize("codec", list(Codec))

@@ -82,11 +82,11 @@ def _quotas(held: Sequence[int], count: int) -> list[int]:
     If `count` is not divisible, members that hold more than the minimum keep one more, as far as there are any to
     spare.
     """
-    least, more = divmod(count, len(held))
-    quotas = [least] * len(held)
-    by_need = sorted(range(len(held)), key=lambda place: held[place] <= least)  # stable: else by place
-    for place in by_need[:more]:
-        quotas[place] += 1
+    minimum, more = divmod(count, len(held))
+    quotas = [minimum] * len(held)
+    by_need = sorted(range(len(held)), key=lambda index: held[index] <= minimum)  # stable: else by index
+    for index in by_need[:more]:
+        quotas[index] += 1
     return quotas
 
 
@@ -202,17 +202,19 @@ class _Uneven:
         """Move partitions of one topic from its most loaded to its least loaded subscribers. Returns whether any was
         moved.
         """
-        least = self._heap(self._readers[topic_id])
-        most = [(-load, place, member_id) for load, place, member_id in least if self._held[topic_id].get(member_id)]
-        heapify(most)
+        least_loaded = self._heap(self._readers[topic_id])
+        most_loaded = [
+            (-load, place, member_id) for load, place, member_id in least_loaded if self._held[topic_id].get(member_id)
+        ]
+        heapify(most_loaded)
         moved = False
-        while most:
-            minus_load, giving_place, giver = heappop(most)
+        while most_loaded:
+            minus_load, giving_place, giver = heappop(most_loaded)
             if -minus_load != self._load[giver] or not self._held[topic_id].get(giver):
                 continue
-            while least[0][0] != self._load[least[0][2]]:  # skip entries whose load has changed since
-                heappop(least)
-            load, taking_place, taker = least[0]
+            while least_loaded[0][0] != self._load[least_loaded[0][2]]:  # skip entries whose load has changed since
+                heappop(least_loaded)
+            load, taking_place, taker = least_loaded[0]
             if self._load[giver] - load < 2:
                 break
             self._held[topic_id].setdefault(taker, []).append(self._held[topic_id][giver].pop())
@@ -220,6 +222,6 @@ class _Uneven:
             self._load[giver] -= 1
             self._load[taker] += 1
             for place, member_id in ((giving_place, giver), (taking_place, taker)):
-                heappush(least, (self._load[member_id], place, member_id))
-                heappush(most, (-self._load[member_id], place, member_id))
+                heappush(least_loaded, (self._load[member_id], place, member_id))
+                heappush(most_loaded, (-self._load[member_id], place, member_id))
         return moved

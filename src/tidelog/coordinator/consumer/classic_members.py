@@ -23,7 +23,7 @@ from tidelog.coordinator.consumer.state import PROTOCOL_TYPE, ConsumerGroup
 from tidelog.coordinator.consumer.step import Step
 from tidelog.coordinator.consumer.timers import Timer
 from tidelog.coordinator.decision import Decision, Moment, Reply
-from tidelog.coordinator.group.classic import KNOWN_ID_VERSION, Joining, protocols_of
+from tidelog.coordinator.group.classic import MEMBER_ID_REQUIRED_VERSION, Joining, protocols_of
 from tidelog.coordinator.group.members import Protocols, protocols_to_vote_for
 from tidelog.coordinator.group.rebalance import NO_MEMBER_ID, refuse_join
 from tidelog.wire.errors import (
@@ -46,14 +46,14 @@ def join(context: GroupContext, group: ConsumerGroup, joining: Joining, now: Mom
     """Handle JoinGroup. It is answered immediately, since no other member has to join. Raises ApiError."""
     request = joining.request
     if context.consumer.migration is MigrationPolicy.DISABLED:
-        raise InconsistentGroupProtocol("group.consumer.migration.policy keeps classic members out of consumer groups")
+        raise InconsistentGroupProtocol("group.consumer.migration.policy forbids classic members in consumer groups")
     check_size(context, group, request.member_id)
     protocols = protocols_of(request)
     _check_protocols(group, request.protocol_type, protocols)
     step = Step(context, group, now)
     is_new = request.member_id == NO_MEMBER_ID
     member_id = joining.fresh_id if is_new else request.member_id
-    if is_new and request.group_instance_id is None and joining.version >= KNOWN_ID_VERSION:
+    if is_new and request.group_instance_id is None and joining.version >= MEMBER_ID_REQUIRED_VERSION:
         refuse_join(joining.reply, member_id, ErrorCode.MEMBER_ID_REQUIRED, step.out)
         return step.finish()
     subscription = _subscription(protocols)
@@ -219,17 +219,17 @@ def leave(
 ) -> Decision:
     """Handle LeaveGroup. A member is named by its member id, or by its group instance id with an empty member id."""
     step = Step(context, group, now)
-    gone: dict[str, None] = {}
-    updated = []
+    leaving_ids: dict[str, None] = {}
+    responses = []
     for identity in request.members:
         error = ErrorCode.NONE
         try:
-            gone[_leaving(group, identity.member_id, identity.group_instance_id)] = None
+            leaving_ids[_leaving(group, identity.member_id, identity.group_instance_id)] = None
         except ApiError as refused:
             error = refused.code
-        updated.append(MemberResponse(identity.member_id, identity.group_instance_id, error))
-    remove(step, list(gone))
-    step.out.reply(reply, LeaveGroupResponse(members=updated))
+        responses.append(MemberResponse(identity.member_id, identity.group_instance_id, error))
+    remove(step, list(leaving_ids))
+    step.out.reply(reply, LeaveGroupResponse(members=responses))
     return step.finish()
 
 

@@ -66,18 +66,18 @@ def check_request(request: ConsumerGroupHeartbeatRequest, version: int, settings
         raise InvalidRequest("the rack id is empty")
     if epoch == JOINING_EPOCH:
         if request.rebalance_timeout_ms == -1:
-            raise InvalidRequest("a member that joins says its rebalance timeout")
+            raise InvalidRequest("a member that joins must send its rebalance timeout")
         if request.topic_partitions is None or request.topic_partitions:
-            raise InvalidRequest("a member that joins has no partitions, and says so")
+            raise InvalidRequest("a member that joins must send an empty list of partitions")
         if request.subscribed_topic_names is None and request.subscribed_topic_regex is None:
-            raise InvalidRequest("a member that joins says what it subscribes to")
+            raise InvalidRequest("a member that joins must send its subscription")
     elif epoch == STATIC_LEAVING_EPOCH and request.instance_id is None:
-        raise InvalidRequest("only a static member goes for a while")
+        raise InvalidRequest("only a static member can leave temporarily")
     elif epoch < STATIC_LEAVING_EPOCH:
         raise InvalidRequest(f"there is no member epoch {epoch}")
     if request.server_assignor is not None and request.server_assignor not in settings.assignors:
         raise ApiError(
-            f"there is no assignor {request.server_assignor!r} here, only {', '.join(settings.assignors)}",
+            f"assignor {request.server_assignor!r} is not supported, only {', '.join(settings.assignors)}",
             ErrorCode.UNSUPPORTED_ASSIGNOR,
         )
 
@@ -118,15 +118,15 @@ def heartbeat(context: GroupContext, beat: Beat, now: Moment) -> Decision:
 
 
 def check_size(context: GroupContext, group: ConsumerGroup, member_id: str) -> None:
-    most = context.consumer.max_size
-    if len(group.members) >= most and member_id not in group.members:
-        raise GroupMaxSizeReached(f"the group has {most} members already (group.consumer.max.size)")
+    size_max = context.consumer.max_size
+    if len(group.members) >= size_max and member_id not in group.members:
+        raise GroupMaxSizeReached(f"the group has {size_max} members already (group.consumer.max.size)")
 
 
 def check_memory(group: ConsumerGroup, current: Member, updated: Member) -> None:
     says_more = (updated.topics, updated.pattern, updated.classic) != (current.topics, current.pattern, current.classic)
     if says_more and group.metadata_bytes + subscription_bytes(updated) > METADATA_BYTES_MAX:
-        raise GroupMaxSizeReached("the members of this group subscribe to more than fits into memory")
+        raise GroupMaxSizeReached("the subscriptions of the group's members need too much memory")
 
 
 def _current_member(step: Step, beat: Beat, reported: Reported | None) -> tuple[Member, str | None]:

@@ -15,7 +15,7 @@ from tidelog.coordinator.consumer.timers import Timer
 from tidelog.coordinator.consumer.topics import metadata_hash
 from tidelog.coordinator.decision import Moment
 from tidelog.coordinator.group.classic import ClassicGroup
-from tidelog.coordinator.group.members import Member as ClassicMember
+from tidelog.coordinator.group.members import ClassicMember
 from tidelog.coordinator.group.records import GroupRecord
 from tidelog.coordinator.group.settings import GROUPS_MAX
 from tidelog.coordinator.group.state import GroupState
@@ -37,10 +37,10 @@ def open_group(context: GroupContext, group_id: str, now: Moment, *, create: boo
         return Step(context, durable.consumer, now)
     classic = context.classics.get(group_id)
     if not create:
-        kind = "does not exist" if durable is None and classic is None else "is no group of the consumer protocol"
+        kind = "does not exist" if durable is None and classic is None else "is not a group of the consumer protocol"
         raise GroupIdNotFound(f"group {group_id!r} {kind}")
     if durable is None and len(context.durable.by_id) >= GROUPS_MAX:
-        raise CoordinatorNotAvailable(f"there are {GROUPS_MAX} groups here already")
+        raise CoordinatorNotAvailable(f"this coordinator has {GROUPS_MAX} groups already, which is the limit")
     step = Step(context, ConsumerGroup(group_id), now)
     if classic is not None and classic.state is not GroupState.EMPTY:
         _upgrade(step, classic)
@@ -60,9 +60,11 @@ def _upgrade(step: Step, classic: ClassicGroup) -> None:
     context = step.context
     group_id = classic.group_id
     if not context.consumer.migration.may_upgrade:
-        raise GroupIdNotFound(f"group {group_id!r} is a classic one and group.consumer.migration.policy keeps it so")
+        raise GroupIdNotFound(
+            f"group {group_id!r} is a classic group, and group.consumer.migration.policy forbids an upgrade"
+        )
     if classic.protocol_type != PROTOCOL_TYPE:
-        raise GroupIdNotFound(f"group {group_id!r} is not one of consumers")
+        raise GroupIdNotFound(f"group {group_id!r} is not a group of consumers")
     if len(classic.members) > context.consumer.max_size:
         raise GroupIdNotFound(f"group {group_id!r} has more members than group.consumer.max.size")
     image = context.image_now()
@@ -110,7 +112,7 @@ def _from_classic(classic: ClassicGroup, image: "MetadataImage") -> ConsumerGrou
         subscription = read_subscription(classic_member.metadata_for(name))
         assignment = read_assignment(classic_member.assignment)
         if assignment.user_data:
-            raise MalformedMessage("an assignor of its members' own has data that would be lost")
+            raise MalformedMessage("its client-side assignor has user data that would be lost")
         owned: Owned = {}
         for partitions_of_topic in assignment.assigned_partitions:
             topic = image.topics.get(partitions_of_topic.topic)
@@ -146,14 +148,16 @@ def _from_classic(classic: ClassicGroup, image: "MetadataImage") -> ConsumerGrou
 def may_downgrade(step: Step, without: list[str]) -> bool:
     """Return whether the group is converted to a classic one when these members leave."""
     context, group = step.context, step.group
-    left = len(group.members) - len(without)
+    remaining_count = len(group.members) - len(without)
     consumers = sum(group.members[member_id].classic is None for member_id in without)
-    if not consumers or group.classic_count + consumers != len(group.members) or left < 1:
+    if not consumers or group.classic_count + consumers != len(group.members) or remaining_count < 1:
         return False
-    if not context.consumer.migration.may_downgrade or left > context.settings.group_max_size:
-        step.out.log("group is not downgraded to the classic protocol group=%s members=%d", group.group_id, left)
+    if not context.consumer.migration.may_downgrade or remaining_count > context.settings.group_max_size:
+        step.out.log(
+            "group is not downgraded to the classic protocol group=%s members=%d", group.group_id, remaining_count
+        )
         return False
-    return group.classic_count == left
+    return group.classic_count == remaining_count
 
 
 def may_downgrade_by(context: GroupContext, group: ConsumerGroup, replaced: Member) -> bool:
@@ -221,8 +225,8 @@ def _to_classic(step: Step, members: list[Member], joining: Member | None, repla
     image = context.image_now()
     for member in members:
         classic_member = classic.members.by_id[member.member_id]
-        held = replaced if joining is not None and member.member_id == joining.member_id else None
-        target = group.targets.get(held or member.member_id, NO_TARGET)
+        target_member_id = replaced if joining is not None and member.member_id == joining.member_id else None
+        target = group.targets.get(target_member_id or member.member_id, NO_TARGET)
         version = embedded_version(classic_member.metadata_for(classic.protocol_name))
         classic_member.assignment = write_assignment(target, version, image)
     return classic

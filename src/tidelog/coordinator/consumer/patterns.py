@@ -1,8 +1,8 @@
-"""Subscription by regular expression: checked when a member brings one, resolved to topics a bounded piece at a time.
+"""Subscriptions by regular expression: check a member's expression, and search the matching topics in bounded steps.
 
-The syntax is that of RE2/J, as in Kafka; RE2 matches, whose time is linear in the text: no expression of a client can
-hold the loop for long.
-What an expression may cost is bounded too: its length, the memory of its program, and the work of one turn.
+The syntax is that of RE2/J, as in Kafka. RE2 does the matching in time linear in the text, so no expression of a
+client can block the event loop for long. The length of an expression, the memory of its compiled program, and the
+work of one turn are bounded too.
 """
 
 from collections.abc import Callable, Container, Iterable
@@ -21,20 +21,23 @@ if TYPE_CHECKING:
     from tidelog.coordinator.consumer.group_context import GroupContext
 
 PROGRAM_BYTES_MAX = 1 << 19
-"""For the program of one expression and what RE2 caches of its states."""
+"""Upper bound on the memory of one expression in bytes: its compiled program and the states that RE2 caches."""
 WORK_PER_TURN = 20_000
-"""Instructions of the expressions, times names, that are matched in one turn of the loop."""
-COMPILED_MAX = 64
-TURN_MS = 1
+"""Upper bound on the work in one turn of the event loop: the programs' instructions times the names that they are
+matched with."""
+COMPILED_PATTERNS_MAX = 64
+"""Number of compiled expressions that are cached."""
+TURN_INTERVAL_MS = 1
+"""Pause between two turns of a search."""
 
 
-@lru_cache(COMPILED_MAX)
-def compiled(pattern: str) -> Any:
-    """RE2's object for the expression. Raises ApiError (INVALID_REGULAR_EXPRESSION)."""
+@lru_cache(COMPILED_PATTERNS_MAX)
+def compile_pattern(pattern: str) -> Any:
+    """Return RE2's compiled expression. Raises ApiError (INVALID_REGULAR_EXPRESSION)."""
     if len(pattern) > PATTERN_LENGTH_MAX:
         raise _invalid(f"a regular expression has at most {PATTERN_LENGTH_MAX} characters")
     try:
-        import re2  # costs start-up time, and few groups need it
+        import re2  # costs time at start, and few groups need it
     except ImportError:
         raise _invalid("subscription by regular expression needs the package google-re2") from None
     options = re2.Options()
@@ -43,141 +46,148 @@ def compiled(pattern: str) -> Any:
     try:
         return re2.compile(as_re2(pattern), options)
     except (re2.error, UnicodeError, InvalidPattern) as error:
-        given = error.args[0] if error.args else error
-        reason = given.decode(errors="replace") if isinstance(given, bytes) else str(given)
-        raise _invalid(f"{pattern!r} is no regular expression that RE2/J takes: {reason}") from None
+        raw_reason = error.args[0] if error.args else error
+        reason = raw_reason.decode(errors="replace") if isinstance(raw_reason, bytes) else str(raw_reason)
+        raise _invalid(f"{pattern!r} is not a valid RE2/J regular expression: {reason}") from None
 
 
 def check_pattern(group: ConsumerGroup, pattern: str) -> None:
-    """Raise ApiError unless the group can take in this new expression."""
+    """Raise ApiError unless the group can add this new expression."""
     if len(group.patterns) >= PATTERNS_MAX:
-        raise _invalid(f"the members of a group may have {PATTERNS_MAX} different regular expressions")
-    compiled(pattern)
+        raise _invalid(f"the members of a group may have at most {PATTERNS_MAX} different regular expressions")
+    compile_pattern(pattern)
 
 
 def _invalid(message: str) -> ApiError:
     return ApiError(message, ErrorCode.INVALID_REGULAR_EXPRESSION)
 
 
-class _Search:
-    """Names that are to be matched, for one group."""
+class _PatternSearch:
+    """One search of a group: the names to match with its expressions."""
 
-    __slots__ = ("adds", "deadline", "found", "names", "place")
+    __slots__ = ("deadline", "is_partial", "matches", "names", "position")
 
     def __init__(self, deadline: Deadline) -> None:
         self.deadline = deadline
-        self.found: dict[str, dict[str, None]] = {}
-        """Expression -> names that match, for every expression that is searched for."""
+        self.matches: dict[str, dict[str, None]] = {}
+        """Matching names so far, by expression, for all expressions of this search."""
         self.names: list[str] = []
-        self.place = 0
-        self.adds = False
-        """Whether `names` are some topics only: what is known of the others stays."""
+        self.position = 0
+        self.is_partial = False
+        """Whether `names` are only some of the topics. The previous matches among the other topics remain valid
+        then."""
 
-    def restart(self, patterns: Iterable[str], names: Iterable[str], *, adds: bool) -> None:
-        self.found = {pattern: {} for pattern in patterns}
+    def restart(self, patterns: Iterable[str], names: Iterable[str], *, is_partial: bool) -> None:
+        self.matches = {pattern: {} for pattern in patterns}
         self.names = list(names)
-        self.place = 0
-        self.adds = adds
+        self.position = 0
+        self.is_partial = is_partial
 
-    def topics(self, pattern: str, known: tuple[str, ...], existing: Container[str]) -> tuple[str, ...]:
-        """What the expression stands for after the search."""
-        found = self.found[pattern]
-        if self.adds:
+    def topics(self, pattern: str, previous: tuple[str, ...], existing: Container[str]) -> tuple[str, ...]:
+        """Return the sorted topics that the expression matches after the search."""
+        matching_names = self.matches[pattern]
+        if self.is_partial:
             searched = dict.fromkeys(self.names)
-            found = {**dict.fromkeys(name for name in known if name not in searched), **found}
-        return tuple(sorted(name for name in found if name in existing))
+            matching_names = {**dict.fromkeys(name for name in previous if name not in searched), **matching_names}
+        return tuple(sorted(name for name in matching_names if name in existing))
 
 
 class Resolver:
-    """Keeps the expressions of all groups of one coordinator partition resolved. Soft state but for its records."""
+    """Keeps the matching topics of all groups' expressions current, for one coordinator partition.
+
+    This is soft state, except for the records that it writes.
+    """
 
     def __init__(self, context: "Callable[[], GroupContext]") -> None:
-        self._world = context
-        self._searches: dict[str, _Search] = {}
-        self._stale: dict[str, dict[str, None] | None] = {}
-        """Group -> names of topics that have come or gone since its last search began; None for all there are."""
+        self._context = context
+        self._searches: dict[str, _PatternSearch] = {}
+        self._changed_topics: dict[str, dict[str, None] | None] = {}
+        """Names of topics that changed since the last search of the group began, by group id; None for all
+        topics."""
 
     def wake(self, group_id: str, now_ms: int) -> None:
-        """Resolve what is not resolved, soon."""
+        """Schedule a search for the group's expressions that have no matches yet."""
         search = self._searches.get(group_id)
         if search is None:
-            search = self._searches[group_id] = _Search(Deadline(self._turn, group_id))
+            search = self._searches[group_id] = _PatternSearch(Deadline(self._run_turn, group_id))
         if search.deadline.at_ms is None:
-            self._world().deadlines.set(search.deadline, now_ms)
+            self._context().deadlines.set(search.deadline, now_ms)
 
     def topics_changed(self, group: ConsumerGroup, changed: dict[str, None], now_ms: int) -> None:
-        """Match what has come, and forget what has gone."""
+        """Schedule a search that matches the changed topics with the group's expressions."""
         if group.patterns:
-            stale = self._stale.setdefault(group.group_id, {})
-            if stale is not None:
-                stale.update(changed)
+            changed_topics = self._changed_topics.setdefault(group.group_id, {})
+            if changed_topics is not None:
+                changed_topics.update(changed)
             self.wake(group.group_id, now_ms)
 
     def refresh(self, group_id: str, now_ms: int) -> None:
-        """Search anew, whatever is known: before a load, topics may have changed unseen."""
-        self._stale[group_id] = None
+        """Schedule a search through all topics. Needed after a load: topics may have changed unnoticed before."""
+        self._changed_topics[group_id] = None
         self.wake(group_id, now_ms)
 
-    def _turn(self, group_id: str, out: Decision, now: Moment) -> None:
-        context = self._world()
+    def _run_turn(self, group_id: str, out: Decision, now: Moment) -> None:
+        context = self._context()
         search = self._searches[group_id]
         group = context.group(group_id)
-        if group is None or not (search.found or self._begin(group, search)):
+        if group is None or not (search.matches or self._begin(group, search)):
             del self._searches[group_id]
-            self._stale.pop(group_id, None)
+            self._changed_topics.pop(group_id, None)
             return
         self._match(search)
-        if search.place >= len(search.names):
+        if search.position >= len(search.names):
             self._write(group, search, out, now)
-            search.restart((), (), adds=False)
-        context.deadlines.set(search.deadline, now.monotonic_ms + TURN_MS)
+            search.restart((), (), is_partial=False)
+        context.deadlines.set(search.deadline, now.monotonic_ms + TURN_INTERVAL_MS)
 
-    def _begin(self, group: ConsumerGroup, search: _Search) -> bool:
-        """Returns whether there is anything to do."""
-        topics = self._world().image_now().topics
+    def _begin(self, group: ConsumerGroup, search: _PatternSearch) -> bool:
+        """Begin the next search of the group. Returns False if none is needed."""
+        topics = self._context().image_now().topics
         new = [pattern for pattern in group.patterns if pattern not in group.resolved]
-        if self._stale.get(group.group_id, {}) is None:
-            del self._stale[group.group_id]
-            search.restart(group.patterns, topics, adds=False)
+        if self._changed_topics.get(group.group_id, {}) is None:
+            del self._changed_topics[group.group_id]
+            search.restart(group.patterns, topics, is_partial=False)
         elif new:
-            search.restart(new, topics, adds=False)
-        elif (names := self._stale.pop(group.group_id, None)) is not None:
-            search.restart(group.patterns, names, adds=True)
-        return bool(search.found)
+            search.restart(new, topics, is_partial=False)
+        elif (names := self._changed_topics.pop(group.group_id, None)) is not None:
+            search.restart(group.patterns, names, is_partial=True)
+        return bool(search.matches)
 
-    def _match(self, search: _Search) -> None:
-        expressions = []
+    def _match(self, search: _PatternSearch) -> None:
+        compiled_patterns = []
         work = 1
-        for pattern, found in search.found.items():
+        for pattern, matching_names in search.matches.items():
             try:
-                expression = compiled(pattern)
+                compiled_pattern = compile_pattern(pattern)
             except ApiError:
-                continue  # written by a broker that knew more; it stands for nothing here
-            work += int(expression.programsize)
-            expressions.append((expression.fullmatch, found))
-        end = search.place + max(WORK_PER_TURN // work, 1)
-        for name in search.names[search.place : end]:
-            for fullmatch, found in expressions:
+                continue  # an expression that a newer broker accepted; it matches nothing here
+            work += int(compiled_pattern.programsize)
+            compiled_patterns.append((compiled_pattern.fullmatch, matching_names))
+        end = search.position + max(WORK_PER_TURN // work, 1)
+        for name in search.names[search.position : end]:
+            for fullmatch, matching_names in compiled_patterns:
                 if fullmatch(name) is not None:
-                    found[name] = None
-        search.place = end
+                    matching_names[name] = None
+        search.position = end
 
-    def _write(self, group: ConsumerGroup, search: _Search, out: Decision, now: Moment) -> None:
-        context = self._world()
+    def _write(self, group: ConsumerGroup, search: _PatternSearch, out: Decision, now: Moment) -> None:
+        context = self._context()
         image = context.image_now()
-        bump = False
+        matches_changed = False
         names = dict.fromkeys(group.topics)
         for pattern in group.patterns:
-            resolved = group.resolved.get(pattern)
-            topics = () if resolved is None else resolved.topics
-            if pattern in search.found:
-                found = search.topics(pattern, topics, image.topics)
-                if resolved is None or found != topics:
-                    bump |= found != topics
-                    out.records.append(group.expression_record(pattern, Resolved(found, image.position, now.wall_ms)))
-                topics = found
+            previous = group.resolved.get(pattern)
+            topics = () if previous is None else previous.topics
+            if pattern in search.matches:
+                matching_names = search.topics(pattern, topics, image.topics)
+                if previous is None or matching_names != topics:
+                    matches_changed |= matching_names != topics
+                    out.records.append(
+                        group.expression_record(pattern, Resolved(matching_names, image.position, now.wall_ms))
+                    )
+                topics = matching_names
             names.update(dict.fromkeys(topics))
         fresh_hash = metadata_hash(image, names)
-        if bump or fresh_hash != group.metadata_hash:
+        if matches_changed or fresh_hash != group.metadata_hash:
             out.records.append(group.epoch_record(group.epoch + 1, fresh_hash))
             context.checked[group.group_id] = None

@@ -40,7 +40,9 @@ class Reconciliation:
         Raises ApiError if the member has to join again.
         """
         if member.state is MemberState.UNKNOWN and (self._reported is None or self._reported):
-            raise ApiError("the member's state is of a later version: it joins anew", ErrorCode.FENCED_MEMBER_EPOCH)
+            raise ApiError(
+                "the member's state was written by a newer version: join again", ErrorCode.FENCED_MEMBER_EPOCH
+            )
         if member.is_settled(self._target_epoch):
             return self._drop_unsubscribed(member) if subscription_changed else member
         if member.state is MemberState.UNREVOKED and self._still_has(member.revoking):

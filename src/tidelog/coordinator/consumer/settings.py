@@ -73,5 +73,5 @@ class ConsumerSettings:
         text = own.get(setting)
         if text is None:
             return default
-        least, most = self.limits.get(setting, (0, 2**31 - 1))
-        return min(max(int(text), least), most)
+        minimum, maximum = self.limits.get(setting, (0, 2**31 - 1))
+        return min(max(int(text), minimum), maximum)

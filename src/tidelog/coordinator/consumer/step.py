@@ -130,9 +130,9 @@ class Step:
             ids = current.get(subscription)
             if ids is None:
                 ids = current[subscription] = topic_ids(image, names_read(group, member))
-            held = replaced if member is updated and replaced is not None else member_id
+            target_member_id = replaced if member is updated and replaced is not None else member_id
             members[member_id] = AssigningMember(
-                ids, group.targets.get(held, NO_TARGET), member.instance_id or member_id
+                ids, group.targets.get(target_member_id, NO_TARGET), member.instance_id or member_id
             )
         return members
 

@@ -33,14 +33,14 @@ def metadata_hash(image: "MetadataImage", names: Iterable[str]) -> int:
     """
     topics = image.topics
     digest = blake2b(digest_size=8)
-    found = False
+    has_topic = False
     # This runs for every joining member. If no broker has a rack, the partitions need not be read one by one.
     has_racks = any(broker.rack is not None for broker in image.brokers.values())
     for name in sorted(names):
         topic = topics.get(name)
         if topic is None:
             continue
-        found = True
+        has_topic = True
         digest.update(pack(">16sI", topic.topic_id, len(topic.partitions)))
         if not has_racks:
             digest.update(bytes(len(topic.partitions)))
@@ -48,7 +48,7 @@ def metadata_hash(image: "MetadataImage", names: Iterable[str]) -> int:
         for state in topic.partitions:
             racks = [broker.rack for replica in state.replicas if (broker := image.brokers.get(replica)) is not None]
             digest.update("\0".join(sorted(rack for rack in racks if rack is not None)).encode() + b"\0")
-    return int.from_bytes(digest.digest(), "big", signed=True) if found else 0
+    return int.from_bytes(digest.digest(), "big", signed=True) if has_topic else 0
 
 
 def changed_names(old: "MetadataImage", new: "MetadataImage") -> dict[str, None]:

@@ -1,4 +1,4 @@
-"""What clients ask of one group of the classic protocol: join, sync, heartbeat, leave, and whether they may commit.
+"""The requests of clients to one classic group: join, sync, heartbeat and leave, and the check of commits.
 
 Sources: KIP-62, KIP-345 (static members), KIP-394 (member ids), KIP-559 (protocol type and name), KIP-814 (leader).
 """
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from tidelog.coordinator.deadlines import Deadline, Deadlines
 from tidelog.coordinator.decision import Decision, Moment, Reply
-from tidelog.coordinator.group.members import Member, Protocols, metadata_bytes, protocols_to_vote_for
+from tidelog.coordinator.group.members import ClassicMember, Protocols, metadata_bytes, protocols_to_vote_for
 from tidelog.coordinator.group.rebalance import NO_MEMBER_ID, RebalancingGroup, refuse_join
 from tidelog.coordinator.group.settings import (
     METADATA_BYTES_MAX,
@@ -30,41 +30,42 @@ from tidelog.wire.messages.join_group import JoinGroupRequest
 from tidelog.wire.messages.leave_group import LeaveGroupRequest, MemberResponse
 from tidelog.wire.messages.sync_group import SyncGroupRequest, SyncGroupResponse
 
-KNOWN_ID_VERSION = 4
-"""From this version of JoinGroup on, a member first gets its id and then joins with it (KIP-394)."""
+MEMBER_ID_REQUIRED_VERSION = 4
+"""From this version of JoinGroup on, a new member first gets its id and then joins with it (KIP-394)."""
 SKIP_ASSIGNMENT_VERSION = 9
-"""From this version of JoinGroup on, a static leader that came back is told so and need not assign (KIP-814)."""
+"""From this version of JoinGroup on, a static leader that restarted learns from the response that it need not assign
+(KIP-814)."""
 
 
 class Joining(NamedTuple):
-    """A join and who sent it."""
+    """A join request and its sender."""
 
     request: JoinGroupRequest
     reply: Reply
     client_id: str
     client_host: str
     version: int
-    """Of JoinGroup."""
+    """The version of JoinGroup."""
     fresh_uuid: str
-    """A new random id in text, for a member that has none yet."""
+    """A new random UUID as hexadecimal text, for a member that has no id yet."""
     fresh_id: str = ""
-    """The same in the form of the consumer protocol, for a group of that."""
+    """The same UUID in the form of the consumer protocol, for a group of that protocol."""
 
     @property
     def rebalance_timeout_ms(self) -> int:
-        """Version 0 has one timeout for both."""
+        """The rebalance timeout. Version 0 has only the session timeout, which is used for both."""
         return self.request.session_timeout_ms if self.version == 0 else self.request.rebalance_timeout_ms
 
     @property
-    def asks_for_an_id(self) -> bool:
-        """Whether the answer is a member id, with which the client is to join again (KIP-394)."""
+    def is_asking_for_id(self) -> bool:
+        """Whether the answer has to be a member id with which the client joins again (KIP-394)."""
         request = self.request
-        known = request.member_id != NO_MEMBER_ID or request.group_instance_id is not None
-        return self.version >= KNOWN_ID_VERSION and not known
+        has_identity = request.member_id != NO_MEMBER_ID or request.group_instance_id is not None
+        return self.version >= MEMBER_ID_REQUIRED_VERSION and not has_identity
 
 
 class ClassicGroup(RebalancingGroup):
-    """Every method is one step of the machine; what it leads to is added to a Decision."""
+    """A classic group. Each method is one step of the state machine, and adds its effects to a Decision."""
 
     __slots__ = ()
 
@@ -72,34 +73,36 @@ class ClassicGroup(RebalancingGroup):
     def from_record(
         cls, group_id: str, value: GroupMetadataValue, settings: GroupSettings, deadlines: Deadlines, now: Moment
     ) -> "ClassicGroup":
-        """The group as its last record left it: stable with its members, each with a new session, or empty."""
+        """Restore a group from its last record: stable, with a new session for each member, or empty."""
         group = cls(group_id, settings, deadlines, now)
         group.generation = value.generation
         group.protocol_type = value.protocol_type
         group.state_since_ms = value.current_state_timestamp if value.current_state_timestamp >= 0 else now.wall_ms
         if not value.members:
             if value.protocol_type:
-                group._note_subscriptions()
+                group._store_subscriptions()
             return group
         group.state = GroupState.STABLE
         group.protocol_name = value.protocol
-        for told in value.members:
-            if told.member_id in group.members or told.group_instance_id in group.members.static_ids:
-                continue  # no group was ever like that; the record is not ours
-            member = Member(
-                member_id=told.member_id,
-                instance_id=told.group_instance_id,
-                client_id=told.client_id,
-                client_host=told.client_host,
-                rebalance_timeout_ms=told.rebalance_timeout if told.rebalance_timeout >= 0 else told.session_timeout,
-                session_timeout_ms=told.session_timeout,
-                protocols=[(value.protocol or "", told.subscription)],
-                session=Deadline(group._session_over, told.member_id),
-                assignment=told.assignment,
+        for record_member in value.members:
+            if record_member.member_id in group.members or record_member.group_instance_id in group.members.static_ids:
+                continue  # no group can have such members; the record was not written by a coordinator
+            member = ClassicMember(
+                member_id=record_member.member_id,
+                instance_id=record_member.group_instance_id,
+                client_id=record_member.client_id,
+                client_host=record_member.client_host,
+                rebalance_timeout_ms=record_member.rebalance_timeout
+                if record_member.rebalance_timeout >= 0
+                else record_member.session_timeout,
+                session_timeout_ms=record_member.session_timeout,
+                protocols=[(value.protocol or "", record_member.subscription)],
+                session=Deadline(group._expire_session, record_member.member_id),
+                assignment=record_member.assignment,
             )
             group.members.add(member)
             group._renew_session(member, now)
-        group._note_subscriptions()
+        group._store_subscriptions()
         if value.leader is not None and value.leader in group.members:
             group.members.leader_id = value.leader
         return group
@@ -107,13 +110,13 @@ class ClassicGroup(RebalancingGroup):
     # Join
 
     def join(self, joining: Joining, now: Moment) -> Decision:
-        """Answered at once, or when the rebalance's join phase ends."""
+        """Handle JoinGroup. It is answered immediately, or when the join phase of a rebalance ends."""
         out = Decision()
         request = joining.request
         protocols = protocols_of(request)
         member_id = request.member_id
         if not self._has_room_for(member_id):
-            self._drop(member_id, out, now)
+            self._remove_by_id(member_id, out, now)
             refuse_join(joining.reply, NO_MEMBER_ID, ErrorCode.GROUP_MAX_SIZE_REACHED, out)
         elif not self._supports(joining, protocols):
             refuse_join(joining.reply, member_id, ErrorCode.INCONSISTENT_GROUP_PROTOCOL, out)
@@ -125,7 +128,7 @@ class ClassicGroup(RebalancingGroup):
             if request.group_instance_id is None:
                 self._add(member_id, joining, protocols, out, now)
             else:
-                # An id is handed out in advance only to members without an instance id. Kafka answers the same.
+                # Only members without an instance id get an id in advance. Kafka answers the same.
                 refuse_join(joining.reply, NO_MEMBER_ID, ErrorCode.UNKNOWN_SERVER_ERROR, out)
         else:
             try:
@@ -140,19 +143,19 @@ class ClassicGroup(RebalancingGroup):
         instance_id = joining.request.group_instance_id
         if instance_id is not None:
             member_id = f"{instance_id}-{joining.fresh_uuid}"
-            known = self.members.static_ids.get(instance_id)
-            if known is None:
+            old_member_id = self.members.static_ids.get(instance_id)
+            if old_member_id is None:
                 self._add(member_id, joining, protocols, out, now)
             else:
-                self._come_back(self.members.by_id[known], member_id, joining, protocols, out, now)
+                self._replace_static(self.members.by_id[old_member_id], member_id, joining, protocols, out, now)
             return
         member_id = f"{joining.client_id}-{joining.fresh_uuid}"
-        if joining.version < KNOWN_ID_VERSION:
+        if joining.version < MEMBER_ID_REQUIRED_VERSION:
             self._add(member_id, joining, protocols, out, now)
         elif len(self.members.pending) >= PENDING_MEMBERS_MAX:
             refuse_join(joining.reply, NO_MEMBER_ID, ErrorCode.GROUP_MAX_SIZE_REACHED, out)
         else:
-            session = Deadline(self._pending_over, member_id)
+            session = Deadline(self._expire_pending, member_id)
             self.members.pending[member_id] = session
             self._deadlines.set(session, now.monotonic_ms + joining.request.session_timeout_ms)
             refuse_join(joining.reply, member_id, ErrorCode.MEMBER_ID_REQUIRED, out)
@@ -162,7 +165,7 @@ class ClassicGroup(RebalancingGroup):
         request = joining.request
         if not self.members:
             self.protocol_type = request.protocol_type
-        member = Member(
+        member = ClassicMember(
             member_id=member_id,
             instance_id=request.group_instance_id,
             client_id=joining.client_id,
@@ -170,67 +173,70 @@ class ClassicGroup(RebalancingGroup):
             rebalance_timeout_ms=joining.rebalance_timeout_ms,
             session_timeout_ms=request.session_timeout_ms,
             protocols=protocols,
-            session=Deadline(self._session_over, member_id),
+            session=Deadline(self._expire_session, member_id),
         )
         member.is_new = True
-        self._newcomer = self._starting
+        self._joined_during_delay = self._is_first_rebalance
         self.members.add(member)
         self.members.park_join(member, joining.reply)
-        # Its client may be gone for good; without an end, such members would hold up every rebalance.
+        # The client may have disconnected permanently. Without a limit, such members would delay every rebalance.
         self._deadlines.set(member.session, now.monotonic_ms + NEW_MEMBER_JOIN_TIMEOUT_MS)
         self._rebalance_or_complete(out, now)
 
-    def _rejoin(self, member: Member, joining: Joining, protocols: Protocols, out: Decision, now: Moment) -> None:
-        leads = self.members.leader_id == member.member_id
-        unchanged = member.protocols == protocols
-        if self.state is GroupState.COMPLETING_REBALANCE and unchanged:
-            # It may have missed the answer to its join.
-            out.reply(joining.reply, self._joined(member, with_members=leads))
-        elif self.state is GroupState.STABLE and unchanged and not leads:
-            out.reply(joining.reply, self._joined(member))
+    def _rejoin(
+        self, member: ClassicMember, joining: Joining, protocols: Protocols, out: Decision, now: Moment
+    ) -> None:
+        is_leader = self.members.leader_id == member.member_id
+        has_same_protocols = member.protocols == protocols
+        if self.state is GroupState.COMPLETING_REBALANCE and has_same_protocols:
+            # The member may have missed the response to its join.
+            out.reply(joining.reply, self._join_response(member, with_members=is_leader))
+        elif self.state is GroupState.STABLE and has_same_protocols and not is_leader:
+            out.reply(joining.reply, self._join_response(member))
         else:
-            # A leader that joins again wants a new assignment, though its own metadata may be the same.
+            # A leader that joins again requests a new assignment, even if its own metadata has not changed.
             self._update(member, joining, protocols, out)
             self._rebalance_or_complete(out, now)
 
-    def _update(self, member: Member, joining: Joining, protocols: Protocols, out: Decision) -> None:
+    def _update(self, member: ClassicMember, joining: Joining, protocols: Protocols, out: Decision) -> None:
         self.members.set_protocols(member, protocols)
         member.rebalance_timeout_ms = joining.rebalance_timeout_ms
         member.session_timeout_ms = joining.request.session_timeout_ms
-        earlier = self.members.park_join(member, joining.reply)
-        if earlier is not None:
-            refuse_join(earlier, member.member_id, ErrorCode.REBALANCE_IN_PROGRESS, out)
+        previous_reply = self.members.park_join(member, joining.reply)
+        if previous_reply is not None:
+            refuse_join(previous_reply, member.member_id, ErrorCode.REBALANCE_IN_PROGRESS, out)
 
-    def _come_back(
-        self, member: Member, member_id: str, joining: Joining, protocols: Protocols, out: Decision, now: Moment
+    def _replace_static(
+        self, member: ClassicMember, member_id: str, joining: Joining, protocols: Protocols, out: Decision, now: Moment
     ) -> None:
-        """A static member restarted: a new id, the old place. Whoever used the old id is fenced."""
+        """Replace the id of a static member that restarted and keep its place. Requests with the old id are fenced."""
         old_leader_id = self.members.leader_id
         self._answer_parked(member, ErrorCode.FENCED_INSTANCE_ID, member.member_id, out)
         self._deadlines.clear(member.session)
-        member.session = Deadline(self._session_over, member_id)
+        member.session = Deadline(self._expire_session, member_id)
         self.members.rename(member, member_id)
-        self._renew_session(member, now)  # by its former timeout, as in Kafka
+        self._renew_session(member, now)  # with the previous session timeout, as in Kafka
         self._update(member, joining, protocols, out)
         if self.state is GroupState.PREPARING_REBALANCE:
             self._maybe_complete_join(out, now)
         elif self.state is GroupState.COMPLETING_REBALANCE or not self._keeps_generation():
-            # In the first case the leader may be assigning to the old id at this moment.
+            # In the state COMPLETING_REBALANCE, the leader may be assigning partitions to the old id at this moment.
             self._prepare_rebalance(out, now)
         else:
             self.members.take_join(member)
             out.records.append(self.record())
-            leads = self.members.leader_id == member_id
+            is_leader = self.members.leader_id == member_id
             if joining.version >= SKIP_ASSIGNMENT_VERSION:
-                out.reply(joining.reply, self._joined(member, with_members=leads, skip_assignment=leads))
+                out.reply(joining.reply, self._join_response(member, with_members=is_leader, skip_assignment=is_leader))
             else:
-                # Told the old leader's id, it does not take itself for the leader, and so does not assign.
-                answer = self._joined(member)
+                # The response has the old leader's id, so the member does not take itself for the leader and does
+                # not assign.
+                answer = self._join_response(member)
                 answer.leader = old_leader_id or ""
                 out.reply(joining.reply, answer)
 
     def _keeps_generation(self) -> bool:
-        """Whether the present generation still stands after a static member came back with other metadata."""
+        """Return whether the current generation stays valid after a static member returned with other metadata."""
         same_protocol = self.members.select_protocol() == self.protocol_name
         return same_protocol and self._record_bytes() <= self._settings.record_bytes_max
 
@@ -239,45 +245,49 @@ class ClassicGroup(RebalancingGroup):
         if self.state is GroupState.EMPTY:
             return True
         if self.state is GroupState.PREPARING_REBALANCE:
-            known = members.by_id.get(member_id)
-            if known is not None and known.join_reply is not None:
+            member = members.by_id.get(member_id)
+            if member is not None and member.join_reply is not None:
                 return True
-            return members.joining < self._settings.group_max_size
+            return members.parked_join_count < self._settings.group_max_size
         return member_id in members or len(members) < self._settings.group_max_size
 
     def _supports(self, joining: Joining, protocols: Protocols) -> bool:
-        """Whether a protocol can be chosen that this member and all others know. Kafka does not answer the only member
-        of a group where none can.
+        """Return whether this member and all others have a common protocol.
+
+        Kafka never answers the only member of a group if that member names every protocol more than once; here the
+        join is refused.
         """
         protocol_type = joining.request.protocol_type
         if not protocol_type or not protocols:
             return False
         if self.state is GroupState.EMPTY:
-            return joining.asks_for_an_id or bool(protocols_to_vote_for(protocols))
-        return protocol_type == self.protocol_type and self.members.support(protocols)
+            return joining.is_asking_for_id or bool(protocols_to_vote_for(protocols))
+        return protocol_type == self.protocol_type and self.members.supports(protocols)
 
     # Sync
 
     def sync(self, request: SyncGroupRequest, reply: Reply, now: Moment) -> Decision:
-        """The leader brings everyone's assignment, the others wait for theirs."""
+        """Handle SyncGroup. The leader sends the assignment of all members; the requests of other members are parked
+        until then.
+        """
         out = Decision()
         try:
             member = self._check_sync(request)
         except ApiError as error:
             out.reply(reply, SyncGroupResponse(error_code=error.code))
             return out
-        self._synced(member.member_id)
+        self._mark_synced(member.member_id)
         if self.state is GroupState.STABLE:
-            out.reply(reply, self._assigned(member))  # no sign of life, as in Kafka
+            out.reply(reply, self._sync_response(member))  # this does not renew the session, as in Kafka
             return out
         if member.sync_reply is not None:
             out.reply(member.sync_reply, SyncGroupResponse(error_code=ErrorCode.REBALANCE_IN_PROGRESS))
         member.sync_reply = reply
         if member.member_id == self.members.leader_id:
-            self._assign({told.member_id: told.assignment for told in request.assignments}, out, now)
+            self._assign({assigned.member_id: assigned.assignment for assigned in request.assignments}, out, now)
         return out
 
-    def _check_sync(self, request: SyncGroupRequest) -> Member:
+    def _check_sync(self, request: SyncGroupRequest) -> ClassicMember:
         member = self.member(request.member_id, request.group_instance_id)
         if request.generation_id != self.generation:
             raise IllegalGeneration
@@ -288,27 +298,29 @@ class ClassicGroup(RebalancingGroup):
         return member
 
     def _assign(self, assignments: dict[str, bytes], out: Decision, now: Moment) -> None:
-        """Whom the leader left out gets an empty assignment; whom it made up is ignored."""
+        """Store the leader's assignment. Members that it omits get an empty assignment; unknown member ids are
+        ignored.
+        """
         for member in self.members:
             member.assignment = assignments.get(member.member_id, b"")
         if self._record_bytes() > self._settings.record_bytes_max:
-            self._refuse_assignment(ErrorCode.UNKNOWN_SERVER_ERROR, out, now)
+            self._cancel_assignment(ErrorCode.UNKNOWN_SERVER_ERROR, out, now)
             self._prepare_rebalance(out, now)
             return
         out.records.append(self.record())
-        self._enter(GroupEvent.ASSIGNED, now)
+        self._transition(GroupEvent.ASSIGNED, now)
         for member in self.members:
             if member.sync_reply is not None:
-                waiting, member.sync_reply = member.sync_reply, None
-                out.reply(waiting, self._assigned(member))
+                sync_reply, member.sync_reply = member.sync_reply, None
+                out.reply(sync_reply, self._sync_response(member))
                 self._renew_session(member, now)
 
-    def _assigned(self, member: Member) -> SyncGroupResponse:
+    def _sync_response(self, member: ClassicMember) -> SyncGroupResponse:
         return SyncGroupResponse(
             protocol_type=self.protocol_type, protocol_name=self.protocol_name, assignment=member.assignment
         )
 
-    def _synced(self, member_id: str) -> None:
+    def _mark_synced(self, member_id: str) -> None:
         unsynced = self.members.unsynced
         if member_id in unsynced:
             del unsynced[member_id]
@@ -318,7 +330,9 @@ class ClassicGroup(RebalancingGroup):
     # Heartbeat, leave, commit
 
     def heartbeat(self, member_id: str, instance_id: str | None, generation: int, now: Moment) -> ErrorCode:
-        """NONE, REBALANCE_IN_PROGRESS, or what is wrong with the member. Raises ApiError for the latter too."""
+        """Handle Heartbeat. Returns NONE, REBALANCE_IN_PROGRESS or ILLEGAL_GENERATION. Raises ApiError for other
+        errors.
+        """
         member = self.member(member_id, instance_id)
         if generation != self.generation:
             return ErrorCode.ILLEGAL_GENERATION
@@ -328,20 +342,20 @@ class ClassicGroup(RebalancingGroup):
         return ErrorCode.NONE
 
     def leave(self, request: LeaveGroupRequest, out: Decision, now: Moment) -> list[MemberResponse]:
-        """Remove the members that the request names, by member id or (with an empty one) by group instance id."""
-        told = []
-        left = False
+        """Handle LeaveGroup: remove members, named by member id or, if that is empty, by group instance id."""
+        responses = []
+        any_left = False
         for identity in request.members:
-            error = self._leave_one(identity.member_id, identity.group_instance_id, out)
-            left |= error is ErrorCode.NONE
-            told.append(MemberResponse(identity.member_id, identity.group_instance_id, error))
-        if left:
+            error = self._remove_leaving(identity.member_id, identity.group_instance_id, out)
+            any_left |= error is ErrorCode.NONE
+            responses.append(MemberResponse(identity.member_id, identity.group_instance_id, error))
+        if any_left:
             self._members_changed(out, now)
-        return told
+        return responses
 
-    def _leave_one(self, member_id: str, instance_id: str | None, out: Decision) -> ErrorCode:
+    def _remove_leaving(self, member_id: str, instance_id: str | None, out: Decision) -> ErrorCode:
         if member_id == NO_MEMBER_ID:
-            # An administrator removes a static member, whose member id only the group knows.
+            # An administrator that removes a static member does not know its member id.
             member_id = self.members.static_ids.get(instance_id, NO_MEMBER_ID) if instance_id is not None else ""
         if self._forget_pending(member_id):
             return ErrorCode.NONE
@@ -353,7 +367,7 @@ class ClassicGroup(RebalancingGroup):
         return ErrorCode.NONE
 
     def check_commit(self, member_id: str, instance_id: str | None, generation: int, now: Moment) -> None:
-        """Raise ApiError unless this committer may commit now; a member's session is renewed."""
+        """Raise ApiError unless this committer may commit now. Renews the session of a member."""
         if generation < 0 and self.state is GroupState.EMPTY:
             return  # an administrator, or a consumer that assigns its partitions itself
         if generation < 0 and not member_id and instance_id is None:
@@ -365,13 +379,15 @@ class ClassicGroup(RebalancingGroup):
             raise RebalanceInProgress
         self._renew_session(member, now)
 
-    def member(self, member_id: str, instance_id: str | None) -> Member:
-        """Raises FencedInstanceId when another member has the instance id, UnknownMemberId when there is none."""
+    def member(self, member_id: str, instance_id: str | None) -> ClassicMember:
+        """Return the member. Raises FencedInstanceId if another member has the instance id, UnknownMemberId if there
+        is no such member.
+        """
         if instance_id is not None:
-            known = self.members.static_ids.get(instance_id)
-            if known is None:
+            current_member_id = self.members.static_ids.get(instance_id)
+            if current_member_id is None:
                 raise UnknownMemberId
-            if known != member_id:
+            if current_member_id != member_id:
                 raise FencedInstanceId
         member = self.members.by_id.get(member_id)
         if member is None:
@@ -383,5 +399,5 @@ def protocols_of(request: JoinGroupRequest) -> Protocols:
     return [(protocol.name, protocol.metadata) for protocol in request.protocols]
 
 
-def _differ(asked: str | None, known: str | None) -> bool:
-    return asked is not None and known is not None and asked != known
+def _differ(requested: str | None, current: str | None) -> bool:
+    return requested is not None and current is not None and requested != current

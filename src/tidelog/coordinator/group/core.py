@@ -1,4 +1,4 @@
-"""All groups of one partition of `__consumer_offsets`: which group a request is for, and what it finds there."""
+"""All groups of one partition of `__consumer_offsets`: finds the group of a request and lets it decide."""
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, islice
@@ -13,7 +13,7 @@ from tidelog.coordinator.decision import Decision, Moment, Reply
 from tidelog.coordinator.group.classic import ClassicGroup, Joining
 from tidelog.coordinator.group.deletion import check_deletable, check_offsets_deletable, is_empty, is_subscribed
 from tidelog.coordinator.group.durable import DurableGroup, DurableGroups
-from tidelog.coordinator.group.members import Member
+from tidelog.coordinator.group.members import ClassicMember
 from tidelog.coordinator.group.offsets import OffsetCommit, PreparedCommit, expired_offsets, prepare_commit
 from tidelog.coordinator.group.rebalance import NO_MEMBER_ID, refuse_join
 from tidelog.coordinator.group.records import AnyRecord, GroupRecord, OffsetRecord, decode_record
@@ -37,11 +37,11 @@ from tidelog.wire.messages.leave_group import LeaveGroupRequest, LeaveGroupRespo
 from tidelog.wire.messages.sync_group import SyncGroupRequest, SyncGroupResponse
 
 GROUP_MUST_EXIST_VERSION = 9
-"""From this version of OffsetCommit on, a generation of a group that is not known has an error of its own."""
+"""From this version of OffsetCommit on, a commit with a generation to an unknown group gets GROUP_ID_NOT_FOUND."""
 SWEEP_RECORDS_MAX = 500
-"""Tombstones in one batch."""
+"""Upper bound on the tombstones in one batch of a sweep."""
 DELETE_RECORDS_MAX = 200
-"""The same for a request, between two of which other requests have their turn."""
+"""Upper bound on the tombstones in one batch of a deletion. Other requests are handled between two batches."""
 
 
 CLASSIC = "classic"
@@ -56,38 +56,42 @@ class GroupListing(NamedTuple):
 
 
 class GroupCore:
-    """Durable groups, and on top of them the groups that have, or recently had, members."""
+    """The durable state of all groups, and the soft state of groups that have or recently had members."""
 
     def __init__(self, settings: GroupSettings, image_now: Callable[[], MetadataImage] = MetadataImage) -> None:
         self.settings = settings
         self.durable = DurableGroups()
         self.groups: dict[str, ClassicGroup] = {}
-        """Soft state. A group that is missing here and durable is empty."""
+        """Soft state of classic groups. A classic group that is in `durable` but not here is empty."""
         self.deadlines = Deadlines()
         self.consumers = ConsumerGroups(settings, self.durable, self.groups, self.deadlines, image_now)
 
     # Durable state
 
     def decode(self, key: bytes, value: bytes | None) -> AnyRecord | None:
-        """None for a kind that is not known. Raises MalformedMessage."""
+        """Decode a record; None for an unknown type. Raises MalformedMessage."""
         return decode_record(key, value)
 
     def replay(self, record: AnyRecord, next_offset: int) -> None:
         self.durable.replay(record, next_offset)
 
     def loaded(self, now: Moment) -> Decision:
-        """Everything is replayed: members get new sessions, groups that are too large now rebalance."""
+        """Restore the soft state after all records are replayed: start new sessions, and rebalance groups that
+        exceed their limit.
+        """
         out = Decision()
         for group_id, durable in self.durable.by_id.items():
             if durable.metadata is not None and durable.metadata.members:
-                group = self._restored(group_id, durable.metadata, now)
+                group = self._restore(group_id, durable.metadata, now)
                 self.groups[group_id] = group
                 group.shrink_to_fit(out, now)
         self.consumers.loaded(now)
         return out
 
     def topics_changed(self, old: MetadataImage, new: MetadataImage, now: Moment) -> None:
-        """Consumer groups that read these topics are assigned anew as their members' heartbeats come."""
+        """Note which topics changed. Consumer groups that subscribe to them compute a new assignment at the next
+        heartbeat.
+        """
         changed = changed_names(old, new)
         if changed:
             self.consumers.topics_changed(changed, now)
@@ -95,7 +99,7 @@ class GroupCore:
     # Requests
 
     def consumer_heartbeat(self, beat: Beat, now: Moment) -> Decision:
-        """Answered with a ConsumerGroupHeartbeatResponse. Raises ApiError."""
+        """Handle ConsumerGroupHeartbeat. The reply is a ConsumerGroupHeartbeatResponse. Raises ApiError."""
         return self.consumers.heartbeat(beat, now)
 
     def join(self, joining: Joining, now: Moment) -> Decision:
@@ -110,18 +114,18 @@ class GroupCore:
         if group is None:
             if is_new:
                 if request.member_id != NO_MEMBER_ID:
-                    return _refused(joining, ErrorCode.UNKNOWN_MEMBER_ID)
+                    return _refuse(joining, ErrorCode.UNKNOWN_MEMBER_ID)
                 if self._is_full():
-                    return _refused(joining, ErrorCode.COORDINATOR_NOT_AVAILABLE)
-            group = self._restored(group_id, durable.metadata if durable else None, now)
+                    return _refuse(joining, ErrorCode.COORDINATOR_NOT_AVAILABLE)
+            group = self._restore(group_id, durable.metadata if durable else None, now)
         out = group.join(joining, now)
         if group.members or group.members.pending:
             self.groups[group_id] = group
-            if consumer is not None:  # without members: its name is free for a group of the other protocol
+            if consumer is not None:  # a consumer group without members may be replaced by a classic group
                 out.records += consumer.end_records()
                 self.consumers.forget(group_id)
             if is_new:
-                out.records.append(_first_record(group_id, now))
+                out.records.append(_empty_group_record(group_id, now))
         out.reply_offset = self.durable.next_offset(group_id)
         return out
 
@@ -157,20 +161,22 @@ class GroupCore:
         out = Decision()
         group = self.groups.get(request.group_id)
         if group is None:
-            told = [
+            responses = [
                 MemberResponse(member.member_id, member.group_instance_id, ErrorCode.UNKNOWN_MEMBER_ID)
                 for member in request.members
             ]
         else:
-            told = group.leave(request, out, now)
-        out.reply(reply, LeaveGroupResponse(members=told))
+            responses = group.leave(request, out, now)
+        out.reply(reply, LeaveGroupResponse(members=responses))
         out.reply_offset = self.durable.next_offset(request.group_id)
         return out
 
     def commit(
         self, commit: OffsetCommit, reply: Reply, now: Moment, prepared: PreparedCommit | None = None
     ) -> Decision:
-        """Answered with one error code for each offset of the commit. Raises ApiError when the committer is refused."""
+        """Commit offsets. The reply is one error code for each offset. Raises ApiError if this committer may not
+        commit.
+        """
         self.check_commit(commit, now)
         if prepared is None:
             prepared = run_all(prepare_commit(commit, self.settings, now))
@@ -192,40 +198,49 @@ class GroupCore:
                 raise UnknownMemberId
         elif commit.generation < 0:
             if self._is_full():
-                raise CoordinatorNotAvailable(f"there are {GROUPS_MAX} groups here already")
+                raise CoordinatorNotAvailable(f"this coordinator has {GROUPS_MAX} groups already, which is the limit")
         else:
             if commit.version >= GROUP_MUST_EXIST_VERSION:
                 raise GroupIdNotFound(f"group {commit.group_id!r} does not exist")
             raise IllegalGeneration
 
     def delete_some(self, group_id: str, now: Moment) -> tuple[Decision, bool]:
-        """Delete a group: as much as fits into one decision, and whether that was all. Raises ApiError.
+        """Delete a group, as much as fits into one decision. Returns the decision and whether it is the last one.
 
-        What is left between two of them is a group with fewer offsets, of which others may ask meanwhile. That nobody
-        joins it is the caller's business.
+        Between two decisions the group has fewer offsets, and other requests may read it. The caller has to refuse
+        joins meanwhile. Raises ApiError.
         """
         durable, group = self.durable.by_id.get(group_id), self.groups.get(group_id)
         check_deletable(group_id, durable, group)
         out = Decision()
-        left = _all_tombstones(group_id, durable)
-        out.records += islice(left, DELETE_RECORDS_MAX)
-        is_last = next(left, None) is None
+        remaining = _offset_tombstones(group_id, durable)
+        out.records += islice(remaining, DELETE_RECORDS_MAX)
+        is_last = next(remaining, None) is None
         if is_last:
-            self._end_group(group_id, durable, group, out, now)
+            self._delete_group(group_id, durable, group, out, now)
         out.reply_offset = self.durable.next_offset(group_id)
         return out, is_last
 
     def delete_offsets(self, group_id: str, offsets: Sequence[tuple[str, int]], reply: Reply, now: Moment) -> Decision:
-        """Answered with one error code for each (topic, partition). Raises ApiError when all of it is refused."""
+        """Delete committed offsets. The reply is one error code for each (topic, partition).
+
+        Raises ApiError if the whole request is refused.
+        """
         durable, group = self.durable.by_id.get(group_id), self.groups.get(group_id)
         check_offsets_deletable(group_id, durable, group)
         out = Decision()
         codes = []
-        read = {topic: is_subscribed(topic, durable, group) for topic in dict.fromkeys(topic for topic, _ in offsets)}
-        self._keep_simple(group_id, durable, now)
+        is_subscribed_by_topic = {
+            topic: is_subscribed(topic, durable, group) for topic in dict.fromkeys(topic for topic, _ in offsets)
+        }
+        self._retain_simple_group(group_id, durable, now)
         for topic, partition in offsets:
-            codes.append(ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC if read[topic] else ErrorCode.NONE)
-            if not read[topic] and durable is not None and durable.committed(topic, partition) is not None:
+            codes.append(ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC if is_subscribed_by_topic[topic] else ErrorCode.NONE)
+            if (
+                not is_subscribed_by_topic[topic]
+                and durable is not None
+                and durable.committed(topic, partition) is not None
+            ):
                 out.records.append(OffsetRecord(group_id, topic, partition, None))
         out.reply(reply, codes)
         out.reply_offset = self.durable.next_offset(group_id)
@@ -234,9 +249,10 @@ class GroupCore:
     def committed(
         self, group_id: str, member_id: str | None = None, member_epoch: int = -1
     ) -> tuple[DurableGroup | None, int]:
-        """The group's offsets, to be read at once, and the end of the log that they tell of.
+        """Return the group's state, which the caller has to read before the next step, and the exclusive end of the
+        log that it reflects.
 
-        Raises ApiError when a member of the consumer protocol asks with another epoch than its own.
+        Raises ApiError if a member of the consumer protocol sends another epoch than its own.
         """
         consumer = self.consumers.find(group_id)
         if consumer is not None:
@@ -244,7 +260,7 @@ class GroupCore:
         return self.durable.by_id.get(group_id), self.durable.next_offset(group_id)
 
     def listing(self) -> Iterator[GroupListing]:
-        """Whoever goes through it may take its time: what comes or goes meanwhile may be in it or not."""
+        """Yield all groups. A group that is created or deleted during the iteration may be included or not."""
         groups, durable_groups = dict(self.groups), dict(self.durable.by_id)
         for group_id, group in groups.items():
             yield GroupListing(group_id, group.protocol_type, group.state)
@@ -256,8 +272,11 @@ class GroupCore:
                 yield GroupListing(group_id, protocol_type, GroupState.EMPTY)
 
     def describe(self, group_id: str) -> DescribedGroup | None:
-        """None if there is no such group. Metadata is told of a stable group's members only. Raises ApiError for a
-        group of the consumer protocol."""
+        """Describe a classic group; None if it does not exist. Only members of a stable group are described with
+        their metadata.
+
+        Raises ApiError for a group of the consumer protocol.
+        """
         if self.consumers.find(group_id) is not None:
             raise GroupIdNotFound(f"Group {group_id} is not a classic group.")
         group = self.groups.get(group_id)
@@ -273,21 +292,21 @@ class GroupCore:
             group_state=group.state.value,
             protocol_type=group.protocol_type,
             protocol_data=protocol or "",
-            members=[_described(member, protocol) for member in group.members],
+            members=[_describe_member(member, protocol) for member in group.members],
         )
 
     def describe_consumer(self, group_id: str) -> DescribedConsumerGroup:
-        """Raises GroupIdNotFound unless it is a group of the consumer protocol."""
+        """Describe a consumer group. Raises GroupIdNotFound unless it is a group of the consumer protocol."""
         return self.consumers.describe(group_id)
 
     # Time
 
     def next_deadline_ms(self) -> int | None:
-        """Monotonic; `expire` has nothing to do before it."""
+        """Return the monotonic time before which `expire` has nothing to do; None if no deadline is set."""
         return self.deadlines.next_ms()
 
     def expire(self, now: Moment) -> Iterator[Decision]:
-        """One decision for each session, join or sync phase that is over."""
+        """Yield one decision for each deadline that is due."""
         for deadline in self.deadlines.due(now.monotonic_ms):
             out = Decision()
             deadline.callback(deadline.subject, out, now)
@@ -297,51 +316,55 @@ class GroupCore:
         return list(dict.fromkeys(chain(self.durable.by_id, self.groups)))
 
     def sweep(self, group_ids: list[str], now: Moment) -> Iterator[Decision]:
-        """Tombstones of expired offsets, and of groups that have neither members nor offsets, a batch at a time."""
+        """Yield tombstones of expired offsets, and of groups that have neither members nor offsets, in batches."""
         for group_id in group_ids:
             durable, group = self.durable.by_id.get(group_id), self.groups.get(group_id)
             expired = []
             if durable is not None:
                 expired = list(expired_offsets(group_id, durable, group, self.settings.offsets_retention_ms, now))
-            ends = len(expired) == (0 if durable is None else durable.count) and is_empty(durable, group)
+            deletes_group = len(expired) == (0 if durable is None else durable.offset_count) and is_empty(
+                durable, group
+            )
             decisions = list(_in_batches(expired))
-            if ends and not decisions:
+            if deletes_group and not decisions:
                 decisions.append(Decision())
             for decision in decisions:
-                if ends and decision is decisions[-1]:
-                    self._end_group(group_id, durable, group, decision, now)
+                if deletes_group and decision is decisions[-1]:
+                    self._delete_group(group_id, durable, group, decision, now)
                 yield decision
 
     def forget_topics(self, topics: dict[str, None], now: Moment) -> Iterator[Decision]:
-        """Tombstones of all offsets in topics that were deleted, those of several groups in one batch. Each decision is
-        to be applied before the next is asked for; others may come between."""
-        gone: list[OffsetRecord] = []
+        """Yield tombstones of all offsets in deleted topics; a batch may cover several groups.
+
+        Each decision has to be applied before the next is requested. Other steps may come between.
+        """
+        tombstones: list[OffsetRecord] = []
         for group_id in list(self.durable.by_id):
             durable = self.durable.by_id.get(group_id)
             if durable is None or topics.keys().isdisjoint(durable.offsets):
                 continue
-            self._keep_simple(group_id, durable, now)
-            gone += [
+            self._retain_simple_group(group_id, durable, now)
+            tombstones += [
                 OffsetRecord(group_id, topic, partition, None)
                 for topic, partitions in durable.offsets.items()
                 if topic in topics
                 for partition in partitions
             ]
-            full = len(gone) - len(gone) % SWEEP_RECORDS_MAX
-            if full:
-                yield from _in_batches(gone[:full])
-                del gone[:full]
-        yield from _in_batches(gone)
+            full_batches_length = len(tombstones) - len(tombstones) % SWEEP_RECORDS_MAX
+            if full_batches_length:
+                yield from _in_batches(tombstones[:full_batches_length])
+                del tombstones[:full_batches_length]
+        yield from _in_batches(tombstones)
 
-    def _keep_simple(self, group_id: str, durable: DurableGroup | None, now: Moment) -> None:
-        """Of a group that only committed no record may be left; it is there all the same, until the next sweep."""
+    def _retain_simple_group(self, group_id: str, durable: DurableGroup | None, now: Moment) -> None:
+        """Keep a group that only ever committed offsets, until the next sweep, even if no record of it is left."""
         if durable is not None and durable.metadata is None and durable.consumer is None:
             self.groups.setdefault(group_id, ClassicGroup(group_id, self.settings, self.deadlines, now))
 
-    def _end_group(
+    def _delete_group(
         self, group_id: str, durable: DurableGroup | None, group: ClassicGroup | None, out: Decision, now: Moment
     ) -> None:
-        """Nothing but offsets is left of a group without members; add its end to `out`."""
+        """Add the tombstones of a group without members to `out`, except those of its offsets."""
         if group is not None:
             group.delete(now)
             del self.groups[group_id]
@@ -352,31 +375,31 @@ class GroupCore:
             out.records.append(GroupRecord(group_id, None))
 
     def abandon(self) -> list[Reply]:
-        """Whoever waits for an answer that this core will not give any more."""
-        return list(chain.from_iterable(group.parked() for group in self.groups.values()))
+        """Return the replies of all parked requests, which this core will not answer any more."""
+        return list(chain.from_iterable(group.parked_replies() for group in self.groups.values()))
 
     def _is_full(self) -> bool:
         return max(len(self.durable.by_id), len(self.groups)) >= GROUPS_MAX
 
-    def _restored(self, group_id: str, metadata: GroupMetadataValue | None, now: Moment) -> ClassicGroup:
+    def _restore(self, group_id: str, metadata: GroupMetadataValue | None, now: Moment) -> ClassicGroup:
         if metadata is None:
             return ClassicGroup(group_id, self.settings, self.deadlines, now)
         return ClassicGroup.from_record(group_id, metadata, self.settings, self.deadlines, now)
 
 
-def _refused(joining: Joining, error: ErrorCode) -> Decision:
+def _refuse(joining: Joining, error: ErrorCode) -> Decision:
     out = Decision()
     refuse_join(joining.reply, joining.request.member_id, error, out)
     return out
 
 
-def _first_record(group_id: str, now: Moment) -> GroupRecord:
-    """Makes a group known before anybody has joined it."""
+def _empty_group_record(group_id: str, now: Moment) -> GroupRecord:
+    """Return the record that creates a group before its first member has joined."""
     value = GroupMetadataValue(protocol=None, leader=None, current_state_timestamp=now.wall_ms)
     return GroupRecord(group_id, value)
 
 
-def _described(member: Member, protocol: str | None) -> DescribedGroupMember:
+def _describe_member(member: ClassicMember, protocol: str | None) -> DescribedGroupMember:
     return DescribedGroupMember(
         member_id=member.member_id,
         group_instance_id=member.instance_id,
@@ -387,7 +410,7 @@ def _described(member: Member, protocol: str | None) -> DescribedGroupMember:
     )
 
 
-def _all_tombstones(group_id: str, durable: DurableGroup | None) -> Iterator[OffsetRecord]:
+def _offset_tombstones(group_id: str, durable: DurableGroup | None) -> Iterator[OffsetRecord]:
     for topic, partitions in durable.offsets.items() if durable is not None else ():
         for partition in partitions:
             yield OffsetRecord(group_id, topic, partition, None)

@@ -1,4 +1,4 @@
-"""Whether a group, or offsets of it, may be deleted now (KIP-229, KIP-496)."""
+"""Checks whether a group or some of its offsets may be deleted now (KIP-229, KIP-496)."""
 
 from tidelog.coordinator.group.classic import ClassicGroup
 from tidelog.coordinator.group.durable import DurableGroup
@@ -8,21 +8,24 @@ from tidelog.wire.errors import GroupIdNotFound, NonEmptyGroup
 
 
 def check_deletable(group_id: str, durable: DurableGroup | None, group: ClassicGroup | None) -> None:
-    """Raise GroupIdNotFound, or NonEmptyGroup: only a group without members goes."""
+    """Raise GroupIdNotFound, or NonEmptyGroup if the group has members."""
     _check_exists(group_id, durable, group)
     if not is_empty(durable, group):
         raise NonEmptyGroup(f"group {group_id!r} has members")
 
 
 def is_empty(durable: DurableGroup | None, group: ClassicGroup | None) -> bool:
-    """Whether there are no members; ids that were handed out to some that may come are none."""
+    """Return whether the group has no members. Member ids that clients have not joined with yet do not count."""
     if durable is not None and durable.consumer is not None and durable.consumer.members:
         return False
     return group is None or group.state is GroupState.EMPTY
 
 
 def check_offsets_deletable(group_id: str, durable: DurableGroup | None, group: ClassicGroup | None) -> None:
-    """Raise GroupIdNotFound, or NonEmptyGroup for members that do not say which topics they read."""
+    """Raise GroupIdNotFound, or NonEmptyGroup if the group has members whose subscriptions are unknown.
+
+    Only members of the protocol type "consumer" state their topics.
+    """
     _check_exists(group_id, durable, group)
     if group is None or group.state is GroupState.EMPTY:
         return
@@ -31,7 +34,9 @@ def check_offsets_deletable(group_id: str, durable: DurableGroup | None, group: 
 
 
 def is_subscribed(topic: str, durable: DurableGroup | None, group: ClassicGroup | None) -> bool:
-    """Whether members read the topic; of consumers that cannot be understood it is assumed that they do."""
+    """Return whether members subscribe to the topic. Consumers whose subscription cannot be decoded count as
+    subscribed.
+    """
     if durable is not None and durable.consumer is not None:
         return topic in durable.consumer.subscribed()
     if group is None:

@@ -1,4 +1,7 @@
-"""What `__consumer_offsets` says of each group. Changes through `replay` alone, in live operation as after a load."""
+"""The state of each group as the records of `__consumer_offsets` describe it.
+
+It changes only through `replay`, during a load as well as in live operation.
+"""
 
 from tidelog.coordinator.consumer.records import ConsumerRecord
 from tidelog.coordinator.consumer.state import ConsumerGroup
@@ -7,23 +10,24 @@ from tidelog.wire.messages.group_records import GroupMetadataValue, OffsetCommit
 
 
 class DurableGroup:
-    """One group's last word on each key."""
+    """One group: the latest value of each of its keys."""
 
     __slots__ = ("consumer", "metadata", "next_offset", "offsets")
 
     def __init__(self) -> None:
         self.metadata: GroupMetadataValue | None = None
-        """Of a classic group. None for one that only ever committed offsets (a simple consumer)."""
+        """The metadata of a classic group. None for a group that only ever committed offsets (a simple consumer)."""
         self.consumer: ConsumerGroup | None = None
-        """A group of the consumer protocol. It is not a classic group too, but while one becomes the other."""
+        """The state of a group of the consumer protocol. `metadata` is None then, except while records that convert
+        the group are replayed."""
         self.offsets: dict[str, dict[int, OffsetCommitValue]] = {}
-        """Topic -> partition -> what was committed. No topic is empty."""
+        """Committed offsets by topic and partition. Never empty for a topic."""
         self.next_offset = 0
-        """Exclusive end of the log that this state tells of."""
+        """Exclusive end of the log that this state reflects."""
 
     @property
-    def count(self) -> int:
-        """Of offsets."""
+    def offset_count(self) -> int:
+        """Number of committed offsets."""
         return sum(map(len, self.offsets.values()))
 
     def committed(self, topic: str, partition: int) -> OffsetCommitValue | None:
@@ -34,15 +38,17 @@ class DurableGroup:
 class DurableGroups:
     """Every group of one partition of `__consumer_offsets` that has metadata or offsets."""
 
-    __slots__ = ("_removed_offset", "by_id")
+    __slots__ = ("_last_removal_offset", "by_id")
 
     def __init__(self) -> None:
         self.by_id: dict[str, DurableGroup] = {}
-        self._removed_offset = 0
+        self._last_removal_offset = 0
 
     def replay(self, record: AnyRecord, next_offset: int) -> None:
-        """Take in one record of the batch that ends before `next_offset`. Each key has one place, so that only the last
-        record of a key counts, as compaction has it."""
+        """Apply one record of the batch that ends before `next_offset`.
+
+        Each key has one place in the state, so only the last record of a key counts, as in a compacted log.
+        """
         group = self.by_id.get(record.group)
         if group is None:
             if record.value is None:
@@ -68,9 +74,9 @@ class DurableGroups:
             group.metadata = record.value
         if group.metadata is None and not group.offsets and group.consumer is None:
             del self.by_id[record.group]
-            self._removed_offset = next_offset
+            self._last_removal_offset = next_offset
 
     def next_offset(self, group_id: str) -> int:
-        """Exclusive end of the log that the group's state, or its absence, tells of."""
+        """Return the exclusive end of the log that the group's state, or its absence, reflects."""
         group = self.by_id.get(group_id)
-        return self._removed_offset if group is None else group.next_offset
+        return self._last_removal_offset if group is None else group.next_offset

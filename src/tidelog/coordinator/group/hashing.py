@@ -1,4 +1,4 @@
-"""Java's hash of a string, by which Kafka places groups and breaks a tie of votes."""
+"""Java's hash of strings, which Kafka uses to place groups on partitions and to break ties in votes."""
 
 import sys
 
@@ -7,7 +7,7 @@ _NATIVE_UTF16 = "utf-16-le" if sys.byteorder == "little" else "utf-16-be"
 
 
 def string_hash(text: str) -> int:
-    """`String.hashCode`: over UTF-16 code units, in signed 32 bits."""
+    """Return Java's `String.hashCode`: computed from UTF-16 code units, a signed 32-bit number."""
     value = 0
     for unit in memoryview(text.encode(_NATIVE_UTF16, "surrogatepass")).cast("H"):
         value = (31 * value + unit) & _MASK
@@ -15,12 +15,16 @@ def string_hash(text: str) -> int:
 
 
 def partition_of(group_id: str, count: int) -> int:
-    """The partition of `__consumer_offsets` that has the group, of `count`; the same for every broker and for Kafka."""
+    """Return the partition of `__consumer_offsets` that stores the group, out of `count`: the same on every broker
+    and in Kafka.
+    """
     magnitude = abs(string_hash(group_id))
     return magnitude % count if magnitude < 1 << 31 else 0
 
 
-def hash_map_place(text: str) -> int:
-    """Where a Java hash map of its first size (up to 12 entries) puts a string: what comes first when it is walked."""
+def hash_map_bucket(text: str) -> int:
+    """Return the bucket of a string in a Java hash map of initial size (up to 12 entries), which is iterated in this
+    order.
+    """
     value = string_hash(text) & _MASK
     return (value ^ value >> 16) & 15

@@ -1,23 +1,24 @@
-"""The members of one classic group: who they are, what they vote for, whom the group waits for."""
+"""The members of one classic group, their votes for a protocol, and the counts that a rebalance depends on."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from tidelog.coordinator.deadlines import Deadline
 from tidelog.coordinator.decision import Reply
-from tidelog.coordinator.group.hashing import hash_map_place
+from tidelog.coordinator.group.hashing import hash_map_bucket
 from tidelog.wire.messages.consumer_protocol import ConsumerProtocolSubscription
 from tidelog.wire.primitives import MalformedMessage
 
 PROTOCOL_OVERHEAD_BYTES = 200
-"""Of objects and votes, for each protocol that a member names."""
+"""Estimated memory of the objects and votes for each protocol that a member names, in bytes."""
 
 Protocols = list[tuple[str, bytes]]
-"""(name, metadata) in the member's order of preference, as it sent them: a name may come more than once."""
+"""Pairs of name and metadata, in the member's order of preference. They are stored as sent: a name may occur
+repeatedly."""
 
 
 def protocols_to_vote_for(protocols: Sequence[tuple[str, bytes]]) -> list[str]:
-    """The names that come once. Kafka never chooses a protocol that a member names more than once."""
+    """Return the names that occur exactly once. Kafka never chooses a protocol that a member names more than once."""
     names = [name for name, _ in protocols]
     if len(dict.fromkeys(names)) == len(names):
         return names
@@ -25,8 +26,8 @@ def protocols_to_vote_for(protocols: Sequence[tuple[str, bytes]]) -> list[str]:
     return [name for name in names if counts[name] == 1]
 
 
-class Member:
-    """One member: what it said when it joined, and which of its requests are parked."""
+class ClassicMember:
+    """One member: the fields of its join request, its parked requests and its assignment."""
 
     __slots__ = (
         "assignment",
@@ -68,10 +69,11 @@ class Member:
         self.join_reply: Reply | None = None
         self.sync_reply: Reply | None = None
         self.is_new = False
-        """Joined for the first time and not answered yet: it does not know its id, so it cannot send heartbeats."""
+        """Whether the member's first join is still unanswered: the member does not know its id, so it cannot send
+        heartbeats."""
 
     def metadata_for(self, protocol: str | None) -> bytes:
-        """The metadata that the member sent with that protocol; empty if it did not name it."""
+        """Return the metadata that the member sent for the protocol; empty if the member does not support it."""
         for name, metadata in self.protocols:
             if name == protocol:
                 return metadata
@@ -79,35 +81,47 @@ class Member:
 
 
 def metadata_bytes(protocols: Protocols) -> int:
-    """What they take in memory, roughly."""
+    """Return the estimated memory of the protocols, in bytes."""
     return sum(PROTOCOL_OVERHEAD_BYTES + len(name) + len(metadata) for name, metadata in protocols)
 
 
-class Members:
-    """Members in the order in which they joined, with the counts that a rebalance turns on. No step costs O(members),
-    but those that go over all members by their nature (once a rebalance)."""
+class ClassicMembers:
+    """Members in the order in which they joined, with the counts that a rebalance depends on.
 
-    __slots__ = ("_votes", "by_id", "joining", "leader_id", "metadata_bytes", "pending", "static_ids", "unsynced")
+    No step takes time proportional to the number of members, except those that must visit all members, once in a
+    rebalance.
+    """
+
+    __slots__ = (
+        "_votes",
+        "by_id",
+        "leader_id",
+        "metadata_bytes",
+        "parked_join_count",
+        "pending",
+        "static_ids",
+        "unsynced",
+    )
 
     def __init__(self) -> None:
-        self.by_id: dict[str, Member] = {}
+        self.by_id: dict[str, ClassicMember] = {}
         self.static_ids: dict[str, str] = {}
-        """Group instance id -> member id (KIP-345)."""
+        """Member id by group instance id (KIP-345)."""
         self.pending: dict[str, Deadline] = {}
-        """Member ids that were handed out and have not joined (KIP-394)."""
+        """The sessions of member ids that clients got and have not joined with yet (KIP-394)."""
         self.unsynced: dict[str, None] = {}
-        """Members of this generation that have not asked for their assignment."""
-        self.joining = 0
-        """Members whose join is parked."""
+        """Ids of the members of this generation that have not sent SyncGroup yet."""
+        self.parked_join_count = 0
+        """Number of members whose join is parked."""
         self.leader_id: str | None = None
         self.metadata_bytes = 0
-        """Of all protocols of all members."""
+        """Estimated memory of all protocols of all members, in bytes."""
         self._votes: dict[str, int] = {}
 
     def __len__(self) -> int:
         return len(self.by_id)
 
-    def __iter__(self) -> Iterator[Member]:
+    def __iter__(self) -> Iterator[ClassicMember]:
         return iter(self.by_id.values())
 
     def __contains__(self, member_id: str) -> bool:
@@ -115,15 +129,15 @@ class Members:
 
     @property
     def all_joined(self) -> bool:
-        return self.joining == len(self.by_id) and not self.pending
+        return self.parked_join_count == len(self.by_id) and not self.pending
 
     @property
     def rebalance_timeout_ms(self) -> int:
-        """The longest that any member asked for."""
+        """The longest rebalance timeout of any member."""
         return max((member.rebalance_timeout_ms for member in self.by_id.values()), default=0)
 
-    def add(self, member: Member) -> None:
-        """The first to come leads, until it leaves."""
+    def add(self, member: ClassicMember) -> None:
+        """Add a member. The first member is the leader until it leaves."""
         assert member.member_id not in self.by_id
         self.by_id[member.member_id] = member
         if member.instance_id is not None:
@@ -133,8 +147,8 @@ class Members:
             self.leader_id = member.member_id
         self._count_votes(member.protocols, 1)
 
-    def remove(self, member: Member) -> None:
-        """Its parked requests must have been answered."""
+    def remove(self, member: ClassicMember) -> None:
+        """Remove a member. Its parked requests must have been answered."""
         assert member.join_reply is None
         assert member.sync_reply is None
         member_id = member.member_id
@@ -146,8 +160,10 @@ class Members:
         if self.leader_id == member_id:
             self.leader_id = next(iter(self.by_id), None)
 
-    def rename(self, member: Member, member_id: str) -> None:
-        """A static member came back under a new id; it takes the old one's place in every respect."""
+    def rename(self, member: ClassicMember, member_id: str) -> None:
+        """Change the id of a static member that restarted. It stays the leader and owes a SyncGroup if it did
+        before.
+        """
         del self.by_id[member.member_id]
         if self.leader_id == member.member_id:
             self.leader_id = member_id
@@ -159,46 +175,50 @@ class Members:
         member.member_id = member_id
         self.by_id[member_id] = member
 
-    def set_protocols(self, member: Member, protocols: Protocols) -> None:
+    def set_protocols(self, member: ClassicMember, protocols: Protocols) -> None:
         self._count_votes(member.protocols, -1)
         member.protocols = protocols
         self._count_votes(protocols, 1)
 
-    def park_join(self, member: Member, reply: Reply) -> Reply | None:
-        """Returns the join that was parked before it, if there was one."""
-        earlier = member.join_reply
-        if earlier is None:
-            self.joining += 1
+    def park_join(self, member: ClassicMember, reply: Reply) -> Reply | None:
+        """Park a join. Returns the reply of the join that was parked before, if there was one."""
+        previous_reply = member.join_reply
+        if previous_reply is None:
+            self.parked_join_count += 1
         member.join_reply = reply
-        return earlier
+        return previous_reply
 
-    def take_join(self, member: Member) -> Reply | None:
-        """The parked join, which the caller answers."""
+    def take_join(self, member: ClassicMember) -> Reply | None:
+        """Remove and return the parked join, which the caller must answer. Returns None if no join is parked."""
         reply = member.join_reply
         if reply is not None:
             member.join_reply = None
-            self.joining -= 1
+            self.parked_join_count -= 1
         return reply
 
-    def support(self, protocols: Protocols) -> bool:
-        """Whether one of `protocols` can be chosen: every member can vote for it."""
-        everyone = len(self.by_id)
-        return any(self._votes.get(name, 0) == everyone for name in protocols_to_vote_for(protocols))
+    def supports(self, protocols: Protocols) -> bool:
+        """Return whether at least one of `protocols` has the votes of all members, so that it can be selected."""
+        member_count = len(self.by_id)
+        return any(self._votes.get(name, 0) == member_count for name in protocols_to_vote_for(protocols))
 
     def select_protocol(self) -> str:
-        """Of the protocols that all members can vote for, the one that most prefer; a tie ends as it does in Kafka."""
-        everyone = len(self.by_id)
+        """Return the protocol that most members prefer, among those that all members support. Ties are broken as in
+        Kafka.
+        """
+        member_count = len(self.by_id)
         counts: dict[str, int] = {}
         for member in self.by_id.values():
             for name, _ in member.protocols:
-                if self._votes.get(name) == everyone:
+                if self._votes.get(name) == member_count:
                     counts[name] = counts.get(name, 0) + 1
                     break
         assert counts, "members without a common protocol"
-        return max(counts, key=lambda name: (counts[name], -hash_map_place(name)))
+        return max(counts, key=lambda name: (counts[name], -hash_map_bucket(name)))
 
     def elect_joined_leader(self) -> bool:
-        """Keep the leader if its join is parked, else take the first member whose is. False if there is none."""
+        """Make a member with a parked join the leader, preferably the present leader. Returns False if no join is
+        parked.
+        """
         if self.leader_id is None:
             return False
         if self.by_id[self.leader_id].join_reply is not None:
@@ -221,15 +241,15 @@ class Members:
 
 
 def topics_of(subscriptions: list[bytes]) -> frozenset[str] | None:
-    """The topics of these consumers' metadata; None if one of them cannot be read."""
+    """Return the topics of the given subscriptions; None if one of them cannot be decoded."""
     topics: list[str] = []
     for metadata in subscriptions:
         try:
             version = int.from_bytes(metadata[:2], "big", signed=True)
             if len(metadata) < 2 or version < 0:
                 return None
-            known = min(version, ConsumerProtocolSubscription.max_version)
-            topics += ConsumerProtocolSubscription.decode(metadata, 2, known)[0].topics
+            version_to_read = min(version, ConsumerProtocolSubscription.max_version)
+            topics += ConsumerProtocolSubscription.decode(metadata, 2, version_to_read)[0].topics
         except MalformedMessage:
             return None
     return frozenset(topics)

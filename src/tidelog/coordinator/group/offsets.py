@@ -1,4 +1,4 @@
-"""Committed offsets: what a commit writes, and when an offset expires (KIP-211)."""
+"""Committed offsets: the records of a commit, and the expiry of offsets (KIP-211)."""
 
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
@@ -17,16 +17,17 @@ from tidelog.wire.primitives import NO_UUID
 from tidelog.wire.records import Record, encode_batch
 
 TOPIC_IDS_VERSION = 10
-"""From this version of OffsetCommit on topics are named by their ids."""
+"""From this version of OffsetCommit on, requests name topics by id."""
 CONSUMER_PROTOCOL_TYPE = "consumer"
 BATCH_OVERHEAD_BYTES = 128
 RECORD_OVERHEAD_BYTES = 96
-"""With these, no batch is larger than it is reckoned."""
+"""Upper bounds on the overhead of a batch and of a record, in bytes: with them, an estimate is never below the
+encoded size."""
 TIME_MAX = (1 << 63) - 1
 
 
 class OffsetToCommit(NamedTuple):
-    """One partition's part of a commit; the partition exists."""
+    """The offset of one partition in a commit; the partition exists."""
 
     topic: str
     topic_id: bytes
@@ -37,43 +38,43 @@ class OffsetToCommit(NamedTuple):
 
 
 class OffsetCommit(NamedTuple):
-    """A commit of one group. A generation of -1 is that of an administrator or a consumer that does not join."""
+    """A commit of one group. The generation is -1 for an administrator, or a consumer that does not join the group."""
 
     group_id: str
     member_id: str
     instance_id: str | None
     generation: int
     retention_ms: int
-    """-1: as the broker's setting says. Clients up to OffsetCommit v4 may ask for their own."""
+    """-1 for the retention of the broker's setting. Clients up to OffsetCommit v4 may request another."""
     version: int
-    """Of OffsetCommit."""
+    """The version of OffsetCommit."""
     offsets: list[OffsetToCommit]
 
 
 class PreparedCommit(NamedTuple):
-    """What a commit will write if the committer may, and answer."""
+    """The records and the answer of a commit, if the committer is allowed to commit."""
 
     records: list[OffsetRecord]
     batch: bytearray | None
-    """Of the records."""
+    """The encoded `records`, or None if there are none."""
     codes: list[ErrorCode]
-    """Of each offset of the commit, in its order."""
+    """One code for each offset of the commit, in the order of the request."""
 
 
 def prepare_commit(
     commit: OffsetCommit, settings: GroupSettings, now: Moment, topics: Mapping[str, TopicImage] | None = None
 ) -> Steps[PreparedCommit]:
-    """All of it is one batch: readers see the whole commit or nothing of it.
+    """Encode a commit in steps. All records form one batch, so that readers see the whole commit or nothing of it.
 
-    Of `topics`, where they are given, those that an offset is in must be, with the same id: else it is refused as one
-    in a topic that is not known.
+    If `topics` is given, an offset is refused with an unknown topic error unless its topic is there with the same
+    id.
     """
     unknown = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if commit.version < TOPIC_IDS_VERSION else ErrorCode.UNKNOWN_TOPIC_ID
     records: list[OffsetRecord] = []
     encoded: list[Record] = []
     codes: list[ErrorCode] = []
     size = BATCH_OVERHEAD_BYTES
-    # "For ever" is the largest number there is, and stays that.
+    # An infinite retention is requested as the largest number, so the sum is limited to that.
     expire_ms = -1 if commit.retention_ms < 0 else min(now.wall_ms + commit.retention_ms, TIME_MAX)
     for offset in commit.offsets:
         if topics is not None and ((topic := topics.get(offset.topic)) is None or topic.topic_id != offset.topic_id):
@@ -88,7 +89,7 @@ def prepare_commit(
             value = OffsetCommitValue(
                 offset.offset, offset.leader_epoch, offset.metadata, now.wall_ms, -1, offset.topic_id
             )
-        else:  # the version of the record with an expiry has neither epoch nor topic id
+        else:  # the record version with an expiry time has neither epoch nor topic id
             value = OffsetCommitValue(offset.offset, -1, offset.metadata, now.wall_ms, expire_ms, NO_UUID)
         record = OffsetRecord(commit.group_id, offset.topic, offset.partition, value)
         size += RECORD_OVERHEAD_BYTES + len(record.group) + len(record.topic) + len(value.metadata.encode())
@@ -102,9 +103,9 @@ def prepare_commit(
     return PreparedCommit(records, encode_batch(encoded) if encoded else None, codes)
 
 
-def _utf16_units(text: str, enough: int) -> int:
-    """The length as Java counts it, exact where it decides."""
-    if len(text) > enough or len(text) * 2 <= enough:
+def _utf16_units(text: str, limit: int) -> int:
+    """Return the text's length in UTF-16 code units, as Java counts, exact enough for a comparison with `limit`."""
+    if len(text) > limit or len(text) * 2 <= limit:
         return len(text)
     return len(text.encode("utf-16-le", "surrogatepass")) // 2
 
@@ -112,11 +113,12 @@ def _utf16_units(text: str, enough: int) -> int:
 def expired_offsets(
     group_id: str, durable: DurableGroup, group: ClassicGroup | None, retention_ms: int, now: Moment
 ) -> Iterator[OffsetRecord]:
-    """Tombstones of the offsets that have outlived their retention.
+    """Yield tombstones of the offsets whose retention time is over.
 
-    A group's retention begins when it becomes empty, a simple consumer's with each commit. In a stable group of
-    consumers the offsets of topics that nobody subscribes to any more expire too; else members keep their offsets.
-    A group of the consumer protocol is like that always, and its offsets' retention begins with each commit.
+    The retention time of a classic group begins when the group becomes empty; for a simple consumer it begins with
+    each commit. While a classic group has members, its offsets do not expire, with one exception: in a stable group
+    of consumers, offsets of topics that no member subscribes to expire. In a group of the consumer protocol, offsets
+    of such topics always may expire, and their retention time begins with each commit.
     """
     subscribed: frozenset[str] = frozenset()
     empty_since_ms = None
@@ -124,8 +126,8 @@ def expired_offsets(
     if durable.consumer is not None:
         subscribed = frozenset(durable.consumer.subscribed())
     elif group is not None and group.state is not GroupState.EMPTY:
-        known = group.state is GroupState.STABLE and group.protocol_type == CONSUMER_PROTOCOL_TYPE
-        topics = group.subscribed_topics() if known else None
+        has_known_subscriptions = group.state is GroupState.STABLE and group.protocol_type == CONSUMER_PROTOCOL_TYPE
+        topics = group.subscribed_topics() if has_known_subscriptions else None
         if topics is None:
             return
         subscribed = topics

@@ -15,17 +15,17 @@ OFFSET_COMMIT_LEGACY_TYPE = 0
 OFFSET_COMMIT_TYPE = 1
 GROUP_METADATA_TYPE = 2
 
-_KEY_TYPES = {t: _TYPE.pack(t) for t in (OFFSET_COMMIT_TYPE, GROUP_METADATA_TYPE)}
+_KEY_TYPES = {key_type: _TYPE.pack(key_type) for key_type in (OFFSET_COMMIT_TYPE, GROUP_METADATA_TYPE)}
 _VALUE_VERSIONS = {version: _TYPE.pack(version) for version in range(5)}
 
 GROUP_METADATA_VERSION = 3
 OFFSET_COMMIT_VERSION = 4
 OFFSET_COMMIT_EXPIRING_VERSION = 1
-"""The one version with an expiry time, for clients up to OffsetCommit v4 that ask for a retention."""
+"""The only version with an expiry time, used for clients up to OffsetCommit v4 that request a retention time."""
 
 
 class OffsetRecord:
-    """The committed offset of one partition, or with no value its end."""
+    """The committed offset of one partition; a tombstone if `value` is None."""
 
     __slots__ = ("group", "partition", "topic", "value")
 
@@ -45,7 +45,7 @@ class OffsetRecord:
 
 
 class GroupRecord:
-    """Generation, members and assignments of one group, or with no value its end."""
+    """Generation, members and assignments of one group; a tombstone if `value` is None."""
 
     __slots__ = ("group", "value")
 
@@ -64,29 +64,30 @@ AnyRecord: TypeAlias = OffsetRecord | GroupRecord | ConsumerRecord
 
 
 def decode_record(key: bytes, value: bytes | None) -> AnyRecord | None:
-    """None for a record of another kind (share and streams groups): it is left to whoever knows it.
+    """Decode a record. Returns None for a type that is not supported (share and streams groups): such records are
+    ignored.
 
     Raises MalformedMessage.
     """
     if len(key) < 2:
         raise MalformedMessage("a group record's key has no type")
-    (kind,) = _TYPE.unpack_from(key)
-    if kind in (OFFSET_COMMIT_LEGACY_TYPE, OFFSET_COMMIT_TYPE):
+    (key_type,) = _TYPE.unpack_from(key)
+    if key_type in (OFFSET_COMMIT_LEGACY_TYPE, OFFSET_COMMIT_TYPE):
         commit_key, _ = OffsetCommitKey.decode(key, 2, 0)
         committed = None
         if value is not None:
             committed, _ = OffsetCommitValue.decode(value, 2, _value_version(value, OffsetCommitValue.max_version))
         return OffsetRecord(commit_key.group, commit_key.topic, commit_key.partition, committed)
-    if kind == GROUP_METADATA_TYPE:
+    if key_type == GROUP_METADATA_TYPE:
         group_key, _ = GroupMetadataKey.decode(key, 2, 0)
         metadata = None
         if value is not None:
             metadata, _ = GroupMetadataValue.decode(value, 2, _value_version(value, GroupMetadataValue.max_version))
         return GroupRecord(group_key.group, metadata)
-    return decode_consumer_record(kind, key, value)
+    return decode_consumer_record(key_type, key, value)
 
 
-def _value_version(value: bytes, known: int) -> int:
+def _value_version(value: bytes, newest_known: int) -> int:
     if len(value) < 2:
         raise MalformedMessage("a group record's value has no version")
     version: int
@@ -94,4 +95,4 @@ def _value_version(value: bytes, known: int) -> int:
     if version < 0:
         raise MalformedMessage(f"a group record's value has version {version}")
     # Later versions only add tagged fields, which are skipped (KIP-915).
-    return min(version, known)
+    return min(version, newest_known)

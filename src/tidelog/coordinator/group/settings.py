@@ -1,19 +1,21 @@
-"""What the broker's settings say about groups, and the bounds that have no setting."""
+"""The broker's settings of groups, and the bounds that have no setting."""
 
 from tidelog.coordinator.consumer.settings import ConsumerSettings
 
 GROUPS_MAX = 100_000
-"""Of one partition of `__consumer_offsets`. Beyond, new ones are told to come again later; sweeps make room."""
+"""Upper bound on the groups of one partition of `__consumer_offsets`. New groups beyond it are refused with
+COORDINATOR_NOT_AVAILABLE, which clients retry; sweeps delete unused groups."""
 PENDING_MEMBERS_MAX = 10_000
-"""Member ids of one group that were handed out and have not joined yet (KIP-394)."""
+"""Upper bound on the member ids of one group that clients got and have not joined with yet (KIP-394)."""
 METADATA_BYTES_MAX = 64 << 20
-"""Protocol metadata of all members of one group together, held in memory."""
+"""Upper bound on the protocol metadata of all members of one group, in bytes; it is held in memory."""
 NEW_MEMBER_JOIN_TIMEOUT_MS = 300_000
-"""How long a first join may be parked: the member cannot send heartbeats, for it does not know its id yet."""
+"""Limit on the time for which a member's first join is parked. Sessions cannot apply: the member does not know its
+id yet, so it sends no heartbeats."""
 
 
 class GroupSettings:
-    """Kafka's `group.*` and `offset*` settings that the core obeys."""
+    """The values of Kafka's settings `group.*` and `offset*` that the core uses."""
 
     __slots__ = (
         "consumer",
@@ -44,7 +46,7 @@ class GroupSettings:
         self.max_session_timeout_ms = max_session_timeout_ms
         self.group_max_size = group_max_size
         self.offset_metadata_max = offset_metadata_max
-        """UTF-16 code units, as Kafka counts them."""
+        """In UTF-16 code units, as Kafka counts."""
         self.offsets_retention_ms = offsets_retention_ms
         self.record_bytes_max = record_bytes_max
-        """The largest batch that is written to `__consumer_offsets`."""
+        """Size limit of a batch that is written to `__consumer_offsets`, in bytes."""

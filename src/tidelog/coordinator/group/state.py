@@ -1,4 +1,4 @@
-"""The states of a classic group and what leads from one to the next. The names are the protocol's."""
+"""The states of a classic group, and the events that change them. The names of the states are those of the protocol."""
 
 from enum import Enum
 
@@ -12,10 +12,10 @@ class GroupState(Enum):
 
 
 class GroupEvent(Enum):
-    REBALANCE_NEEDED = "a member joined, left, stalled or changed"
+    REBALANCE_NEEDED = "a member joined, left, timed out or changed its subscription"
     MEMBERS_JOINED = "the join phase ended with members"
     NOBODY_JOINED = "the join phase ended without members"
-    ASSIGNED = "the leader's assignment was taken"
+    ASSIGNED = "the leader's assignment was accepted"
     DELETED = "neither members nor offsets are left"
 
 
@@ -28,4 +28,4 @@ NEXT: dict[tuple[GroupState, GroupEvent], GroupState] = {
     (GroupState.COMPLETING_REBALANCE, GroupEvent.ASSIGNED): GroupState.STABLE,
     (GroupState.EMPTY, GroupEvent.DELETED): GroupState.DEAD,
 }
-"""A pair that is missing is a bug of ours."""
+"""The next state by state and event. A missing pair is a bug in Tidelog."""

@@ -28,13 +28,13 @@ from tidelog.wire.batches import CONTROL_BIT
 from tidelog.wire.checksums import crc32c
 
 if TYPE_CHECKING:
-    from tidelog.runtime.interfaces import Apart, Disk
+    from tidelog.runtime.interfaces import ChildResources, Disk
 
 LOCK: Final = ".cleaning.lock"
 """Name of the lock file in the data directory. The lock ends with the process that holds it."""
 
 
-def clean(apart: "Apart", request: bytes, report: Callable[[bytes], None]) -> None:
+def clean(apart: "ChildResources", request: bytes, report: Callable[[bytes], None]) -> None:
     """Run the pass of one request, and report the outcome. Errors of the log and of the disk are reports too."""
     try:
         job = CleanJob.decode(request)
@@ -50,7 +50,7 @@ def clean(apart: "Apart", request: bytes, report: Callable[[bytes], None]) -> No
 
 
 class _Pass:
-    def __init__(self, apart: "Apart", job: CleanJob, report: Callable[[bytes], None]) -> None:
+    def __init__(self, apart: "ChildResources", job: CleanJob, report: Callable[[bytes], None]) -> None:
         self._disk = apart.disk
         self._job = job
         self._report = report

@@ -1,15 +1,15 @@
-"""The five codecs of record batches, in the framings that Kafka's clients read and write.
+"""The five codecs of record batches, in the formats that Kafka's clients read and write.
 
-One module for each codec, both directions. Every part of Tidelog that needs the records of a compressed batch calls
-`decompress`: validation of produced batches, recompression, look-ups by time, compaction, `tidelog log`, the Spark
-source. It takes what the readers of Kafka 4.3.1 take, and refuses what they refuse:
+Each codec has one module for both directions. Every part of Tidelog that needs the records of a compressed batch
+calls `decompress`: validation of produced batches, recompression, look-ups by time, compaction, `tidelog log`, the
+Spark source. It accepts and refuses the same streams as the readers of Kafka 4.3.1:
 
-    gzip     members one after another; bytes after a member that begin no other are ignored
-    snappy   bare, or xerial's framing, whose header may come again; up to three bytes after the last chunk are ignored
-    lz4      one frame of independent blocks; what follows it is ignored; checksums of the content are not compared
-    zstd     frames one after another, skippable ones too; a cut frame after whole ones is ignored if it gives no bytes
+    gzip     one or several members; bytes after a member that do not begin another one are ignored
+    snappy   bare, or xerial's framing, whose header may repeat; up to three bytes after the last chunk are ignored
+    lz4      one frame of independent blocks; bytes after it are ignored; checksums of the content are not compared
+    zstd     one or several frames, also skippable ones; an incomplete last frame is ignored if it gives no bytes
 
-Decompression stops at a limit, whatever the stream claims: a few KB can say that they are gigabytes.
+Decompression stops at a limit, whatever size the stream states: a few KB may claim to be gigabytes.
 """
 
 from tidelog.wire.batches import Codec
@@ -18,9 +18,10 @@ from tidelog.wire.primitives import Buffer, MalformedMessage
 
 
 def compress(codec: int, data: Buffer, level: int | None = None) -> Buffer:
-    """`data` in the codec's framing; `data` itself for Codec.NONE.
+    """Compress `data`. Returns `data` itself for Codec.NONE.
 
-    `level`: None for the library's default; gzip 1 to 9, lz4 1 to 17 (the slow kind of lz4), zstd -131072 to 22.
+    `level`: None for the library's default; otherwise gzip 1 to 9, lz4 1 to 17 (the slow compressor), zstd -131072
+    to 22.
     """
     if codec == Codec.NONE:
         return data
@@ -36,10 +37,10 @@ def compress(codec: int, data: Buffer, level: int | None = None) -> Buffer:
 
 
 def decompress(codec: int, data: Buffer, limit_bytes: int) -> Buffer:
-    """The bytes that were compressed; `data` itself for Codec.NONE.
+    """Decompress `data`. Returns `data` itself for Codec.NONE.
 
-    Raises TooLargeDecompressed above `limit_bytes`, BrokenStream for data that Kafka's reader refuses, MalformedMessage
-    for an unknown codec.
+    Raises TooLargeDecompressed above `limit_bytes`, BrokenStream for data that Kafka's reader refuses, and
+    MalformedMessage for an unknown codec.
     """
     if codec == Codec.NONE:
         return data

@@ -1,7 +1,7 @@
-"""gzip: one member as a rule (RFC 1952), and whatever else Java's `GZIPInputStream` reads, which Kafka uses.
+"""gzip (RFC 1952), read as Java's `GZIPInputStream` does, which Kafka uses. A stream usually has one member.
 
-It takes members one after another. What follows a member and does not begin another one is ignored, as are flags that
-RFC 1952 reserves.
+The reader accepts several members. It ignores bytes after a member that do not begin another one, and flags that RFC
+1952 reserves.
 """
 
 import zlib
@@ -9,17 +9,18 @@ from struct import Struct
 
 import cramjam
 
-from tidelog.wire.compression.room import Room, too_large
+from tidelog.wire.compression.room import RemainingLimits, too_large
 from tidelog.wire.primitives import BrokenStream, Buffer
 
 _ONE_MEMBER = 16 + zlib.MAX_WBITS
 _BARE_DEFLATE = -zlib.MAX_WBITS
 _READ_BYTES = 8192
-"""Java's reader takes so many compressed bytes at a time from its source (Kafka's GzipCompression)."""
+"""Compressed bytes that Java's reader reads from its source at a time (Kafka's GzipCompression)."""
 _IGNORED_REST_BYTES = 18
-"""So few bytes after a member are never looked at, if the reader has them already: the least member has more."""
+"""Java's reader ignores up to this many bytes after a member if it has read them already: the smallest member is
+longer."""
 
-_MAGIC = b"\x1f\x8b\x08"  # and the only method of compression
+_MAGIC = b"\x1f\x8b\x08"  # followed by the only compression method
 _FLAGS_AT = 3
 _HEADER_BYTES = 10
 _HEADER_CHECKSUM = 0x02
@@ -35,7 +36,7 @@ def compress(data: Buffer, level: int | None) -> bytes:
 
 
 def decompress(data: Buffer, limit_bytes: int) -> Buffer:
-    """Raises BrokenStream, TooLargeDecompressed."""
+    """Decompress a stream. Raises BrokenStream and TooLargeDecompressed."""
     inflater = zlib.decompressobj(_ONE_MEMBER)
     try:
         content = inflater.decompress(data, limit_bytes + 1)
@@ -49,8 +50,8 @@ def decompress(data: Buffer, limit_bytes: int) -> Buffer:
 
 
 def _decompress_members(data: bytes, limit_bytes: int) -> bytes:
-    """Member by member, as Java's reader does."""
-    room = Room(limit_bytes)
+    """Decompress member by member, as Java's reader does."""
+    limits = RemainingLimits(limit_bytes)
     parts: list[bytes] = []
     view = memoryview(data)
     position = _header_end(data, 0)
@@ -58,7 +59,7 @@ def _decompress_members(data: bytes, limit_bytes: int) -> bytes:
         raise _broken("it does not begin with a gzip header", parts)
     read_end = position
     while True:
-        room.take_piece()
+        limits.use_piece()
         inflater = zlib.decompressobj(_BARE_DEFLATE)
         checksum = size = 0
         while not inflater.eof:
@@ -67,10 +68,10 @@ def _decompress_members(data: bytes, limit_bytes: int) -> bytes:
             if position == read_end:
                 raise _broken("it is cut short", parts)
             try:
-                part = inflater.decompress(view[position:read_end], room.bytes_left + 1)
+                part = inflater.decompress(view[position:read_end], limits.bytes_left + 1)
             except zlib.error as reason:
                 raise _broken(str(reason), parts) from reason
-            room.take_bytes(len(part))
+            limits.use_bytes(len(part))
             parts.append(part)
             checksum = zlib.crc32(part, checksum)
             size += len(part)
@@ -79,7 +80,7 @@ def _decompress_members(data: bytes, limit_bytes: int) -> bytes:
         if trailer_end > len(data):
             raise _broken("its trailer is cut short", parts)
         if _TRAILER.unpack_from(data, position) != (checksum, size & 0xFFFFFFFF):
-            raise _broken("its content is not what checksum and size in the trailer say", parts)
+            raise _broken("its content does not match the checksum and size in the trailer", parts)
         if read_end == len(data) and len(data) - trailer_end <= _IGNORED_REST_BYTES:
             break
         next_content = _header_end(data, trailer_end)
@@ -91,7 +92,7 @@ def _decompress_members(data: bytes, limit_bytes: int) -> bytes:
 
 
 def _header_end(data: bytes, position: int) -> int | None:
-    """Where the content of the member begins whose header is at `position`; None where no sound header is."""
+    """Return the position after the member header at `position`, or None if there is no valid header."""
     end = position + _HEADER_BYTES
     if end > len(data) or not data.startswith(_MAGIC, position):
         return None

@@ -1,7 +1,8 @@
-"""LZ4: one frame, whose blocks do not depend on each other, as Kafka's own reader wants it (`Lz4BlockInputStream`).
+"""LZ4: one frame of independent blocks, as Kafka's own reader requires (`Lz4BlockInputStream`).
 
-Written with blocks of 64 KB and no checksums but the header's. The reader checks the header and the blocks' checksums.
-It ignores the stated size and the checksum of the content, and everything after the frame: a second frame, too.
+Frames are written with blocks of 64 KB, and only the header has a checksum. The reader checks the checksums of the
+header and of blocks. It ignores the stated size and the checksum of the content, and everything after the frame,
+even a second frame.
 """
 
 from struct import Struct
@@ -29,9 +30,9 @@ _CONTENT_SIZE = 0x08
 _CONTENT_CHECKSUM = 0x04
 _RESERVED = 0x03
 _BLOCK_SIZES = {code << 4: 1 << (8 + 2 * code) for code in (4, 5, 6, 7)}
-"""By the second byte of the descriptor: 64 KB, 256 KB, 1 MB, 4 MB."""
+"""Largest block size by the second byte of the descriptor: 64 KB, 256 KB, 1 MB, 4 MB."""
 _GROWTH_MAX = 255
-"""One byte of a block gives so many at the most."""
+"""One byte of a compressed block decompresses to at most this many bytes."""
 
 
 class _Header(NamedTuple):
@@ -43,18 +44,19 @@ class _Header(NamedTuple):
 
 _STANDARD = _Header(len(_HEADER), _VERSION | _INDEPENDENT, _HEADER[len(_MAGIC) + 1])
 _Block: TypeAlias = tuple[int, int, bool]
-"""(start, end, whether it is stored as it is): positions in the compressed data."""
+"""(start, end, whether it is stored uncompressed): positions in the compressed data."""
 
 
 def compress(data: memoryview, level: int | None) -> bytes:
-    """`level`: None for the fast kind of lz4."""
+    """Compress `data` into one frame. `level`: None for the fast compressor."""
     return _compress_fast(data) if level is None else _compress_slow(data, level)
 
 
 def _compress_slow(data: memoryview, level: int) -> bytes:
-    """The slow kind, which the library has for whole frames only: of each block one, and its content is taken out.
+    """Compress with the slow compressor.
 
-    Other threads run between the blocks.
+    The library offers it only for whole frames, so each block is compressed into its own frame and then taken out of
+    it. Other threads can run between the blocks.
     """
     parts: list[Buffer] = [_HEADER]
     for start in range(0, len(data), _BLOCK_BYTES):
@@ -80,7 +82,7 @@ def _compress_fast(data: memoryview) -> bytes:
 
 
 def decompress(data: memoryview, limit_bytes: int) -> Buffer:
-    """Raises BrokenStream, TooLargeDecompressed."""
+    """Decompress a frame. Raises BrokenStream and TooLargeDecompressed."""
     header = _STANDARD if data[: len(_HEADER)] == _HEADER else _read_header(data)
     block_bytes_max = _BLOCK_SIZES[header.sizes]
     blocks, problem = _find_blocks(data, header, block_bytes_max, pieces_max(limit_bytes))
@@ -109,12 +111,12 @@ def decompress(data: memoryview, limit_bytes: int) -> Buffer:
             raise too_large(limit_bytes)
     if problem is not None:
         raise _broken(problem, view[:filled])
-    # A copy where the rest of the buffer would keep much more memory alive than the content needs.
+    # Copy the content if the unused rest of the buffer would keep much more memory alive than needed.
     return view[:filled] if 2 * filled >= len(out) else bytes(view[:filled])
 
 
 def _read_header(data: memoryview) -> _Header:
-    """Raises BrokenStream for a header that Kafka's reader refuses."""
+    """Read the frame's header. Raises BrokenStream if Kafka's reader refuses it."""
     if data[: len(_MAGIC)] != _MAGIC:
         raise _broken("it does not begin with the magic number of an LZ4 frame")
     start = len(_MAGIC)
@@ -129,16 +131,16 @@ def _read_header(data: memoryview) -> _Header:
     if _header_checksum(bytes(data[start:end])) != data[end]:
         raise _broken("the checksum of its header is wrong")
     if not flags & _INDEPENDENT:
-        raise _broken("its blocks depend on each other, which Kafka's clients do not read")
+        raise _broken("its blocks depend on each other; Kafka's clients cannot read such frames")
     return _Header(end + 1, flags, sizes)
 
 
 def _find_blocks(
     data: memoryview, header: _Header, block_bytes_max: int, blocks_max: int
 ) -> tuple[list[_Block], str | None]:
-    """The blocks of the frame, one more than `blocks_max` at the most; and why it does not end in order, or None."""
+    """Return the blocks of the frame (at most `blocks_max` + 1), and the reason if the frame does not end properly."""
     blocks: list[_Block] = []
-    between = _SIZE.size if header.flags & _BLOCK_CHECKSUMS else 0
+    checksum_bytes = _SIZE.size if header.flags & _BLOCK_CHECKSUMS else 0
     position = header.end
     while len(blocks) <= blocks_max:
         try:
@@ -152,16 +154,19 @@ def _find_blocks(
             missing = header.flags & _CONTENT_CHECKSUM and len(data) - position < _SIZE.size
             return blocks, "the checksum of its content is cut short" if missing else None
         if size > block_bytes_max:
-            return blocks, f"a block states {size} bytes, the most is {block_bytes_max}"
-        if size + between > len(data) - position:
-            return blocks, f"a block states {size} bytes, {len(data) - position} are there"
+            return blocks, f"a block states {size} bytes, but at most {block_bytes_max} are allowed"
+        if size + checksum_bytes > len(data) - position:
+            return blocks, f"a block states {size} bytes, but {len(data) - position} are left"
         blocks.append((position, position + size, stored))
-        position += size + between
+        position += size + checksum_bytes
     return blocks, None
 
 
 def _check_block(data: memoryview, start: int, end: int, stored: bool, sizes: int, before: memoryview) -> None:
-    """Compare the block's checksum, which the library does for whole frames only: in a frame of this block alone."""
+    """Compare the block's checksum. Raises BrokenStream.
+
+    The library checks blocks only in whole frames, so it gets a frame with this one block.
+    """
     descriptor = bytes((_VERSION | _INDEPENDENT | _BLOCK_CHECKSUMS, sizes))
     header = _MAGIC + descriptor + bytes((_header_checksum(descriptor),))
     size = _SIZE.pack(end - start | (_STORED if stored else 0))
@@ -173,7 +178,7 @@ def _check_block(data: memoryview, start: int, end: int, stored: bool, sizes: in
 
 
 def _header_checksum(descriptor: bytes) -> int:
-    """The second byte of the XXH32 of less than 16 bytes, whose length is even."""
+    """Return the second byte of the XXH32 of `descriptor`, which has less than 16 bytes and an even length."""
     prime_1, prime_2, prime_3, prime_4, prime_5 = 0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D, 0x27D4EB2F, 0x165667B1
     mask = 0xFFFFFFFF
     value = prime_5 + len(descriptor) & mask

@@ -1,14 +1,15 @@
-"""How much a stream may decompress to, and out of how many pieces."""
+"""Limits of decompression: the decompressed size of a stream, and the number of its pieces."""
 
 from tidelog.wire.primitives import TooLargeDecompressed
 
-PIECE_BYTES = 256
-"""A stream may have one piece for so many bytes of its limit: millions of empty ones cost time, and no bytes."""
+BYTES_PER_PIECE = 256
+"""One piece is allowed for this many bytes of a stream's size limit. Millions of empty pieces would cost time,
+although they add no bytes."""
 PIECES_MIN = 64
 
 
-class Room:
-    """What is left of a stream's limits."""
+class RemainingLimits:
+    """The bytes and pieces that a stream may still have."""
 
     __slots__ = ("_limit_bytes", "_pieces_left", "bytes_left")
 
@@ -17,22 +18,22 @@ class Room:
         self._pieces_left = pieces_max(limit_bytes)
         self.bytes_left = limit_bytes
 
-    def take_bytes(self, count: int) -> None:
-        """Raises TooLargeDecompressed when they are more than what is left."""
+    def use_bytes(self, count: int) -> None:
+        """Count decompressed bytes. Raises TooLargeDecompressed if they exceed the limit."""
         self.bytes_left -= count
         if self.bytes_left < 0:
             raise too_large(self._limit_bytes)
 
-    def take_piece(self) -> None:
-        """Count one member, frame, chunk or block. Raises TooLargeDecompressed when there are too many."""
+    def use_piece(self) -> None:
+        """Count one member, frame, chunk or block. Raises TooLargeDecompressed if there are too many."""
         self._pieces_left -= 1
         if self._pieces_left < 0:
             raise too_many_pieces(self._limit_bytes)
 
 
 def pieces_max(limit_bytes: int) -> int:
-    """The most members, frames, chunks or blocks of a stream."""
-    return max(PIECES_MIN, limit_bytes // PIECE_BYTES)
+    """Return the maximum number of members, frames, chunks or blocks of a stream."""
+    return max(PIECES_MIN, limit_bytes // BYTES_PER_PIECE)
 
 
 def too_many_pieces(limit_bytes: int) -> TooLargeDecompressed:

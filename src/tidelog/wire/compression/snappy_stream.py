@@ -1,9 +1,7 @@
-"""Snappy: written as the Java client does, in xerial's framing (a header, then chunks with their sizes in front).
+"""Snappy, written like the Java client in xerial's framing: a header, then chunks, each with its size in front.
 
-Read in that framing or bare, as librdkafka writes it.
-
-The reader is Java's `SnappyInputStream`: the header may come again between chunks, and up to three bytes after the last
-chunk are ignored.
+Both this framing and bare snappy, which librdkafka writes, can be read. The reader behaves like Java's
+`SnappyInputStream`: the header may repeat between chunks, and up to three bytes after the last chunk are ignored.
 """
 
 from struct import Struct
@@ -14,13 +12,13 @@ from tidelog.wire.compression.room import PIECES_MIN, pieces_max, too_large, too
 from tidelog.wire.primitives import BrokenStream, Buffer
 
 _MAGIC = b"\x82SNAPPY\x00"
-_VERSIONS = Struct(">ii")  # the writer's version, and the oldest that can read it
+_VERSIONS = Struct(">ii")  # the writer's version, and the oldest version that can read it
 _HEADER = _MAGIC + _VERSIONS.pack(1, 1)
 _CHUNK_BYTES = 32 * 1024
 _SIZE = Struct(">i")
 _SIZE_BYTES = _SIZE.size
 _HEADER_AS_SIZE = _SIZE.unpack_from(_MAGIC)[0]
-"""Where a chunk's size is expected, this begins another header."""
+"""The first bytes of the header as a chunk size. In place of a chunk's size, they begin a repeated header."""
 
 
 def compress(data: memoryview) -> bytes:
@@ -32,14 +30,14 @@ def compress(data: memoryview) -> bytes:
 
 
 def decompress(data: memoryview, limit_bytes: int) -> Buffer:
-    """Raises BrokenStream, TooLargeDecompressed."""
+    """Decompress a stream. Raises BrokenStream and TooLargeDecompressed."""
     if len(data) < len(_HEADER) or data[: len(_MAGIC)] != _MAGIC:
         return _decompress_block(data, limit_bytes)
     end = len(data)
     pieces = 0
     bytes_left = limit_bytes
     parts: list[Buffer] = []
-    position = len(_HEADER)  # Java's reader does not look at the versions in the first header
+    position = len(_HEADER)  # Java's reader ignores the versions in the first header
     while end - position >= _SIZE_BYTES:
         pieces += 1
         if pieces > PIECES_MIN and pieces > pieces_max(limit_bytes):
@@ -51,7 +49,7 @@ def decompress(data: memoryview, limit_bytes: int) -> Buffer:
             continue
         position += _SIZE_BYTES
         if not 0 < size <= end - position:
-            raise _broken(f"a chunk states {size} bytes, {end - position} are there")
+            raise _broken(f"a chunk states {size} bytes, but {end - position} are left")
         part = _decompress_block(data[position : position + size], bytes_left)
         position += size
         if position == end and not parts:
@@ -62,7 +60,10 @@ def decompress(data: memoryview, limit_bytes: int) -> Buffer:
 
 
 def _check_header(data: memoryview, position: int) -> None:
-    """Of a header that comes again. Java's reader takes one with a damaged magic for the end, and then reads on."""
+    """Check a repeated header. Raises BrokenStream.
+
+    A header with a damaged magic number is skipped: Java's reader takes it for the end, but then reads on.
+    """
     end = position + len(_HEADER)
     if end > len(data):
         raise _broken("a header between chunks is cut short")
@@ -73,7 +74,7 @@ def _check_header(data: memoryview, position: int) -> None:
 
 
 def _decompress_block(block: memoryview, limit_bytes: int) -> Buffer:
-    """Bare snappy begins with its decompressed size."""
+    """Decompress one block of bare snappy, which begins with its decompressed size."""
     if not block:
         raise _broken("it is empty")
     try:
@@ -87,5 +88,5 @@ def _decompress_block(block: memoryview, limit_bytes: int) -> Buffer:
 
 
 def _broken(reason: str) -> BrokenStream:
-    """Java's reader reads ahead: it gives none of the bytes just before the damage."""
+    """Build the exception, without bytes before the damage: Java's reader reads ahead and does not return those."""
     return BrokenStream(f"snappy data: {reason}", b"")

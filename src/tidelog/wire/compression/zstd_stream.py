@@ -1,7 +1,7 @@
-"""Zstandard: frames one after another, skippable ones among them (RFC 8878).
+"""Zstandard (RFC 8878): one or several frames, also skippable ones.
 
-Read as `ZstdInputStream` of zstd-jni does, which Kafka uses. The data may end within a frame that follows whole ones:
-if that frame has given no bytes yet, the stream has ended in order.
+The reader behaves like `ZstdInputStream` of zstd-jni, which Kafka uses. The data may end inside a frame that follows
+complete frames: if that frame has given no bytes yet, the stream counts as complete.
 """
 
 from contextlib import suppress
@@ -9,21 +9,22 @@ from struct import Struct
 
 import cramjam
 
-from tidelog.wire.compression.room import Room, too_large
+from tidelog.wire.compression.room import RemainingLimits, too_large
 from tidelog.wire.primitives import BrokenStream, Buffer
 
 _FIRST_GUESS = 4
 _GROWTH = 4
 _LEAST_GUESS_BYTES = 16 * 1024
 
-# In the library's messages.
+# Parts of the library's error messages.
 _OUTPUT_FULL = "whole buffer"
 _CUT_SHORT = "incomplete frame"
 
 _ERROR_NUMBERS = 120
-"""Java's reader takes the last of the 32-bit numbers for an error when a skippable frame lacks so many bytes."""
+"""Java's reader takes the highest 32-bit numbers for error codes. So a skippable frame that lacks that many bytes is
+an error."""
 _READ_BYTES = (128 << 10) + 3
-"""Java's reader takes so many compressed bytes at a time. When it reads again, it expects a whole frame."""
+"""Compressed bytes that Java's reader reads at a time. When it reads again, it expects a complete frame."""
 
 _MAGIC = 0xFD2FB528
 _SKIPPABLE_MASK, _SKIPPABLE_MAGIC = 0xFFFFFFF0, 0x184D2A50
@@ -36,7 +37,7 @@ _BLOCK_HEADER_BYTES = 3
 _LAST_BLOCK = 1
 _REPEATED_BYTE = 1
 _RESERVED = 3
-"""Kinds of blocks."""
+"""Block types."""
 
 
 def compress(data: Buffer, level: int | None) -> bytes:
@@ -44,8 +45,8 @@ def compress(data: Buffer, level: int | None) -> bytes:
 
 
 def decompress(data: Buffer, limit_bytes: int) -> Buffer:
-    """Raises BrokenStream, TooLargeDecompressed."""
-    if not len(data):  # Java's reader has begun no frame, and does not miss one
+    """Decompress a stream. Raises BrokenStream and TooLargeDecompressed."""
+    if not len(data):  # Java's reader has begun no frame, so none is incomplete
         return b""
     size = min(max(_FIRST_GUESS * len(data), _LEAST_GUESS_BYTES), limit_bytes)
     while True:
@@ -53,50 +54,51 @@ def decompress(data: Buffer, limit_bytes: int) -> Buffer:
         try:
             del out[cramjam.zstd.decompress_into(data, out) :]
             return out
-        except cramjam.DecompressionError as reason:
-            if _OUTPUT_FULL not in str(reason):
-                return _decompress_cut(memoryview(data), limit_bytes, str(reason))
+        except cramjam.DecompressionError as error:
+            if _OUTPUT_FULL not in str(error):
+                return _decompress_cut(memoryview(data), limit_bytes, str(error))
             if size == limit_bytes:
                 raise too_large(limit_bytes) from None
         size = min(size * _GROWTH, limit_bytes)
 
 
 def _decompress_cut(data: memoryview, limit_bytes: int, reason: str) -> bytes:
-    """The bytes before the place where the library fails for `reason`, if Java's reader takes it for the stream's end.
+    """Return the bytes before the damage that the library reports as `reason`, if Java's reader takes it for the
+    end.
 
-    The caller has seen that they are within the limit.
+    Otherwise raises BrokenStream. The caller has checked that the bytes are within the limit.
     """
     buffer = cramjam.Buffer()
     with suppress(cramjam.DecompressionError):
         cramjam.zstd.decompress_into(data, buffer)
     content = bytes(buffer)
     if _CUT_SHORT in reason:
-        whole_end = _whole_frames_end(data, Room(limit_bytes))
+        whole_end = _whole_frames_end(data, RemainingLimits(limit_bytes))
         last_read = (len(data) - 1) // _READ_BYTES * _READ_BYTES
         if whole_end and (not last_read or last_read < whole_end) and not _lacks_too_much(data, whole_end):
             return content
     raise BrokenStream(f"zstd data: {reason}", content)
 
 
-def _whole_frames_end(data: memoryview, room: Room) -> int:
-    """Where the last frame ends that is whole; 0 when none is."""
+def _whole_frames_end(data: memoryview, limits: RemainingLimits) -> int:
+    """Return the end of the last complete frame, or 0 if there is none."""
     whole_end = 0
     while True:
-        room.take_piece()
-        end = _frame_end(data, whole_end, room)
+        limits.use_piece()
+        end = _frame_end(data, whole_end, limits)
         if end is None or end > len(data):
             return whole_end
         whole_end = end
 
 
 def _lacks_too_much(data: memoryview, position: int) -> bool:
-    """Whether the frame at `position`, which is cut short, lacks more bytes than Java's reader can count."""
-    end = _frame_end(data, position, Room(0))
+    """Return whether the incomplete frame at `position` lacks more bytes than Java's reader can count."""
+    end = _frame_end(data, position, RemainingLimits(0))
     return end is not None and end - len(data) >= (1 << 32) - _ERROR_NUMBERS
 
 
-def _frame_end(data: memoryview, position: int, room: Room) -> int | None:
-    """Where the frame at `position` ends, perhaps beyond the data; None where that cannot be told."""
+def _frame_end(data: memoryview, position: int, limits: RemainingLimits) -> int | None:
+    """Return the end of the frame at `position`, perhaps beyond the data, or None if it cannot be determined."""
     if position + 2 * _NUMBER.size > len(data):
         return None
     (magic,) = _NUMBER.unpack_from(data, position)
@@ -115,11 +117,11 @@ def _frame_end(data: memoryview, position: int, room: Room) -> int | None:
     while True:
         if position + _BLOCK_HEADER_BYTES > len(data):
             return None
-        room.take_piece()
+        limits.use_piece()
         header = int.from_bytes(data[position : position + _BLOCK_HEADER_BYTES], "little")
-        kind = header >> 1 & 3
-        if kind == _RESERVED:
+        block_type = header >> 1 & 3
+        if block_type == _RESERVED:
             return None
-        position += _BLOCK_HEADER_BYTES + (1 if kind == _REPEATED_BYTE else header >> 3)
+        position += _BLOCK_HEADER_BYTES + (1 if block_type == _REPEATED_BYTE else header >> 3)
         if header & _LAST_BLOCK:
             return position + (_NUMBER.size if descriptor & _CHECKSUM else 0)

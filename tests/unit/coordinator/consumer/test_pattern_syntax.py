@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tidelog.coordinator.consumer.pattern_syntax import TEXT_LENGTH_MAX, InvalidPattern, as_re2
-from tidelog.coordinator.consumer.patterns import compiled
+from tidelog.coordinator.consumer.patterns import compile_pattern
 from tidelog.coordinator.consumer.settings import PATTERN_LENGTH_MAX
 from tidelog.wire.errors import ApiError
 
@@ -18,7 +18,7 @@ REFUSED = "no"
 def answer(pattern: str) -> str:
     """As the recording has it."""
     try:
-        expression = compiled(pattern)
+        expression = compile_pattern(pattern)
     except ApiError as error:
         if "pattern too large" in error.message:  # of what Unicode's tables make of it: our own limit
             pytest.skip(error.message)
@@ -59,7 +59,7 @@ def test_what_re2_is_given(pattern: str, text: str) -> None:
 def test_what_re2_refuses_is_left_to_it(pattern: str) -> None:
     assert as_re2(pattern) == pattern
     with pytest.raises(ApiError):
-        compiled(pattern)
+        compile_pattern(pattern)
 
 
 def translated(pattern: str) -> str:

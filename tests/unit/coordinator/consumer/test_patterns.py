@@ -111,10 +111,10 @@ def test_a_hostile_expression_costs_no_more_than_a_turn() -> None:
 
 
 def test_without_the_package_the_client_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    patterns.compiled.cache_clear()
+    patterns.compile_pattern.cache_clear()
     monkeypatch.setitem(__import__("sys").modules, "re2", None)
     answer = reader(stage(t=1), "m", "t").beat()
     assert isinstance(answer, ApiError)
     assert answer.code == ErrorCode.INVALID_REGULAR_EXPRESSION
     assert "google-re2" in answer.message
-    patterns.compiled.cache_clear()
+    patterns.compile_pattern.cache_clear()

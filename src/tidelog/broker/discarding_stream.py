@@ -1,4 +1,6 @@
-"""The stream of a client that has gone, while what it asked for is brought to its end."""
+"""A stream that discards all responses. It replaces the stream of a disconnected client whose requests are still
+running.
+"""
 
 from collections.abc import Sequence
 from typing import Final
@@ -6,8 +8,8 @@ from typing import Final
 from tidelog.runtime.interfaces import Piece, Stream
 
 
-class _Gone:
-    """Takes every answer and sends none."""
+class _DiscardingStream:
+    """Accepts every response and sends none."""
 
     peer = local = ""
     backlog_bytes = 0
@@ -31,4 +33,4 @@ class _Gone:
         pass
 
 
-GONE: Final[Stream] = _Gone()
+DISCARDING_STREAM: Final[Stream] = _DiscardingStream()
