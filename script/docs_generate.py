@@ -114,7 +114,7 @@ def _by_subject(keys: Iterable[Key], default: Callable[[Key], str], column: str,
     """
     found: dict[str, list[Key]] = {subject: [] for subject, _ in reversed(SUBJECTS)}
     for key in sorted(keys, key=lambda key: key.name):
-        found[next(subject for subject, pattern in SUBJECTS if re.search(pattern, key.name))].append(key)
+        found[_subject(key)].append(key)
     tables = []
     for subject, settings in found.items():
         if settings:
@@ -125,6 +125,25 @@ def _by_subject(keys: Iterable[Key], default: Callable[[Key], str], column: str,
                 table += row(f"`{key.name}`", key.type.name.lower(), default(key), cell(key), effect, key.doc or "-")
             tables.append(table)
     return "\n".join(tables)
+
+
+def settings_without_effect() -> str:
+    """Their names, by subject: of brokers, then of topics."""
+    idle = [(scope, key) for scope, keys in (("broker", BROKER_KEYS), ("topic", TOPIC_KEYS)) for key in keys.values()]
+    idle = [(scope, key) for scope, key in idle if not key.effect]
+    lines = row("subject", "settings of brokers", "settings of topics") + row("---", "---", "---")
+    for subject, _ in reversed(SUBJECTS):
+        names: dict[str, list[str]] = {"broker": [], "topic": []}
+        for scope, key in idle:
+            if _subject(key) == subject:
+                names[scope].append(f"`{key.name}`")
+        if any(names.values()):
+            lines += row(subject, *(", ".join(sorted(found)) or "-" for found in names.values()))
+    return lines
+
+
+def _subject(key: Key) -> str:
+    return next(subject for subject, pattern in SUBJECTS if re.search(pattern, key.name))
 
 
 def settings_counts() -> str:
@@ -195,6 +214,7 @@ def of_the_tests(module: str) -> Callable[[], str]:
 
 PARTS: dict[str, Callable[[], str]] = {
     "settings-counts": settings_counts,
+    "settings-without-effect": settings_without_effect,
     "all-broker-settings": broker_settings,
     "all-topic-settings": topic_settings,
     "missing-apis": missing_apis,

@@ -24,7 +24,7 @@ from tidelog.testing import Broker
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
-REPORTS = {"compatibility.md", "conformance.md", "performance.md"}
+REPORTS = {"compatibility.md", "conformance.md", "performance.md", "simulation.md"}
 """What they show was printed by tests and benchmarks."""
 RUN = [
     ROOT / "README.md",

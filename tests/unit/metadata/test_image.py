@@ -17,7 +17,9 @@ from tidelog.metadata.image import (
 from tidelog.metadata.records import (
     BrokerConfigChanged,
     BrokerRegistered,
+    ClientMetricsConfigChanged,
     ClientQuotaChanged,
+    GroupConfigChanged,
     JournalRecord,
     LeadershipRenewed,
     PartitionChanged,
@@ -41,7 +43,9 @@ def contents(image: MetadataImage) -> object:
         {name: (t.topic_id, t.partitions, dict(t.config), t.internal) for name, t in image.topics.items()},
         {key: t.name for key, t in image.topics_by_id.items()},
         {name: dict(config) for name, config in image.broker_configs.items()},
+        {name: dict(config) for name, config in image.group_configs.items()},
         {entity: dict(values) for entity, values in image.client_quotas.items()},
+        {name: dict(config) for name, config in image.client_metrics_configs.items()},
         image.producer_ids_next,
         image.partition_count,
     )
@@ -157,7 +161,7 @@ def histories(draw: st.DrawFn) -> list[list[JournalRecord]]:
     entries: list[list[JournalRecord]] = [[broker(1), broker(2)]]
     partitions: dict[int, int] = {}
     for number in range(draw(st.integers(0, 25))):
-        kind = draw(st.integers(0, 9))
+        kind = draw(st.integers(0, 11))
         known = draw(st.sampled_from(sorted(partitions))) if partitions else None
         if kind <= 1 or known is None:
             replicas = draw(st.lists(st.sampled_from([(1,), (2,), (1, 2), (2, 1)]), min_size=1, max_size=3))
@@ -187,6 +191,14 @@ def histories(draw: st.DrawFn) -> list[list[JournalRecord]]:
             entity = draw(st.sampled_from([(("user", None),), (("client-id", "c"), ("user", "u"))]))
             change = ClientQuotaChanged(
                 entity, draw(st.sampled_from(["a", "b"])), draw(st.sampled_from([None, 1.0, 2.5]))
+            )
+        elif kind == 9:
+            change = GroupConfigChanged(
+                draw(st.sampled_from(["g", "h"])), draw(st.sampled_from(["a", "b"])), draw(st.sampled_from([None, "1"]))
+            )
+        elif kind == 10:
+            change = ClientMetricsConfigChanged(
+                "m", draw(st.sampled_from(["a", "b"])), draw(st.sampled_from([None, "1"]))
             )
         else:
             change = ProducerIdsAllocated(1, 1000 * number)
