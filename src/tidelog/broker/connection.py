@@ -43,6 +43,8 @@ _RESPONSE = Struct(">ii")
 _FLEXIBLE_RESPONSE = Struct(">iix")
 
 HEADER_BYTES = 10
+TLS_HANDSHAKE = b"\x16\x03"
+"""The first bytes of a TLS connection (RFC 8446): a handshake record, and its legacy version."""
 """Size of the shortest request header: API key, version, correlation id, length of the client id."""
 OTHER_REQUEST_BYTES_MAX = 16 << 20
 """Size limit of all requests except produce, which carries records. No honest client sends a longer one."""
@@ -339,7 +341,11 @@ class ServerConnection:
                 self._reserve(len(unhandled))
 
     def _refuse_size(self, size: int, start: memoryview) -> None:
-        hint = " (HTTP on the Kafka port?)" if bytes(start).isalpha() or bytes(start) in (b"GET ", b"PUT ") else ""
+        hint = ""
+        if bytes(start).isalpha() or bytes(start) in (b"GET ", b"PUT "):
+            hint = " (HTTP on the Kafka port?)"
+        elif bytes(start[:2]) == TLS_HANDSHAKE:
+            hint = " (TLS on a listener without TLS?)"
         limit = self._listener.request_bytes_max
         self.close(f"frame of {size} bytes is outside {HEADER_BYTES}..{limit}, socket.request.max.bytes{hint}")
 

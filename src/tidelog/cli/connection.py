@@ -63,7 +63,9 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 NO_SUCH_TOPIC = "no such topic (tidelog topic list shows all)"
 NO_TOPIC_NAME = "not a legal topic name: it takes 1 to 249 letters, digits, dots, _ and -"
 TOO_LARGE = "larger than the topic's max.message.bytes (tidelog topic config can raise it)"
-REMEDIES = {3: NO_SUCH_TOPIC, 10: TOO_LARGE, 17: NO_TOPIC_NAME, 100: NO_SUCH_TOPIC}
+NO_BROKER = "No broker can be reached any more; still trying. Ctrl-C stops."
+NO_DELETION = "the broker does not allow topics to be deleted (delete.topic.enable=false)"
+REMEDIES = {3: NO_SUCH_TOPIC, 10: TOO_LARGE, 17: NO_TOPIC_NAME, 73: NO_DELETION, 100: NO_SUCH_TOPIC}
 """Our own texts for the error codes UNKNOWN_TOPIC_OR_PARTITION, MESSAGE_TOO_LARGE, INVALID_TOPIC_EXCEPTION and
 UNKNOWN_TOPIC_ID."""
 
@@ -156,7 +158,7 @@ class Outage:
         """Print the message if librdkafka has reported an outage; at most once."""
         if self.all_brokers_down and not self.is_printed:
             self.is_printed = True
-            print("No broker can be reached any more; still trying. Ctrl-C stops.", file=sys.stderr)
+            print(NO_BROKER, file=sys.stderr)
 
 
 def connect(bootstrap: str, client: Iterable[str]) -> ConnectionOptions:
@@ -273,12 +275,15 @@ def client_error(error: "Failure", subject: str = "") -> CommandError:
         )
     if not isinstance(error, ApiError):
         return CommandError(f"{about}{one_line(str(error))}")
+    text = one_line(error.message)
+    if error.code == ErrorCode.INVALID_TOPIC_EXCEPTION and ("differ only" in text or "collide" in text):
+        return CommandError(about + text)  # a legal name, too similar to an existing topic's
     if remedy := REMEDIES.get(error.code):
         return CommandError(about + remedy)
     if error.code == ErrorCode.TOPIC_ALREADY_EXISTS:
         return CommandError(f"{subject or 'it'} already exists (--if-not-exists accepts that)")
     name = ErrorCode(error.code).name
-    text = one_line(error.message) or name
+    text = text or name
     return CommandError(about + (text if name in text else f"{text} ({name})"))
 
 

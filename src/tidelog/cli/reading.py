@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from tidelog.cli import cluster, offline
-from tidelog.cli.connection import ConnectionOptions, client_error, in_one_line, kafka_error
+from tidelog.cli.connection import NO_BROKER, ConnectionOptions, client_error, in_one_line, kafka_error
 from tidelog.cli.errors import CommandError
 from tidelog.cli.interrupts import Interrupts
 from tidelog.cli.records import IncomingRecord
@@ -221,7 +221,7 @@ class TopicReader:
         """Say once, while no broker can be reached, that the command keeps trying."""
         if self.reader.unreachable() and not self.outage_reported:
             self.outage_reported = True
-            print("No broker can be reached any more; still trying. Ctrl-C stops.", file=sys.stderr)
+            print(NO_BROKER, file=sys.stderr)
 
     def say_why_it_waits(self, seconds: float) -> None:
         """Print each reason for waiting once, and only on a terminal. No message is needed once records arrive."""

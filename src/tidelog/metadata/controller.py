@@ -265,7 +265,7 @@ def _placed_replicas(
 def _check_replication_factor(image: MetadataImage, replication_factor: int) -> None:
     if replication_factor > len(image.brokers):
         raise ApiError(
-            f"{replication_factor} replicas need {replication_factor} brokers, but {len(image.brokers)} are registered",
+            f"{replication_factor} replicas need as many brokers; registered brokers: {len(image.brokers)}",
             ErrorCode.INVALID_REPLICATION_FACTOR,
         )
 

@@ -104,9 +104,13 @@ class SqliteStore:
             yield
         except sqlite3.Error as error:
             # SQLite has rolled the transaction back on both errors, so the store is unchanged.
-            if getattr(error, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_BUSY):
+            code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+            if code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_BUSY):
                 raise StoreUnavailable(f"{self.path}: {error}") from error
-            raise StoreFailed(f"{self.path}: {error}") from error
+            remedy = ""
+            if code in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT):
+                remedy = ": put the file back from a copy, together with its -wal and -shm files"
+            raise StoreFailed(f"{self.path}: {error}{remedy}") from error
 
     def _look(self) -> StoredJournal | None:
         import sqlite3

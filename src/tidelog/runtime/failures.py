@@ -56,9 +56,14 @@ def system_error(error: OSError, directory: str, address: str, remedies: Remedie
         case errno.ENOENT if where is not None:
             return f"{where} cannot be created ({error.strerror}): {other_directory}"
         case errno.EEXIST | errno.ENOTDIR if where is not None:
-            return f"{where} is not a directory: {other_directory}"
+            return f"{_not_directory(where, directory)} is not a directory: {other_directory}"
         case errno.EWOULDBLOCK:
             return f"{directory} is in use by another broker: stop it, or {other_directory}"
     if isinstance(error, socket.gaierror):
         return f"{address}: unknown host ({error.strerror})"
     return f"{where}: {error.strerror}" if where and error.strerror else None
+
+
+def _not_directory(where: str, directories: str) -> str:
+    """Return the data directory that `where` lies in, or `where`: a file below something else cannot be named."""
+    return next((path for path in directories.split(",") if where.startswith(f"{path}/")), where)

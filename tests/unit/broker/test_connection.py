@@ -222,6 +222,7 @@ def test_a_bug_in_a_handler_answers_that_request_only(bench: Bench, caplog: pyte
     [
         (b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", "HTTP"),
         (struct.pack(">i", 2**31 - 1) + b"x" * 10, "socket.request.max.bytes"),
+        (bytes.fromhex("16030102") + b"x" * 10, "TLS on a listener without TLS"),
         (struct.pack(">i", -1), "outside"),
         (struct.pack(">i", 0), "outside"),
         (frame(1, key=999, body=b""), "not served"),

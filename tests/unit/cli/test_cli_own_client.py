@@ -29,6 +29,9 @@ def test_addresses_are_those_of_every_command(bootstrap: str, addresses: list[Ad
     [
         (ApiError("so it is", ErrorCode.INVALID_CONFIG), "so it is"),
         (ApiError(code=ErrorCode.INVALID_CONFIG), "INVALID_CONFIG"),
+        (ApiError("'a_b' and the topic 'a.b' differ only in", ErrorCode.INVALID_TOPIC_EXCEPTION), "differ only in"),
+        (ApiError("a b", ErrorCode.INVALID_TOPIC_EXCEPTION), "not a legal topic name"),
+        (ApiError(code=ErrorCode.TOPIC_DELETION_DISABLED), "delete.topic.enable=false"),
         (NoBrokerReachable("nobody answers"), "nobody answers"),
     ],
 )

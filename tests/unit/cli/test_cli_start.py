@@ -161,6 +161,7 @@ def os_error(number: int, path: str | None = None) -> OSError:
         (os_error(errno.ENOSPC), "no space is left for /data (No space left on device): free some"),
         (os_error(errno.EMFILE), "Too many open files: raise the limit of open files"),
         (os_error(errno.ENOTDIR, "/data"), "/data is not a directory: choose another with --data DIR"),
+        (os_error(errno.ENOTDIR, "/data/checkpoint"), "/data is not a directory: choose another with --data DIR"),
         (os_error(errno.ENOENT, "/data"), "/data cannot be created (No such file or directory): choose another"),
         (BlockingIOError(errno.EWOULDBLOCK, "x"), "/data is in use by another broker"),
         (socket.gaierror(socket.EAI_NONAME, "Name not known"), "127.0.0.1:9092: unknown host (Name not known)"),
