@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tidelog.api.registry import TABLE
 from tidelog.config.key import Key
-from tidelog.config.keys import BROKER_KEYS, TOPIC_KEYS, ChangedWhen, changed_when
+from tidelog.config.keys import BROKER_KEYS, TOPIC_KEYS, changed_when
 from tidelog.wire.apis import APIS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -24,7 +24,6 @@ DOCUMENTS = (
     "docs/compatibility.md",
     "docs/conformance.md",
     "docs/kafka-tools.md",
-    "docs/operating.md",
     "docs/settings.md",
 )
 PART = re.compile(r"(<!-- generated: (\S+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
@@ -84,25 +83,6 @@ def row(*cells: str) -> str:
     return f"| {' | '.join(cells)} |\n"
 
 
-def broker_settings() -> str:
-    """Those with an effect, but for the ones that only give topics their defaults."""
-    defaults = {name for key in TOPIC_KEYS.values() for name, _ in key.synonyms}
-    lines = row("setting", "default", "what it does", "to change it") + row("---", "---", "---", "---")
-    for key in sorted(BROKER_KEYS.values(), key=lambda key: key.name):
-        if key.effect and not key.hidden and key.name not in defaults:
-            lines += row(f"`{key.name}`", shown(key), key.doc, "restart" if key.read_only else "live")
-    return lines
-
-
-def topic_settings() -> str:
-    lines = row("setting", "default", "what it does", "a broker's default for it")
-    lines += row("---", "---", "---", "---")
-    for key in sorted(TOPIC_KEYS.values(), key=lambda key: key.name):
-        if key.effect and not key.hidden:
-            lines += row(f"`{key.name}`", _topic_default(key), key.doc, _synonyms(key))
-    return lines
-
-
 def _topic_default(key: Key) -> str:
     """What a topic has on a broker without settings: the first synonym that has a default."""
     for name, factor in key.synonyms:
@@ -119,27 +99,30 @@ def _synonyms(key: Key) -> str:
     return ", ".join(effective) or "-"
 
 
-def all_broker_settings() -> str:
-    return _by_subject(BROKER_KEYS.values(), shown, lambda key: changed_when(key.name).value)
+def broker_settings() -> str:
+    return _by_subject(BROKER_KEYS.values(), shown, "changed", lambda key: changed_when(key.name).value)
 
 
-def all_topic_settings() -> str:
-    return _by_subject(TOPIC_KEYS.values(), _topic_default, lambda key: ChangedWhen.LIVE.value)
+def topic_settings() -> str:
+    return _by_subject(TOPIC_KEYS.values(), _topic_default, "broker's default for it", _synonyms)
 
 
-def _by_subject(keys: Iterable[Key], default: Callable[[Key], str], when: Callable[[Key], str]) -> str:
-    """A table with a heading for each subject that has settings."""
+def _by_subject(keys: Iterable[Key], default: Callable[[Key], str], column: str, cell: Callable[[Key], str]) -> str:
+    """A table with a heading for each subject that has settings; those with an effect come first.
+
+    `column` and `cell` are the head and the content of the fourth column.
+    """
     found: dict[str, list[Key]] = {subject: [] for subject, _ in reversed(SUBJECTS)}
     for key in sorted(keys, key=lambda key: key.name):
         found[_subject(key)].append(key)
     tables = []
     for subject, settings in found.items():
         if settings:
-            table = f"### {subject}\n\n" + row("setting", "type", "default", "changed", "effect", "what it says")
+            table = f"### {subject}\n\n" + row("setting", "type", "default", column, "effect", "what it says")
             table += row(*["---"] * 6)
-            for key in settings:
+            for key in sorted(settings, key=lambda key: not key.effect):
                 effect = "yes" if key.effect else "**no**"
-                table += row(f"`{key.name}`", key.type.name.lower(), default(key), when(key), effect, key.doc or "-")
+                table += row(f"`{key.name}`", key.type.name.lower(), default(key), cell(key), effect, key.doc or "-")
             tables.append(table)
     return "\n".join(tables)
 
@@ -230,12 +213,10 @@ def of_the_tests(module: str) -> Callable[[], str]:
 
 
 PARTS: dict[str, Callable[[], str]] = {
-    "broker-settings": broker_settings,
-    "topic-settings": topic_settings,
     "settings-counts": settings_counts,
     "settings-without-effect": settings_without_effect,
-    "all-broker-settings": all_broker_settings,
-    "all-topic-settings": all_topic_settings,
+    "all-broker-settings": broker_settings,
+    "all-topic-settings": topic_settings,
     "missing-apis": missing_apis,
     "served-apis": served_apis,
     "conformance-counts": conformance_counts,

@@ -2,7 +2,8 @@
 
 A document is followed as a reader would: block after block, in one directory. `tidelog start` runs in the background
 on a free port, and what comes after it finds the broker there. A block in `text` is what the block before it prints;
-an ellipsis stands for anything.
+an ellipsis stands for anything. If that text begins with `Error: `, the block before it has to fail, and 127.0.0.1:9092
+stands for the broker that runs.
 """
 
 import ast
@@ -30,11 +31,12 @@ RUN = [
     ROOT / "README.zh-CN.md",
     *sorted(path for path in (ROOT / "docs").glob("*.md") if path.name not in REPORTS),
 ]
+PAGES_ON_ONE_BROKER = ("getting-started", "changing-settings", "groups", "quotas", "spark", "troubleshooting")
 ON_ONE_BROKER = [
     ROOT / name
     for name in (
         "README.md",
-        *(f"docs/{page}.md" for page in ("getting-started", "changing-settings", "groups", "quotas", "spark")),
+        *(f"docs/{page}.md" for page in PAGES_ON_ONE_BROKER),
     )
 ]
 """Pages that take the broker which `tidelog start` gives without more: whoever reads on has one running already."""
@@ -88,7 +90,8 @@ class Reader:
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("TIDELOG_", "PYTEST_"))}
         return kept | {"TIDELOG_BOOTSTRAP": self.bootstrap, "PATH": path, "NO_COLOR": "1", "COLUMNS": "120"}
 
-    def follow(self, block: Block) -> None:
+    def follow(self, block: Block, *, fails: bool = False) -> None:
+        """Do what the block says. `fails`: its commands must end with an error, which the next block shows."""
         if block.language == "text":
             self.compare(block.text)
         elif block.language == "ini":
@@ -96,20 +99,22 @@ class Reader:
         elif block.language == "python":
             self.python(block.text)
         elif block.language == "sh":
-            self.shell(block.text)
+            self.shell(block.text, fails=fails)
         else:
             pytest.fail(f"a block in {block.language or 'no language'}: what is to be done with it?")
 
     def compare(self, expected: str) -> None:
-        pattern = ".*".join(re.escape(part) for part in expected.split("…"))
+        shown = expected.replace("127.0.0.1:9092", self.bootstrap)
+        pattern = ".*".join(re.escape(part) for part in shown.split("…"))
         assert re.search(pattern, self.output), f"expected\n{expected}\nbut it printed\n{self.output}"
 
-    def shell(self, text: str) -> None:
+    def shell(self, text: str, *, fails: bool = False) -> None:
         lines = [line for line in text.splitlines() if line and not line.startswith(tuple(SKIPPED))]
-        if len(lines) == 1 and is_server(lines[0]):
+        if len(lines) == 1 and is_server(lines[0]) and not fails:
             self.start(lines[0])
         else:
-            self.run(["bash", "-euo", "pipefail", "-c", "\n".join(lines)])
+            script = "\n".join(lines).replace("127.0.0.1:9092", self.bootstrap)
+            self.run(["bash", "-euo", "pipefail", "-c", script], fails=fails)
 
     def python(self, text: str) -> None:
         if "\ndef test_" in text:
@@ -120,12 +125,12 @@ class Reader:
             return
         self.run([sys.executable, "-c", text.replace("127.0.0.1:9092", self.bootstrap)])
 
-    def run(self, command: list[str]) -> None:
+    def run(self, command: list[str], *, fails: bool = False) -> None:
         done = subprocess.run(
             command, cwd=self.directory, env=self.environment(), capture_output=True, text=True, timeout=LIMIT_S
         )
-        self.output = done.stdout
-        assert done.returncode == 0, f"{command[-1]}\n{done.stdout}{done.stderr}"
+        self.output = done.stdout + done.stderr if fails else done.stdout
+        assert (done.returncode != 0) == fails, f"{command[-1]}\n{done.stdout}{done.stderr}"
         # librdkafka's complaints about a broker that has stopped: a client that outlived it.
         assert "|FAIL|" not in done.stderr, f"{command[-1]}\n{done.stderr}"
 
@@ -203,10 +208,15 @@ def test_a_document_can_be_followed(document: Path, reader: Reader) -> None:
     follow(reader, document, found)
 
 
+def shows_error(block: Block | None) -> bool:
+    """Whether it is the output of a command that is meant to fail."""
+    return block is not None and block.language == "text" and block.text.startswith("Error: ")
+
+
 def follow(reader: Reader, document: Path, found: list[Block]) -> None:
-    for block in found:
+    for block, after in zip_longest(found, found[1:]):
         try:
-            reader.follow(block)
+            reader.follow(block, fails=shows_error(after))
         except AssertionError as error:
             raise AssertionError(f"{document.relative_to(ROOT)}:{block.line}: {error}") from error
 
@@ -258,6 +268,8 @@ def test_a_block_can_be_pasted(document: Path) -> None:
         assert not any(map(is_server, others)), f"{place}: what follows a broker in the foreground does not run"
         if is_server(last) and after is not None and not after[2].startswith("tidelog start"):
             said = text[block.end() : after.start()]
+            if said.lstrip().startswith("```text\nError: "):
+                continue  # that start fails, so it leaves the terminal free
             assert "terminal" in said or "终端" in said, f"{place}: nobody says that the next block needs a terminal"
 
 
@@ -345,10 +357,16 @@ def test_spark_options_are_those_that_the_source_takes() -> None:
 
 
 def test_every_line_of_the_brokers_log_is_explained() -> None:
-    section = (ROOT / "docs/operating.md").read_text().partition("## What the log says")[2]
-    openings = re.findall(r"`([^`]+)`", section)
     lines = sorted(set(logged()))
-    assert not [line for line in lines if not line.startswith(tuple(openings))]
+    openings = explained_openings()
+    assert not [line for line in lines if not line.startswith(tuple(openings))], "docs/log-lines.md does not have them"
+    assert not [opening for opening in openings if not any(line.startswith(opening) for line in lines)], "never logged"
+
+
+def explained_openings() -> list[str]:
+    """The first words of log lines, from the first column of every table of docs/log-lines.md."""
+    rows = [row for row in (ROOT / "docs/log-lines.md").read_text().splitlines() if row.startswith("| `")]
+    return [opening for row in rows for opening in re.findall(r"`([^`]+)`", row.split(" | ")[0])]
 
 
 def logged() -> Iterator[str]:
@@ -358,10 +376,14 @@ def logged() -> Iterator[str]:
             continue
         for node in ast.walk(ast.parse(path.read_text())):
             match node:
-                case ast.Call(
-                    # The third is `Decision.log`.
-                    ast.Attribute(ast.Name("logger" | "log"), "info" | "warning" | "error" | "exception")
-                    | ast.Attribute(ast.Name("out") | ast.Attribute(attr="out"), "log"),
-                    [ast.Constant(str(line)), *_],
+                case (
+                    ast.Call(
+                        # The third is `Decision.log`.
+                        ast.Attribute(ast.Name("logger" | "log"), "info" | "warning" | "error" | "exception")
+                        | ast.Attribute(ast.Name("out") | ast.Attribute(attr="out"), "log"),
+                        [ast.Constant(str(line)), *_],
+                    )
+                    # The level is the first argument.
+                    | ast.Call(ast.Attribute(ast.Name("logger" | "log"), "log"), [_, ast.Constant(str(line)), *_])
                 ):
                     yield line
