@@ -61,9 +61,7 @@ def main(bootstrap: str, directory: Path) -> None:
     query.awaitTermination()
     written = spark.read.format("tidelog").option("kafka.bootstrap.servers", bootstrap).option("subscribe", TOTALS)
     rows = written.load().selectExpr("cast(key as string) as key", "cast(value as string) as value", "offset")
-    latest = rows.groupBy("key").agg(
-        f.max_by("value", "offset").alias("value")
-    )  # a key is always in the same partition
+    latest = rows.groupBy("key").agg(f.max_by("value", "offset").alias("value"))  # a key has one partition
     for row in latest.sort("key").collect():
         print(f"{row['key']}: {row['value']}")
     spark.stop()
