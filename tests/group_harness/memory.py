@@ -151,6 +151,6 @@ class MemoryPartition:
         self.fail()
 
     def fail(self) -> None:
-        """Take the log offline, and notify all waiters."""
+        """Refuse further appends and notify all waiters, after the log has failed."""
         self.append_error = StorageError(f"{self.log.failure}")
         self.refuse_all(StorageError(f"{self.log.failure}"))

@@ -1,4 +1,4 @@
-"""The checker finds what is planted, and nothing else."""
+"""The checker finds each planted error, and nothing else."""
 
 from typing import Any
 

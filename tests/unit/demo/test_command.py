@@ -1,4 +1,4 @@
-"""What the demonstration leaves behind and says when it does not come to its end."""
+"""An interrupted or failed demonstration: the files that it leaves, and its messages."""
 
 import builtins
 import tempfile

@@ -1,4 +1,4 @@
-"""What is compiled ahead is what tasks run."""
+"""The functions that are compiled ahead are those that tasks run."""
 
 import pytest
 
