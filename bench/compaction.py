@@ -1,11 +1,11 @@
-"""Compaction: how many MB/s a pass takes, and what producers feel of it: medians of rounds, on this machine, now.
+"""Compaction: how many MB/s a pass processes, and how much it slows producers: medians of rounds on this machine.
 
     .venv/bin/python bench/compaction.py [--rounds N] [--mib N] [--data DIR] [--json]
 
-Each round fills a compacted topic (100-byte values, a tenth as many keys as records), measures small produce requests
-to another topic at a steady pace, then lets the pass begin and measures them again while it works. What counts is the
-ratio of the two within a round: both have the same machine. `MB/s` is the size of the log by the time of its pass, CPU
-the time of the process that did it.
+Each round fills a compacted topic (100-byte values, one key for every ten records) and measures small produce requests
+to another topic at a steady pace. Then it lets the pass begin, and measures the requests again during the pass. The
+ratio of the two within a round is the result, since both run under the same conditions. `MB/s` is the size of the log
+divided by the time of its pass.
 """
 
 import argparse
@@ -71,9 +71,9 @@ class Client:
     def _read(self, size: int) -> bytes:
         data = b""
         while len(data) < size:
-            more = self._socket.recv(size - len(data))
-            assert more, "the broker hung up"
-            data += more
+            part = self._socket.recv(size - len(data))
+            assert part, "the broker closed the connection"
+            data += part
         return data
 
     def create(self, name: str, **configs: str) -> None:
@@ -108,30 +108,30 @@ def fill(client: Client, topic: str, mib: int, rng: random.Random) -> None:
 
 
 def latencies(client: Client, topic: str, seconds: float, until: "Log | None" = None) -> list[float]:
-    """In ms, of one small request after another at a steady pace; `until` a pass has its line, at most 60 s then."""
+    """Return the latencies, in ms, of small requests at a steady pace for `seconds`, or `until` a pass has ended."""
     batch = encode_batch([Record(b"k", bytes(100), 1_700_000_000_000)])
-    found = []
-    began = at = time.perf_counter()
+    latencies_ms = []
+    began = next_request = time.perf_counter()
     while time.perf_counter() - began < seconds:
-        if until is not None and len(found) % 50 == 0 and until.has_news():
+        if until is not None and len(latencies_ms) % 50 == 0 and until.has_passed():
             break
         sent = time.perf_counter()
         client.produce(topic, bytearray(batch))
-        found.append((time.perf_counter() - sent) * 1000)
-        at = max(at + PACE_S, time.perf_counter())
-        time.sleep(max(at - time.perf_counter(), 0))
-    return found
+        latencies_ms.append((time.perf_counter() - sent) * 1000)
+        next_request = max(next_request + PACE_S, time.perf_counter())
+        time.sleep(max(next_request - time.perf_counter(), 0))
+    return latencies_ms
 
 
 class Log:
-    """Lines of finished passes over one topic."""
+    """The log lines of finished passes over one topic."""
 
     def __init__(self, broker: Broker, topic: str) -> None:
         self._broker = broker
         self._topic = topic
         self.passed: tuple[int, int, float] | None = None
 
-    def has_news(self) -> bool:
+    def has_passed(self) -> bool:
         for partition, before, after, seconds in LINE.findall(self._broker.log()):
             if partition == f"{self._topic}-0":
                 self.passed = int(before), int(after), float(seconds)
@@ -146,12 +146,12 @@ def one_round(broker: Broker, client: Client, number: int, mib: int) -> dict[str
     topic = f"table-{number}"
     client.create(topic, cleanup_policy="compact", min_cleanable_dirty_ratio="1.0", segment_bytes=str(16 << 20))
     fill(client, topic, mib, random.Random(number))
-    time.sleep(2.5)  # what was filled is synced: passes wait for that, and it is not what is measured
+    time.sleep(2.5)  # the filled log is synced in this time: passes wait for that, and it must not be measured
     calm = latencies(client, "small", CALM_S)
     log = Log(broker, topic)
     client.set_ratio(topic, "0.01")
     busy = latencies(client, "small", 60.0, log)
-    while not log.has_news():
+    while not log.has_passed():
         time.sleep(0.01)
     assert log.passed is not None
     before, after, seconds = log.passed

@@ -1,12 +1,12 @@
-"""What groups cost: commits a second, rebalances by members and protocol, thousands of groups on one broker.
+"""Measures groups: commits per second, rebalances by members and protocol, thousands of groups on one broker.
 
     .venv/bin/python bench/groups.py [--groups N] [--members N,N,...] [--seconds S] [--json]
 
-A broker runs in a process of its own, with every member on a connection of its own. `rebalance` is the time from one
-more member's first request to the moment at which every member has its assignment and nothing is left to do; with the
-consumer protocol a new assignment is made at most once a second (group.consumer.assignment.interval.ms). `waits` is the
-longest time that a request of somebody else (ApiVersions, every two milliseconds, from a third process) took meanwhile,
-the group's making included: what the work on groups holds the broker's loop.
+The broker runs in a separate process, and every member has its own connection. `rebalance` is the time from the first
+request of one more member until every member has its final assignment; with the consumer protocol a new assignment is
+computed at most once per second (group.consumer.assignment.interval.ms). `waits` is the longest time of a request of
+another client (ApiVersions, every two milliseconds, from a third process) in the same time, and while the group is
+created: so long the work on groups blocks the broker's event loop.
 """
 
 import argparse
@@ -41,15 +41,15 @@ from tidelog.wire.messages.sync_group import SyncGroupRequest, SyncGroupRequestA
 
 TIDELOG = [sys.executable, "-m", "tidelog"]
 SETTINGS = {
-    "group.initial.rebalance.delay.ms": 1000,  # the members of a first generation come together
+    "group.initial.rebalance.delay.ms": 1000,  # all members join the first generation
     "group.consumer.min.heartbeat.interval.ms": 1000,
 }
 COMMITTERS = 32
 PARTITIONS = 10
-"""That each of the many groups has committed in."""
+"""Number of partitions in which each of the many groups has committed."""
 PROBE_S = 0.002
 BEAT_S = 0.05
-"""Between two heartbeats of a member of the consumer protocol: clients take seconds."""
+"""Time between two heartbeats of a member of the consumer protocol; real clients wait seconds."""
 
 
 class Peer:
@@ -78,7 +78,7 @@ class Peer:
 
 
 class Broker:
-    """`tidelog start` in a process of its own; for a `with` block."""
+    """`tidelog start` in a separate process, for a `with` block."""
 
     def __init__(self, data: str) -> None:
         self._data = data
@@ -104,7 +104,7 @@ class Broker:
 
 
 class Probe:
-    """Somebody else's requests while a block runs: `longest_ms` is how long one of them took at most."""
+    """Sends requests of another client while a block runs. `longest_ms` is the time of the slowest one."""
 
     def __init__(self, address: str) -> None:
         self._address = address
@@ -114,18 +114,18 @@ class Probe:
         command = [sys.executable, __file__, "--probe", self._address]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         assert self._process.stdout is not None
-        self._process.stdout.readline()  # it has begun
+        self._process.stdout.readline()  # the probe has begun
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        told, _ = self._process.communicate("\n")
-        self.longest_ms = float(told)
+        output, _ = self._process.communicate("\n")
+        self.longest_ms = float(output)
 
 
 def probe(address: str) -> None:
-    """Until a line comes on stdin; prints the longest time in milliseconds."""
+    """Send requests until a line arrives on stdin, then print the longest time in milliseconds."""
     import select
 
     host, _, port = address.rpartition(":")
@@ -146,8 +146,8 @@ def probe(address: str) -> None:
 
 async def prepare(address: str, topics: dict[str, int]) -> None:
     peer = await Peer.connect(address)
-    made = [CreatableTopic(name, partitions, 1) for name, partitions in topics.items()]
-    await peer.call(CreateTopicsRequest(topics=made, timeout_ms=30_000), 5)
+    topics_to_create = [CreatableTopic(name, partitions, 1) for name, partitions in topics.items()]
+    await peer.call(CreateTopicsRequest(topics=topics_to_create, timeout_ms=30_000), 5)
     while (await peer.call(FindCoordinatorRequest(key="g"), 1)).error_code:
         await asyncio.sleep(0.05)
     peer.close()
@@ -162,23 +162,23 @@ def commit_request(group: str, partitions: int, offset: int) -> OffsetCommitRequ
 
 
 async def commits(address: str, seconds: float) -> float:
-    """How many a second, of one offset each, by clients that wait for each answer."""
+    """Return the commits per second, with one offset each, by clients that wait for each answer."""
     peers = [await Peer.connect(address) for _ in range(COMMITTERS)]
     until = time.perf_counter() + seconds
-    done = 0
+    committed = 0
 
     async def commit(number: int, peer: Peer) -> None:
-        nonlocal done
+        nonlocal committed
         offset = 0
         while time.perf_counter() < until:
             offset += 1
             answer = await peer.call(commit_request(f"commits-{number}", 1, offset), 8)
             assert answer.topics[0].partitions[0].error_code == 0
-            done += 1
+            committed += 1
 
     began = time.perf_counter()
     await asyncio.gather(*(commit(number, peer) for number, peer in enumerate(peers)))
-    rate = done / (time.perf_counter() - began)
+    rate = committed / (time.perf_counter() - began)
     for peer in peers:
         peer.close()
     return rate
@@ -200,12 +200,12 @@ class ClassicMember:
         return answer
 
     async def round(self) -> None:
-        """Join, and bring or get the assignment; as often as a rebalance comes in between."""
+        """Join, and send or receive the assignment; start again if another rebalance begins."""
         while True:
             joined = await self.join()
-            given = [SyncGroupRequestAssignment(member.member_id, b"a" * 40) for member in joined.members]
+            assignments = [SyncGroupRequestAssignment(member.member_id, b"a" * 40) for member in joined.members]
             request = SyncGroupRequest(
-                self.group, self.generation, self.member_id, self.instance, "consumer", "range", given
+                self.group, self.generation, self.member_id, self.instance, "consumer", "range", assignments
             )
             answer = await self.peer.call(request, 3)
             if answer.error_code == 0:
@@ -213,7 +213,7 @@ class ClassicMember:
             assert answer.error_code in (22, 27), answer.error_code  # the next generation has begun
 
     async def rejoin(self) -> None:
-        """As a client that learns from its heartbeat that somebody has come."""
+        """Rejoin as a client does that learns of a new member from its heartbeat."""
         request = HeartbeatRequest(self.group, self.generation, self.member_id, self.instance)
         while (code := (await self.peer.call(request, 3)).error_code) != 27:
             assert code == 0, code
@@ -258,14 +258,16 @@ class ConsumerMember:
 
 
 async def consumer_rebalance(address: str, count: int, topic: str) -> float:
-    """With as many partitions as members, and one to spare for the newcomer."""
+    """Return the time of a rebalance. The topic has a partition for each member, and one more for the new member."""
     members = [ConsumerMember(await Peer.connect(address), f"consumer-{count}", number) for number in range(count + 1)]
 
-    async def settle(some: list[ConsumerMember]) -> None:
+    async def settle(joined: list[ConsumerMember]) -> None:
         while (
-            sum(m.count for m in some) < count + 1 or len({m.epoch for m in some}) > 1 or not all(m.epoch for m in some)
+            sum(m.count for m in joined) < count + 1
+            or len({m.epoch for m in joined}) > 1
+            or not all(m.epoch for m in joined)
         ):
-            await asyncio.gather(*(member.beat(topic) for member in some))
+            await asyncio.gather(*(member.beat(topic) for member in joined))
             await asyncio.sleep(BEAT_S)
 
     await settle(members[:count])
@@ -280,17 +282,17 @@ async def consumer_rebalance(address: str, count: int, topic: str) -> float:
 async def make_groups(address: str, count: int) -> None:
     peers = [await Peer.connect(address) for _ in range(COMMITTERS)]
 
-    async def some(first: int, peer: Peer) -> None:
+    async def make_some(first: int, peer: Peer) -> None:
         for number in range(first, count, COMMITTERS):
             await peer.call(commit_request(f"group-{number:06}", PARTITIONS, number), 8)
 
-    await asyncio.gather(*(some(first, peer) for first, peer in enumerate(peers)))
+    await asyncio.gather(*(make_some(first, peer) for first, peer in enumerate(peers)))
     for peer in peers:
         peer.close()
 
 
 async def list_groups(address: str, count: int) -> float:
-    """Asked until all groups are known; the time of the answer that told of them."""
+    """Ask until all groups are listed. Return the time of the answer that listed all of them."""
     peer = await Peer.connect(address)
     while True:
         began = time.perf_counter()
@@ -303,57 +305,57 @@ async def list_groups(address: str, count: int) -> float:
 
 
 def measure(groups: int, members: list[int], seconds: float) -> dict[str, float]:
-    found: dict[str, float] = {}
+    figures: dict[str, float] = {}
     with tempfile.TemporaryDirectory(prefix="tidelog-groups-") as directory:
         with Broker(directory + "/data") as broker:
             topics = {"t": PARTITIONS} | {f"t{count}": count + 1 for count in members}
             asyncio.run(prepare(broker.address, topics))
             asyncio.run(commits(broker.address, 0.5))  # codecs are compiled at their first use
-            with Probe(broker.address) as other:
-                found["commits a second"] = asyncio.run(commits(broker.address, seconds))
-            found["commits: waits, ms"] = other.longest_ms
+            with Probe(broker.address) as other_client:
+                figures["commits a second"] = asyncio.run(commits(broker.address, seconds))
+            figures["commits: waits, ms"] = other_client.longest_ms
             for count in members:
-                with Probe(broker.address) as other:
+                with Probe(broker.address) as other_client:
                     took = asyncio.run(classic_rebalance(broker.address, count))
-                found[f"classic, {count} members: rebalance, ms"] = took * 1000
-                found[f"classic, {count} members: waits, ms"] = other.longest_ms
-                with Probe(broker.address) as other:
+                figures[f"classic, {count} members: rebalance, ms"] = took * 1000
+                figures[f"classic, {count} members: waits, ms"] = other_client.longest_ms
+                with Probe(broker.address) as other_client:
                     took = asyncio.run(consumer_rebalance(broker.address, count, f"t{count}"))
-                found[f"consumer, {count} members: rebalance, ms"] = took * 1000
-                found[f"consumer, {count} members: waits, ms"] = other.longest_ms
+                figures[f"consumer, {count} members: rebalance, ms"] = took * 1000
+                figures[f"consumer, {count} members: waits, ms"] = other_client.longest_ms
         with Broker(directory + "/many") as broker:
             asyncio.run(prepare(broker.address, {"t": PARTITIONS}))
             asyncio.run(commits(broker.address, 0.5))
             before = broker.resident_mib()
-            with Probe(broker.address) as other:
+            with Probe(broker.address) as other_client:
                 asyncio.run(make_groups(broker.address, groups))
-                found[f"{groups} groups: ListGroups, ms"] = asyncio.run(list_groups(broker.address, groups)) * 1000
-            found[f"{groups} groups: waits, ms"] = other.longest_ms
-            found[f"{groups} groups: memory, MiB"] = broker.resident_mib() - before
+                figures[f"{groups} groups: ListGroups, ms"] = asyncio.run(list_groups(broker.address, groups)) * 1000
+            figures[f"{groups} groups: waits, ms"] = other_client.longest_ms
+            figures[f"{groups} groups: memory, MiB"] = broker.resident_mib() - before
         with Broker(directory + "/many") as broker:
             began = time.perf_counter()
             asyncio.run(list_groups(broker.address, groups))
-            found[f"{groups} groups: known after the ready line, ms"] = (time.perf_counter() - began) * 1000
-            found[f"{groups} groups: resident after a restart, MiB"] = broker.resident_mib()
-    return found
+            figures[f"{groups} groups: known after the ready line, ms"] = (time.perf_counter() - began) * 1000
+            figures[f"{groups} groups: resident after a restart, MiB"] = broker.resident_mib()
+    return figures
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
     parser.add_argument("--groups", type=int, default=5000, help="how many groups with commits (5000)")
     parser.add_argument("--members", default="10,100,500", help="sizes of groups that rebalance (10,100,500)")
-    parser.add_argument("--seconds", type=float, default=5, help="how long commits are counted (5)")
+    parser.add_argument("--seconds", type=float, default=5, help="seconds in which commits are counted (5)")
     parser.add_argument("--json", action="store_true", help="one JSON object")
     parser.add_argument("--probe", metavar="HOST:PORT", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.probe:
         probe(options.probe)
         return
-    found = measure(options.groups, [int(count) for count in options.members.split(",")], options.seconds)
+    figures = measure(options.groups, [int(count) for count in options.members.split(",")], options.seconds)
     if options.json:
-        print(json.dumps({name: round(value, 2) for name, value in found.items()}, indent=2))
+        print(json.dumps({name: round(value, 2) for name, value in figures.items()}, indent=2))
         return
-    for name, value in found.items():
+    for name, value in figures.items():
         print(f"{name:48} {value:10,.1f}")
 
 

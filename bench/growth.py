@@ -1,14 +1,15 @@
 #!/usr/bin/env python3
-"""Whether a broker that holds more is slower: the same load beside 1 to 10,000 partitions, and on 1 to 50 GB of log.
+"""Measures whether a broker with more data is slower: the same load with 1 to 10,000 partitions, and 1 to 50 GB of log.
 
     .venv/bin/python bench/growth.py [--partitions N,N,...] [--gigabytes N,N,...] [--rounds N] [--data DIR]
                                      [--json FILE] [--markdown FILE]
 
-Each column is one broker in a directory of its own, filled first: every partition with a record, or four partitions
-with so many GB. Then the rows of bench/compare.py run on other topics of each, in turns; medians. `restart` is the time
-from the fork to the first answer: after SIGTERM, and after kill -9 in the middle of a produce. In brackets the ratio to
-the first column of its kind, the median over the rounds: a flat line is the aim. The brokers are pinned to core 0 and
-the load to core 1. Needs gcc, and room for the log. Whatever it starts it stops, whatever it writes it removes.
+Each column is one broker with its own directory, which is filled first: every partition with a record, or four
+partitions with the given number of GB. Then the rows of bench/compare.py run on other topics of each broker in turn.
+The table shows medians. `restart` is the time from the fork to the first answer: after SIGTERM, and after kill -9
+during a produce. In brackets is the ratio to the first column of its kind, as the median over the rounds: it should
+stay near 1. The brokers are pinned to core 0 and the load to core 1. Needs gcc, and disk space for the log. It stops
+everything that it starts, and removes everything that it writes.
 """
 
 import argparse
@@ -35,17 +36,17 @@ Figures = dict[str, list[float]]
 
 
 class Broker:
-    """One data directory and the broker that runs in it; looks like `compare.Server` to `compare.measure`."""
+    """One data directory and its broker. `compare.measure` uses it like a `compare.Server`."""
 
-    name, speaks = "tidelog", True
+    name, has_topics = "tidelog", True
 
     def __init__(self, data: pathlib.Path, port: int) -> None:
         self.data, self.port = data, port
         self.start()
 
     def start(self) -> float:
-        """Seconds until it answers."""
-        command = compare.OWN["tidelog"].format(port=self.port, data=self.data).split()
+        """Start the broker. Return the seconds until its first answer."""
+        command = compare.BUILT_IN_COMMANDS["tidelog"].format(port=self.port, data=self.data).split()
         began = time.monotonic()
         self.process = subprocess.Popen(
             ["taskset", "-c", "0", *command], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
@@ -59,8 +60,8 @@ class Broker:
                     raise SystemExit(f"the broker in {self.data} did not start") from None
                 time.sleep(0.002)
 
-    def stop(self, how: signal.Signals = signal.SIGTERM) -> None:
-        self.process.send_signal(how)
+    def stop(self, signal_number: signal.Signals = signal.SIGTERM) -> None:
+        self.process.send_signal(signal_number)
         self.process.wait(120)
 
 
@@ -73,13 +74,13 @@ def load(*arguments: object, wait: bool = True) -> "subprocess.Popen[bytes]":
 
 
 def fill_partitions(broker: Broker, count: int) -> None:
-    """One small batch in each of `count` partitions, of topics of up to 1,000."""
-    left = count
-    while left:
-        name, now = f"held{left}", min(left, 1000)
-        compare.create_topic(broker.port, name, now)
-        load("produce", broker.port, name, now, 161, 1, 1, 1)
-        left -= now
+    """Write one small batch to each of `count` partitions, in topics of at most 1,000 partitions."""
+    remaining = count
+    while remaining:
+        name, partitions = f"held{remaining}", min(remaining, 1000)
+        compare.create_topic(broker.port, name, partitions)
+        load("produce", broker.port, name, partitions, 161, 1, 1, 1)
+        remaining -= partitions
 
 
 def fill_bytes(broker: Broker, gigabytes: int) -> None:
@@ -92,61 +93,61 @@ FILLS = {"partitions": fill_partitions, "GB": fill_bytes}
 
 
 class Column:
-    """One broker that holds `size` of a kind, and what was measured of it, a value for each round."""
+    """One broker that holds `size` partitions or GB, and its figures, with a value for each round."""
 
     def __init__(self, root: pathlib.Path, port: int, kind: str, size: int) -> None:
         self.kind, self.name, self.figures = kind, f"{size:,} {kind}", Figures()
         self.broker = Broker(root / f"{size}-{kind}", port)
         FILLS[kind](self.broker, size)
 
-    def note(self, what: str, value: float) -> None:
-        self.figures.setdefault(what, []).append(value)
+    def add_value(self, figure: str, value: float) -> None:
+        self.figures.setdefault(figure, []).append(value)
 
 
-def say(*what: object) -> None:
-    print(("\r" + ", ".join(map(str, what))).ljust(78), end="", file=sys.stderr, flush=True)
+def show_progress(*parts: object) -> None:
+    print(("\r" + ", ".join(map(str, parts))).ljust(78), end="", file=sys.stderr, flush=True)
 
 
 def rows(columns: list[Column], round_: int, of: int) -> None:
-    """Every row on every column in turns: what the machine does meanwhile, it does to all of them alike."""
+    """Run every row on every column in turn, so that other work of the machine affects all columns alike."""
     topics = [f"bulk{round_}" if row == "bulk produce" else f"row{i}-{round_}" for i, row in enumerate(ROWS)]
     for row, topic in zip(ROWS, topics, strict=True):
         for column in columns:
-            say(f"round {round_} of {of}", row, column.name)
-            os.sync()  # what the last column wrote is not written back at this one's cost
-            for what, value in compare.measure(column.broker, row, topic, True, f"bulk{round_}").items():
+            show_progress(f"round {round_} of {of}", row, column.name)
+            os.sync()  # the writeback of the previous column's data must not slow this column
+            for figure, value in compare.measure(column.broker, row, topic, True, f"bulk{round_}").items():
                 if round_:
-                    column.note(f"{row}: {what}", value)
+                    column.add_value(f"{row}: {figure}", value)
     for column in columns:
         for row, topic in zip(ROWS, topics, strict=True):
-            if row != "bulk fetch":  # which reads what bulk produce wrote
+            if row != "bulk fetch":  # it reads the topic of bulk produce
                 compare.delete_topic(column.broker.port, topic, column.broker.data)
 
 
 def restarts(columns: list[Column], round_: int, of: int) -> None:
     for column in columns:
-        say(f"round {round_} of {of}", "restart", column.name)
+        show_progress(f"round {round_} of {of}", "restart", column.name)
         column.broker.stop()
-        column.note("restart, clean: s", column.broker.start())
+        column.add_value("restart, clean: s", column.broker.start())
         topic = f"killed{round_}"
         compare.create_topic(column.broker.port, topic, FILL_PARTITIONS)
-        busy = load("produce", column.broker.port, topic, FILL_PARTITIONS, FILL_BATCH, 1000, 10**6, 2, wait=False)
-        time.sleep(2)  # what is written and not flushed yet is what a restart has to scan
+        producer = load("produce", column.broker.port, topic, FILL_PARTITIONS, FILL_BATCH, 1000, 10**6, 2, wait=False)
+        time.sleep(2)  # a restart has to scan the data that is written in this time and not flushed
         column.broker.stop(signal.SIGKILL)
-        busy.wait()
-        column.note("restart, killed: s", column.broker.start())
+        producer.wait()
+        column.add_value("restart, killed: s", column.broker.start())
         compare.delete_topic(column.broker.port, topic, column.broker.data)
 
 
 def table(columns: list[Column]) -> list[str]:
-    """Medians; in brackets the median of the ratios, round by round, to the first column of the same kind."""
+    """Return a table of medians, with the median of each round's ratio to the first column of the kind in brackets."""
     lines = ["| figure | " + " | ".join(column.name for column in columns) + " |", "|---|" + "---:|" * len(columns)]
     for figure in columns[0].figures:
         cells = []
         for column in columns:
             values = column.figures[figure]
             first = next(c for c in columns if c.kind == column.kind)
-            ratios = [mine / base for mine, base in zip(values, first.figures[figure], strict=True) if base]
+            ratios = [value / base for value, base in zip(values, first.figures[figure], strict=True) if base]
             ratio = f" ({statistics.median(ratios):.2f})" if ratios and column is not first else ""
             cells.append(f"{statistics.median(values):,.4g}{ratio}")
         lines.append(f"| {figure} | " + " | ".join(cells) + " |")
@@ -158,7 +159,7 @@ def main() -> None:
     parser.add_argument("--partitions", default="1,100,10000")
     parser.add_argument("--gigabytes", default="1,10,50")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--data", type=pathlib.Path, default=pathlib.Path.cwd(), help="where the logs are made")
+    parser.add_argument("--data", type=pathlib.Path, default=pathlib.Path.cwd(), help="the directory of the logs")
     parser.add_argument("--json", type=pathlib.Path, help="every figure of every round")
     parser.add_argument("--markdown", type=pathlib.Path, help="the table, for docs/performance.md")
     chosen = parser.parse_args()
@@ -167,13 +168,13 @@ def main() -> None:
     try:
         for kind, sizes in (("partitions", chosen.partitions), ("GB", chosen.gigabytes)):
             for size in filter(None, sizes.split(",")):
-                say("filling", size, kind)
+                show_progress("filling", size, kind)
                 columns.append(Column(root, PORT + len(columns), kind, int(size)))
         for round_ in range(chosen.rounds + 1):
             turn = round_ % len(columns)
             rows(columns[turn:] + columns[:turn], round_, chosen.rounds)
         for column in columns:
-            column.note("RSS MB", compare.rss(column.broker.process.pid))
+            column.add_value("RSS MB", compare.rss(column.broker.process.pid))
         for round_ in range(1, chosen.rounds + 1):
             restarts(columns, round_, chosen.rounds)
     finally:
@@ -181,7 +182,7 @@ def main() -> None:
             with contextlib.suppress(ProcessLookupError):
                 column.broker.stop(signal.SIGKILL)
         shutil.rmtree(root, ignore_errors=True)
-    say("")
+    show_progress("")
     lines = table(columns)
     print("\n" + "\n".join(lines))
     if chosen.markdown:

@@ -1,18 +1,18 @@
 #!/usr/bin/env python3
-"""Reads of a topic by format("tidelog") and by Spark's own JVM Kafka connector, side by side, against the same broker.
+"""Compares reads of a topic by format("tidelog") and by Spark's own JVM Kafka connector, from the same broker.
 
     bench/spark.py [--bootstrap HOST:PORT] [--records N] [--size BYTES] [--partitions N] [--cores N] [--rounds N]
                    [--jvm DIR]
 
-Without --bootstrap a broker of this checkout is started, with its log on /dev/shm; give Apache Kafka's address to read
-from that. The topic is made and filled when it is not there with that many records. Each Spark lives through all
-rounds, after some that are not counted (a JVM's compiler needs them); rounds take turns. The table shows medians and
-the ratio; `cpu` is the CPU time of a round in Spark and its Python workers, without the broker's: the steadiest figure
-on a machine that does other work. The exit code is 1 below the bar, 1.3 times the connector's rate.
+Without --bootstrap it starts a broker of this checkout, with its log on /dev/shm; pass Apache Kafka's address to read
+from Kafka. If the topic does not exist, it is created and filled. Each Spark runs all rounds, in turn with the other,
+after some rounds that are not counted (a JVM's compiler needs them). The table shows medians and the ratio. `cpu` is
+the CPU time of a round in Spark and its Python workers, without the broker's: it varies least on a machine that does
+other work. The exit code is 1 if the rate is below 1.3 times the connector's.
 
-The connector runs in an environment of its own, made at the first run in --jvm (default ~/.cache/tidelog-bench): the
-newest PySpark that it is published for, from PyPI, and its jars by mvn. This script's Python needs tidelog[spark]; Java
-17 or newer runs both.
+The connector runs in a separate environment. The first run creates it in --jvm (default ~/.cache/tidelog-bench): the
+newest PySpark that the connector is published for, from PyPI, and its jars by mvn. This script's Python needs
+tidelog[spark]. Java 17 or newer runs both.
 """
 
 import argparse
@@ -46,7 +46,7 @@ POM = f"""<project><modelVersion>4.0.0</modelVersion>
 
 
 def connector(folder: pathlib.Path) -> tuple[pathlib.Path, str]:
-    """The Python with the connector's PySpark, and its jars; made the first time."""
+    """Return the Python with the connector's PySpark, and the jars. The first call installs them."""
     home = folder / f"spark-connector-{CONNECTOR}"
     python, jars = home / "venv" / "bin" / "python", home / "jars"
     if not (home / "complete").exists():
@@ -61,7 +61,7 @@ def connector(folder: pathlib.Path) -> tuple[pathlib.Path, str]:
 
 
 class Spark:
-    """One child, which reads when it is told to."""
+    """A child process with one Spark, which reads the topic at each call of `read`."""
 
     def __init__(self, form: str, python: pathlib.Path, bootstrap: str, topic: str, cores: int, jars: str) -> None:
         from pyspark_tidelog.java import ensure_java
@@ -82,10 +82,10 @@ class Spark:
         assert self.child.stdin
         self.child.stdin.write("read\n")
         self.child.stdin.flush()
-        done = self._line()
-        if (done["rows"], done["bytes"]) != (rows, rows * size):
-            raise SystemExit(f"format {self.form} read {done}, not {rows} rows of {size} bytes")
-        self.seconds.append(done["seconds"])
+        result = self._line()
+        if (result["rows"], result["bytes"]) != (rows, rows * size):
+            raise SystemExit(f"format {self.form} read {result}, not {rows} rows of {size} bytes")
+        self.seconds.append(result["seconds"])
         self.cpu.append(cpu(self.child.pid) - before)
 
     def close(self) -> None:
@@ -97,23 +97,23 @@ class Spark:
         assert self.child.stdout
         for line in self.child.stdout:
             if line.startswith("{"):
-                found: dict[str, float] = json.loads(line)
-                return found
+                result: dict[str, float] = json.loads(line)
+                return result
         raise SystemExit(f"the Spark of format {self.form} ended")
 
 
 def fill(bootstrap: str, topic: str, records: int, size: int, partitions: int) -> None:
-    """Make the topic and its records, unless they are there. Records go to the partitions in turn, 1,000 at a time."""
+    """Create and fill the topic if it does not exist. Records go to the partitions in turn, 1,000 at a time."""
     admin = AdminClient({"bootstrap.servers": bootstrap})
     try:
         admin.create_topics([NewTopic(topic, partitions)])[topic].result(30)
-    except KafkaException:  # it is there
-        with_offsets = KafkaConsumer({"bootstrap.servers": bootstrap, "group.id": "bench"})
-        ends = [with_offsets.get_watermark_offsets(TopicPartition(topic, i), 30)[1] for i in range(partitions)]
-        with_offsets.close()
+    except KafkaException:  # the topic exists
+        consumer = KafkaConsumer({"bootstrap.servers": bootstrap, "group.id": "bench"})
+        ends = [consumer.get_watermark_offsets(TopicPartition(topic, i), 30)[1] for i in range(partitions)]
+        consumer.close()
         if sum(ends) == records:
             return
-        raise SystemExit(f"topic {topic} is there with {sum(ends)} records, not {records}: delete it") from None
+        raise SystemExit(f"topic {topic} exists with {sum(ends)} records, not {records}: delete it") from None
     producer = Producer({"bootstrap.servers": bootstrap, "queue.buffering.max.messages": 500_000, "linger.ms": 5})
     value = bytes(i * 7 % 256 for i in range(size))
     for i in range(records):
@@ -143,7 +143,7 @@ def broker(bootstrap: str | None) -> Iterator[str]:
 
 
 def table(tidelog: Spark, jvm: Spark, rows: int) -> float:
-    """Print it; the ratio of the rates."""
+    """Print the table, and return the ratio of the rates."""
 
     def figures(spark: Spark) -> tuple[float, float]:
         return rows / statistics.median(spark.seconds) / 1e6, statistics.median(spark.cpu)

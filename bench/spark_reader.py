@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""One Spark that reads a topic whenever it is told to: a child of bench/spark.py, in that Spark's own environment.
+"""A Spark that reads a topic for each line on stdin: a child of bench/spark.py, in that Spark's own environment.
 
     spark_reader.py FORMAT BOOTSTRAP TOPIC CORES JARS
 
 FORMAT is tidelog or kafka; JARS are the connector's, joined by commas, or empty. Prints a line of JSON with the
-version, then one for each line of standard input, after a batch read of the whole topic with an aggregate over `value`.
+version. For each line of standard input it then runs a batch read of the whole topic with an aggregate over `value`,
+and prints a line of JSON.
 """
 
 import json

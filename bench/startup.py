@@ -1,10 +1,10 @@
-"""How long a broker takes to be there, and what it holds when idle: medians, on this machine, now.
+"""Measures how long a broker takes to start, and its memory and CPU when idle: medians on this machine.
 
     .venv/bin/python bench/startup.py [--rounds N] [--json]
 
-`start` is `tidelog start` in an empty directory, from the fork to the ready line and to the first answer (ApiVersions);
-`again` the same in the directory that it left. `thread` and `process` are `tidelog.testing.Broker` from the call to the
-return. The first round of each warms the page cache and compiled files, and is not counted.
+`start` is `tidelog start` in an empty directory, from the fork to the ready line and to the first answer (ApiVersions).
+`again` is the same in the directory of that run. `thread` and `process` are `tidelog.testing.Broker` from the call to
+the return. The first round fills the page cache and compiles files; it is not counted.
 """
 
 import argparse
@@ -23,7 +23,7 @@ TIDELOG = str(Path(sys.executable).with_name("tidelog"))
 IDLE_S = 2.0
 
 API_VERSIONS = struct.pack(">ihhih", 10, 18, 0, 1, -1)
-"""Key 18, version 0, correlation id 1, no client id."""
+"""An ApiVersions request: key 18, version 0, correlation id 1, no client id."""
 
 Samples = dict[str, list[float]]
 
@@ -55,10 +55,10 @@ def start(data: str, name: str, samples: Samples) -> None:
             before = cpu_s(broker.pid)
             time.sleep(IDLE_S)
             add(samples, f"{name}: idle CPU, %", (cpu_s(broker.pid) - before) / IDLE_S * 100)
-        asked = time.perf_counter()
+        stop_requested_at = time.perf_counter()
         broker.terminate()
         broker.wait()
-        add(samples, f"{name}: stop, ms", (time.perf_counter() - asked) * 1000)
+        add(samples, f"{name}: stop, ms", (time.perf_counter() - stop_requested_at) * 1000)
     assert broker.returncode == 0, f"exit code {broker.returncode}"
 
 
@@ -104,7 +104,7 @@ def round_of_all(samples: Samples) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
-    parser.add_argument("--rounds", type=int, default=9, help="how many are counted (9)")
+    parser.add_argument("--rounds", type=int, default=9, help="number of rounds that are counted (9)")
     parser.add_argument("--json", action="store_true", help="medians as one JSON object")
     options = parser.parse_args()
     round_of_all({})
@@ -115,7 +115,7 @@ def main() -> None:
     if options.json:
         print(json.dumps(medians, indent=2))
         return
-    print(f"{'median of ' + str(options.rounds):44} {'median':>8} {'least':>8} {'most':>8}")
+    print(f"{'median of ' + str(options.rounds):44} {'median':>8} {'min':>8} {'max':>8}")
     for name, values in samples.items():
         print(f"{name:44} {medians[name]:8.1f} {min(values):8.1f} {max(values):8.1f}")
 

@@ -1,6 +1,6 @@
-"""An application that carries its own broker: events survive a restart, and there is no middleware to operate.
+"""An application with an embedded broker: events survive a restart, and there is no middleware to operate.
 
-    python examples/embedded.py DIRECTORY        run it twice: it goes on counting
+    python examples/embedded.py DIRECTORY        run it twice: it continues to count
 
 The events are in DIRECTORY, in Kafka's files; another program can read them while this one runs.
 """
@@ -15,28 +15,29 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from tidelog.testing import Broker
 
 SETTINGS = {"durability": "fsync", "offsets.topic.num.partitions": 50}
-"""An acknowledged event is on the disk. The second is the default of `tidelog start`, which may serve DIRECTORY too."""
+"""With durability=fsync an acknowledged event is on the disk. The second setting is the default of `tidelog start`, so
+that `tidelog start` can serve DIRECTORY too."""
 
 
 class EventLog:
-    """The application's own, small view of one topic."""
+    """The application's interface to one topic."""
 
     def __init__(self, bootstrap: str) -> None:
         self._bootstrap = bootstrap
         self._producer = Producer({"bootstrap.servers": bootstrap, "enable.idempotence": True})
 
     def close(self) -> None:
-        """Before the broker stops: a producer that outlives it tries to connect again and complains."""
+        """Close the producer. Call this before the broker stops: otherwise the producer reconnects and logs errors."""
         self._producer.close()
 
     def record(self, event: str) -> None:
-        """Returns once the event is on the disk."""
+        """Write an event, and return when it is on the disk."""
         self._producer.produce("events", value=event, partition=0)
         if self._producer.flush(10):
             raise TimeoutError("the event was not acknowledged")
 
     def replay(self) -> list[str]:
-        """Every event there ever was, in order."""
+        """Return all events, in order."""
         consumer = Consumer({"bootstrap.servers": self._bootstrap, "group.id": "replay", "enable.auto.commit": False})
         partition = TopicPartition("events", 0, 0)
         consumer.assign([partition])
@@ -45,7 +46,7 @@ class EventLog:
         while len(events) < end:
             message = consumer.poll(10)
             if message is None or message.error():
-                raise TimeoutError(f"{len(events)} of {end} events came")
+                raise TimeoutError(f"{len(events)} of {end} events arrived")
             events.append((message.value() or b"").decode())
         consumer.close()
         return events

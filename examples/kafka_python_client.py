@@ -1,4 +1,4 @@
-"""Administration and replay with kafka-python: a topic with settings, records, and reading again from a point in time.
+"""Administration and replay with kafka-python: a topic with settings, records, and a read from a point in time.
 
 pip install . kafka-python              # in a clone of the repository
 tidelog start                           # in a terminal of its own

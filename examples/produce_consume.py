@@ -13,7 +13,7 @@ ORDERS = 10
 
 
 def delivered(error: KafkaError | None, message: Message) -> None:
-    """Called once for each record: only now it is known to be kept."""
+    """Called once for each record, when the broker has stored it or has failed to."""
     if error is not None:
         raise SystemExit(f"not delivered: {error}")
     print(f"order {message.key()!r} is record {message.offset()} of partition {message.partition()}")
@@ -40,9 +40,9 @@ def main(bootstrap: str) -> None:
     while read < ORDERS:
         message = consumer.poll(10)
         if message is None or message.error():
-            raise SystemExit(f"{read} of {ORDERS} orders came: {message and message.error()}")
+            raise SystemExit(f"{read} of {ORDERS} orders arrived: {message and message.error()}")
         read += 1
-        consumer.commit(message, asynchronous=False)  # after the work is done: at least once
+        consumer.commit(message, asynchronous=False)  # commit after the work: at least once
     consumer.close()
     print(f"read and committed {read} orders")
 

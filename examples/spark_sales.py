@@ -2,10 +2,10 @@
 
     pip install '.[spark]'              # in a clone of the repository
     tidelog start                       # in a terminal of its own
-    python examples/spark_sales.py [HOST:PORT [DIRECTORY]]       run it twice: it goes on counting
+    python examples/spark_sales.py [HOST:PORT [DIRECTORY]]       run it twice: it continues to count
 
-It processes what is there and stops. What it has counted is in DIRECTORY, by default ./sales-totals: Spark's
-checkpoint. It belongs to the broker's topics; without them, begin with a new one.
+It processes the records that the topic holds, and stops. Spark's checkpoint, with the totals so far, is in DIRECTORY,
+by default ./sales-totals. It belongs to the topics of this broker; for new topics use a new directory.
 """
 
 import sys
@@ -47,7 +47,7 @@ def main(bootstrap: str, directory: Path) -> None:
     )
 
     def write(batch: DataFrame, _: int) -> None:
-        """Changed totals, not only new ones: Spark's Python sinks take those by foreachBatch."""
+        """Write changed totals, not only new ones: Spark's Python sinks accept those only through foreachBatch."""
         writer = batch.write.format("tidelog").mode("append")
         writer.option("kafka.bootstrap.servers", bootstrap).option("topic", TOTALS).save()
 
@@ -61,7 +61,7 @@ def main(bootstrap: str, directory: Path) -> None:
     query.awaitTermination()
     written = spark.read.format("tidelog").option("kafka.bootstrap.servers", bootstrap).option("subscribe", TOTALS)
     rows = written.load().selectExpr("cast(key as string) as key", "cast(value as string) as value", "offset")
-    latest = rows.groupBy("key").agg(f.max_by("value", "offset").alias("value"))  # of one key all are in one partition
+    latest = rows.groupBy("key").agg(f.max_by("value", "offset").alias("value"))  # a key has one partition
     for row in latest.sort("key").collect():
         print(f"{row['key']}: {row['value']}")
     spark.stop()

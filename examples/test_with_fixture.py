@@ -1,4 +1,4 @@
-"""How a service's own code is tested against a real broker: the fixture `tidelog_broker` comes with Tidelog.
+"""Tests a service's own code with a real broker: the pytest fixture `tidelog_broker` is part of Tidelog.
 
 pip install . pytest                    # in a clone of the repository
 pytest examples/test_with_fixture.py
@@ -14,7 +14,7 @@ from tidelog.testing import Broker
 
 
 class Mailbox:
-    """The code under test: it files each message under its customer, and a repeated one only once."""
+    """The code under test: it stores each message by customer, and a repeated message only once."""
 
     def __init__(self, bootstrap: str) -> None:
         self._consumer = Consumer(
@@ -24,10 +24,10 @@ class Mailbox:
         self._seen: set[str] = set()
         self.letters: dict[str, list[str]] = {}
 
-    def take(self, count: int) -> None:
+    def receive(self, count: int) -> None:
         for _ in range(count):
             message = self._consumer.poll(10)
-            assert message is not None, "nothing came"
+            assert message is not None, "no message arrived"
             assert message.error() is None, message.error()
             letter = json.loads(message.value() or b"")
             if letter["id"] not in self._seen:
@@ -43,13 +43,13 @@ def tidelog_settings() -> Mapping[str, object]:
     return {"num.partitions": 2}
 
 
-def test_a_letter_that_is_sent_twice_is_filed_once(tidelog_broker: Broker) -> None:
+def test_a_letter_that_is_sent_twice_is_stored_once(tidelog_broker: Broker) -> None:
     producer = Producer({"bootstrap.servers": tidelog_broker.bootstrap})
     for text, number in (("hello", 1), ("hello", 1), ("bye", 2)):
         producer.produce("mail", key="ada", value=json.dumps({"id": f"m{number}", "to": "ada", "text": text}))
     assert producer.flush(10) == 0
     mailbox = Mailbox(tidelog_broker.bootstrap)
-    mailbox.take(3)
+    mailbox.receive(3)
     mailbox.close()
     assert mailbox.letters == {"ada": ["hello", "bye"]}
 

@@ -1,10 +1,11 @@
-"""Runs the test suites part by part and tells what ran: called by `script/test`.
+"""Runs the test suites part by part and reports the results: called by `script/test`.
 
-A part is one pytest run. Parts that spread over the cores by themselves, or that measure, run alone; the others two at
-a time, each printed when it has ended. With --full every part runs with its full amounts (TIDELOG_FULL=1); parts that
-have passed on this very commit are not run again, so an interrupted run can go on. The report is written to
-.cache/test-report.md. With --coverage the lines and branches of the product are counted that the parts run, in the
-brokers that they start as well; what was not run is listed in .cache/coverage-report.txt.
+A part is one pytest run. Parts that use all cores by themselves, or that measure time, run alone. The other parts
+run two at a time, and each part's output is printed when it has ended. With --full every part runs with its full
+amounts (TIDELOG_FULL=1). Parts that have passed on the same commit do not run again, so that an interrupted run can
+continue. The report is written to .cache/test-report.md. With --coverage the lines and branches of the product that
+run are counted, also in the brokers that the tests start; the lines that did not run are listed in
+.cache/coverage-report.txt.
 """
 
 import argparse
@@ -25,12 +26,12 @@ CLOSING = re.compile(r"(\d+) (passed|failed|skipped|errors?)\b")
 
 
 class Part(NamedTuple):
-    """`arguments` go to pytest; `beside`: its tests have no bound that another part's load could break."""
+    """One pytest run. `may_share_cores`: no time limit of its tests depends on the load of another part."""
 
     name: str
     arguments: list[str]
-    beside: bool = False
-    full_environment: dict[str, str] = {}  # noqa: RUF012 - a tuple's default, never changed
+    may_share_cores: bool = False
+    full_environment: dict[str, str] = {}  # noqa: RUF012 - the default of a tuple, which is never changed
 
 
 AT_ONCE = 2
@@ -39,13 +40,13 @@ PARTS = [
     Part("property", ["tests/property", "-n", "2"], full_environment={"TIDELOG_EXAMPLES": "500"}),
     Part("crash", ["tests/crash"]),
     Part("hostile", ["tests/hostile"]),
-    # The longest ones of the slice first, so that the last ones end together.
-    Part("interop", ["tests/interop", "-n", "2", "--dist", "loadfile"], beside=True),
-    Part("docs", ["tests/docs"], beside=True),
-    Part("conformance", ["tests/conformance"], beside=True),
-    Part("spark", ["tests/spark"], beside=True),
-    Part("damage", ["tests/damage"], beside=True),
-    Part("simulation", ["tests/simulation"], beside=True),
+    # The longest parts first, so that the last ones end at about the same time.
+    Part("interop", ["tests/interop", "-n", "2", "--dist", "loadfile"], may_share_cores=True),
+    Part("docs", ["tests/docs"], may_share_cores=True),
+    Part("conformance", ["tests/conformance"], may_share_cores=True),
+    Part("spark", ["tests/spark"], may_share_cores=True),
+    Part("damage", ["tests/damage"], may_share_cores=True),
+    Part("simulation", ["tests/simulation"], may_share_cores=True),
 ]
 
 
@@ -55,63 +56,63 @@ class Outcome(NamedTuple):
     counts: dict[str, int]
     seconds: float
     notes: list[str]
-    """Lines that a suite says of itself: seeds, amounts."""
+    """Lines that the suite prints about itself: seeds, amounts."""
 
 
 def run(part: Part, *, full: bool, coverage: bool) -> Outcome:
     environment = dict(os.environ)
     if full:
         environment |= {"TIDELOG_FULL": "1"} | part.full_environment
-    print(f"\n== {part.name}{', printed when it ends' * part.beside}", flush=True)
+    print(f"\n== {part.name}{' (output follows when it ends)' * part.may_share_cores}", flush=True)
     began = time.monotonic()
-    measured = ["-m", "coverage", "run"] if coverage else []
-    command = [sys.executable, *measured, "-m", "pytest", "-q", *part.arguments]
+    coverage_command = ["-m", "coverage", "run"] if coverage else []
+    command = [sys.executable, *coverage_command, "-m", "pytest", "-q", *part.arguments]
     process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     counts: dict[str, int] = {}
     notes: list[str] = []
-    held: list[str] = []
+    output_lines: list[str] = []
     for line in process.stdout:
-        if part.beside:
-            held.append(line)
+        if part.may_share_cores:
+            output_lines.append(line)
         else:
             print(line, end="", flush=True)
         if re.search(r"\bin [\d.]+s\b", line) and CLOSING.search(line):
-            counts = {what: int(number) for number, what in CLOSING.findall(line)}
+            counts = {result: int(number) for number, result in CLOSING.findall(line)}
         elif line.startswith("note: "):
             notes.append(line.removeprefix("note: ").strip())
     code = process.wait()
-    if held:
-        print(f"\n== {part.name}\n{''.join(held)}", end="", flush=True)
+    if output_lines:
+        print(f"\n== {part.name}\n{''.join(output_lines)}", end="", flush=True)
     return Outcome(part.name, code == 0 and counts.get("passed", 0) > 0, counts, time.monotonic() - began, notes)
 
 
 def run_all(parts: list[Part], *, full: bool, coverage: bool) -> Iterator[Outcome]:
-    """Each part's outcome as it ends."""
+    """Run the parts, and yield the outcome of each part when it ends."""
     for part in parts:
-        if not part.beside:
+        if not part.may_share_cores:
             yield run(part, full=full, coverage=coverage)
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        running = [pool.submit(run, part, full=full, coverage=coverage) for part in parts if part.beside]
-        for ended in as_completed(running):
-            yield ended.result()
+        running = [pool.submit(run, part, full=full, coverage=coverage) for part in parts if part.may_share_cores]
+        for future in as_completed(running):
+            yield future.result()
 
 
 def coverage_tool(*arguments: str) -> str:
-    """What `coverage` prints. Its settings, the place of its data among them, are in pyproject.toml."""
+    """Return the output of `coverage`. Its settings, with the place of its data, are in pyproject.toml."""
     command = [sys.executable, "-m", "coverage", *arguments]
     return subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True).stdout
 
 
 def report_coverage() -> None:
     coverage_tool("combine", "--quiet")
-    listed = coverage_tool("report")
-    (CACHE / "coverage-report.txt").write_text(listed)
-    print(f"\ncoverage, lines and branches: {listed.split()[-1]} (.cache/coverage-report.txt)")
+    coverage_report = coverage_tool("report")
+    (CACHE / "coverage-report.txt").write_text(coverage_report)
+    print(f"\ncoverage, lines and branches: {coverage_report.split()[-1]} (.cache/coverage-report.txt)")
 
 
 def commit() -> str:
-    """What is being tested; uncommitted changes make it unlike any other."""
+    """Return the commit that is tested, with a + if there are uncommitted changes."""
     head = subprocess.run(
         ["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
     ).stdout.strip()
@@ -123,9 +124,9 @@ def commit() -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="script/test", description=__doc__)
-    parser.add_argument("--full", action="store_true", help="the whole acceptance suite")
+    parser.add_argument("--full", action="store_true", help="run the whole acceptance suite")
     parser.add_argument(
-        "--part", action="append", choices=[p.name for p in PARTS], help="this part only; may come often"
+        "--part", action="append", choices=[p.name for p in PARTS], help="run this part only; may be repeated"
     )
     parser.add_argument("--coverage", action="store_true", help="count the lines and branches that run")
     parser.add_argument("--list", action="store_true", help="name the parts")
@@ -136,29 +137,30 @@ def main() -> int:
     CACHE.mkdir(exist_ok=True)
     state_file = CACHE / "test-state.json"
     state = json.loads(state_file.read_text()) if state_file.exists() else {}
-    this = f"{commit()} {'full' if chosen.full else 'slice'}{' coverage' * chosen.coverage}"
-    done: dict[str, list[object]] = state.get(this, {}) if chosen.full and not this.split()[0].endswith("+") else {}
-    wanted = [part for part in PARTS if not chosen.part or part.name in chosen.part]
-    outcomes = {part.name: Outcome(*done[part.name]) for part in wanted if part.name in done}  # type: ignore[arg-type]
+    version = f"{commit()} {'full' if chosen.full else 'slice'}{' coverage' * chosen.coverage}"
+    may_skip = chosen.full and not version.split()[0].endswith("+")
+    passed_parts: dict[str, list[object]] = state.get(version, {}) if may_skip else {}
+    selected = [part for part in PARTS if not chosen.part or part.name in chosen.part]
+    outcomes = {part.name: Outcome(*passed_parts[part.name]) for part in selected if part.name in passed_parts}  # type: ignore[arg-type]
     for name in outcomes:
         print(f"\n== {name}: passed on this commit before")
     if chosen.coverage:
         coverage_tool("erase")
-    left = [part for part in wanted if part.name not in outcomes]
-    for outcome in run_all(left, full=chosen.full, coverage=chosen.coverage):
+    remaining = [part for part in selected if part.name not in outcomes]
+    for outcome in run_all(remaining, full=chosen.full, coverage=chosen.coverage):
         outcomes[outcome.name] = outcome
         if outcome.passed:
-            done[outcome.name] = list(outcome)
-            state_file.write_text(json.dumps({this: done}))
-    ordered = [outcomes[part.name] for part in wanted]
-    report(ordered, this)
+            passed_parts[outcome.name] = list(outcome)
+            state_file.write_text(json.dumps({version: passed_parts}))
+    ordered = [outcomes[part.name] for part in selected]
+    report(ordered, version)
     if chosen.coverage:
         report_coverage()
     return 0 if all(o.passed for o in ordered) else 1
 
 
-def report(outcomes: list[Outcome], what: str) -> None:
-    lines = [f"Tests of {what}", "", "| part | passed | failed | skipped | wall time |", "|---|---:|---:|---:|---:|"]
+def report(outcomes: list[Outcome], version: str) -> None:
+    lines = [f"Tests of {version}", "", "| part | passed | failed | skipped | wall time |", "|---|---:|---:|---:|---:|"]
     for o in outcomes:
         failed = o.counts.get("failed", 0) + o.counts.get("error", 0) + o.counts.get("errors", 0)
         lines.append(

@@ -1,6 +1,6 @@
-"""Makes the table of facts (src/tidelog/wire/schema) from Kafka's message definitions.
+"""Generates the table of facts (src/tidelog/wire/schema) from Kafka's message definitions.
 
-Takes only facts (name, type, versions, tag, nullable, default ...): comments and descriptions stay behind.
+It reads only facts (name, type, versions, tag, nullable, default ...), and leaves out comments and descriptions.
 """
 
 import argparse
@@ -21,9 +21,9 @@ JARS = {
     "kafka-raft": "raft",
     "kafka-storage": "storage",
 }
-"""Artifacts of org.apache.kafka that hold definitions, and the name of the table's section."""
+"""The artifacts of org.apache.kafka that hold definitions, each with its section of the table."""
 FOLDERS = ("common/message/", "message/")
-"""Where the definitions are in a jar; the second in kafka-storage."""
+"""The folders of the definitions in a jar; kafka-storage uses the second one."""
 
 HEADER = """\
 # Facts of Apache Kafka {version}'s message definitions, made by script/wire-schema: do not edit.
@@ -36,16 +36,14 @@ Json = dict[str, Any]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "source", help="a Kafka version (its jars come through mvn), or a directory of jars or JSON files"
-    )
+    parser.add_argument("source", help="a Kafka version (mvn downloads its jars), or a directory of jars or JSON files")
     parser.add_argument("--version", help="the Kafka version to name, if the source is a directory")
     parser.add_argument("--output", type=Path, default=SCHEMA)
     options = parser.parse_args()
     folder = Path(options.source)
     if folder.is_dir():
         if not options.version:
-            parser.error("a directory needs --version: which Kafka is it of?")
+            parser.error("a directory needs --version, the Kafka version of its definitions")
         write_table(read_definitions(folder), options.output, options.version)
         return
     with tempfile.TemporaryDirectory() as scratch:
@@ -73,13 +71,13 @@ def fetch_jars(version: str, folder: Path) -> None:
 
 
 def read_definitions(folder: Path) -> dict[str, list[Json]]:
-    """Section -> definitions by name, from jars, or from JSON files in folders named as the sections."""
+    """Return section -> definitions by name, from jars or from JSON files in folders that are named as the sections."""
     sections: dict[str, list[Json]] = {}
     for artifact, section in JARS.items():
-        found = [parse_definition(text) for text in _texts(folder, artifact, section)]
-        if not found:
+        definitions = [parse_definition(text) for text in _texts(folder, artifact, section)]
+        if not definitions:
             raise SystemExit(f"{folder}: no definitions of {artifact}")
-        sections[section] = sorted(found, key=lambda definition: str(definition["name"]))
+        sections[section] = sorted(definitions, key=lambda definition: str(definition["name"]))
     return sections
 
 
@@ -94,7 +92,7 @@ def _texts(folder: Path, artifact: str, section: str) -> Iterator[str]:
 
 
 def parse_definition(text: str) -> Json:
-    """JSON with lines of // comments."""
+    """Parse JSON that has lines of // comments."""
     definition: Json = json.loads("\n".join(line for line in text.split("\n") if not line.lstrip().startswith("//")))
     return definition
 
@@ -140,7 +138,7 @@ def field_line(field: Json) -> str:
         facts.append(f"nullable={field['nullableVersions']}")
     if "tag" in field:
         if tagged != versions:
-            raise SystemExit(f"{field['name']}: tagged in {tagged} of versions {versions} is not understood")
+            raise SystemExit(f"{field['name']}: tagged in {tagged} of versions {versions} is not supported")
         facts.append(f"tag={field['tag']}")
     default = _default_text(field)
     if default:
@@ -153,10 +151,10 @@ def field_line(field: Json) -> str:
 
 
 def _default_text(field: Json) -> str:
-    """The default where it is not the type's own; numbers in decimal.
+    """Return the default if it differs from the type's default; numbers in decimal.
 
-    Kafka's generator takes the string "null" to mean null. JSON's own null it takes for no default at all, so that the
-    field starts as an empty array or struct.
+    Kafka's generator reads the string "null" as null. It reads JSON's null as no default, so that the field starts
+    as an empty array or struct.
     """
     value = field.get("default")
     if value is None:
@@ -172,7 +170,7 @@ def _default_text(field: Json) -> str:
         return str(number) if number else ""
     if kind == "string":
         return text
-    raise SystemExit(f"{field['name']}: default {text!r} of type {kind} is not understood")
+    raise SystemExit(f"{field['name']}: default {text!r} of type {kind} is not supported")
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ __all__ = ["DefaultSource"]
 
 
 def __getattr__(name: str) -> object:
-    """`DefaultSource`, once somebody asks: the decoding modules are of use without PySpark."""
+    """Import the data source when `DefaultSource` is first used, so that the decoding modules work without PySpark."""
     if name == "DefaultSource":
         from pyspark_tidelog.source import TidelogDataSource
 

@@ -1,4 +1,4 @@
-"""The batch reader: everything between two bounds, fixed when the query is planned."""
+"""The batch reader. It reads every record between two bounds, which are fixed when the query is planned."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 class RangePartition(InputPartition):
     """One Spark partition: a range of one topic partition's offsets."""
 
-    def __init__(self, wanted: OffsetRange) -> None:
-        super().__init__(wanted)
+    def __init__(self, offset_range: OffsetRange) -> None:
+        super().__init__(offset_range)
 
 
 class TidelogReader(DataSourceReader):
@@ -27,9 +27,9 @@ class TidelogReader(DataSourceReader):
         self._columns = columns
 
     def partitions(self) -> list[InputPartition]:
-        """Asks the brokers where the bounds lie; each action on the DataFrame does so anew.
+        """Ask the brokers for the offsets of both bounds. Each action on the DataFrame asks again.
 
-        Raises DataLoss, and OptionError for a bound that cannot be found or a start past its end.
+        Raises DataLoss. Raises OptionError if a bound is not found or if a start is past its end.
         """
         options = self._options
         with connect(options) as client:
@@ -37,9 +37,9 @@ class TidelogReader(DataSourceReader):
             partitions = lookup.partitions()
             starts = lookup.resolve("startingOffsets", options.starting, partitions)
             ends = lookup.resolve("endingOffsets", options.ending, partitions)
-            wanted = [OffsetRange(*tp, starts[tp], ends[tp]) for tp in partitions]
-            refuse_backward_ranges(wanted, options.ending)
-            ranges = without_lost(wanted, lookup.earliest(partitions), loss_reporter(options.fail_on_data_loss))
+            requested = [OffsetRange(*tp, starts[tp], ends[tp]) for tp in partitions]
+            refuse_backward_ranges(requested, options.ending)
+            ranges = without_lost(requested, lookup.earliest(partitions), loss_reporter(options.fail_on_data_loss))
         return [RangePartition(r) for r in split(ranges, options.min_partitions, options.max_records_per_partition)]
 
     def read(self, partition: InputPartition) -> "Iterator[pa.RecordBatch]":
@@ -47,8 +47,12 @@ class TidelogReader(DataSourceReader):
 
 
 def read_range(options: ReadOptions, columns: tuple[str, ...], partition: InputPartition) -> "Iterator[pa.RecordBatch]":
-    """In a worker. Spark makes a partition of its own, without a range, when there are none."""
-    from pyspark_tidelog.reading import RangeReader  # numpy, pyarrow, numba: half a second that planning can do without
+    """Read one Spark partition, in a worker.
+
+    If `partitions` returned an empty list, Spark passes a partition of its own that has no range: it has no rows.
+    """
+    # Imported late: numpy, pyarrow and numba take half a second to import, and planning does not need them.
+    from pyspark_tidelog.reading import RangeReader
 
     if isinstance(partition, RangePartition):
         options = options._replace(client=options.client._replace(default_api_timeout_ms=options.poll_timeout_ms))

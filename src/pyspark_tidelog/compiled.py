@@ -1,4 +1,6 @@
-"""Numba, where it is installed: functions over arrays become machine code, kept in a cache between processes."""
+"""Compile functions over arrays to machine code with numba, where it is installed, and cache the code between
+processes.
+"""
 
 import logging
 from collections.abc import Callable
@@ -11,31 +13,33 @@ logger = logging.getLogger("tidelog.spark")
 F = TypeVar("F", bound=Callable[..., object])
 
 AVAILABLE = find_spec("numba") is not None
-"""False on a Python that is newer than numba: the numpy path serves until then."""
+"""Whether numba is installed. It is missing on a Python that numba does not support yet; numpy does the work there."""
 
 _numba: Any = import_module("numba") if AVAILABLE else None
 
 
 def compiled(function: F) -> F:
-    """Compile at the first call with a given set of argument types; returned as it is where numba is missing.
+    """Return `function`, compiled at the first call with each set of argument types; unchanged if numba is missing.
 
-    The machine code is cached beside the module, or in the user's cache directory where that cannot be written; where
-    neither can, it is compiled anew in each process (2 to 3 s).
+    The machine code is cached beside the module, or in the user's cache directory if the module's cannot be written.
+    If neither can be written, each process compiles again (2 to 3 s).
     """
     if not AVAILABLE:
         return function
     try:
         return cast(F, _numba.njit(function, cache=True, nogil=True))
-    except RuntimeError as error:  # no directory for the cache
-        logger.warning("numba keeps no cache of compiled code: %s", error)
+    except RuntimeError as error:  # no directory for the cache can be written
+        logger.warning("numba cannot cache compiled code, so that each process compiles again: %s", error)
         return cast(F, _numba.njit(function, nogil=True))
 
 
-def called(function: F) -> F:
-    """Compile for compiled callers, which do not take it in: for what is rare and large. Quicker to compile."""
+def compiled_callee(function: F) -> F:
+    """Compile as a separate function that compiled callers call: for rare and large code, which compiles faster this
+    way.
+    """
     return cast(F, _numba.njit(function)) if AVAILABLE else function
 
 
 def inlined(function: F) -> F:
-    """Compile into its callers; returned as it is where numba is missing."""
+    """Compile `function` into its callers; return it unchanged if numba is missing."""
     return cast(F, _numba.njit(function, inline="always")) if AVAILABLE else function

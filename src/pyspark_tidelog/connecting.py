@@ -1,4 +1,4 @@
-"""The connection of a query to its brokers, in whichever process of Spark."""
+"""Connect a query to its brokers, in any of Spark's processes."""
 
 import logging
 
@@ -9,5 +9,5 @@ logger = logging.getLogger("tidelog.spark")
 
 
 def connect(options: ReadOptions | WriteOptions) -> Client:
-    """A client that says on stderr for what it waits: Spark shows nothing of a query that only waits."""
+    """Return a client that logs a warning when it waits for something: Spark shows nothing while a query waits."""
     return Client(options.bootstrap, options.client, tell=logger.warning)

@@ -1,4 +1,4 @@
-"""Record batches to Arrow columns: what both decoders take and give, and the choice between them."""
+"""The two decoders of record batches to Arrow columns: common types, and the choice of one."""
 
 from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
@@ -12,7 +12,7 @@ from tidelog.wire.batches import BatchHeader
 
 
 class Payload(NamedTuple):
-    """The records of one batch, no longer compressed: `data[begin:end]`."""
+    """The decompressed records of one batch: `data[begin:end]`."""
 
     header: BatchHeader
     data: Bytes
@@ -25,7 +25,7 @@ class Payload(NamedTuple):
 
 
 class Decoded(NamedTuple):
-    """Columns of equal length. One that was not wanted is None."""
+    """Columns of equal length. A column that was not requested is None."""
 
     offsets: Int64s
     timestamps_us: Int64s
@@ -36,7 +36,10 @@ class Decoded(NamedTuple):
 
 
 class MalformedRecords(ValueError):
-    """The records of a batch are not as KIP-98 has them. `position` is where, in the data of the payload."""
+    """The records of a batch do not have the format of KIP-98.
+
+    `position` counts from the first byte of the batch's records, decompressed.
+    """
 
     def __init__(self, header: BatchHeader, position: int) -> None:
         super().__init__(f"malformed record at byte {position} of the batch's records")
@@ -44,11 +47,11 @@ class MalformedRecords(ValueError):
 
 
 Decode: TypeAlias = Callable[[list[Payload], int, int, int], Decoded]
-"""`decode(payloads, low, high, wanted)`: the records with low <= offset < high. Raises MalformedRecords."""
+"""`decode(payloads, low, high, wanted)` returns the records with low <= offset < high. Raises MalformedRecords."""
 
 
 def decoder() -> Decode:
-    """By compiled code where numba is installed, else by numpy, at about a tenth of the speed."""
+    """Return the compiled decoder if numba is installed, else the numpy decoder (about a tenth of the speed)."""
     if compiled.AVAILABLE:
         from pyspark_tidelog.decode_compiled import decode
     else:
@@ -61,7 +64,10 @@ HEADERS = pa.list_(pa.field("element", HEADER))
 
 
 def headers_array(ends: Int32s, keys: pa.Array, values: pa.Array) -> pa.Array:
-    """Lists of headers; null, as in Spark's Kafka source, for a record without any."""
+    """Return the list of headers of each record; null, as in Spark's Kafka source, for a record without headers.
+
+    `ends` holds one more number than there are records: record i has the headers from `ends[i]` to `ends[i + 1]`.
+    """
     counts = np.diff(ends)
     items = pa.StructArray.from_arrays([keys, values], fields=list(HEADER))
     bitmap, nulls = validity(counts > 0)
@@ -70,6 +76,6 @@ def headers_array(ends: Int32s, keys: pa.Array, values: pa.Array) -> pa.Array:
 
 
 def validity(valid: "np.typing.NDArray[np.bool_] | Bytes") -> tuple[pa.Buffer | None, int]:
-    """An Arrow bitmap and the number of nulls; no bitmap when there are none."""
+    """Return an Arrow validity bitmap and the number of nulls. The bitmap is None if there are no nulls."""
     nulls = len(valid) - int(np.count_nonzero(valid))
     return (pa.py_buffer(np.packbits(valid, bitorder="little")) if nulls else None), nulls

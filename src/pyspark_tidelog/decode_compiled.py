@@ -1,4 +1,4 @@
-"""Record batches to Arrow columns by compiled code."""
+"""Decode record batches to Arrow columns with compiled code."""
 
 from itertools import groupby
 from typing import Any
@@ -26,7 +26,7 @@ from pyspark_tidelog.decode_kernel import (
 from tidelog.wire.batches import TimestampType
 
 RECORD_BYTES_MIN = 7
-"""Length, attributes, two deltas, two lengths and the count of headers, a byte each."""
+"""Smallest record: length, attributes, two deltas, two lengths and the count of headers take one byte each."""
 
 
 def decode(payloads: list[Payload], low: int, high: int, wanted: int) -> Decoded:
@@ -36,30 +36,32 @@ def decode(payloads: list[Payload], low: int, high: int, wanted: int) -> Decoded
             raise MalformedRecords(payload.header, 0)
     count = sum(payload.header.count for payload in payloads)
     size = sum(payload.size for payload in payloads)
-    rows = _room(count, size, wanted)
+    rows = _allocate_rows(count, size, wanted)
     for _, group in groupby(payloads, key=lambda payload: id(payload.data)):
-        run = list(group)
-        runs = np.array([_run(payload) for payload in run], np.int64)
-        if walk(run[0].data, runs, low, high, wanted, rows) != WELL_FORMED:
-            raise _malformed(run, runs, int(rows.filled[FAILED_AT]))
+        same_buffer = list(group)
+        batches = np.array([_batch_row(payload) for payload in same_buffer], np.int64)
+        if walk(same_buffer[0].data, batches, low, high, wanted, rows) != WELL_FORMED:
+            raise _malformed(same_buffer, batches, int(rows.filled[FAILED_AT]))
     return _arrays(rows, wanted)
 
 
-def _run(payload: Payload) -> tuple[int, int, int, int, int, int]:
+def _batch_row(payload: Payload) -> tuple[int, int, int, int, int, int]:
     header = payload.header
     append_time = header.max_timestamp if header.timestamp_type is TimestampType.LOG_APPEND_TIME else CREATE_TIME
     return payload.begin, payload.end, header.count, header.base_offset, header.base_timestamp, append_time
 
 
-def _malformed(run: list[Payload], runs: Int64s, position: int) -> MalformedRecords:
-    """Of the batch that holds `position` (or ends there: it has more bytes than records)."""
-    index = int(np.flatnonzero((runs[:, BEGIN] <= position) & (position <= runs[:, END]))[0])
-    return MalformedRecords(run[index].header, position - run[index].begin)
+def _malformed(same_buffer: list[Payload], batches: Int64s, position: int) -> MalformedRecords:
+    """Return the error for the batch that holds `position`, or that ends at it: its header counts more records than
+    there are.
+    """
+    index = int(np.flatnonzero((batches[:, BEGIN] <= position) & (position <= batches[:, END]))[0])
+    return MalformedRecords(same_buffer[index].header, position - same_buffer[index].begin)
 
 
-def _room(count: int, size: int, wanted: int) -> Rows:
-    """Arrays for that many records out of that many bytes. Pages that are not written to cost nothing."""
-    headers = size // 2 if wanted & WANT_HEADERS else 0  # a header takes two bytes at least
+def _allocate_rows(count: int, size: int, wanted: int) -> Rows:
+    """Allocate arrays for `count` records out of `size` bytes. Pages that are never written cost nothing."""
+    headers = size // 2 if wanted & WANT_HEADERS else 0  # the smallest header has two bytes
     rows = Rows(
         offsets=_array(count, np.int64),
         timestamps_us=_array(count, np.int64),
@@ -82,7 +84,7 @@ def _column(count: int, size: int) -> Column:
 
 
 def _array(count: int, kind: type) -> Any:
-    """Not filled. From Arrow's memory pool, which keeps pages: fresh ones cost more than the decoding."""
+    """Return an uninitialized array. Arrow's memory pool reuses pages: new pages cost more than the decoding."""
     return np.frombuffer(pa.allocate_buffer(count * np.dtype(kind).itemsize), kind)
 
 

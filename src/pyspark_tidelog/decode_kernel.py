@@ -1,7 +1,8 @@
-"""The records of batches, walked byte by byte by compiled code into the buffers of Arrow columns.
+"""Decode the records of batches, byte by byte, in compiled code, into the buffers of Arrow columns.
 
-A record (KIP-98): length, attributes (1 byte), timestamp delta, offset delta, key, value, headers; integers are zigzag
-varints, a length of -1 is null. Nothing here trusts a length: whatever leaves its record ends the walk with MALFORMED.
+A record (KIP-98): length, attributes (1 byte), timestamp delta, offset delta, key, value, headers. Integers are
+zigzag varints; a length of -1 is null. No length is trusted: one that reaches past its record ends the walk with
+MALFORMED.
 """
 
 from typing import Any, NamedTuple
@@ -9,16 +10,17 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from pyspark_tidelog.compiled import called, compiled, inlined
+from pyspark_tidelog.compiled import compiled, compiled_callee, inlined
 
 Bytes = npt.NDArray[np.uint8]
 Int32s = npt.NDArray[np.int32]
 Int64s = npt.NDArray[np.int64]
 
-# Columns of `runs`, one row for each batch: where its records begin and end in the data, and what its header says.
+# Columns of `batches`, which has one row for each batch: the begin and end of its records in the data, and fields of
+# its header.
 BEGIN, END, COUNT, BASE_OFFSET, BASE_TIMESTAMP, APPEND_TIME = range(6)
 CREATE_TIME = -(1 << 63)
-"""In APPEND_TIME: every record has a timestamp of its own."""
+"""Value of APPEND_TIME for a batch in which every record has a timestamp of its own."""
 
 WELL_FORMED = 0
 MALFORMED = 1
@@ -27,7 +29,7 @@ WANT_KEY = 1
 WANT_VALUE = 2
 WANT_HEADERS = 4
 
-# Places of `Rows.filled`: what there is so far, and where a walk failed.
+# Indexes into `Rows.filled`: the number of items and bytes written so far, and the position at which a walk failed.
 ROWS, KEY_BYTES, VALUE_BYTES, HEADERS, HEADER_KEY_BYTES, HEADER_VALUE_BYTES, FAILED_AT = range(7)
 
 MICROSECONDS_MAX = (1 << 63) - 1
@@ -35,7 +37,7 @@ MILLISECONDS_MAX = MICROSECONDS_MAX // 1000
 
 
 class Column(NamedTuple):
-    """A binary column under construction: value i ends at `ends[i + 1]`; `valid[i]` is 0 when it is null."""
+    """A binary column that is being filled. Value i ends at `ends[i + 1]`; `valid[i]` is 0 if value i is null."""
 
     ends: Int32s
     valid: Bytes
@@ -43,7 +45,9 @@ class Column(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """Where a walk writes. The caller sees to room for the rows of all runs and, in each column, for all the data."""
+    """The output arrays of `walk`. The caller makes them large enough for all batches: rows, and bytes of each
+    column.
+    """
 
     offsets: Int64s
     timestamps_us: Int64s
@@ -51,7 +55,7 @@ class Rows(NamedTuple):
     keys: Column
     values: Column
     header_ends: Int32s
-    """Row i's headers end at `header_ends[i + 1]`."""
+    """The headers of row i end at `header_ends[i + 1]`."""
     header_keys: Column
     header_values: Column
     filled: Int64s
@@ -59,7 +63,7 @@ class Rows(NamedTuple):
 
 @inlined
 def _varlong(data: Any, at: int, end: int) -> Any:
-    """A zigzag varint and the position after it, which is -1 when it does not end before `end` or is too long."""
+    """Read a zigzag varint. Return it and the position after it: -1 if it is too long or reaches past `end`."""
     value = np.uint64(0)
     shift = np.uint64(0)
     byte = np.uint8(0x80)
@@ -75,7 +79,7 @@ def _varlong(data: Any, at: int, end: int) -> Any:
 
 @inlined
 def _varint(data: Any, at: int, end: int) -> tuple[int, int]:
-    """As `_varlong`, of 32 bits."""
+    """Read a zigzag varint of 32 bits, as `_varlong` does."""
     value, position = _varlong(data, at, min(at + 5, end))
     if value > 2147483647 or value < -2147483648:
         position = -1
@@ -84,7 +88,9 @@ def _varint(data: Any, at: int, end: int) -> tuple[int, int]:
 
 @inlined
 def _size(data: Any, at: int, end: int) -> tuple[int, int]:
-    """A length (negative: null) and the position after it, which is -1 when that many bytes are not there."""
+    """Read a length (negative: null). Return it and the position after it: -1 if that many bytes are not left before
+    `end`.
+    """
     size, at = _varint(data, at, end)
     if size > end - at:
         at = -1
@@ -93,9 +99,10 @@ def _size(data: Any, at: int, end: int) -> tuple[int, int]:
 
 @inlined
 def _append(column: Any, row: int, filled: int, data: Any, at: int, size: int, copied: bool) -> int:
-    """Set value `row` of a column that holds `filled` bytes; the number of bytes after it."""
+    """Set value `row` of a column that holds `filled` bytes. Return the number of bytes after it."""
     if copied and size > 0:
-        # unsigned: a signed index may be negative, and the test for it keeps the loop from becoming a block copy
+        # The index is unsigned: a signed one may be negative, and the check for that keeps the loop from becoming a
+        # block copy.
         source, target = np.uint64(at), np.uint64(filled)
         for i in range(np.uint64(size)):
             column.data[target + i] = data[source + i]
@@ -110,21 +117,25 @@ def _microseconds(timestamp_ms: int) -> int:
     return min(max(timestamp_ms, -MILLISECONDS_MAX), MILLISECONDS_MAX) * 1000
 
 
-@called
-def _take_headers(data: Any, at: int, end: int, left: int, rows: Any, ends: Any, kept: bool) -> Any:
-    """Append `left` headers. The new ends (headers, key bytes, value bytes), and the position after them or -1."""
+@compiled_callee
+def _append_headers(data: Any, at: int, end: int, remaining: int, rows: Any, ends: Any, selected: bool) -> Any:
+    """Decode `remaining` headers, and append them if `selected`.
+
+    Return the new ends (headers, key bytes, value bytes) and the position after the headers: -1 if they are
+    malformed.
+    """
     header, key_bytes, value_bytes = ends
-    while at >= 0 and left > 0:
-        left -= 1
+    while at >= 0 and remaining > 0:
+        remaining -= 1
         size, at = _size(data, at, end)
         if size < 0:
             at = -1
         if at >= 0:
-            if kept:
+            if selected:
                 key_bytes = _append(rows.header_keys, header, key_bytes, data, at, size, True)
             size, at = _size(data, at + size, end)
         if at >= 0:
-            if kept:
+            if selected:
                 value_bytes = _append(rows.header_values, header, value_bytes, data, at, size, True)
                 header += 1
             at += max(size, 0)
@@ -132,23 +143,23 @@ def _take_headers(data: Any, at: int, end: int, left: int, rows: Any, ends: Any,
 
 
 @compiled
-def walk(data: Bytes, runs: Int64s, low: int, high: int, wanted: int, rows: Rows) -> int:
-    """Append the records with low <= offset < high of all runs to `rows`.
+def walk(data: Bytes, batches: Int64s, low: int, high: int, wanted: int, rows: Rows) -> int:
+    """Append the records of all batches that have low <= offset < high to `rows`.
 
-    Returns WELL_FORMED, or MALFORMED with FAILED_AT set. `wanted` is a sum of WANT_*: what is not wanted is skipped
-    over, and null or empty in `rows`.
+    Return WELL_FORMED, or MALFORMED with FAILED_AT set. `wanted` is a sum of WANT_*. A field that is not wanted is
+    skipped; its column in `rows` is null or empty.
     """
     filled = rows.filled
     row, key_bytes, value_bytes = filled[ROWS], filled[KEY_BYTES], filled[VALUE_BYTES]
     ends = (filled[HEADERS], filled[HEADER_KEY_BYTES], filled[HEADER_VALUE_BYTES])
-    for run in range(runs.shape[0]):
-        at = runs[run, BEGIN]
-        stop = runs[run, END]
-        append_time = runs[run, APPEND_TIME]
-        for _ in range(runs[run, COUNT]):
+    for batch in range(batches.shape[0]):
+        at = batches[batch, BEGIN]
+        batch_end = batches[batch, END]
+        append_time = batches[batch, APPEND_TIME]
+        for _ in range(batches[batch, COUNT]):
             filled[FAILED_AT] = at
-            length, at = _varint(data, at, stop)
-            if at < 0 or length < 1 or length > stop - at:
+            length, at = _varint(data, at, batch_end)
+            if at < 0 or length < 1 or length > batch_end - at:
                 return MALFORMED
             end = at + length
             timestamp_delta, at = _varlong(data, at + 1, end)
@@ -157,37 +168,37 @@ def walk(data: Bytes, runs: Int64s, low: int, high: int, wanted: int, rows: Rows
             offset_delta, at = _varint(data, at, end)
             if at < 0:
                 return MALFORMED
-            offset = runs[run, BASE_OFFSET] + offset_delta
-            kept = low <= offset < high
+            offset = batches[batch, BASE_OFFSET] + offset_delta
+            selected = low <= offset < high
 
             size, at = _size(data, at, end)
             if at < 0:
                 return MALFORMED
-            if kept:
+            if selected:
                 key_bytes = _append(rows.keys, row, key_bytes, data, at, size, wanted & WANT_KEY != 0)
             size, at = _size(data, at + max(size, 0), end)
             if at < 0:
                 return MALFORMED
-            if kept:
+            if selected:
                 value_bytes = _append(rows.values, row, value_bytes, data, at, size, wanted & WANT_VALUE != 0)
-            headers, at = _varint(data, at + max(size, 0), end)
-            headers_kept = kept and wanted & WANT_HEADERS != 0
-            if headers > 0:
-                ends, at = _take_headers(data, at, end, headers, rows, ends, headers_kept)
-            if at != end or headers < 0:
+            header_count, at = _varint(data, at + max(size, 0), end)
+            headers_selected = selected and wanted & WANT_HEADERS != 0
+            if header_count > 0:
+                ends, at = _append_headers(data, at, end, header_count, rows, ends, headers_selected)
+            if at != end or header_count < 0:
                 return MALFORMED
 
-            if kept:
+            if selected:
                 rows.offsets[row] = offset
                 if append_time == CREATE_TIME:
-                    rows.timestamps_us[row] = _microseconds(runs[run, BASE_TIMESTAMP] + timestamp_delta)
+                    rows.timestamps_us[row] = _microseconds(batches[batch, BASE_TIMESTAMP] + timestamp_delta)
                 else:
                     rows.timestamps_us[row] = _microseconds(append_time)
                 rows.timestamp_types[row] = append_time != CREATE_TIME
                 row += 1
-                if headers_kept:
+                if headers_selected:
                     rows.header_ends[row] = ends[0]
-        if at != stop:
+        if at != batch_end:
             filled[FAILED_AT] = at
             return MALFORMED
     filled[ROWS], filled[KEY_BYTES], filled[VALUE_BYTES] = row, key_bytes, value_bytes

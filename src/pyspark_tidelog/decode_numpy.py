@@ -1,6 +1,6 @@
-"""Record batches to Arrow columns by numpy, where numba is not installed.
+"""Decode record batches to Arrow columns with numpy, where numba is not installed.
 
-Only the records' boundaries are found one by one; every field is then read for all records of a batch at once.
+Only the boundaries of the records are found one by one. Every field is then read for all records of a batch at once.
 """
 
 from typing import NamedTuple
@@ -18,7 +18,7 @@ VARLONG_BYTES = 10
 
 
 class Spans(NamedTuple):
-    """Where byte strings lie in the data of a batch, ascending. A negative size is null."""
+    """Positions and sizes of byte strings in the data of a batch, ascending. A negative size means null."""
 
     at: Int64s
     sizes: Int64s
@@ -29,7 +29,7 @@ class Spans(NamedTuple):
 
 
 class Fields(NamedTuple):
-    """Of the records of one batch that are in the range of offsets."""
+    """The fields of those records of one batch whose offsets were requested."""
 
     data: Bytes
     offsets: Int64s
@@ -42,8 +42,8 @@ class Fields(NamedTuple):
     header_values: Spans
 
 
-class _Broken(Exception):
-    """A record does not keep to its bounds, somewhere at `position`."""
+class _BrokenRecord(Exception):
+    """A record reaches past its bounds, near `position`."""
 
     def __init__(self, position: int) -> None:
         self.position = position
@@ -74,35 +74,35 @@ def _fields(payload: Payload, low: int, high: int) -> Fields:
     try:
         starts, ends = _bounds(payload)
         deltas_ms, at = _varints(payload.data, starts + 1, ends)
-        deltas, at = _varints(payload.data, at, ends, bits=32)
+        offset_deltas, at = _varints(payload.data, at, ends, bits=32)
         keys, at = _spans(payload.data, at, ends)
         values, at = _spans(payload.data, at, ends)
         counts, at = _varints(payload.data, at, ends, bits=32)
         _require(counts >= 0, at)
         rows, header_keys, header_values, at = _header_spans(payload.data, at, ends, counts)
         _require(at == ends, at)
-    except _Broken as broken:
-        raise MalformedRecords(header, broken.position - payload.begin) from None
-    offsets = header.base_offset + deltas
-    kept = (low <= offsets) & (offsets < high)
-    of_kept = kept[rows]
+    except _BrokenRecord as error:
+        raise MalformedRecords(header, error.position - payload.begin) from None
+    offsets = header.base_offset + offset_deltas
+    selected = (low <= offsets) & (offsets < high)
+    selected_headers = selected[rows]
     append_time = header.timestamp_type is TimestampType.LOG_APPEND_TIME
     timestamps = np.full(len(offsets), header.max_timestamp) if append_time else header.base_timestamp + deltas_ms
     return Fields(
         data=payload.data,
-        offsets=offsets[kept],
-        timestamps_ms=timestamps[kept],
+        offsets=offsets[selected],
+        timestamps_ms=timestamps[selected],
         timestamp_type=int(append_time),
-        keys=_chosen(keys, kept),
-        values=_chosen(values, kept),
-        header_counts=counts[kept],
-        header_keys=_chosen(header_keys, of_kept),
-        header_values=_chosen(header_values, of_kept),
+        keys=_select(keys, selected),
+        values=_select(values, selected),
+        header_counts=counts[selected],
+        header_keys=_select(header_keys, selected_headers),
+        header_values=_select(header_values, selected_headers),
     )
 
 
 def _bounds(payload: Payload) -> tuple[Int64s, Int64s]:
-    """Begin and end of each record's bytes, which follow its length."""
+    """Return the begin and end of each record's bytes, which follow its length."""
     view = memoryview(payload.data)  # type: ignore[arg-type]  # an array is a buffer
     starts, ends = [], []
     at = payload.begin
@@ -110,31 +110,31 @@ def _bounds(payload: Payload) -> tuple[Int64s, Int64s]:
         try:
             size, start = read_varint(view, at)
         except (IndexError, MalformedMessage):
-            raise _Broken(at) from None
+            raise _BrokenRecord(at) from None
         if size < 1 or size > payload.end - start:
-            raise _Broken(at)
+            raise _BrokenRecord(at)
         at = start + size
         starts.append(start)
         ends.append(at)
     if at != payload.end:
-        raise _Broken(at)
+        raise _BrokenRecord(at)
     return np.array(starts, np.int64), np.array(ends, np.int64)
 
 
 def _varints(data: Bytes, at: Int64s, ends: Int64s, bits: int = 64) -> tuple[Int64s, Int64s]:
-    """The zigzag varints at these positions, and the positions after them."""
+    """Read the zigzag varints at these positions. Return them and the positions after them."""
     at = at.copy()
     raw = np.zeros(len(at), np.uint64)
-    more = np.arange(len(at))
+    unfinished = np.arange(len(at))
     for shift in range(0, 7 * VARLONG_BYTES, 7):
-        here = at[more]
-        _require(here < ends[more], here)
-        byte = data[here]
-        _require((byte <= 1) | (shift < 63), here)
-        raw[more] |= (byte & 0x7F).astype(np.uint64) << np.uint64(shift)
-        at[more] += 1
-        more = more[byte >= 0x80]
-        if not len(more):
+        positions = at[unfinished]
+        _require(positions < ends[unfinished], positions)
+        byte = data[positions]
+        _require((byte <= 1) | (shift < 63), positions)
+        raw[unfinished] |= (byte & 0x7F).astype(np.uint64) << np.uint64(shift)
+        at[unfinished] += 1
+        unfinished = unfinished[byte >= 0x80]
+        if not len(unfinished):
             break
     values = (raw >> np.uint64(1)).astype(np.int64) ^ -(raw & np.uint64(1)).astype(np.int64)
     _require((-(1 << bits - 1) <= values) & (values <= (1 << bits - 1) - 1), at)
@@ -142,7 +142,9 @@ def _varints(data: Bytes, at: Int64s, ends: Int64s, bits: int = 64) -> tuple[Int
 
 
 def _spans(data: Bytes, at: Int64s, ends: Int64s) -> tuple[Spans, Int64s]:
-    """Byte strings with their lengths before them, and the positions after them."""
+    """Read one byte string at each position, after its length. Return the strings' spans and the positions after
+    them.
+    """
     sizes, at = _varints(data, at, ends, bits=32)
     _require(sizes <= ends - at, at)
     spans = Spans(at, sizes)
@@ -150,46 +152,52 @@ def _spans(data: Bytes, at: Int64s, ends: Int64s) -> tuple[Spans, Int64s]:
 
 
 def _header_spans(data: Bytes, at: Int64s, ends: Int64s, counts: Int64s) -> tuple[Int64s, Spans, Spans, Int64s]:
-    """The headers of all records in order: each one's record, key and value; and the positions after the records."""
+    """Read the headers of all records, in order.
+
+    Return the record, the key and the value of each header, and the position after the headers of each record.
+    """
     at = at.copy()
-    found: list[tuple[Int64s, Spans, Spans]] = []
+    steps: list[tuple[Int64s, Spans, Spans]] = []
     rows = np.flatnonzero(counts > 0)
     while len(rows):
         keys, after = _spans(data, at[rows], ends[rows])
         _require(keys.sizes >= 0, at[rows])
         values, after = _spans(data, after, ends[rows])
         at[rows] = after
-        found.append((rows, keys, values))
-        rows = rows[counts[rows] > len(found)]
-    if not found:
+        steps.append((rows, keys, values))
+        rows = rows[counts[rows] > len(steps)]
+    if not steps:
         none = Spans(np.zeros(0, np.int64), np.zeros(0, np.int64))
         return np.zeros(0, np.int64), none, none, at
-    owners = np.concatenate([rows for rows, _, _ in found])
+    owners = np.concatenate([rows for rows, _, _ in steps])
     order = np.argsort(owners, kind="stable")
-    return owners[order], _joined([k for _, k, _ in found], order), _joined([v for _, _, v in found], order), at
+    return owners[order], _join_steps([k for _, k, _ in steps], order), _join_steps([v for _, _, v in steps], order), at
 
 
-def _joined(steps: list[Spans], order: Int64s) -> Spans:
+def _join_steps(steps: list[Spans], order: Int64s) -> Spans:
     return Spans(
         np.concatenate([spans.at for spans in steps])[order], np.concatenate([spans.sizes for spans in steps])[order]
     )
 
 
-def _require(holds: npt.NDArray[np.bool_], positions: Int64s) -> None:
-    if not holds.all():
-        raise _Broken(int(positions[~holds][0]))
+def _require(valid: npt.NDArray[np.bool_], positions: Int64s) -> None:
+    if not valid.all():
+        raise _BrokenRecord(int(positions[~valid][0]))
 
 
-def _chosen(spans: Spans, which: npt.NDArray[np.bool_]) -> Spans:
-    return Spans(spans.at[which], spans.sizes[which])
+def _select(spans: Spans, selected: npt.NDArray[np.bool_]) -> Spans:
+    return Spans(spans.at[selected], spans.sizes[selected])
 
 
 def _strings(parts: list[tuple[Bytes, Spans]], kind: pa.DataType) -> pa.Array:
-    return pa.concat_arrays([_gathered(data, spans, kind) for data, spans in parts])
+    return pa.concat_arrays([_copy_strings(data, spans, kind) for data, spans in parts])
 
 
-def _gathered(data: Bytes, spans: Spans, kind: pa.DataType) -> pa.Array:
-    """Copy byte strings out of the data: every second item of an array that spans all of it."""
+def _copy_strings(data: Bytes, spans: Spans, kind: pa.DataType) -> pa.Array:
+    """Copy byte strings out of the data.
+
+    Take every second item of an Arrow array that has the byte strings and the gaps between them as its items.
+    """
     count = len(spans.at)
     if not count:
         return pa.array([], kind)

@@ -1,10 +1,13 @@
-"""Rows to the records of a batch (KIP-98), and keys to partitions, by compiled code: the mirror of `decode_kernel`."""
+"""Encode rows as the records of a batch (KIP-98), and assign keys to partitions, in compiled code.
+
+The counterpart of `decode_kernel`.
+"""
 
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from pyspark_tidelog.compiled import called, compiled, inlined
+from pyspark_tidelog.compiled import compiled, compiled_callee, inlined
 from pyspark_tidelog.decode_kernel import Bytes, Int32s, Int64s
 
 _MURMUR_SEED = 0x9747B28C
@@ -31,13 +34,13 @@ class Records(NamedTuple):
 
 
 @inlined
-def _times(a: Any, b: Any) -> Any:
+def _multiply(a: Any, b: Any) -> Any:
     return (a * b) & np.uint64(_UINT32)
 
 
 @compiled
 def murmur2(data: Bytes, begin: int, end: int) -> Any:
-    """The 32-bit hash of `data[begin:end]` by which Java's default partitioner spreads keys, unsigned."""
+    """Return the unsigned 32-bit hash of `data[begin:end]` with which Java's default partitioner spreads keys."""
     factor = np.uint64(_MURMUR_FACTOR)
     size = end - begin
     hashed: Any = np.uint64(_MURMUR_SEED ^ (size & _UINT32))
@@ -45,22 +48,24 @@ def murmur2(data: Bytes, begin: int, end: int) -> Any:
     while at + 4 <= end:
         word: Any = np.uint64(data[at]) | np.uint64(data[at + 1]) << np.uint64(8)
         word |= np.uint64(data[at + 2]) << np.uint64(16) | np.uint64(data[at + 3]) << np.uint64(24)
-        word = _times(word, factor)
+        word = _multiply(word, factor)
         word ^= word >> np.uint64(24)
-        hashed = _times(hashed, factor) ^ _times(word, factor)
+        hashed = _multiply(hashed, factor) ^ _multiply(word, factor)
         at += 4
     if at < end:
         for i in range(end - at):
             hashed ^= np.uint64(data[at + i]) << np.uint64(8 * i)
-        hashed = _times(hashed, factor)
+        hashed = _multiply(hashed, factor)
     hashed ^= hashed >> np.uint64(13)
-    hashed = _times(hashed, factor)
+    hashed = _multiply(hashed, factor)
     return hashed ^ hashed >> np.uint64(15)
 
 
 @compiled
-def place(keys: Strings, count: int, target: Int32s) -> None:
-    """Where there is a key and the target is -1, set the partition that Java's partitioner chooses of `count`."""
+def assign_partitions(keys: Strings, count: int, target: Int32s) -> None:
+    """Set the partition of each record that has a key and the target -1, as Java's default partitioner does for
+    `count`.
+    """
     for row in range(len(target)):
         if target[row] < 0 and keys.valid[row]:
             hashed = murmur2(keys.data, keys.ends[row], keys.ends[row + 1])
@@ -69,23 +74,23 @@ def place(keys: Strings, count: int, target: Int32s) -> None:
 
 @inlined
 def _varint_bytes(value: int) -> int:
-    """Of a number from -1 up, zigzag coded."""
+    """Return the size of `value`, which is -1 or more, as a zigzag varint."""
     size = 1
-    left = np.uint64(1) if value < 0 else np.uint64(value) << np.uint64(1)
-    while left > np.uint64(0x7F):
-        left >>= np.uint64(7)
+    remaining = np.uint64(1) if value < 0 else np.uint64(value) << np.uint64(1)
+    while remaining > np.uint64(0x7F):
+        remaining >>= np.uint64(7)
         size += 1
     return size
 
 
 @inlined
 def _put_varint(target: Any, at: int, value: int) -> int:
-    left = np.uint64(1) if value < 0 else np.uint64(value) << np.uint64(1)
-    while left > np.uint64(0x7F):
-        target[at] = np.uint8(left & np.uint64(0x7F)) | np.uint8(0x80)
-        left >>= np.uint64(7)
+    remaining = np.uint64(1) if value < 0 else np.uint64(value) << np.uint64(1)
+    while remaining > np.uint64(0x7F):
+        target[at] = np.uint8(remaining & np.uint64(0x7F)) | np.uint8(0x80)
+        remaining >>= np.uint64(7)
         at += 1
-    target[at] = np.uint8(left)
+    target[at] = np.uint8(remaining)
     return at + 1
 
 
@@ -94,17 +99,17 @@ def _length(column: Any, row: int) -> Any:
     return np.int64(column.ends[row + 1]) - np.int64(column.ends[row]) if column.valid[row] else -1
 
 
-@called
+@compiled_callee
 def _put_string(target: Any, at: int, column: Any, row: int) -> Any:
     size = _length(column, row)
     at = _put_varint(target, at, size)
-    source, to = np.uint64(column.ends[row]), np.uint64(at)
-    for i in range(np.uint64(max(size, 0))):  # unsigned, so that it becomes a block copy
-        target[to + i] = column.data[source + i]
+    source, destination = np.uint64(column.ends[row]), np.uint64(at)
+    for i in range(np.uint64(max(size, 0))):  # an unsigned index, so that the loop becomes a block copy
+        target[destination + i] = column.data[source + i]
     return at + max(size, 0)
 
 
-@called
+@compiled_callee
 def _string_bytes(column: Any, row: int) -> Any:
     size = _length(column, row)
     return _varint_bytes(size) + max(size, 0)
@@ -112,7 +117,9 @@ def _string_bytes(column: Any, row: int) -> Any:
 
 @compiled
 def record_bytes(records: Records, row: int, delta: int) -> Any:
-    """Of one record after its length: attributes, deltas of time (0) and offset, key, value, headers."""
+    """Return the size of a record after its length: attributes, timestamp delta (0), offset delta, key, value,
+    headers.
+    """
     first, after = records.headers[row], records.headers[row + 1]
     size = 2 + _varint_bytes(delta) + _string_bytes(records.keys, row) + _string_bytes(records.values, row)
     size += _varint_bytes(after - first)
@@ -123,19 +130,19 @@ def record_bytes(records: Records, row: int, delta: int) -> Any:
 
 @compiled
 def encode(records: Records, rows: Int64s, first: int, target: Bytes, at: int) -> tuple[int, int]:
-    """Write the records of `rows[first:]` to `target` from `at` on, as many as there is room for.
+    """Write the records of `rows[first:]` to `target` from position `at`, until it is full.
 
-    Returns the number that follows the last row written, and the position after it. When not even the first has room,
-    the number is `first` and the position is what `target` would have to hold.
+    Return the index in `rows` after the last record written, and the position after that record. If not even the
+    first record fits, return `first` and the size that `target` would need.
     """
-    number = first
-    while number < len(rows):
-        row = rows[number]
-        delta = number - first
+    index = first
+    while index < len(rows):
+        row = rows[index]
+        delta = index - first
         size = record_bytes(records, row, delta)
         end = at + _varint_bytes(size) + size
         if end > len(target):
-            return number, (end if number == first else at)
+            return index, (end if index == first else at)
         at = _put_varint(target, at, size)
         target[at] = 0
         target[at + 1] = 0
@@ -147,5 +154,5 @@ def encode(records: Records, rows: Int64s, first: int, target: Bytes, at: int) -
         for header in range(begin, after):
             at = _put_string(target, at, records.header_keys, header)
             at = _put_string(target, at, records.header_values, header)
-        number += 1
-    return number, at
+        index += 1
+    return index, at

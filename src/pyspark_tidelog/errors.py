@@ -1,17 +1,19 @@
-"""What a job of this source fails with."""
+"""The errors with which a Spark job of this source fails."""
 
 
 class OptionError(ValueError):
-    """An option is missing, unknown, malformed, or at odds with another. Names it and the remedy."""
+    """An option is missing, unknown, malformed, or contradicts another. The message names the option and the remedy."""
 
 
 class SchemaError(ValueError):
-    """The columns asked for, or given to be written, are not what a topic holds."""
+    """The columns that are read or written do not fit the columns of a topic."""
 
 
 class DataLoss(RuntimeError):
-    """Offsets that were to be read are no longer there. `failOnDataLoss=false` goes on with what is left instead."""
+    """Offsets that were to be read were deleted. With `failOnDataLoss=false` the query reads the remaining offsets
+    instead.
+    """
 
 
 class DamagedBatch(RuntimeError):
-    """A record batch whose bytes are not what its producer wrote, or not a record batch at all."""
+    """The bytes are not those of the record batch that the producer wrote, or are no record batch."""

@@ -1,4 +1,4 @@
-"""From the bytes of a fetch to the record batches that a reader may see: framing, checksums."""
+"""Split the bytes of a fetch into record batches, and check their checksums."""
 
 from pyspark_tidelog.errors import DamagedBatch
 from tidelog.model.ids import TopicPartition
@@ -6,16 +6,17 @@ from tidelog.wire.batches import HEADER_BYTES, MAGIC, MIN_LENGTH, BatchHeader
 
 
 def whole_batches(partition: TopicPartition, position: int, records: memoryview) -> list[BatchHeader]:
-    """The headers of the batches that are whole in `records`, which begins with the one that holds offset `position`.
+    """Return the headers of the complete batches in `records`, whose first batch holds offset `position`.
 
-    The last batch of a fetch may be cut: it is left out. Raises DamagedBatch where the chain of batches breaks.
+    The last batch of a fetch may be incomplete: it is left out. Raises DamagedBatch if a header is invalid, if base
+    offsets decrease, or if the message format is not supported.
     """
     headers = []
     at, expected = 0, 0
     while at + HEADER_BYTES <= len(records):
         header = BatchHeader(records, at)
         if header.length < MIN_LENGTH or header.last_offset_delta < 0 or header.base_offset < expected:
-            raise damaged(partition, max(position, expected), "the header of a record batch is not one")
+            raise damaged(partition, max(position, expected), "the header of a record batch is invalid")
         if header.magic != MAGIC:
             raise damaged(
                 partition, header.base_offset, f"message format {header.magic} is not supported, only {MAGIC}"
@@ -28,8 +29,8 @@ def whole_batches(partition: TopicPartition, position: int, records: memoryview)
     return headers
 
 
-def check(partition: TopicPartition, header: BatchHeader) -> None:
-    """Raises DamagedBatch when the bytes are not those that the CRC was made of."""
+def check_crc(partition: TopicPartition, header: BatchHeader) -> None:
+    """Check the batch's CRC. Raises DamagedBatch if the bytes do not match it."""
     if not header.crc_ok():
         raise damaged(
             partition,
@@ -38,5 +39,5 @@ def check(partition: TopicPartition, header: BatchHeader) -> None:
         )
 
 
-def damaged(partition: TopicPartition, offset: int, what: str) -> DamagedBatch:
-    return DamagedBatch(f"{partition} is damaged at offset {offset}: {what}")
+def damaged(partition: TopicPartition, offset: int, reason: str) -> DamagedBatch:
+    return DamagedBatch(f"{partition} is damaged at offset {offset}: {reason}")

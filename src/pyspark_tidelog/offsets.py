@@ -1,6 +1,6 @@
-"""Where to begin and where to end, in the JSON of Spark's Kafka source.
+"""Starting and ending bounds, and offsets, in the JSON of Spark's Kafka source.
 
-{"topic": {"0": 23, "1": -2}}: an offset for each partition, where -2 is the earliest and -1 the latest.
+{"topic": {"0": 23, "1": -2}} has an offset for each partition, where -2 is the earliest and -1 the latest.
 """
 
 import json
@@ -17,9 +17,9 @@ Offsets: TypeAlias = dict[TopicPartition, int]
 
 
 class Everywhere(NamedTuple):
-    """The same for every partition: EARLIEST or LATEST."""
+    """The same bound for every partition: EARLIEST or LATEST."""
 
-    where: int
+    timestamp: int
 
 
 class Specific(NamedTuple):
@@ -29,30 +29,30 @@ class Specific(NamedTuple):
 
 
 class ByTimestamp(NamedTuple):
-    """The first record that is not older. `timestamps` names every partition, or is one for all."""
+    """The first record whose timestamp is not older. `timestamps` holds one for each partition, or is one for all."""
 
     timestamps: Mapping[TopicPartition, int] | int
     latest_if_none: bool
-    """Where there is no such record: the end, or else it is an error."""
+    """If there is no such record: whether to use the end of the partition. Otherwise it is an error."""
 
 
 Bound: TypeAlias = Everywhere | Specific | ByTimestamp
 
 
 def bound_from_text(option: str, text: str) -> Bound:
-    """`earliest`, `latest`, or JSON with an offset for each partition. Raises OptionError."""
-    word = text.lower()
-    if word in ("earliest", "latest"):
-        return Everywhere(EARLIEST if word == "earliest" else LATEST)
+    """Parse `earliest`, `latest`, or JSON with an offset for each partition. Raises OptionError."""
+    keyword = text.lower()
+    if keyword in ("earliest", "latest"):
+        return Everywhere(EARLIEST if keyword == "earliest" else LATEST)
     if not text.startswith("{"):
         raise OptionError(f'option {option} is {text!r}: it takes earliest, latest or JSON like {{"topic":{{"0":23}}}}')
     return Specific(partition_values(option, text, at_least=EARLIEST))
 
 
 def refuse_backward(starting: Bound, ending: Bound) -> None:
-    """Raises OptionError where two bounds of a kind contradict each other before anything is asked of a broker.
+    """Raise OptionError if two bounds of the same kind contradict each other. No broker is asked.
 
-    The names in brackets are those of Spark's Kafka source, which refuses the same.
+    The names in brackets are those of Spark's Kafka source, which refuses the same bounds.
     """
     if isinstance(starting, Specific) and isinstance(ending, Specific):
         kind, starts, ends = "offset", starting.offsets, ending.offsets
@@ -62,10 +62,10 @@ def refuse_backward(starting: Bound, ending: Bound) -> None:
         kind, starts, ends = "timestamp", starting.timestamps, ending.timestamps
     else:
         return
-    if only_one := starts.keys() ^ ends.keys():
+    if unmatched := starts.keys() ^ ends.keys():
         raise OptionError(
             "[MISMATCHED_TOPIC_PARTITIONS_BETWEEN_START_OFFSET_AND_END_OFFSET] the starting and the ending "
-            f"{kind}s name different partitions: only one of them names {describe(only_one)}"
+            f"{kind}s name different partitions: only one of them names {describe(unmatched)}"
         )
     for tp in sorted(starts):
         if starts[tp] > ends[tp] >= 0:
@@ -76,7 +76,7 @@ def refuse_backward(starting: Bound, ending: Bound) -> None:
 
 
 def partition_values(option: str, text: str, *, at_least: int) -> Offsets:
-    """Parse {"topic": {"0": value}}. Raises OptionError with what is wrong."""
+    """Parse {"topic": {"0": value}}. Raises OptionError, which names the invalid part."""
     document = _json(option, text)
     values: Offsets = {}
     for topic, partitions in document.items():
@@ -108,7 +108,7 @@ def assignment(option: str, text: str) -> list[TopicPartition]:
 
 
 def to_json_object(offsets: Mapping[TopicPartition, int]) -> dict[str, dict[str, int]]:
-    """Sorted, so that equal offsets are equal texts."""
+    """Return the offsets as JSON's objects, sorted, so that equal offsets have equal texts."""
     document: dict[str, dict[str, int]] = {}
     for tp in sorted(offsets):
         document.setdefault(tp.topic, {})[str(tp.partition)] = offsets[tp]
@@ -120,7 +120,7 @@ def from_json_object(document: Mapping[str, Mapping[str, int]]) -> Offsets:
 
 
 def describe(partitions: Iterable[TopicPartition]) -> str:
-    """`a-0, a-1, b-0`, cut after ten."""
+    """Return the partitions as `a-0, a-1, b-0`: the first ten, and the number of the others."""
     names = [str(tp) for tp in sorted(partitions)]
     return ", ".join(names[:10]) + (f" and {len(names) - 10} more" if len(names) > 10 else "")
 

@@ -1,4 +1,4 @@
-"""The options of a read and of a write, from texts to values. Names are those of Spark's Kafka source and sink."""
+"""Parse the options of a read and of a write. Their names are those of Spark's Kafka source and sink."""
 
 import re
 from collections.abc import Mapping
@@ -88,7 +88,7 @@ WRITE_WITHOUT_EFFECT = CLIENT_WITHOUT_EFFECT | {
 }
 READ = (*READ_HEEDED, *READ_WITHOUT_EFFECT)
 WRITE = (*WRITE_HEEDED, *WRITE_WITHOUT_EFFECT)
-"""Every option that a read and a write take."""
+"""Every option that a read and a write accept."""
 
 READ_UNSUPPORTED = {"path": "topics are chosen with subscribe, subscribePattern or assign"}
 WRITE_UNSUPPORTED = {"path": "the topic is chosen with option topic or a topic column"}
@@ -105,7 +105,7 @@ CODECS = {"none": Codec.NONE, "gzip": Codec.GZIP, "snappy": Codec.SNAPPY, "lz4":
 
 
 class Subscription(NamedTuple):
-    """Exactly one of the three is set."""
+    """The chosen topics or partitions. Exactly one of the three fields is set."""
 
     topics: tuple[str, ...] = ()
     partitions: tuple[TopicPartition, ...] = ()
@@ -121,9 +121,9 @@ class ReadOptions(NamedTuple):
     fail_on_data_loss: bool
     include_headers: bool
     min_partitions: int
-    """0 for as many as there are topic partitions."""
+    """Smallest number of Spark partitions; 0 for one for each topic partition."""
     max_records_per_partition: int
-    """Of one Spark partition; 0 for no limit."""
+    """Limit of records for one Spark partition; 0 for no limit."""
     max_offsets_per_trigger: int
     """0 for no limit."""
     min_offsets_per_trigger: int
@@ -131,40 +131,40 @@ class ReadOptions(NamedTuple):
     fetch: FetchLimits
     check_crcs: bool
     poll_timeout_ms: int
-    """How long a task waits for records that the broker says are there."""
+    """How long a task waits for records that exist according to the broker."""
 
 
 class WriteOptions(NamedTuple):
     bootstrap: str
     client: ClientConfig
     topic: str | None
-    """None when a column says it for each row."""
+    """None if the topic column names the topic of each row."""
     acks: int
     codec: Codec
     batch_bytes: int
 
 
-def read_options(given: Mapping[str, str], *, streaming: bool) -> ReadOptions:
-    """Raises OptionError for the first thing that is wrong."""
-    options = Options(given)
+def read_options(texts: Mapping[str, str], *, streaming: bool) -> ReadOptions:
+    """Parse the options. Raises OptionError for the first one that is invalid."""
+    options = Options(texts)
     options.refuse_others(READ, READ_UNSUPPORTED)
     options.warn_without_effect(READ_WITHOUT_EFFECT if streaming else READ_WITHOUT_EFFECT | STREAMING_ONLY)
     for name in ("fetchOffset.numRetries", "fetchOffset.retryIntervalMs"):
         options.integer(name, 0)
-    if streaming and (ending := [name for name in ENDING if name in options]):
-        raise OptionError(f"option {ending[0]} has no meaning in a streaming query, which does not end")
+    if streaming and (ending_options := [name for name in ENDING if name in options]):
+        raise OptionError(f"option {ending_options[0]} has no meaning in a streaming query, which does not end")
     isolation = {"read_uncommitted": READ_UNCOMMITTED, "read_committed": READ_COMMITTED}
-    limits = FetchLimits()
-    max_wait_ms = options.integer(PREFIX + "fetch.max.wait.ms", limits.max_wait_ms)
+    defaults = FetchLimits()
+    max_wait_ms = options.integer(PREFIX + "fetch.max.wait.ms", defaults.max_wait_ms)
     client = client_config(options, "tidelog-spark-source")
-    first, last = _starting(options, streaming=streaming), _ending(options)
-    refuse_backward(first, last)
+    starting, ending = _starting(options, streaming=streaming), _ending(options)
+    refuse_backward(starting, ending)
     return ReadOptions(
         bootstrap=bootstrap(options),
         client=client,
         subscription=_subscription(options),
-        starting=first,
-        ending=last,
+        starting=starting,
+        ending=ending,
         fail_on_data_loss=options.flag("failOnDataLoss", True),
         include_headers=options.flag("includeHeaders", False),
         min_partitions=options.integer("minPartitions", 0, at_least=1),
@@ -174,8 +174,8 @@ def read_options(given: Mapping[str, str], *, streaming: bool) -> ReadOptions:
         max_trigger_delay_ms=_duration_ms(options, "maxTriggerDelay", MAX_TRIGGER_DELAY_MS),
         fetch=FetchLimits(
             max_wait_ms=max_wait_ms,
-            min_bytes=options.integer(PREFIX + "fetch.min.bytes", limits.min_bytes),
-            max_bytes=options.integer(PREFIX + "fetch.max.bytes", limits.max_bytes),
+            min_bytes=options.integer(PREFIX + "fetch.min.bytes", defaults.min_bytes),
+            max_bytes=options.integer(PREFIX + "fetch.max.bytes", defaults.max_bytes),
             partition_max_bytes=options.integer(
                 PREFIX + "max.partition.fetch.bytes", PARTITION_FETCH_BYTES, at_least=1
             ),
@@ -186,9 +186,9 @@ def read_options(given: Mapping[str, str], *, streaming: bool) -> ReadOptions:
     )
 
 
-def write_options(given: Mapping[str, str]) -> WriteOptions:
-    """Raises OptionError for the first thing that is wrong."""
-    options = Options(given)
+def write_options(texts: Mapping[str, str]) -> WriteOptions:
+    """Parse the options. Raises OptionError for the first one that is invalid."""
+    options = Options(texts)
     options.refuse_others(WRITE, WRITE_UNSUPPORTED)
     options.warn_without_effect(WRITE_WITHOUT_EFFECT)
     options.flag("includeHeaders", False)
@@ -239,30 +239,30 @@ def _names(bound: Bound, offset: int) -> bool:
 
 
 def _bound(options: Options, end: str) -> Bound | None:
-    """The one that Spark prefers of those that are given; the others are not looked at."""
-    offsets, each, every = f"{end}Offsets", f"{end}OffsetsByTimestamp", f"{end}Timestamp"
-    chosen = options.first_of(every, each, offsets)
+    """Parse the option that Spark prefers among those that are present. The others are not read."""
+    offsets, by_timestamp, single_timestamp = f"{end}Offsets", f"{end}OffsetsByTimestamp", f"{end}Timestamp"
+    chosen = options.first_of(single_timestamp, by_timestamp, offsets)
     strategy = {"error": 0, "latest": 1}
-    lenient = end == "ending" or bool(options.choice("startingOffsetsByTimestampStrategy", strategy, "error"))
+    latest_if_none = end == "ending" or bool(options.choice("startingOffsetsByTimestampStrategy", strategy, "error"))
     if chosen is None:
         return None
     if chosen == offsets:
         return bound_from_text(offsets, options.required(offsets))
-    if chosen == every:
-        return ByTimestamp(options.integer(every, 0, at_most=(1 << 63) - 1), lenient)
-    return ByTimestamp(partition_values(each, options.required(each), at_least=0), lenient)
+    if chosen == single_timestamp:
+        return ByTimestamp(options.integer(single_timestamp, 0, at_most=(1 << 63) - 1), latest_if_none)
+    return ByTimestamp(partition_values(by_timestamp, options.required(by_timestamp), at_least=0), latest_if_none)
 
 
 def _min_offsets(options: Options) -> int:
-    least = options.integer("minOffsetsPerTrigger", 0, at_least=1, at_most=1 << 62)
-    most = options.integer("maxOffsetsPerTrigger", 0, at_least=1, at_most=1 << 62)
-    if least and most and least > most:
-        raise OptionError(f"option minOffsetsPerTrigger ({least}) is above maxOffsetsPerTrigger ({most})")
-    return least
+    min_offsets = options.integer("minOffsetsPerTrigger", 0, at_least=1, at_most=1 << 62)
+    max_offsets = options.integer("maxOffsetsPerTrigger", 0, at_least=1, at_most=1 << 62)
+    if min_offsets and max_offsets and min_offsets > max_offsets:
+        raise OptionError(f"option minOffsetsPerTrigger ({min_offsets}) is above maxOffsetsPerTrigger ({max_offsets})")
+    return min_offsets
 
 
 def _duration_ms(options: Options, name: str, default_ms: int) -> int:
-    """In Spark's form: 15m, 30s, 500ms; without a unit it is milliseconds."""
+    """Parse a duration as Spark does: 15m, 30s, 500ms; a number without a unit is in milliseconds."""
     if name not in options:
         return default_ms
     match = re.fullmatch(r"(\d+)\s*([a-z]*)", options.text(name).lower())

@@ -1,4 +1,4 @@
-"""From the Arrow batches that Spark hands to a writer to record batches, each for one partition."""
+"""Convert the Arrow batches that Spark passes to a writer to record batches, each for one partition."""
 
 from collections.abc import Callable, Iterator, Mapping
 from struct import Struct
@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 
 from pyspark_tidelog import compiled
 from pyspark_tidelog.decode_kernel import Bytes, Int64s
-from pyspark_tidelog.encode_kernel import Records, Strings, encode, place
+from pyspark_tidelog.encode_kernel import Records, Strings, assign_partitions, encode
 from pyspark_tidelog.errors import SchemaError
 from tidelog.model.ids import TopicPartition
 from tidelog.wire.batches import HEADER_BYTES, LENGTH_END, MAGIC, Codec
@@ -19,10 +19,10 @@ from tidelog.wire.compression import compress
 from tidelog.wire.records import Record, encode_batch
 
 BY_KEY = -1
-"""In place of a partition: where the key leads; without a key, anywhere."""
+"""Stands for a partition that the key decides; a record without a key may go to any partition."""
 
 WRITTEN = ("key", "value", "headers", "topic", "partition")
-"""The columns that are written. Others are not touched: pyarrow cannot even name the type of some."""
+"""The columns that are written. Other columns are not read: pyarrow cannot even name the type of some."""
 
 _HEADER = Struct(">qiibIhiqqqhii")
 _CRC = Struct(">I")
@@ -33,7 +33,7 @@ Columns: TypeAlias = Mapping[str, pa.Array]
 
 
 class Outgoing:
-    """The state of one task. `partition_count(topic)` is asked once for each topic, and should remember."""
+    """Convert the rows of one task. `partition_count(topic)` is called for each topic and batch, and should cache."""
 
     def __init__(
         self,
@@ -50,22 +50,23 @@ class Outgoing:
         self._now_ms = now_ms
         self._batch_bytes = batch_bytes
         self._codec = codec
-        self._next = first_partition
-        """Of the records without a key, where the next bunch goes: tasks begin at different ones."""
+        self._next_turn = first_partition
+        """The next turn of records without a key. A turn modulo the partitions is a partition; tasks begin at
+        different ones."""
 
     def batches(self, rows: pa.RecordBatch) -> dict[TopicPartition, list[bytearray]]:
-        """The rows as record batches, in their order within each partition. Raises SchemaError for wrong values."""
+        """Return the rows as record batches, in order within each partition. Raises SchemaError for invalid values."""
         columns = {name: rows.column(i) for i, name in enumerate(rows.schema.names) if name in WRITTEN}
         records = records_of(columns)
-        found: dict[TopicPartition, list[bytearray]] = {}
-        for topic, numbers in self._by_topic(columns, rows.num_rows):
-            targets = self._targets(topic, columns, records, numbers)
+        batches: dict[TopicPartition, list[bytearray]] = {}
+        for topic, row_numbers in self._by_topic(columns, rows.num_rows):
+            targets = self._targets(topic, columns, records, row_numbers)
             order = np.argsort(targets, kind="stable")
             for group in np.split(order, np.flatnonzero(np.diff(targets[order])) + 1):
                 if len(group):
                     partition = TopicPartition(topic, int(targets[group[0]]))
-                    found[partition] = list(self._encoded(columns, records, numbers[group]))
-        return found
+                    batches[partition] = list(self._encode(columns, records, row_numbers[group]))
+        return batches
 
     def _by_topic(self, columns: Columns, count: int) -> Iterator[tuple[str, Int64s]]:
         if self._topic is not None:
@@ -79,50 +80,52 @@ class Outgoing:
         for code, name in enumerate(names.dictionary.to_pylist()):
             yield name, np.flatnonzero(codes == code)
 
-    def _targets(self, topic: str, columns: Columns, records: Records, numbers: Int64s) -> Any:
-        """The partition of each of these rows: the partition column's, the key's, or the next in turn."""
+    def _targets(self, topic: str, columns: Columns, records: Records, row_numbers: Int64s) -> Any:
+        """Return the partition of each of these rows: the partition column's, the key's, or the next in turn."""
         count = self._partition_count(topic)
         targets = np.full(len(records.keys.valid), BY_KEY, np.int32)
         if "partition" in columns:
             column = columns["partition"]
             targets[:] = pc.fill_null(column, BY_KEY).to_numpy()
-            impossible = column.is_valid().to_numpy(zero_copy_only=False) & ((targets < 0) | (targets >= count))
-            if impossible[numbers].any():
-                value = targets[numbers][impossible[numbers]][0]
+            invalid = column.is_valid().to_numpy(zero_copy_only=False) & ((targets < 0) | (targets >= count))
+            if invalid[row_numbers].any():
+                value = targets[row_numbers][invalid[row_numbers]][0]
                 raise SchemaError(f"column partition says {value}; topic {topic} has {count} partitions")
-        place(records.keys, count, targets)
-        chosen: Any = targets[numbers]
+        assign_partitions(records.keys, count, targets)
+        chosen: Any = targets[row_numbers]
         keyless = np.flatnonzero(chosen == BY_KEY)
         if len(keyless):
-            chosen[keyless] = self._in_turn(columns, len(keyless), count)
+            chosen[keyless] = self._partitions_in_turn(columns, len(keyless), count)
         return chosen
 
-    def _in_turn(self, columns: Columns, rows: int, count: int) -> Any:
-        """Bunches of about one batch's size go to one partition after the other."""
+    def _partitions_in_turn(self, columns: Columns, rows: int, count: int) -> Any:
+        """Return partitions for rows without a key. Each group of rows of about one batch goes to the next
+        partition.
+        """
         average = columns["value"].nbytes // max(1, len(columns["value"])) + 1
-        bunch = max(1, self._batch_bytes // average)
-        turns = self._next + np.arange(rows) // bunch
-        self._next = int(turns[-1]) + 1
+        group_rows = max(1, self._batch_bytes // average)
+        turns = self._next_turn + np.arange(rows) // group_rows
+        self._next_turn = int(turns[-1]) + 1
         return (turns % count).astype(np.int32)
 
-    def _encoded(self, columns: Columns, records: Records, numbers: Int64s) -> Iterator[bytearray]:
+    def _encode(self, columns: Columns, records: Records, row_numbers: Int64s) -> Iterator[bytearray]:
         if not compiled.AVAILABLE:
-            yield from self._encoded_one_by_one(columns, numbers)
+            yield from self._encode_without_numba(columns, row_numbers)
             return
         target = np.empty(self._batch_bytes, np.uint8)
         first = 0
-        while first < len(numbers):
-            following, size = encode(records, numbers, first, target, 0)
-            if following == first:  # larger than a batch: one of its own
+        while first < len(row_numbers):
+            after, size = encode(records, row_numbers, first, target, 0)
+            if after == first:  # the record is larger than batch_bytes: it gets a batch of its own
                 large = np.empty(size, np.uint8)
-                following, size = encode(records, numbers[: first + 1], first, large, 0)
-                yield self._sealed(large[:size], 1)
+                after, size = encode(records, row_numbers[: first + 1], first, large, 0)
+                yield self._finish_batch(large[:size], 1)
             else:
-                yield self._sealed(target[:size], following - first)
-            first = following
+                yield self._finish_batch(target[:size], after - first)
+            first = after
 
-    def _sealed(self, records: Bytes, count: int) -> bytearray:
-        """A batch of encoded records: compressed, with its header and CRC. All records have the time of now."""
+    def _finish_batch(self, records: Bytes, count: int) -> bytearray:
+        """Return a batch of encoded records, compressed, with header and CRC. All records get the current time."""
         data = compress(self._codec, memoryview(records))  # type: ignore[arg-type]  # an array is a buffer
         now_ms = self._now_ms()
         batch = bytearray(HEADER_BYTES)
@@ -133,28 +136,28 @@ class Outgoing:
         _CRC.pack_into(batch, _CRC_AT, crc32c(memoryview(batch)[_CRC_FROM:]))
         return batch
 
-    def _encoded_one_by_one(self, columns: Columns, numbers: Int64s) -> Iterator[bytearray]:
-        """Where numba is not installed."""
+    def _encode_without_numba(self, columns: Columns, row_numbers: Int64s) -> Iterator[bytearray]:
+        """Encode without compiled code, where numba is not installed."""
         now_ms = self._now_ms()
         batch: list[Record] = []
         size = 0
-        for record in _plain_records(columns, numbers, now_ms):
-            grown = (
+        for record in _python_records(columns, row_numbers, now_ms):
+            record_bytes = (
                 len(record.key or b"")
                 + len(record.value or b"")
                 + sum(len(n) + len(v or b"") for n, v in record.headers)
             )
-            if batch and size + grown > self._batch_bytes:
+            if batch and size + record_bytes > self._batch_bytes:
                 yield encode_batch(batch, codec=self._codec)
                 batch, size = [], 0
             batch.append(record)
-            size += grown
+            size += record_bytes
         if batch:
             yield encode_batch(batch, codec=self._codec)
 
 
 def records_of(columns: Columns) -> Records:
-    """The columns as the compiled code reads them. Raises SchemaError for a header without a key."""
+    """Return the columns as the compiled code reads them. Raises SchemaError for a header without a key."""
     count = len(columns["value"])
     keys = columns.get("key", pa.nulls(count, pa.binary()))
     lists = columns.get("headers")
@@ -165,7 +168,7 @@ def records_of(columns: Columns) -> Records:
         names, values = lists.values.flatten()
         if names.null_count:
             raise SchemaError("column headers has a header whose key is null")
-    return Records(_strings(keys), _strings(columns["value"]), _fixed(ends), _strings(names), _strings(values))
+    return Records(_strings(keys), _strings(columns["value"]), _read_only(ends), _strings(names), _strings(values))
 
 
 def _strings(column: pa.Array) -> Strings:
@@ -174,22 +177,22 @@ def _strings(column: pa.Array) -> Strings:
     _, ends, data = column.buffers()
     offsets = np.frombuffer(ends, np.int32)[column.offset :][: len(column) + 1] if ends else np.zeros(1, np.int32)
     valid = column.is_valid().to_numpy(zero_copy_only=False).astype(np.uint8)
-    return Strings(_fixed(offsets), _fixed(valid), _fixed(np.frombuffer(data or b"", np.uint8)))
+    return Strings(_read_only(offsets), _read_only(valid), _read_only(np.frombuffer(data or b"", np.uint8)))
 
 
-def _fixed(array: Any) -> Any:
-    """Read-only, for the compiled code to see one type whatever the buffer is."""
+def _read_only(array: Any) -> Any:
+    """Make an array read-only, so that the compiled code sees one type for every kind of buffer."""
     array.flags.writeable = False
     return array
 
 
-def _plain_records(columns: Columns, numbers: Int64s, now_ms: int) -> Iterator[Record]:
-    chosen = {name: column.take(pa.array(numbers)).to_pylist() for name, column in columns.items()}
-    for i in range(len(numbers)):
+def _python_records(columns: Columns, row_numbers: Int64s, now_ms: int) -> Iterator[Record]:
+    chosen = {name: column.take(pa.array(row_numbers)).to_pylist() for name, column in columns.items()}
+    for i in range(len(row_numbers)):
         headers = [(h["key"], h["value"]) for h in chosen.get("headers", [None] * (i + 1))[i] or ()]
         key = chosen["key"][i] if "key" in chosen else None
-        yield Record(_raw(key), _raw(chosen["value"][i]), now_ms, headers)
+        yield Record(_bytes_of(key), _bytes_of(chosen["value"][i]), now_ms, headers)
 
 
-def _raw(value: str | bytes | None) -> bytes | None:
+def _bytes_of(value: str | bytes | None) -> bytes | None:
     return value.encode() if isinstance(value, str) else value

@@ -1,4 +1,4 @@
-"""How much a batch or micro-batch takes, and how it is cut into Spark partitions. Pure."""
+"""Decide how far a batch or micro-batch reads, and split it into Spark partitions. No I/O."""
 
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
@@ -27,10 +27,10 @@ class OffsetRange(NamedTuple):
 
 
 def cut_to(limit: int, begin: Mapping[TopicPartition, int], end: Mapping[TopicPartition, int]) -> Offsets:
-    """Ends at most `limit` offsets ahead of `begin` in all, shared out in proportion to what each partition has.
+    """Return ends at most `limit` offsets past `begin` in all, in proportion to what each partition has to read.
 
-    A partition with anything to read gets at least one offset, so that none starves behind a large one; the limit may
-    be passed by as many offsets as there are such partitions. An end before its begin stays as it is.
+    A partition with anything to read gets at least one offset, so that a large partition cannot starve a small one.
+    The result may exceed the limit by the number of such partitions. An end before its begin stays as it is.
     """
     sizes = {tp: max(0, end[tp] - begin[tp]) for tp in end}
     total = sum(sizes.values())
@@ -40,10 +40,10 @@ def cut_to(limit: int, begin: Mapping[TopicPartition, int], end: Mapping[TopicPa
 
 
 def split(ranges: Iterable[OffsetRange], min_partitions: int, max_records: int) -> list[OffsetRange]:
-    """Non-empty ranges, cut where needed: into pieces of `max_records` at most, then into `min_partitions` at least.
+    """Split the non-empty ranges into pieces of at most `max_records`, then into at least `min_partitions` pieces.
 
-    0 says no such wish. Pieces of one range differ by one offset at most. Fewer than `min_partitions` come out only
-    when there are fewer offsets.
+    0 turns a limit off. Pieces of one range differ by at most one offset. There are fewer than `min_partitions`
+    pieces only if there are fewer offsets.
     """
     whole = [r for r in ranges if r.size > 0]
     pieces = [max(1, -(-r.size // max_records) if max_records else 1) for r in whole]
@@ -51,9 +51,8 @@ def split(ranges: Iterable[OffsetRange], min_partitions: int, max_records: int) 
     if sum(pieces) < min_partitions:
         wanted = [r.size * min_partitions / total for r in whole]
         pieces = [min(r.size, max(count, round(share))) for r, count, share in zip(whole, pieces, wanted, strict=True)]
-        while sum(pieces) < min(
-            min_partitions, total
-        ):  # rounding left some out: the range with the largest pieces gets it
+        while sum(pieces) < min(min_partitions, total):
+            # rounding left too few pieces: split the range with the largest pieces once more
             largest = max(range(len(whole)), key=lambda i: whole[i].size / pieces[i])
             pieces[largest] += 1
     return [piece for r, count in zip(whole, pieces, strict=True) for piece in _cut(r, count)]

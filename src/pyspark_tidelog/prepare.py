@@ -1,6 +1,7 @@
-"""Compiles the loops of the source and the sink: `python -m pyspark_tidelog.prepare`.
+"""Compile the loops of the source and the sink: `python -m pyspark_tidelog.prepare`.
 
-The machine code is kept (`compiled`). Without this a machine's first query compiles it: some seconds, in each worker.
+The machine code is cached (`compiled`). Without this step the first query on a machine compiles it: some seconds in
+each worker.
 """
 
 import numpy as np
@@ -13,7 +14,7 @@ from tidelog.wire.batches import HEADER_BYTES, BatchHeader, Codec
 
 
 def prepare() -> None:
-    """One row to a record batch and back."""
+    """Encode one row as a record batch and decode it again."""
     sink = Outgoing("topic", lambda _: 1, lambda: 0, batch_bytes=1024, codec=Codec.NONE, first_partition=0)
     [[batch]] = sink.batches(pa.RecordBatch.from_pylist([{"key": b"key", "value": b"value"}])).values()
     data = np.frombuffer(batch, np.uint8)

@@ -1,4 +1,4 @@
-"""The rows of one topic partition as Arrow record batches with the columns that Spark asks for."""
+"""Convert record batches of one topic partition to Arrow record batches with the columns that Spark asks for."""
 
 from collections.abc import Iterable, Iterator, Mapping
 
@@ -15,7 +15,7 @@ from tidelog.wire.primitives import Buffer, MalformedMessage
 
 ROWS_MAX = 64 << 10
 BYTES_MAX = 8 << 20
-"""Of one Arrow batch, before it is cut to the range; a single record batch may have more bytes."""
+"""Limit of the bytes of one Arrow batch, before it is cut to the range. A single record batch may have more bytes."""
 
 WANTED = {"key": WANT_KEY, "value": WANT_VALUE, "headers": WANT_HEADERS}
 TYPES: Mapping[str, pa.DataType] = {
@@ -31,7 +31,7 @@ TYPES: Mapping[str, pa.DataType] = {
 
 
 class ArrowRows:
-    """`columns` are names of TYPES, in the order in which Spark wants them."""
+    """Convert the batches of one partition. `columns` are names of TYPES, in the order in which Spark wants them."""
 
     def __init__(self, partition: TopicPartition, columns: tuple[str, ...]) -> None:
         self._partition = partition
@@ -42,7 +42,7 @@ class ArrowRows:
         self._partitions = pa.array([], pa.int32())
 
     def batches(self, headers: Iterable[BatchHeader], low: int, high: int) -> Iterator[pa.RecordBatch]:
-        """The records with low <= offset < high, copied out of the headers' buffers. Raises DamagedBatch."""
+        """Yield the records with low <= offset < high, copied from the headers' buffers. Raises DamagedBatch."""
         pending: list[Payload] = []
         count = size = 0
         for header in headers:
@@ -56,22 +56,22 @@ class ArrowRows:
         if pending:
             yield from self._arrow(pending, low, high)
 
-    def _payload(self, header: BatchHeader, before: list[Payload]) -> Payload:
-        """The records of a batch, decompressed. Neighbours in one buffer share one array."""
+    def _payload(self, header: BatchHeader, pending: list[Payload]) -> Payload:
+        """Return the decompressed records of a batch. Neighbouring batches in one buffer share one array."""
         begin, end = header.position + HEADER_BYTES, header.position + header.size
         if header.codec != Codec.NONE:
             try:
-                plain = decompress(header.codec, memoryview(header.buffer)[begin:end], DECOMPRESSED_BYTES_MAX)
+                decompressed = decompress(header.codec, memoryview(header.buffer)[begin:end], DECOMPRESSED_BYTES_MAX)
             except MalformedMessage as malformed:
                 raise damaged(self._partition, header.base_offset, str(malformed)) from malformed
-            data = _array(plain)
+            data = _array(decompressed)
             return Payload(header, data, 0, len(data))
-        if before and before[-1].header.buffer is header.buffer and before[-1].header.codec == Codec.NONE:
-            return Payload(header, before[-1].data, begin, end)
+        if pending and pending[-1].header.buffer is header.buffer and pending[-1].header.codec == Codec.NONE:
+            return Payload(header, pending[-1].data, begin, end)
         return Payload(header, _array(header.buffer), begin, end)
 
     def _arrow(self, payloads: list[Payload], low: int, high: int) -> Iterator[pa.RecordBatch]:
-        """One Arrow batch, or several of ROWS_MAX rows where a single record batch holds more."""
+        """Yield one Arrow batch, or several of ROWS_MAX rows if a single record batch holds more."""
         low = max(low, payloads[0].header.base_offset)
         high = min(high, payloads[-1].header.next_offset)
         step = ROWS_MAX if len(payloads) == 1 else max(1, high - low)
@@ -99,7 +99,7 @@ class ArrowRows:
         return pa.RecordBatch.from_arrays([columns[name] for name in self._schema.names], schema=self._schema)
 
     def _fill_constants(self, count: int) -> None:
-        """The topic and the partition for so many rows: made once, sliced for each batch."""
+        """Fill the topic and partition columns up to `count` rows. They are built once and sliced for each batch."""
         if len(self._topics) >= count:
             return
         name = self._partition.topic.encode()
@@ -111,7 +111,7 @@ class ArrowRows:
 
 def _array(buffer: Buffer) -> Bytes:
     data = np.frombuffer(buffer, np.uint8)
-    data.flags.writeable = False  # one type for the compiled code, whatever the buffer is
+    data.flags.writeable = False  # the compiled code sees one type for every kind of buffer
     return data
 
 

@@ -1,4 +1,4 @@
-"""The columns of a topic: those of Spark's Kafka source, in its order."""
+"""The columns of a topic, with the names and the order of Spark's Kafka source."""
 
 from typing import TYPE_CHECKING
 
@@ -38,9 +38,9 @@ def source_schema(include_headers: bool) -> "StructType":
 
 
 def columns_of(schema: "StructType", include_headers: bool) -> tuple[str, ...]:
-    """The names of a schema, which must be a choice of the source's columns. Raises SchemaError.
+    """Return the names of a schema's columns, which must be columns of the source. Raises SchemaError.
 
-    `spark.read.schema("value binary")` reads only that column, and does not move the others.
+    `spark.read.schema("value binary")` reads only that column, and transfers no other to Spark.
     """
     known = {field.name: field.dataType for field in source_schema(True)}
     for field in schema.fields:

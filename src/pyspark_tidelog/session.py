@@ -1,4 +1,4 @@
-"""A Spark session on this machine, for pipelines, demonstrations and tests."""
+"""Start a Spark session on this machine, for pipelines, demonstrations and tests."""
 
 import os
 import sys
@@ -24,9 +24,9 @@ def local_session(
 ) -> "SparkSession":
     """Start Spark in this process's own JVM, or return the session that runs already.
 
-    Finds Java (`java.ensure_java`, raises NoJava) and has Spark's workers run this very Python.
-    Shuffles use as many partitions as there are cores (2 by default, or what the machine has). `settings` come on top.
-    Log level WARN is left to the caller: `session.sparkContext.setLogLevel("ERROR")`.
+    Find Java (`java.ensure_java`, raises NoJava) and let Spark's workers run this Python. Shuffles use one partition
+    for each of `cores`, which is the machine's number of cores by default (2 if it is unknown). `settings` override
+    the defaults. The log level stays WARN; change it with `session.sparkContext.setLogLevel("ERROR")`.
     """
     os.environ["JAVA_HOME"] = str(ensure_java())
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable

@@ -1,9 +1,9 @@
-"""Which settings of Kafka's clients there are, how a text becomes a value, and why an option is refused.
+"""The settings of Kafka's clients: how a text becomes a value, and why an option is refused.
 
-A `kafka.*` option is named as the setting of Kafka's own clients, after the prefix. One that changes what is read or
-written, or that promises something, is heeded or refused. One that only tunes a part of Kafka's client that does not
-exist here is taken, so that a job can move from format kafka as it is, and a warning in the log says that it has no
-effect. A name that no client of Kafka knows is refused: it is most likely misspelt.
+A `kafka.*` option has the name of the setting of Kafka's own clients, after the prefix. A setting that changes which
+data is read or written, or that promises something, is followed or refused. A setting that only tunes a part of
+Kafka's client that does not exist here is accepted, so that a job can move from format kafka unchanged; a warning in
+the log says that it has no effect. A name that no client of Kafka knows is refused: it is most likely misspelt.
 """
 
 import difflib
@@ -20,7 +20,7 @@ logger = logging.getLogger("tidelog.spark")
 PREFIX = "kafka."
 
 JAVA_WHITESPACE = "".join(map(chr, range(ord(" ") + 1)))
-"""The characters that Java's `trim` removes, and so Spark from the values of options."""
+"""The characters that Java's `trim` removes. Spark trims the values of options with it."""
 
 CLIENT = (
     "bootstrap.servers",
@@ -52,7 +52,7 @@ REFUSED_UNLESS: Mapping[str, str] = {
     PREFIX + "enable.idempotence": "false",
     PREFIX + "partitioner.ignore.keys": "false",
 }
-"""Those of REFUSED that one value makes mean what is done here anyway."""
+"""Settings of REFUSED that are accepted with one value, because it asks for the behaviour of this source anyway."""
 SECURITY = ("sasl.", "ssl.", "security.providers")
 
 GROUPS = "no consumer group is joined, offsets are kept in the query's checkpoint"
@@ -109,20 +109,20 @@ WITHOUT_EFFECT: Mapping[str, str] = {
     "socket.connection.setup.timeout.max.ms": RECONNECTING,
     "transaction.timeout.ms": "the sink opens no transactions",
 }
-"""Settings of Kafka's consumer and producer that are taken, each with the reason why it changes nothing."""
+"""Settings of Kafka's consumer and producer that are accepted without effect, each with the reason."""
 
 
 class Options:
-    """Options as they were given; names are compared without regard to case."""
+    """The options of a query as texts; names are compared without regard to case."""
 
-    def __init__(self, given: Mapping[str, str]) -> None:
-        self._given = {name.lower(): value.strip(JAVA_WHITESPACE) for name, value in given.items()}
+    def __init__(self, texts: Mapping[str, str]) -> None:
+        self._texts = {name.lower(): value.strip(JAVA_WHITESPACE) for name, value in texts.items()}
 
     def __contains__(self, name: str) -> bool:
-        return name.lower() in self._given
+        return name.lower() in self._texts
 
     def text(self, name: str, default: str = "") -> str:
-        return self._given.get(name.lower(), default)
+        return self._texts.get(name.lower(), default)
 
     def required(self, name: str) -> str:
         value = self.text(name)
@@ -150,41 +150,41 @@ class Options:
         return choices[text.lower()]
 
     def first_of(self, *names: str) -> str | None:
-        """The first of these that is given; it hides the others, as in Spark."""
+        """Return the first of these names that is set. It hides the others, as in Spark."""
         return next((name for name in names if name in self), None)
 
     def at_most_one(self, *names: str) -> str | None:
-        """The one of these that is given. Raises OptionError when several are."""
-        given = [name for name in names if name in self]
-        if len(given) > 1:
-            raise OptionError(f"options {' and '.join(given)} exclude each other: give one")
-        return given[0] if given else None
+        """Return the one of these names that is set, or None. Raises OptionError if several are set."""
+        present = [name for name in names if name in self]
+        if len(present) > 1:
+            raise OptionError(f"options {' and '.join(present)} exclude each other: give one")
+        return present[0] if present else None
 
     def refuse_others(self, known: Iterable[str], unsupported: Mapping[str, str]) -> None:
-        """Raises OptionError for the first option that is not among `known`, with the reason or the nearest name."""
+        """Raise OptionError for the first option that is not among `known`, with the reason or the nearest name."""
         names = {name.lower(): name for name in known}
         reasons = {name.lower(): (name, reason) for name, reason in unsupported.items()}
         reasons |= {PREFIX + name: (PREFIX + name, reason) for name, reason in REFUSED.items()}
-        for name, value in self._given.items():
+        for name, value in self._texts.items():
             if name in names or REFUSED_UNLESS.get(name) == value.lower():
                 continue
             if name in reasons:
                 raise OptionError("option {} is not taken by format tidelog: {}".format(*reasons[name]))
             if name.removeprefix(PREFIX).startswith(SECURITY):
                 _refuse_security(name)
-            near = difflib.get_close_matches(name, names, n=1)
-            hint = f"; did you mean {names[near[0]]}?" if near else ""
+            similar = difflib.get_close_matches(name, names, n=1)
+            hint = f"; did you mean {names[similar[0]]}?" if similar else ""
             raise OptionError(f"option {name} is not known to format tidelog{hint}")
 
     def warn_without_effect(self, reasons: Mapping[str, str]) -> None:
-        """Log which of these options are given: they are taken and change nothing."""
+        """Log a warning for each of these options that is set: it is accepted but has no effect."""
         for name, reason in reasons.items():
             if name in self:
                 logger.warning("option %s has no effect in format tidelog: %s", name, reason)
 
 
 def bootstrap(options: Options) -> str:
-    """The servers, checked. Raises OptionError."""
+    """Return the bootstrap servers. Raises OptionError if the list is malformed."""
     servers = options.required(PREFIX + "bootstrap.servers")
     try:
         parse_bootstrap(servers)

@@ -1,4 +1,4 @@
-"""`format("tidelog")`: what Spark sees of the source and the sink."""
+"""The data source `format("tidelog")` as Spark sees it: its source and its sink."""
 
 from pyspark.sql.datasource import (
     DataSource,
@@ -15,7 +15,10 @@ from pyspark_tidelog.settings import Options
 
 
 class TidelogDataSource(DataSource):
-    """Spark makes one for each query, in a process of its own, and pickles it. Errors: `pyspark_tidelog.errors`."""
+    """The data source. Spark creates one for each query, in a separate process, and pickles it.
+
+    Its errors are in `pyspark_tidelog.errors`.
+    """
 
     @classmethod
     def name(cls) -> str:

@@ -1,10 +1,11 @@
-"""The streaming reader: where a query begins, how far each micro-batch goes, and what is durable of that.
+"""The streaming reader: where a query begins, how far each micro-batch reads, and how its offsets survive a restart.
 
-An offset of this source is the JSON of Spark's Kafka source, {"topic": {"0": 23}}: the next offset to be read of each
-partition. Spark writes the end of a micro-batch to the query's checkpoint before it reads anything, and nothing else:
-the start of the very first one it asks for again whenever it replays it, when "latest" has moved on. So the end itself
-says, under BEGUN, where the micro-batch began for each partition that its start does not name: all of them in the first
-micro-batch, later those that were added to a topic. A replay then reads the same offsets, whatever has happened since.
+An offset of this source is the JSON of Spark's Kafka source, {"topic": {"0": 23}}: the next offset to be read of
+each partition. Spark writes only the end of a micro-batch to the query's checkpoint, before it reads anything. It
+asks for the start of the very first micro-batch again when it replays it, and "latest" may have moved since. So the
+end itself records where the micro-batch began for each partition that its start does not name (key BEGINNINGS): for
+all partitions in the first micro-batch, later for those that were added to a topic. A replay then reads the same
+offsets.
 """
 
 import time
@@ -34,17 +35,21 @@ from tidelog.wire.errors import UnknownTopicOrPartition
 if TYPE_CHECKING:
     import pyarrow as pa
 
-BEGUN = "@begun"
-"""Not a topic: a topic's name has no @."""
-NOTHING_READ: dict[str, Any] = {BEGUN: {}}
-"""The start of the first micro-batch. No other offset says that it begun nowhere."""
+BEGINNINGS = "@begun"
+"""The key of the beginnings in an offset. It cannot be a topic: a topic's name has no @."""
+NOTHING_READ: dict[str, Any] = {BEGINNINGS: {}}
+"""The start of the first micro-batch. No other offset has empty BEGINNINGS."""
 
 DISCOVERY_S = 1.0
-"""Partitions are looked for at most this often; their ends are asked for at every call."""
+"""Shortest time between two lookups of the partitions, in seconds. Their ends are looked up at every call."""
 
 
 class TidelogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Spark keeps one in a process beside the driver, asks it for offsets, and pickles another for the tasks' reads."""
+    """The reader of one streaming query.
+
+    Spark asks one reader, in a process beside the driver, for offsets, and pickles another for the reads of the
+    tasks.
+    """
 
     def __init__(self, options: ReadOptions, columns: tuple[str, ...]) -> None:
         self._options = options
@@ -53,13 +58,13 @@ class TidelogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._client: Client | None = None
         self._connected_lookup: Lookup | None = None
         self._partitions: list[TopicPartition] = []
-        self._discovered = float("-inf")
+        self._discovered_at = float("-inf")
         self._latest: Offsets | None = None
         self._target: Offsets | None = None
-        self._batch_ended = float("-inf")
+        self._batch_ended_at = float("-inf")
 
     def initialOffset(self) -> dict[str, Any]:
-        """Always the same: where it is, the first end says."""
+        """Return a constant. The end of the first micro-batch records where the query begins."""
         return NOTHING_READ
 
     def getDefaultReadLimit(self) -> ReadLimit:
@@ -69,42 +74,44 @@ class TidelogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadMinRows(options.min_offsets_per_trigger) if options.min_offsets_per_trigger else ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """What is there now is what the query reads before it stops."""
+        """Let the query read up to the present end of each partition before it stops."""
         lookup = self._lookup()
         self._target = self._latest = lookup.latest(lookup.partitions())
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """The end of the next micro-batch; `start` itself, when there is nothing (enough) to read."""
-        first = start == NOTHING_READ
+        """Return the end of the next micro-batch, or `start` itself if there is nothing, or not enough, to read."""
+        is_first_batch = start == NOTHING_READ
         read = offsets_of(start)
-        begun = self._initial() if first else {}  # before the ends, which must not lie before it
+        # looked up before the ends, which must not lie before the beginnings
+        beginnings = self._initial() if is_first_batch else {}
         latest = self._target if self._target is not None else self._latest_now()
-        if new := [tp for tp in latest if tp not in read and tp not in begun]:
-            begun |= self._lookup().earliest(new)
-        begin = read | {tp: offset for tp, offset in begun.items() if tp in latest}
-        if not first and self._too_little(begin, latest, limit):
+        if new_partitions := [tp for tp in latest if tp not in read and tp not in beginnings]:
+            beginnings |= self._lookup().earliest(new_partitions)
+        begin = read | {tp: offset for tp, offset in beginnings.items() if tp in latest}
+        if not is_first_batch and self._should_wait_for_more(begin, latest, limit):
             return start
         end = cut_to(limit.max_rows, begin, latest) if isinstance(limit, ReadMaxRows) else latest
-        if not first and end == read:
+        if not is_first_batch and end == read:
             return start
-        self._batch_ended = time.monotonic()
-        begun = {tp: begin[tp] for tp in end if tp not in read}
-        return to_json_object(end) | ({BEGUN: to_json_object(begun)} if begun else {})
+        self._batch_ended_at = time.monotonic()
+        beginnings = {tp: begin[tp] for tp in end if tp not in read}
+        return to_json_object(end) | ({BEGINNINGS: to_json_object(beginnings)} if beginnings else {})
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        """For the query's progress: where the partitions ended when they were last asked."""
+        """Return the ends of the partitions as last looked up, for the progress report of the query."""
         return to_json_object(self._latest) if self._latest is not None else None
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        """Raises DataLoss for what the log no longer holds."""
-        until = offsets_of(end)
-        begin = offsets_of(end.get(BEGUN, {})) | offsets_of(start)
-        for tp in [tp for tp in begin if tp not in until]:
+        """Return the Spark partitions of one micro-batch. Raises DataLoss if some of its offsets were deleted."""
+        ends = offsets_of(end)
+        begin = offsets_of(end.get(BEGINNINGS, {})) | offsets_of(start)
+        for tp in [tp for tp in begin if tp not in ends]:
             self._report(f"{tp} is gone; it was read up to offset {begin[tp]}")
-        earliest = self._lookup().earliest([tp for tp in until if begin.get(tp) != until[tp]])
-        # Not named at all: a checkpoint of Spark's own Kafka source, which reads such partitions from their beginning.
-        wanted = [OffsetRange(*tp, begin.get(tp, earliest.get(tp, end)), end) for tp, end in until.items()]
-        ranges = without_lost(wanted, earliest, self._report)
+        earliest = self._lookup().earliest([tp for tp in ends if begin.get(tp) != ends[tp]])
+        # A partition has no beginning here if the checkpoint is of Spark's own Kafka source, which reads such
+        # partitions from their beginning.
+        requested = [OffsetRange(*tp, begin.get(tp, earliest.get(tp, end)), end) for tp, end in ends.items()]
+        ranges = without_lost(requested, earliest, self._report)
         options = self._options
         return [RangePartition(r) for r in split(ranges, options.min_partitions, options.max_records_per_partition)]
 
@@ -120,39 +127,45 @@ class TidelogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._client = self._connected_lookup = None
 
     def _initial(self) -> Offsets:
-        """Where the query begins. "Latest" is not beyond the target, which may have been taken a moment before."""
+        """Return the offsets at which the query begins.
+
+        "Latest" is capped at the target, which may have been looked up a moment before.
+        """
         starting = self._options.starting
-        found = self._lookup().resolve("startingOffsets", starting, self._discover(0.0))
-        given = starting.offsets if isinstance(starting, Specific) else {}
+        offsets = self._lookup().resolve("startingOffsets", starting, self._discover(0.0))
+        specific = starting.offsets if isinstance(starting, Specific) else {}
         target = self._target or {}
-        return {tp: at if given.get(tp, LATEST) >= 0 else min(at, target.get(tp, at)) for tp, at in found.items()}
+        return {
+            tp: offset if specific.get(tp, LATEST) >= 0 else min(offset, target.get(tp, offset))
+            for tp, offset in offsets.items()
+        }
 
     def _latest_now(self) -> Offsets:
-        """Never from a cache: `processAllAvailable` relies on it that what was written before is seen."""
+        """Look up the ends, never from a cache: `processAllAvailable` must see records that were written before."""
         try:
             self._latest = self._lookup().latest(self._discover(DISCOVERY_S))
-        except UnknownTopicOrPartition:  # deleted since
+        except UnknownTopicOrPartition:  # a topic was deleted after the last lookup of partitions
             self._latest = self._lookup().latest(self._discover(0.0))
         return self._latest
 
     def _discover(self, age_max_s: float) -> list[TopicPartition]:
         now = time.monotonic()
-        if now - self._discovered >= age_max_s:
+        if now - self._discovered_at >= age_max_s:
             self._partitions = self._lookup().partitions()
-            self._discovered = now
+            self._discovered_at = now
         return self._partitions
 
-    def _too_little(self, begin: Offsets, latest: Offsets, limit: ReadLimit) -> bool:
-        """Whether to wait for more (`minOffsetsPerTrigger`). A query that is to stop at its target does not wait."""
-        least = self._options.min_offsets_per_trigger
-        if not least or self._target is not None or isinstance(limit, ReadAllAvailable):
+    def _should_wait_for_more(self, begin: Offsets, latest: Offsets, limit: ReadLimit) -> bool:
+        """Return whether to wait for more records (`minOffsetsPerTrigger`); never if the query stops at a target."""
+        min_offsets = self._options.min_offsets_per_trigger
+        if not min_offsets or self._target is not None or isinstance(limit, ReadAllAvailable):
             return False
-        waited_ms = (time.monotonic() - self._batch_ended) * 1000
-        there = sum(max(0, end - begin[tp]) for tp, end in latest.items())
-        return there < least and waited_ms < self._options.max_trigger_delay_ms
+        waited_ms = (time.monotonic() - self._batch_ended_at) * 1000
+        available_offsets = sum(max(0, end - begin[tp]) for tp, end in latest.items())
+        return available_offsets < min_offsets and waited_ms < self._options.max_trigger_delay_ms
 
     def _lookup(self) -> Lookup:
-        """The same for as long as the query runs, since it remembers which topics a pattern chooses."""
+        """Return the lookup, which stays the same while the query runs: it caches which topics a pattern matches."""
         if self._connected_lookup is None:
             self._client = connect(self._options)
             self._connected_lookup = Lookup(self._client, self._options.subscription, self._options.fetch.isolation)
@@ -160,4 +173,4 @@ class TidelogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def offsets_of(document: Mapping[str, Any]) -> Offsets:
-    return from_json_object({topic: values for topic, values in document.items() if topic != BEGUN})
+    return from_json_object({topic: values for topic, values in document.items() if topic != BEGINNINGS})

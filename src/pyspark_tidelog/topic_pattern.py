@@ -1,9 +1,9 @@
-"""Which topics `subscribePattern` chooses. It is a regular expression of Java, and Java itself is asked.
+"""Find the topics that `subscribePattern` matches. It is a regular expression of Java, and Java evaluates it.
 
-Spark's Kafka source compiles the option with `java.util.regex.Pattern` and takes every topic in whose name the
-expression is found anywhere. Python's `re` gives other answers for many expressions, without an error. Spark plans a
-read in a Python process that cannot reach Spark's own JVM, so a small JVM of that same Java is started for the question
-and ends with it.
+Spark's Kafka source compiles the option with `java.util.regex.Pattern` and chooses every topic whose name contains a
+match. Python's `re` matches differently for many expressions, without an error. Spark plans a read in a Python
+process that cannot reach Spark's own JVM, so a small JVM of the same Java is started for the match and stopped after
+it.
 """
 
 import os
@@ -26,65 +26,65 @@ JVM_OPTIONS = (
 
 
 class TopicPattern:
-    """The expression, and what Java has said of the names so far: Java is started for names that are new only."""
+    """The expression, and a cache of the names that Java has matched. Java is started only for new names."""
 
     def __init__(self, text: str) -> None:
         self._text = text
         self._compiled = False
-        self._found: dict[str, bool] = {}
+        self._is_match: dict[str, bool] = {}
 
     def topics_among(self, names: Iterable[str]) -> set[str]:
-        """The names in which the expression is found. Raises OptionError, also where Java cannot run."""
+        """Return the names that contain a match. Raises OptionError if the expression is invalid or Java cannot run."""
         present = set(names)
-        if (unknown := present - self._found.keys()) or not self._compiled:
+        if (new_names := present - self._is_match.keys()) or not self._compiled:
             with java_regex() as java:
-                found = java.names_found(self._text, unknown)
-            self._found |= {name: name in found for name in unknown}
+                matching = java.names_found(self._text, new_names)
+            self._is_match |= {name: name in matching for name in new_names}
             self._compiled = True
-        return {name for name in present if self._found[name]}
+        return {name for name in present if self._is_match[name]}
 
 
 class JavaRegex:
-    """Calls into a JVM."""
+    """Call Java's regular expressions in a JVM."""
 
     def __init__(self, jvm: Any) -> None:
         self._jvm = jvm
 
     def names_found(self, text: str, names: Iterable[str]) -> set[str]:
-        """Those in which the regular expression is found. No name may hold a line feed. Raises OptionError."""
+        """Return the names that contain a match of the expression. No name may hold a line feed. Raises OptionError."""
         from py4j.protocol import Py4JJavaError
 
         lines = "\n".join(names)
         java = self._jvm.java.util
         try:
-            chosen = java.regex.Pattern.compile(text).asPredicate()
+            contains_match = java.regex.Pattern.compile(text).asPredicate()
             split = java.regex.Pattern.compile("\n").splitAsStream(lines)
-            found: str = split.filter(chosen).collect(java.stream.Collectors.joining("\n"))
+            matching: str = split.filter(contains_match).collect(java.stream.Collectors.joining("\n"))
         except Py4JJavaError as error:
-            raise OptionError(_refusal(text, error.java_exception)) from None
-        return set(found.split("\n")) if found else set()
+            raise OptionError(_error_text(text, error.java_exception)) from None
+        return set(matching.split("\n")) if matching else set()
 
 
-def _refusal(text: str, exception: Any) -> str:
+def _error_text(text: str, exception: Any) -> str:
     option = f"option subscribePattern {text!r}"
-    kind: str = exception.getClass().getSimpleName()
-    if kind != "PatternSyntaxException":  # a StackOverflowError, say
+    error_class: str = exception.getClass().getSimpleName()
+    if error_class != "PatternSyntaxException":  # for example StackOverflowError
         return f"Java cannot match {option} with the topics' names: {exception.toString()}"
-    position: int = exception.getIndex()  # counted in code points, as Python does; -1 where Java knows none
-    where = f" near position {position}, after {text[:position]!r}" if position >= 0 else ""
-    return f"{option} is no regular expression of Java: {exception.getDescription()}{where}"
+    position: int = exception.getIndex()  # in code points, as Python counts; -1 if Java does not know it
+    place = f" near position {position}, after {text[:position]!r}" if position >= 0 else ""
+    return f"{option} is no regular expression of Java: {exception.getDescription()}{place}"
 
 
 @contextmanager
 def java_regex() -> Iterator[JavaRegex]:
-    """A JVM that ends with the block, or when this process ends. Raises OptionError where it does not start."""
+    """Start a JVM that ends with the block, or when this process ends. Raises OptionError if it does not start."""
     from py4j.java_gateway import GatewayParameters, JavaGateway
 
     try:
         java = java_of_spark()
-    except NoJava as missing:
+    except NoJava as error:
         raise OptionError(
-            f"option subscribePattern is a regular expression of Java, which cannot run: {missing}"
+            f"option subscribePattern is a regular expression of Java, which cannot run: {error}"
         ) from None
     command = [str(java), *JVM_OPTIONS, "-classpath", str(_py4j_jar())]
     command += ["py4j.GatewayServer", "--die-on-broken-pipe", "--enable-auth", "0"]
@@ -100,9 +100,9 @@ def java_regex() -> Iterator[JavaRegex]:
         try:
             port, token = process.stdout.readline().strip(), process.stdout.readline().strip()
             if not port.isdecimal():
-                said = (port + process.stderr.read(1000)).strip()
-                raise OptionError(f"option subscribePattern needs Java, and {java} does not start: {said}")
-            # The JVM's objects end with it: none is released one by one, which would fail once the JVM is gone.
+                output = (port + process.stderr.read(1000)).strip()
+                raise OptionError(f"option subscribePattern needs Java, and {java} does not start: {output}")
+            # The JVM frees its objects when it ends. Releasing them one by one would fail after that.
             parameters = GatewayParameters(port=int(port), auth_token=token, enable_memory_management=False)
             gateway = JavaGateway(gateway_parameters=parameters)
             try:
@@ -114,7 +114,7 @@ def java_regex() -> Iterator[JavaRegex]:
 
 
 def _py4j_jar() -> Path:
-    """The jar of the py4j that Spark uses. Raises OptionError where Spark's jars are not beside it."""
+    """Return the jar of the py4j that Spark uses. Raises OptionError if Spark's jars are not found."""
     import pyspark
 
     homes = [os.environ.get("SPARK_HOME"), str(Path(pyspark.__file__).parent)]

@@ -1,7 +1,7 @@
-"""The sink: rows become record batches, sent whole, at least once.
+"""The sink: rows are written as record batches, at least once.
 
-A task that is run again, or a micro-batch that is replayed, writes its rows again. Nothing that was written is ever
-taken back: `abort` may be called for messages that a later attempt commits.
+A task that runs again, or a micro-batch that is replayed, writes its rows again. Written records are never removed:
+`abort` may be called for messages that a later attempt commits.
 """
 
 import time
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 ROUND_BYTES = 32 << 20
-"""Of the record batches that are sent before an answer is awaited."""
+"""Limit of the bytes of record batches that are sent before their acknowledgements are awaited."""
 
 HEADERS = ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())]))
 COLUMNS: dict[str, tuple[DataType, ...]] = {
@@ -39,7 +39,7 @@ COLUMNS: dict[str, tuple[DataType, ...]] = {
 
 
 class Written(WriterCommitMessage):
-    """What a task tells the driver."""
+    """The result of a task, sent to the driver."""
 
     def __init__(self, records: int) -> None:
         self.records = records
@@ -68,9 +68,10 @@ class TidelogStreamWriter(DataSourceStreamArrowWriter):
 
 
 def check_columns(schema: StructType, topic: str | None) -> None:
-    """Raises SchemaError unless there is a value, a topic for each row, and the type of each column that is written.
+    """Check the columns. Raises SchemaError.
 
-    Other columns are not written, and beside the option `topic` neither is a topic column, as by Spark's Kafka sink.
+    There must be a value column, a topic for each row, and the right type for each column that is written. Other
+    columns are not written; with the option `topic`, a topic column is not written either, as in Spark's Kafka sink.
     """
     types = {field.name: field.dataType for field in schema.fields}
     if len(types) < len(schema.fields):
@@ -80,50 +81,53 @@ def check_columns(schema: StructType, topic: str | None) -> None:
         raise SchemaError("there is no column value")
     if topic is None and "topic" not in types:
         raise SchemaError("no topic is chosen: give option topic or a topic column")
-    for name, kinds in COLUMNS.items():
+    for name, accepted_types in COLUMNS.items():
         if name not in types or (name == "topic" and topic is not None):
             continue
-        if not any(_same(types[name], kind) for kind in kinds):
-            wanted = " or ".join(kind.simpleString() for kind in kinds)
-            raise SchemaError(f"column {name} must be {wanted}, not {types[name].simpleString()}")
+        if not any(_same(types[name], kind) for kind in accepted_types):
+            expected = " or ".join(kind.simpleString() for kind in accepted_types)
+            raise SchemaError(f"column {name} must be {expected}, not {types[name].simpleString()}")
 
 
 def _same(one: DataType, other: DataType) -> bool:
-    """Whether the types are equal but for values that may be null and for the case of the names in a struct."""
+    """Return whether the types are equal. Nullability and the case of the names in a struct do not count."""
     return one.simpleString().lower() == other.simpleString().lower()
 
 
 class _Round(NamedTuple):
     batches: dict[TopicPartition, bytearray]
-    answers: Started[dict[TopicPartition, Produced]]
+    acknowledgements: Started[dict[TopicPartition, Produced]]
 
 
 class _Sender:
-    """Sends rounds of batches, one for each partition: while the brokers work on one, the next is encoded."""
+    """Send rounds of batches, one batch for each partition. One round is in flight while the next is encoded."""
 
     def __init__(self, client: Client, acks: int) -> None:
         self._client = client
         self._acks = acks
-        self._under_way: _Round | None = None
+        self._in_flight: _Round | None = None
 
     def send(self, batches: dict[TopicPartition, bytearray]) -> None:
         self.finish()
-        self._under_way = _Round(batches, self._client.start_produce(batches, self._acks))
+        self._in_flight = _Round(batches, self._client.start_produce(batches, self._acks))
 
     def finish(self) -> None:
-        """Wait until what was sent is acknowledged."""
-        if self._under_way is None:
+        """Wait until the round in flight is acknowledged."""
+        if self._in_flight is None:
             return
-        under_way, self._under_way = self._under_way, None
+        in_flight, self._in_flight = self._in_flight, None
         try:
-            under_way.answers.result()
+            in_flight.acknowledgements.result()
         except RecordTooLarge as error:
             remedy = "raise the topic's max.message.bytes, or lower kafka.batch.size for batches of several records"
             raise RecordTooLarge(f"{error.message}: {remedy}") from error
 
 
 def write_rows(options: WriteOptions, rows: "Iterator[pa.RecordBatch]") -> Written:
-    """In a worker. When it returns, every row is acknowledged; any failure is raised, and fails the task."""
+    """Write the rows of one task, in a worker.
+
+    When it returns, every row is acknowledged. Any error is raised and fails the task.
+    """
     from pyspark import TaskContext
 
     from pyspark_tidelog.outgoing import Outgoing
@@ -148,25 +152,25 @@ def write_rows(options: WriteOptions, rows: "Iterator[pa.RecordBatch]") -> Writt
         )
         sender = _Sender(client, options.acks)
         for batch in rows:
-            for together in rounds(outgoing.batches(batch)):
-                sender.send(together)
+            for round_batches in rounds(outgoing.batches(batch)):
+                sender.send(round_batches)
             written += batch.num_rows
         sender.finish()
     return Written(written)
 
 
 def rounds(batches: dict[TopicPartition, list[bytearray]]) -> Iterator[dict[TopicPartition, bytearray]]:
-    """At most one batch of each partition at a time, in their order, and ROUND_BYTES in all unless one is larger."""
-    for level in zip_longest(*batches.values()):
-        together: dict[TopicPartition, bytearray] = {}
+    """Yield rounds of at most one batch of each partition, in order, and of ROUND_BYTES unless a batch is larger."""
+    for next_batches in zip_longest(*batches.values()):
+        round_batches: dict[TopicPartition, bytearray] = {}
         size = 0
-        for partition, batch in zip(batches, level, strict=True):
+        for partition, batch in zip(batches, next_batches, strict=True):
             if batch is None:
                 continue
-            if together and size + len(batch) > ROUND_BYTES:
-                yield together
-                together, size = {}, 0
-            together[partition] = batch
+            if round_batches and size + len(batch) > ROUND_BYTES:
+                yield round_batches
+                round_batches, size = {}, 0
+            round_batches[partition] = batch
             size += len(batch)
-        if together:
-            yield together
+        if round_batches:
+            yield round_batches

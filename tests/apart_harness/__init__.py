@@ -1,4 +1,4 @@
-"""Work for a process apart: each function is found there by its name."""
+"""Functions for a worker process, which finds each of them by its name."""
 
 import os
 import time
@@ -8,7 +8,7 @@ from tidelog.runtime.interfaces import ChildResources
 
 
 def say(apart: ChildResources, request: bytes, report: Callable[[bytes], None]) -> None:
-    """Its process id, its niceness and how often it was asked, then the request, byte by byte."""
+    """Report the process id, the niceness and the number of requests so far, then the request, byte by byte."""
     print("what is printed does not get between the results")
     report(b"%d %d" % (os.getpid(), os.getpriority(os.PRIO_PROCESS, 0)))
     for byte in request:
@@ -35,7 +35,7 @@ def never_end(apart: ChildResources, request: bytes, report: Callable[[bytes], N
 
 
 def report_again(apart: ChildResources, request: bytes, report: Callable[[bytes], None]) -> None:
-    """Once the file that the request names is there."""
+    """Report once the file that the request names exists."""
     report(b"%d" % os.getpid())
     while not apart.disk.exists(request.decode()):
         time.sleep(0.001)

@@ -1,4 +1,4 @@
-"""Commands of `tidelog` in this process, on streams of any encoding; and brokers that answer as a test says."""
+"""Commands of `tidelog` in this process, on streams of any encoding, and brokers whose answers the test chooses."""
 
 import io
 import json
@@ -30,7 +30,9 @@ class Ran(NamedTuple):
 
     @property
     def text(self) -> str:
-        """What a program reads that takes the stream's encoding for granted. Fails where the bytes are none of it."""
+        """Return the text as a program reads it in the stream's encoding. Fails if the bytes are invalid in that
+        encoding.
+        """
         return self.out.decode(self.encoding)
 
     @property
@@ -45,7 +47,9 @@ class Ran(NamedTuple):
 
 
 def tidelog(*arguments: str, encoding: str = "utf-8", stdin: bytes = b"", code: int | None = 0) -> Ran:
-    """Run a command with stdout and stderr of that encoding, which raise for what it cannot say, as Python's own do."""
+    """Run a command with stdout and stderr of this encoding. They raise for unencodable text, as Python's own
+    streams do.
+    """
     before = sys.stdin, sys.stdout, sys.stderr
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         sys.stdin = io.TextIOWrapper(io.BytesIO(stdin), encoding=encoding)
@@ -66,16 +70,17 @@ def tidelog(*arguments: str, encoding: str = "utf-8", stdin: bytes = b"", code: 
 
 
 Answer = Callable[[Any], Message | None]
-"""Of a request; None hangs up. The answer's strings may hold lone surrogates, sent as the bytes they stand for."""
+"""Returns the answer to a request; None closes the connection. Strings may hold lone surrogates: they are sent as
+the bytes that they stand for."""
 
 
 class AnsweringBroker:
-    """Listens and answers each API by a function of the request; offers exactly these APIs."""
+    """Listens, and answers each API with a function of the request. It offers exactly these APIs."""
 
     def __init__(
         self, answers: Mapping[str, Answer], versions: Mapping[str, int], tls: ssl.SSLContext | None = None
     ) -> None:
-        """`versions`: the newest of an API that is offered, if it is not the newest that there is."""
+        """`versions` holds the newest offered version of an API, if it is not the newest version that exists."""
         self._tls = tls
         self.answers = dict(answers)
         self.asked: list[Message] = []
@@ -108,7 +113,7 @@ class AnsweringBroker:
                 try:
                     accepted = self._tls.wrap_socket(accepted, server_side=True)
                 except OSError:
-                    continue  # the client does not trust us
+                    continue  # the client does not trust this broker's certificate
             self._sockets.append(accepted)
             thread = threading.Thread(target=self._talk, args=(accepted,), daemon=True)
             self._threads.append(thread)

@@ -1,4 +1,4 @@
-"""A connection of the broker between a stream and handlers that are the test's."""
+"""A connection of the broker, between a stream and handlers of the test."""
 
 import asyncio
 import struct
@@ -55,13 +55,13 @@ class FakeStream:
 
 
 class FakeSockets:
-    """An address at which nobody connects."""
+    """An address to which no client connects."""
 
     host = "10.0.0.2"
     port = 9092
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: there is nothing to close."""
 
 
 class FakeTimer:
@@ -75,7 +75,7 @@ class FakeTimer:
 
 
 class FakeTasks:
-    """Callbacks wait until `run`; coroutines run on the test's loop."""
+    """Callbacks wait until `run`; coroutines run on the test's event loop."""
 
     def __init__(self) -> None:
         self.soon: list[tuple[Callable[..., object], tuple[object, ...]]] = []
@@ -100,7 +100,7 @@ class FakeTasks:
             self.run_turn()
 
     def run_turn(self) -> None:
-        """What one turn of the loop runs."""
+        """Run the callbacks of one turn of the event loop."""
         ready, self.soon = self.soon, []
         for callback, args in ready:
             callback(*args)
@@ -155,7 +155,7 @@ class Bench:
 
     @property
     def held_bytes(self) -> int:
-        """What requests that are not handled yet count for."""
+        """Return the bytes that are counted for requests that are not handled yet."""
         return self.bounds.frame_bytes
 
     def feed(self, data: bytes, step: int = 1 << 30, connection: ServerConnection | None = None) -> None:
@@ -206,7 +206,7 @@ def make_bench(monkeypatch: pytest.MonkeyPatch, **settings: int) -> Bench:
 
 
 class Clocked:
-    """Steps of a millisecond each, on the bench's clock."""
+    """Steps of one millisecond each, on the bench's clock."""
 
     def __init__(self, bench: Bench) -> None:
         self.bench = bench

@@ -1,1 +1,3 @@
-"""Members of consumer groups that follow their protocol, against a core whose log is a list, in virtual time."""
+"""Members of consumer groups that follow their protocol, with a coordinator core whose log is a list, in virtual
+time.
+"""

@@ -1,4 +1,4 @@
-"""Members as clients run them: they give up before they take, and start over when they are fenced."""
+"""Members that behave as clients: they revoke partitions before they take new ones, and join again when fenced."""
 
 from typing import Any
 
@@ -23,7 +23,7 @@ SESSION_MS = 30_000
 
 
 class ConsumerMember:
-    """A member of the consumer protocol. `beat` is one heartbeat and what the client makes of its answer."""
+    """A member of the consumer protocol. `beat` sends one heartbeat and handles its response as a client does."""
 
     def __init__(
         self, stage: Stage, group: str, member_id: str, topics: list[str], instance: str | None = None
@@ -44,7 +44,7 @@ class ConsumerMember:
         self.error = ErrorCode.NONE
 
     def beat(self, *, answer_is_lost: bool = False) -> Any:
-        """Returns the response, or the ApiError."""
+        """Send one heartbeat. Return the response, or the ApiError."""
         request = ConsumerGroupHeartbeatRequest(self.group, self.member_id, self.epoch, self.instance)
         if self.says_all or self.epoch == 0:
             request.rack_id = self.rack
@@ -98,12 +98,14 @@ class ConsumerMember:
         self.epoch = answer.member_epoch
         if answer.assignment is not None:
             self.assigned = {t.topic_id: set(t.partitions) for t in answer.assignment.topic_partitions}
-            # What is new is taken once the rest was given up: at once here, since nothing takes time to revoke.
+            # New partitions are taken after the others were revoked: at once here, since revoking takes no time.
             self.owned = {topic: set(partitions) for topic, partitions in self.assigned.items()}
 
 
 class ClassicMember:
-    """A member of the classic protocol that gives up all it has before it joins (eager), or keeps it (cooperative)."""
+    """A member of the classic protocol. It revokes all its partitions before it joins (eager) or keeps them
+    (cooperative).
+    """
 
     def __init__(
         self, stage: Stage, group: str, topics: list[str], *, eager: bool = True, instance: str | None = None
@@ -127,7 +129,7 @@ class ClassicMember:
         return self.generation
 
     def beat(self) -> None:
-        """The next thing that the client does: join, sync, or a heartbeat."""
+        """Send the client's next request: join, sync, or heartbeat."""
         if self.joining:
             return
         if self.generation < 0:
@@ -198,7 +200,9 @@ class ClassicMember:
             self.synced = False
 
     def _led_assignments(self) -> list[SyncGroupRequestAssignment]:
-        """As a classic leader: everything round-robin, whoever reads it."""
+        """Return assignments as a classic leader computes them: each topic's partitions round-robin over its
+        subscribers.
+        """
         from tidelog.coordinator.consumer.embedded import read_subscription, write_assignment
 
         given: dict[str, dict[bytes, list[int]]] = {member.member_id: {} for member in self._members}

@@ -1,4 +1,6 @@
-"""One core with a log in encoded form, and the cluster's topics; a restart replays the log as a load does."""
+"""One coordinator core with a log in encoded form, and the cluster's topics. A restart replays the log as a load
+does.
+"""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -16,7 +18,7 @@ EPOCH_MS = 1_700_000_000_000
 
 
 class Stage:
-    """Topics are name -> partitions. Every topic that is made has an id of its own."""
+    """A core, its log and its topics. Topics are name -> number of partitions; every created topic gets a new id."""
 
     def __init__(self, settings: GroupSettings, topics: Mapping[str, int]) -> None:
         self.settings = settings
@@ -34,7 +36,7 @@ class Stage:
     def now(self) -> Moment:
         return Moment(EPOCH_MS + self.time_ms, self.time_ms)
 
-    # The runtime's part
+    # Calls of the runtime
 
     def apply(self, decision: Decision) -> None:
         if decision.records:
@@ -50,7 +52,7 @@ class Stage:
             self.apply(decision)
 
     def pass_time(self, duration_ms: int) -> None:
-        """From deadline to deadline, as a timer would."""
+        """Advance the clock, and fire each deadline at its time, as a timer would."""
         end_ms = self.time_ms + duration_ms
         while (next_ms := self.core.next_deadline_ms()) is not None and next_ms <= end_ms:
             self.time_ms = max(next_ms, self.time_ms)
@@ -58,17 +60,19 @@ class Stage:
         self.time_ms = end_ms
 
     def restart(self) -> None:
-        """The coordinator is lost; the next one has the log."""
+        """Lose the coordinator. The next one loads the log."""
         core = self._new_core()
         for record, next_offset in self._latest():
             core.replay(record, next_offset)
         self.core = core
         self.apply(core.loaded(self.now))
 
-    # The cluster's part
+    # Changes of the cluster
 
     def change_topics(self, topics: Mapping[str, int]) -> None:
-        """The cluster has these topics now; one that has fewer partitions than before was made anew."""
+        """Replace the topics of the cluster. A topic with fewer partitions than before counts as deleted and created
+        again.
+        """
         old = self.image
         made: dict[str, TopicImage] = {}
         for name, count in topics.items():
@@ -85,17 +89,17 @@ class Stage:
     def topic_id(self, name: str) -> bytes:
         return self.image.topics[name].topic_id
 
-    # What the log says
+    # State from the log
 
     def replayed(self) -> DurableGroups:
-        """Record by record, as it was written."""
+        """Return the state after a replay of every record, as it was written."""
         durable = DurableGroups()
         for key, value, next_offset in self.log:
             durable.replay(_decoded(key, value), next_offset)
         return durable
 
     def reloaded(self) -> DurableGroups:
-        """The last record of each key, as after compaction."""
+        """Return the state after a replay of the last record of each key, as after compaction."""
         durable = DurableGroups()
         for record, next_offset in self._latest():
             durable.replay(record, next_offset)
@@ -123,7 +127,7 @@ def _topic(name: str, topic_id: bytes, count: int) -> TopicImage:
 
 
 def told(groups: DurableGroups) -> dict[str, Any]:
-    """All that can be seen of the state, in a form that compares."""
+    """Return all visible state in a form that can be compared."""
     return {name: (group.metadata, group.offsets, _consumer(group.consumer)) for name, group in groups.by_id.items()}
 
 

@@ -1,1 +1,1 @@
-"""Group coordinators on virtual time with logs in memory: shared by the tests that need more than a pure core."""
+"""Group coordinators on virtual time with logs in memory, for tests that need more than a core without I/O."""

@@ -1,4 +1,4 @@
-"""What must hold in a coordinator's core between any two steps: AssertionError is raised where it does not."""
+"""Invariants of a coordinator's core between any two steps. A violation raises AssertionError."""
 
 from tidelog.coordinator.consumer.groups import ConsumerGroups
 from tidelog.coordinator.consumer.member import MemberState
@@ -11,7 +11,7 @@ from tidelog.coordinator.group.state import GroupState
 
 
 def check_core(core: GroupCore) -> None:
-    """Once the records of the last step are replayed."""
+    """Check the core. Call this after the records of the last step were replayed."""
     check_consumer_groups(core.consumers)
     for group_id, group in core.groups.items():
         check_classic_group(group)
@@ -50,7 +50,7 @@ def check_classic_group(group: RebalancingGroup) -> None:
 
 
 def check_members(members: ClassicMembers) -> None:
-    """The counts are those of the members."""
+    """Check that the counts agree with the members."""
     all_members = list(members.by_id.values())
     assert members.parked_join_count == sum(member.join_reply is not None for member in all_members)
     assert members.static_ids == {m.instance_id: m.member_id for m in all_members if m.instance_id is not None}
@@ -84,7 +84,7 @@ def check_consumer_groups(groups: ConsumerGroups) -> None:
 
 
 def check_consumer_group(group: ConsumerGroup) -> None:
-    """The counts are those of the members."""
+    """Check that the counts agree with the members."""
     members = list(group.members.values())
     assert all(member_id == member.member_id for member_id, member in group.members.items())
     assert group.static_ids == {m.instance_id: m.member_id for m in members if m.instance_id is not None}

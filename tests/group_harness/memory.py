@@ -1,4 +1,4 @@
-"""A partition whose log is in memory, and a clock that follows a virtual loop."""
+"""A partition with a log in memory, and a clock that follows a virtual event loop."""
 
 import logging
 from collections.abc import Callable
@@ -15,7 +15,7 @@ EPOCH_MS = 1_700_000_000_000
 
 
 class LoopClock:
-    """Wall clock and monotonic clock, both at the loop's time."""
+    """A wall clock and monotonic clock that both show the event loop's time."""
 
     def __init__(self, loop: SimLoop) -> None:
         self._loop = loop
@@ -28,7 +28,7 @@ class LoopClock:
 
 
 class MemoryFile:
-    """A segment file in memory; `resident` says whether reading it may happen on the loop."""
+    """A segment file in memory. `resident` says whether it may be read on the event loop."""
 
     path = "/memory/00000000000000000000.log"
 
@@ -44,7 +44,7 @@ class MemoryFile:
 
 
 class MemoryRead:
-    """Brings the file into the page cache."""
+    """A read that brings the file into the page cache."""
 
     def __init__(self, file: MemoryFile) -> None:
         self.file = file
@@ -54,12 +54,12 @@ class MemoryRead:
 
 
 class MemoryLog:
-    """Batches one after the other, as a partition log reads them."""
+    """Batches in order, with the interface of a partition log."""
 
     def __init__(self) -> None:
         self.file = MemoryFile()
         self.batches: list[tuple[int, int, int]] = []
-        """(base offset, position, next offset) of each."""
+        """(base offset, position, next offset) of each batch."""
         self.log_start_offset = 0
         self.log_end_offset = 0
         self.failure: str | None = None
@@ -99,13 +99,13 @@ class MemoryLog:
 
 
 class Appended(NamedTuple):
-    """The part of the log's answer that coordinators read."""
+    """The part of the log's result that coordinators read."""
 
     next_offset: int
 
 
 class MemoryPartition:
-    """What a coordinator sees of a partition. `hold_commits` keeps the high watermark back, as a slow disk does."""
+    """A partition as a coordinator sees it. `hold_commits` delays the high watermark, as a slow disk does."""
 
     def __init__(self, topic: str, index: int) -> None:
         self.topic = topic
@@ -134,14 +134,14 @@ class MemoryPartition:
         self._waiting.append((next_offset, listener))
 
     def commit_all(self) -> None:
-        """The disk has caught up."""
+        """Commit every appended batch."""
         self.high_watermark = self.log.log_end_offset
         waiting, self._waiting = self._waiting, []
         for _, listener in waiting:
             listener(None)
 
     def refuse_all(self, error: ApiError) -> None:
-        """What was appended will not be committed, though the log is not offline."""
+        """Fail every appended batch that is not committed. The log stays online."""
         waiting, self._waiting = self._waiting, []
         for _, listener in waiting:
             listener(error)
@@ -151,6 +151,6 @@ class MemoryPartition:
         self.fail()
 
     def fail(self) -> None:
-        """Tell everyone who waits that the log is offline."""
+        """Refuse further appends and notify all waiters, after the log has failed."""
         self.append_error = StorageError(f"{self.log.failure}")
         self.refuse_all(StorageError(f"{self.log.failure}"))

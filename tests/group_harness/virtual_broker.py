@@ -1,4 +1,4 @@
-"""The group part of one broker on virtual time: real handlers and coordinators, logs in memory."""
+"""The groups of one broker on virtual time: real handlers and coordinators, logs in memory."""
 
 import asyncio
 from collections.abc import Mapping
@@ -28,7 +28,7 @@ API_KEYS = {info.name: key for key, info in APIS.items()}
 
 
 class CountingRandom:
-    """Bytes that differ each time and are the same in every run."""
+    """Random bytes that differ at each call and are the same in every run."""
 
     def __init__(self) -> None:
         self._count = 0
@@ -52,7 +52,7 @@ class FakePartitions:
 
 
 class VirtualBroker:
-    """`call` sends one request to its handler; time passes in `advance` only."""
+    """A broker. `call` sends one request to its handler; only `advance` moves the time."""
 
     def __init__(
         self,
@@ -104,14 +104,16 @@ class VirtualBroker:
         self.loop.run_until_complete(asyncio.sleep(seconds))
 
     def settle(self) -> None:
-        """Let everything happen that needs no time."""
+        """Run all work that needs no time."""
         self.advance(0)
         self.advance(0)
 
     # Metadata
 
     def change_topics(self, topics: Mapping[str, int], ids: Mapping[str, bytes] = {}) -> None:
-        """The cluster has these topics now, with so many partitions; `ids` are those of topics that were made anew."""
+        """Replace the topics of the cluster (name -> partitions). `ids` has the new ids of topics that were created
+        again.
+        """
         made = {
             name: TopicImage(
                 name,
@@ -152,12 +154,12 @@ class VirtualBroker:
             self.loop.create_task(answer)
 
     def start_coordinators(self) -> None:
-        """As if somebody had looked for a coordinator before."""
+        """Start the coordinators, as an earlier FindCoordinator request does."""
         counts = {name: len(topic.partitions) for name, topic in self.metadata.image.topics.items()}
         self.change_topics({**counts, CONSUMER_OFFSETS: self.config.offsets_topic_num_partitions})
 
     async def ensure_topics(self, names: list[str]) -> list[TopicResult]:
-        """Stands for the metadata controller's."""
+        """Replaces the method of the metadata controller."""
         await asyncio.sleep(0)
         self.made_topics += names
         if self.refuse_topics is not None:
@@ -180,7 +182,7 @@ class VirtualBroker:
     # Requests
 
     def send(self, api: str, version: int, request: Any, client_id: str | None = "client") -> "Sent":
-        """The request and its response pass through their bytes in `version`, as over the wire."""
+        """Send a request. It and its response are encoded and decoded in `version`, as on the wire."""
         info = APIS[API_KEYS[api]]
         messages = import_module(f"tidelog.wire.messages.{info.module}")
         handler = import_module(f"tidelog.api.{info.module}")
@@ -194,7 +196,7 @@ class VirtualBroker:
         return sent
 
     def call(self, api: str, version: int, request: Any, client_id: str | None = "client") -> Any:
-        """The response of a request that is answered without time passing."""
+        """Return the response of a request that is answered without waiting."""
         return self.send(api, version, request, client_id).response
 
     def offsets_log(self, group_id: str) -> MemoryPartition:
@@ -204,7 +206,7 @@ class VirtualBroker:
 
 
 class Sent:
-    """A request on its way."""
+    """A request in flight."""
 
     def __init__(self, response_type: type[Any], version: int, loop: SimLoop) -> None:
         self._response_type = response_type

@@ -1,4 +1,4 @@
-"""What hostile or broken clients do to a broker. Each attack takes an address and the time for it, says what it did.
+"""Attacks of hostile or broken clients on a broker. Each takes an address and a duration, and returns a report.
 
 An attack asserts what the broker owes it too: a connection that broke the protocol is closed, one that kept to it is
 answered.

@@ -1,4 +1,4 @@
-"""The well-behaved client in a process of its own, while a test does something else to its broker."""
+"""The well-behaved client in a separate process, while a test attacks its broker."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Requests that a fuzzer sends: every API and version, likely and unlikely values, whole or with broken bytes."""
+"""Requests of a fuzzer: every API and version, likely and unlikely values, whole or with broken bytes."""
 
 import importlib
 import random

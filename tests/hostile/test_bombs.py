@@ -1,4 +1,4 @@
-"""Small requests that stand for much: records that are compressed to nothing, or that are none.
+"""Small requests that need much memory or time: records that decompress to a large size, and invalid records.
 
 The broker looks at the records of compacted topics, of times that a topic refuses, and where ListOffsets seeks a time.
 """

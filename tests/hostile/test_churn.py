@@ -1,4 +1,4 @@
-"""Topics come and go under load: flushes, checkpoints and removals of the same files do not disturb each other."""
+"""Topics are created and deleted under load: flushes, checkpoints and removals of the same files do not conflict."""
 
 import time
 from pathlib import Path

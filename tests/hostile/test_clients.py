@@ -1,4 +1,4 @@
-"""Hostile and broken clients beside a well-behaved one: it is served in time, the broker's memory stays bounded."""
+"""Hostile and broken clients beside a well-behaved one, which is served in time; the broker's memory stays bounded."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""A protocol fuzzer: the broker answers or closes, whatever comes; it never fails inside, and serves others rightly."""
+"""A protocol fuzzer: the broker answers or closes the connection, never fails inside, and serves other clients."""
 
 import random
 import select

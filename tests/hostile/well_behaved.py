@@ -1,4 +1,4 @@
-"""A client like most, in a process of its own: writes a record, reads it, now and then a large one; takes the time.
+"""A typical client in a separate process: writes a record, reads it, sometimes a large one, and measures the time.
 
     python well_behaved.py PORT TOPIC
 

@@ -1,5 +1,5 @@
-"""Requests of a few megabytes that name as many things as they can, one for every API whose requests carry arrays; and
-such that name the same thing again and again.
+"""Requests of a few megabytes with as many array items as possible, one for each API with arrays, and requests that
+repeat one item.
 """
 
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""The broker under test (`--against`), topics of a test's own, and which skips a run in CI may have."""
+"""The broker under test (`--against`), topics for each test, and the skips that a run in CI may have."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""What one client writes every other reads: all codecs in one partition, keys, headers and nulls, to the byte."""
+"""Every client reads the records of every other: all codecs in one partition, keys, headers and nulls, byte by byte."""
 
 import struct
 from collections.abc import Callable, Iterator

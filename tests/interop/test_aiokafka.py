@@ -1,4 +1,4 @@
-"""aiokafka: asyncio, with an older set of API versions than the others send."""
+"""aiokafka: asyncio, with an older set of API versions than the other clients."""
 
 import asyncio
 import time

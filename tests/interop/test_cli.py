@@ -1,4 +1,4 @@
-"""The command line against a live broker: what a user types, what comes out, against Tidelog and Apache Kafka alike."""
+"""The command line with a live broker: input and output of commands, with Tidelog and with Apache Kafka."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""`tidelog broker config` on either broker: describe, set, unset; of one broker and of all."""
+"""`tidelog broker config` on either broker: describe, set, unset; for one broker and for all."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""`tidelog log dirs` against a live broker, Tidelog or Apache Kafka; Kafka's own tool against either."""
+"""`tidelog log dirs` with a live broker, Tidelog or Apache Kafka, and Kafka's own tool with either."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Compacted topics and deleted records, as clients and Kafka's tools see them."""
+"""Compacted topics and deleted records, as seen by clients and Kafka's tools."""
 
 import gzip
 import json

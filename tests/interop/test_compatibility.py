@@ -1,4 +1,4 @@
-"""docs/compatibility.md says what the suites exercise, with the versions that are installed."""
+"""docs/compatibility.md agrees with the tests of the suites, and with the installed versions."""
 
 from interop_harness import compatibility
 

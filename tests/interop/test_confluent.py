@@ -1,4 +1,4 @@
-"""confluent-kafka (librdkafka): C under Python, the client that most languages' clients are built on."""
+"""confluent-kafka (librdkafka): a C library that the clients of most languages are built on."""
 
 import threading
 import time

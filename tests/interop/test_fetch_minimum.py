@@ -1,4 +1,6 @@
-"""`fetch.min.bytes` counts what there is to read, whether or not it fits the answer: nobody waits beside a full log."""
+"""`fetch.min.bytes` counts all available bytes, even if they do not fit the answer: no fetch waits while data
+exists.
+"""
 
 import os
 import time

@@ -1,4 +1,4 @@
-"""Files: Kafka's dump-log reads what Tidelog wrote without complaint, and `tidelog log verify` what Kafka wrote."""
+"""Files: Kafka's dump-log reads Tidelog's files without errors, and `tidelog log verify` reads Kafka's."""
 
 import json
 import re

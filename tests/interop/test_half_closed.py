@@ -1,4 +1,4 @@
-"""Clients that shut their sending side once they have asked: every answer comes, in order, and then the end.
+"""Clients that shut their sending side after their requests receive every answer, in order, and then the end.
 
 `printf ... | nc`, proxies that forward an end of input, and clients in a hurry do that. Kafka reads no further while a
 request is unanswered, so it sees the end of the input only behind the last answer.

@@ -1,4 +1,4 @@
-"""Kafka's own command-line tools, command by command: what docs/kafka-tools.md says of each is run here.
+"""Kafka's own command-line tools: every command of docs/kafka-tools.md is run.
 
 A command that needs an API which is not served yet has to be refused; as soon as it is served, it has to work.
 """

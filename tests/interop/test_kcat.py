@@ -1,4 +1,4 @@
-"""kcat: an older librdkafka from the distribution's packages, as people have it at hand."""
+"""kcat with an older librdkafka, from the distribution's packages."""
 
 import json
 import subprocess

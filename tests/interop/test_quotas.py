@@ -1,4 +1,4 @@
-"""Quotas, as real clients and Kafka's own tool meet them: on Tidelog or on Apache Kafka.
+"""Quotas with real clients and Kafka's own tool, on Tidelog or on Apache Kafka.
 
 A rate is measured over ten windows of a second at the least: by any moment no more has passed than the quota times the
 seconds until then and ten (Kafka's eleven windows of one second), and the one request that goes over it.

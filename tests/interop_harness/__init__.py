@@ -1,1 +1,1 @@
-"""What the client suites share: the broker under test, records in a form of no client's, foreign programs."""
+"""Shared code of the client suites: the broker under test, records in a neutral form, foreign programs."""

@@ -1,5 +1,6 @@
-"""The public methods of the Python clients' admin interfaces, and the APIs that each needs: one row a method, which
-tests/interop/test_admin_*.py run on either broker. docs/compatibility.md shows the table.
+"""The public methods of the Python clients' admin interfaces, and the APIs that each method needs.
+
+tests/interop/test_admin_*.py run them with either broker. docs/compatibility.md shows the table.
 """
 
 from typing import NamedTuple
@@ -8,21 +9,21 @@ from tidelog.api.registry import TABLE
 from tidelog.wire.apis import APIS
 
 REFUSED = r"(?i)unsupported|not support|incompatible"
-"""What the clients say of an API that the broker does not offer, each in its way."""
+"""The clients' messages for an API that the broker does not offer."""
 SECURITY_DISABLED = r"(?i)security_?disabled|no authorizer"
-"""What Kafka says of ACLs when it has no authorizer."""
+"""Kafka's messages for ACLs when it has no authorizer."""
 
 
 class Method(NamedTuple):
-    """`needs`: APIs without which it fails with what `REFUSED` matches."""
+    """A method. `needs` are the APIs without which it fails with an error that matches `REFUSED`."""
 
     needs: tuple[int, ...] = ()
     kafka: str = ""
-    """What Kafka, as the tests start it, refuses the call with."""
+    """Kafka's error message, if Kafka refuses the call in the tests' configuration."""
     own: bool = False
-    """Does not ask a broker."""
+    """Whether the method sends no request."""
     untried: str = ""
-    """Why it is not tried while an API that it needs is missing."""
+    """Why the method is not called while an API that it needs is missing."""
 
 
 WORKS = Method()
@@ -128,12 +129,12 @@ def public_methods(admin: type) -> set[str]:
 
 
 def missing(method: Method) -> list[int]:
-    """The APIs that it needs and that Tidelog does not serve."""
+    """Return the APIs that the method needs and that Tidelog does not serve."""
     return [key for key in method.needs if key not in TABLE]
 
 
 def table() -> str:
-    """In Markdown: a row for each method, with what becomes of it in each client that has it."""
+    """Return a Markdown table with a row for each method and its result in each client that has it."""
     lines = [f"| method | {' | '.join(CLIENTS)} |", f"| --- |{' --- |' * len(CLIENTS)}"]
     for name in sorted({name for methods in METHODS.values() for name in methods}):
         cells = [_cell(METHODS[client].get(name)) for client in CLIENTS]

@@ -1,4 +1,4 @@
-"""A topic with records, a group that has committed, and whether a call came out as the table of methods says."""
+"""A topic with records, a group with a commit, and the check of a call's result against the table of methods."""
 
 import re
 import uuid
@@ -16,9 +16,9 @@ RECORDS = 5
 class Stage(NamedTuple):
     bootstrap: str
     topic: str
-    """Two partitions; RECORDS records of one idempotent producer in the first."""
+    """A topic of two partitions; the first has RECORDS records of one idempotent producer."""
     group: str
-    """Without members; has committed offset 2 of the first."""
+    """A group without members that has committed offset 2 of the first partition."""
     is_tidelog: bool
 
     @staticmethod
@@ -50,7 +50,7 @@ def set_up(bootstrap: str, *, is_tidelog: bool) -> Stage:
 
 
 def check(method: Method, stage: Stage, call: Callable[[], None]) -> None:
-    """Run it; it has to come out as its row says."""
+    """Call the method, and check that its result is as its row says."""
     if stage.is_tidelog and missing(method) and method.untried:
         return
     expected = method.kafka

@@ -1,4 +1,4 @@
-"""Every client in one form: write a few records to partition 0, read them from its start."""
+"""Every client with the same interface: write a few records to partition 0, and read them from its start."""
 
 import asyncio
 import json
@@ -17,7 +17,7 @@ from interop_harness.suite import LIMIT_S
 Headers: TypeAlias = tuple[tuple[str, bytes], ...]
 
 NULL = "NIL"
-"""How the line-oriented tools are told of a null."""
+"""The text that stands for null in line-oriented tools."""
 
 
 class Sent(NamedTuple):
@@ -27,9 +27,9 @@ class Sent(NamedTuple):
 
 
 Write: TypeAlias = Callable[[str, str, list[Sent]], None]
-"""(topic, codec, records)"""
+"""Called with (topic, codec, records)."""
 Read: TypeAlias = Callable[[str, int], list[Sent]]
-"""(topic, count)"""
+"""Called with (topic, count)."""
 
 
 class Client(NamedTuple):
@@ -125,7 +125,7 @@ def aiokafka(bootstrap: str) -> Client:
 
 
 def run_kcat(program: str, bootstrap: str, *arguments: str, input: bytes = b"", code: int = 0) -> bytes:
-    """Its output. Raises AssertionError when it ends with another code than that."""
+    """Run kcat, and return its output. Raises AssertionError if its exit code is not `code`."""
     ran = subprocess.run(
         [program, "-b", bootstrap, *arguments], input=input, capture_output=True, timeout=2 * LIMIT_S, check=False
     )
@@ -135,7 +135,7 @@ def run_kcat(program: str, bootstrap: str, *arguments: str, input: bytes = b"", 
 
 def kcat(program: str, bootstrap: str) -> Client:
     def write(topic: str, codec: str, records: list[Sent]) -> None:
-        for sent in records:  # headers are said on the command line, for all that it writes
+        for sent in records:  # kcat takes headers on its command line, for all records of one run
             words = [word for name, value in sent.headers for word in ("-H", f"{name}={value.decode()}")]
             words += [] if sent.key is None else ["-K", "\t"]
             line = (b"" if sent.key is None else sent.key + b"\t") + (sent.value or b"")

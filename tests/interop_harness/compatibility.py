@@ -1,4 +1,6 @@
-"""docs/compatibility.md's table, made from the suites: what a test says it exercises (`@pytest.mark.exercises`)."""
+"""Generate the table of docs/compatibility.md from the capabilities that the tests declare
+(`@pytest.mark.exercises`).
+"""
 
 import ast
 import importlib.metadata
@@ -15,7 +17,7 @@ DOCUMENT = ROOT / "docs/compatibility.md"
 BEGIN, END = "<!-- made by script/compatibility: begin -->", "<!-- end -->"
 
 PYTHON_CLIENTS = {"confluent-kafka": "confluent-kafka", "kafka-python": "kafka-python", "aiokafka": "aiokafka"}
-"""Client to its distribution on PyPI."""
+"""Client -> its distribution on PyPI."""
 KCAT, JAVA, ALL = "kcat", "Java kafka-clients and Kafka's tools", "every client"
 CLIENTS = [*PYTHON_CLIENTS, KCAT, JAVA]
 
@@ -48,7 +50,7 @@ class Exercised(NamedTuple):
 
 
 def exercised() -> set[Exercised]:
-    """Raises ValueError for a client or a capability that has no row."""
+    """Return what the tests exercise. Raises ValueError for a client or a capability that has no row."""
     found = set()
     for path in sorted(SUITES.glob("test_*.py")):
         tree = ast.parse(path.read_text())
@@ -75,7 +77,7 @@ def _capabilities(tree: ast.Module) -> Iterator[str]:
 
 
 def versions() -> dict[str, str]:
-    """As installed; a client that is not here keeps what the document says."""
+    """Return the installed version of each client; for a missing client, the version in the document."""
     told = {client: importlib.metadata.version(name) for client, name in PYTHON_CLIENTS.items()}
     told[JAVA] = kafka_version()
     told[KCAT] = _kcat_version() or _kcat_version_documented()
@@ -108,7 +110,7 @@ def table() -> str:
 
 
 def document(text: str) -> str:
-    """`text` with the table made anew between its marks. Raises ValueError when the marks are not there."""
+    """Return `text` with a new table between its marks. Raises ValueError if the marks are missing."""
     before, begin, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:

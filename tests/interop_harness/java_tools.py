@@ -1,4 +1,4 @@
-"""Kafka's command-line tools and perf tests, all in one JVM, several at once (java/Tools.java)."""
+"""Run Kafka's command-line tools and performance tests in one JVM, several at once (java/Tools.java)."""
 
 import base64
 import itertools
@@ -55,7 +55,7 @@ class Ran(NamedTuple):
 
 
 class RunningTool:
-    """A tool between its start and its end; what it has printed so far is in `out` and `err`."""
+    """A running tool. `out` and `err` hold its output so far."""
 
     def __init__(self, tools: "JavaTools", number: str) -> None:
         self._tools = tools
@@ -73,18 +73,18 @@ class RunningTool:
         return self._printed["err"].decode()
 
     def wait_for(self, pattern: str, count: int = 1) -> None:
-        """Return when `count` matches are in `out`. Raises AssertionError when it ends, or LIMIT_S pass, before."""
+        """Wait until `out` has `count` matches. Raises AssertionError if the tool ends first, or after LIMIT_S."""
         found = self._wait(lambda: len(re.findall(pattern, self.out)) >= count or self._code is not None)
         assert found, f"no {pattern!r} in {LIMIT_S:.0f} s: {self._tail()}"
         assert len(re.findall(pattern, self.out)) >= count, f"ended without {pattern!r}: {self._tail()}"
 
     def stop(self) -> Ran:
-        """As Ctrl-C does: its shutdown hooks run. Returns when it has ended."""
+        """Stop the tool as Ctrl-C does, with its shutdown hooks, and return when it has ended."""
         self._tools.send(f"stop {self._number}")
         return self.wait()
 
     def wait(self) -> Ran:
-        """Raises AssertionError when it has not ended after LIMIT_S."""
+        """Wait for the tool's end. Raises AssertionError after LIMIT_S."""
         assert self._wait(lambda: self._code is not None), f"still runs after {LIMIT_S:.0f} s: {self._tail()}"
         assert self._code is not None
         return Ran(self._code, self.out, self.err)
@@ -106,7 +106,7 @@ class RunningTool:
 
 
 class JavaTools:
-    """The JVM; for a `with` block. Fetches the jars when they are not there."""
+    """The JVM, for a `with` block. The first use downloads the jars."""
 
     def __init__(self) -> None:
         subprocess.run([*KAFKA, "classpath"], check=True, stdout=subprocess.DEVNULL)
@@ -137,7 +137,7 @@ class JavaTools:
         return tool
 
     def run(self, name: str, *arguments: object, input: bytes = b"", code: int | None = 0) -> Ran:
-        """Run a tool to its end; `code` is the exit code it must have, None for any."""
+        """Run a tool to its end. `code` is the expected exit code, None for any."""
         ran = self.start(name, *arguments, input=input).wait()
         assert code is None or ran.code == code, f"{name} ended with {ran.code}: {ran.out[-2000:]}{ran.err[-2000:]}"
         return ran

@@ -1,5 +1,6 @@
-"""What is done with Kafka's command-line tools: scenes of commands, run by tests/interop/test_kafka_tools.py on either
-broker, and the table that docs/kafka-tools.md makes of them.
+"""Scenes of commands with Kafka's command-line tools, and the table of them.
+
+tests/interop/test_kafka_tools.py runs them with either broker; docs/kafka-tools.md shows the table.
 """
 
 from collections.abc import Iterable
@@ -9,7 +10,7 @@ from tidelog.api.registry import TABLE
 from tidelog.wire.apis import APIS
 
 NOT_SERVED = r"UnsupportedVersion|does not support|UNSUPPORTED_VERSION"
-"""What the tools say of an API that the broker does not offer, each in its way."""
+"""The tools' messages for an API that the broker does not offer."""
 
 
 class Command(NamedTuple):
@@ -18,29 +19,29 @@ class Command(NamedTuple):
     tool: str
     line: str
     shows: str = ""
-    """A regular expression that its output has, when it works."""
+    """A regular expression that matches its output if it works."""
     code: int = 0
     input: bytes = b""
     settles: bool = False
-    """Asked again until its output has `shows`: what was altered takes Kafka a moment to tell."""
+    """Whether the command is repeated until its output matches `shows`: Kafka reports a change only after a moment."""
     needs: tuple[int, ...] = ()
-    """APIs without which it is refused."""
+    """The APIs without which the command is refused."""
     refusal: str = NOT_SERVED
     refusal_code: int = 1
     otherwise: str = ""
-    """Where Tidelog does otherwise on purpose: what its output has there. The exit code is then `refusal_code`."""
+    """The output of Tidelog, where it differs from Kafka on purpose. The exit code is then `refusal_code`."""
     why: str = ""
     shown: str = ""
-    """For the table, where `line` says more than is of interest."""
+    """The command line for the table, if `line` has irrelevant parts."""
 
 
 def bare(tool: str) -> bool:
-    """Tools that take the address behind a subcommand of theirs."""
+    """Return whether the tool takes the address after a subcommand."""
     return tool == "cluster"
 
 
 def missing(command: Command, served: Iterable[int] = TABLE) -> list[int]:
-    """The APIs that it needs and that are not served."""
+    """Return the APIs that the command needs and that are not served."""
     known = set(served)
     return [key for key in command.needs if key not in known]
 
@@ -290,7 +291,7 @@ SCENES: dict[str, list[Command]] = {
 
 
 def table() -> str:
-    """In Markdown: every command once, and what becomes of it."""
+    """Return a Markdown table with every command once and its result."""
     lines = ["| tool | command | |", "| --- | --- | --- |"]
     seen: set[tuple[str, str]] = set()
     for command in (each for scene in SCENES.values() for each in scene):

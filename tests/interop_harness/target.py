@@ -1,4 +1,6 @@
-"""The broker under test: Tidelog in a process of its own, Apache Kafka by `script/kafka`, or one that runs already."""
+"""The broker under test: Tidelog in a separate process, Apache Kafka by `script/kafka`, or a broker that runs
+already.
+"""
 
 import contextlib
 import os
@@ -20,21 +22,23 @@ ROOT = Path(__file__).resolve().parents[2]
 KAFKA = [sys.executable, str(ROOT / "script/kafka")]
 
 SETTINGS = {
-    "group.initial.rebalance.delay.ms": "0",  # a lone consumer does not wait for others
-    "group.min.session.timeout.ms": "1000",  # a member that dies is missed soon
+    "group.initial.rebalance.delay.ms": "0",  # a group with one consumer starts at once
+    "group.min.session.timeout.ms": "1000",  # a failed member is removed soon
     "group.consumer.min.heartbeat.interval.ms": "100",
     "group.consumer.heartbeat.interval.ms": "200",
     "group.consumer.assignment.interval.ms": "0",
     "offsets.topic.num.partitions": "4",
     "num.partitions": "1",
 }
-"""Given to either broker. The rest is at its defaults."""
+"""Settings for either broker. All others have their defaults."""
 
 KAFKA_READY_S = 90.0
 
 
 class Target(NamedTuple):
-    """`data` is the directory of partition directories; None for a broker that somebody else runs."""
+    """A broker. `data` is the directory of its partition directories; None for a broker that the tests did not
+    start.
+    """
 
     kind: str
     bootstrap: str
@@ -46,12 +50,14 @@ class Target(NamedTuple):
 
 
 class NoKafka(RuntimeError):
-    """Apache Kafka cannot run here; says what is missing."""
+    """Apache Kafka cannot run here; the message names the missing program."""
 
 
 @contextlib.contextmanager
 def started(against: str) -> Iterator[Target]:
-    """`against` is `tidelog`, `kafka` or HOST:PORT. Raises NoKafka where Java or mvn are missing."""
+    """Start or connect to a broker: `against` is `tidelog`, `kafka` or HOST:PORT. Raises NoKafka without Java or
+    mvn.
+    """
     if against == "tidelog":
         with Broker(process=True, settings=SETTINGS) as broker:
             yield Target("tidelog", broker.bootstrap, broker.data)
@@ -63,7 +69,7 @@ def started(against: str) -> Iterator[Target]:
 
 
 def missing_for_java() -> str | None:
-    """Why Kafka's jars cannot run here; None when they can."""
+    """Return why Kafka's jars cannot run here, or None if they can."""
     for program in ("java", "javac"):
         if shutil.which(program) is None:
             return f"no {program}"
@@ -77,7 +83,7 @@ def kafka_version() -> str:
 
 
 def kafka_jars() -> str:
-    """Where `script/kafka` keeps the jars."""
+    """Return the directory of the jars of `script/kafka`."""
     return os.environ.get("KAFKA_JARS", str(Path.home() / ".cache/tidelog-kafka" / kafka_version()))
 
 
@@ -116,9 +122,9 @@ def _ready(process: "subprocess.Popen[str]") -> str:
 
 
 def _free_pair() -> int:
-    """A free port whose successor is free as well: the broker's and its controller's.
+    """Return a free port whose successor is also free: one for the broker, one for its controller.
 
-    Below the range that the system gives to outgoing connections, one of which could take them before Kafka does.
+    It is below the system's range for outgoing connections, one of which could take the port before Kafka does.
     """
     for port in random.SystemRandom().sample(range(21_000, 22_000, 2), 100):
         with contextlib.suppress(OSError), socket.socket() as first, socket.socket() as second:

@@ -1,4 +1,4 @@
-"""Logs on a simulated disk, and batches for them: shared by the tests of `tidelog.log`."""
+"""Logs on a simulated disk, and batches for them, shared by the tests of `tidelog.log`."""
 
 import random
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ DIRECTORY = "/data/orders-0"
 
 
 def make_batch(*values: bytes, timestamps: Sequence[int] | None = None, **fields: Any) -> bytearray:
-    """A batch of records with these values, keyed `k`, as a producer sends it."""
+    """Return a batch of records with these values and the key `k`, as a producer sends it."""
     times = timestamps or [NOW_MS] * len(values)
     return encode_batch([Record(b"k", value, time) for value, time in zip(values, times, strict=True)], **fields)
 
@@ -27,7 +27,7 @@ def make_batch(*values: bytes, timestamps: Sequence[int] | None = None, **fields
 def false_batch(
     *timestamps: int, base: int | None = None, largest: int | None = None, codec: int = Codec.NONE, **fields: Any
 ) -> bytearray:
-    """A record for each timestamp, under a header that may say other times: `base` and `largest`."""
+    """Return a batch with a record for each timestamp; its header may hold other timestamps, `base` and `largest`."""
     base = timestamps[0] if base is None else base
     body = b""
     for number, timestamp in enumerate(timestamps):
@@ -44,7 +44,7 @@ def false_batch(
 
 
 class LogOnDisk:
-    """One partition's log on a SimDisk: what a broker does with it, in one line each."""
+    """One partition's log on a SimDisk, with a method for each operation of a broker."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class LogOnDisk:
         return self.append_batch(make_batch(*values, **fields), leader_epoch=leader_epoch)
 
     def repeats(self, *values: bytes, **fields: Any) -> bool:
-        """Whether the batch is answered and not appended, as one that its producer sends again is."""
+        """Return whether the batch is answered without an append, as a producer's repeated batch is."""
         end_offset = self.log.log_end_offset
         return self.append(*values, **fields).next_offset <= end_offset == self.log.log_end_offset
 
@@ -90,7 +90,7 @@ class LogOnDisk:
         return self.log.append(memoryview(batch), BatchHeader(batch), leader_epoch=leader_epoch, now_ms=self.now_ms)
 
     def append_unchecked(self, batch: bytearray) -> Appended:
-        """As an earlier version appended it, which took the header's times as they were."""
+        """Append as an earlier version did, which did not check the header's timestamps."""
         header = BatchHeader(batch)
         return self.log.append(memoryview(batch), header, leader_epoch=0, now_ms=self.now_ms, limits=False)
 
@@ -102,7 +102,9 @@ class LogOnDisk:
             self.persisted_recovery_point = self.log.recovery_point
 
     def retain(self, now_ms: int, high_watermark: int | None = None) -> int:
-        """Retention as a broker does it, until the files that are due are gone; how many segments left the log."""
+        """Run retention as a broker does, until the due files are deleted. Return the number of segments removed
+        from the log.
+        """
         look = self.log.segment_age_search(now_ms)
         if look is not None:
             look.run()
@@ -118,14 +120,14 @@ class LogOnDisk:
         return count
 
     def restart(self) -> PartitionLog:
-        """A clean shutdown and a start."""
+        """Stop the broker cleanly and start it again."""
         self.log.close(clean=True)
         self.persisted_recovery_point = self.log.recovery_point
         self.persisted_log_start_offset = self.log.log_start_offset
         return self.open(clean=True)
 
     def kill(self) -> PartitionLog:
-        """The process dies and starts again; the page cache is kept."""
+        """Kill the process and start it again; the page cache is kept."""
         self.disk = self.disk.kill()
         return self.open(clean=False)
 
@@ -137,7 +139,7 @@ class LogOnDisk:
         return self.disk.list(DIRECTORY)
 
     def bases(self) -> list[int]:
-        """Base offsets of the segments."""
+        """Return the base offsets of the segments."""
         return [int(name[:20]) for name in self.files() if name.endswith(".log")]
 
     def path(self, base_offset: int, suffix: str = ".log") -> str:
@@ -154,7 +156,7 @@ class LogOnDisk:
     def records(
         self, start: int | None = None, end: int | None = None, bytes_max: int = 1 << 20
     ) -> list[tuple[int, bytes]]:
-        """(offset, value) of every record, read as a consumer would."""
+        """Return (offset, value) of every record, read as a consumer reads."""
         return read_records(self.log, start, end, bytes_max)
 
 
@@ -175,7 +177,7 @@ def read_records(
 
 
 def read_once(log: PartitionLog, offset: int, bytes_max: int, end: int) -> tuple[list[Record], int]:
-    """The records of one read, and where the next begins. Checks what every read promises."""
+    """Return the records of one read, and the offset of the next read. Check the guarantees of every read."""
     part = log.read(offset, bytes_max, end)
     if not part.size:
         return [], offset

@@ -1,4 +1,4 @@
-"""Compaction of a log on a simulated disk, without a broker around it."""
+"""Compaction of a log on a simulated disk, without a broker."""
 
 from collections.abc import Iterator
 
@@ -17,7 +17,7 @@ PLENTY = CleanerLimits(map_bytes=1 << 24, load_factor=0.9, bytes_per_s=1e308, wr
 def job_of(
     log: PartitionLog, now_ms: int, *, clean_offset: int | None = None, limits: CleanerLimits = PLENTY
 ) -> CleanJob:
-    """What a broker would ask for now."""
+    """Return the job that a broker would start now."""
     found = cleanable(log, clean_offset, log.log_end_offset, now_ms)
     items = log.segments.items
     return CleanJob(
@@ -57,7 +57,7 @@ def swap_in(on: LogOnDisk, group: GroupCleaned) -> None:
 def compact(
     on: LogOnDisk, *, clean_offset: int | None = None, limits: CleanerLimits = PLENTY
 ) -> tuple[Cleaned, list[GroupCleaned]]:
-    """One pass, put in place."""
+    """Run one pass, and install its result."""
     *groups, end = reports_of(on.disk, job_of(on.log, on.now_ms, clean_offset=clean_offset, limits=limits))
     assert isinstance(end, Cleaned), end
     written = [group for group in groups if isinstance(group, GroupCleaned)]
@@ -67,7 +67,7 @@ def compact(
 
 
 def stored(log: PartitionLog) -> Iterator[Record]:
-    """Every record of producers from the log's start offset on, as a consumer reads them."""
+    """Yield every record of producers from the log's start offset on, as a consumer reads them."""
     offset = log.log_start_offset
     while offset < log.log_end_offset:
         part = log.read(offset, 1 << 20, log.log_end_offset)

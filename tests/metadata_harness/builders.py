@@ -17,7 +17,7 @@ from tidelog.model.ids import TopicId
 
 
 def settings(**given: str) -> BrokerConfig:
-    """`num_partitions="3"` for num.partitions=3."""
+    """Return a configuration: `num_partitions="3"` stands for num.partitions=3."""
     return BrokerConfig({name.replace("_", "."): Setting(text, "test") for name, text in given.items()})
 
 
@@ -26,7 +26,7 @@ def topic_id(number: int) -> TopicId:
 
 
 def ids(first: int = 100) -> Callable[[], TopicId]:
-    """New ids that can be foretold."""
+    """Return a function that makes predictable new ids."""
     numbers = iter(range(first, first + 1_000_000))
     return lambda: topic_id(next(numbers))
 
@@ -41,7 +41,7 @@ def broker(number: int) -> BrokerRegistered:
 
 
 def image(*records: JournalRecord, brokers: Sequence[int] = (1,)) -> MetadataImage:
-    """A cluster with these brokers, controlled by the first, after these records."""
+    """Return the image of a cluster with these brokers, controlled by the first, after these records."""
     base: list[JournalRecord] = [ClusterNamed("test-cluster"), ControllerElected(brokers[0] if brokers else -1, 1)]
     builder = ImageBuilder(EMPTY_IMAGE).apply([*base, *(broker(b) for b in brokers)])
     for record in records:

@@ -1,4 +1,4 @@
-"""A controller on virtual time, its store on a simulated disk; and the administrative handlers on it."""
+"""A controller on virtual time with its store on a simulated disk, and the administrative handlers on it."""
 
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
@@ -25,7 +25,7 @@ API_KEYS = {info.name: key for key, info in APIS.items()}
 
 
 class Node:
-    """One run of a broker's process, as far as metadata goes."""
+    """The metadata part of one run of a broker's process."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class Node:
         self.cache = MetadataCache()
         self.controller = MetadataController(self.store, self.config, runtime, self.cache, lease_ms=lease_ms)
         self.offline: set[tuple[str, int]] = set()
-        """Partitions whose log is."""
+        """Partitions whose log is offline."""
         partitions = SimpleNamespace(is_offline=lambda topic, index: (topic, index) in self.offline)
         self.services = Services(
             runtime=runtime,
@@ -68,7 +68,7 @@ class Node:
         return self
 
     async def call(self, api: str, version: int, **fields: Any) -> Any:
-        """The answer to one request, both sent through the wire's encoding."""
+        """Return the answer to one request. Both are encoded and decoded as on the wire."""
         key = API_KEYS[api]
         handle = import_module(f"tidelog.api.{TABLE[key].module}").handle
         messages = import_module(f"tidelog.wire.messages.{APIS[key].module}")

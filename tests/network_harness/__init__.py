@@ -1,4 +1,4 @@
-"""Receivers that keep what they get and let a test wait for it, on any runtime's network."""
+"""Receivers that store their input and let a test wait for it, on any runtime's network."""
 
 import asyncio
 import socket
@@ -8,7 +8,7 @@ from tidelog.runtime.interfaces import Listener, Runtime, Stream
 
 
 class Peer:
-    """A receiver that keeps what it gets and lets a test wait for it."""
+    """A receiver that stores its input and lets a test wait for it."""
 
     def __init__(self, *, buffer_bytes: int = 65_536) -> None:
         self.stream: Stream
@@ -47,7 +47,7 @@ class Peer:
 
 
 class AnsweringPeer(Peer):
-    """Keeps its connection when its input has ended: the test finishes it."""
+    """A peer that keeps its connection open when its input has ended: the test closes it."""
 
     def eof_received(self) -> bool:
         self.input_ends += 1
@@ -56,7 +56,7 @@ class AnsweringPeer(Peer):
 
 
 class Server:
-    """A listener whose connections are kept in order."""
+    """A listener that stores its connections in order."""
 
     def __init__(self, make: Callable[[], Peer] = Peer) -> None:
         self.make = make
@@ -73,7 +73,7 @@ class Server:
 
 
 async def pair(runtime: Runtime, *, server: Peer | None = None, client: Peer | None = None) -> tuple[Peer, Peer]:
-    """A connected server side and client side."""
+    """Return the two ends of a connection: the server's and the client's."""
     listening = await Server(lambda: server or Peer()).start(runtime)
     client = client or Peer()
     await runtime.network.connect("127.0.0.1", listening.listener.port, client)
@@ -83,7 +83,7 @@ async def pair(runtime: Runtime, *, server: Peer | None = None, client: Peer | N
 
 
 async def raw_connection(port: int) -> socket.socket:
-    """A plain socket, for what a well-behaved stream does not do."""
+    """Return a plain socket, for actions that a well-behaved stream does not do."""
     connection = socket.socket()
     connection.setblocking(False)
     await asyncio.get_running_loop().sock_connect(connection, ("127.0.0.1", port))

@@ -1,4 +1,4 @@
-"""What the tests of a real broker process share: how much they do, what they say of it, raw connections."""
+"""Shared code of the tests of a real broker process: amounts, notes for the report, raw connections."""
 
 import os
 import random
@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 FULL = os.environ.get("TIDELOG_FULL") == "1"
-"""Whether the amounts are those of acceptance, as in `script/test --full`."""
+"""Whether the amounts are those of the acceptance suite (`script/test --full`)."""
 
 NOTES: list[str] = []
-"""Lines for the end of the run: seeds, amounts, wall times."""
+"""Lines to print at the end of the run: seeds, amounts, wall times."""
 
 
 def amount(slice_amount: int, full_amount: int) -> int:
@@ -22,7 +22,7 @@ def note(line: str) -> None:
 
 
 def seed_of(suite: str) -> int:
-    """TIDELOG_SEED if it is set; else a fixed one in the slice and a new one in a full run."""
+    """Return TIDELOG_SEED if it is set; otherwise a fixed seed, or a new one in a full run."""
     given = os.environ.get("TIDELOG_SEED")
     seed = int(given) if given else random.SystemRandom().randrange(1 << 32) if FULL else 20_260
     note(f"{suite}: seed {seed} (TIDELOG_SEED={seed} repeats it)")

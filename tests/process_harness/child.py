@@ -1,4 +1,4 @@
-"""`tidelog start` by hand, for what `tidelog.testing.Broker` does not let a test have: a mount of its own, limits."""
+"""Run `tidelog start` directly, with options that `tidelog.testing.Broker` does not have: a separate mount, limits."""
 
 import os
 import re
@@ -14,7 +14,7 @@ NAMESPACE = ["unshare", "--user", "--map-root-user", "--mount"]
 
 
 def can_mount() -> bool:
-    """Whether a child may mount a tmpfs that only it sees."""
+    """Return whether a child may mount a tmpfs that only it sees."""
     probe = [*NAMESPACE, "mount", "-t", "tmpfs", "tmpfs", "/mnt"]
     return shutil.which("unshare") is not None and subprocess.run(probe, capture_output=True).returncode == 0
 
@@ -22,7 +22,7 @@ def can_mount() -> bool:
 def start(
     data: Path, log: IO[bytes], *flags: str, before: Sequence[str] = (), listen: str = "127.0.0.1:0"
 ) -> subprocess.Popen[bytes]:
-    """`before` is a command that ends by running its arguments; the log goes to `log`."""
+    """Start a broker. `before` is a command that runs its arguments at its end. The broker logs to `log`."""
     command = [sys.executable, "-m", "tidelog", "start", "--listen", listen, "--data", str(data), *flags]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("TIDELOG_")}
     return subprocess.Popen([*before, *command], stdout=subprocess.PIPE, stderr=log, env=environment)
@@ -37,6 +37,6 @@ def address_of(broker: subprocess.Popen[bytes]) -> tuple[str, int]:
 
 
 def on_small_disk(directory: Path, size_bytes: int) -> list[str]:
-    """For `before`: mounts a tmpfs of that size at `directory`."""
+    """Return a command for `before` that mounts a tmpfs of this size at `directory`."""
     script = f'mount -t tmpfs -o size={size_bytes} tmpfs {directory} && exec "$@"'
     return [*NAMESPACE, "sh", "-c", script, "sh"]

@@ -1,4 +1,4 @@
-"""What can be seen of a process from outside: its memory, its reads, its life."""
+"""Observations of a process from outside: its memory, its reads, its state."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ def peak_resident_bytes(pid: int) -> int:
 
 
 def read_bytes(pid: int) -> int:
-    """All that the process has read by system calls since it began, page cache or not."""
+    """Return the bytes that the process has read by system calls since its start, from the page cache or not."""
     return _field(Path(f"/proc/{pid}/io"), "rchar")
 
 

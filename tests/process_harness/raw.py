@@ -1,4 +1,4 @@
-"""A client that sends any bytes at all: blocking socket, frames, typed requests in any version, no retries."""
+"""A client that can send any bytes: blocking socket, frames, typed requests in any version, no retries."""
 
 import importlib
 import socket
@@ -34,11 +34,11 @@ def response_class(api_key: int) -> type[Message]:
 
 
 class WrongChecksum(Exception):
-    """A consumer would refuse the batch."""
+    """The batch has a wrong checksum: a consumer would refuse it."""
 
 
 class RawConnection:
-    """Raises OSError, ConnectionError when the broker has closed the connection."""
+    """A connection. Raises OSError, or ConnectionError if the broker has closed the connection."""
 
     def __init__(self, address: tuple[str, int], *, timeout_s: float = TIMEOUT_S) -> None:
         self.socket = socket.create_connection(address, timeout=timeout_s)
@@ -54,7 +54,7 @@ class RawConnection:
         self.socket.close()
 
     def receive_frame(self) -> bytes:
-        """The next answer, without its size."""
+        """Return the next answer, without its size."""
         return self._receive(int.from_bytes(self._receive(4), "big"))
 
     def _receive(self, size: int) -> bytes:
@@ -69,7 +69,7 @@ class RawConnection:
         return bytes(data)
 
     def ask(self, request: Message, version: int) -> Message:
-        """One request and its answer."""
+        """Send one request, and return its answer."""
         self._correlation += 1
         self.socket.sendall(encode_request(request, version, self._correlation, "raw"))
         frame = self.receive_frame()
@@ -94,7 +94,9 @@ class RawConnection:
         return answer.responses[0].partition_responses[0]
 
     def fetch(self, topic: str, partition: int, offset: int) -> tuple[int, list[Record]]:
-        """The error code and every whole batch's records; their offsets have no gap. Raises WrongChecksum."""
+        """Return the error code and the records of all whole batches. Their offsets have no gap. Raises
+        WrongChecksum.
+        """
         wanted = FetchPartition(partition=partition, fetch_offset=offset, partition_max_bytes=BYTES_MAX)
         request = FetchRequest(
             max_wait_ms=0, min_bytes=1, max_bytes=BYTES_MAX, topics=[FetchTopic(topic=topic, partitions=[wanted])]
@@ -114,7 +116,7 @@ class RawConnection:
         return found.error_code, [record for record in records if record.offset >= offset]
 
     def read_all(self, topic: str, partition: int) -> tuple[int, list[bytes]]:
-        """Every value from offset 0 on until the end or an error, and that error's code."""
+        """Return every value from offset 0 to the end or to an error, and the error code."""
         values: list[bytes] = []
         while True:
             code, records = self.fetch(topic, partition, len(values))

@@ -1,4 +1,4 @@
-"""Commands at a terminal of a given size."""
+"""Commands that run on a terminal of a given size."""
 
 import os
 import pty
@@ -25,7 +25,9 @@ class Terminal:
         self._printed = b""
 
     def expect(self, pattern: str) -> str:
-        """Wait until this has been printed, and forget what came before its end; what matched, without colours."""
+        """Wait until the output matches, and drop the output up to the match's end. Return the match, without
+        colours.
+        """
         deadline = time.monotonic() + LIMIT_S
         while True:
             plain = ESCAPES.sub(b"", self._printed)
@@ -37,14 +39,14 @@ class Terminal:
             self._printed += os.read(self.leader, 65536)
 
     def end(self) -> tuple[int, str]:
-        """Wait until it has ended; its exit code, and what it printed besides ^C since the last `expect`."""
+        """Wait for the end. Return the exit code, and the output besides ^C since the last `expect`."""
         deadline = time.monotonic() + LIMIT_S
         while True:
             ready, _, _ = select.select([self.leader], [], [], max(deadline - time.monotonic(), 0))
             assert ready, f"it has not ended, but\n{ESCAPES.sub(b'', self._printed).decode()}"
             try:
                 part = os.read(self.leader, 65536)
-            except OSError:  # no process has the terminal any more
+            except OSError:  # no process has the terminal open
                 break
             if not part:
                 break
@@ -53,7 +55,7 @@ class Terminal:
 
 
 def _heed_interrupts() -> None:
-    """Whoever runs the tests in the background may have them ignore Ctrl-C, and so their children."""
+    """Restore the default handling of Ctrl-C in the child: a test run in the background may ignore it."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
@@ -61,7 +63,7 @@ def _heed_interrupts() -> None:
 def on_a_terminal(
     command: Sequence[str], environment: Mapping[str, str], *, columns: int = 120, lines: int = 40
 ) -> Iterator[Terminal]:
-    """Runs it for the block; killed at its end, if it has not ended."""
+    """Run a command for the block. At the block's end it is killed if it still runs."""
     leader, follower = pty.openpty()
     termios.tcsetwinsize(follower, (lines, columns))
     size = {"COLUMNS": str(columns), "LINES": str(lines), "TERM": "xterm-256color"}

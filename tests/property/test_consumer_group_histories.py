@@ -1,5 +1,6 @@
-"""Random histories of members of both protocols that join, leave, stall, change, miss answers and come back, against
-named invariants; topics come, grow and go, and the coordinator is lost now and then. Seeds are Hypothesis's.
+"""Random histories of members of both protocols that join, leave, stall, change, miss answers and rejoin, checked
+against named invariants. Topics are created, grow and are deleted, and the coordinator fails sometimes. Seeds are
+Hypothesis's.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""Random histories of members that join, leave, stall, commit and come back, on the pure core, against invariants.
+"""Random histories of members that join, leave, stall, commit and rejoin, on the core without I/O, against invariants.
 
 Members follow no protocol here: they send what a member could send, in any order. Seeds are Hypothesis's.
 """

@@ -1,4 +1,4 @@
-"""Each checker finds the wrong that it is for."""
+"""Each checker finds the violation that it checks for."""
 
 from collections.abc import Callable
 

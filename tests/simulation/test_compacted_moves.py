@@ -1,4 +1,4 @@
-"""Compacted logs, and logs whose start was moved, on their way between data directories."""
+"""Compacted logs, and logs with a moved start, while they move between data directories."""
 
 import asyncio
 import errno

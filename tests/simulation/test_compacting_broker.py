@@ -1,4 +1,4 @@
-"""A broker that compacts while it is written to, and dies at any moment: a table never loses or regains a value."""
+"""A broker that compacts during writes and crashes at any moment: a table never loses or regains a value."""
 
 import asyncio
 import random

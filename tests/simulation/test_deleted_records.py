@@ -1,4 +1,4 @@
-"""DeleteRecords: what is answered is on the disk, and what cannot be written there is not answered."""
+"""DeleteRecords: a success is on the disk before the answer, and a failed write is no success."""
 
 import errno
 

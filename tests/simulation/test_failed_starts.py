@@ -1,4 +1,4 @@
-"""What a start that fails leaves of its data directories: all that somebody else put there, and nothing of its own."""
+"""A failed start leaves all foreign files in its data directories, and none of its own."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""What the first look of retention does, and when it comes: as early as Kafka's (`log.initial.task.delay.ms`)."""
+"""The first check of retention: its effects, and its time, as early as Kafka's (`log.initial.task.delay.ms`)."""
 
 import pytest
 

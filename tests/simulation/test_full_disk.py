@@ -1,4 +1,6 @@
-"""A disk without space, from every write on: what producers, consumers and admins are told, and what is left."""
+"""A disk without space, from each write on: the answers to producers, consumers and admins, and the data on the
+disk.
+"""
 
 import asyncio
 import errno

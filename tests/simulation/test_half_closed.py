@@ -1,4 +1,4 @@
-"""Clients that shut their sending side, on virtual time: each is answered, and none keeps its connection for ever."""
+"""Clients that shut their sending side, on virtual time: each is answered, and none keeps its connection forever."""
 
 import asyncio
 from collections.abc import Callable, Coroutine

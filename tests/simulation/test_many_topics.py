@@ -1,4 +1,4 @@
-"""What is done to many topics at once leaves turns of the loop to others, and does not sync for each."""
+"""Operations on many topics at once leave turns of the loop to other work, and do not sync for each topic."""
 
 import asyncio
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Segment files that somebody took: the real broker notices at its start, and tells Kafka's lag from a loss."""
+"""Missing segment files: the real broker notices them at its start, unless Kafka's checkpoint is only out of date."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Partitions that move between data directories while they are written and read, and power that is cut meanwhile."""
+"""Partitions move between data directories during writes and reads, and power is cut meanwhile."""
 
 import asyncio
 import errno

@@ -1,4 +1,4 @@
-"""Power is cut after every write and sync of random histories: what was acknowledged is there, as promised."""
+"""Power is cut after every write and sync of random histories: acknowledged records survive, as promised."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""Quotas of clients on virtual time: what they are told to wait, that they wait, and that nobody else does.
+"""Quotas of clients on virtual time: the announced throttle times, the waits, and that other clients do not wait.
 
 A rate is measured over ten windows of a second at the least, so what passes by any moment is bounded by the quota times
 the seconds until then and ten more, and by the one request that goes over it.

@@ -1,4 +1,4 @@
-"""The real broker on virtual time, a memory network and a memory disk: one life, the same in every process."""
+"""The real broker on virtual time, a memory network and a memory disk: one run, the same in every process."""
 
 import os
 import subprocess

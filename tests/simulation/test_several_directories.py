@@ -1,4 +1,4 @@
-"""A broker with several data directories: placement, one that fails at the start or later, what is refused."""
+"""A broker with several data directories: placement, a directory that fails at the start or later, refusals."""
 
 import errno
 

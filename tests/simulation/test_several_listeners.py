@@ -1,4 +1,4 @@
-"""A broker with two listeners: its limits are those of both together, as Kafka's are."""
+"""A broker with two listeners: its limits count both together, as Kafka's do."""
 
 import asyncio
 import struct

@@ -1,5 +1,6 @@
-"""A topic is deleted and made anew under its name, and the process or the power ends at any step: the new topic is told
-nothing of the old one, whatever became of that before."""
+"""A topic is deleted and created again with the same name, and the process or the power ends at any step: the new
+topic never gets data of the old one.
+"""
 
 import asyncio
 import errno

@@ -1,4 +1,4 @@
-"""A broker that runs out of descriptors: nothing goes offline, and what waits goes on when there are some again."""
+"""A broker that runs out of descriptors: no log goes offline, and waiting work continues when descriptors are free."""
 
 import asyncio
 import errno

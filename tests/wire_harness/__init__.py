@@ -1,4 +1,4 @@
-"""Whole frames, both ways. The product puts them together and takes them apart where they come and go, in parts."""
+"""Encode and decode whole frames. The product does this in parts, at different places."""
 
 from struct import Struct, error
 from typing import TYPE_CHECKING
@@ -22,7 +22,7 @@ _SIZE_ID_AND_TAGS = Struct(">iix")
 
 
 class RequestHeader:
-    """What stands before every request. `client_id` is None if the client sent null."""
+    """The header of every request. `client_id` is None if the client sent null."""
 
     __slots__ = ("api_key", "api_version", "client_id", "correlation_id")
 
@@ -37,7 +37,7 @@ class RequestHeader:
 
 
 def decode_request_header(buffer: Buffer, position: int) -> tuple[RequestHeader, int]:
-    """The header at `position` (after the frame's size) and the position of the request. Raises MalformedMessage."""
+    """Return the header at `position` (after the frame's size) and the position after it. Raises MalformedMessage."""
     try:
         api_key, api_version, correlation_id, length = _REQUEST.unpack_from(buffer, position)
         position += 10
@@ -60,20 +60,22 @@ def decode_request_header(buffer: Buffer, position: int) -> tuple[RequestHeader,
 
 
 def encode_request(message: Message, api_version: int, correlation_id: int, client_id: str | None) -> bytes:
-    """A whole frame: size, header, request. Record data must be in memory."""
+    """Return a whole frame: size, header, request. Record data must be in memory."""
     header = encode_request_header(message.api_key, api_version, correlation_id, client_id)
     body = message.encode(api_version)
     return b"".join((_SIZE.pack(len(header) + len(body)), header, body))
 
 
 def encode_response_header(api_key: int, api_version: int, correlation_id: int) -> bytes:
-    """The header alone, without the frame's size."""
+    """Return the header, without the frame's size."""
     flexible = response_header_version(api_key, api_version)
     return correlation_id.to_bytes(4, "big", signed=True) + (b"\0" if flexible else b"")
 
 
 def encode_response(message: Message, api_version: int, correlation_id: int) -> "list[Piece]":
-    """A whole frame: size, header, response. Record data stays pieces of its own, the rest is joined between them."""
+    """Return a whole frame: size, header, response. Record data stays in separate pieces; the rest is joined between
+    them.
+    """
     pieces: list[Piece] = message.pieces_encoder(api_version)(message)
     size = 4
     for piece in pieces:

@@ -1,4 +1,4 @@
-"""The flash sale: real orders in bursts, workers that never oversell, a Spark pipeline, a checker that believes nobody.
+"""The flash sale: real orders in bursts, workers that never oversell, a Spark pipeline, and an independent checker.
 
 gateway -> orders -> worker x 2 <-> ledger (SQLite, with an outbox) -> order-events -> messages, risk, statistics
                                                                                     -> pipeline -> Parquet, reorders

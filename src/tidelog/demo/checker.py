@@ -1,4 +1,4 @@
-"""The checker: believes nobody. Reads topics, ledger and Parquet itself and compares them.
+"""The checker reads topics, ledger and Parquet files itself, and compares them. It trusts no other part.
 
 python -m tidelog.demo.checker BOOTSTRAP DIRECTORY    JSON on stdout; exit code 1 if an account does not balance
 """
@@ -18,7 +18,7 @@ from tidelog.demo.readers import READERS, event_id, read_events_seen
 
 
 class Evidence(NamedTuple):
-    """What each witness says."""
+    """The data of each source."""
 
     orders: list[Order]
     outcomes: dict[str, tuple[str, int, str]]
@@ -26,15 +26,15 @@ class Evidence(NamedTuple):
     stock: dict[str, tuple[int, int]]
     """From the ledger: product -> (units at the start, units now)."""
     events: list[tuple[int, dict[str, Any]]]
-    """(event id, event), repeats among them."""
+    """(event id, event), with repeats."""
     sold: dict[str, int] | None
-    """From Parquet: product -> units. None: no pipeline ran."""
+    """From Parquet: product -> units. None if no pipeline ran."""
     readers: dict[str, int]
-    """Distinct events that each group has seen."""
+    """Number of distinct events that each reader group has processed."""
 
 
 class Verdict(NamedTuple):
-    """`problems` is empty when every account balances."""
+    """The result. `problems` is empty if every account balances."""
 
     sent: int
     counts: dict[str, int]
@@ -44,20 +44,20 @@ class Verdict(NamedTuple):
 
 
 def judge(evidence: Evidence) -> Verdict:
-    """Compare the witnesses. Pure."""
+    """Compare the sources. No I/O."""
     problems: list[str] = []
     sent = Counter(order.order_id for order in evidence.orders)
     counts = Counter(outcome for _, _, outcome in evidence.outcomes.values())
-    _differ(problems, "orders in the topic more than once", [i for i, n in sent.items() if n > 1])
-    _differ(problems, "orders without an outcome", [i for i in sent if i not in evidence.outcomes])
-    _differ(problems, "outcomes of orders that nobody sent", [i for i in evidence.outcomes if i not in sent])
+    _report(problems, "orders in the topic more than once", [i for i, n in sent.items() if n > 1])
+    _report(problems, "orders without an outcome", [i for i in sent if i not in evidence.outcomes])
+    _report(problems, "outcomes of orders that were not sent", [i for i in evidence.outcomes if i not in sent])
     distinct = dict(evidence.events)
-    told = Counter(event["order_id"] for event in distinct.values())
-    _differ(problems, "orders that two events tell of", [i for i, n in told.items() if n > 1])
-    _differ(problems, "outcomes that no event tells of", [i for i in evidence.outcomes if i not in told])
-    _differ(
+    event_counts = Counter(event["order_id"] for event in distinct.values())
+    _report(problems, "orders with more than one event", [i for i, n in event_counts.items() if n > 1])
+    _report(problems, "outcomes without an event", [i for i in evidence.outcomes if i not in event_counts])
+    _report(
         problems,
-        "events that say something else than the ledger",
+        "events that contradict the ledger",
         [
             event["order_id"]
             for event in distinct.values()
@@ -78,34 +78,34 @@ def judge(evidence: Evidence) -> Verdict:
 
 
 def _check_sums(problems: list[str], evidence: Evidence, distinct: dict[int, dict[str, Any]]) -> int:
-    """Units accepted by product must be the same for everyone; returns the units sold beyond the stock."""
+    """Check that the accepted units of each product agree in all sources. Return the units sold beyond the stock."""
     accepted: Counter[str] = Counter()
     for product, quantity, outcome in evidence.outcomes.values():
         if outcome == ACCEPTED:
             accepted[product] += quantity
-    told: Counter[str] = Counter()
+    units_in_events: Counter[str] = Counter()
     for event in distinct.values():
         if event["outcome"] == ACCEPTED:
-            told[event["product"]] += event["quantity"]
-    gone = {product: opening - units for product, (opening, units) in evidence.stock.items() if opening != units}
-    _same_sums(problems, "the events", told, accepted)
-    _same_sums(problems, "the stock", gone, accepted)
+            units_in_events[event["product"]] += event["quantity"]
+    taken_units = {product: opening - units for product, (opening, units) in evidence.stock.items() if opening != units}
+    _compare_sums(problems, "the events", units_in_events, accepted)
+    _compare_sums(problems, "the stock", taken_units, accepted)
     if evidence.sold is not None:
-        _same_sums(problems, "Parquet", evidence.sold, accepted)
+        _compare_sums(problems, "Parquet", evidence.sold, accepted)
     oversold = sum(max(0, units - evidence.stock.get(p, (0, 0))[0]) for p, units in accepted.items())
     if oversold:
-        problems.append(f"{oversold} units were sold that were not there")
+        problems.append(f"{oversold} units were sold beyond the stock")
     return oversold
 
 
-def _same_sums(problems: list[str], who: str, said: dict[str, int], accepted: dict[str, int]) -> None:
-    wrong = [p for p in {**said, **accepted} if said.get(p, 0) != accepted.get(p, 0)]
-    _differ(problems, f"products of which {who} and the ledger give different sums", wrong)
+def _compare_sums(problems: list[str], source: str, sums: dict[str, int], accepted: dict[str, int]) -> None:
+    differing = [p for p in {**sums, **accepted} if sums.get(p, 0) != accepted.get(p, 0)]
+    _report(problems, f"products for which {source} and the ledger have different sums", differing)
 
 
-def _differ(problems: list[str], what: str, ids: list[str]) -> None:
+def _report(problems: list[str], description: str, ids: list[str]) -> None:
     if ids:
-        problems.append(f"{len(ids)} {what}, for example {', '.join(sorted(ids)[:3])}")
+        problems.append(f"{len(ids)} {description}, for example {', '.join(sorted(ids)[:3])}")
 
 
 # Gathering
@@ -140,7 +140,7 @@ def _sold(sales: Path) -> dict[str, int] | None:
 
 
 def read_topic(bootstrap: str, topic: str) -> Iterator[Message]:
-    """Every record of the topic, as it stands now. Raises RuntimeError when one cannot be read."""
+    """Yield every record that the topic holds now. Raises RuntimeError if the topic cannot be read."""
     consumer = Consumer(
         {
             "bootstrap.servers": bootstrap,
@@ -152,20 +152,20 @@ def read_topic(bootstrap: str, topic: str) -> Iterator[Message]:
     try:
         partitions = consumer.list_topics(topic, timeout=10).topics[topic].partitions
         ends = {p: consumer.get_watermark_offsets(TopicPartition(topic, p), timeout=10) for p in partitions}
-        left = {p: high for p, (low, high) in ends.items() if high > low}
-        consumer.assign([TopicPartition(topic, p, ends[p][0]) for p in left])
-        while left:
+        remaining = {p: high for p, (low, high) in ends.items() if high > low}
+        consumer.assign([TopicPartition(topic, p, ends[p][0]) for p in remaining])
+        while remaining:
             messages: list[Message | None] = list(consumer.consume(10_000, 10.0)) or [None]
             for message in messages:
                 if message is None or message.error() is not None:
                     raise RuntimeError(
-                        f"{topic} cannot be read: {message.error() if message else 'nothing came in 10 s'}"
+                        f"{topic} cannot be read: {message.error() if message else 'no record arrived in 10 s'}"
                     )
                 partition, offset = message.partition(), message.offset()
                 assert partition is not None
                 assert offset is not None
-                if offset + 1 >= left.get(partition, 0):
-                    left.pop(partition, None)
+                if offset + 1 >= remaining.get(partition, 0):
+                    remaining.pop(partition, None)
                 yield message
     finally:
         consumer.close()

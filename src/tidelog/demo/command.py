@@ -1,4 +1,4 @@
-"""`tidelog demo`: shows what Tidelog is for, on real data."""
+"""`tidelog demo`: shows the use of Tidelog on real data."""
 
 import shutil
 import sys
@@ -33,17 +33,17 @@ def flash_sale(
     ] = None,
     spark: Annotated[bool, typer.Option("--spark/--no-spark", help="Run the Spark pipeline.")] = True,
     orders_per_s: Annotated[
-        int, typer.Option("--orders-per-s", min=1, metavar="N", help="Limit of each worker.")
+        int, typer.Option("--orders-per-s", min=1, metavar="N", help="Most orders per second of one worker.")
     ] = 700,
     expiry: Annotated[
-        float, typer.Option("--expiry", min=0.1, metavar="SECONDS", help="An order waits no longer.")
+        float, typer.Option("--expiry", min=0.1, metavar="SECONDS", help="Orders that waited longer expire.")
     ] = 15.0,
     bursts: Annotated[int, typer.Option("--bursts", min=1, metavar="N", help="Orders arrive in N bursts.")] = 3,
 ) -> None:
     """Run a flash sale: 24,697 real orders in bursts, a worker killed with -9.
 
-    Nothing is oversold or decided twice, which a checker verifies on its
-    own from topics, ledger and Parquet files. The pipeline needs the extra spark.
+    Nothing is oversold or decided twice: a separate checker verifies this
+    from topics, ledger and Parquet files. The pipeline needs the extra spark.
 
     Examples:
 
@@ -64,19 +64,19 @@ def flash_sale(
                 f"the Spark pipeline needs {error.name}: pip install '.[spark]' in a clone of Tidelog,"
                 " or use --no-spark"
             ) from None
-    where = directory or Path(tempfile.mkdtemp(prefix="tidelog-flash-sale-"))
-    if where.exists() and any(where.iterdir()):
-        raise CommandError(f"{where} is not empty: choose a new directory")
+    target = directory or Path(tempfile.mkdtemp(prefix="tidelog-flash-sale-"))
+    if target.exists() and any(target.iterdir()):
+        raise CommandError(f"{target} is not empty: choose a new directory")
     console = Console()
-    plan = Plan(where.absolute(), spark, orders_per_s, round(expiry * 1000), bursts)
+    plan = Plan(target.absolute(), spark, orders_per_s, round(expiry * 1000), bursts)
     try:
         with LiveView(console) as view:
             result = run(plan, view)
     except SaleFailed as error:
         raise CommandError(str(error)) from None
     except KeyboardInterrupt:
-        if directory is None:  # nobody has chosen it, nor been told of it
-            shutil.rmtree(where, ignore_errors=True)
+        if directory is None:  # the user neither chose this directory nor saw its name
+            shutil.rmtree(target, ignore_errors=True)
         else:
             print(f"stopped; files: {plan.directory}", file=sys.stderr)
         raise

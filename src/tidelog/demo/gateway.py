@@ -1,4 +1,4 @@
-"""The gateway: replays the invoice lines as orders, in bursts far faster than the workers may work.
+"""The gateway replays the invoice lines as orders, in bursts that are much faster than the workers.
 
 python -m tidelog.demo.gateway BOOTSTRAP EXPIRY_MS BURSTS PAUSE_S
 """
@@ -13,19 +13,19 @@ from tidelog.demo.orders import ORDERS, read_orders
 
 
 def replay(bootstrap: str, *, expiry_ms: int, bursts: int, pause_s: float) -> int:
-    """Send every order; returns how many the broker has acknowledged. Raises RuntimeError when one is not taken."""
+    """Send every order. Return the number of acknowledged orders. Raises RuntimeError if the broker rejects one."""
     producer = Producer(
         {"bootstrap.servers": bootstrap, "enable.idempotence": True, "linger.ms": 5, "compression.type": "lz4"}
     )
     acknowledged = 0
-    refused: list[KafkaError] = []
+    errors: list[KafkaError] = []
 
     def delivered(error: KafkaError | None, message: Message) -> None:
         nonlocal acknowledged
         if error is None:
             acknowledged += 1
         else:
-            refused.append(error)
+            errors.append(error)
 
     orders, _ = read_orders()
     size = -(-len(orders) // bursts)
@@ -38,8 +38,8 @@ def replay(bootstrap: str, *, expiry_ms: int, bursts: int, pause_s: float) -> in
         producer.flush()
         if start + size < len(orders):
             time.sleep(pause_s)
-    if refused:
-        raise RuntimeError(f"{len(refused)} orders were not taken: {refused[0]}")
+    if errors:
+        raise RuntimeError(f"{len(errors)} orders were rejected: {errors[0]}")
     return acknowledged
 
 

@@ -1,7 +1,7 @@
-"""The truth about stock and orders: one SQLite file that all workers share.
+"""The ledger of stock and orders: one SQLite file that all workers share.
 
-An order's outcome, the stock that it takes and the event that tells of it are one transaction. So a worker may be
-killed at any point and its orders delivered again: an order that has an outcome is never decided twice, and an event
+The outcome of an order, its change of the stock and its event are written in one transaction. So a worker may be
+killed at any point and its orders delivered again: an order with an outcome is never decided twice, and each event
 that was written is published sooner or later (the outbox).
 """
 
@@ -16,7 +16,7 @@ from tidelog.demo.orders import Order
 ACCEPTED, SOLD_OUT, EXPIRED = "accepted", "sold out", "expired"
 OUTCOMES = (ACCEPTED, SOLD_OUT, EXPIRED)
 ORPHAN_MS = 2000
-"""After that an event that its worker has not published is anyone's to publish."""
+"""Any worker may publish an event that its own worker has not published after this time."""
 
 SCHEMA = """
 CREATE TABLE stock (product TEXT PRIMARY KEY, opening INTEGER NOT NULL, units INTEGER NOT NULL CHECK (units >= 0));
@@ -40,7 +40,7 @@ class Event(NamedTuple):
 
 
 class Ledger:
-    """One process's connection to the ledger."""
+    """The connection of one process to the ledger."""
 
     def __init__(self, path: Path) -> None:
         self._db = sqlite3.connect(path, timeout=30, isolation_level=None)
@@ -57,12 +57,13 @@ class Ledger:
         return ledger
 
     def settle(self, orders: Iterable[Order], worker: str, now_ms: int) -> int:
-        """Decide every order that has no outcome yet, all in one transaction; returns how many had one already."""
+        """Decide every order that has no outcome yet, in one transaction. Return the number of orders that had one."""
         repeats = 0
         self._db.execute("BEGIN IMMEDIATE")
         try:
             for order in orders:
-                # By its id first: an order that was accepted in time and is delivered again late is not expired.
+                # Look up the id first: an order that was accepted in time and is delivered again late has not
+                # expired.
                 if self._db.execute("SELECT 1 FROM outcomes WHERE order_id = ?", (order.order_id,)).fetchone():
                     repeats += 1
                     continue
@@ -76,13 +77,13 @@ class Ledger:
     def _decide(self, order: Order, worker: str, now_ms: int) -> None:
         outcome = EXPIRED if now_ms > order.expires_ms else SOLD_OUT
         if outcome is SOLD_OUT:
-            taken = self._db.execute(
+            update = self._db.execute(
                 "UPDATE stock SET units = units - ?1 WHERE product = ?2 AND units >= ?1",
                 (order.quantity, order.product),
             )
-            if taken.rowcount:
+            if update.rowcount:
                 outcome = ACCEPTED
-        (left,) = self._db.execute("SELECT units FROM stock WHERE product = ?", (order.product,)).fetchone()
+        (stock_left,) = self._db.execute("SELECT units FROM stock WHERE product = ?", (order.product,)).fetchone()
         self._db.execute(
             "INSERT INTO outcomes VALUES (?, ?, ?, ?)", (order.order_id, order.product, order.quantity, outcome)
         )
@@ -92,12 +93,12 @@ class Ledger:
             "'outcome', ?10, 'stock_left', ?11, 'decided_ms', ?2))",
             (
                 worker, now_ms, order.product, order.order_id, order.description, order.quantity, order.price_pence,
-                order.customer, order.country, outcome, left,
+                order.customer, order.country, outcome, stock_left,
             ),
         )  # fmt: skip
 
     def unpublished(self, worker: str, now_ms: int, limit: int = 1000) -> list[Event]:
-        """This worker's events that are still to be published, and those that another has left lying."""
+        """Return this worker's unpublished events, and those that another worker has left unpublished for ORPHAN_MS."""
         rows = self._db.execute(
             "SELECT event_id, product, body FROM outbox WHERE published = 0 AND (worker = ? OR decided_ms < ?) "
             "ORDER BY event_id LIMIT ?",
@@ -106,7 +107,7 @@ class Ledger:
         return [Event(*row) for row in rows]
 
     def mark_published(self, event_ids: Sequence[int]) -> None:
-        """Only after the broker has acknowledged them."""
+        """Mark events as published. Call it only after the broker has acknowledged them."""
         self._db.execute("BEGIN IMMEDIATE")
         self._db.executemany("UPDATE outbox SET published = 1 WHERE event_id = ?", [(i,) for i in event_ids])
         self._db.execute("COMMIT")
@@ -114,19 +115,19 @@ class Ledger:
     # For the view and the checker
 
     def counts(self) -> dict[str, int]:
-        found = dict(self._db.execute("SELECT outcome, count(*) FROM outcomes GROUP BY outcome").fetchall())
-        return {outcome: found.get(outcome, 0) for outcome in OUTCOMES}
+        counts = dict(self._db.execute("SELECT outcome, count(*) FROM outcomes GROUP BY outcome").fetchall())
+        return {outcome: counts.get(outcome, 0) for outcome in OUTCOMES}
 
     def waiting_events(self) -> int:
         return int(self._db.execute("SELECT count(*) FROM outbox WHERE published = 0").fetchone()[0])
 
     def outcomes(self) -> dict[str, tuple[str, int, str]]:
-        """order id -> (product, quantity, outcome)."""
+        """Return order id -> (product, quantity, outcome)."""
         rows = self._db.execute("SELECT order_id, product, quantity, outcome FROM outcomes")
         return {order_id: (product, quantity, outcome) for order_id, product, quantity, outcome in rows}
 
     def stock(self) -> dict[str, tuple[int, int]]:
-        """product -> (units at the start, units now)."""
+        """Return product -> (units at the start, units now)."""
         return {p: (opening, units) for p, opening, units in self._db.execute("SELECT * FROM stock")}
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""What is sold: invoice lines as orders, and the names that all parts of the demonstration share."""
+"""The orders, read from invoice lines, and the names that all parts of the demonstration share."""
 
 import csv
 import gzip
@@ -15,7 +15,7 @@ REORDERS = "reorders"
 PARTITIONS = 12
 DATA = "online_retail_2010_12.csv.gz"
 STOCK_PERCENT = 70
-"""Of what is ordered of a product in all: the rest is sold out."""
+"""Opening stock in percent of all orders of a product: the remaining orders find it sold out."""
 
 
 class Order(NamedTuple):
@@ -40,14 +40,14 @@ class Order(NamedTuple):
 
 
 class LeftOut(NamedTuple):
-    """Lines that are no sales, by reason."""
+    """Number of lines that are not sales, by reason."""
 
     cancellations: int
     not_positive: int
 
 
 def read_orders() -> tuple[list[Order], LeftOut]:
-    """Every sale of the data set, in its order, and what was left out."""
+    """Return every sale of the data set, in order, and the numbers of lines left out."""
     orders: list[Order] = []
     cancellations = not_positive = 0
     for number, row in enumerate(_rows()):
@@ -72,11 +72,11 @@ def read_orders() -> tuple[list[Order], LeftOut]:
 
 
 def opening_stock(orders: list[Order]) -> dict[str, int]:
-    """Units of each product at the start: too few for all who want them, never none."""
-    wanted: Counter[str] = Counter()
+    """Return the units of each product at the start: too few for all orders, but at least one."""
+    ordered: Counter[str] = Counter()
     for order in orders:
-        wanted[order.product] += order.quantity
-    return {product: max(1, units * STOCK_PERCENT // 100) for product, units in wanted.items()}
+        ordered[order.product] += order.quantity
+    return {product: max(1, units * STOCK_PERCENT // 100) for product, units in ordered.items()}
 
 
 def _rows() -> Iterator[dict[str, str]]:

@@ -1,9 +1,9 @@
-"""The pipeline on Spark: `order-events` to sales by product and minute in Parquet, and to suggestions in `reorders`.
+"""The Spark pipeline. It reads `order-events`; it writes sales by product and minute to Parquet, and `reorders`.
 
     python -m tidelog.demo.pipeline BOOTSTRAP DIRECTORY
 
-Starts Spark at once, and reads what the topic holds when a line comes on stdin. Structured streaming with a checkpoint:
-run it again and it goes on where it stopped. A batch that is replayed overwrites its own files.
+It starts Spark at once. When a line arrives on stdin, it reads the events that the topic holds. It uses structured
+streaming with a checkpoint: the next run continues where the last one stopped. A replayed batch overwrites its files.
 """
 
 import sys
@@ -25,7 +25,7 @@ OFFSETS_PER_BATCH = 20_000
 
 
 def events(spark: "SparkSession", bootstrap: str) -> "DataFrame":
-    """The stream of distinct events: the outbox may publish one twice, its id tells."""
+    """Return the stream of distinct events. The outbox may publish an event twice, with the same id."""
     from pyspark.sql import functions as f
 
     records = (
@@ -48,7 +48,7 @@ def events(spark: "SparkSession", bootstrap: str) -> "DataFrame":
 
 
 def run(spark: "SparkSession", bootstrap: str, directory: Path) -> None:
-    """Process what the topic holds now, and return."""
+    """Process the events that the topic holds now, and return."""
 
     def write(batch: "DataFrame", batch_id: int) -> None:
         batch.persist()
@@ -68,7 +68,7 @@ def run(spark: "SparkSession", bootstrap: str, directory: Path) -> None:
 
 
 def sales(batch: "DataFrame") -> "DataFrame":
-    """Units and pence sold, by product and minute."""
+    """Return units and pence sold, by product and minute."""
     from pyspark.sql import functions as f
 
     return (
@@ -83,7 +83,7 @@ def sales(batch: "DataFrame") -> "DataFrame":
 
 
 def reorders(batch: "DataFrame") -> "DataFrame":
-    """What runs short, and how much was asked for in vain: key product, value JSON."""
+    """Return the products that run short and the units that were sold out: key product, value JSON."""
     from pyspark.sql import functions as f
 
     short = (

@@ -1,8 +1,9 @@
-"""Three groups that read the events, each for its own ends, each dropping repeats by the event's id.
+"""Three groups that read the events, each for its own purpose. Each drops repeated events by the event's id.
 
     python -m tidelog.demo.readers BOOTSTRAP NAME FILE
 
-A repeat is told by a primary key in the transaction of the reader's own work, so a reader may be killed at any point.
+The primary key of a table detects a repeat, in the same transaction as the reader's work. So a reader may be killed at
+any point.
 """
 
 import json
@@ -27,7 +28,7 @@ CREATE TABLE IF NOT EXISTS results (key TEXT PRIMARY KEY, value INTEGER NOT NULL
 """
 
 Work = Callable[[dict[str, Any]], str]
-"""The key of `results` that an event adds one to; "" for none."""
+"""Returns the key of `results` that an event adds one to; "" for none."""
 
 
 def message_to_customer(event: dict[str, Any]) -> str:
@@ -71,12 +72,12 @@ class Reader:
         while not self._stopping:
             messages = self._consumer.consume(1000, 0.5)
             if messages:
-                self._take(messages)
+                self._process(messages)
                 self._consumer.commit(asynchronous=False)
         self._consumer.close()
         self._db.close()
 
-    def _take(self, messages: list[Message]) -> None:
+    def _process(self, messages: list[Message]) -> None:
         self._db.execute("BEGIN")
         for message in messages:
             value = message.value()
@@ -94,13 +95,13 @@ class Reader:
 
 
 def event_id(message: Message) -> int:
-    """Raises KeyError for a record that is not an event of ours."""
+    """Return the id of an event. Raises KeyError if the record is not an event of the demonstration."""
     headers: Any = message.headers()
     return int(dict(headers or [])["event-id"])
 
 
 def read_events_seen(file: Path) -> tuple[int, int]:
-    """Distinct events and repeats that a reader has met."""
+    """Return the numbers of distinct events and of repeats that a reader has processed."""
     db = sqlite3.connect(f"file:{file}?mode=ro", uri=True)
     try:
         (seen,), (repeats,) = (db.execute(f"SELECT count(*) FROM {t}").fetchone() for t in ("seen", "repeats"))  # noqa: S608

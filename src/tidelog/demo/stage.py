@@ -1,6 +1,6 @@
-"""Runs the flash sale: a broker and every part in a process of its own, one worker killed in the middle, a live view.
+"""Run the flash sale: a broker and all parts in processes of their own, one worker killed midway, a live view.
 
-What each part prints on stderr is kept in `logs/` of the directory.
+The stderr of each part is stored in `logs/` of the directory.
 """
 
 import json
@@ -23,37 +23,37 @@ from tidelog.testing import Broker
 
 SETTINGS = {"offsets.topic.num.partitions": 3, "group.min.session.timeout.ms": SESSION_MS}
 QUIET: dict[str, Any] = {"log_level": 0}
-"""Of clients in this process: librdkafka's own lines would go into the display."""
+"""Settings of clients in this process: librdkafka's own log lines would disturb the display."""
 SAMPLE_S = 0.25
-PATIENCE_S = 100
-"""Until everything is settled; then the sale has failed."""
+SALE_TIMEOUT_S = 100
+"""Longest time until every order is settled; after it the sale has failed."""
 KILL_AT_PERCENT = 40
-CHECK_PATIENCE_S = 90
+PART_TIMEOUT_S = 90
 
 
 class SaleFailed(Exception):
-    """A part failed or took too long. One line that says which, and where its log is."""
+    """A part failed or took too long. The message is one line with the name of the part and its log file."""
 
 
 class Plan(NamedTuple):
     directory: Path
     spark: bool = True
     orders_per_s: int = 700
-    """What one worker may do."""
+    """Most orders per second of one worker."""
     expiry_ms: int = 15_000
     bursts: int = 3
     pause_s: float = 2.0
 
 
 class Sample(NamedTuple):
-    """What is seen at one moment."""
+    """The state of the sale at one moment."""
 
     at_s: float
     sent: int
     counts: dict[str, int]
     unpublished: int
     seen: dict[str, int]
-    """Events that each reading group has seen."""
+    """Number of events that each reader group has processed."""
     workers: dict[str, str]
     """Name -> "works", "killed"."""
 
@@ -73,22 +73,22 @@ class Result(NamedTuple):
     duration_s: float
 
 
-class Show(Protocol):
-    """Whoever tells a person how far the sale is."""
+class Display(Protocol):
+    """Displays the progress of the sale."""
 
     def show(self, sample: Sample, expected: int) -> None:
-        """Each sample, and how many orders there will be."""
+        """Show a sample; `expected` is the number of all orders."""
 
     def phase(self, name: str) -> None:
-        """What is going on now, as a part of a sentence; called again and again while that lasts."""
+        """Show the present phase, a phrase for a sentence. Called repeatedly while the phase lasts."""
 
 
 class Stage:
-    """The processes of one sale; ends them all when its block ends."""
+    """The processes of one sale. All are ended when the block ends."""
 
-    def __init__(self, plan: Plan, bootstrap: str, show: Show) -> None:
+    def __init__(self, plan: Plan, bootstrap: str, display: Display) -> None:
         self.plan = plan
-        self._show = show
+        self._display = display
         self.bootstrap = bootstrap
         self.workers: dict[str, str] = {}
         self._processes: dict[str, subprocess.Popen[str]] = {}
@@ -132,31 +132,31 @@ class Stage:
         self._processes[name].kill()
 
     def stop(self, *names: str) -> None:
-        """SIGTERM, and wait for each."""
+        """Send SIGTERM to all, then wait for each."""
         for name in names:
             self._processes[name].send_signal(signal.SIGTERM)
         for name in names:
             self.expect(name, self._processes[name].wait(30))
 
     def expect(self, name: str, code: int | None) -> None:
-        """Raise SaleFailed unless the part runs on or has ended well."""
+        """Raise SaleFailed if the part ended with an error."""
         if code not in (None, 0):
             raise SaleFailed(f"{name} ended with exit code {code}: see {self._log(name)}")
 
     def finish(self, name: str, phase: str, line: str = "", *, codes: tuple[int, ...] = (0,)) -> str:
-        """Give the part a line on stdin and wait for its end, which is the `phase`; what it printed."""
+        """Write a line to the part's stdin, and wait for its end, showing `phase`. Return its stdout."""
         process = self._processes[name]
-        deadline = time.monotonic() + CHECK_PATIENCE_S
-        given: str | None = line
+        deadline = time.monotonic() + PART_TIMEOUT_S
+        input_line: str | None = line
         while True:
-            self._show.phase(phase)
+            self._display.phase(phase)
             try:
-                out, _ = process.communicate(given, timeout=SAMPLE_S)
+                out, _ = process.communicate(input_line, timeout=SAMPLE_S)
                 break
             except subprocess.TimeoutExpired:
-                given = None  # the pipe remembers what it was given
+                input_line = None  # communicate() has stored the input of its first call
                 if time.monotonic() > deadline:
-                    raise SaleFailed(f"{name} took more than {CHECK_PATIENCE_S} s: see {self._log(name)}") from None
+                    raise SaleFailed(f"{name} took more than {PART_TIMEOUT_S} s: see {self._log(name)}") from None
         if process.returncode not in codes:
             self.expect(name, process.returncode)
         return out
@@ -174,7 +174,7 @@ class Stage:
 
 
 class Observer:
-    """Looks at topics, ledger and readers without disturbing them."""
+    """Reads topics, ledger and readers without disturbing them."""
 
     def __init__(self, bootstrap: str, directory: Path) -> None:
         self._consumer = Consumer({**QUIET, "bootstrap.servers": bootstrap, "group.id": "observer"})
@@ -189,7 +189,7 @@ class Observer:
             sent=sum(end for _, end in ends),
             counts=self._ledger.counts(),
             unpublished=self._ledger.waiting_events(),
-            seen={name: _seen(file) for name, file in files.items()},
+            seen={name: _events_seen(file) for name, file in files.items()},
             workers=dict(workers),
         )
 
@@ -198,25 +198,25 @@ class Observer:
         self._ledger.close()
 
 
-def _seen(file: Path) -> int:
+def _events_seen(file: Path) -> int:
     import sqlite3
 
     try:
         return read_events_seen(file)[0]
-    except sqlite3.OperationalError:  # the reader has not made its file yet
+    except sqlite3.OperationalError:  # the reader has not created its file yet
         return 0
 
 
-def run(plan: Plan, show: Show) -> Result:
-    """The whole sale. Raises SaleFailed."""
+def run(plan: Plan, display: Display) -> Result:
+    """Run the whole sale. Raises SaleFailed."""
     began = time.monotonic()
-    show.phase("reading the orders and starting a broker")
+    display.phase("reading the orders and starting a broker")
     orders, left_out = read_orders()
     plan.directory.mkdir(parents=True, exist_ok=True)
     Ledger.create(plan.directory / "ledger.sqlite", opening_stock(orders)).close()
     with (
         Broker(process=True, data=plan.directory / "broker", settings=SETTINGS) as broker,
-        Stage(plan, broker.bootstrap, show) as stage,
+        Stage(plan, broker.bootstrap, display) as stage,
     ):
         make_topics(broker.bootstrap)
         if plan.spark:
@@ -226,11 +226,11 @@ def run(plan: Plan, show: Show) -> Result:
         stage.start_worker("worker-1")
         stage.start_worker("worker-2")
         stage.start("gateway", "gateway", plan.expiry_ms, plan.bursts, plan.pause_s)
-        samples = _watch(stage, len(orders), show)
-        show.phase("stopping workers and readers")
+        samples = _watch(stage, len(orders), display)
+        display.phase("stopping workers and readers")
         stage.stop(*(name for name, state in stage.workers.items() if state == "works"), *READERS)
         if plan.spark:
-            stage.finish("pipeline", "Spark makes Parquet of the events", "go\n")
+            stage.finish("pipeline", "Spark writes the events to Parquet", "go\n")
         verdict = _check(stage)
     return Result(samples, verdict, left_out, time.monotonic() - began)
 
@@ -242,8 +242,8 @@ def make_topics(bootstrap: str) -> None:
         future.result(30)
 
 
-def _watch(stage: Stage, expected: int, show: Show) -> list[Sample]:
-    """Sample until every order is settled and told to everyone; kill a worker on the way."""
+def _watch(stage: Stage, expected: int, display: Display) -> list[Sample]:
+    """Take samples until every order is settled and every reader has its event; kill a worker on the way."""
     observer = Observer(stage.bootstrap, stage.plan.directory)
     samples: list[Sample] = []
     began = time.monotonic()
@@ -252,17 +252,17 @@ def _watch(stage: Stage, expected: int, show: Show) -> list[Sample]:
             at_s = time.monotonic() - began
             sample = observer.sample(at_s, stage.workers)
             samples.append(sample)
-            show.show(sample, expected)
+            display.show(sample, expected)
             stage.check_all()
             if stage.workers["worker-1"] == "works" and sample.settled * 100 >= expected * KILL_AT_PERCENT:
                 stage.kill_worker("worker-1")
                 stage.start_worker("worker-3")
-            told = all(count == sample.settled for count in sample.seen.values())
-            if stage.ended("gateway") and sample.queue == 0 and sample.unpublished == 0 and told:
+            all_readers_done = all(count == sample.settled for count in sample.seen.values())
+            if stage.ended("gateway") and sample.queue == 0 and sample.unpublished == 0 and all_readers_done:
                 return samples
-            if at_s > PATIENCE_S:
+            if at_s > SALE_TIMEOUT_S:
                 raise SaleFailed(
-                    f"not settled after {PATIENCE_S} s: {sample.queue} orders wait; see {stage.plan.directory}"
+                    f"not settled after {SALE_TIMEOUT_S} s: {sample.queue} orders waiting; see {stage.plan.directory}"
                 )
             time.sleep(SAMPLE_S)
     finally:
@@ -271,9 +271,11 @@ def _watch(stage: Stage, expected: int, show: Show) -> list[Sample]:
 
 def _check(stage: Stage) -> dict[str, Any]:
     stage.start("checker", "checker", stage.plan.directory)
-    out = stage.finish("checker", "the checker counts again", codes=(0, 1))
+    out = stage.finish("checker", "the checker compares all accounts", codes=(0, 1))
     try:
         verdict: dict[str, Any] = json.loads(out)
     except ValueError:
-        raise SaleFailed(f"the checker gave no verdict: see {stage.plan.directory / 'logs' / 'checker.log'}") from None
+        raise SaleFailed(
+            f"the checker printed no verdict: see {stage.plan.directory / 'logs' / 'checker.log'}"
+        ) from None
     return verdict

@@ -1,4 +1,4 @@
-"""What a person sees of the sale: queue, rates and lag while it runs, then accounts, a plot and the best sellers."""
+"""The display of the sale: queue, rates and lag while it runs, then accounts, a plot and the best sellers."""
 
 import time
 from collections.abc import Sequence
@@ -25,14 +25,14 @@ PANEL_WIDTH = 76
 
 
 class LiveView:
-    """Shows samples as they come: redrawn in a terminal, a line now and then elsewhere."""
+    """Show samples as they arrive: redrawn in a terminal, otherwise as a plain line every few seconds."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
         self._live = Live(console=console, refresh_per_second=8) if console.is_terminal else None
         self._samples: list[Sample] = []
         self._began_s = time.monotonic()
-        self._said_s = -PLAIN_EVERY_S
+        self._printed_at_s = -PLAIN_EVERY_S
         self._phase = ""
 
     def __enter__(self) -> Self:
@@ -52,52 +52,53 @@ class LiveView:
             self._live.update(self._panel(sample, expected))
         else:
             facts = f"sent {sample.sent:,} of {expected:,}  settled {sample.settled:,}  queue {sample.queue:,}"
-            self._say("selling", facts)
+            self._print_line("selling", facts)
 
     def phase(self, name: str) -> None:
         if self._live is None:
             last = self._samples[-1] if self._samples else None
-            self._say(name, f"settled {last.settled:,}" if last else "")
+            self._print_line(name, f"settled {last.settled:,}" if last else "")
         elif name != self._phase:
             self._phase = name
             self._live.console.print(f"{name} ...", highlight=False)
 
-    def _say(self, phase: str, facts: str) -> None:
-        """A plain line: at once for a new phase, else every few seconds."""
+    def _print_line(self, phase: str, facts: str) -> None:
+        """Print a plain line: at once for a new phase, else every few seconds."""
         at_s = time.monotonic() - self._began_s
-        if phase != self._phase or at_s - self._said_s >= PLAIN_EVERY_S:
-            self._phase, self._said_s = phase, at_s
+        if phase != self._phase or at_s - self._printed_at_s >= PLAIN_EVERY_S:
+            self._phase, self._printed_at_s = phase, at_s
             self._console.print(f"{at_s:5.1f} s  {phase}  {facts}".rstrip(), highlight=False, soft_wrap=True)
 
     def _panel(self, sample: Sample, expected: int) -> Panel:
-        into, out = self._rates(sample)
+        sent_per_s, settled_per_s = self._rates(sample)
         bars = Grid.grid(padding=(0, 2))
         bars.add_column(width=7)
-        bars.add_column(width=max(min(self._console.width, PANEL_WIDTH) - 37, 4))  # what the others leave
+        # the width that the other columns leave
+        bars.add_column(width=max(min(self._console.width, PANEL_WIDTH) - 37, 4))
         bars.add_column(justify="right", width=14)
         bars.add_row("sent", ProgressBar(expected, sample.sent, complete_style="cyan"), f"{sample.sent:,}")
         bars.add_row("settled", ProgressBar(expected, sample.settled, complete_style="green"), f"{sample.settled:,}")
         bars.add_row("queue", ProgressBar(expected, sample.queue, complete_style="yellow"), f"{sample.queue:,} orders")
         facts = Grid.grid(padding=(0, 2))
-        rates = (f"in {into:,.0f}/s", f"out {out:,.0f}/s", f"outbox {sample.unpublished:,}")
+        rates = (f"in {sent_per_s:,.0f}/s", f"out {settled_per_s:,.0f}/s", f"outbox {sample.unpublished:,}")
         facts.add_row("rates", "   ".join(rates))
         facts.add_row("outcomes", "   ".join(f"{name} {count:,}" for name, count in sample.counts.items()))
         facts.add_row("lag", "   ".join(f"{name} {sample.settled - seen:,}" for name, seen in sample.seen.items()))
         workers = Text("workers   ")
         for name, state in sample.workers.items():
             workers.append(f"{name} {state}   ", style="red" if state == "killed" else "green")
-        shown = Group(bars, Text(), facts, Text(), workers)
-        return Panel(shown, title=f"flash sale  {sample.at_s:.0f} s", width=PANEL_WIDTH)
+        content = Group(bars, Text(), facts, Text(), workers)
+        return Panel(content, title=f"flash sale  {sample.at_s:.0f} s", width=PANEL_WIDTH)
 
     def _rates(self, sample: Sample) -> tuple[float, float]:
-        """Orders a second, sent and settled, over the last moment."""
-        before = next((s for s in reversed(self._samples) if sample.at_s - s.at_s >= RATE_WINDOW_S), self._samples[0])
-        seconds = max(sample.at_s - before.at_s, 1e-9)
-        return (sample.sent - before.sent) / seconds, (sample.settled - before.settled) / seconds
+        """Return the orders per second, sent and settled, over the last RATE_WINDOW_S."""
+        earlier = next((s for s in reversed(self._samples) if sample.at_s - s.at_s >= RATE_WINDOW_S), self._samples[0])
+        seconds = max(sample.at_s - earlier.at_s, 1e-9)
+        return (sample.sent - earlier.sent) / seconds, (sample.settled - earlier.settled) / seconds
 
 
 def summary(console: Console, result: Result, directory: Path, *, spark: bool) -> None:
-    """The accounts, the peak and its draining, best sellers, where the files are."""
+    """Print the accounts, a plot of the queue, the best sellers, and the location of the files."""
     verdict, last = result.verdict, result.samples[-1]
     print_table(accounts(result))
     console.print()
@@ -123,36 +124,36 @@ def accounts(result: Result) -> Table:
         ("oversold units", f"{verdict['oversold']:,}"),
         ("events published again, dropped by their id", f"{verdict['events_published_again']:,}"),
         ("left out: cancellations", f"{result.left_out[0]:,}"),
-        ("left out: nothing sold or for nothing", f"{result.left_out[1]:,}"),
+        ("left out: no quantity or no price", f"{result.left_out[1]:,}"),
     ]
     title = "Every order accounted for" if balanced else "The accounts do not balance"
     return Table([Column("What"), Column("Orders", right=True, spare=-1)], rows, title=title, json=False)
 
 
 def _plot(samples: list[Sample], width: int) -> str:
-    """Orders that wait in the log, over time."""
+    """Return a plot of the orders that wait in the log, over time."""
     return line_plot(
         [sample.at_s for sample in samples],
         [sample.queue for sample in samples],
-        title="Orders waiting: the peak comes in, the workers drain it",
+        title="Orders in the queue: each burst adds orders, the workers process them",
         x_label="seconds",
         width=width,
         height=PLOT_HEIGHT,
     )
 
 
-def _best_sellers(sales: Path, most: int = 5) -> Table:
-    """From the pipeline's Parquet files."""
+def _best_sellers(sales: Path, limit: int = 5) -> Table:
+    """Return the best sellers, from the pipeline's Parquet files."""
     import pyarrow.dataset as dataset
 
     sold = dataset.dataset(sales, partitioning="hive").to_table(columns=["product", "description", "units", "pence"])
     totals = sold.group_by("product").aggregate([("units", "sum"), ("pence", "sum"), ("description", "max")])
-    rows = sorted(totals.to_pylist(), key=lambda row: (-row["pence_sum"], row["product"]))[:most]
+    rows = sorted(totals.to_pylist(), key=lambda row: (-row["pence_sum"], row["product"]))[:limit]
     return best_sellers([(row["product"], row["description_max"], row["units_sum"], row["pence_sum"]) for row in rows])
 
 
 def best_sellers(rows: Sequence[tuple[str, str, int, int]]) -> Table:
-    """Of product, description, units, pence."""
+    """Return the table for rows of product, description, units and pence."""
     columns = [
         Column("Product"),
         Column("Description", spare=1),

@@ -1,8 +1,8 @@
-"""An order worker: takes orders at its own pace, settles them in the ledger, publishes the events of the outbox.
+"""An order worker: reads orders at a limited pace, settles them in the ledger, publishes the events of the outbox.
 
     python -m tidelog.demo.worker BOOTSTRAP LEDGER NAME ORDERS_PER_S
 
-Offsets are committed after the ledger's transaction: an order may come twice, and is decided once.
+Offsets are committed after the ledger's transaction: an order may be delivered twice, but is decided once.
 """
 
 import signal
@@ -20,7 +20,8 @@ GROUP = "order-workers"
 BATCH = 100
 IDLE_S = 0.2
 SESSION_MS = 2500
-"""A killed worker's partitions go to others after this; the broker must allow it (group.min.session.timeout.ms)."""
+"""Session timeout: a killed worker's partitions move to other workers after it. The broker must allow it
+(group.min.session.timeout.ms)."""
 
 
 class Worker:
@@ -50,7 +51,7 @@ class Worker:
         self._stopping = True
 
     def run(self) -> None:
-        """Work until `stop`; leave the group in order."""
+        """Process orders until `stop`, then leave the group."""
         self._consumer.subscribe([ORDERS])
         while not self._stopping:
             began = time.monotonic()
@@ -61,21 +62,21 @@ class Worker:
             self._publish()
             if messages:
                 self._commit()
-                # What a worker may do a second is the shop's rule here: the pace is kept, however fast the ledger is.
+                # The demonstration limits the pace of a worker, even if the ledger is faster.
                 time.sleep(max(0.0, began + len(messages) * self._pace_s - time.monotonic()))
         self._publish()
         self._consumer.close()
         self._ledger.close()
 
     def _commit(self) -> None:
-        """Where a rebalance has taken the partitions away, their orders come again, to whoever has them now."""
+        """Commit offsets. If a rebalance has revoked partitions, their new owner reads these orders again."""
         try:
             self._consumer.commit(asynchronous=False)
         except KafkaException as error:
             print(f"offsets not committed: {error}", file=sys.stderr)
 
     def _publish(self) -> None:
-        """Send what the outbox holds; mark what the broker has acknowledged."""
+        """Publish the events of the outbox, and mark those that the broker has acknowledged."""
         events = self._ledger.unpublished(self._name, now_ms())
         if not events:
             return
@@ -96,7 +97,7 @@ class Worker:
 
 
 def _value(message: Message) -> bytes:
-    """Raises RuntimeError for what is no record but an error."""
+    """Return the value of a record. Raises RuntimeError if the message is an error."""
     error, value = message.error(), message.value()
     if error is not None or not isinstance(value, bytes):
         raise RuntimeError(f"orders cannot be read: {error}")

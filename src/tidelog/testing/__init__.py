@@ -1,4 +1,4 @@
-"""A Tidelog broker for tests and for applications that carry their own: `with Broker() as broker: broker.bootstrap`."""
+"""A Tidelog broker for tests and for applications that embed one: `with Broker() as broker: broker.bootstrap`."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +9,7 @@ __all__ = ["Broker", "BrokerFailedError"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import the broker when somebody asks for it: pytest loads this package in every run, for the plugin."""
+    """Import the broker when it is first used: pytest loads this package in every run, for the plugin."""
     if name in __all__:
         from tidelog.testing import broker
 

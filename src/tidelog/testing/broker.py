@@ -1,4 +1,4 @@
-"""One broker for a `with` block: in a thread of this process, or in a process of its own that can be killed."""
+"""A broker for a `with` block: in a thread of this process, or in a child process that can be killed."""
 
 import asyncio
 import atexit
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 __all__ = ["Broker", "BrokerFailedError"]
 
 TEST_SETTINGS = {
-    "group.initial.rebalance.delay.ms": "0",  # a lone consumer starts at once
+    "group.initial.rebalance.delay.ms": "0",  # a group with one consumer starts at once
     "offsets.topic.num.partitions": "1",
 }
-"""What differs from `tidelog start`: tests do not wait. `settings` counts more."""
+"""Settings that differ from those of `tidelog start`, so that tests do not wait. `settings` takes precedence."""
 
 AFTER_GRANDCHILDREN = -1
-"""A priority of multiprocessing: below 0 means after its own children were joined, which may be clients."""
+"""Exit priority of multiprocessing: below 0 means after its own children were joined. They may be clients."""
 
 
-class Running(Protocol):
+class RunningBroker(Protocol):
     """A started broker, in a thread or in a process."""
 
     host: str
@@ -39,31 +39,31 @@ class Running(Protocol):
     pid: int
 
     def stop(self) -> None:
-        """End it in order and wait until everything it held is given back."""
+        """Stop the broker in order, and wait until it has released all its resources."""
 
     def kill(self) -> None:
-        """End it as kill -9 does. Raises RuntimeError where that cannot be done."""
+        """End the broker as kill -9 does. Raises RuntimeError if that is not possible."""
 
     def log(self) -> str:
-        """What it has logged, as far as that is kept apart from this process's own log."""
+        """Return the broker's log, if it is separate from the log of this process."""
 
 
 class Broker:
-    """A broker on a free port of the loopback interface, ready when the block begins and gone when it ends.
+    """A broker on a free port of the loopback interface. It is ready when the block begins and stopped when it ends.
 
-    `with Broker() as broker:` and `async with Broker() as broker:` do the same; the asynchronous one keeps the caller's
-    loop free meanwhile. Without `data` the log lives in a temporary directory that goes away at the end, also when the
-    program ends without stopping the broker; a directory that is given stays. `settings` has Kafka's names
-    (`{"num.partitions": 3}`); the environment's TIDELOG_ variables are not looked at, so that a test finds the same
-    broker everywhere.
+    `with Broker() as broker:` and `async with Broker() as broker:` do the same; the asynchronous form does not block
+    the caller's event loop. Without `data` the log is in a temporary directory. It is deleted at the end, also if
+    the program ends without stopping the broker; a directory passed as `data` stays. `settings` has Kafka's names
+    (`{"num.partitions": 3}`). The environment's TIDELOG_ variables are ignored, so that a test gets the same broker
+    everywhere.
 
-    In process (the default) it runs its own event loop in its own thread: no signal handler, no logging, no loop policy
-    is touched, and any number can run at once. With `process=True` it is a child process, which ends when this one
-    does, however this one ends.
+    Without `process`, the broker runs its own event loop in its own thread. It changes no signal handler, no logging
+    and no loop policy, and any number of brokers can run at once. With `process=True` it is a child process, which
+    ends when this process ends, however that happens.
 
-    A running broker belongs to the process that started it. A process that is forked off that one may be its client,
-    through `bootstrap`, and may start brokers of its own. In it, `stop` and the end of the block leave the owner's
-    broker alone, and `start`, `restart` and `kill` raise RuntimeError.
+    A running broker belongs to the process that started it. A process that is forked from that one may be a client,
+    through `bootstrap`, and may start brokers of its own. In the forked process, `stop` and the end of the block do
+    not affect the owner's broker, and `start`, `restart` and `kill` raise RuntimeError.
     """
 
     def __init__(
@@ -82,56 +82,60 @@ class Broker:
         self.settings = TEST_SETTINGS | {name: setting_text(value) for name, value in settings.items()}
         self.host = host
         self.port = port
-        """The real one once it has started; a restart listens on the same again."""
+        """The real port after the start; a restart listens on the same port."""
         self.data = None if data is None else Path(data).absolute()
-        """The data directory; None while a temporary one does not exist."""
+        """The data directory; None while there is no temporary directory."""
         self._temporary = data is None
         self._owner_pid: int | None = None
-        """The process that started it, until nothing is left of it: no broker that runs, no temporary directory."""
-        self._running: Running | None = None
-        self._at_child_exit: Finalize | None = None
+        """The process that started the broker; None while neither a running broker nor a temporary directory exists."""
+        self._running: RunningBroker | None = None
+        self._child_finalizer: Finalize | None = None
 
     @property
     def bootstrap(self) -> str:
-        """HOST:PORT, for a client's `bootstrap.servers`. Raises RuntimeError before the first start."""
+        """The HOST:PORT for a client's `bootstrap.servers`. Raises RuntimeError before the first start."""
         if not self.port:
             raise RuntimeError("the broker has no port before it starts")
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     @property
     def pid(self) -> int:
-        """The process it runs in. Raises RuntimeError unless it runs."""
-        return self._now_running().pid
+        """The id of the process that the broker runs in. Raises RuntimeError unless it runs."""
+        return self._require_running().pid
 
     def log(self) -> str:
-        """What a broker process has logged since its start; empty for one in a thread, which logs with this process."""
-        return self._now_running().log()
+        """Return the log of a broker process since its start; empty for a broker in a thread, which logs with this
+        process.
+        """
+        return self._require_running().log()
 
     def start(self) -> None:
-        """Start it; returns once it accepts connections. Raises BrokerFailedError with what it said.
+        """Start the broker, and return when it accepts connections.
 
-        Raises RuntimeError when it runs already, or belongs to another process.
+        Raises BrokerFailedError with the broker's message. Raises RuntimeError if the broker runs already or belongs
+        to another process.
         """
         self._check_owner()
         if self._running is not None:
             raise RuntimeError("the broker runs already")
         self._owner_pid = os.getpid()
-        made = self.data is None
+        created_directory = self.data is None
         if self.data is None:
             self.data = Path(tempfile.mkdtemp(prefix="tidelog-"))
             self._clean_up_at_exit()
         try:
             self._running = self._run(self.data)
         except BaseException:
-            # What this start made goes again; a temporary directory with records in it waits for `stop`.
-            if made:
+            # Remove only a directory that this start created. An older temporary directory has records in it: `stop`
+            # removes it.
+            if created_directory:
                 self._remove_temporary()
-            self._give_up_ownership()
+            self._clear_owner()
             raise
         self.host, self.port = self._running.host, self._running.port
 
-    def _run(self, data: Path) -> Running:
-        """A broker that accepts connections. Raises BrokerFailedError."""
+    def _run(self, data: Path) -> RunningBroker:
+        """Return a broker that accepts connections. Raises BrokerFailedError."""
         config = self._config(data)
         if self.process:
             from tidelog.testing.child import BrokerProcess
@@ -142,23 +146,23 @@ class Broker:
         return BrokerThread(config)
 
     def _config(self, data: Path) -> "BrokerConfig":
-        """Its settings, checked here for both kinds: they are given in Python. Raises BrokerFailedError."""
+        """Check the settings, for both kinds of broker, since they are set in Python. Raises BrokerFailedError."""
         from tidelog.config.broker_config import BrokerConfig, ConfigError
 
         address = f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
-        own = {"listeners": f"PLAINTEXT://{address}", "log.dirs": str(data)}
+        address_settings = {"listeners": f"PLAINTEXT://{address}", "log.dirs": str(data)}
         try:
-            return BrokerConfig.load(flags=self.settings | own, flags_origin="settings")
+            return BrokerConfig.load(flags=self.settings | address_settings, flags_origin="settings")
         except ConfigError as error:
             raise BrokerFailedError(str(error)) from error
 
     def stop(self) -> None:
-        """Stop it in order; a temporary data directory goes too. Does nothing when it does not run.
+        """Stop the broker in order, and delete a temporary data directory. Does nothing if the broker does not run.
 
-        Does nothing either in a process that was forked off its owner: the owner's broker goes on serving.
-        Raises BrokerFailedError when it had ended by itself, or ended badly.
+        Does nothing in a process that was forked from its owner: the owner's broker continues to serve. Raises
+        BrokerFailedError if the broker had ended by itself or ended with an error.
         """
-        if self._is_anothers:
+        if self._belongs_to_another_process:
             return
         running, self._running = self._running, None
         try:
@@ -166,19 +170,22 @@ class Broker:
                 running.stop()
         finally:
             self._remove_temporary()
-            self._give_up_ownership()
+            self._clear_owner()
 
     def kill(self) -> None:
-        """kill -9; the data stays for `start`. Raises RuntimeError unless it is a process that this one started."""
+        """Kill the broker with kill -9; the data stays for `start`.
+
+        Raises RuntimeError unless the broker is a process that this process started.
+        """
         self._check_owner()
-        self._now_running().kill()
+        self._require_running().kill()
         self._running = None
-        self._give_up_ownership()
+        self._clear_owner()
 
     def restart(self) -> None:
-        """Stop in order, unless it was killed, and start again on the same data and the same port.
+        """Stop the broker in order, unless it was killed, and start it again on the same data and port.
 
-        Raises RuntimeError when it belongs to another process.
+        Raises RuntimeError if it belongs to another process.
         """
         self._check_owner()
         running, self._running = self._running, None
@@ -189,15 +196,15 @@ class Broker:
     def _remove_temporary(self) -> None:
         if self._temporary and self.data is not None:
             atexit.unregister(self._at_exit)
-            if self._at_child_exit is not None:
-                self._at_child_exit.cancel()
-                self._at_child_exit = None
+            if self._child_finalizer is not None:
+                self._child_finalizer.cancel()
+                self._child_finalizer = None
             shutil.rmtree(self.data, ignore_errors=True)
             self.data = None
 
     def _at_exit(self) -> None:
-        """Nobody has stopped it. There is no time for that in order, as threads cannot be started any more."""
-        if not self._is_anothers:
+        """Clean up a broker that was not stopped. It cannot stop in order, since threads cannot be started any more."""
+        if not self._belongs_to_another_process:
             if self.process and self._running is not None:
                 self.kill()
             self._remove_temporary()
@@ -207,28 +214,28 @@ class Broker:
         if "multiprocessing" in sys.modules:
             from multiprocessing import parent_process, util
 
-            # Children of multiprocessing that were forked end without the functions of atexit, and with these.
+            # Forked children of multiprocessing do not run the functions of atexit. They run these finalizers.
             if parent_process() is not None:
-                self._at_child_exit = util.Finalize(None, self.stop, exitpriority=AFTER_GRANDCHILDREN)
+                self._child_finalizer = util.Finalize(None, self.stop, exitpriority=AFTER_GRANDCHILDREN)
 
     @property
-    def _is_anothers(self) -> bool:
-        """Whether another process started it, of which this one was forked."""
+    def _belongs_to_another_process(self) -> bool:
+        """Whether this process was forked from the process that started the broker."""
         return self._owner_pid not in (None, os.getpid())
 
     def _check_owner(self) -> None:
-        """Raise RuntimeError when it belongs to another process."""
-        if self._is_anothers:
+        """Raise RuntimeError if the broker belongs to another process."""
+        if self._belongs_to_another_process:
             raise RuntimeError(
-                f"{self._owned()}, which started it; this is process {os.getpid()}. Use it as a client"
+                f"{self._ownership_text()}, which started it; this is process {os.getpid()}. Use it as a client"
                 f"{f' of {self.bootstrap}' if self.port else ''}, or start a Broker of this process's own"
             )
 
-    def _owned(self) -> str:
+    def _ownership_text(self) -> str:
         return f"this broker belongs to process {self._owner_pid}"
 
-    def _give_up_ownership(self) -> None:
-        """Unless something is left that only the owner may touch."""
+    def _clear_owner(self) -> None:
+        """Clear the owner, unless a broker or a temporary directory remains, which only the owner may touch."""
         if self._running is None and not (self._temporary and self.data is not None):
             self._owner_pid = None
 
@@ -238,13 +245,13 @@ class Broker:
         return f"<Broker {self.bootstrap if self.port else 'without a port yet'} of process {self._owner_pid}>"
 
     def __getstate__(self) -> dict[str, object]:
-        """For pickle and copy. Raises TypeError of one that is started: its thread or process cannot be copied."""
+        """Return the state for pickle and copy. Raises TypeError if the broker is started: it cannot be copied."""
         if self._owner_pid is not None:
-            where = f": hand on its bootstrap, {self.bootstrap!r}" if self.port else ""
-            raise TypeError(f"{self._owned()} and cannot be copied{where}")
+            hint = f": hand on its bootstrap, {self.bootstrap!r}" if self.port else ""
+            raise TypeError(f"{self._ownership_text()} and cannot be copied{hint}")
         return self.__dict__
 
-    def _now_running(self) -> Running:
+    def _require_running(self) -> RunningBroker:
         if self._running is None:
             raise RuntimeError("the broker does not run")
         return self._running
@@ -264,7 +271,7 @@ class Broker:
 
     async def __aenter__(self) -> Self:
         try:
-            await _off_the_loop(self.start)
+            await _run_in_thread(self.start)
         except BaseException:
             self.stop()
             raise
@@ -273,12 +280,12 @@ class Broker:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if not self._is_anothers:  # the loop is the owner's as well: nothing may be called on it
-            await _off_the_loop(self.stop)
+        if not self._belongs_to_another_process:  # the loop is a copy of the owner's too: nothing may be called on it
+            await _run_in_thread(self.stop)
 
 
 def setting_text(value: object) -> str:
-    """A setting as the text that a file would have: true, 3, a,b."""
+    """Return a setting as the text that a file would have: true, 3, a,b."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, list | tuple):
@@ -286,10 +293,10 @@ def setting_text(value: object) -> str:
     return str(value)
 
 
-async def _off_the_loop(function: Callable[[], None]) -> None:
-    """Run it in a thread of its own, which has ended when this returns: the loop's executor would keep one for ever.
+async def _run_in_thread(function: Callable[[], None]) -> None:
+    """Run `function` in a thread, which has ended when this returns. (The loop's executor would keep its thread.)
 
-    When the caller is cancelled meanwhile, the thread is waited for all the same, so that nothing is left half done.
+    If the caller is cancelled, this still waits for the thread, so that nothing is left half done.
     """
     loop = asyncio.get_running_loop()
     done: asyncio.Future[None] = loop.create_future()

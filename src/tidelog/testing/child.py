@@ -1,4 +1,4 @@
-"""A broker in a process of its own, which ends when this one does."""
+"""A broker in a child process, which ends when this process ends."""
 
 import os
 import selectors
@@ -15,23 +15,24 @@ from tidelog.testing.failure import BrokerFailedError
 
 START_S = 60.0
 STOP_S = 60.0
-"""Limits for a machine under load; a start takes a fraction of a second."""
+"""Time limits for a start and a stop, in seconds, for a machine under load. A start takes a fraction of a second."""
 
 ADDRESS = " listening on "
 
 
 class BrokerProcess:
-    """Started when it is made: the constructor returns once the broker has said where it listens.
+    """Start a broker process. The constructor returns when the broker has printed its address.
 
-    Raises BrokerFailedError with the line that the broker gave as its reason.
+    Raises BrokerFailedError with the broker's error line.
     """
 
     def __init__(self, host: str, port: int, data: Path, settings: Mapping[str, str]) -> None:
-        # We hold the writing end and never write: when this process ends, however it does, the broker reads the end.
-        watched, self._held = os.pipe()
+        # This process holds the writing end and never writes. When it ends, in any way, the broker reads end of
+        # file.
+        reading_end, self._writing_end = os.pipe()
         self._log = tempfile.TemporaryFile(prefix="tidelog-log-")  # noqa: SIM115 - closed by _release
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        arguments = ["--listen", address, "--data", str(data), "--parent-pipe", str(watched)]
+        arguments = ["--listen", address, "--data", str(data), "--parent-pipe", str(reading_end)]
         for name, value in settings.items():
             arguments += ["--set", f"{name}={value}"]
         try:
@@ -40,16 +41,16 @@ class BrokerProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=self._log,
-                pass_fds=[watched],
+                pass_fds=[reading_end],
                 env=child_environment(os.environ),
-                process_group=0,  # a terminal's Ctrl-C is for this process, which then stops the broker
+                process_group=0,  # a terminal's Ctrl-C reaches only this process, which then stops the broker
             )
         except BaseException:
-            os.close(self._held)
+            os.close(self._writing_end)
             self._log.close()
             raise
         finally:
-            os.close(watched)
+            os.close(reading_end)
         self.pid = self._process.pid
         drop_when_forked(self)
         try:
@@ -80,13 +81,15 @@ class BrokerProcess:
         self._release()
 
     def log(self) -> str:
-        # pread leaves the file's position alone, which the broker writes at.
+        # pread does not move the file position, at which the broker writes.
         size = os.fstat(self._log.fileno()).st_size
         return os.pread(self._log.fileno(), size, 0).decode(errors="replace")
 
     def drop_in_forked_child(self) -> None:
-        """Close the child's copy of the writing end: the broker is to end with this process, not with its children."""
-        os.close(self._held)
+        """Close the forked child's copy of the writing end: the broker ends with this process, not with its
+        children.
+        """
+        os.close(self._writing_end)
 
     def _read_address(self) -> tuple[str, int]:
         line = self._read_line()
@@ -98,7 +101,9 @@ class BrokerProcess:
         return host.strip("[]"), int(port)
 
     def _read_line(self) -> str:
-        """The broker's one line on stdout; empty when it ended without one. Raises BrokerFailedError after START_S."""
+        """Return the broker's one line on stdout; empty if it ended without one. Raises BrokerFailedError after
+        START_S.
+        """
         assert self._process.stdout is not None
         pipe = self._process.stdout
         deadline = time.monotonic() + START_S
@@ -119,15 +124,15 @@ class BrokerProcess:
         return lines[-1].removeprefix("Error: ") if lines else ""
 
     def _release(self) -> None:
-        os.close(self._held)
+        os.close(self._writing_end)
         self._log.close()
 
 
 def child_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Ours without settings of brokers, and with the way to this package, which need not be installed."""
+    """Return the environment without broker settings, and with a path to this package if it is not installed."""
     package = str(Path(tidelog.__file__).parents[1])
-    kept = {name: value for name, value in environment.items() if not name.startswith("TIDELOG_")}
+    variables = {name: value for name, value in environment.items() if not name.startswith("TIDELOG_")}
     if "site-packages" not in package:
-        path = kept.get("PYTHONPATH")
-        kept["PYTHONPATH"] = f"{path}{os.pathsep}{package}" if path else package
-    return kept
+        path = variables.get("PYTHONPATH")
+        variables["PYTHONPATH"] = f"{path}{os.pathsep}{package}" if path else package
+    return variables

@@ -13,7 +13,7 @@ from tidelog.testing.failure import BrokerFailedError
 
 
 class BrokerThread:
-    """Started when it is made: the constructor returns once the broker accepts connections.
+    """Start a broker thread. The constructor returns when the broker accepts connections.
 
     Raises BrokerFailedError, with the broker's own error as its cause.
     """
@@ -25,9 +25,9 @@ class BrokerThread:
         self._ready = threading.Event()
         self._error: BaseException | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._asked_to_stop = asyncio.Event()
+        self._stop_requested = asyncio.Event()
         self._stopping = False
-        # A daemon, so that a program that forgets to stop it can end; `stop` joins it.
+        # A daemon thread, so that a program that forgets to stop the broker can end; `stop` joins the thread.
         self._thread = threading.Thread(target=self._main, name="tidelog-broker", daemon=True)
         self._thread.start()
         try:
@@ -37,15 +37,18 @@ class BrokerThread:
             raise
         if self._error is not None:
             self._thread.join()
-            raise BrokerFailedError(self._why(self._error)) from self._error
+            raise BrokerFailedError(self._start_error_text(self._error)) from self._error
 
     def stop(self) -> None:
-        """Returns when the thread has ended. Raises BrokerFailedError when it had by itself, or did not in order."""
-        # Either the thread, still starting, sees the flag, or we see its loop.
+        """Stop the broker, and return when the thread has ended.
+
+        Raises BrokerFailedError if the broker had failed, or did not stop in order.
+        """
+        # Either the thread, which is still starting, reads the flag, or its loop is set already.
         self._stopping = True
         if self._loop is not None:
-            with contextlib.suppress(RuntimeError):  # the loop is closed: it has ended by itself
-                self._loop.call_soon_threadsafe(self._asked_to_stop.set)
+            with contextlib.suppress(RuntimeError):  # the loop is closed: the broker has ended by itself
+                self._loop.call_soon_threadsafe(self._stop_requested.set)
         self._thread.join()
         if self._error is not None:
             raise BrokerFailedError(f"the broker failed: {self._error}") from self._error
@@ -56,8 +59,8 @@ class BrokerThread:
     def log(self) -> str:
         return ""
 
-    def _why(self, error: BaseException) -> str:
-        if isinstance(error, BrokerFailedError):  # just after the start
+    def _start_error_text(self, error: BaseException) -> str:
+        if isinstance(error, BrokerFailedError):  # the broker failed just after the start
             return str(error)
         if not isinstance(error, Exception):
             return f"the start was broken off: {type(error).__name__}"
@@ -66,7 +69,7 @@ class BrokerThread:
 
     def _main(self) -> None:
         try:
-            # Not uvloop: the first loop of libuv in a process opens a pipe that nothing ever closes.
+            # Not uvloop: the first loop of libuv in a process opens a pipe that is never closed.
             with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:
                 runner.run(self._run())
         except BaseException as error:
@@ -77,16 +80,16 @@ class BrokerThread:
     async def _run(self) -> None:
         self._loop = asyncio.get_running_loop()
         if self._stopping:
-            self._asked_to_stop.set()
+            self._stop_requested.set()
         runtime = real_runtime()
         try:
             broker = BrokerServer(self._config, runtime)
             await broker.start()
             self.host, self.port = broker.host, broker.port
             self._ready.set()
-            asked = asyncio.ensure_future(self._asked_to_stop.wait())
+            stop_requested = asyncio.ensure_future(self._stop_requested.wait())
             failed = asyncio.ensure_future(broker.failed())
-            await asyncio.wait((asked, failed), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((stop_requested, failed), return_when=asyncio.FIRST_COMPLETED)
             await broker.stop()
             if failed.done():
                 raise BrokerFailedError(failed.result())

@@ -16,14 +16,14 @@ import java.util.concurrent.ConcurrentHashMap;
 import org.apache.kafka.common.utils.Exit;
 
 /**
- * Runs the main methods of Kafka's command-line tools in one JVM, several at once: to start a JVM for each costs a second or two.
+ * Runs the main methods of Kafka's command-line tools in one JVM, several at once: a JVM for each would take a second or two to start.
  *
  * Lines in:  run ID CLASS INPUT ARGUMENT...   and   stop ID   (INPUT and ARGUMENT in base64, "-" when empty)
  * Lines out: ID out|err BYTES   and   ID exit CODE   (BYTES in base64)
  *
- * Each tool has a thread group: what its threads print is its output. The first exit that it asks for counts, and it is
- * silent from there on, as a process would be: some tools would catch what ends their thread, and complain. The shutdown
- * hooks of its threads are taken out of the JVM's own (--add-opens java.base/java.lang=ALL-UNNAMED) and run when it ends.
+ * Each tool has a thread group, and the output of its threads is its output. Its first call of exit sets its exit code. After
+ * that call its output is dropped, as of an ended process: some tools catch the error that ends their thread, and print it. The shutdown
+ * hooks of its threads are removed from the JVM's (--add-opens java.base/java.lang=ALL-UNNAMED) and run when the tool ends.
  */
 public final class Tools {
     private static final PrintStream ANSWERS = System.out;

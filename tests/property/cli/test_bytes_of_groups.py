@@ -1,4 +1,4 @@
-"""Groups with names of any kind, and brokers that answer with any bytes: commands on groups show all of them."""
+"""Commands on groups show groups with any names, and answers with any bytes."""
 
 import base64
 import itertools

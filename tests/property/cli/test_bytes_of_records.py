@@ -1,5 +1,5 @@
-"""Records of any bytes, written with our own client: `consume` shows each of them, on streams of any encoding, and
-`produce --json` takes back what `consume --json` wrote.
+"""Records of any bytes, written with our client: `consume` shows each of them, in any encoding, and `produce --json`
+reads the output of `consume --json`.
 """
 
 import itertools

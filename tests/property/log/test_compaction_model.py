@@ -1,4 +1,4 @@
-"""A compacted log against a list: random appends, transactions, passes, cuts, retention, crashes.
+"""A compacted log compared with a list: random appends, transactions, passes, cuts, retention, crashes.
 
 The list tells exactly which records are left; that the table of last values never changes follows, and is checked too.
 """

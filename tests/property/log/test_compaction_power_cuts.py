@@ -1,4 +1,4 @@
-"""Power is cut after every operation of a pass and its swaps, and again in the recovery from that."""
+"""Power is cut after every operation of a pass and its swaps, and again during that recovery."""
 
 import random
 from collections.abc import Callable

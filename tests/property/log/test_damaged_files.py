@@ -1,4 +1,4 @@
-"""Files harmed at random: a log never crashes over them, serves no broken chain, and drops nothing in silence."""
+"""Files with random damage: a log never crashes, serves no broken chain of batches, and reports what it drops."""
 
 import random
 from collections.abc import Iterator

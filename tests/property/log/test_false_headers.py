@@ -1,4 +1,4 @@
-"""Random batches whose headers say false times, against a small model of retention and of look-ups by time.
+"""Random batches whose headers have false timestamps, compared with a small model of retention and look-ups by time.
 
 What a header may say without being looked into is the one thing that the model has to know: see `docs/conformance.md`.
 Kafka's own answers to such headers are in `tests/conformance/conversations/times.txt`.

@@ -1,4 +1,4 @@
-"""A log does what a list of records does, through random appends, rolls, reads, cuts, retention, kills, power cuts."""
+"""A log compared with a list of records: random appends, rolls, reads, cuts, retention, kills, power cuts."""
 
 import random
 from typing import Any

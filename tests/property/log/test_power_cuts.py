@@ -1,4 +1,4 @@
-"""Power is cut after every write and sync of random histories: what was synced survives, and what follows from it."""
+"""Power is cut after every write and sync of random histories: synced data survives, and so does what depends on it."""
 
 import random
 from typing import Any

@@ -1,4 +1,4 @@
-"""Bytes that are no message: MalformedMessage or some message, nothing else, in bounded time and memory."""
+"""Decoding arbitrary bytes gives a message or MalformedMessage, nothing else, in bounded time and memory."""
 
 import contextlib
 import time

@@ -1,4 +1,4 @@
-"""Every API in every version that kio has too: the same bytes for the same values, both ways."""
+"""Every API in every version that kio also has: the same bytes for the same values, in both directions."""
 
 from typing import Any
 

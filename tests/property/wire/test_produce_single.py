@@ -1,4 +1,4 @@
-"""Requests that are known again by their first bytes are answered, and change the log, as any other request."""
+"""Requests that are recognized by their first bytes are answered, and change the log, like all others."""
 
 import errno
 import struct

@@ -1,4 +1,4 @@
-"""Record batches: round trips, kio's reader as oracle, and hostile bytes."""
+"""Record batches: round trips, comparison with kio's reader, and hostile bytes."""
 
 import contextlib
 import time

@@ -1,4 +1,4 @@
-"""Records of internal topics, which kio has not: every value survives encoding and decoding."""
+"""Records of internal topics, which kio does not have: every value survives encoding and decoding."""
 
 import pytest
 from hypothesis import given

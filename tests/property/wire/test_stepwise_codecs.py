@@ -1,4 +1,4 @@
-"""Codecs that yield within long arrays: the same values and bytes as the others, and refusals of the same input."""
+"""Codecs that yield within long arrays have the same results as the others, and refuse the same input."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""DeleteGroups where it takes several steps, and what others may do between two of them."""
+"""DeleteGroups in several steps, and other requests between two of them."""
 
 from collections.abc import Iterator
 from typing import Any

@@ -1,4 +1,4 @@
-"""DescribeConfigs. The expectations are Kafka 4.3.1's answers, but for documentation and our own settings."""
+"""DescribeConfigs. The expectations are Kafka 4.3.1's answers, except for documentation and our own settings."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""DescribeProducers: what an answer holds at most, and offline logs. The rest is compared with Kafka."""
+"""DescribeProducers: the limit of an answer, and offline logs. The rest is compared with Kafka."""
 
 from types import SimpleNamespace
 from typing import Any

@@ -1,4 +1,4 @@
-"""A fetch that looks again at a partition tells what it finds then, and nothing of what it found before."""
+"""A fetch that reads a partition again reports its new state, and nothing of the old one."""
 
 from types import SimpleNamespace
 from typing import Any, cast

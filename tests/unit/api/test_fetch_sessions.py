@@ -1,4 +1,4 @@
-"""KIP-227 on the broker's side: who gets a session, what it remembers, when it is refused."""
+"""KIP-227 in the broker: which clients get a session, what it stores, when it is refused."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""InitProducerId. The expectations are Kafka 4.3.1's answers, but for transactional ids."""
+"""InitProducerId. The expectations are Kafka 4.3.1's answers, except for transactional ids."""
 
 from typing import Any
 

@@ -1,5 +1,6 @@
-"""Partitions that are named more than once; a time is looked for in steps, and the partition may have another log
-before the last of them."""
+"""ListOffsets: a partition named more than once, and a search by time in steps during which the partition's log may
+be replaced.
+"""
 
 from types import SimpleNamespace
 from typing import Any, cast

@@ -1,4 +1,4 @@
-"""Metadata in all its versions. The expectations are Kafka 4.3.1's answers, but for topics made on demand."""
+"""Metadata in all its versions. The expectations are Kafka 4.3.1's answers, except for automatically created topics."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The meter of one request: the thread's time in percent, and what its answer says."""
+"""The meter of one request: the thread's time in percent, and the throttle time in its answer."""
 
 from typing import Any
 

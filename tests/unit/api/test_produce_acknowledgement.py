@@ -1,4 +1,4 @@
-"""The answer to a produce whose batches are not durable yet: once, whole, in time."""
+"""The answer to a produce whose batches are not durable yet: sent once, complete, in time."""
 
 from collections.abc import Callable
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""What a batch passes through into a topic that keeps batches as they come: nothing that compression needs."""
+"""The path of a batch into a topic that stores batches unchanged does not load the code for compression."""
 
 import sys
 from collections.abc import Callable

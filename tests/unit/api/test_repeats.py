@@ -1,4 +1,4 @@
-"""Things that one request names more than once."""
+"""Requests that name a thing more than once."""
 
 from types import SimpleNamespace
 from typing import Any

@@ -1,4 +1,4 @@
-"""A fetch of hundreds of partitions, at its handler: what it waits for, and what it leaves behind."""
+"""A fetch of hundreds of partitions, at its handler: what it waits for, and that it leaves nothing behind."""
 
 import asyncio
 from collections.abc import Callable, Coroutine

@@ -1,4 +1,4 @@
-"""A connection whose handlers are the test's."""
+"""A connection whose handlers belong to the test."""
 
 import pytest
 

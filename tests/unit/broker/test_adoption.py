@@ -1,4 +1,4 @@
-"""Directories that Apache Kafka wrote, taken over."""
+"""A broker that starts on directories that Apache Kafka wrote."""
 
 import shutil
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Clients that send a long request and hang up at once: what they asked for is done, and nothing is held after it."""
+"""Clients that send a long request and disconnect at once: the request is executed, and nothing stays in memory."""
 
 import fcntl
 import socket

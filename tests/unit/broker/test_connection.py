@@ -1,4 +1,4 @@
-"""Frames in, responses out in order, and what a hostile or slow peer can do: nothing to others."""
+"""Frames in, responses out in order; a hostile or slow peer does not affect other connections."""
 
 import asyncio
 import struct

@@ -1,4 +1,4 @@
-"""A client over its quota: it is answered, and waits; others do not."""
+"""A client over its quota is answered, and waits; other clients do not wait."""
 
 import struct
 from typing import Any

@@ -1,4 +1,4 @@
-"""Requests that are long, handlers that take steps, and clients that leave before all is done."""
+"""Long requests, handlers that run in steps, and clients that disconnect before the end."""
 
 import asyncio
 import struct

@@ -1,4 +1,4 @@
-"""A start that has to be given up leaves directories as it found them: the next one has nothing to recover."""
+"""A start that fails leaves the directories unchanged, so that the next start has nothing to recover."""
 
 import socket
 from pathlib import Path

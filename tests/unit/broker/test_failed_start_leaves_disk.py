@@ -1,4 +1,4 @@
-"""A start that fails for a reason that can be known beforehand has changed nothing on the disk."""
+"""A start that fails for a reason that can be checked beforehand changes nothing on the disk."""
 
 import asyncio
 import shutil

@@ -1,4 +1,4 @@
-"""Clients that have shut their sending side: all that they asked is answered, then the connection closes."""
+"""Clients that have shut their sending side: all their requests are answered, then the connection closes."""
 
 import asyncio
 import errno

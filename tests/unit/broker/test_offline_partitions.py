@@ -1,5 +1,5 @@
-"""Partitions whose log cannot be opened, beside others that can. The expectations are Kafka 4.3.1's answers when one of
-its two data directories has failed, but for the leader epoch, which Kafka's controller raises.
+"""Partitions whose log cannot be opened, beside others. The expectations are answers of Kafka 4.3.1 with a failed
+data directory, except for the leader epoch, which Kafka's controller raises.
 """
 
 from collections.abc import Iterator

@@ -1,5 +1,5 @@
-"""Directories of partitions that the metadata does not know, as a kill in the middle of a deletion leaves them, and an
-old copy of the metadata seems to.
+"""Directories of partitions that the metadata does not know, as a kill during a deletion leaves them, or an old copy
+of the metadata.
 """
 
 import logging

@@ -1,4 +1,4 @@
-"""Requests that name hundreds of partitions: answered as many small ones would be."""
+"""Requests that name hundreds of partitions are answered like many small requests."""
 
 from collections.abc import Iterator
 from threading import Timer

@@ -1,4 +1,4 @@
-"""What `tidelog broker config` makes of what a broker tells of its settings."""
+"""How `tidelog broker config` shows a broker's answer about its settings."""
 
 import json
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""What commands ask a cluster, while topics come and go."""
+"""The requests of commands to a cluster, while topics are created and deleted."""
 
 import json
 from collections.abc import Iterator

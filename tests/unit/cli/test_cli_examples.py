@@ -1,4 +1,4 @@
-"""The examples in helps at narrow terminals."""
+"""The examples in help texts at narrow terminals."""
 
 import itertools
 import shlex

@@ -1,4 +1,6 @@
-"""What `tidelog start` and `tidelog --help` may import. Start-up time and memory go there: adding one is a decision."""
+"""The modules that `tidelog start` and `tidelog --help` may import. They cost start-up time and memory: add one only
+on purpose.
+"""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""`tidelog log dump` and `verify` over files that a broker wrote, sound and damaged."""
+"""`tidelog log dump` and `verify` on files of a broker, intact and damaged."""
 
 import json
 import shutil

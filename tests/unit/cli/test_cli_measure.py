@@ -1,4 +1,4 @@
-"""What `tidelog bench` makes of what librdkafka tells it."""
+"""How `tidelog bench` uses the reports of librdkafka."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,6 @@
-"""What commands say of partitions whose log cannot be opened: which, where to look, and never that they are empty."""
+"""Messages of commands about partitions whose log cannot be opened: which, where to look, and never that they are
+empty.
+"""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Where offsets shall go: what the options and files say, and what becomes of it."""
+"""Planned offsets: options and files, and the resulting offsets."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Tables, plots and what is computed for them."""
+"""Tables, plots, and the values computed for them."""
 
 import os
 import pty

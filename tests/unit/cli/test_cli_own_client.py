@@ -1,4 +1,4 @@
-"""Our own client as commands use it: the same addresses as for librdkafka's, errors in one line."""
+"""Our own client in commands: the same addresses as for librdkafka's client, errors in one line."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Records as text and as JSON, both ways."""
+"""Records as text and as JSON, in both directions."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Every table of the command line at terminals of every width: numbers are whole, and what is left out is named."""
+"""Every table of the command line at terminals of every width: numbers are never cut, and omitted columns are named."""
 
 import io
 import re

@@ -1,5 +1,5 @@
-"""One odd thing hides no others: what can be shown is shown, the rest is marked, and the exit code is 1 only where what
-was asked for by name failed.
+"""One failed item does not hide the others: the rest is shown, the failure is marked, and the exit code is 1 only if
+an item requested by name failed.
 """
 
 import socket

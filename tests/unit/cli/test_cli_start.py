@@ -1,4 +1,4 @@
-"""`tidelog start` without a process: flags, log lines, reasons of failure, the order of events."""
+"""`tidelog start` without a process: flags, log lines, error messages, the order of events."""
 
 import asyncio
 import errno

@@ -1,4 +1,4 @@
-"""`tidelog start` as a user meets it: a process, its one line, its signals, its refusals."""
+"""`tidelog start` as a process: its one line of output, its signals, its errors."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""Commands on a topic with a transaction that is open, as Kafka left it: what is committed ends before it."""
+"""Commands on a topic with an open transaction that Kafka wrote: committed records end before it."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""What a terminal is told while `tidelog consume` waits."""
+"""Messages at the terminal while `tidelog consume` waits."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""`tidelog group lag --watch` while its broker restarts, and what looks again and again."""
+"""`tidelog group lag --watch` while its broker restarts, and the polling behind it."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Times and durations as people write them."""
+"""Parsing of times and durations."""
 
 import time
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""The client against a real broker of ours: batches in, the same batches out, across a restart."""
+"""The client with a real Tidelog broker: it reads the same batches that it wrote, also after a restart."""
 
 import threading
 

@@ -1,4 +1,4 @@
-"""The blocking client against sockets that a test owns: order, limits, time, broken peers."""
+"""The blocking client with sockets of the test: order, limits, time, broken peers."""
 
 import socket
 import struct

@@ -1,4 +1,4 @@
-"""Deleting offsets: the coordinator is looked for, and looked for again when it has moved."""
+"""Deletion of offsets: the client finds the coordinator, and finds it again after it has moved."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Decisions of the client, with the brokers played by the test: whom to ask, what to do about each answer."""
+"""Decisions of the client, with the test as brokers: which broker to ask, and how to handle each answer."""
 
 from collections.abc import Callable
 from typing import TypeVar

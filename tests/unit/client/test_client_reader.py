@@ -1,4 +1,4 @@
-"""Reading many partitions: one that fails, is damaged or has lost records does not stop the others."""
+"""Reading many partitions: a failed, damaged or truncated partition does not stop the others."""
 
 from collections.abc import Mapping
 

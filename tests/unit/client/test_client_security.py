@@ -1,4 +1,4 @@
-"""TLS and SASL: against a broker with a certificate of its own, and against the vectors of the standard."""
+"""TLS and SASL: with a broker that has a test certificate, and with the vectors of the standard."""
 
 import socket
 import ssl

@@ -1,4 +1,4 @@
-"""A broker's settings: where they come from, what they say together, errors in one line."""
+"""A broker's settings: their sources, their combinations, errors in one line."""
 
 import typing
 

@@ -1,4 +1,4 @@
-"""Settings as DescribeConfigs and CreateTopics tell them. The expectations are answers of Kafka 4.3.1."""
+"""Settings in DescribeConfigs and CreateTopics. The expectations are answers of Kafka 4.3.1."""
 
 import pytest
 

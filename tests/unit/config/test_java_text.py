@@ -1,4 +1,4 @@
-"""Texts of settings as Java reads them, compared with what Kafka 4.3.1 made of the same texts."""
+"""Texts of settings parsed as Java does, compared with Kafka 4.3.1's results for the same texts."""
 
 import re
 import time

@@ -1,4 +1,4 @@
-"""The configuration files that come with Apache Kafka, as far as they set something, are taken."""
+"""The configuration files of Apache Kafka are accepted."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Texts to values: types, ranges, refusals, and back."""
+"""Settings from text to value and back: types, ranges, refusals."""
 
 import pytest
 

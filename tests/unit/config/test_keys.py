@@ -1,4 +1,4 @@
-"""The table of settings against what a running Kafka 4.3.1 told of its own."""
+"""The table of settings, compared with the answers of a running Kafka 4.3.1 about its own."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Topics' settings in force, and which a topic may have."""
+"""The effective settings of topics, and the settings that a topic may have."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""One pure core with a log, driven by hand: for tests of single steps."""
+"""One core without I/O and its log, driven step by step by a test."""
 
 from typing import Any
 

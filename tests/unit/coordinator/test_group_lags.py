@@ -1,4 +1,4 @@
-"""Which groups the broker's log says are far behind, on real logs on a simulated disk, in virtual time."""
+"""The broker's log lines about groups that are far behind, with real logs on a simulated disk, in virtual time."""
 
 import asyncio
 import errno

@@ -1,4 +1,4 @@
-"""A coordinator partition on a real log, on a simulated disk: what fakes could hide."""
+"""A coordinator partition on a real log and a simulated disk, for errors that fakes could hide."""
 
 import asyncio
 import errno

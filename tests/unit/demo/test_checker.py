@@ -1,4 +1,4 @@
-"""The checker finds what is planted, and nothing else."""
+"""The checker finds each planted error, and nothing else."""
 
 from typing import Any
 
@@ -45,20 +45,20 @@ def test_balanced_accounts_pass() -> None:
     [
         ({"orders": [order("a"), order("b"), order("c"), order("a")]}, "orders in the topic more than once"),
         ({"orders": [order("a"), order("b"), order("c"), order("d")]}, "orders without an outcome"),
-        ({"orders": [order("a"), order("b")]}, "outcomes of orders that nobody sent"),
+        ({"orders": [order("a"), order("b")]}, "outcomes of orders that were not sent"),
         (
             {"events": [*balanced().events, (4, event("a", "accepted"))]},
-            "orders that two events tell of",
+            "orders with more than one event",
         ),
-        ({"events": balanced().events[:3]}, "outcomes that no event tells of"),
+        ({"events": balanced().events[:3]}, "outcomes without an event"),
         (
             {"events": [*balanced().events[:3], (3, event("c", "sold out"))]},
-            "events that say something else than the ledger",
+            "events that contradict the ledger",
         ),
-        ({"stock": {"P": (3, 3)}}, "the stock and the ledger give different sums"),
-        ({"sold": {"P": 4}}, "Parquet and the ledger give different sums"),
-        ({"sold": {}}, "Parquet and the ledger give different sums"),
-        ({"stock": {"P": (1, -1)}}, "1 units were sold that were not there"),
+        ({"stock": {"P": (3, 3)}}, "the stock and the ledger have different sums"),
+        ({"sold": {"P": 4}}, "Parquet and the ledger have different sums"),
+        ({"sold": {}}, "Parquet and the ledger have different sums"),
+        ({"stock": {"P": (1, -1)}}, "1 units were sold beyond the stock"),
         ({"readers": {"messages": 2}}, "group messages has seen 2 events of 3"),
     ],
 )

@@ -1,4 +1,4 @@
-"""What the demonstration leaves behind and says when it does not come to its end."""
+"""An interrupted or failed demonstration: the files that it leaves, and its messages."""
 
 import builtins
 import tempfile
@@ -16,7 +16,7 @@ from tidelog.demo.command import flash_sale
 def interrupted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """Ctrl-C comes when the first files are there. Temporary directories are made in the path returned."""
 
-    def run(plan: stage.Plan, show: stage.Show) -> stage.Result:
+    def run(plan: stage.Plan, display: stage.Display) -> stage.Result:
         plan.directory.mkdir(parents=True, exist_ok=True)
         (plan.directory / "ledger.sqlite").write_text("")
         raise KeyboardInterrupt

@@ -1,4 +1,4 @@
-"""What is said of a sale where nobody redraws: plain lines, one for each phase at least."""
+"""The display without a terminal: plain lines, at least one for each phase."""
 
 import io
 

@@ -1,4 +1,4 @@
-"""The text files: Kafka's formats, and what is wrong said with its position."""
+"""Checkpoint files: Kafka's text formats, and errors with their position."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What a read touches of files that may not be in the page cache."""
+"""Which bytes a read touches in files that may not be in the page cache."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Every form of compressed records that Kafka takes, through each part of the log that decompresses them."""
+"""Every form of compressed records that Kafka accepts, in each part of the log that decompresses them."""
 
 import pytest
 

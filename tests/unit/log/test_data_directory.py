@@ -1,4 +1,4 @@
-"""The data directory: lock, clean marker, checkpoints, partitions that come, go, and are not what they seem."""
+"""The data directory: lock, clean marker, checkpoints, and partitions that are created, deleted, or invalid."""
 
 import errno
 import random

@@ -1,4 +1,4 @@
-"""Directories that Kafka wrote (tests/golden/segments): read whole, continued, verified; harm to them is found."""
+"""Directories that Kafka wrote (tests/golden/segments) are read, continued and verified; damage is found."""
 
 import random
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The two halves of a flush, and what may be said to be durable."""
+"""The two halves of a flush, and which data is reported as durable."""
 
 import errno
 

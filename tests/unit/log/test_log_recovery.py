@@ -1,4 +1,6 @@
-"""Opening after a kill, a power cut, damage: what is scanned, cut, rebuilt, and what takes the log offline."""
+"""Opening a log after a kill, a power cut or damage: what is scanned, cut and rebuilt, and what takes the log
+offline.
+"""
 
 import logging
 import struct

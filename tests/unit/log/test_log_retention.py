@@ -1,4 +1,4 @@
-"""Retention of whole segments, by size, time and log start offset; never under a reader, in two steps."""
+"""Retention of whole segments, by size, time and log start offset, in two steps; no reader loses a file."""
 
 import errno
 import random

@@ -1,4 +1,4 @@
-"""What a topic's settings refuse or rewrite in a client's batch: Kafka 4.3.1's answers, seen on a live one."""
+"""Batches that a topic's settings refuse or rewrite. The expectations are answers of a live Kafka 4.3.1."""
 
 import struct
 from typing import Any

@@ -1,4 +1,4 @@
-"""`verify` and `dump` on logs of our own: sound ones are, and each kind of harm is found where it was done."""
+"""`verify` and `dump` on our logs: intact logs pass, and each kind of damage is found at its position."""
 
 import errno
 import struct

@@ -1,4 +1,4 @@
-"""Idempotent producers and transactions, by Kafka 4.3.1's answers (each sequence of cases was sent to a live one)."""
+"""Idempotent producers and transactions. The expectations are answers of a live Kafka 4.3.1 to the same sequences."""
 
 import pytest
 

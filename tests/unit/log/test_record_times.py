@@ -1,4 +1,4 @@
-"""Batches whose headers say false times: what is looked at, and what retention, rolls and look-ups make of it."""
+"""Batches whose headers have false timestamps: which are checked, and their effect on retention, rolls and look-ups."""
 
 import json
 import random

@@ -1,4 +1,4 @@
-"""Decisions about settings. Error codes are Kafka 4.3.1's answers, but for the cases that are marked."""
+"""Decisions about settings. Error codes are Kafka 4.3.1's answers, except where a case is marked."""
 
 import time
 from collections.abc import Sequence

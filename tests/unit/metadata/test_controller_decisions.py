@@ -1,4 +1,4 @@
-"""Decisions about topics and brokers: tables of requests and what becomes of them. Errors are Kafka 4.3.1's answers."""
+"""Decisions about topics and brokers: tables of requests and results. Errors are Kafka 4.3.1's answers."""
 
 from collections.abc import Sequence
 from typing import Any

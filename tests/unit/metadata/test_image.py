@@ -1,4 +1,4 @@
-"""The image: what each record does, what images share, replay and snapshots."""
+"""The metadata image: the effect of each record, sharing between images, replay and snapshots."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""The journal's encoding: exact bytes for each kind, and what is refused."""
+"""The journal's encoding: exact bytes for each kind of record, and refusals."""
 
 import json
 

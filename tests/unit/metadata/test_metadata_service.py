@@ -1,4 +1,4 @@
-"""The controller at work: what is answered when, what survives, what happens when the store does not."""
+"""The controller at work: when it answers, what survives a crash, what happens when the store fails."""
 
 import asyncio
 import logging

@@ -1,4 +1,4 @@
-"""Decisions about quotas. Error codes are Kafka 4.3.1's answers, but for bounds of our own."""
+"""Decisions about quotas. Error codes are Kafka 4.3.1's answers, except for our own bounds."""
 
 from typing import Any
 

@@ -1,4 +1,6 @@
-"""What a running broker takes: settings that others limit. Single values are compared with Kafka's answers."""
+"""Settings that limit each other: the values that a running broker accepts. Single values are compared with Kafka's
+answers.
+"""
 
 from collections.abc import Mapping
 

@@ -1,4 +1,4 @@
-"""The SQLite store: the interface's promises, two processes at one file, kills between append and answer."""
+"""The SQLite store: the guarantees of the interface, two processes on one file, kills between append and answer."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""Names that a topic may have."""
+"""The valid names of topics."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Both decoders give, column by column, what `tidelog.wire.records` decodes record by record."""
+"""Both decoders give the same columns as `tidelog.wire.records` does record by record."""
 
 # ruff: noqa: E402 (nothing here can be imported without the skipped package)
 

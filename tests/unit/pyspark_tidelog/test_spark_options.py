@@ -1,4 +1,4 @@
-"""Options: what is taken, what is refused, and in which words."""
+"""Options: which are accepted, which are refused, and the messages."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Rows to record batches: decoded again by `tidelog.wire.records`, they are the rows, and lie where Java puts them."""
+"""Rows to record batches: `tidelog.wire.records` decodes them to the same rows, in the partitions that Java chooses."""
 
 # ruff: noqa: E402 (nothing here can be imported without the skipped package)
 

@@ -1,4 +1,4 @@
-"""Ranges: how a limit is shared out, how they are cut for tasks, and what of them is still there."""
+"""Ranges: how a limit is shared, how ranges are split for tasks, and which offsets remain in the log."""
 
 import pytest
 from hypothesis import given

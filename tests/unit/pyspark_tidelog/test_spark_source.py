@@ -1,4 +1,4 @@
-"""What Spark sees of the source and the sink: schemas, refusals, rounds of batches."""
+"""The source and the sink as Spark sees them: schemas, refusals, rounds of batches."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What can have which quota, and which entities a filter matches: against the rules written out."""
+"""Which entity can have which quota, and which entities a filter matches, compared with written-out rules."""
 
 from itertools import product
 

@@ -1,4 +1,4 @@
-"""Whose quota counts: against Kafka's order written out, and who shares a sensor; names without bounds."""
+"""Which quota applies, compared with Kafka's written-out order; which clients share a sensor; names without bounds."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The arithmetic of quotas: against what Kafka's classes gave, and against plain sums."""
+"""The arithmetic of quotas, compared with results of Kafka's classes and with plain sums."""
 
 from collections import defaultdict
 from pathlib import Path

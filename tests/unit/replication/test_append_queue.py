@@ -1,4 +1,4 @@
-"""Batches that wait for a thread, or for a turn of the loop: appended in the order in which they came."""
+"""Batches that wait for a thread or a turn of the loop are appended in the order of their arrival."""
 
 import asyncio
 import random

@@ -1,4 +1,4 @@
-"""Which partition is compacted when, and what becomes of a pass that does not go well."""
+"""Which partition is compacted when, and the handling of a failed pass."""
 
 import errno
 import logging

@@ -1,4 +1,4 @@
-"""Group commit: one sync for all that came while the last one ran; a failed sync fails its own log alone."""
+"""Group commit: one sync for all appends during the last one; a failed sync fails only its own log."""
 
 import asyncio
 import errno

@@ -1,4 +1,4 @@
-"""How many threads open logs: one while the disk does not make it wait, several where it does."""
+"""How many threads open logs: one while the disk is fast, several when it makes a thread wait."""
 
 import asyncio
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""The high watermark, who is told when it moves, and what the durability settings make wait."""
+"""The high watermark, its listeners, and which answers the durability settings delay."""
 
 import asyncio
 from types import SimpleNamespace

@@ -1,4 +1,6 @@
-"""Retention of real logs in a simulated world: beside appends and reads, its file work off the loop, ended anywhere."""
+"""Retention of real logs in a simulated world: beside appends and reads, with file work in threads, interrupted
+anywhere.
+"""
 
 import asyncio
 import errno

@@ -1,4 +1,4 @@
-"""Parked fetches are woken in their order, and however many there are, not all in one turn of the loop."""
+"""Parked fetches are woken in order; many of them are not woken in one turn of the loop."""
 
 from collections.abc import Callable
 from types import SimpleNamespace

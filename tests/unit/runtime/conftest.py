@@ -1,4 +1,4 @@
-"""Both loops that the runtime serves."""
+"""The two event loops that the runtime supports."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine

@@ -1,4 +1,4 @@
-"""The process for what computes for long: started when it is wanted, gone when it is not, whatever happens."""
+"""The worker process for long computations: started when it is needed, ended when it is not, whatever happens."""
 
 import asyncio
 import os

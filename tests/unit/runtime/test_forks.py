@@ -1,4 +1,4 @@
-"""What a forked child has left of the runtime that it inherits: nothing that the parent would miss or wait for."""
+"""A forked child keeps no part of the runtime that the parent would miss or wait for."""
 
 import asyncio
 import gc

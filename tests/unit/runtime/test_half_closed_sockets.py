@@ -1,4 +1,4 @@
-"""Streams whose other side has shut its sending side, on asyncio and on uvloop."""
+"""Streams whose peer has shut its sending side, on asyncio and on uvloop."""
 
 import asyncio
 import errno

@@ -1,4 +1,4 @@
-"""Long computations in turns: whose turn it is, what ends one, and what becomes of those that are abandoned."""
+"""Long computations in turns: whose turn is next, when a turn ends, and how abandoned computations end."""
 
 import asyncio
 import gc

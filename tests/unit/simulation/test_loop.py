@@ -1,4 +1,4 @@
-"""Virtual time: order, jumps, and what is said when nothing can happen any more."""
+"""Virtual time: order, jumps, and the error when nothing can happen any more."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""The simulated disk against a model, and what it does on demand."""
+"""The simulated disk compared with a model, and the faults that it makes on demand."""
 
 import errno
 import random

@@ -1,4 +1,4 @@
-"""The simulated network: connections of which one side has shut its sending side, as with real sockets."""
+"""The simulated network: connections whose one side has shut its sending side behave as with real sockets."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""The simulated metadata store: the interface's promises, and what it keeps through kills and power cuts."""
+"""The simulated metadata store: the guarantees of the interface, and the data after kills and power cuts."""
 
 import asyncio
 import errno

@@ -1,4 +1,4 @@
-"""Worlds: equal seeds give equal traces, processes die as they should, failures name their seed."""
+"""Worlds: equal seeds give equal traces, processes die completely, failures name their seed."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""`tidelog.testing.Broker`, in this process and as a child: ready, usable, gone without a trace."""
+"""`tidelog.testing.Broker`, in this process and as a child: ready, usable, and removed without a trace."""
 
 import asyncio
 import logging

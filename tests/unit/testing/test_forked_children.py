@@ -1,4 +1,4 @@
-"""A broker belongs to the process that started it: whatever a forked child does or leaves, it goes on serving.
+"""A broker belongs to the process that started it: it continues to serve, whatever a forked child does or leaves.
 
 Each case is a program of its own, run as a file. It prints SERVES when a record was acknowledged after its children had
 ended; afterwards nothing may be left of the broker.

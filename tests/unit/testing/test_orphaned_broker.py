@@ -1,4 +1,4 @@
-"""A broker process ends when the process that started it does, however that ends."""
+"""A broker process ends when the process that started it ends, in whatever way."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""The pytest plugin in a pytest of its own: what it gives, and that it costs nothing to those who do not use it."""
+"""The pytest plugin in a separate pytest: its fixture, and that it costs nothing to runs that do not use it."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""The parts of long arrays: everything that is in them, and nothing taken away."""
+"""Long arrays in parts: the parts hold every item, and the arrays stay unchanged."""
 
 from itertools import chain
 

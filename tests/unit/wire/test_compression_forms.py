@@ -1,4 +1,4 @@
-"""What the decoder makes of every form of a compressed stream that Kafka 4.3.1 was asked about, and its limits."""
+"""The decoder's results for every form of a compressed stream that Kafka 4.3.1 was tested with, and its limits."""
 
 import gzip
 import random

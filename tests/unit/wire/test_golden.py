@@ -1,4 +1,4 @@
-"""Bytes that other clients and real brokers wrote: tests/golden/wire/PROVENANCE.md."""
+"""Bytes that other clients and real brokers wrote (tests/golden/wire/PROVENANCE.md)."""
 
 import importlib
 import json

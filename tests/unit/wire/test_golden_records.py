@@ -1,4 +1,4 @@
-"""Records of internal topics against what Apache Kafka's own classes write: tests/golden/wire/kafka."""
+"""Records of internal topics compared with the bytes of Apache Kafka's own classes (tests/golden/wire/kafka)."""
 
 import base64
 import json

@@ -1,4 +1,4 @@
-"""What a producer may state of a batch, as far as its header tells."""
+"""The values that a producer may set in a batch's header."""
 
 import struct
 

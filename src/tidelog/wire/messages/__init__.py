@@ -1,1 +1,1 @@
-"""Generated: one module per API, and one per kind of record. Import the module that is needed."""
+"""Generated: one module for each API and for each kind of record. Import only the modules you use."""

@@ -1,4 +1,4 @@
-"""Assignors: everything assigned once, evenly, and nothing moved that need not move."""
+"""Assignors: every partition is assigned once, evenly, and no partition moves without need."""
 
 from collections import Counter
 

@@ -1,4 +1,4 @@
-"""Expressions as RE2/J reads them: what it refuses, and what it matches."""
+"""Regular expressions as RE2/J reads them: which it refuses, and which texts they match."""
 
 import time
 from pathlib import Path

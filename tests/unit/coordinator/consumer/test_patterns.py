@@ -1,4 +1,4 @@
-"""Subscription by regular expression: what is refused, what is resolved, and that no expression holds the loop."""
+"""Subscription by regular expression: refusals, matches, and that no expression blocks the event loop."""
 
 import time
 

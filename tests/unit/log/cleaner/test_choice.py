@@ -1,4 +1,4 @@
-"""Which stretch of a log a pass takes, and when it is worthwhile."""
+"""Which range of a log a pass compacts, and when a pass is worthwhile."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Segments that Kafka's cleaner has before it and what it makes of them: ours makes the same."""
+"""Segments before and after a pass of Kafka's cleaner: our pass has the same result."""
 
 import random
 import zipfile

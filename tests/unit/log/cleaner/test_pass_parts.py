@@ -1,4 +1,4 @@
-"""The small parts of a pass: its pace, its memory, its groups, what it is asked and tells, records as stretches."""
+"""The small parts of a pass: its pace, its memory, its groups, its inputs and results, records as byte ranges."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""A swap under readers: whoever holds a file of the old segments reads on, and nobody finds a file gone."""
+"""A swap during reads: a reader with an old segment's file continues, and no reader finds a file missing."""
 
 from collections.abc import Callable
 from itertools import islice
