@@ -165,7 +165,7 @@ def topic_or_temporary(connection: ConnectionOptions, topic: str | None, partiti
     """The topic that was named, which has to be there, or one for this measurement."""
     if topic is not None:
         with connection.open() as client:
-            gone = offline.offline_of(describe(client, [topic]))
+            gone = offline.offline_partitions_of(describe(client, [topic]))
         if gone:
             raise offline.refuse(gone, "What the others do would say nothing about the topic.")
     with measure.temporary_topic(connection, partitions) if topic is None else nullcontext(topic) as name:

@@ -9,7 +9,7 @@ import typer
 from tidelog.cli.connection import LOCALHOST, AsJson, Bootstrap, key_values
 from tidelog.cli.errors import UsageError
 from tidelog.cli.own_client import connected
-from tidelog.cli.tables import Column, Table, listed, print_json, print_table
+from tidelog.cli.tables import Column, Table, comma_separated, print_json, print_table
 from tidelog.cli.topic import value_text
 
 if TYPE_CHECKING:
@@ -122,8 +122,8 @@ def set_settings(
 
 def nothing_to_show(number: int, altered: bool, keys: list[str]) -> str:
     if altered:
-        return f"{listed(keys)}: not set for all brokers." if keys else "Nothing was set of all brokers."
-    return f"{listed(keys)}: not set." if keys else f"All settings of broker {number} have their defaults."
+        return f"{comma_separated(keys)}: not set for all brokers." if keys else "Nothing was set of all brokers."
+    return f"{comma_separated(keys)}: not set." if keys else f"All settings of broker {number} have their defaults."
 
 
 @config.command("unset")

@@ -7,7 +7,7 @@ from tidelog.cli import broker_settings
 from tidelog.cli.broker_settings import ALL, BrokerSetting, RefusedError
 from tidelog.cli.errors import CommandError
 from tidelog.cli.own_client import brokers, connected
-from tidelog.cli.tables import listed
+from tidelog.cli.tables import comma_separated
 from tidelog.client.blocking import Client
 
 NOT_IN_COMMON = "cluster level"
@@ -110,7 +110,9 @@ def remedy(target: Target, changes: dict[str, str | None], refusal: str) -> str:
         return ""
     described = broker_settings.described(target.client, target.address, str(target.number), list(changes))
     fixed = [setting.name for setting in described if setting.read_only and setting.name in refusal]
-    return f"; {listed(fixed)} changes at a restart: put it into the broker's configuration file" if fixed else ""
+    return (
+        f"; {comma_separated(fixed)} changes at a restart: put it into the broker's configuration file" if fixed else ""
+    )
 
 
 def warn_of_own(target: Target, keys: Iterable[str]) -> None:

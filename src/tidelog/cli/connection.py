@@ -298,7 +298,7 @@ def kafka_error(raised: "KafkaException | KafkaError", subject: str = "") -> Com
     return CommandError(f"{about}{one_line(error.str())} ({error.name()})")
 
 
-def in_our_words(error: Exception) -> CommandError | None:
+def as_command_error(error: Exception) -> CommandError | None:
     """What came of a request, in one line; None for what is no error of the cluster's."""
     from tidelog.client.errors import ClientError
     from tidelog.wire.errors import ApiError

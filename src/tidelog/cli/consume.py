@@ -16,7 +16,7 @@ from tidelog.cli.errors import CommandError, UsageError
 from tidelog.cli.interrupts import interrupts_noted
 from tidelog.cli.reading import TopicReader
 from tidelog.cli.records import IncomingRecord, RenderRecord, TemplateError, template, to_json
-from tidelog.cli.tables import tell
+from tidelog.cli.tables import print_notes
 from tidelog.cli.when import NotATimeError, parse_time_ms
 
 if TYPE_CHECKING:
@@ -200,7 +200,7 @@ def assign(reader: TopicReader, where: Where, wanted: Sequence[int]) -> None:
         raise refused[0]
     reader.note_offline(gone)
     reader.failures += [str(failure) for failure in refused]
-    tell(reader.failures)
+    print_notes(reader.failures)
     starts = starting_offsets(reader.client, name, where, offsets)
     latest = max((found.latest for found in offsets.values()), default=0)
     if where.offset is not None and where.offset > latest:
@@ -208,7 +208,7 @@ def assign(reader: TopicReader, where: Where, wanted: Sequence[int]) -> None:
     elif where == Where(False, None, None):
         reader.hint += " (-B shows those that are there.)"
     if reader.until_end:
-        reader.open = {index: found.latest for index, found in offsets.items() if starts[index] < found.latest}
+        reader.pending_ends = {index: found.latest for index, found in offsets.items() if starts[index] < found.latest}
     reader.reader.positions = {TopicPartition(name, index): start for index, start in starts.items()}
 
 

@@ -13,9 +13,9 @@ from tidelog.cli.connection import LOCALHOST, AsJson, Bootstrap, ClientSettings,
 from tidelog.cli.errors import CommandError, UsageError, raise_together
 from tidelog.cli.groups import choose, describe_one, group_error, list_groups, members_text, names_from, the_group
 from tidelog.cli.lag import commits
-from tidelog.cli.offline import named
+from tidelog.cli.offline import partitions_text
 from tidelog.cli.offset_plan import (
-    Move,
+    OffsetChange,
     Place,
     left_out,
     moves_json,
@@ -377,7 +377,10 @@ def tell_left_out(others: Sequence[Place], group: str, remedy: str) -> None:
     for topic, partition in others:
         by_topic.setdefault(topic, []).append(partition)
     count = counted(len(others), "partition")
-    print(f"Left out: {count} without a commit of {name_text(group)} ({named(by_topic)}); {remedy}.", file=sys.stderr)
+    print(
+        f"Left out: {count} without a commit of {name_text(group)} ({partitions_text(by_topic)}); {remedy}.",
+        file=sys.stderr,
+    )
 
 
 def group_names(client: "Client") -> list[str]:
@@ -406,7 +409,7 @@ def check_no_members(client: "Client", group: str, remedy: str) -> None:
 def carry_out(
     client: "Client",
     group: str,
-    moves: Sequence[Move],
+    moves: Sequence[OffsetChange],
     others: Sequence[Place],
     *,
     is_new: bool,
@@ -433,7 +436,7 @@ def carry_out(
         print(f"Nothing was changed: --execute does it.{makes}", file=sys.stderr)
 
 
-def commit(client: "Client", group: str, moves: Iterable[Move]) -> None:
+def commit(client: "Client", group: str, moves: Iterable[OffsetChange]) -> None:
     from tidelog.model.ids import TopicPartition
 
     offsets = {TopicPartition(move.topic, move.partition): move.after for move in moves}
@@ -452,7 +455,7 @@ def confirm(question: str, yes: bool) -> None:
 
 def remove(client: "Client", group: str, places: Sequence[Place]) -> list[Place]:
     """Delete these offsets; those that members read are returned."""
-    from tidelog.client.error_codes import name_of
+    from tidelog.client.error_codes import error_name
     from tidelog.model.ids import TopicPartition
     from tidelog.wire.errors import ErrorCode, InvalidGroupId
 
@@ -465,5 +468,5 @@ def remove(client: "Client", group: str, places: Sequence[Place]) -> list[Place]
         ) from error
     for place, code in codes.items():
         if code not in (ErrorCode.NONE, ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC):
-            raise CommandError(f"group {name_text(group)}, {place}: {name_of(code)}; others may be deleted")
+            raise CommandError(f"group {name_text(group)}, {place}: {error_name(code)}; others may be deleted")
     return [(place.topic, place.partition) for place, code in codes.items() if code]

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, Self
 
 from tidelog.cli.errors import CommandError
 from tidelog.cli.lag import NO_LAG, Lag, Place, behind_text, cell_or_dash, lag_json, total, urgency
-from tidelog.cli.offline import tell_of_groups
+from tidelog.cli.offline import warn_of_hidden_groups
 from tidelog.cli.room import fit, left_out_text, shortened, wrapped
-from tidelog.cli.tables import Column, Table, cell, console, json_line, name_text, print_table, rich_table, tell
-from tidelog.cli.watching import Away, Seen, looking
+from tidelog.cli.tables import Column, Table, cell, console, json_line, name_text, print_notes, print_table, rich_table
+from tidelog.cli.watching import NoAnswerPeriod, PollResult, polling
 from tidelog.cli.when import iso, span
 
 if TYPE_CHECKING:
@@ -84,24 +84,24 @@ def watch_lag(look: Looks, interval_s: float, json: bool, bootstrap: str) -> Non
         show = Picture(bootstrap)
     else:
         show = Lines(bootstrap, json)
-    before: Seen[Look] | None = None
+    before: PollResult[Look] | None = None
     last_offline: dict[str, list[int]] = {}
     last_problems: list[str] = []
-    with show, looking(lambda: whole_look(look), interval_s) as looker:
+    with show, polling(lambda: whole_look(look), interval_s) as poller:
         while True:
-            found = looker.next(REDRAW_S)
+            found = poller.next(REDRAW_S)
             if found is not None:
                 # Above the table that is redrawn: rich leads stderr there. Each is told once, until it changes.
-                if found.what.offline != last_offline:
-                    last_offline = found.what.offline
-                    tell_of_groups(last_offline)
-                tell([line for line in found.what.problems if line not in last_problems])
-                last_problems = found.what.problems
-                old = before or found._replace(what=Look([], {}, []))
-                progress = measured(old.what.lags, found.what.lags, found.at_s - old.at_s)
+                if found.value.offline != last_offline:
+                    last_offline = found.value.offline
+                    warn_of_hidden_groups(last_offline)
+                print_notes([line for line in found.value.problems if line not in last_problems])
+                last_problems = found.value.problems
+                old = before or found._replace(value=Look([], {}, []))
+                progress = measured(old.value.lags, found.value.lags, found.at_s - old.at_s)
                 before = found
-                show.figures(found.what, progress)
-            show.away(looker.away())
+                show.figures(found.value, progress)
+            show.away(poller.away())
 
 
 class Look(NamedTuple):
@@ -125,7 +125,7 @@ class Show(Protocol):
     def figures(self, look: Look, progress: dict[Place, Progress]) -> None:
         """New ones."""
 
-    def away(self, away: Away | None) -> None:
+    def away(self, away: NoAnswerPeriod | None) -> None:
         """Called often, also while nothing is new."""
 
 
@@ -154,7 +154,7 @@ class Lines:
             print_table(whole_table(look.lags, progress))
             print(flush=True)
 
-    def away(self, away: Away | None) -> None:
+    def away(self, away: NoAnswerPeriod | None) -> None:
         if away is not None and not self._away:
             self._away = True
             print(away.text(self._bootstrap, span(round(time.monotonic() - away.since_s))), file=sys.stderr)
@@ -186,7 +186,7 @@ class Picture:
         self._notice = ""
         self._draw()
 
-    def away(self, away: Away | None) -> None:
+    def away(self, away: NoAnswerPeriod | None) -> None:
         notice = ""
         if away is not None:
             text = away.text(self._bootstrap, span(round(time.monotonic() - away.since_s)))

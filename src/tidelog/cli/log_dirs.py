@@ -10,7 +10,7 @@ import typer
 from tidelog.cli.connection import LOCALHOST, AsJson, Bootstrap, key_value
 from tidelog.cli.errors import CommandError, UsageError, raise_together
 from tidelog.cli.own_client import ask, ask_each, broker_of, brokers, connected
-from tidelog.cli.tables import Column, Table, cell, print_json, print_table, size, tell
+from tidelog.cli.tables import Column, Table, cell, print_json, print_notes, print_table, size
 
 if TYPE_CHECKING:
     from tidelog.client.blocking import Client
@@ -98,7 +98,7 @@ def dirs(
     raise_together(CommandError(line) for line in missing)
     if broker is not None:
         raise_together(failures)
-    tell([str(error) for error in failures])
+    print_notes([str(error) for error in failures])
 
 
 def failure(directory: Directory) -> CommandError:
@@ -134,10 +134,10 @@ def directories(client: "Client", topics: Sequence[str], broker: int | None = No
 
 
 def of_answer(broker: int, answer: "DescribeLogDirsResponse | CommandError", topics: set[str]) -> Iterator[Directory]:
-    from tidelog.client.error_codes import name_of
+    from tidelog.client.error_codes import error_name
 
     if isinstance(answer, CommandError) or answer.error_code:
-        error = str(answer) if isinstance(answer, CommandError) else name_of(answer.error_code)
+        error = str(answer) if isinstance(answer, CommandError) else error_name(answer.error_code)
         yield Directory(broker, None, error, UNKNOWN_BYTES, UNKNOWN_BYTES, False, [])
         return
     for result in sorted(answer.results, key=lambda r: r.log_dir):
@@ -147,7 +147,7 @@ def of_answer(broker: int, answer: "DescribeLogDirsResponse | CommandError", top
             if not topics or topic.name in topics
             for p in topic.partitions
         ]
-        error = "" if not result.error_code else name_of(result.error_code)
+        error = "" if not result.error_code else error_name(result.error_code)
         yield Directory(
             broker, result.log_dir, error, result.total_bytes, result.usable_bytes, result.is_cordoned, sorted(replicas)
         )
@@ -214,7 +214,7 @@ def holding(found: Iterable[Directory], move: Move) -> list[Directory]:
 
 
 def check(answer: "AlterReplicaLogDirsResponse", broker: int, moves: list[Move], before: list[Directory]) -> None:
-    from tidelog.client.error_codes import name_of
+    from tidelog.client.error_codes import error_name
     from tidelog.wire.errors import ErrorCode
 
     codes = {(t.topic_name, p.partition_index): p.error_code for t in answer.results for p in t.partitions}
@@ -228,7 +228,7 @@ def check(answer: "AlterReplicaLogDirsResponse", broker: int, moves: list[Move],
         if code == ErrorCode.KAFKA_STORAGE_ERROR:
             raise CommandError(f"{move.path} on broker {broker}, or where {move.name} lies, is out of use")
         if code:
-            raise CommandError(f"{move.name}: {name_of(code)}")
+            raise CommandError(f"{move.name}: {error_name(code)}")
 
 
 def done(client: "Client", holders: dict[Move, list[int]]) -> None:
