@@ -176,7 +176,7 @@ def topic_or_temporary(connection: ConnectionOptions, topic: str | None, partiti
     """
     if topic is not None:
         with connection.open() as client:
-            offline_partitions = offline.offline_of(describe(client, [topic]))
+            offline_partitions = offline.offline_partitions_of(describe(client, [topic]))
         if offline_partitions:
             raise offline.refuse(offline_partitions, "Measuring the other partitions would not measure the topic.")
     with measure.temporary_topic(connection, partitions) if topic is None else nullcontext(topic) as name:

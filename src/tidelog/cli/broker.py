@@ -9,7 +9,7 @@ import typer
 from tidelog.cli.connection import LOCALHOST, AsJson, Bootstrap, key_values
 from tidelog.cli.errors import UsageError
 from tidelog.cli.own_client import connected
-from tidelog.cli.tables import Column, Table, listed, print_json, print_table
+from tidelog.cli.tables import Column, Table, comma_separated, print_json, print_table
 from tidelog.cli.topic import value_text
 
 if TYPE_CHECKING:
@@ -127,8 +127,10 @@ def set_settings(
 def nothing_to_show(number: int, all_brokers: bool, keys: list[str]) -> str:
     """Return the line that stands in place of an empty table."""
     if all_brokers:
-        return f"{listed(keys)}: not set for all brokers." if keys else "No setting was set for all brokers."
-    return f"{listed(keys)}: not set." if keys else f"All settings of broker {number} have their default values."
+        return f"{comma_separated(keys)}: not set for all brokers." if keys else "No setting was set for all brokers."
+    return (
+        f"{comma_separated(keys)}: not set." if keys else f"All settings of broker {number} have their default values."
+    )
 
 
 @config.command("unset")

@@ -7,7 +7,7 @@ from tidelog.cli import broker_settings
 from tidelog.cli.broker_settings import ALL_BROKERS, BrokerSetting, RefusedError
 from tidelog.cli.errors import CommandError
 from tidelog.cli.own_client import brokers, connected
-from tidelog.cli.tables import listed
+from tidelog.cli.tables import comma_separated
 from tidelog.client.blocking import Client
 
 ONLY_PER_BROKER = "cluster level"
@@ -120,7 +120,9 @@ def remedy(target: ChangeTarget, changes: dict[str, str | None], refusal: str) -
         return ""
     described = broker_settings.describe_settings(target.client, target.address, str(target.number), list(changes))
     fixed = [setting.name for setting in described if setting.read_only and setting.name in refusal]
-    return f"; {listed(fixed)} changes at a restart: put it into the broker's configuration file" if fixed else ""
+    return (
+        f"; {comma_separated(fixed)} changes at a restart: put it into the broker's configuration file" if fixed else ""
+    )
 
 
 def warn_of_broker_values(target: ChangeTarget, keys: Iterable[str]) -> None:

@@ -161,10 +161,10 @@ def topic_id_text(topic_id: bytes) -> str:
 
 def code_error(code: int, message: str | None, subject: str) -> CommandError:
     """Convert an error code and message in a broker's response about `subject` to an error of one line."""
-    from tidelog.client.error_codes import name_of
+    from tidelog.client.error_codes import error_name
     from tidelog.wire.errors import error_for
 
-    return client_error(error_for(code, message or name_of(code)), subject)
+    return client_error(error_for(code, message or error_name(code)), subject)
 
 
 def create_topic(

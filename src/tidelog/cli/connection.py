@@ -316,7 +316,7 @@ def kafka_error(raised: "KafkaException | KafkaError", subject: str = "") -> Com
     return CommandError(f"{about}{one_line(error.str())} ({error.name()})")
 
 
-def in_our_words(error: Exception) -> CommandError | None:
+def as_command_error(error: Exception) -> CommandError | None:
     """Convert an exception of a request to one line; return None if it did not come from our own client."""
     from tidelog.client.errors import ClientError
     from tidelog.wire.errors import ApiError

@@ -16,7 +16,7 @@ from tidelog.cli.errors import CommandError, UsageError
 from tidelog.cli.interrupts import interrupts_noted
 from tidelog.cli.reading import TopicReader
 from tidelog.cli.records import IncomingRecord, RenderRecord, TemplateError, template, to_json
-from tidelog.cli.tables import tell
+from tidelog.cli.tables import print_notes
 from tidelog.cli.when import NotATimeError, parse_time_ms
 
 if TYPE_CHECKING:
@@ -212,7 +212,7 @@ def assign(reader: TopicReader, start: Start, wanted: Sequence[int]) -> None:
         raise failures[0]
     reader.note_offline(leaderless)
     reader.failures += [str(failure) for failure in failures]
-    tell(reader.failures)
+    print_notes(reader.failures)
     positions = start_offsets(reader.client, name, start, offsets)
     latest = max((ends.latest for ends in offsets.values()), default=0)
     if start.offset is not None and start.offset > latest:
@@ -220,7 +220,7 @@ def assign(reader: TopicReader, start: Start, wanted: Sequence[int]) -> None:
     elif start == Start(False, None, None):
         reader.hint += " (-B also shows existing records.)"
     if reader.until_end:
-        reader.open = {index: ends.latest for index, ends in offsets.items() if positions[index] < ends.latest}
+        reader.pending_ends = {index: ends.latest for index, ends in offsets.items() if positions[index] < ends.latest}
     reader.reader.positions = {TopicPartition(name, index): position for index, position in positions.items()}
 
 

@@ -28,11 +28,11 @@ from tidelog.cli.lag import NO_LAG, Ages, Lag, Total, all_lags, lag_json, lag_ta
 from tidelog.cli.lag_watch import watch_lag
 from tidelog.cli.offline import (
     GROUPS_TOPIC,
-    look_for_offline,
-    tell_of_groups,
+    find_offline_partitions,
     warn_of_groups,
+    warn_of_hidden_groups,
 )
-from tidelog.cli.tables import Column, Table, cell, heading, name_text, print_json, print_table, printable, tell
+from tidelog.cli.tables import Column, Table, cell, heading, name_text, print_json, print_notes, print_table, printable
 
 if TYPE_CHECKING:
     from tidelog.client.blocking import Client
@@ -82,7 +82,7 @@ def list_all(
         if names:
             for group in groups.listed:
                 print(printable(group.group_id))
-            tell(groups.problems)
+            print_notes(groups.problems)
             warn_of_groups(cluster_client, ())
             return
         show_groups(cluster_client, groups, json)
@@ -103,7 +103,7 @@ def show_groups(client: "Client", groups: ListedGroups, json: bool) -> None:
         print_json([row | total_json(totals[group.group_id]) for row, group in zip(rows, listed, strict=True)])
     elif listed:
         print_table(groups_table(listed, described.groups, totals, notes))
-    tell(groups.problems + measured.problems)
+    print_notes(groups.problems + measured.problems)
     offline = warn_of_groups(client, [lag.topic for lag in measured.lags])
     if not listed and not json and GROUPS_TOPIC not in offline:
         print("No consumer groups yet. One begins with: tidelog consume TOPIC --group NAME", file=sys.stderr)
@@ -168,7 +168,7 @@ def describe(
         for number, listing in enumerate(listed):
             print("\n" * bool(number), end="")
             show_group(described.groups[listing.group_id])
-        tell([line for group in described.groups.values() for line in member_problems(group)])
+        print_notes([line for group in described.groups.values() for line in member_problems(group)])
     sys.stdout.flush()
     raise_together((chosen.failures | described.failures).values())
 
@@ -237,8 +237,8 @@ def lag(
         print_json([lag_json(lag) for lag in lags])
     elif lags:
         print_table(lag_table(lags))
-    tell(query.problems)
-    tell_of_groups(query.offline)
+    print_notes(query.problems)
+    warn_of_hidden_groups(query.offline)
     raise_together(query.failures.values())
     if not lags and not json and GROUPS_TOPIC not in query.offline:
         if groups:
@@ -304,7 +304,7 @@ class LagQuery:
         ]
         self.problems = groups.problems + measured.problems + unnamed_failures
         groups_topic = [] if self.groups is not None else [GROUPS_TOPIC]
-        self.offline = look_for_offline(self.client, [*dict.fromkeys(lag.topic for lag in lags), *groups_topic])
+        self.offline = find_offline_partitions(self.client, [*dict.fromkeys(lag.topic for lag in lags), *groups_topic])
         self.last_call_failed = False
         return lags
 

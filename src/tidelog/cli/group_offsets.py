@@ -13,9 +13,9 @@ from tidelog.cli.connection import LOCALHOST, AsJson, Bootstrap, ClientSettings,
 from tidelog.cli.errors import CommandError, UsageError, raise_together
 from tidelog.cli.groups import choose, describe_one, group_error, list_groups, members_text, names_from, the_group
 from tidelog.cli.lag import commits
-from tidelog.cli.offline import named
+from tidelog.cli.offline import partitions_text
 from tidelog.cli.offset_plan import (
-    Move,
+    OffsetChange,
     Place,
     left_out,
     moves_json,
@@ -401,7 +401,10 @@ def tell_left_out(omitted: Sequence[Place], group: str, remedy: str) -> None:
     for topic, partition in omitted:
         by_topic.setdefault(topic, []).append(partition)
     count = counted(len(omitted), "partition")
-    print(f"Left out: {count} without a commit of {name_text(group)} ({named(by_topic)}); {remedy}.", file=sys.stderr)
+    print(
+        f"Left out: {count} without a commit of {name_text(group)} ({partitions_text(by_topic)}); {remedy}.",
+        file=sys.stderr,
+    )
 
 
 def group_names(client: "Client") -> list[str]:
@@ -434,7 +437,7 @@ def check_no_members(client: "Client", group: str, remedy: str) -> None:
 def carry_out(
     client: "Client",
     group: str,
-    moves: Sequence[Move],
+    moves: Sequence[OffsetChange],
     omitted: Sequence[Place],
     *,
     is_new: bool,
@@ -462,7 +465,7 @@ def carry_out(
         print(f"Nothing was changed: --execute does it.{note}", file=sys.stderr)
 
 
-def commit(client: "Client", group: str, moves: Iterable[Move]) -> None:
+def commit(client: "Client", group: str, moves: Iterable[OffsetChange]) -> None:
     """Commit the new offsets. Raises CommandError for the first partition that fails; others may be committed."""
     from tidelog.model.ids import TopicPartition
 
@@ -488,7 +491,7 @@ def remove(client: "Client", group: str, places: Sequence[Place]) -> list[Place]
 
     Raises CommandError for any other failure; some offsets may be deleted then.
     """
-    from tidelog.client.error_codes import name_of
+    from tidelog.client.error_codes import error_name
     from tidelog.model.ids import TopicPartition
     from tidelog.wire.errors import ErrorCode, InvalidGroupId
 
@@ -502,6 +505,6 @@ def remove(client: "Client", group: str, places: Sequence[Place]) -> list[Place]
     for place, code in codes.items():
         if code not in (ErrorCode.NONE, ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC):
             raise CommandError(
-                f"group {name_text(group)}, {place}: {name_of(code)}; offsets of other partitions may be deleted"
+                f"group {name_text(group)}, {place}: {error_name(code)}; offsets of other partitions may be deleted"
             )
     return [(place.topic, place.partition) for place, code in codes.items() if code]

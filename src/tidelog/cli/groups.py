@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from tidelog.cli.connection import client_error, joined
 from tidelog.cli.errors import CommandError, UsageError
-from tidelog.cli.offline import coordinator_is_offline
+from tidelog.cli.offline import coordinator_failure
 from tidelog.cli.tables import name_text, ranges, unescaped
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def choose(client: "Client", wanted: Sequence[str]) -> ChosenGroups:
 def _unknown_group_error(client: "Client", name: str, existing: list[str], problems: list[str]) -> CommandError:
     import difflib
 
-    if offline_error := coordinator_is_offline(client, name):
+    if offline_error := coordinator_failure(client, name):
         return offline_error
     near = difflib.get_close_matches(name, existing, n=1) if name else []
     remedy = f"did you mean {near[0]}?" if near else "tidelog group list shows all"

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, Self
 
 from tidelog.cli.errors import CommandError
 from tidelog.cli.lag import NO_LAG, GroupPartition, Lag, behind_text, cell_or_dash, lag_json, total, urgency
-from tidelog.cli.offline import tell_of_groups
+from tidelog.cli.offline import warn_of_hidden_groups
 from tidelog.cli.room import fit, left_out_text, shortened, wrapped
-from tidelog.cli.tables import Column, Table, cell, console, json_line, name_text, print_table, rich_table, tell
-from tidelog.cli.watching import Away, Seen, looking
+from tidelog.cli.tables import Column, Table, cell, console, json_line, name_text, print_notes, print_table, rich_table
+from tidelog.cli.watching import NoAnswerPeriod, PollResult, polling
 from tidelog.cli.when import iso, span
 
 if TYPE_CHECKING:
@@ -85,23 +85,23 @@ def watch_lag(source: LagSource, interval_s: float, json: bool, bootstrap: str) 
         view = LiveTableView(bootstrap)
     else:
         view = LineView(bootstrap, json)
-    previous: Seen[LagSnapshot] | None = None
+    previous: PollResult[LagSnapshot] | None = None
     last_offline: dict[str, list[int]] = {}
     last_problems: list[str] = []
-    with view, looking(lambda: take_snapshot(source), interval_s) as looker:
+    with view, polling(lambda: take_snapshot(source), interval_s) as looker:
         while True:
             current = looker.next(REDRAW_S)
             if current is not None:
                 # rich moves stderr above the table that is redrawn. A message is repeated only after it changes.
-                if current.what.offline != last_offline:
-                    last_offline = current.what.offline
-                    tell_of_groups(last_offline)
-                tell([line for line in current.what.problems if line not in last_problems])
-                last_problems = current.what.problems
-                base = previous or current._replace(what=LagSnapshot([], {}, []))
-                progress = rates_between(base.what.lags, current.what.lags, current.at_s - base.at_s)
+                if current.value.offline != last_offline:
+                    last_offline = current.value.offline
+                    warn_of_hidden_groups(last_offline)
+                print_notes([line for line in current.value.problems if line not in last_problems])
+                last_problems = current.value.problems
+                base = previous or current._replace(value=LagSnapshot([], {}, []))
+                progress = rates_between(base.value.lags, current.value.lags, current.at_s - base.at_s)
                 previous = current
-                view.show(current.what, progress)
+                view.show(current.value, progress)
             view.show_outage(looker.away())
 
 
@@ -126,7 +126,7 @@ class LagView(Protocol):
     def show(self, snapshot: LagSnapshot, progress: dict[GroupPartition, Progress]) -> None:
         """Show a new measurement."""
 
-    def show_outage(self, away: Away | None) -> None:
+    def show_outage(self, away: NoAnswerPeriod | None) -> None:
         """Show that no broker answers, or for None that one does. Called at least every REDRAW_S seconds."""
 
 
@@ -155,7 +155,7 @@ class LineView:
             print_table(whole_table(snapshot.lags, progress))
             print(flush=True)
 
-    def show_outage(self, away: Away | None) -> None:
+    def show_outage(self, away: NoAnswerPeriod | None) -> None:
         if away is not None and not self._is_away:
             self._is_away = True
             print(away.text(self._bootstrap, span(round(time.monotonic() - away.since_s))), file=sys.stderr)
@@ -187,7 +187,7 @@ class LiveTableView:
         self._notice = ""
         self._draw()
 
-    def show_outage(self, away: Away | None) -> None:
+    def show_outage(self, away: NoAnswerPeriod | None) -> None:
         notice = ""
         if away is not None:
             text = away.text(self._bootstrap, span(round(time.monotonic() - away.since_s)))

@@ -10,7 +10,7 @@ import typer
 from tidelog.cli.connection import LOCALHOST, AsJson, Bootstrap, key_value
 from tidelog.cli.errors import CommandError, UsageError, raise_together
 from tidelog.cli.own_client import ask, ask_each, broker_of, brokers, connected
-from tidelog.cli.tables import Column, Table, cell, print_json, print_table, size, tell
+from tidelog.cli.tables import Column, Table, cell, print_json, print_notes, print_table, size
 
 if TYPE_CHECKING:
     from tidelog.client.blocking import Client
@@ -107,7 +107,7 @@ def dirs(
     raise_together(CommandError(line) for line in missing)
     if broker is not None:
         raise_together(failures)
-    tell([str(error) for error in failures])
+    print_notes([str(error) for error in failures])
 
 
 def failure(directory: LogDirectory) -> CommandError:
@@ -149,10 +149,10 @@ def directories_from(
     broker: int, answer: "DescribeLogDirsResponse | CommandError", topics: set[str]
 ) -> Iterator[LogDirectory]:
     """Decode the answer of one broker."""
-    from tidelog.client.error_codes import name_of
+    from tidelog.client.error_codes import error_name
 
     if isinstance(answer, CommandError) or answer.error_code:
-        error = str(answer) if isinstance(answer, CommandError) else name_of(answer.error_code)
+        error = str(answer) if isinstance(answer, CommandError) else error_name(answer.error_code)
         yield LogDirectory(broker, None, error, UNKNOWN_BYTES, UNKNOWN_BYTES, False, [])
         return
     for result in sorted(answer.results, key=lambda r: r.log_dir):
@@ -162,7 +162,7 @@ def directories_from(
             if not topics or topic.name in topics
             for p in topic.partitions
         ]
-        error = "" if not result.error_code else name_of(result.error_code)
+        error = "" if not result.error_code else error_name(result.error_code)
         yield LogDirectory(
             broker, result.log_dir, error, result.total_bytes, result.usable_bytes, result.is_cordoned, sorted(replicas)
         )
@@ -238,7 +238,7 @@ def check_accepted(
     answer: "AlterReplicaLogDirsResponse", broker: int, moves: list[LogDirMove], before: list[LogDirectory]
 ) -> None:
     """Raise CommandError for the first move that the broker refused. `before` are the directories before the moves."""
-    from tidelog.client.error_codes import name_of
+    from tidelog.client.error_codes import error_name
     from tidelog.wire.errors import ErrorCode
 
     codes = {(t.topic_name, p.partition_index): p.error_code for t in answer.results for p in t.partitions}
@@ -254,7 +254,7 @@ def check_accepted(
         if code == ErrorCode.KAFKA_STORAGE_ERROR:
             raise CommandError(f"{move.path} on broker {broker}, or the directory of {move.name}, is out of use")
         if code:
-            raise CommandError(f"{move.name}: {name_of(code)}")
+            raise CommandError(f"{move.name}: {error_name(code)}")
 
 
 def wait_for_moves(client: "Client", holders: dict[LogDirMove, list[int]]) -> None:

@@ -26,18 +26,20 @@ Offline = Mapping[str, Sequence[int]]
 """Offline partitions by topic. Topics without offline partitions have no entry."""
 
 
-def offline_of(topics: Iterable[cluster.TopicState]) -> dict[str, list[int]]:
+def offline_partitions_of(topics: Iterable[cluster.TopicState]) -> dict[str, list[int]]:
     """Return the partitions without a leader, by topic."""
     by_topic = {topic.name: [part.partition for part in topic.partitions if part.leader < 0] for topic in topics}
     return {name: partitions for name, partitions in by_topic.items() if partitions}
 
 
-def look_for_offline(client: "Client", topics: Sequence[str]) -> dict[str, list[int]]:
+def find_offline_partitions(client: "Client", topics: Sequence[str]) -> dict[str, list[int]]:
     """Return the offline partitions of these topics. Topics that do not exist are skipped."""
-    return offline_of(cluster.describe_each(client, [name for name in topics if name], skip_missing=True).topics)
+    return offline_partitions_of(
+        cluster.describe_each(client, [name for name in topics if name], skip_missing=True).topics
+    )
 
 
-def coordinator_is_offline(client: "Client", group: str) -> CommandError | None:
+def coordinator_failure(client: "Client", group: str) -> CommandError | None:
     """Return the error for a group whose partition of `__consumer_offsets` has no leader; None when it has a leader."""
     from tidelog.coordinator.group.hashing import partition_of
 
@@ -46,7 +48,7 @@ def coordinator_is_offline(client: "Client", group: str) -> CommandError | None:
         return None
     as_java_reads_it = group.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
     partition = partition_of(as_java_reads_it, len(described[0].partitions))
-    if partition not in offline_of(described).get(GROUPS_TOPIC, ()):
+    if partition not in offline_partitions_of(described).get(GROUPS_TOPIC, ()):
         return None
     return refuse({GROUPS_TOPIC: [partition]}, f"Group {name_text(group)} is stored there, and has no coordinator.")
 
@@ -56,12 +58,12 @@ def warn_of_groups(client: "Client", topics: Iterable[str]) -> dict[str, list[in
 
     Returns the offline partitions that are the reason.
     """
-    offline_partitions = look_for_offline(client, [*dict.fromkeys(topics), GROUPS_TOPIC])
-    tell_of_groups(offline_partitions)
+    offline_partitions = find_offline_partitions(client, [*dict.fromkeys(topics), GROUPS_TOPIC])
+    warn_of_hidden_groups(offline_partitions)
     return offline_partitions
 
 
-def tell_of_groups(offline_partitions: Offline) -> None:
+def warn_of_hidden_groups(offline_partitions: Offline) -> None:
     warn(
         {name: parts for name, parts in offline_partitions.items() if name == GROUPS_TOPIC},
         "Groups that are stored there are not shown.",
@@ -72,7 +74,7 @@ def tell_of_groups(offline_partitions: Offline) -> None:
     )
 
 
-def named(offline: Offline) -> str:
+def partitions_text(offline: Offline) -> str:
     """Return a text for people: `partitions 1-3,7 of orders`, topics separated by commas, at most SHOWN_TOPICS of
     them.
     """
@@ -89,8 +91,8 @@ def warn(offline: Offline, consequence: str) -> None:
     offline.
     """
     if offline:
-        print(f"Offline: {named(offline)}. {consequence}\n{REMEDY}", file=sys.stderr)
+        print(f"Offline: {partitions_text(offline)}. {consequence}\n{REMEDY}", file=sys.stderr)
 
 
 def refuse(offline: Offline, consequence: str) -> CommandError:
-    return CommandError(f"offline: {named(offline)}. {consequence}\n{REMEDY}")
+    return CommandError(f"offline: {partitions_text(offline)}. {consequence}\n{REMEDY}")

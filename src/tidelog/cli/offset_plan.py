@@ -16,7 +16,7 @@ Place = tuple[str, int]
 """Topic, partition."""
 
 
-class Move(NamedTuple):
+class OffsetChange(NamedTuple):
     """One partition's committed offset before and after."""
 
     topic: str
@@ -66,7 +66,7 @@ def _numbers(text: str, whole: str) -> list[int]:
 
 def plan(
     places: Sequence[Place], wanted: Mapping[Place, int], committed: Mapping[Place, int], logs: Mapping[Place, Offsets]
-) -> list[Move]:
+) -> list[OffsetChange]:
     """Return for each partition its move to the requested offset, or to the nearest offset that its log has."""
     moves = []
     for place in places:
@@ -77,7 +77,7 @@ def plan(
             note = f"{wanted[place]} is below the log's start"
         elif wanted[place] > log.latest:
             note = f"{wanted[place]} is above the log's end"
-        moves.append(Move(*place, committed.get(place), after, note))
+        moves.append(OffsetChange(*place, committed.get(place), after, note))
     return moves
 
 
@@ -87,7 +87,7 @@ def left_out(places: Iterable[Place], all_places: Iterable[Place]) -> list[Place
     return sorted(place for place in all_places if place not in planned)
 
 
-def moves_table(moves: Sequence[Move]) -> Table:
+def moves_table(moves: Sequence[OffsetChange]) -> Table:
     columns = [
         Column("Topic"),
         Column("Partition", True, spare=-1),
@@ -112,7 +112,7 @@ def moves_table(moves: Sequence[Move]) -> Table:
     return Table(columns, rows)
 
 
-def moves_json(moves: Sequence[Move]) -> list[dict[str, Any]]:
+def moves_json(moves: Sequence[OffsetChange]) -> list[dict[str, Any]]:
     """Return the moves as JSON objects; `--from-file` reads the same form."""
     return [
         {

@@ -75,7 +75,7 @@ def broker_of(addresses: "Mapping[int, Address]", number: int) -> "Address":
 
 def check(code: int, message: str | None) -> None:
     """Raise CommandError unless the error code is 0."""
-    from tidelog.client.error_codes import name_of
+    from tidelog.client.error_codes import error_name
 
     if code:
-        raise CommandError(message or name_of(code))
+        raise CommandError(message or error_name(code))

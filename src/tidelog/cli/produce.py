@@ -237,7 +237,7 @@ class Writer:
         as `__init__`.
         """
         described = cluster.describe(self.client, [self.topic], skip_missing=True)
-        offline_by_topic = offline.offline_of(described)
+        offline_by_topic = offline.offline_partitions_of(described)
         if not offline_by_topic:
             return
         self.offline_partitions = offline_by_topic[self.topic]
@@ -349,7 +349,7 @@ class Writer:
         from confluent_kafka import KafkaError
 
         if message.partition() in self.offline_partitions:
-            reason = offline.named({self.topic: [message.partition() or 0]}) + " is offline"
+            reason = offline.partitions_text({self.topic: [message.partition() or 0]}) + " is offline"
         else:
             reason = str(kafka_error(error, f"topic {self.topic}"))
             self.keyless_rejected = self.keyless_rejected or (
@@ -366,7 +366,7 @@ class Writer:
             self.last_change = now, finished
         elif now - changed_s > STUCK_S and not self.outage.all_brokers_down:
             self.last_change = float("inf"), finished  # no second message until another record is finished
-            newly_offline = set(offline.look_for_offline(self.client, [self.topic]).get(self.topic, ())) - set(
+            newly_offline = set(offline.find_offline_partitions(self.client, [self.topic]).get(self.topic, ())) - set(
                 self.offline_partitions
             )
             self.offline_partitions = sorted({*self.offline_partitions, *newly_offline})

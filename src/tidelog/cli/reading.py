@@ -63,7 +63,7 @@ class TopicReader:
         self.sink = sink
         self.remaining_records = records_max
         self.until_end = until_end
-        self.open: dict[int, int] = {}
+        self.pending_ends: dict[int, int] = {}
         """Partition -> end offset (exclusive), for partitions that have not been read to their end. Only with
         `until_end`."""
         self.committed_only = connection.settings.get("isolation.level", "read_committed") == "read_committed"
@@ -91,8 +91,8 @@ class TopicReader:
 
         Raises CommandError when the topic does not exist or the group's coordinator is offline.
         """
-        offline_partitions = offline.offline_of(cluster.describe(self.client, [self.topic]))
-        if coordinator_failure := offline.coordinator_is_offline(self.client, group):
+        offline_partitions = offline.offline_partitions_of(cluster.describe(self.client, [self.topic]))
+        if coordinator_failure := offline.coordinator_failure(self.client, group):
             raise coordinator_failure
         self.note_offline(offline_partitions.get(self.topic, []))
         self.member = GroupMember(self.connection, self.client, group, self.topic, reset)
@@ -103,7 +103,7 @@ class TopicReader:
         new = [index for index in offline_partitions if index not in reported]
         reported += new
         for index in new:
-            self.open.pop(index, None)
+            self.pending_ends.pop(index, None)
         offline.warn({self.topic: new} if new else {}, "Their records are not read; all other partitions are.")
 
     def run(self, interrupted: Interrupts) -> None:
@@ -117,7 +117,7 @@ class TopicReader:
                 raise KeyboardInterrupt
             self.step(interrupted, time.monotonic() - started_s)
         if self.until_end and self.missing and self.remaining_records != 0:
-            self.failures.append(f"{offline.named(self.missing)} could not be read to the end")
+            self.failures.append(f"{offline.partitions_text(self.missing)} could not be read to the end")
         if self.failures:
             raise CommandError("; ".join(self.failures))
 
@@ -126,8 +126,8 @@ class TopicReader:
             return True
         if self.member is not None:
             all_stopped = bool(self.member.seen) and not self.reader.positions
-            return all_stopped or (self.until_end and self.member.assigned and not self.open)
-        return not self.reader.positions or (self.until_end and not self.open)
+            return all_stopped or (self.until_end and self.member.assigned and not self.pending_ends)
+        return not self.reader.positions or (self.until_end and not self.pending_ends)
 
     def step(self, interrupted: Interrupts, seconds: float) -> None:
         """Print the records of one fetch, or say why there are none. `seconds` is the time since the start."""
@@ -154,15 +154,15 @@ class TopicReader:
             return
         self.sink.check()
         self.say_why_it_waits(seconds)
-        if self.open and seconds - self.offline_checked_s > OFFLINE_CHECK_S and not self.reader.unreachable():
+        if self.pending_ends and seconds - self.offline_checked_s > OFFLINE_CHECK_S and not self.reader.unreachable():
             self.offline_checked_s = seconds
-            offline_partitions = offline.look_for_offline(self.client, [self.topic]).get(self.topic, [])
-            self.note_offline([index for index in offline_partitions if index in self.open])
+            offline_partitions = offline.find_offline_partitions(self.client, [self.topic]).get(self.topic, [])
+            self.note_offline([index for index in offline_partitions if index in self.pending_ends])
 
     def print_chunk(self, chunk: "Chunk") -> bool:
         """Print the records of one chunk, then store the new position. Return whether anything was printed."""
         tp = chunk.partition
-        end = self.open.get(tp.partition)
+        end = self.pending_ends.get(tp.partition)
         # With `until_end`, records that were written after the start are not printed.
         records = [r for r in chunk.records if not self.until_end or (end is not None and r.offset < end)]
         position = chunk.next_offset
@@ -192,7 +192,7 @@ class TopicReader:
         if end is not None and chunk.end_offset >= 0 and position >= min(end, chunk.end_offset):
             # Transaction markers and compaction leave offsets without records, so compare positions, not record
             # offsets.
-            del self.open[tp.partition]
+            del self.pending_ends[tp.partition]
         return bool(records)
 
     def report_failure(self, event: "Skipped | Stopped") -> None:
@@ -214,7 +214,7 @@ class TopicReader:
                 line = str(client_error(reason, f"topic {self.topic}, partition {tp.partition}"))
             if self.reader.positions:
                 print(f"{line}. The other partitions are still read.", file=sys.stderr)
-            self.open.pop(tp.partition, None)
+            self.pending_ends.pop(tp.partition, None)
         self.failures.append(line)
 
     def report_outage(self) -> None:
@@ -239,7 +239,7 @@ class TopicReader:
         assigned = {TopicPartition(self.topic, number): start for number, start in member.starts.items()}
         for tp in [tp for tp in self.reader.positions if tp not in assigned]:
             del self.reader.positions[tp]
-            self.open.pop(tp.partition, None)
+            self.pending_ends.pop(tp.partition, None)
         new = [tp for tp in assigned if tp not in self.reader.positions and tp.partition not in member.seen]
         if not new:
             if member.assigned and not member.starts and self.member is not None:
@@ -260,7 +260,7 @@ class TopicReader:
                     number not in self.missing.get(self.topic, ())
                     and assigned[TopicPartition(self.topic, number)] < end
                 ):
-                    self.open[number] = end
+                    self.pending_ends[number] = end
             self.failures += [f"{failure}" for failure in failures.values() if not self.missing]
 
     def close(self) -> None:

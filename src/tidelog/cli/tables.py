@@ -311,7 +311,7 @@ def size(number: float) -> str:
     return f"{number:.1f} TiB"
 
 
-def tell(lines: Sequence[str], notes_max: int = 20) -> None:
+def print_notes(lines: Sequence[str], notes_max: int = 20) -> None:
     """Print notes on stderr, at most `notes_max` of them, after flushing stdout."""
     sys.stdout.flush()
     for line in lines[:notes_max]:
@@ -320,7 +320,7 @@ def tell(lines: Sequence[str], notes_max: int = 20) -> None:
         print(f"Note: and {len(lines) - notes_max} more like these.", file=sys.stderr)
 
 
-def listed(items: Iterable[object]) -> str:
+def comma_separated(items: Iterable[object]) -> str:
     return ", ".join(map(str, items))
 
 

@@ -23,15 +23,15 @@ from tidelog.cli.tables import (
     Column,
     Table,
     cell,
+    comma_separated,
     counted,
     heading,
-    listed,
     name_text,
     print_json,
+    print_notes,
     print_table,
     printable,
     size,
-    tell,
 )
 from tidelog.cli.when import span
 
@@ -163,14 +163,14 @@ def list_topics(
         if names:
             for topic in topics:
                 print(printable(topic.name))
-            tell([str(failure) for failure in described.failures.values()])
+            print_notes([str(failure) for failure in described.failures.values()])
             return
         known_offsets = cluster.offsets(cluster_client, topics)
     if json:
         print_json([topic_json(topic) | records_json(topic, known_offsets) for topic in topics])
     elif topics:
         print_table(topics_table(topics, known_offsets))
-    tell(
+    print_notes(
         [str(failure) for failure in described.failures.values()]
         + [str(each) for each in known_offsets.failures.values()]
     )
@@ -215,7 +215,7 @@ def trouble(topic: cluster.TopicState) -> str:
     leaderless = sum(part.leader < 0 for part in topic.partitions)
     behind = sum(len(part.isr) < len(part.replicas) for part in topic.partitions)
     parts = [f"{leaderless} without a leader"] * bool(leaderless) + [f"{behind} under-replicated"] * bool(behind)
-    return listed(parts)
+    return comma_separated(parts)
 
 
 @app.command()
@@ -255,7 +255,7 @@ def describe(
         for number, topic in enumerate(described):
             print("\n" * bool(number), end="")
             show_topic(topic, known_offsets, settings.get(topic.name))
-    tell([str(failure) for failure in known_offsets.failures.values()])
+    print_notes([str(failure) for failure in known_offsets.failures.values()])
     tell_offline(described, known_offsets)
     raise_together((refused | failures).values())
 
@@ -311,7 +311,7 @@ def partitions_table(topic: cluster.TopicState, offsets: dict[tuple[str, int], c
             else ("?", "?", "?")
         )
         leader = str(part.leader) if part.leader >= 0 else "none"
-        rows.append((str(part.partition), leader, listed(part.replicas), listed(part.isr), *numbers))
+        rows.append((str(part.partition), leader, comma_separated(part.replicas), comma_separated(part.isr), *numbers))
     return Table(columns, rows)
 
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from queue import Empty, SimpleQueue
 from typing import Generic, NamedTuple, TypeVar
 
-from tidelog.cli.connection import in_our_words
+from tidelog.cli.connection import as_command_error
 from tidelog.cli.errors import CommandError, NoAnswerError
 
 T = TypeVar("T")
@@ -20,13 +20,13 @@ PATIENCE_S = 3.0
 """A call that runs longer than this is reported, unless the call before it took more than half of that time."""
 
 
-class Seen(NamedTuple, Generic[T]):
-    what: T
+class PollResult(NamedTuple, Generic[T]):
+    value: T
     at_s: float
     """When the call ended, on the monotonic clock."""
 
 
-class Away(NamedTuple):
+class NoAnswerPeriod(NamedTuple):
     """The cluster does not answer: the last call failed, or the present one has been running for too long."""
 
     since_s: float
@@ -41,13 +41,13 @@ class Away(NamedTuple):
         return f"{self.error}; failing for {seconds}, still trying."
 
 
-class Looker(Generic[T]):
+class Poller(Generic[T]):
     """Calls `look` again and again, `interval_s` after the previous call, and queues the results."""
 
     def __init__(self, look: Callable[[], T], interval_s: float) -> None:
         self._look = look
         self._interval_s = interval_s
-        self._results: SimpleQueue[Seen[T] | Exception] = SimpleQueue()
+        self._results: SimpleQueue[PollResult[T] | Exception] = SimpleQueue()
         self._stop = threading.Event()
         self._call_started_s: float | None = None
         self._last_duration_s = 0.0
@@ -66,13 +66,13 @@ class Looker(Generic[T]):
                 now_s = time.monotonic()
                 self._last_duration_s = now_s - started_s
                 self._call_started_s = None
-                self._results.put(Seen(value, now_s))
+                self._results.put(PollResult(value, now_s))
             self._stop.wait(self._interval_s)
 
     def stop(self) -> None:
         self._stop.set()
 
-    def next(self, timeout_s: float) -> Seen[T] | None:
+    def next(self, timeout_s: float) -> PollResult[T] | None:
         """Return a new result; None if none arrives in time, or if a call failed because the cluster does not
         answer.
 
@@ -82,16 +82,16 @@ class Looker(Generic[T]):
             result = self._results.get(timeout=timeout_s)
         except Empty:
             return None
-        if isinstance(result, Seen):
+        if isinstance(result, PollResult):
             self._last_success_s, self._error = result.at_s, None
             return result
-        command_error = in_our_words(result)
+        command_error = as_command_error(result)
         if command_error is None or self._last_success_s is None:
             raise result
         self._error = command_error
         return None
 
-    def away(self) -> Away | None:
+    def away(self) -> NoAnswerPeriod | None:
         """Return the present outage; None if there is none, and before the first result."""
         if self._last_success_s is None:
             return None
@@ -99,17 +99,17 @@ class Looker(Generic[T]):
         patience_s = max(PATIENCE_S, 2 * self._last_duration_s)
         if self._error is None and (started_s is None or time.monotonic() - started_s < patience_s):
             return None
-        return Away(self._last_success_s, self._error)
+        return NoAnswerPeriod(self._last_success_s, self._error)
 
 
 @contextmanager
-def looking(look: Callable[[], T], interval_s: float) -> Iterator[Looker[T]]:
+def polling(look: Callable[[], T], interval_s: float) -> Iterator[Poller[T]]:
     """Call `look` in a thread during the block. A call that hangs at the end of the block is abandoned: it ends with
     the process.
     """
-    looker = Looker(look, interval_s)
-    threading.Thread(target=looker.run, name="looks", daemon=True).start()
+    poller = Poller(look, interval_s)
+    threading.Thread(target=poller.run, name="looks", daemon=True).start()
     try:
-        yield looker
+        yield poller
     finally:
-        looker.stop()
+        poller.stop()

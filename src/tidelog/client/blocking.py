@@ -177,7 +177,7 @@ class Client:
         """Fetch record batches of one partition. Raises OffsetOutOfRange. The records' view is valid until the
         client's next call.
 
-        Returns `operations.HELD_BACK` when the client is over its fetch quota.
+        Returns `operations.THROTTLED` when the client is over its fetch quota.
         """
         return self.start_fetch(partition, offset, limits).result()
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from tidelog.client.error_codes import name_of
+from tidelog.client.error_codes import error_name
 from tidelog.model.ids import NO_TOPIC_ID, TopicId, TopicPartition
 from tidelog.wire.errors import ApiError, ErrorCode, error_for
 from tidelog.wire.messages.metadata import MetadataResponse, MetadataResponseTopic
@@ -52,7 +52,7 @@ class Cluster:
             name = topic.name or ""
             if topic.error_code != ErrorCode.NONE:
                 self.topics.pop(name, None)
-                refused[name] = error_for(topic.error_code, f"topic {name!r}: {name_of(topic.error_code)}")
+                refused[name] = error_for(topic.error_code, f"topic {name!r}: {error_name(topic.error_code)}")
             else:
                 self.topics[name] = _topic(name, topic)
         return refused

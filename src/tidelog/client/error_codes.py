@@ -3,7 +3,7 @@
 from tidelog.wire.errors import ErrorCode
 
 
-def name_of(code: int) -> str:
+def error_name(code: int) -> str:
     """Return Kafka's name of an error code; "error code N" for one that this release does not know, for example a
     newer broker's.
     """

@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeVar
 from tidelog.client.cluster import Address, Cluster
 from tidelog.client.connection import NEWEST
 from tidelog.client.each import Each, Failure, ask_each, brokers, until_settled
-from tidelog.client.error_codes import name_of
+from tidelog.client.error_codes import error_name
 from tidelog.client.errors import BrokerUnreachable, Unreachable
 from tidelog.client.operations import Ask, AskAny, Backoff, Operation, Request, Retries
 from tidelog.model.ids import TopicPartition
@@ -119,7 +119,7 @@ def _listed(answer: ListGroupsResponse | BrokerUnreachable) -> list[ListedGroup]
     if isinstance(answer, BrokerUnreachable):
         return answer
     if answer.error_code:
-        return error_for(answer.error_code, name_of(answer.error_code))
+        return error_for(answer.error_code, error_name(answer.error_code))
     return [ListedGroup(g.group_id, g.protocol_type, g.group_state, g.group_type) for g in answer.groups]
 
 
@@ -248,7 +248,7 @@ def _committed(answer: OffsetFetchResponse, _: int) -> Each[str, Each[TopicParti
     offsets_by_group: Each[str, Each[TopicPartition, int]] = {}
     for group in answer.groups:
         if group.error_code:
-            offsets_by_group[group.group_id] = error_for(group.error_code, name_of(group.error_code))
+            offsets_by_group[group.group_id] = error_for(group.error_code, error_name(group.error_code))
             continue
         offsets_by_group[group.group_id] = {
             TopicPartition(topic.name, part.partition_index): _failure(part.error_code, None) or part.committed_offset
@@ -281,7 +281,7 @@ def commit(
             retriable_code = next((code for code in codes.values() if code and error_for(code).retriable), None)
             if retriable_code is not None and set(codes.values()) == {retriable_code}:
                 # the whole group's failure, which another attempt may solve
-                return {group_id: error_for(retriable_code, name_of(retriable_code))}
+                return {group_id: error_for(retriable_code, error_name(retriable_code))}
             return {group_id: {tp: _failure(code, None) or offsets[tp] for tp, code in codes.items()}}
 
         return (
@@ -332,7 +332,7 @@ def delete_offsets(
                 raise answer
             assert isinstance(answer, OffsetDeleteResponse)
             if answer.error_code:
-                raise error_for(answer.error_code, f"group {group_id!r}: {name_of(answer.error_code)}")
+                raise error_for(answer.error_code, f"group {group_id!r}: {error_name(answer.error_code)}")
             return {
                 TopicPartition(topic.name, part.partition_index): part.error_code
                 for topic in answer.topics
@@ -349,7 +349,7 @@ def coordinators(groups: Sequence[str]) -> Operation[Each[str, Coordinator]]:
     assert isinstance(answer, FindCoordinatorResponse)
     coordinators_by_group: Each[str, Coordinator] = {}
     for entry in answer.coordinators:
-        reason = f"the coordinator of group {entry.key!r}: {entry.error_message or name_of(entry.error_code)}"
+        reason = f"the coordinator of group {entry.key!r}: {entry.error_message or error_name(entry.error_code)}"
         failure = error_for(entry.error_code, reason) if entry.error_code else None
         coordinators_by_group[entry.key] = failure or Coordinator(entry.node_id, Address(entry.host, entry.port))
     return coordinators_by_group
@@ -396,4 +396,4 @@ def _ask_coordinators(
 
 
 def _failure(code: int, message: str | None) -> ApiError | None:
-    return error_for(code, message or name_of(code)) if code else None
+    return error_for(code, message or error_name(code)) if code else None

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from tidelog.client.cluster import Address
 from tidelog.client.connection import NEWEST, SIZE_BYTES, ClientConnection, VersionRange
-from tidelog.client.error_codes import name_of
+from tidelog.client.error_codes import error_name
 from tidelog.client.errors import BrokenProtocol, BrokerUnreachable
 from tidelog.client.security import PLAINTEXT, AuthenticationFailed, Sasl, Security, sasl_messages
 from tidelog.wire.message import Message
@@ -137,7 +137,7 @@ class Link:
             answer = self._connection.answer(self._receive(deadline, reuse=False))
             assert isinstance(answer, SaslAuthenticateResponse)
             if answer.error_code:
-                raise AuthenticationFailed(f"{rejected}: {answer.error_message or name_of(answer.error_code)}")
+                raise AuthenticationFailed(f"{rejected}: {answer.error_message or error_name(answer.error_code)}")
             try:
                 message = messages.send(answer.auth_bytes)
             except StopIteration:

@@ -11,7 +11,7 @@ from typing import NamedTuple, TypeAlias, TypeVar, cast
 
 from tidelog.client.cluster import Address, Cluster, Topic
 from tidelog.client.connection import NEWEST
-from tidelog.client.error_codes import name_of
+from tidelog.client.error_codes import error_name
 from tidelog.client.errors import BrokerUnreachable, Unreachable
 from tidelog.model.ids import NO_TOPIC_ID, TopicId, TopicPartition
 from tidelog.wire.errors import (
@@ -137,7 +137,7 @@ class Fetched(NamedTuple):
     READ_COMMITTED."""
 
 
-HELD_BACK = Fetched(memoryview(b""), -1, -1, -1, [])
+THROTTLED = Fetched(memoryview(b""), -1, -1, -1, [])
 """The result of a fetch when the client is over its quota: the broker sends no partitions until the quota allows it."""
 
 
@@ -243,7 +243,7 @@ def list_offsets(
 def fetch(
     cluster: Cluster, backoff: Backoff, partition: TopicPartition, offset: int, limits: FetchLimits
 ) -> Operation[Fetched]:
-    """Return record batches of one partition, from `offset` on; HELD_BACK if the client's quota allows none at
+    """Return record batches of one partition, from `offset` on; THROTTLED if the client's quota allows none at
     present.
 
     Raises OffsetOutOfRange, which names the offset.
@@ -258,7 +258,7 @@ def fetch(
         ask = Ask([Request(address, request, version_max) for address in leaders])
         for response in failures.responses_of((yield ask), FetchResponse):
             if response.error_code == ErrorCode.NONE and not response.responses:
-                fetched.append(HELD_BACK)  # `throttle_time_ms` says for how long; the sockets' owner waits (KIP-219)
+                fetched.append(THROTTLED)  # `throttle_time_ms` says for how long; the sockets' owner waits (KIP-219)
                 continue
             item = _fetched_partition(response)
             if item.error_code == ErrorCode.OFFSET_OUT_OF_RANGE:
@@ -319,7 +319,7 @@ class _Failures:
         """Return whether `code` is an error; if so, store it."""
         if code == ErrorCode.NONE:
             return False
-        self._errors.append(error_for(code, f"{partition}: {message or name_of(code)}"))
+        self._errors.append(error_for(code, f"{partition}: {message or error_name(code)}"))
         return True
 
     def raise_first(self) -> None:

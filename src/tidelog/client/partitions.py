@@ -6,11 +6,11 @@ from typing import TypeVar
 from tidelog.client.cluster import Address, Cluster
 from tidelog.client.connection import NEWEST
 from tidelog.client.each import Each, Failure, ask_each, until_settled
-from tidelog.client.error_codes import name_of
+from tidelog.client.error_codes import error_name
 from tidelog.client.errors import BrokerUnreachable, Unreachable
 from tidelog.client.operations import (
     FETCH_BY_NAME,
-    HELD_BACK,
+    THROTTLED,
     Backoff,
     Fetched,
     FetchLimits,
@@ -50,7 +50,9 @@ def list_offsets(
                 for part in topic.partitions:
                     tp = TopicPartition(topic.name, part.partition_index)
                     code = part.error_code
-                    results[tp] = error_for(code, name_of(code)) if code else ListedOffset(part.offset, part.timestamp)
+                    results[tp] = (
+                        error_for(code, error_name(code)) if code else ListedOffset(part.offset, part.timestamp)
+                    )
         return _complete(cluster, remaining, results)
 
     return (yield from until_settled(backoff, timestamps, attempt))
@@ -79,16 +81,16 @@ def fetch(
             results |= dict.fromkeys(partitions, answer)
             continue
         if answer.error_code:
-            results |= dict.fromkeys(partitions, error_for(answer.error_code, name_of(answer.error_code)))
+            results |= dict.fromkeys(partitions, error_for(answer.error_code, error_name(answer.error_code)))
             continue
         # The response to a client over its quota contains no partitions.
-        results |= dict.fromkeys(partitions, HELD_BACK)
+        results |= dict.fromkeys(partitions, THROTTLED)
         for topic in answer.responses:
             name = names.get(TopicId(topic.topic_id), topic.topic) if uses_topic_ids else topic.topic
             for part in topic.partitions:
                 code = part.error_code
                 results[TopicPartition(name, part.partition_index)] = (
-                    error_for(code, name_of(code)) if code else fetched_from(part)
+                    error_for(code, error_name(code)) if code else fetched_from(part)
                 )
     return _complete(cluster, positions, results)
 

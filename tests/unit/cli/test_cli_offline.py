@@ -16,7 +16,7 @@ import pytest
 from confluent_kafka import Consumer, Producer
 
 from process_harness.terminal import on_a_terminal
-from tidelog.cli.offline import named
+from tidelog.cli.offline import partitions_text
 from tidelog.coordinator.group.hashing import partition_of
 from tidelog.testing import Broker
 
@@ -203,5 +203,5 @@ def test_the_start_counts_all_partitions_and_those_that_are_offline(tmp_path: Pa
 
 def test_many_partitions_are_said_in_short() -> None:
     offline = {f"t{number}": [0, 1, 2, 5] for number in range(7)}
-    assert named(offline).startswith("partitions 0-2,5 of t0, partitions 0-2,5 of t1, ")
-    assert named(offline).endswith("of t4 and 2 more topics")
+    assert partitions_text(offline).startswith("partitions 0-2,5 of t0, partitions 0-2,5 of t1, ")
+    assert partitions_text(offline).endswith("of t4 and 2 more topics")

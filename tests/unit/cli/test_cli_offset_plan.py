@@ -7,7 +7,15 @@ import pytest
 from tidelog.cli.cluster import Offsets
 from tidelog.cli.errors import CommandError, UsageError
 from tidelog.cli.group_offsets import ResetTarget, partitions_to_reset, tell_left_out
-from tidelog.cli.offset_plan import Move, left_out, moves_json, moves_table, plan, read_offsets, topics_and_partitions
+from tidelog.cli.offset_plan import (
+    OffsetChange,
+    left_out,
+    moves_json,
+    moves_table,
+    plan,
+    read_offsets,
+    topics_and_partitions,
+)
 
 
 def test_topics_and_their_partitions() -> None:
@@ -29,9 +37,9 @@ def test_a_move_goes_no_further_than_the_log() -> None:
     logs = dict.fromkeys(places, Offsets(10, 20))
     moves = plan(places, dict(zip(places, (5, 15, 25), strict=True)), {("t", 1): 12}, logs)
     assert moves == [
-        Move("t", 0, None, 10, "5 is below the log's start"),
-        Move("t", 1, 12, 15),
-        Move("t", 2, None, 20, "25 is above the log's end"),
+        OffsetChange("t", 0, None, 10, "5 is below the log's start"),
+        OffsetChange("t", 1, 12, 15),
+        OffsetChange("t", 2, None, 20, "25 is above the log's end"),
     ]
     assert [move.difference for move in moves] == [None, 3, None]
     assert moves_table(moves).rows[1] == ["t", "1", "12", "15", "+3", ""]
@@ -104,7 +112,7 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
 def test_what_json_prints_is_what_a_file_may_say(tmp_path: Path) -> None:
     import json
 
-    moves = [Move("t", 0, 3, 5), Move("u", 1, None, 7, "why")]
+    moves = [OffsetChange("t", 0, 3, 5), OffsetChange("u", 1, None, 7, "why")]
     path = tmp_path / "offsets"
     path.write_text(json.dumps({"group": "g", "executed": False, "offsets": moves_json(moves)}))
     assert read_offsets(str(path), "g") == {("t", 0): 5, ("u", 1): 7}

@@ -124,7 +124,7 @@ TABLES: dict[str, Callable[[], Table]] = {
     "group list": groups,
     "group describe": lambda: group.members_table(members()),
     "group reset-offsets": lambda: offset_plan.moves_table(
-        [offset_plan.Move(NAME, p, BIG, 2 * BIG, "5 is below the log's start" * p) for p in range(2)]
+        [offset_plan.OffsetChange(NAME, p, BIG, 2 * BIG, "5 is below the log's start" * p) for p in range(2)]
     ),
     "topic list": lambda: topic.topics_table(states(), KnownOffsets(offsets(), {})),
     "topic describe": lambda: topic.partitions_table(states()[0], offsets()),

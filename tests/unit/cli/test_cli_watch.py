@@ -15,7 +15,7 @@ import pytest
 from process_harness.child import address_of, start
 from process_harness.terminal import on_a_terminal
 from tidelog.cli.errors import CommandError, NoAnswerError
-from tidelog.cli.watching import PATIENCE_S, Away, Looker, looking
+from tidelog.cli.watching import PATIENCE_S, NoAnswerPeriod, Poller, polling
 
 LIMIT_S = 60
 
@@ -127,59 +127,59 @@ def test_errors_are_waited_out_but_the_first_one_is_not() -> None:
             raise result
         return result
 
-    with looking(look, 0.001) as looker:
-        assert looker.away() is None
+    with polling(look, 0.001) as poller:
+        assert poller.away() is None
         go_on.release()
-        first = looker.next(LIMIT_S)
+        first = poller.next(LIMIT_S)
         assert first is not None
-        assert first.what == 1
-        assert looker.away() is None
+        assert first.value == 1
+        assert poller.away() is None
         go_on.release()
-        assert looker.next(LIMIT_S) is None
-        away = looker.away()
+        assert poller.next(LIMIT_S) is None
+        away = poller.away()
         assert away is not None
         assert away.since_s == first.at_s
         assert away.text("h:1", "7 s") == "not now; failing for 7 s, still trying."
         go_on.release()
-        assert (second := looker.next(LIMIT_S)) is not None
-        assert second.what == 2
-        assert looker.away() is None
+        assert (second := poller.next(LIMIT_S)) is not None
+        assert second.value == 2
+        assert poller.away() is None
         results.append(CommandError("never"))
     go_on.release()
 
     def fail() -> int:
         raise CommandError("no such group")
 
-    with looking(fail, 60) as failing, pytest.raises(CommandError, match="no such group"):
+    with polling(fail, 60) as failing, pytest.raises(CommandError, match="no such group"):
         failing.next(LIMIT_S)
 
 
 def test_a_defect_ends_a_watch() -> None:
     results = [1]
-    with looking(results.pop, 0.001) as looker:
-        assert looker.next(LIMIT_S) is not None
+    with polling(results.pop, 0.001) as poller:
+        assert poller.next(LIMIT_S) is not None
         with pytest.raises(IndexError):
-            looker.next(LIMIT_S)
+            poller.next(LIMIT_S)
 
 
 def test_a_look_that_takes_long_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
     release = threading.Event()
     looks = iter([lambda: None, lambda: release.wait(LIMIT_S)])
     monkeypatch.setattr("tidelog.cli.watching.PATIENCE_S", 0.01)
-    with looking(lambda: next(looks)(), 0.001) as looker:
-        assert looker.next(LIMIT_S) is not None
+    with polling(lambda: next(looks)(), 0.001) as poller:
+        assert poller.next(LIMIT_S) is not None
         deadline = time.monotonic() + LIMIT_S
-        while looker.away() is None:
-            assert looker.next(0.01) is None
+        while poller.away() is None:
+            assert poller.next(0.01) is None
             assert time.monotonic() < deadline
-        away = looker.away()
+        away = poller.away()
         assert away is not None
         assert away.text("h:1", "7 s") == "No answer from h:1 for 7 s; still trying."
         release.set()
-        assert looker.next(LIMIT_S) is not None
+        assert poller.next(LIMIT_S) is not None
 
 
 def test_how_an_outage_is_told() -> None:
     assert PATIENCE_S >= 1
-    assert Away(0, NoAnswerError("x")).text("h:1", "1 s") == "No answer from h:1 for 1 s; still trying."
-    assert Looker(lambda: 1, 1).away() is None
+    assert NoAnswerPeriod(0, NoAnswerError("x")).text("h:1", "1 s") == "No answer from h:1 for 1 s; still trying."
+    assert Poller(lambda: 1, 1).away() is None

@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from tidelog.client.blocking import Client, ClientConfig
-from tidelog.client.operations import EARLIEST, HELD_BACK, LATEST, Backoff, FetchLimits
+from tidelog.client.operations import EARLIEST, LATEST, THROTTLED, Backoff, FetchLimits
 from tidelog.model.ids import TopicPartition
 from tidelog.testing import Broker
 from tidelog.wire.errors import OffsetOutOfRange, RecordTooLarge, UnknownTopicOrPartition
@@ -80,7 +80,7 @@ def test_a_consumer_quota_is_kept_and_everything_comes() -> None:
         held_back = 0
         while len(came) < len(sent):
             fetched = client.fetch(T0, len(came), limits)
-            held_back += fetched is HELD_BACK
+            held_back += fetched is THROTTLED
             for header in batches_in(fetched.records):
                 came += [record.value for record in decode_records(fetched.records, header.position)]
         assert came == sent

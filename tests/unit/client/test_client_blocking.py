@@ -12,7 +12,7 @@ import pytest
 from tidelog.client.blocking import Client, ClientConfig, parse_bootstrap
 from tidelog.client.cluster import Address
 from tidelog.client.errors import BrokenProtocol, ClientError, GaveUp, NoBrokerReachable
-from tidelog.client.operations import EARLIEST, HELD_BACK, Backoff, FetchLimits, Pause, Produced
+from tidelog.client.operations import EARLIEST, THROTTLED, Backoff, FetchLimits, Pause, Produced
 from tidelog.model.ids import TopicPartition
 from tidelog.wire.errors import NotLeaderOrFollower
 from tidelog.wire.message import Message
@@ -183,7 +183,7 @@ def test_a_client_over_its_quota_waits_before_it_asks_again() -> None:
 
     # A call may take less than that: what the broker has asked for is no failure to answer.
     with running(handle) as broker, connect(broker, PATIENT._replace(request_timeout_ms=200)) as client:
-        assert client.fetch(T0, 11, FetchLimits()) is HELD_BACK
+        assert client.fetch(T0, 11, FetchLimits()) is THROTTLED
         assert bytes(client.fetch(T0, 11, FetchLimits()).records) == b"11" * 1000
         assert bytes(client.fetch(T0, 22, FetchLimits()).records) == b"22" * 1000
         assert broker.connections == 1
@@ -196,9 +196,9 @@ def test_the_wait_for_a_quota_is_bounded_by_the_time_of_the_call() -> None:
         return FetchResponse(throttle_time_ms=1 << 30) if header.api_key == 1 else broker.serve(header, body)
 
     with running(handle) as broker, connect(broker, QUICK) as client:
-        assert client.fetch(T0, 11, FetchLimits()) is HELD_BACK
+        assert client.fetch(T0, 11, FetchLimits()) is THROTTLED
         began = time.monotonic()
-        assert client.fetch(T0, 11, FetchLimits()) is HELD_BACK, "on another connection"
+        assert client.fetch(T0, 11, FetchLimits()) is THROTTLED, "on another connection"
         assert 0.2 < time.monotonic() - began < 5
 
 

@@ -11,9 +11,9 @@ from tidelog.client.errors import BrokerUnreachable, GaveUp, NoBrokerReachable
 from tidelog.client.operations import (
     EARLIEST,
     FETCH_BY_NAME,
-    HELD_BACK,
     LATEST,
     READ_COMMITTED,
+    THROTTLED,
     UNKNOWN_TOPIC_ATTEMPTS,
     Answer,
     Ask,
@@ -303,7 +303,7 @@ def test_an_error_of_the_whole_fetch_counts() -> None:
 def test_an_answer_without_the_partition_is_that_of_a_quota() -> None:
     play = Play(metadata())
     play.brokers = {ONE: in_turn(FetchResponse(throttle_time_ms=500))}
-    assert play.run(fetch(play.cluster, BACKOFF, T0, 0, FetchLimits())) is HELD_BACK
+    assert play.run(fetch(play.cluster, BACKOFF, T0, 0, FetchLimits())) is THROTTLED
     assert len(play.metadata_requests) == 1
 
 

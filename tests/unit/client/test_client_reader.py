@@ -7,7 +7,7 @@ import pytest
 from tidelog.client.cluster import Address
 from tidelog.client.each import Failure
 from tidelog.client.errors import BrokerUnreachable
-from tidelog.client.operations import EARLIEST, HELD_BACK, Backoff, Fetched, FetchLimits, ListedOffset
+from tidelog.client.operations import EARLIEST, THROTTLED, Backoff, Fetched, FetchLimits, ListedOffset
 from tidelog.client.reader import Chunk, Reader, Skipped, Stopped, whole_batches
 from tidelog.model.ids import TopicPartition
 from tidelog.wire.errors import (
@@ -74,7 +74,7 @@ def values(events: list[Chunk | Skipped | Stopped], place: TopicPartition) -> li
 
 def test_records_before_the_position_are_left_out_and_a_cut_batch_is_read_later() -> None:
     data = batch(b"a", b"b", b"c")
-    client = Answers({GOOD: [fetched(data + batch(b"d" * 99, base_offset=3)[:70], 9)], ODD: [HELD_BACK]})
+    client = Answers({GOOD: [fetched(data + batch(b"d" * 99, base_offset=3)[:70], 9)], ODD: [THROTTLED]})
     reading = reader(client, good=1)
     events = reading.poll(0)
     assert values(events, GOOD) == [b"b", b"c"]
@@ -93,7 +93,7 @@ def test_a_failure_that_passes_is_tried_again_after_a_pause() -> None:
 
 
 def test_an_outage_is_when_no_partition_reaches_a_broker() -> None:
-    client = Answers({GOOD: [UNREACHABLE], ODD: [UNREACHABLE, HELD_BACK]})
+    client = Answers({GOOD: [UNREACHABLE], ODD: [UNREACHABLE, THROTTLED]})
     reading = reader(client)
     assert not reading.unreachable()
     assert reading.poll(0) == []
@@ -135,7 +135,7 @@ def test_a_batch_that_cannot_be_decoded_is_skipped_and_named() -> None:
     odd[57:61] = (7).to_bytes(4, "big")  # more records than there are
     crc = __import__("crc32c").crc32c(bytes(odd[21:]))
     odd[17:21] = crc.to_bytes(4, "big")
-    client = Answers({GOOD: [HELD_BACK], ODD: [fetched(first + bytes(odd) + last, 6)]})
+    client = Answers({GOOD: [THROTTLED], ODD: [fetched(first + bytes(odd) + last, 6)]})
     reading = reader(client)
     events = [event for event in reading.poll(0) if event.partition == ODD]
     assert [type(event) for event in events] == [Chunk, Skipped, Chunk]
@@ -152,7 +152,7 @@ def test_a_batch_that_cannot_be_decoded_is_skipped_and_named() -> None:
 def test_offsets_that_are_gone_are_named(
     position: int, log: tuple[int, int], first: int, next_offset: int, goes_on: int
 ) -> None:
-    client = Answers({GOOD: [HELD_BACK], ODD: [OffsetOutOfRange()]}, log)
+    client = Answers({GOOD: [THROTTLED], ODD: [OffsetOutOfRange()]}, log)
     reading = reader(client, odd=position)
     (skipped,) = [event for event in reading.poll(0) if event.partition == ODD]
     assert isinstance(skipped, Skipped)
@@ -160,7 +160,7 @@ def test_offsets_that_are_gone_are_named(
 
 
 def test_each_partition_has_its_turn_to_come_first() -> None:
-    client = Answers({GOOD: [HELD_BACK], ODD: [HELD_BACK]})
+    client = Answers({GOOD: [THROTTLED], ODD: [THROTTLED]})
     reading = reader(client)
     for number in range(4):
         reading.poll(number)

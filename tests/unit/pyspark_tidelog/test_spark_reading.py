@@ -19,7 +19,7 @@ from pyspark_tidelog.options import ReadOptions, read_options
 from pyspark_tidelog.plan import OffsetRange
 from pyspark_tidelog.reading import RangeReader
 from tidelog.client.errors import GaveUp
-from tidelog.client.operations import EARLIEST, HELD_BACK, READ_COMMITTED, Fetched, FetchLimits, ListedOffset
+from tidelog.client.operations import EARLIEST, READ_COMMITTED, THROTTLED, Fetched, FetchLimits, ListedOffset
 from tidelog.model.ids import TopicPartition
 from tidelog.wire.batches import BatchHeader, Codec
 from tidelog.wire.errors import OffsetOutOfRange
@@ -232,7 +232,7 @@ class Told(Log):
 
     def fetch(self, offset: int, limits: FetchLimits) -> Fetched:
         if self.answers and (answer := self.answers.pop(0)) is not None:
-            return HELD_BACK._replace(high_watermark=answer[0], last_stable_offset=answer[1])
+            return THROTTLED._replace(high_watermark=answer[0], last_stable_offset=answer[1])
         served = super().fetch(offset, limits)
         return served._replace(records=served.records[: BatchHeader(served.records).size])
 
