@@ -213,7 +213,7 @@ class PartitionLog:
             size > self._size_max
             or max_timestamp - now_ms > self._ahead_max_ms
             or now_ms - base_timestamp > self._age_max_ms
-            or base_timestamp <= 0  # with the next line as `contradicts_itself`
+            or base_timestamp <= 0  # negative: with the next line as `contradicts_itself`
             or (base_timestamp != max_timestamp and (base_timestamp > max_timestamp or header.count == 1))
             or header.attributes & TIMESTAMP_TYPE_BIT
         ):
