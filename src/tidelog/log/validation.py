@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from tidelog.log.config import INT64_MAX
 from tidelog.log.record_times import AHEAD_MS, contradicts_itself
-from tidelog.wire.batches import DECOMPRESSED_BYTES_MAX, HEADER_BYTES, TIMESTAMP_TYPE_BIT, Codec
+from tidelog.wire.batches import CODEC_MASK, DECOMPRESSED_BYTES_MAX, HEADER_BYTES, TIMESTAMP_TYPE_BIT, Codec
 from tidelog.wire.checksums import crc32c
 from tidelog.wire.errors import ApiError, ErrorCode, InvalidRecord, RecordListTooLarge, RecordTooLarge
 from tidelog.wire.primitives import BrokenStream, Buffer, MalformedMessage, TooLargeDecompressed
@@ -132,25 +132,27 @@ def _needs_examination(batch: memoryview, header: "BatchHeader", config: "LogCon
     elif (
         contradicts_itself(header)
         or header.max_timestamp - now_ms > AHEAD_MS
-        or _may_hide_times(batch, header, config, now_ms)
+        or (
+            (not header.base_timestamp or now_ms - header.base_timestamp > retention_time_ms(config))
+            and may_hide_times(batch, header)
+        )
     ):
         return True
     earliest = now_ms - config.message_timestamp_before_max_ms
     return not _in_range(header, earliest, now_ms + config.message_timestamp_after_max_ms)
 
 
-def _may_hide_times(batch: memoryview, header: "BatchHeader", config: "LogConfig", now_ms: int) -> bool:
-    """Return whether the header states old times, or 0, and the first record is not at hand or has another time.
+def may_hide_times(batch: memoryview, header: "BatchHeader") -> bool:
+    """Return whether a header that states old times, or 0, may be wrong: the first record is not at hand, or it has
+    another time than the header's base timestamp.
 
     A client that does not fill in the times of its headers states 0. But old records under a true header are as usual
     as new ones: a bulk load must not cost a look at each of its records. Whatever such a header hides, retention reads
     the records before it deletes them.
     """
-    if 0 != header.base_timestamp >= now_ms - retention_time_ms(config):
-        return False
-    position = HEADER_BYTES
-    if header.codec != Codec.NONE or len(batch) < position + FIRST_RECORD_BYTES_MIN:
+    if header.attributes & CODEC_MASK or len(batch) < HEADER_BYTES + FIRST_RECORD_BYTES_MIN:
         return True
+    position = HEADER_BYTES
     while batch[position] & 0x80 and position < HEADER_BYTES + VARINT_BYTES_MAX:  # the length of the record
         position += 1
     return batch[position + TIMESTAMP_DELTA_AT] != 0
