@@ -230,7 +230,7 @@ KEYS: tuple[Key, ...] = (
     Key(
         "retention.ms",
         LONG,
-        "604800000",
+        "5000",
         AtLeast(-1),
         doc="Age at which segments are deleted; -1 for no limit.",
         effect=True,
