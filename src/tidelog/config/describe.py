@@ -1,5 +1,5 @@
-"""Describe settings for DescribeConfigs: the value, its source, and all layers that set the setting or a synonym of
-it.
+"""Describe settings for DescribeConfigs: the value, its source, and the values of the setting and its synonyms in all
+layers.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,7 +15,7 @@ from tidelog.config.keys import (
     TOPIC_KEYS,
     broker_key,
     broker_synonyms,
-    listener_base,
+    strip_listener_prefix,
 )
 from tidelog.config.topic_config import default_text
 
@@ -47,11 +47,11 @@ class Described(NamedTuple):
     read_only: bool
     synonyms: list[Synonym]
     start: str = ""
-    """For a broker setting, where it was set at the start, as text for users."""
+    """Where a broker setting was set at the start, as text for users; empty if it was not."""
 
 
 def describe_topic(overrides: Mapping[str, str], config: BrokerConfig, names: Iterable[str] | None) -> list[Described]:
-    """Describe a topic's settings: all if `names` is None, else the existing ones of `names`, once each."""
+    """Describe a topic's settings: all of them if `names` is None, else the known settings in `names`, each once."""
     descriptions: list[Described] = []
     for key in _select_keys(TOPIC_KEYS, names, [overrides]):
         synonyms: list[Synonym] = []
@@ -85,7 +85,7 @@ def describe_group(own: Mapping[str, str], config: BrokerConfig, names: Iterable
 
 
 def describe_client_metrics(own: Mapping[str, str], names: Iterable[str] | None) -> list[Described]:
-    """Describe a client metrics subscription. A setting that is not set has no synonyms, since no other layer
+    """Describe a client metrics subscription. A setting that is not set has no synonyms, because no other layer
     supplies values.
     """
     descriptions: list[Described] = []
@@ -124,7 +124,7 @@ def describe_brokers_default(altered: Mapping[str, str], names: Iterable[str] | 
 
 
 def _select_broker_keys(names: Iterable[str] | None, layers: Sequence[Mapping[str, str]]) -> list[Key]:
-    """As `_select_keys`, including settings of single listeners that a layer sets."""
+    """Like `_select_keys` for broker settings, including settings of single listeners that a layer sets."""
     if names is None:
         names = [*BROKER_KEYS, *(name for layer in layers for name in layer if name not in BROKER_KEYS)]
     keys_by_name = {name: key for name in names if (key := broker_key(name)) is not None}
@@ -167,14 +167,14 @@ def _broker_layers(config: BrokerConfig) -> tuple[tuple[Mapping[str, str], Sourc
 
 
 def _synonyms(name: str, config: BrokerConfig) -> list[Synonym]:
-    """Return the values of `name` and its synonyms in all layers, the highest precedence first, as the texts that
-    were set.
+    """Return the values of `name` and its synonyms in all layers, as the texts that were set, in the order of
+    precedence.
 
-    As in Kafka, the values before the first one of `name` itself are left out.
+    As in Kafka, the list begins with the first value of `name` itself: values of synonyms before it are left out.
     """
-    base = listener_base(name)
+    base = strip_listener_prefix(name)
     names = broker_synonyms(name) if base is None else (name, base)
-    keys = [key for each in names if (key := broker_key(each)) is not None]
+    keys = [key for synonym in names if (key := broker_key(synonym)) is not None]
     synonyms = [
         Synonym(key.name, _shown_text(key, layer[key.name]), source)
         for layer, source in _broker_layers(config)
@@ -189,11 +189,12 @@ def _synonyms(name: str, config: BrokerConfig) -> list[Synonym]:
 
 
 _NO_DEFAULT = ("node.id", "process.roles")
-"""Kafka has no defaults for these settings, so it lists none: they must be set at the start. Here they are optional."""
+"""Settings that must be set at the start in Kafka, so that it lists no default for them. Here they are optional, and
+their default is listed only if they were not set at the start."""
 
 
 def _shown_text(key: Key, text: str) -> str | None:
-    """Return a text from the broker's layers, which Kafka shows as it was set; None for a secret."""
+    """Return the text to show for a value in the broker's layers: unchanged, as in Kafka, or None for a secret."""
     return None if key.sensitive else text
 
 

@@ -82,13 +82,14 @@ def test_attributes_have_the_tables_types() -> None:
             None,
             {},
             {"retention.ms": "5"},
-            "unknown setting retention.ms (the command line); it is a topic's, a broker has log.retention.ms",
+            "unknown setting retention.ms (the command line); it is a setting of topics, "
+            "use log.retention.ms for a broker",
         ),
         (
             None,
             {},
             {"remote.storage.enable": "true"},
-            "unknown setting remote.storage.enable (the command line); it is a topic's",
+            "unknown setting remote.storage.enable (the command line); it is a setting of topics",
         ),
         (
             None,
@@ -107,7 +108,7 @@ def test_attributes_have_the_tables_types() -> None:
             {"TIDELOG_REMOTE_STORAGE_ENABLE": "true"},
             {},
             "unknown setting remote.storage.enable (environment variable TIDELOG_REMOTE_STORAGE_ENABLE); "
-            "it is a topic's",
+            "it is a setting of topics",
         ),
         (
             "num.partitions=0",

@@ -118,6 +118,6 @@ def test_a_plugins_setting_is_ignored_and_a_misspelt_one_refused() -> None:
     assert plugin == ("confluent.balancer.enable", "server.properties:1", "Tidelog does not know it")
     assert listener.reason == "settings of a single listener have no effect here"
     assert "did you mean log.retention.hours?" in refusal({"log.retention.hour": "1"})
-    assert "it is a topic's, a broker has log.retention.ms" in refusal({"retention.ms": "1"})
+    assert "it is a setting of topics, use log.retention.ms for a broker" in refusal({"retention.ms": "1"})
     with pytest.raises(ConfigError, match="unknown setting confluent"):
         BrokerConfig.load(flags={"confluent.balancer.enable": "true"})

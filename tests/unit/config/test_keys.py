@@ -9,7 +9,7 @@ import pytest
 from tidelog.config.key import (
     AtLeast,
     Between,
-    BetweenOr,
+    BetweenOrEqualTo,
     Key,
     ListOf,
     NonEmptyText,
@@ -28,8 +28,8 @@ from tidelog.config.keys import (
     broker_synonyms,
     changed_when,
     environment_name,
-    listener_base,
     nearest,
+    strip_listener_prefix,
 )
 
 GOLDEN = Path(__file__).parents[2] / "golden/settings/kafka-4.3.1.tsv"
@@ -95,7 +95,7 @@ def shown(valid: Validator | None) -> str:
             return f"[{valid.minimum},...]"
         case Between():
             return f"[{valid.minimum},...,{valid.maximum}]"
-        case BetweenOr():
+        case BetweenOrEqualTo():
             return f"[{valid.minimum},...,{valid.maximum}] or {valid.alternative}"
         case NonEmptyText():
             return "non-empty string"
@@ -171,7 +171,7 @@ def test_what_is_altered_of_one_listener_only_is_told_as_read_only() -> None:
     ],
 )
 def test_settings_of_single_listeners(name: str, base: str | None) -> None:
-    assert listener_base(name) == base
+    assert strip_listener_prefix(name) == base
     key = broker_key(name)
     if base is None:
         assert key == BROKER_KEYS.get(name)
