@@ -135,7 +135,7 @@ class BrokerServer:
         await self.runtime.tasks.run_blocking(write_identity, cluster_id, self.config.node_id, new_ids)
         await controller.subscribe(services.partitions.apply)
         await controller.subscribe(services.groups.on_image)
-        services.partitions.on_opened_late = services.groups.partitions_opened_late
+        services.partitions.on_opened_late = services.groups.serve_opened_partitions
         await controller.subscribe(self._apply_quotas)
         await services.partitions.start()
         self._logs_opened = True

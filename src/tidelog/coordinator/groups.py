@@ -91,7 +91,7 @@ class GroupCoordinators:
         self._partition_count = 0
         self._partition_by_group_id: dict[str, int] = {}
         """A cache, since the hash of a group id costs time."""
-        self._deleting: dict[str, None] = {}
+        self._groups_being_deleted: dict[str, None] = {}
         """Ids of groups whose records are being deleted in several steps."""
         self._followed_image = metadata.image
         """The last image that `on_image` got. It is published to clients only when `on_image` has completed."""
@@ -154,7 +154,7 @@ class GroupCoordinators:
             coordinator.core.topics_changed(old, new, coordinator.now())
             coordinator.arm()
 
-    def partitions_opened_late(self) -> None:
+    def serve_opened_partitions(self) -> None:
         """Serve the partitions of `__consumer_offsets` that were offline and have been opened since the last image."""
         topic = self._metadata.image.topics.get(CONSUMER_OFFSETS)
         if topic is not None:
@@ -168,10 +168,10 @@ class GroupCoordinators:
             coordinator.close()
         self._coordinators.clear()
 
-    async def loading(self) -> None:
+    async def wait_for_loads(self) -> None:
         """Wait until no coordinator is being loaded."""
         for coordinator in list(self._coordinators.values()):
-            await coordinator.loading()
+            await coordinator.wait_for_load()
 
     # Location of groups
 
@@ -190,7 +190,7 @@ class GroupCoordinators:
         if refusal is not None:
             logger.error("cannot make topic=%s reason=%s", CONSUMER_OFFSETS, refusal)
             raise CoordinatorNotAvailable(f"cannot create {CONSUMER_OFFSETS}: {refusal}")
-        await self.loading()  # The logs are empty and load at once, so the client need not be told to retry.
+        await self.wait_for_loads()  # The logs are empty and load at once, so the client need not be told to retry.
 
     def coordinator_of(self, group_id: str) -> "BrokerRegistration":
         """Return the broker that coordinates the group. Raises CoordinatorNotAvailable if no broker does at present."""
@@ -216,14 +216,14 @@ class GroupCoordinators:
                 f"session timeout {request.session_timeout_ms} ms is outside {settings.min_session_timeout_ms} "
                 f"(group.min.session.timeout.ms) to {settings.max_session_timeout_ms} (group.max.session.timeout.ms)"
             )
-        from tidelog.coordinator.group.classic import Joining
+        from tidelog.coordinator.group.classic import JoinCall
 
         coordinator = self._coordinator_unless_deleting(request.group_id)
         fresh_uuid = fresh_id = ""
         if not request.member_id:
             random_bytes = self._new_uuid()
             fresh_uuid, fresh_id = hyphenated_uuid(random_bytes), uuid_text(random_bytes)
-        joining = Joining(request, reply, client_id, client_host, version, fresh_uuid, fresh_id)
+        joining = JoinCall(request, reply, client_id, client_host, version, fresh_uuid, fresh_id)
         coordinator.apply(coordinator.core.join(joining, coordinator.now()))
 
     def sync(self, request: "SyncGroupRequest", reply: "Reply") -> None:
@@ -255,12 +255,12 @@ class GroupCoordinators:
         settings = self._settings.consumer
         if not settings.is_served:
             raise UnsupportedVersion("group.coordinator.rebalance.protocols does not include the consumer protocol")
-        from tidelog.coordinator.consumer.heartbeats import Beat, check_request
+        from tidelog.coordinator.consumer.heartbeats import HeartbeatCall, check_request
 
         check_request(request, version, settings)
         coordinator = self._coordinator_unless_deleting(request.group_id)
         fresh_id = "" if request.member_id else uuid_text(self._new_uuid())
-        beat = Beat(request, reply, client_id, client_host, version, fresh_id)
+        beat = HeartbeatCall(request, reply, client_id, client_host, version, fresh_id)
         coordinator.apply(coordinator.core.consumer_heartbeat(beat, coordinator.now()))
 
     def describe_consumer(self, group_id: str, reply: "Reply") -> None:
@@ -286,7 +286,7 @@ class GroupCoordinators:
             prepared = yield from prepare_commit(commit, self._settings, coordinator.now(), topics)
             # Check again: a topic may have been deleted during the steps. Its offsets were removed, and must not be
             # written again.
-            if not _has_deleted_topic(topics, self._followed_image.topics, commit):
+            if not _was_topic_deleted(topics, self._followed_image.topics, commit):
                 break
         # The group may have moved to another broker or have a new generation.
         coordinator = self._coordinator(commit.group_id)
@@ -306,11 +306,11 @@ class GroupCoordinators:
                 if is_last:
                     decision.reply(reply, None)
                 else:
-                    self._deleting[group_id] = None
+                    self._groups_being_deleted[group_id] = None
                 coordinator.apply(decision)
                 yield
         finally:
-            self._deleting.pop(group_id, None)
+            self._groups_being_deleted.pop(group_id, None)
 
     def delete_offsets(self, group_id: str, offsets: "Sequence[tuple[str, int]]", reply: "Reply") -> None:
         """Delete committed offsets. The reply is one ErrorCode for each (topic, partition)."""
@@ -318,7 +318,7 @@ class GroupCoordinators:
         coordinator = self._coordinator(group_id)
         coordinator.apply(coordinator.core.delete_offsets(group_id, offsets, reply, coordinator.now()))
 
-    def committed(
+    def read_offsets(
         self,
         group_id: str,
         read: "Callable[[DurableGroup | None], T]",
@@ -331,7 +331,7 @@ class GroupCoordinators:
         `read` gets None for a group that does not exist.
         """
         coordinator = self._coordinator(group_id)
-        durable, reply_offset = coordinator.core.committed(group_id, member_id, member_epoch)
+        durable, reply_offset = coordinator.core.group_for_fetch(group_id, member_id, member_epoch)
         coordinator.answer(reply, read(durable), reply_offset)
 
     def describe(self, group_id: str, reply: "Reply") -> None:
@@ -371,7 +371,7 @@ class GroupCoordinators:
         """Return the group's coordinator. Raises CoordinatorLoadInProgress, which clients retry, while the group is
         being deleted.
         """
-        if group_id in self._deleting:
+        if group_id in self._groups_being_deleted:
             raise CoordinatorLoadInProgress(f"group {group_id!r} is being deleted")
         return self._coordinator(group_id)
 
@@ -448,7 +448,7 @@ class GroupCoordinators:
                 await self._runtime.tasks.sleep(0)
 
 
-def _has_deleted_topic(
+def _was_topic_deleted(
     before: "Mapping[str, TopicImage]", now: "Mapping[str, TopicImage]", commit: "OffsetCommit"
 ) -> bool:
     """Return whether a topic of the commit was deleted between the two images. A new topic of the same name does not

@@ -57,9 +57,9 @@ class Loader:
         self._log = log
         self._core = core
         self._tasks = tasks
-        self._latest: dict[bytes, StoredRecord] = {}
-        self._open: dict[int, list[StoredRecord]] = {}
-        self._turn = 0
+        self._latest_records: dict[bytes, StoredRecord] = {}
+        self._open_transactions: dict[int, list[StoredRecord]] = {}
+        self._records_in_turn = 0
         self.records = 0
         """Number of records read so far."""
 
@@ -86,8 +86,8 @@ class Loader:
             if len(data) < size:
                 raise CorruptLog(file.path, position + len(data), "the file ends inside a batch")
             offset = await self._read_batches(data, file.path, position)
-        if self._open:
-            count = len(self._open)
+        if self._open_transactions:
+            count = len(self._open_transactions)
             logger.warning("transactions without an end are ignored partition=%s producers=%d", self._name, count)
         if still_wanted():
             await self._replay(offset)
@@ -122,14 +122,14 @@ class Loader:
             return
         place = file_position + header.position
         if header.is_transactional:
-            records_of_producer = self._open.setdefault(header.producer_id, [])
+            records_of_producer = self._open_transactions.setdefault(header.producer_id, [])
             records_of_producer += [StoredRecord(_key(record), record.value, path, place) for record in records]
         else:
             for record in records:
                 self._set_latest(StoredRecord(_key(record), record.value, path, place))
 
     def _end_transaction(self, producer_id: int, marker: Record) -> None:
-        records_of_producer = self._open.pop(producer_id, [])
+        records_of_producer = self._open_transactions.pop(producer_id, [])
         kind, _ = ControlRecordTypeSchema.decode(_key(marker), 2, 0)
         if kind.type == COMMIT_MARKER:
             for stored in records_of_producer:
@@ -137,13 +137,13 @@ class Loader:
 
     def _set_latest(self, stored: "StoredRecord") -> None:
         if stored.value is None:
-            self._latest.pop(stored.key, None)
+            self._latest_records.pop(stored.key, None)
         else:
-            self._latest[stored.key] = stored
+            self._latest_records[stored.key] = stored
 
     async def _replay(self, next_offset: int) -> None:
         unknown = 0
-        for stored in self._latest.values():
+        for stored in self._latest_records.values():
             try:
                 record = self._core.decode(stored.key, stored.value)
             except MalformedMessage as error:
@@ -157,9 +157,9 @@ class Loader:
             logger.warning("records of kinds not known here are left alone partition=%s count=%d", self._name, unknown)
 
     async def _yield_after(self, records: int) -> None:
-        self._turn += records
-        if self._turn >= RECORDS_PER_TURN:
-            self._turn = 0
+        self._records_in_turn += records
+        if self._records_in_turn >= RECORDS_PER_TURN:
+            self._records_in_turn = 0
             await self._tasks.sleep(0)
 
 

@@ -27,7 +27,7 @@ Counts = Mapping[bytes, int]
 Assignor = Callable[[Members, Counts], dict[str, Target]]
 
 
-def uniform(members: Members, counts: Counts) -> dict[str, Target]:
+def assign_uniform(members: Members, counts: Counts) -> dict[str, Target]:
     """Assign partitions so that the members' numbers of partitions differ by at most one.
 
     If the members subscribe to different topics, that may be impossible. Then no move of a single partition between two
@@ -38,7 +38,7 @@ def uniform(members: Members, counts: Counts) -> dict[str, Target]:
     first = next(iter(members.values())).topic_ids
     if all(member.topic_ids is first or member.topic_ids == first for member in members.values()):
         return _assign_evenly(members, counts, first)
-    return _Uneven(members, counts).assign()
+    return _UnevenAssignment(members, counts).assign()
 
 
 def assign_range(members: Members, counts: Counts) -> dict[str, Target]:
@@ -48,7 +48,7 @@ def assign_range(members: Members, counts: Counts) -> dict[str, Target]:
     with equal numbers of co-partitioned topics go to the same member.
     """
     readers: dict[bytes, list[str]] = {topic_id: [] for topic_id in sorted(counts)}
-    for member_id in _in_order(members):
+    for member_id in _sorted_member_ids(members):
         for topic_id in members[member_id].topic_ids:
             readers[topic_id].append(member_id)
     equal_topics: dict[tuple[tuple[str, ...], int], list[bytes]] = {}
@@ -61,17 +61,17 @@ def assign_range(members: Members, counts: Counts) -> dict[str, Target]:
         for member_id, partitions in zip(sharing, _split(before, count), strict=True):
             if partitions:
                 targets[member_id].update(dict.fromkeys(topic_ids, partitions))
-    return {member_id: _unchanged(target, members[member_id].target) for member_id, target in targets.items()}
+    return {member_id: _reuse_if_equal(target, members[member_id].target) for member_id, target in targets.items()}
 
 
-ASSIGNORS: dict[str, Assignor] = {"uniform": uniform, "range": assign_range}
+ASSIGNORS: dict[str, Assignor] = {"uniform": assign_uniform, "range": assign_range}
 
 
-def _in_order(members: Members) -> list[str]:
+def _sorted_member_ids(members: Members) -> list[str]:
     return sorted(members, key=lambda member_id: members[member_id].order)
 
 
-def _unchanged(target: Target, before: Target) -> Target:
+def _reuse_if_equal(target: Target, before: Target) -> Target:
     """Return `before` itself if the target is equal to it, so that no record is written for the member."""
     return before if target == before else target
 
@@ -107,7 +107,7 @@ def _split(before: Sequence[Sequence[int]], count: int) -> list[tuple[int, ...]]
 
 
 def _assign_evenly(members: Members, counts: Counts, topic_ids: frozenset[bytes]) -> dict[str, Target]:
-    order = _in_order(members)
+    order = _sorted_member_ids(members)
     topics = sorted(topic_ids)
     held: list[list[tuple[bytes, int]]] = []
     for member_id in order:
@@ -122,18 +122,18 @@ def _assign_evenly(members: Members, counts: Counts, topic_ids: frozenset[bytes]
     targets = {}
     for member_id, partitions, quota in zip(order, held, quotas, strict=True):
         gained = [next(free) for _ in range(quota - len(partitions))]
-        targets[member_id] = _unchanged(_grouped(partitions + gained), members[member_id].target)
+        targets[member_id] = _reuse_if_equal(_group_by_topic(partitions + gained), members[member_id].target)
     return targets
 
 
-def _grouped(partitions: list[tuple[bytes, int]]) -> Target:
+def _group_by_topic(partitions: list[tuple[bytes, int]]) -> Target:
     target: dict[bytes, list[int]] = {}
     for topic_id, partition in sorted(partitions):
         target.setdefault(topic_id, []).append(partition)
     return {topic_id: tuple(numbers) for topic_id, numbers in target.items()}
 
 
-class _Uneven:
+class _UnevenAssignment:
     """`uniform` for members with different subscriptions.
 
     Members keep their partitions; then the least loaded members get the free ones; then single partitions are moved
@@ -143,7 +143,7 @@ class _Uneven:
     def __init__(self, members: Members, counts: Counts) -> None:
         self._members = members
         self._counts = counts
-        self._order = {member_id: place for place, member_id in enumerate(_in_order(members))}
+        self._order = {member_id: place for place, member_id in enumerate(_sorted_member_ids(members))}
         self._load = dict.fromkeys(self._order, 0)
         self._readers: dict[bytes, list[str]] = {topic_id: [] for topic_id in sorted(counts)}
         self._held: dict[bytes, dict[str, list[int]]] = {topic_id: {} for topic_id in self._readers}
@@ -170,7 +170,9 @@ class _Uneven:
             for member_id, partitions in held.items():
                 if partitions:
                     targets[member_id][topic_id] = tuple(sorted(partitions))
-        return {member_id: _unchanged(target, self._members[member_id].target) for member_id, target in targets.items()}
+        return {
+            member_id: _reuse_if_equal(target, self._members[member_id].target) for member_id, target in targets.items()
+        }
 
     def _keep_current(self, topic_id: bytes) -> list[int]:
         """Let members keep their partitions of the topic. Returns the partitions that no member had."""

@@ -5,7 +5,12 @@ The responses have the form of the classic protocol, but no member is the leader
 a member's current assignment, which is its target without the partitions that other members still have to give up.
 """
 
-from tidelog.coordinator.consumer.embedded import embedded_version, read_subscription, reported, write_assignment
+from tidelog.coordinator.consumer.embedded import (
+    embedded_version,
+    read_subscription,
+    reported_partitions,
+    write_assignment,
+)
 from tidelog.coordinator.consumer.fencing import remove
 from tidelog.coordinator.consumer.group_context import GroupContext
 from tidelog.coordinator.consumer.heartbeats import (
@@ -17,13 +22,13 @@ from tidelog.coordinator.consumer.heartbeats import (
     update_pattern,
 )
 from tidelog.coordinator.consumer.member import NO_TARGET, ClassicPart, Member, MemberState, without_epochs
-from tidelog.coordinator.consumer.migration import downgrade, may_downgrade_by
+from tidelog.coordinator.consumer.migration import downgrade, is_downgraded_by_return
 from tidelog.coordinator.consumer.settings import MigrationPolicy
 from tidelog.coordinator.consumer.state import PROTOCOL_TYPE, ConsumerGroup
 from tidelog.coordinator.consumer.step import Step
 from tidelog.coordinator.consumer.timers import Timer
 from tidelog.coordinator.decision import Decision, Moment, Reply
-from tidelog.coordinator.group.classic import MEMBER_ID_REQUIRED_VERSION, Joining, protocols_of
+from tidelog.coordinator.group.classic import MEMBER_ID_REQUIRED_VERSION, JoinCall, protocols_of
 from tidelog.coordinator.group.members import Protocols, protocols_to_vote_for
 from tidelog.coordinator.group.rebalance import NO_MEMBER_ID, refuse_join
 from tidelog.wire.errors import (
@@ -42,7 +47,7 @@ from tidelog.wire.messages.sync_group import SyncGroupRequest, SyncGroupResponse
 from tidelog.wire.primitives import MalformedMessage
 
 
-def join(context: GroupContext, group: ConsumerGroup, joining: Joining, now: Moment) -> Decision:
+def join(context: GroupContext, group: ConsumerGroup, joining: JoinCall, now: Moment) -> Decision:
     """Handle JoinGroup. It is answered immediately, since no other member has to join. Raises ApiError."""
     request = joining.request
     if context.consumer.migration is MigrationPolicy.DISABLED:
@@ -79,11 +84,11 @@ def _apply_join(
     context = step.context
     group = step.group
     replaced = None if predecessor is None else predecessor.member_id
-    goes_down = predecessor is not None and may_downgrade_by(context, group, predecessor)
+    downgrades = predecessor is not None and is_downgraded_by_return(context, group, predecessor)
     pattern_changed, _ = update_pattern(step, current, updated)
     changed = step.update_member(current, updated, pattern_is_ready=pattern_changed, pattern_changed=pattern_changed)
-    owned = reported(subscription, context.image_now())
-    if goes_down:
+    owned = reported_partitions(subscription, context.image_now())
+    if downgrades:
         is_current = group.assignment_epoch >= step.epoch
         after = updated
         if is_current:
@@ -93,11 +98,11 @@ def _apply_join(
         return after
     target_epoch, target = step.target(updated, replaced)
     after = step.reconcile(updated, replaced, target_epoch, target, owned, subscription_changed=changed)
-    step.at_end(lambda: _joined(step, after))
+    step.on_finish(lambda: _set_timers_after_join(step, after))
     return after
 
 
-def _joined(step: Step, member: Member) -> None:
+def _set_timers_after_join(step: Step, member: Member) -> None:
     """Start the timer for the SyncGroup request that has to follow, which is the rebalance timeout."""
     assert member.classic is not None
     timers = step.context.timers
@@ -145,7 +150,7 @@ def _current_member(
 
 
 def _with_changes(
-    current: Member, joining: Joining, subscription: ConsumerProtocolSubscription, protocols: Protocols
+    current: Member, joining: JoinCall, subscription: ConsumerProtocolSubscription, protocols: Protocols
 ) -> Member:
     request = joining.request
     return current._replace(
@@ -224,7 +229,7 @@ def leave(
     for identity in request.members:
         error = ErrorCode.NONE
         try:
-            leaving_ids[_leaving(group, identity.member_id, identity.group_instance_id)] = None
+            leaving_ids[_leaving_member_id(group, identity.member_id, identity.group_instance_id)] = None
         except ApiError as refused:
             error = refused.code
         responses.append(MemberResponse(identity.member_id, identity.group_instance_id, error))
@@ -233,7 +238,7 @@ def leave(
     return step.finish()
 
 
-def _leaving(group: ConsumerGroup, member_id: str, instance_id: str | None) -> str:
+def _leaving_member_id(group: ConsumerGroup, member_id: str, instance_id: str | None) -> str:
     if instance_id is None:
         if member_id not in group.members:
             raise UnknownMemberId

@@ -35,13 +35,13 @@ def _member(group: ConsumerGroup, member: Member, image: "MetadataImage") -> Des
         client_host=member.client_host,
         subscribed_topic_names=list(member.topics),
         subscribed_topic_regex=member.pattern,
-        assignment=_assignment(_held(member.owned, member.revoking), image),
+        assignment=_assignment(_current_partitions(member.owned, member.revoking), image),
         target_assignment=_assignment(group.targets.get(member.member_id, NO_TARGET), image),
         member_type=CONSUMER_MEMBER if member.classic is None else CLASSIC_MEMBER,
     )
 
 
-def _held(owned: Owned, revoking: Owned) -> Target:
+def _current_partitions(owned: Owned, revoking: Owned) -> Target:
     """Return the partitions that the member has, including those that it is giving up."""
     return {
         topic_id: tuple(sorted((*owned.get(topic_id, ()), *revoking.get(topic_id, ()))))

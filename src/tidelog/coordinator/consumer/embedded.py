@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from tidelog.coordinator.consumer.member import Target
-from tidelog.coordinator.consumer.reconcile import Reported
+from tidelog.coordinator.consumer.reconcile import ReportedPartitions
 from tidelog.model.ids import TopicId
 from tidelog.wire.messages.consumer_protocol import (
     ConsumerProtocolAssignment,
@@ -53,7 +53,7 @@ def write_assignment(target: Target, version: int, image: "MetadataImage") -> by
     return version.to_bytes(VERSION_BYTES, "big") + ConsumerProtocolAssignment(assigned).encode(version)
 
 
-def reported(subscription: ConsumerProtocolSubscription, image: "MetadataImage") -> Reported:
+def reported_partitions(subscription: ConsumerProtocolSubscription, image: "MetadataImage") -> ReportedPartitions:
     """Return the partitions that the member says it owns. Deleted topics are left out."""
     return {
         topic.topic_id: frozenset(assigned.partitions)

@@ -5,7 +5,7 @@ from tidelog.coordinator.consumer.member import STATIC_LEAVING_EPOCH, Member, en
 from tidelog.coordinator.consumer.migration import downgrade, may_downgrade
 from tidelog.coordinator.consumer.state import ConsumerGroup
 from tidelog.coordinator.consumer.step import Step
-from tidelog.coordinator.consumer.timers import Subject, Timer
+from tidelog.coordinator.consumer.timers import Timer, TimerSubject
 from tidelog.coordinator.consumer.topics import metadata_hash
 from tidelog.coordinator.decision import Decision, Moment
 
@@ -24,10 +24,10 @@ def remove(step: Step, member_ids: list[str]) -> None:
         step.out.records += end_records(group.group_id, member_id)
     names = _names_without(step, group, leaving)
     step.out.records.append(group.epoch_record(group.epoch + 1, metadata_hash(context.image_now(), names)))
-    step.at_end(lambda: _forget(context, group.group_id, member_ids))
+    step.on_finish(lambda: _forget_timers(context, group.group_id, member_ids))
 
 
-def _forget(context: GroupContext, group_id: str, member_ids: list[str]) -> None:
+def _forget_timers(context: GroupContext, group_id: str, member_ids: list[str]) -> None:
     for member_id in member_ids:
         context.timers.forget(group_id, member_id)
 
@@ -49,7 +49,7 @@ def _names_without(step: Step, group: ConsumerGroup, leaving: list[Member]) -> d
     return names
 
 
-def keep_place(step: Step, member: Member) -> None:
+def reserve_place(step: Step, member: Member) -> None:
     """Mark a static member as temporarily away: its partitions stay reserved until its session ends."""
     away = member._replace(
         epoch=STATIC_LEAVING_EPOCH,
@@ -59,7 +59,7 @@ def keep_place(step: Step, member: Member) -> None:
     step.out.records.append(away.assignment_record(step.group.group_id))
 
 
-def time_is_up(context: GroupContext, subject: Subject, out: Decision, now: Moment) -> None:
+def remove_timed_out_member(context: GroupContext, subject: TimerSubject, out: Decision, now: Moment) -> None:
     """Remove a member because one of its timers expired."""
     group = context.group(subject.group_id)
     member = None if group is None else group.members.get(subject.member_id)

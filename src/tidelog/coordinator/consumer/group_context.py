@@ -23,28 +23,37 @@ if TYPE_CHECKING:
 class GroupContext:
     """Shared state. Only `durable` is durable; everything else is lost with the coordinator."""
 
-    __slots__ = ("checked", "classics", "deadlines", "durable", "image_now", "settings", "timers", "wake_resolver")
+    __slots__ = (
+        "classic_groups",
+        "deadlines",
+        "durable",
+        "groups_with_current_epoch",
+        "image_now",
+        "schedule_search",
+        "settings",
+        "timers",
+    )
 
     def __init__(
         self,
         settings: GroupSettings,
         durable: "DurableGroups",
-        classics: dict[str, ClassicGroup],
+        classic_groups: dict[str, ClassicGroup],
         deadlines: Deadlines,
         image_now: "Callable[[], MetadataImage]",
         timers: Timers,
-        wake_resolver: Callable[[str, int], None],
+        schedule_search: Callable[[str, int], None],
     ) -> None:
         self.settings = settings
         self.durable = durable
-        self.classics = classics
+        self.classic_groups = classic_groups
         """Classic groups in memory: those that have members or had some recently."""
         self.deadlines = deadlines
         self.image_now = image_now
         self.timers = timers
-        self.wake_resolver = wake_resolver
+        self.schedule_search = schedule_search
         """Called with a group id and the monotonic time in ms when the group has unresolved regular expressions."""
-        self.checked: dict[str, None] = {}
+        self.groups_with_current_epoch: dict[str, None] = {}
         """Ids of groups whose epoch is known to reflect the current topics."""
 
     @property

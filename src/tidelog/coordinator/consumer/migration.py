@@ -35,7 +35,7 @@ def open_group(context: GroupContext, group_id: str, now: Moment, *, create: boo
     durable = context.durable.by_id.get(group_id)
     if durable is not None and durable.consumer is not None:
         return Step(context, durable.consumer, now)
-    classic = context.classics.get(group_id)
+    classic = context.classic_groups.get(group_id)
     if not create:
         kind = "does not exist" if durable is None and classic is None else "is not a group of the consumer protocol"
         raise GroupIdNotFound(f"group {group_id!r} {kind}")
@@ -48,7 +48,7 @@ def open_group(context: GroupContext, group_id: str, now: Moment, *, create: boo
     if durable is not None and durable.metadata is not None:
         step.out.records.append(GroupRecord(group_id, None))
     if classic is not None:
-        step.at_end(lambda: _forget_classic(context, classic, step))
+        step.on_finish(lambda: _forget_classic(context, classic, step))
     return step
 
 
@@ -76,10 +76,10 @@ def _upgrade(step: Step, classic: ClassicGroup) -> None:
     step.out.records += upgraded.records()
     step.group = upgraded
     step.epoch = upgraded.epoch
-    step.at_end(lambda: _upgraded(step, classic, upgraded))
+    step.on_finish(lambda: _finish_upgrade(step, classic, upgraded))
 
 
-def _upgraded(step: Step, classic: ClassicGroup, upgraded: ConsumerGroup) -> None:
+def _finish_upgrade(step: Step, classic: ClassicGroup, upgraded: ConsumerGroup) -> None:
     _forget_classic(step.context, classic, step)
     for member in upgraded.members.values():
         assert member.classic is not None
@@ -96,7 +96,7 @@ def _forget_classic(context: GroupContext, classic: ClassicGroup, step: Step) ->
     group.
     """
     classic.dissolve(ErrorCode.REBALANCE_IN_PROGRESS, step.out)
-    context.classics.pop(classic.group_id, None)
+    context.classic_groups.pop(classic.group_id, None)
 
 
 def _from_classic(classic: ClassicGroup, image: "MetadataImage") -> ConsumerGroup:
@@ -160,7 +160,7 @@ def may_downgrade(step: Step, without: list[str]) -> bool:
     return group.classic_count == remaining_count
 
 
-def may_downgrade_by(context: GroupContext, group: ConsumerGroup, replaced: Member) -> bool:
+def is_downgraded_by_return(context: GroupContext, group: ConsumerGroup, replaced: Member) -> bool:
     """Return whether the group becomes a classic one if this static member comes back with the classic protocol."""
     if replaced.classic is not None or group.classic_count != len(group.members) - 1:
         return False
@@ -185,15 +185,15 @@ def downgrade(step: Step, leaving: list[str], joining: Member | None, replaced: 
     members = [member for member_id, member in after.members.items() if member_id not in leaving]
     classic = _to_classic(step, members, joining, replaced)
     step.out.records.append(classic.record())
-    step.at_end(lambda: _downgraded(step, classic, rebalance=rebalance))
+    step.on_finish(lambda: _finish_downgrade(step, classic, rebalance=rebalance))
 
 
-def _downgraded(step: Step, classic: ClassicGroup, *, rebalance: bool) -> None:
+def _finish_downgrade(step: Step, classic: ClassicGroup, *, rebalance: bool) -> None:
     context = step.context
     group_id = classic.group_id
     context.timers.forget_group(group_id)
-    context.checked.pop(group_id, None)
-    context.classics[group_id] = classic
+    context.groups_with_current_epoch.pop(group_id, None)
+    context.classic_groups[group_id] = classic
     classic.renew_sessions(step.now)
     if rebalance:
         classic.begin_rebalance(step.out, step.now)

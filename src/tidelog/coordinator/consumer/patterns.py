@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from tidelog.coordinator.consumer.pattern_syntax import InvalidPattern, as_re2
 from tidelog.coordinator.consumer.settings import PATTERN_LENGTH_MAX, PATTERNS_MAX
-from tidelog.coordinator.consumer.state import ConsumerGroup, Resolved
+from tidelog.coordinator.consumer.state import ConsumerGroup, MatchedTopics
 from tidelog.coordinator.consumer.topics import metadata_hash
 from tidelog.coordinator.deadlines import Deadline
 from tidelog.coordinator.decision import Decision, Moment
@@ -183,11 +183,11 @@ class Resolver:
                 if previous is None or matching_names != topics:
                     matches_changed |= matching_names != topics
                     out.records.append(
-                        group.expression_record(pattern, Resolved(matching_names, image.position, now.wall_ms))
+                        group.expression_record(pattern, MatchedTopics(matching_names, image.position, now.wall_ms))
                     )
                 topics = matching_names
             names.update(dict.fromkeys(topics))
         fresh_hash = metadata_hash(image, names)
         if matches_changed or fresh_hash != group.metadata_hash:
             out.records.append(group.epoch_record(group.epoch + 1, fresh_hash))
-            context.checked[group.group_id] = None
+            context.groups_with_current_epoch[group.group_id] = None

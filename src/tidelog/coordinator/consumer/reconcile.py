@@ -8,7 +8,7 @@ from collections.abc import Callable, Container
 from tidelog.coordinator.consumer.member import NOTHING_OWNED, Member, MemberState, Owned, Target
 from tidelog.wire.errors import ApiError, ErrorCode
 
-Reported = dict[bytes, frozenset[int]]
+ReportedPartitions = dict[bytes, frozenset[int]]
 """Partitions that a member says it owns, by topic id."""
 
 
@@ -23,7 +23,7 @@ class Reconciliation:
         target: Target,
         subscribed: Container[bytes],
         is_free: Callable[[bytes, int], bool],
-        reported: Reported | None,
+        reported: ReportedPartitions | None,
     ) -> None:
         self._target_epoch = target_epoch
         self._target = target

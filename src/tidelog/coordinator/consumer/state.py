@@ -36,7 +36,7 @@ class ConsumerGroupState(Enum):
     STABLE = "Stable"
 
 
-class Resolved(NamedTuple):
+class MatchedTopics(NamedTuple):
     """The topics that a regular expression matched at a time."""
 
     topics: tuple[str, ...]
@@ -52,7 +52,7 @@ class ConsumerGroup:
     """
 
     __slots__ = (
-        "_kinds",
+        "_replay_by_kind",
         "assignment_epoch",
         "assignment_time_ms",
         "assignors",
@@ -86,7 +86,7 @@ class ConsumerGroup:
         self.members: dict[str, Member] = {}
         self.targets: dict[str, Target] = {}
         """Target assignment by member id; a missing one is empty."""
-        self.resolved: dict[str, Resolved] = {}
+        self.resolved: dict[str, MatchedTopics] = {}
         """Matched topics by regular expression."""
         self.has_partition_metadata = False
         """Whether an older Kafka wrote a record of the kind PARTITION_METADATA, which needs a tombstone."""
@@ -103,7 +103,7 @@ class ConsumerGroup:
         """Number of members that speak the classic protocol."""
         self.metadata_bytes = 0
         """Estimated memory of the members' subscriptions, in bytes."""
-        self._kinds: dict[int, Callable[[ConsumerRecord], None]] = {
+        self._replay_by_kind: dict[int, Callable[[ConsumerRecord], None]] = {
             GROUP_METADATA: self._replay_group,
             PARTITION_METADATA: self._replay_partition_metadata,
             MEMBER_METADATA: self._replay_member,
@@ -156,7 +156,7 @@ class ConsumerGroup:
         value = ConsumerGroupTargetAssignmentMetadataValue(epoch, time_ms)
         return ConsumerRecord(TARGET_METADATA, self.group_id, "", value)
 
-    def expression_record(self, pattern: str, resolved: Resolved | None) -> ConsumerRecord:
+    def expression_record(self, pattern: str, resolved: MatchedTopics | None) -> ConsumerRecord:
         value = None
         if resolved is not None:
             value = ConsumerGroupRegularExpressionValue(list(resolved.topics), resolved.version, resolved.time_ms)
@@ -191,7 +191,7 @@ class ConsumerGroup:
     # Replay
 
     def replay(self, record: ConsumerRecord) -> None:
-        self._kinds[record.kind](record)
+        self._replay_by_kind[record.kind](record)
 
     def _replay_group(self, record: ConsumerRecord) -> None:
         value: ConsumerGroupMetadataValue | None = record.value
@@ -233,7 +233,7 @@ class ConsumerGroup:
         if value is None:
             self.resolved.pop(record.name, None)
         else:
-            self.resolved[record.name] = Resolved(tuple(value.topics), value.version, value.timestamp)
+            self.resolved[record.name] = MatchedTopics(tuple(value.topics), value.version, value.timestamp)
 
     # Counts
 
@@ -244,11 +244,11 @@ class ConsumerGroup:
         else:
             self.members[member_id] = new
         if old is not None:
-            self._forget(old, new)
+            self._remove_counts(old, new)
         if new is not None:
-            self._remember(old, new)
+            self._add_counts(old, new)
 
-    def _forget(self, old: Member, new: Member | None) -> None:
+    def _remove_counts(self, old: Member, new: Member | None) -> None:
         instance_id = old.instance_id
         stays = new is not None and new.instance_id == instance_id
         if instance_id is not None and not stays and self.static_ids.get(instance_id) == old.member_id:
@@ -260,7 +260,7 @@ class ConsumerGroup:
                 for topic_id, partitions in part.items():
                     self._release(topic_id, partitions, old.member_id)
 
-    def _remember(self, old: Member | None, new: Member) -> None:
+    def _add_counts(self, old: Member | None, new: Member) -> None:
         if new.instance_id is not None:
             self.static_ids[new.instance_id] = new.member_id
         if old is None or not _same_subscription(old, new):

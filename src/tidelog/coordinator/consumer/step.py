@@ -9,11 +9,11 @@ from collections.abc import Callable
 from tidelog.coordinator.consumer.assignors import ASSIGNORS, AssigningMember
 from tidelog.coordinator.consumer.group_context import GroupContext
 from tidelog.coordinator.consumer.member import NO_TARGET, Member, MemberState, Target, target_record
-from tidelog.coordinator.consumer.reconcile import Reconciliation, Reported
+from tidelog.coordinator.consumer.reconcile import Reconciliation, ReportedPartitions
 from tidelog.coordinator.consumer.records import PARTITION_METADATA, ConsumerRecord
 from tidelog.coordinator.consumer.state import ConsumerGroup
 from tidelog.coordinator.consumer.timers import Timer
-from tidelog.coordinator.consumer.topics import metadata_hash, names_read, topic_ids
+from tidelog.coordinator.consumer.topics import metadata_hash, subscribed_names, topic_ids
 from tidelog.coordinator.decision import Decision, Moment
 from tidelog.model.ids import TopicId
 
@@ -21,7 +21,7 @@ from tidelog.model.ids import TopicId
 class Step:
     """One step. `group` is the group before the step, or the new group if the step creates or converts it."""
 
-    __slots__ = ("_afterwards", "context", "epoch", "group", "now", "out")
+    __slots__ = ("_soft_changes", "context", "epoch", "group", "now", "out")
 
     def __init__(self, context: GroupContext, group: ConsumerGroup, now: Moment) -> None:
         self.context = context
@@ -30,14 +30,14 @@ class Step:
         self.out = Decision()
         self.epoch = group.epoch
         """The group's epoch after the step."""
-        self._afterwards: list[Callable[[], None]] = []
+        self._soft_changes: list[Callable[[], None]] = []
 
-    def at_end(self, change: Callable[[], None]) -> None:
+    def on_finish(self, change: Callable[[], None]) -> None:
         """Make a change of soft state when the step is finished."""
-        self._afterwards.append(change)
+        self._soft_changes.append(change)
 
     def finish(self) -> Decision:
-        for change in self._afterwards:
+        for change in self._soft_changes:
             change()
         self.out.reply_offset = self.context.durable.next_offset(self.group.group_id)
         return self.out
@@ -54,22 +54,22 @@ class Step:
         if updated != current:
             self.out.records.append(updated.metadata_record(group.group_id))
             names_changed = updated.topics != current.topics
-        bump = names_changed or pattern_is_ready
-        if bump or group.group_id not in self.context.checked:
-            self._check_topics(self._names_after(current, updated), bump=bump)
+        needs_new_epoch = names_changed or pattern_is_ready
+        if needs_new_epoch or group.group_id not in self.context.groups_with_current_epoch:
+            self._check_topics(self._subscribed_names_after(current, updated), needs_new_epoch=needs_new_epoch)
         return names_changed or pattern_changed
 
-    def _check_topics(self, names: dict[str, None], *, bump: bool) -> None:
+    def _check_topics(self, names: dict[str, None], *, needs_new_epoch: bool) -> None:
         group = self.group
         fresh_hash = metadata_hash(self.context.image_now(), names)
-        if bump or fresh_hash != group.metadata_hash:
+        if needs_new_epoch or fresh_hash != group.metadata_hash:
             self.epoch = group.epoch + 1
             self.out.records.append(group.epoch_record(self.epoch, fresh_hash))
         if group.has_partition_metadata:
             self.out.records.append(ConsumerRecord(PARTITION_METADATA, group.group_id, "", None))
-        self.at_end(lambda: self.context.checked.setdefault(group.group_id))
+        self.on_finish(lambda: self.context.groups_with_current_epoch.setdefault(group.group_id))
 
-    def _names_after(self, current: Member, updated: Member) -> dict[str, None]:
+    def _subscribed_names_after(self, current: Member, updated: Member) -> dict[str, None]:
         group = self.group
         names = dict.fromkeys(group.topics)
         for name in current.topics:
@@ -97,7 +97,7 @@ class Step:
         before = group.targets.get(replaced or updated.member_id, NO_TARGET)
         if group.assignment_epoch >= self.epoch or not self._may_assign():
             return group.assignment_epoch, before
-        members = self._assigning(updated, replaced)
+        members = self._assignor_input(updated, replaced)
         image = self.context.image_now()
         counts: dict[bytes, int] = {
             topic.topic_id: len(topic.partitions)
@@ -117,7 +117,7 @@ class Step:
         last_ms = self.group.assignment_time_ms
         return not last_ms or not interval_ms or self.now.wall_ms >= last_ms + interval_ms
 
-    def _assigning(self, updated: Member, replaced: str | None) -> dict[str, AssigningMember]:
+    def _assignor_input(self, updated: Member, replaced: str | None) -> dict[str, AssigningMember]:
         group = self.group
         image = self.context.image_now()
         current: dict[tuple[tuple[str, ...], str], frozenset[bytes]] = {}
@@ -129,7 +129,7 @@ class Step:
             subscription = (member.topics, member.pattern)
             ids = current.get(subscription)
             if ids is None:
-                ids = current[subscription] = topic_ids(image, names_read(group, member))
+                ids = current[subscription] = topic_ids(image, subscribed_names(group, member))
             target_member_id = replaced if member is updated and replaced is not None else member_id
             members[member_id] = AssigningMember(
                 ids, group.targets.get(target_member_id, NO_TARGET), member.instance_id or member_id
@@ -156,7 +156,7 @@ class Step:
         replaced: str | None,
         target_epoch: int,
         target: Target,
-        reported: Reported | None,
+        reported: ReportedPartitions | None,
         *,
         subscription_changed: bool,
     ) -> Member:
@@ -165,7 +165,7 @@ class Step:
             return updated
         group = self.group
         own = (None, updated.member_id, replaced)
-        subscribed = topic_ids(self.context.image_now(), names_read(group, updated))
+        subscribed = topic_ids(self.context.image_now(), subscribed_names(group, updated))
         reconciliation = Reconciliation(
             target_epoch, target, subscribed, lambda topic_id, p: group.owner(topic_id, p) in own, reported
         )
@@ -173,7 +173,7 @@ class Step:
         if after != updated:
             self.out.records.append(after.assignment_record(group.group_id))
             if after.classic is None:
-                self.at_end(lambda: self._time_rebalance(after))
+                self.on_finish(lambda: self._time_rebalance(after))
         return after
 
     def _time_rebalance(self, member: Member) -> None:

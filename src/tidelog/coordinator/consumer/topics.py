@@ -18,7 +18,7 @@ def topic_ids(image: "MetadataImage", names: Iterable[str]) -> frozenset[bytes]:
     return frozenset(topics[name].topic_id for name in names if name in topics)
 
 
-def names_read(group: "ConsumerGroup", member: Member) -> Iterable[str]:
+def subscribed_names(group: "ConsumerGroup", member: Member) -> Iterable[str]:
     """Return all topics that the member subscribes to. An unresolved regular expression matches none."""
     resolved = group.resolved.get(member.pattern) if member.pattern else None
     if resolved is None:

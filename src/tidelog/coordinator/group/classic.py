@@ -37,7 +37,7 @@ SKIP_ASSIGNMENT_VERSION = 9
 (KIP-814)."""
 
 
-class Joining(NamedTuple):
+class JoinCall(NamedTuple):
     """A join request and its sender."""
 
     request: JoinGroupRequest
@@ -109,7 +109,7 @@ class ClassicGroup(RebalancingGroup):
 
     # Join
 
-    def join(self, joining: Joining, now: Moment) -> Decision:
+    def join(self, joining: JoinCall, now: Moment) -> Decision:
         """Handle JoinGroup. It is answered immediately, or when the join phase of a rebalance ends."""
         out = Decision()
         request = joining.request
@@ -139,7 +139,7 @@ class ClassicGroup(RebalancingGroup):
                 self._rejoin(member, joining, protocols, out, now)
         return out
 
-    def _join_new(self, joining: Joining, protocols: Protocols, out: Decision, now: Moment) -> None:
+    def _join_new(self, joining: JoinCall, protocols: Protocols, out: Decision, now: Moment) -> None:
         instance_id = joining.request.group_instance_id
         if instance_id is not None:
             member_id = f"{instance_id}-{joining.fresh_uuid}"
@@ -160,7 +160,7 @@ class ClassicGroup(RebalancingGroup):
             self._deadlines.set(session, now.monotonic_ms + joining.request.session_timeout_ms)
             refuse_join(joining.reply, member_id, ErrorCode.MEMBER_ID_REQUIRED, out)
 
-    def _add(self, member_id: str, joining: Joining, protocols: Protocols, out: Decision, now: Moment) -> None:
+    def _add(self, member_id: str, joining: JoinCall, protocols: Protocols, out: Decision, now: Moment) -> None:
         self._forget_pending(member_id)
         request = joining.request
         if not self.members:
@@ -184,7 +184,7 @@ class ClassicGroup(RebalancingGroup):
         self._rebalance_or_complete(out, now)
 
     def _rejoin(
-        self, member: ClassicMember, joining: Joining, protocols: Protocols, out: Decision, now: Moment
+        self, member: ClassicMember, joining: JoinCall, protocols: Protocols, out: Decision, now: Moment
     ) -> None:
         is_leader = self.members.leader_id == member.member_id
         has_same_protocols = member.protocols == protocols
@@ -198,7 +198,7 @@ class ClassicGroup(RebalancingGroup):
             self._update(member, joining, protocols, out)
             self._rebalance_or_complete(out, now)
 
-    def _update(self, member: ClassicMember, joining: Joining, protocols: Protocols, out: Decision) -> None:
+    def _update(self, member: ClassicMember, joining: JoinCall, protocols: Protocols, out: Decision) -> None:
         self.members.set_protocols(member, protocols)
         member.rebalance_timeout_ms = joining.rebalance_timeout_ms
         member.session_timeout_ms = joining.request.session_timeout_ms
@@ -207,7 +207,7 @@ class ClassicGroup(RebalancingGroup):
             refuse_join(previous_reply, member.member_id, ErrorCode.REBALANCE_IN_PROGRESS, out)
 
     def _replace_static(
-        self, member: ClassicMember, member_id: str, joining: Joining, protocols: Protocols, out: Decision, now: Moment
+        self, member: ClassicMember, member_id: str, joining: JoinCall, protocols: Protocols, out: Decision, now: Moment
     ) -> None:
         """Replace the id of a static member that restarted and keep its place. Requests with the old id are fenced."""
         old_leader_id = self.members.leader_id
@@ -251,7 +251,7 @@ class ClassicGroup(RebalancingGroup):
             return members.parked_join_count < self._settings.group_max_size
         return member_id in members or len(members) < self._settings.group_max_size
 
-    def _supports(self, joining: Joining, protocols: Protocols) -> bool:
+    def _supports(self, joining: JoinCall, protocols: Protocols) -> bool:
         """Return whether this member and all others have a common protocol.
 
         Kafka never answers the only member of a group if that member names every protocol more than once; here the

@@ -5,12 +5,12 @@ from itertools import chain, islice
 from typing import NamedTuple
 
 from tidelog.coordinator.consumer.groups import ConsumerGroups
-from tidelog.coordinator.consumer.heartbeats import Beat
+from tidelog.coordinator.consumer.heartbeats import HeartbeatCall
 from tidelog.coordinator.consumer.state import PROTOCOL_TYPE, ConsumerGroupState
 from tidelog.coordinator.consumer.topics import changed_names
 from tidelog.coordinator.deadlines import Deadlines
 from tidelog.coordinator.decision import Decision, Moment, Reply
-from tidelog.coordinator.group.classic import ClassicGroup, Joining
+from tidelog.coordinator.group.classic import ClassicGroup, JoinCall
 from tidelog.coordinator.group.deletion import check_deletable, check_offsets_deletable, is_empty, is_subscribed
 from tidelog.coordinator.group.durable import DurableGroup, DurableGroups
 from tidelog.coordinator.group.members import ClassicMember
@@ -98,11 +98,11 @@ class GroupCore:
 
     # Requests
 
-    def consumer_heartbeat(self, beat: Beat, now: Moment) -> Decision:
+    def consumer_heartbeat(self, beat: HeartbeatCall, now: Moment) -> Decision:
         """Handle ConsumerGroupHeartbeat. The reply is a ConsumerGroupHeartbeatResponse. Raises ApiError."""
         return self.consumers.heartbeat(beat, now)
 
-    def join(self, joining: Joining, now: Moment) -> Decision:
+    def join(self, joining: JoinCall, now: Moment) -> Decision:
         request = joining.request
         group_id = request.group_id
         durable = self.durable.by_id.get(group_id)
@@ -239,14 +239,14 @@ class GroupCore:
             if (
                 not is_subscribed_by_topic[topic]
                 and durable is not None
-                and durable.committed(topic, partition) is not None
+                and durable.committed_offset(topic, partition) is not None
             ):
                 out.records.append(OffsetRecord(group_id, topic, partition, None))
         out.reply(reply, codes)
         out.reply_offset = self.durable.next_offset(group_id)
         return out
 
-    def committed(
+    def group_for_fetch(
         self, group_id: str, member_id: str | None = None, member_epoch: int = -1
     ) -> tuple[DurableGroup | None, int]:
         """Return the group's state, which the caller has to read before the next step, and the exclusive end of the
@@ -387,7 +387,7 @@ class GroupCore:
         return ClassicGroup.from_record(group_id, metadata, self.settings, self.deadlines, now)
 
 
-def _refuse(joining: Joining, error: ErrorCode) -> Decision:
+def _refuse(joining: JoinCall, error: ErrorCode) -> Decision:
     out = Decision()
     refuse_join(joining.reply, joining.request.member_id, error, out)
     return out

@@ -30,7 +30,7 @@ class DurableGroup:
         """Number of committed offsets."""
         return sum(map(len, self.offsets.values()))
 
-    def committed(self, topic: str, partition: int) -> OffsetCommitValue | None:
+    def committed_offset(self, topic: str, partition: int) -> OffsetCommitValue | None:
         partitions = self.offsets.get(topic)
         return None if partitions is None else partitions.get(partition)
 

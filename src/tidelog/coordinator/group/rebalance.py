@@ -12,7 +12,7 @@ from tidelog.coordinator.decision import Decision, Moment, Reply
 from tidelog.coordinator.group.members import ClassicMember, ClassicMembers, topics_of
 from tidelog.coordinator.group.records import GroupRecord
 from tidelog.coordinator.group.settings import GroupSettings
-from tidelog.coordinator.group.state import NEXT, GroupEvent, GroupState
+from tidelog.coordinator.group.state import NEXT_STATE, GroupEvent, GroupState
 from tidelog.wire.errors import ErrorCode
 from tidelog.wire.messages.group_records import GroupMetadataValue, MemberMetadata
 from tidelog.wire.messages.join_group import JoinGroupResponse, JoinGroupResponseMember
@@ -323,7 +323,7 @@ class RebalancingGroup:
         return size
 
     def _transition(self, event: GroupEvent, now: Moment) -> None:
-        self.state = NEXT[self.state, event]
+        self.state = NEXT_STATE[self.state, event]
         self.state_since_ms = now.wall_ms
 
 

@@ -19,7 +19,7 @@ class GroupEvent(Enum):
     DELETED = "neither members nor offsets are left"
 
 
-NEXT: dict[tuple[GroupState, GroupEvent], GroupState] = {
+NEXT_STATE: dict[tuple[GroupState, GroupEvent], GroupState] = {
     (GroupState.EMPTY, GroupEvent.REBALANCE_NEEDED): GroupState.PREPARING_REBALANCE,
     (GroupState.STABLE, GroupEvent.REBALANCE_NEEDED): GroupState.PREPARING_REBALANCE,
     (GroupState.COMPLETING_REBALANCE, GroupEvent.REBALANCE_NEEDED): GroupState.PREPARING_REBALANCE,
