@@ -21,7 +21,7 @@ if TYPE_CHECKING:
         """The part of a core that a load uses."""
 
         def decode(self, key: bytes, value: bytes | None) -> Any:
-            """Decode a record; None for an unknown kind. Raises MalformedMessage."""
+            """Decode a record. Returns None for an unknown kind of record. Raises MalformedMessage."""
 
         def replay(self, record: Any, next_offset: int) -> None: ...
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("tidelog.coordinator")
 
 READ_BYTES_MAX = 1 << 20
-"""Bytes of one read. A batch that is larger is read as a whole."""
+"""Upper bound on the bytes of one read. A larger batch is read as a whole."""
 RECORDS_PER_TURN = 200
 """After this many records the loader yields to the event loop."""
 COMMIT_MARKER = 1
@@ -48,8 +48,8 @@ COMMIT_MARKER = 1
 class Loader:
     """One load of a partition.
 
-    The topic is compacted, so only the last record of each key is decoded and replayed. Records of a transaction
-    count from its commit marker on (KIP-98).
+    The topic is compacted, so only the last record of each key is decoded and replayed. The records of a transaction
+    take effect at the transaction's commit marker (KIP-98).
     """
 
     def __init__(self, name: str, log: "LogView", core: "ReplayCore", tasks: "Tasks") -> None:
@@ -71,7 +71,7 @@ class Loader:
         offset = self._log.log_start_offset
         while offset < self._log.log_end_offset and still_wanted():
             cold = self._log.cold_read(offset, READ_BYTES_MAX)
-            if cold is not None:  # locating the batches means reading their headers
+            if cold is not None:  # the headers of the batches have to be read from the disk
                 await self._tasks.run_blocking(cold.run)
                 if not still_wanted():
                     return
@@ -93,7 +93,7 @@ class Loader:
             await self._replay(offset)
 
     async def _read_batches(self, data: bytes, path: str, file_position: int) -> int:
-        """Process the batches in `data`. Returns the offset after the last batch."""
+        """Process the batches in `data`. Return the offset after the last batch."""
         position = 0
         next_offset = 0
         while position < len(data):
@@ -154,7 +154,7 @@ class Loader:
                 self._core.replay(record, next_offset)
             await self._yield_after(1)
         if unknown:
-            logger.warning("records of kinds not known here are left alone partition=%s count=%d", self._name, unknown)
+            logger.warning("records of unknown kinds are ignored partition=%s count=%d", self._name, unknown)
 
     async def _yield_after(self, records: int) -> None:
         self._records_in_turn += records
@@ -164,7 +164,7 @@ class Loader:
 
 
 class StoredRecord(NamedTuple):
-    """A record in the log, and the position of its batch."""
+    """A record in the log, with the file and the position of its batch."""
 
     key: bytes
     value: bytes | None

@@ -469,7 +469,7 @@ def test_records_of_kinds_that_are_not_known_are_left_alone(caplog: pytest.LogCa
     with caplog.at_level(logging.INFO, "tidelog"):
         stage.load()
     assert stage.led.core.durable.by_id == {}
-    assert "kinds not known here are left alone partition=__consumer_offsets-0 count=1" in caplog.text
+    assert "records of unknown kinds are ignored partition=__consumer_offsets-0 count=1" in caplog.text
 
 
 def test_an_open_transaction_is_ignored(caplog: pytest.LogCaptureFixture) -> None:

@@ -1,8 +1,9 @@
-"""Members that speak the classic protocol in a consumer group (KIP-848): JoinGroup, SyncGroup, Heartbeat and
-LeaveGroup.
+"""The requests of members that use the classic protocol in a consumer group (KIP-848): JoinGroup, SyncGroup, Heartbeat
+and LeaveGroup.
 
-The responses have the form of the classic protocol, but no member is the leader: the broker assigns. SyncGroup returns
-a member's current assignment, which is its target without the partitions that other members still have to give up.
+The responses have the form of the classic protocol, but no member is the leader, because the broker computes the
+assignment. SyncGroup returns a member's current assignment: its target without the partitions that other members must
+give up first.
 """
 
 from tidelog.coordinator.consumer.embedded import (
@@ -48,7 +49,7 @@ from tidelog.wire.primitives import MalformedMessage
 
 
 def join(context: GroupContext, group: ConsumerGroup, joining: JoinCall, now: Moment) -> Decision:
-    """Handle JoinGroup. It is answered immediately, since no other member has to join. Raises ApiError."""
+    """Handle JoinGroup. It is answered immediately, because no other member has to join. Raises ApiError."""
     request = joining.request
     if context.consumer.migration is MigrationPolicy.DISABLED:
         raise InconsistentGroupProtocol("group.consumer.migration.policy forbids classic members in consumer groups")
@@ -80,7 +81,7 @@ def join(context: GroupContext, group: ConsumerGroup, joining: JoinCall, now: Mo
 def _apply_join(
     step: Step, current: Member, updated: Member, predecessor: Member | None, subscription: ConsumerProtocolSubscription
 ) -> Member:
-    """Return the member after its join, in this group or in the classic group that this join converts it to."""
+    """Return the member after its join. The join may convert the group to a classic group."""
     context = step.context
     group = step.group
     replaced = None if predecessor is None else predecessor.member_id
@@ -103,7 +104,7 @@ def _apply_join(
 
 
 def _set_timers_after_join(step: Step, member: Member) -> None:
-    """Start the timer for the SyncGroup request that has to follow, which is the rebalance timeout."""
+    """Start a new session, and the timer for the SyncGroup request that must follow within the rebalance timeout."""
     assert member.classic is not None
     timers = step.context.timers
     group_id = step.group.group_id
@@ -113,9 +114,9 @@ def _set_timers_after_join(step: Step, member: Member) -> None:
 
 
 def _check_protocols(group: ConsumerGroup, protocol_type: str, protocols: Protocols) -> None:
-    """Raise ApiError unless at least one protocol is supported by all classic members.
+    """Raise ApiError unless all classic members of the group support one of `protocols`.
 
-    If the group is converted to a classic group, that group needs a common protocol.
+    They need a common protocol for the case that the group is converted to a classic group.
     """
     supported = protocol_type == PROTOCOL_TYPE and any(
         group.classic_protocols.get(name, 0) == group.classic_count for name in protocols_to_vote_for(protocols)
@@ -134,7 +135,9 @@ def _subscription(protocols: Protocols) -> ConsumerProtocolSubscription:
 def _current_member(
     step: Step, member_id: str, instance_id: str | None, *, is_new: bool
 ) -> tuple[Member, Member | None]:
-    """Return the current state of the member, or a new member; and the static member that it replaces, if any."""
+    """Return two values: the current state of the member, or a new member; and the static member that it replaces, or
+    None.
+    """
     group = step.group
     if instance_id is None:
         return group.members.get(member_id) or Member(member_id), None
@@ -169,7 +172,7 @@ def _with_changes(
 
 
 def sync(context: GroupContext, group: ConsumerGroup, request: SyncGroupRequest, reply: Reply, now: Moment) -> Decision:
-    """Handle SyncGroup: respond with the member's assignment. Assignments in the request are ignored."""
+    """Handle SyncGroup: answer with the member's assignment. Assignments in the request are ignored."""
     step = Step(context, group, now)
     try:
         member = _check_sync(context, group, request, now)
@@ -274,8 +277,8 @@ def _expect_join(context: GroupContext, group: ConsumerGroup, member: Member, no
 
 
 def _waits_for_others(group: ConsumerGroup, member: Member) -> bool:
-    """Return whether another member still has a partition of this member's target, so that joining again would not
-    help.
+    """Return whether another member still has a partition of this member's target. While it does, this member would
+    gain nothing by joining again.
     """
     for topic_id, partitions in group.targets.get(member.member_id, NO_TARGET).items():
         owned = member.owned.get(topic_id, {})

@@ -42,7 +42,7 @@ def _member(group: ConsumerGroup, member: Member, image: "MetadataImage") -> Des
 
 
 def _current_partitions(owned: Owned, revoking: Owned) -> Target:
-    """Return the partitions that the member has, including those that it is giving up."""
+    """Return the partitions that the member has, including the partitions that it must give up."""
     return {
         topic_id: tuple(sorted((*owned.get(topic_id, ()), *revoking.get(topic_id, ()))))
         for topic_id in {**owned, **revoking}
@@ -50,7 +50,7 @@ def _current_partitions(owned: Owned, revoking: Owned) -> Target:
 
 
 def _assignment(target: Target, image: "MetadataImage") -> Assignment:
-    """Convert to topic names. Deleted topics are left out."""
+    """Convert an assignment from topic ids to topic names. Deleted topics are omitted."""
     assigned = [
         TopicPartitions(topic_id, topic.name, list(partitions))
         for topic_id, partitions in target.items()

@@ -1,4 +1,4 @@
-"""Remove members that leave or that time out, so that the other members get their partitions."""
+"""Remove members that leave or time out. Their partitions are then assigned to the other members."""
 
 from tidelog.coordinator.consumer.group_context import GroupContext
 from tidelog.coordinator.consumer.member import STATIC_LEAVING_EPOCH, Member, end_records
@@ -11,7 +11,9 @@ from tidelog.coordinator.decision import Decision, Moment
 
 
 def remove(step: Step, member_ids: list[str]) -> None:
-    """Remove members; no id may be given twice. The removal may convert the group to a classic one."""
+    """Remove the members with these ids, each of which occurs only once. The removal may convert the group to a classic
+    group.
+    """
     group = step.group
     context = step.context
     if not member_ids:
@@ -50,13 +52,13 @@ def _names_without(step: Step, group: ConsumerGroup, leaving: list[Member]) -> d
 
 
 def reserve_place(step: Step, member: Member) -> None:
-    """Mark a static member as temporarily away: its partitions stay reserved until its session ends."""
-    away = member._replace(
+    """Store that a static member left temporarily. Its partitions remain reserved until its session ends."""
+    absent_member = member._replace(
         epoch=STATIC_LEAVING_EPOCH,
         owned={topic_id: dict.fromkeys(partitions, 0) for topic_id, partitions in member.owned.items()},
         revoking={},
     )
-    step.out.records.append(away.assignment_record(step.group.group_id))
+    step.out.records.append(absent_member.assignment_record(step.group.group_id))
 
 
 def remove_timed_out_member(context: GroupContext, subject: TimerSubject, out: Decision, now: Moment) -> None:
@@ -66,7 +68,7 @@ def remove_timed_out_member(context: GroupContext, subject: TimerSubject, out: D
     if group is None or member is None:
         return
     if subject.timer is Timer.REBALANCE and member.epoch != subject.epoch:
-        return  # the member has reached another epoch meanwhile
+        return  # since the timer was set, the member has reached another epoch
     out.log("member removed group=%s member=%s reason=%s", subject.group_id, subject.member_id, subject.timer.value)
     step = Step(context, group, now)
     remove(step, [subject.member_id])

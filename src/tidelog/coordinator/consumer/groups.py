@@ -1,4 +1,4 @@
-"""The consumer groups of one coordinator partition, as the interface that the coordinator's core calls."""
+"""The consumer groups of one coordinator partition: the interface for the coordinator's core."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -40,7 +40,7 @@ MEMBER_EPOCH_VERSION = 9
 
 
 class ConsumerGroups:
-    """Decides requests to groups whose durable state is `DurableGroup.consumer`, and holds their soft state."""
+    """Handles requests to groups whose durable state is `DurableGroup.consumer`, and contains their soft state."""
 
     def __init__(
         self,
@@ -60,8 +60,8 @@ class ConsumerGroups:
     # Events of the coordinator
 
     def loaded(self, now: Moment) -> None:
-        """Start timers after a load: every member gets a new session, and members that revoke partitions a new
-        rebalance timeout.
+        """Start timers after a load: a new session for every member, and a new rebalance timeout for every member that
+        must give up partitions.
         """
         for group_id, durable in self.context.durable.by_id.items():
             group = durable.consumer
@@ -78,9 +78,9 @@ class ConsumerGroups:
                 self.resolver.refresh(group_id, now.monotonic_ms)
 
     def topics_changed(self, changed: dict[str, None], now: Moment) -> None:
-        """Note that topics were created, deleted, recreated or got more partitions.
+        """Store that topics were created, deleted, recreated or got more partitions.
 
-        The next heartbeat of a group that subscribes to one of them computes a new assignment.
+        At the next heartbeat of a group that subscribes to one of them, a new assignment is computed.
         """
         for group_id, durable in self.context.durable.by_id.items():
             group = durable.consumer
@@ -120,7 +120,7 @@ class ConsumerGroups:
         return classic_members.leave(self.context, group, request, reply, now)
 
     def forget(self, group_id: str) -> None:
-        """Drop the soft state of a group that is being deleted or converted."""
+        """Remove the soft state of a group that is being deleted or converted."""
         self.context.timers.forget_group(group_id)
         self.context.groups_with_current_epoch.pop(group_id, None)
 
@@ -135,10 +135,10 @@ class ConsumerGroups:
     # Offsets
 
     def check_commit(self, group: ConsumerGroup, commit: "OffsetCommit") -> None:
-        """Raise ApiError unless this committer may commit these offsets now.
+        """Raise ApiError unless the sender may commit these offsets now.
 
-        A member may commit with an older epoch than its current one for partitions that it already had in that epoch
-        (KIP-1251).
+        A member may send an epoch that is older than its current epoch, for partitions that it already had in the older
+        epoch (KIP-1251).
         """
         if commit.generation < 0 and not group.members:
             return  # an administrator, or a consumer that assigns its partitions itself
@@ -157,8 +157,8 @@ class ConsumerGroups:
                 raise _stale_epoch_error(member)
 
     def check_fetch(self, group: ConsumerGroup, member_id: str | None, epoch: int) -> None:
-        """Raise ApiError unless this member may fetch offsets. A client that is not a member sends neither member id
-        nor epoch.
+        """Raise ApiError unless the sender may fetch offsets. A client that is not a member sends neither a member id
+        nor an epoch.
         """
         if member_id is None and epoch < 0:
             return

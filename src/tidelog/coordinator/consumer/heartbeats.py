@@ -1,4 +1,6 @@
-"""ConsumerGroupHeartbeat: the request by which members join, stay, change their subscription, and leave (KIP-848)."""
+"""ConsumerGroupHeartbeat: the request with which members join, renew their sessions, change their subscriptions, and
+leave (KIP-848).
+"""
 
 from typing import NamedTuple
 
@@ -50,7 +52,7 @@ class HeartbeatCall(NamedTuple):
     client_host: str
     version: int
     fresh_id: str
-    """A new random id, used for a joining member of version 0, which has no id."""
+    """A new random id for a member that joins without an id, which is possible in version 0."""
 
 
 def check_request(request: ConsumerGroupHeartbeatRequest, version: int, settings: ConsumerSettings) -> None:
@@ -134,8 +136,8 @@ def check_memory(group: ConsumerGroup, current: Member, updated: Member) -> None
 
 
 def _current_member(step: Step, beat: HeartbeatCall, reported: ReportedPartitions | None) -> tuple[Member, str | None]:
-    """Return the current state of the member, or a new member; and the id of the static member that it replaces, if
-    any.
+    """Return two values: the current state of the member, or a new member; and the id of the static member that it
+    replaces, or None.
     """
     request = beat.request
     group = step.group
@@ -177,15 +179,15 @@ def check_instance(member: Member, member_id: str) -> None:
 
 
 def check_epoch(member: Member, epoch: int, reported: ReportedPartitions | None) -> None:
-    """Raise ApiError unless the epoch is the member's.
+    """Raise ApiError unless the epoch is the member's current epoch.
 
-    A member that missed the last response may be one epoch behind. It is accepted if it owns nothing that the current
-    epoch does not give it.
+    The previous epoch is accepted, too, because the member may have missed the last response, but only if the member
+    reports no partitions that it does not have in its current epoch.
     """
     if epoch == JOINING_EPOCH or epoch == member.epoch:
         return
-    missed = epoch < member.epoch and epoch == member.previous_epoch
-    if not missed or reported is None or not _is_subset(reported, member.owned):
+    may_have_missed_response = epoch < member.epoch and epoch == member.previous_epoch
+    if not may_have_missed_response or reported is None or not _is_subset(reported, member.owned):
         raise ApiError(
             f"member epoch {epoch} is not {member.epoch}: give up all partitions and join again",
             ErrorCode.FENCED_MEMBER_EPOCH,
@@ -197,7 +199,7 @@ def _is_subset(reported: ReportedPartitions, owned: Owned) -> bool:
 
 
 def replace_static(step: Step, member: Member, member_id: str) -> Member:
-    """Replace a static member that came back with a new member id. It keeps its subscription and its partitions."""
+    """Replace a static member that joins again with a new member id. It retains its subscription and its partitions."""
     group = step.group
     replacement = member._replace(member_id=member_id, epoch=0, previous_epoch=0)
     step.out.records += end_records(group.group_id, member.member_id)
@@ -212,7 +214,7 @@ def replace_static(step: Step, member: Member, member_id: str) -> Member:
 
 
 def _with_changes(current: Member, beat: HeartbeatCall) -> Member:
-    """Return the member with the changes of the heartbeat. A null field, or a timeout of -1, means no change."""
+    """Return the member with the changes of the heartbeat. A null field or a timeout of -1 means no change."""
     request = beat.request
     names = request.subscribed_topic_names
     return current._replace(
@@ -231,8 +233,8 @@ def _with_changes(current: Member, beat: HeartbeatCall) -> Member:
 
 
 def update_pattern(step: Step, current: Member, updated: Member) -> tuple[bool, bool]:
-    """Update the member's regular expression. Returns (changed, resolved): whether the member has another expression
-    now, and whether its topics are current.
+    """Update the member's regular expression. Return two values: whether the member has another expression now, and
+    whether the topics of the new expression are known already.
 
     Raises ApiError for an invalid expression.
     """
@@ -261,7 +263,7 @@ def _reported_partitions(request: ConsumerGroupHeartbeatRequest) -> ReportedPart
 
 
 def _has_all_fields(request: ConsumerGroupHeartbeatRequest) -> bool:
-    """Return whether the heartbeat contains all fields. A member sends all of them after an error, since it may have
+    """Return whether the heartbeat contains all fields. A member sends all fields after an error, because it may have
     missed responses.
     """
     subscribes = request.subscribed_topic_names is not None or request.subscribed_topic_regex is not None
@@ -269,7 +271,7 @@ def _has_all_fields(request: ConsumerGroupHeartbeatRequest) -> bool:
 
 
 def same_partitions(before: Owned, after: Owned) -> bool:
-    """Return whether the partitions are equal; their epochs may differ."""
+    """Return whether both contain the same partitions. Their epochs may differ."""
     if before is after:
         return True
     return before.keys() == after.keys() and all(before[t].keys() == after[t].keys() for t in before)

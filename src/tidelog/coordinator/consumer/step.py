@@ -1,7 +1,7 @@
 """One step of a consumer group: process one request of a member and compute its response (KIP-848).
 
-A step decides and changes no durable state: its effects are its records. Changes of soft state are collected and made
-in `finish`, when nothing can be refused any more.
+A step makes a decision without changing durable state: the records of the decision change it when they are replayed.
+Changes of soft state are collected, and are made in `finish`, when the request can no longer be refused.
 """
 
 from collections.abc import Callable
@@ -33,7 +33,7 @@ class Step:
         self._soft_changes: list[Callable[[], None]] = []
 
     def on_finish(self, change: Callable[[], None]) -> None:
-        """Make a change of soft state when the step is finished."""
+        """Add a change of soft state, which `finish` makes."""
         self._soft_changes.append(change)
 
     def finish(self) -> Decision:
@@ -45,7 +45,8 @@ class Step:
     # The member and the group's epoch
 
     def update_member(self, current: Member, updated: Member, *, pattern_is_ready: bool, pattern_changed: bool) -> bool:
-        """Record the changes of a member, and begin a new group epoch if its subscription or its topics changed.
+        """Write the changes of a member, and begin a new group epoch if the subscription or the subscribed topics
+        changed.
 
         Returns whether the member subscribes to other topics than before.
         """
@@ -91,7 +92,9 @@ class Step:
     def target(self, updated: Member, replaced: str | None) -> tuple[int, Target]:
         """Return the target epoch and the member's target assignment.
 
-        Computes a new target if the group's epoch is ahead of it and the last computation is long enough ago.
+        Computes a new target assignment if the group's epoch is newer than the target, and the time since the last
+        computation is at least the assignment interval. `replaced` is the id of the static member that `updated`
+        replaces, if any.
         """
         group = self.group
         before = group.targets.get(replaced or updated.member_id, NO_TARGET)
@@ -160,7 +163,9 @@ class Step:
         *,
         subscription_changed: bool,
     ) -> Member:
-        """Move the member one step towards its target, record the change if there is one, and return the member."""
+        """Move the member one step towards its target assignment, write the change if there is one, and return the
+        member.
+        """
         if not subscription_changed and updated.is_settled(target_epoch):
             return updated
         group = self.group

@@ -1,4 +1,4 @@
-"""Timers of members of consumer groups. They are soft state: a new coordinator starts them again."""
+"""The timers of members of consumer groups. They are soft state: a new coordinator starts them again."""
 
 from collections.abc import Callable
 from enum import Enum
@@ -9,7 +9,7 @@ from tidelog.coordinator.decision import Decision, Moment
 
 
 class Timer(Enum):
-    """The timers of a member. When one expires, the member is removed; the text is the reason in the log line."""
+    """The timers of a member. When one expires, the member is removed. The text is the reason in the log line."""
 
     SESSION = "no heartbeat came within the session timeout"
     REBALANCE = "partitions were not given up within the rebalance timeout"
