@@ -17,7 +17,7 @@ from tidelog.config.keys import (
     ENVIRONMENT_PREFIX,
     MISSPELLING_SIMILARITY_MIN,
     TOPIC_KEYS,
-    attribute,
+    attribute_name,
     check_topic_default,
     environment_name,
     nearest,
@@ -212,9 +212,9 @@ class BrokerConfig:
 
     def _refresh(self) -> None:
         for name in _ATTRIBUTES:
-            setattr(self, attribute(name), self.get(name))
+            setattr(self, attribute_name(name), self.get(name))
 
-    def take_node_id(self, node_id: int) -> None:
+    def use_node_id(self, node_id: int) -> None:
         """Use the node id of the data directory. It must not be called if a node id was set at the start."""
         assert "node.id" not in self.static
         for name in ("node.id", "broker.id"):
@@ -223,7 +223,7 @@ class BrokerConfig:
             self._static_values[name] = node_id
         self._refresh()
 
-    def without_effect(self) -> list[str]:
+    def settings_without_effect(self) -> list[str]:
         """Return the settings that were set at the start and have no effect in Tidelog yet. The broker warns about
         them.
         """
@@ -243,7 +243,8 @@ class BrokerConfig:
         return self.data_directories if entries == ["*"] else entries
 
     @property
-    def takes_no_partitions(self) -> bool:
+    def is_cordoned(self) -> bool:
+        """Whether no new partitions are placed on this broker, because all its data directories are cordoned."""
         return set(self.data_directories) <= set(self.cordoned_directories)
 
     @property
@@ -269,7 +270,7 @@ class BrokerConfig:
         name = text.partition("://")[0].strip().upper()
         return name in {controller_name.upper() for controller_name in self.get("controller.listener.names") or ()}
 
-    def advertised(self, bound: Sequence[Endpoint]) -> tuple[Endpoint, ...]:
+    def advertised_endpoints(self, bound: Sequence[Endpoint]) -> tuple[Endpoint, ...]:
         """Return the addresses to announce to clients. `bound` contains the open listeners with their actual ports."""
         configured = {e.listener: e for e in self._configured_advertised()}
         if not configured:
@@ -420,4 +421,4 @@ def _unknown(name: str, origin: str) -> ConfigError:
     return ConfigError(f"unknown setting {name} ({origin}){hint}")
 
 
-_ATTRIBUTES = tuple(name for name in BROKER_KEYS if attribute(name) in BrokerConfig.__annotations__)
+_ATTRIBUTES = tuple(name for name in BROKER_KEYS if attribute_name(name) in BrokerConfig.__annotations__)

@@ -111,7 +111,7 @@ def is_class_name(text: str) -> bool:
     return _CLASS.fullmatch(text) is not None and text not in _PRIMITIVES
 
 
-def split(text: str) -> list[str]:
+def split_at_commas(text: str) -> list[str]:
     """Split like Java's `text.split(",")`: the parts are not trimmed, and empty parts at the end are dropped."""
     parts = text.split(",")
     while len(parts) > 1 and not parts[-1]:

@@ -41,14 +41,14 @@ MISSPELLING_SIMILARITY_MIN = 0.8
 is refused as misspelt; other unknown names are ignored."""
 
 
-class ChangedWhen(Enum):
+class ChangeMode(Enum):
     """How a broker setting can be changed, in the words of the documentation."""
 
     AT_RESTART = "restart"
     LIVE = "live"
-    OF_ONE_BROKER = "live, of one broker"
+    LIVE_FOR_ONE_BROKER = "live, of one broker"
     """It can be changed for single brokers, but not for all brokers together."""
-    OF_ONE_LISTENER = "live, of one listener"
+    LIVE_FOR_ONE_LISTENER = "live, of one listener"
     """It can be changed only under a name that begins with `listener.name.NAME.`."""
 
 
@@ -69,17 +69,17 @@ _CLUSTER_WIDE_LISTENER_SETTINGS = ("max.connection.creation.rate", "max.connecti
 """Settings of single listeners that can be set for all brokers together."""
 
 
-def changed_when(name: str) -> ChangedWhen:
+def change_mode(name: str) -> ChangeMode:
     """Return how the broker setting `name`, which must be known, can be changed."""
     base = strip_listener_prefix(name)
     if base is not None:
-        return ChangedWhen.LIVE if base in _CLUSTER_WIDE_LISTENER_SETTINGS else ChangedWhen.OF_ONE_BROKER
+        return ChangeMode.LIVE if base in _CLUSTER_WIDE_LISTENER_SETTINGS else ChangeMode.LIVE_FOR_ONE_BROKER
     if name in _SINGLE_LISTENER_SETTINGS:
-        return ChangedWhen.OF_ONE_LISTENER
+        return ChangeMode.LIVE_FOR_ONE_LISTENER
     if BROKER_KEYS[name].read_only:
-        return ChangedWhen.AT_RESTART
+        return ChangeMode.AT_RESTART
     is_of_one_broker = name in _SINGLE_BROKER_SETTINGS or name.startswith(("sasl.", "ssl."))
-    return ChangedWhen.OF_ONE_BROKER if is_of_one_broker else ChangedWhen.LIVE
+    return ChangeMode.LIVE_FOR_ONE_BROKER if is_of_one_broker else ChangeMode.LIVE
 
 
 def strip_listener_prefix(name: str) -> str | None:
@@ -140,14 +140,14 @@ def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
     return matches[0] if matches else None
 
 
-def attribute(name: str) -> str:
+def attribute_name(name: str) -> str:
     """Return a setting's name as an identifier: log.dirs -> log_dirs."""
     return name.replace(".", "_")
 
 
 def environment_name(name: str) -> str:
     """Return the environment variable of a setting: log.dirs -> TIDELOG_LOG_DIRS."""
-    return ENVIRONMENT_PREFIX + attribute(name).upper()
+    return ENVIRONMENT_PREFIX + attribute_name(name).upper()
 
 
 def _synonyms() -> dict[str, tuple[str, ...]]:

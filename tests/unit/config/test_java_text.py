@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tidelog.config.java_text import double_text, is_class_name, parse_integer, parse_list, split, trim
+from tidelog.config.java_text import double_text, is_class_name, parse_integer, parse_list, split_at_commas, trim
 from tidelog.config.key import TEXT_BYTES_MAX, InvalidValue, Key, Type, normal_text, parse
 
 GOLDEN = Path(__file__).parents[2] / "golden/settings/values-4.3.1.tsv"
@@ -47,10 +47,10 @@ def test_names_of_classes() -> None:
 
 
 def test_lists_are_split_as_java_splits_them() -> None:
-    assert split("a, b,,") == ["a", " b"]
-    assert split(",a") == ["", "a"]
-    assert split("") == [""]
-    assert split(",,") == []
+    assert split_at_commas("a, b,,") == ["a", " b"]
+    assert split_at_commas(",a") == ["", "a"]
+    assert split_at_commas("") == [""]
+    assert split_at_commas(",,") == []
 
 
 def test_long_texts_are_read_in_no_time() -> None:

@@ -78,7 +78,7 @@ def refusal(settings: dict[str, str]) -> str:
 def test_a_combined_node_opens_no_controllers_listener() -> None:
     config = load(SERVER)
     assert config.endpoints == (Endpoint("PLAINTEXT", "", 9092),)
-    assert config.advertised(config.endpoints) == (Endpoint("PLAINTEXT", "localhost", 9092),)
+    assert config.advertised_endpoints(config.endpoints) == (Endpoint("PLAINTEXT", "localhost", 9092),)
     assert config.controller_listeners == ["CONTROLLER://:9093"]
     assert config.ignored == []
     assert (config.node_id, config.data_directories) == (1, ["/tmp/kraft-combined-logs"])
