@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tidelog.api.registry import TABLE
 from tidelog.config.key import Key
-from tidelog.config.keys import BROKER_KEYS, TOPIC_KEYS, changed_when
+from tidelog.config.keys import BROKER_KEYS, TOPIC_KEYS, change_mode
 from tidelog.wire.apis import APIS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -100,7 +100,7 @@ def _synonyms(key: Key) -> str:
 
 
 def broker_settings() -> str:
-    return _by_subject(BROKER_KEYS.values(), shown, "changed", lambda key: changed_when(key.name).value)
+    return _by_subject(BROKER_KEYS.values(), shown, "changed", lambda key: change_mode(key.name).value)
 
 
 def topic_settings() -> str:

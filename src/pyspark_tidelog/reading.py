@@ -11,7 +11,7 @@ from pyspark_tidelog.plan import OffsetRange
 from pyspark_tidelog.rows import ArrowRows
 from tidelog.client.errors import GaveUp
 from tidelog.client.operations import EARLIEST, LATEST, READ_COMMITTED, Fetched, FetchLimits, ListedOffset
-from tidelog.client.visible import visible
+from tidelog.client.visible import visible_batches
 from tidelog.model.ids import TopicPartition
 from tidelog.wire.batches import HEADER_BYTES, BatchHeader
 from tidelog.wire.errors import OffsetOutOfRange
@@ -91,7 +91,7 @@ class RangeReader:
 
     def _checked_batches(self, headers: list[BatchHeader], fetched: Fetched) -> Iterator[BatchHeader]:
         """Yield the batches that a reader may see, each after its CRC was checked."""
-        for header in visible(headers, fetched, self._options.fetch.isolation):
+        for header in visible_batches(headers, fetched, self._options.fetch.isolation):
             if self._options.check_crcs:
                 check_crc(self._partition, header)
             yield header

@@ -16,7 +16,7 @@ from pyspark.sql.types import ArrayType, BinaryType, DataType, IntegerType, Stri
 from pyspark_tidelog.connecting import connect
 from pyspark_tidelog.errors import OptionError, SchemaError
 from pyspark_tidelog.options import WriteOptions
-from tidelog.client.blocking import Client, Started
+from tidelog.client.blocking import Client, StartedOperation
 from tidelog.client.operations import Produced
 from tidelog.model.ids import TopicPartition
 from tidelog.wire.errors import RecordTooLarge
@@ -96,7 +96,7 @@ def _same(one: DataType, other: DataType) -> bool:
 
 class _Round(NamedTuple):
     batches: dict[TopicPartition, bytearray]
-    acknowledgements: Started[dict[TopicPartition, Produced]]
+    acknowledgements: StartedOperation[dict[TopicPartition, Produced]]
 
 
 class _Sender:

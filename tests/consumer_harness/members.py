@@ -4,8 +4,8 @@ from typing import Any
 
 from consumer_harness.stage import Stage
 from tidelog.coordinator.consumer.embedded import read_assignment
-from tidelog.coordinator.consumer.heartbeats import Beat, check_request
-from tidelog.coordinator.group.classic import Joining
+from tidelog.coordinator.consumer.heartbeats import HeartbeatCall, check_request
+from tidelog.coordinator.group.classic import JoinCall
 from tidelog.wire.errors import ApiError, ErrorCode
 from tidelog.wire.messages.consumer_group_heartbeat import ConsumerGroupHeartbeatRequest, TopicPartitions
 from tidelog.wire.messages.consumer_protocol import (
@@ -73,7 +73,7 @@ class ConsumerMember:
         stage = self.stage
         try:
             check_request(request, 1, stage.settings.consumer)
-            stage.apply(stage.core.consumer_heartbeat(Beat(request, told.append, "c", "/h", 1, ""), stage.now))
+            stage.apply(stage.core.consumer_heartbeat(HeartbeatCall(request, told.append, "c", "/h", 1, ""), stage.now))
         except ApiError as error:
             return error
         (answer,) = told
@@ -156,7 +156,7 @@ class ClassicMember:
             protocols=[JoinGroupRequestProtocol("range", self._metadata())],
         )
         fresh = f"{id(self):x}-{self._fresh}"
-        joining = Joining(request, self._joined, "c", "/h", 5, f"classic-{fresh}", f"uuid-{fresh}")
+        joining = JoinCall(request, self._joined, "c", "/h", 5, f"classic-{fresh}", f"uuid-{fresh}")
         stage.apply(stage.core.join(joining, stage.now))
 
     def sync(self) -> None:

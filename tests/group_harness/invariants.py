@@ -72,7 +72,7 @@ def check_consumer_groups(groups: ConsumerGroups) -> None:
         group = durable.consumer
         if group is None:
             continue
-        assert group_id not in groups.context.classics
+        assert group_id not in groups.context.classic_groups
         check_consumer_group(group)
         assert all(timers.is_set(Timer.SESSION, group_id, member_id) for member_id in group.members)
         assert all(member_id in group.members for member_id in timers._members.get(group_id, {}))

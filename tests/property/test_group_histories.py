@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from group_harness.invariants import check_core
 from tidelog.coordinator.decision import Decision, Moment
-from tidelog.coordinator.group.classic import Joining
+from tidelog.coordinator.group.classic import JoinCall
 from tidelog.coordinator.group.core import GroupCore
 from tidelog.coordinator.group.durable import DurableGroups
 from tidelog.coordinator.group.offsets import OffsetCommit, OffsetToCommit
@@ -149,7 +149,7 @@ class GroupHistory(RuleBasedStateMachine):
             protocols=[JoinGroupRequestProtocol(name, metadata) for name, metadata in protocols],
         )
         self.ids += 1
-        joining = Joining(request, self.once(told), "client", "/host", version, f"{self.ids:04}")
+        joining = JoinCall(request, self.once(told), "client", "/host", version, f"{self.ids:04}")
         self.apply(self.core.join(joining, self.now))
 
     def check_joined(self, client: Client, answer: Any) -> None:
@@ -246,7 +246,7 @@ class GroupHistory(RuleBasedStateMachine):
         except ApiError as error:
             reply(error)
         else:
-            durable = self.core.durable.by_id[group].committed("t", partition)
+            durable = self.core.durable.by_id[group].committed_offset("t", partition)
             assert durable is not None
             assert durable.offset == self.time_ms
 
@@ -309,7 +309,7 @@ class GroupHistory(RuleBasedStateMachine):
         (codes,) = answers
         for partition, code in zip(partitions, codes, strict=True):
             if code is ErrorCode.NONE:
-                assert durable is None or durable.committed("t", partition) is None
+                assert durable is None or durable.committed_offset("t", partition) is None
             else:
                 assert code is ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC
                 assert has_members

@@ -241,7 +241,7 @@ def test_groups_whose_partition_was_opened_late_are_served_without_a_restart() -
         host.disk.repair()
         await asyncio.sleep(3)
         assert (await client.find_coordinator("g")).error_code == ErrorCode.NONE
-        broker.services.groups.committed("g", lambda durable: None, lambda answer: None)  # it is led and loaded
+        broker.services.groups.read_offsets("g", lambda durable: None, lambda answer: None)  # it is led and loaded
 
     with simulated(1) as world:
         world.run(scenario())

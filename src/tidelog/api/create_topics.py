@@ -7,7 +7,7 @@ The response is sent when every partition has a leader.
 from typing import TYPE_CHECKING
 
 from tidelog.api.services import RequestContext, Services
-from tidelog.config.describe import created_topic
+from tidelog.config.describe import describe_created_topic
 from tidelog.metadata.controller import PARTITIONS_PER_REQUEST_MAX, SETTINGS_MAX, NewTopic, TopicResult
 from tidelog.model.steps import Steps
 from tidelog.wire.errors import ApiError
@@ -95,6 +95,6 @@ def _result(services: Services, result: TopicResult, version: int) -> CreatableT
                 config_source=described.source,
                 is_sensitive=described.key.sensitive,
             )
-            for described in created_topic(result.config, services.config)
+            for described in describe_created_topic(result.config, services.config)
         ]
     return answer

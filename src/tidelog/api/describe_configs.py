@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from tidelog.api.services import RequestContext, Services
 from tidelog.config.describe import (
-    Described,
+    SettingDescription,
     Source,
     describe_broker,
     describe_brokers_default,
@@ -118,7 +118,7 @@ def _requested_names(
 
 def _describe(
     services: Services, image: "MetadataImage", resource: DescribeConfigsResource, names: list[str] | None
-) -> list[Described]:
+) -> list[SettingDescription]:
     """Return the settings of a resource that is not a logger. Raises ApiError."""
     if resource.resource_type == TOPIC_RESOURCE:
         refusal = name_refusal(resource.resource_name)
@@ -157,7 +157,7 @@ def _logger_levels(services: Services, resource: DescribeConfigsResource) -> Ste
     ]
 
 
-def _config(described: Described, request: DescribeConfigsRequest) -> DescribeConfigsResourceResult:
+def _config(described: SettingDescription, request: DescribeConfigsRequest) -> DescribeConfigsResourceResult:
     key = described.key
     result = DescribeConfigsResourceResult(
         name=key.name,

@@ -138,7 +138,7 @@ class _Fetch:
                 self._pending.complete(self.response())
 
         try:
-            services.groups.committed(
+            services.groups.read_offsets(
                 query.group_id,
                 lambda durable: self._copy_offsets(query.group_id, query.topics, durable),
                 reply,

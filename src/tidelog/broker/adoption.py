@@ -147,7 +147,7 @@ def take_node_id(identity: Identity, config: BrokerConfig, directory: str) -> No
             f"node.id is {config.node_id}, but {directory} belongs to node {identity.node_id} ({META_PROPERTIES}): "
             "leave node.id out, or use another directory"
         )
-    config.take_node_id(identity.node_id)
+    config.use_node_id(identity.node_id)
 
 
 def read_partitions(disk: Disk, directory: str) -> FoundPartitions:

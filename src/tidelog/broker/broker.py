@@ -135,7 +135,7 @@ class BrokerServer:
         await self.runtime.tasks.run_blocking(write_identity, cluster_id, self.config.node_id, new_ids)
         await controller.subscribe(services.partitions.apply)
         await controller.subscribe(services.groups.on_image)
-        services.partitions.on_opened_late = services.groups.partitions_opened_late
+        services.partitions.on_opened_late = services.groups.serve_opened_partitions
         await controller.subscribe(self._apply_quotas)
         await services.partitions.start()
         self._logs_opened = True
@@ -198,7 +198,7 @@ class BrokerServer:
             logger.info("controller listener not opened listener=%s", text)
         for name, place, reason in self.config.ignored:
             logger.warning("unknown setting ignored name=%s place=%s reason=%s", name, place, reason)
-        for name in self.config.without_effect():
+        for name in self.config.settings_without_effect():
             logger.warning("setting has no effect yet name=%s", name)
 
     def _apply_quotas(self, old: "MetadataImage", new: "MetadataImage") -> None:
@@ -277,7 +277,7 @@ class BrokerServer:
         """Register the listeners' addresses in the metadata, then accept connections."""
         endpoints = zip(self.config.endpoints, self._bound_sockets, strict=True)
         bound = [endpoint._replace(port=sockets.port) for endpoint, sockets in endpoints]
-        await self.services.controller.register(self.config.advertised(bound))
+        await self.services.controller.register(self.config.advertised_endpoints(bound))
         bounds = ConnectionBounds(self.config)
         while self._bound_sockets:
             listener = Listener(self.services, bounds, self._bound_sockets[0])

@@ -172,7 +172,7 @@ class Commits(NamedTuple):
 def commits(client: "Client", names: Iterable[str]) -> Commits:
     """Return the committed offsets of these groups, and errors for those that cannot be read."""
     result = Commits({}, {}, {})
-    for name, answer in client.committed([*names]).items():
+    for name, answer in client.committed_offsets([*names]).items():
         if isinstance(answer, Exception):
             result.failures[name] = group_error(answer, name)
             continue

@@ -324,7 +324,7 @@ class GroupMember:
         if not partitions:
             return {}
         with in_one_line():
-            committed = self.client.committed([self.group])[self.group]
+            committed = self.client.committed_offsets([self.group])[self.group]
             if isinstance(committed, Exception):
                 raise client_error(committed, f"group {self.group}")
             committed_offsets: dict[int, int] = {}

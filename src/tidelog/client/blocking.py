@@ -12,7 +12,7 @@ from typing import Generic, NamedTuple, Self, TypeAlias, TypeVar
 
 from tidelog.client import groups, operations, partitions
 from tidelog.client.cluster import Address, Cluster, Topic
-from tidelog.client.each import Each
+from tidelog.client.each import Results
 from tidelog.client.errors import BrokerUnreachable, GaveUp, NoBrokerReachable, Unreachable
 from tidelog.client.link import Link
 from tidelog.client.operations import (
@@ -39,14 +39,14 @@ Ticket: TypeAlias = tuple[Link, int] | BrokerUnreachable
 """A sent request (its link and number), or the reason why it could not be sent."""
 
 OUTAGE_NOTICE_AFTER_S = 5.0
-"""After this many seconds without a reachable broker, a call reports it once and keeps trying. A broker's restart
-takes less."""
+"""After this many seconds without a reachable broker, a call reports that once, and continues to try. The restart of a
+broker takes less time."""
 JITTER = 0.2
 """Pauses vary by this fraction in both directions, so that clients that failed together do not retry together."""
 
 
 class ClientConfig(NamedTuple):
-    """Names and defaults are those of Kafka's client settings where Kafka has them."""
+    """The client's settings. Names and defaults are those of Kafka's client settings, where Kafka has the setting."""
 
     client_id: str = "tidelog"
     request_timeout_ms: int = 30_000
@@ -62,7 +62,7 @@ class ClientConfig(NamedTuple):
 
 
 def parse_bootstrap(servers: str) -> list[Address]:
-    """Parse `host:port[,host:port...]`, IPv6 hosts in brackets. Raises ValueError that names the wrong part."""
+    """Parse `host:port[,host:port...]`; IPv6 hosts are in brackets. Raises ValueError, which names the wrong part."""
     seeds = []
     for server in filter(None, (s.strip() for s in servers.split(","))):
         host, colon, port = server.rpartition(":")
@@ -74,7 +74,7 @@ def parse_bootstrap(servers: str) -> list[Address]:
     return seeds
 
 
-class Started(Generic[T]):
+class StartedOperation(Generic[T]):
     """An operation whose first requests to partition leaders have been sent."""
 
     def __init__(self, client: "Client", operation: Operation[T], timeout_ms: int) -> None:
@@ -99,7 +99,9 @@ class Started(Generic[T]):
         return time.monotonic() + self._timeout_ms / 1000
 
     def _carry_out(self, answer: Answer, deadline: float, *, to_first_ask: bool) -> None:
-        """Carry out the operation's effects until it returns or, with `to_first_ask`, until its first `Ask` is sent."""
+        """Carry out the operation's effects until it returns. With `to_first_ask`, stop when the first `Ask` has been
+        sent.
+        """
         client = self._client
         try:
             effect = self._operation.send(answer)
@@ -124,7 +126,7 @@ class Started(Generic[T]):
 
 
 class Client:
-    """A client of one cluster. Not for several threads at once, and not for use after a fork.
+    """A client of one cluster. It must not be used by several threads at once, or after a fork.
 
     Methods raise `wire.errors.ApiError` for an error code in a response, and `client.errors.ClientError` for any
     other failure.
@@ -134,12 +136,14 @@ class Client:
         self,
         bootstrap: str | Sequence[Address],
         config: ClientConfig | None = None,
-        tell: Callable[[str], None] | None = None,
+        report_outage: Callable[[str], None] | None = None,
     ) -> None:
-        """`tell` is called once, with a line for people, when a call keeps trying although no broker answers."""
+        """`report_outage` is called once with a text for users, when a call continues to try although no broker answers
+        (see OUTAGE_NOTICE_AFTER_S).
+        """
         seeds = parse_bootstrap(bootstrap) if isinstance(bootstrap, str) else list(bootstrap)
         self.config = config or ClientConfig()
-        self._tell = tell
+        self._report_outage = report_outage
         self.cluster = Cluster(seeds)
         self._links: dict[Address, Link] = {}
 
@@ -174,16 +178,15 @@ class Client:
         return self._run(operations.list_offsets(self.cluster, self.config.backoff, timestamps, isolation))
 
     def fetch(self, partition: TopicPartition, offset: int, limits: FetchLimits) -> Fetched:
-        """Fetch record batches of one partition. Raises OffsetOutOfRange. The records' view is valid until the
-        client's next call.
+        """Fetch record batches of one partition. The view `records` is valid until the client's next call.
 
-        Returns `operations.THROTTLED` when the client is over its fetch quota.
+        Returns `operations.THROTTLED` if the client is over its fetch quota. Raises OffsetOutOfRange.
         """
         return self.start_fetch(partition, offset, limits).result()
 
-    def start_fetch(self, partition: TopicPartition, offset: int, limits: FetchLimits) -> Started[Fetched]:
-        """Send a fetch request. The response waits in the socket, so an earlier view stays valid until `result` is
-        called.
+    def start_fetch(self, partition: TopicPartition, offset: int, limits: FetchLimits) -> StartedOperation[Fetched]:
+        """Send a fetch request. The response is read from the socket only by `result`. Until then, the view of an
+        earlier response remains valid.
         """
         return self._start(operations.fetch(self.cluster, self.config.backoff, partition, offset, limits))
 
@@ -193,52 +196,55 @@ class Client:
 
     def start_produce(
         self, batches: Mapping[TopicPartition, Buffer], acks: int = ACKS_ALL
-    ) -> Started[dict[TopicPartition, Produced]]:
+    ) -> StartedOperation[dict[TopicPartition, Produced]]:
         """Send the batches. The buffers must not change until `result` has returned."""
         config = self.config
         operation = operations.produce(self.cluster, config.backoff, batches, acks, config.request_timeout_ms)
-        return Started(self, operation, config.delivery_timeout_ms)
+        return StartedOperation(self, operation, config.delivery_timeout_ms)
 
     def delete_offsets(self, group_id: str, topic_partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
-        """Remove committed offsets of a group. Return each partition's error code. Raises ApiError when the group is
-        rejected.
+        """Delete committed offsets of a group. Return each partition's error code; 0 if its offset was deleted.
+
+        Raises ApiError if the broker rejects the request for the whole group.
         """
         return self._run(groups.delete_offsets(self.cluster, self.config.backoff, group_id, topic_partitions))
 
     def list_groups(self) -> groups.GroupListing:
         return self._run(groups.list_groups(self.cluster, self.config.backoff))
 
-    def describe_groups(self, listed: Sequence[groups.ListedGroup]) -> Each[str, groups.Group]:
+    def describe_groups(self, listed: Sequence[groups.ListedGroup]) -> Results[str, groups.Group]:
         return self._run(groups.describe_groups(self.cluster, self.config.backoff, listed))
 
-    def committed(self, group_ids: Sequence[str]) -> Each[str, Each[TopicPartition, int]]:
-        return self._run(groups.committed(self.cluster, self.config.backoff, group_ids))
+    def committed_offsets(self, group_ids: Sequence[str]) -> Results[str, Results[TopicPartition, int]]:
+        return self._run(groups.committed_offsets(self.cluster, self.config.backoff, group_ids))
 
-    def commit(self, group_id: str, offsets: Mapping[TopicPartition, int]) -> Each[TopicPartition, int]:
+    def commit(self, group_id: str, offsets: Mapping[TopicPartition, int]) -> Results[TopicPartition, int]:
         """Set the committed offsets of a group without members."""
         return self._run(groups.commit(self.cluster, self.config.backoff, group_id, offsets))
 
-    def delete_groups(self, group_ids: Sequence[str]) -> Each[str, None]:
+    def delete_groups(self, group_ids: Sequence[str]) -> Results[str, None]:
         return self._run(groups.delete_groups(self.cluster, self.config.backoff, group_ids))
 
     def list_offsets_each(
         self, timestamps: Mapping[TopicPartition, int], isolation: int = READ_UNCOMMITTED
-    ) -> Each[TopicPartition, ListedOffset]:
-        """Like `list_offsets`, with a failure in place of the offset for each partition that fails."""
+    ) -> Results[TopicPartition, ListedOffset]:
+        """Like `list_offsets`, but a partition that fails has its failure in place of the offset."""
         return self._run(partitions.list_offsets(self.cluster, self.config.backoff, timestamps, isolation))
 
-    def fetch_each(self, positions: Mapping[TopicPartition, int], limits: FetchLimits) -> Each[TopicPartition, Fetched]:
-        """Fetch from many partitions in one attempt. The records' views are valid until the client's next call."""
+    def fetch_each(
+        self, positions: Mapping[TopicPartition, int], limits: FetchLimits
+    ) -> Results[TopicPartition, Fetched]:
+        """Fetch from many partitions in one attempt. The views `records` are valid until the client's next call."""
         return self._run(partitions.fetch(self.cluster, positions, limits))
 
     def _run(self, operation: Operation[T]) -> T:
         return self._start(operation).result()
 
-    def _start(self, operation: Operation[T]) -> Started[T]:
-        return Started(self, operation, self.config.default_api_timeout_ms)
+    def _start(self, operation: Operation[T]) -> StartedOperation[T]:
+        return StartedOperation(self, operation, self.config.default_api_timeout_ms)
 
     def deadline(self) -> float:
-        """Return the `time.monotonic` at which a call that begins now times out."""
+        """Return the time of `time.monotonic` at which a call that begins now times out."""
         return time.monotonic() + self.config.default_api_timeout_ms / 1000
 
     def ask_any(self, request: Message, deadline: float) -> Message:
@@ -295,12 +301,12 @@ class Client:
         if now + delay > deadline:
             raise GaveUp(f"no success within {timeout_ms} ms: {pause.because}") from pause.because
         if (
-            self._tell
+            self._report_outage
             and isinstance(pause.because, Unreachable)
             and deadline - now <= timeout_ms / 1000 - OUTAGE_NOTICE_AFTER_S
         ):
-            tell, self._tell = self._tell, None
-            tell(f"{pause.because}; trying for {timeout_ms / 1000:g} s")
+            report_outage, self._report_outage = self._report_outage, None
+            report_outage(f"{pause.because}; trying for {timeout_ms / 1000:g} s")
         time.sleep(delay)
 
     def _link(self, address: Address, deadline: float) -> Link:

@@ -18,7 +18,7 @@ class Address(NamedTuple):
 
 
 class PartitionLeader(NamedTuple):
-    """The leader of one partition, as far as it is known."""
+    """The leader of one partition."""
 
     broker_id: int
     """-1 when the partition has no leader."""
@@ -36,7 +36,9 @@ class Topic(NamedTuple):
 
 
 class Cluster:
-    """The cache. An entry may be out of date; callers `forget` it when a broker's response says so."""
+    """The cache. An entry may be out of date. If a broker's response shows that, callers remove the entry with
+    `forget`.
+    """
 
     def __init__(self, seeds: list[Address]) -> None:
         assert seeds
@@ -45,17 +47,17 @@ class Cluster:
         self.topics: dict[str, Topic] = {}
 
     def update(self, response: MetadataResponse) -> dict[str, ApiError]:
-        """Store a Metadata response. Return the topics for which the broker answered with an error, and that error."""
+        """Store a Metadata response. Return the error of each topic for which the broker answered with an error."""
         self.brokers = {b.node_id: Address(b.host, b.port) for b in response.brokers}
-        refused: dict[str, ApiError] = {}
+        topic_errors: dict[str, ApiError] = {}
         for topic in response.topics:
             name = topic.name or ""
             if topic.error_code != ErrorCode.NONE:
                 self.topics.pop(name, None)
-                refused[name] = error_for(topic.error_code, f"topic {name!r}: {error_name(topic.error_code)}")
+                topic_errors[name] = error_for(topic.error_code, f"topic {name!r}: {error_name(topic.error_code)}")
             else:
                 self.topics[name] = _topic(name, topic)
-        return refused
+        return topic_errors
 
     def contacts(self) -> list[Address]:
         """Return the addresses for requests that any broker can answer: the known brokers, then the seeds, each

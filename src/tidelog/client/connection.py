@@ -28,7 +28,7 @@ NEWEST = 32767
 
 
 class VersionRange(NamedTuple):
-    """A range of versions; both ends are included."""
+    """A range of versions that includes both ends."""
 
     first: int
     last: int
@@ -41,7 +41,9 @@ class _ExpectedResponse(NamedTuple):
 
 
 class ClientConnection:
-    """Call `greet` and `greeted` first; then `request` and `answer` any number of times, pipelined or not."""
+    """One connection. Its owner first calls `begin_greeting` and `continue_greeting`, and then `request` and `answer`
+    any number of times. Several requests may wait for their responses at once.
+    """
 
     def __init__(self, client_id: str) -> None:
         self._client_id = client_id
@@ -50,13 +52,13 @@ class ClientConnection:
         self.versions: Mapping[int, VersionRange] = {}
         """The versions that the broker accepts, by API key; empty until the greeting is complete."""
 
-    def greet(self) -> "list[Piece]":
+    def begin_greeting(self) -> "list[Piece]":
         """Return the frame that requests the broker's versions."""
         return self._greeting(ApiVersionsRequest.max_version)
 
-    def greeted(self, frame: Buffer) -> "list[Piece] | None":
-        """Process the response to the greeting. Return a frame to send and wait for again, or None when the versions
-        are known.
+    def continue_greeting(self, frame: Buffer) -> "list[Piece] | None":
+        """Process the response to the greeting. Return None if the versions are known now; else the frame of another
+        greeting, whose response is processed by this method again.
         """
         version = self._expected[0].version
         response = cast(ApiVersionsResponse, self._decode_greeting(frame))
@@ -85,16 +87,16 @@ class ClientConnection:
         return version
 
     def request(self, request: Message, version_max: int = NEWEST) -> "list[Piece]":
-        """Return the frame of a request that expects a response, in pieces. Record data is a piece of its own, to
-        avoid a copy.
+        """Return the frame of a request that expects a response, in pieces. Record data is a separate piece, so that it
+        is not copied.
         """
         return self._frame(request, self.version_for(type(request), version_max))
 
     def answer(self, frame: Buffer) -> Message:
         """Decode the response to the oldest request that waits for one. Raises BrokenProtocol.
 
-        `records` fields are views of `frame`. In strings that are not UTF-8, lone surrogates stand for the bytes
-        ("surrogateescape"), and such strings are encoded as the same bytes again.
+        `records` fields are views of `frame`. Bytes of a string that are not UTF-8 become lone surrogates
+        ("surrogateescape"); a request that contains the string encodes the same bytes again.
         """
         if not self._expected:
             raise BrokenProtocol("the broker sent a response without a request")
@@ -115,8 +117,8 @@ class ClientConnection:
         return self._frame(request, version)
 
     def _decode_greeting(self, frame: Buffer) -> Message:
-        """Decode the response. A broker that does not know the request's version answers in version 0, which starts
-        with the error.
+        """Decode the response. A broker that does not know the request's version answers in version 0, which begins
+        with the error code.
         """
         if frame[SIZE_BYTES : SIZE_BYTES + 2] == ErrorCode.UNSUPPORTED_VERSION.to_bytes(2, "big"):
             self._expected[0] = self._expected[0]._replace(version=0)
@@ -146,8 +148,8 @@ _encoders: dict[tuple[type[Message], int], PiecesEncoder] = {}
 
 
 def decoder(message: type[Message], version: int) -> Decoder:
-    """Return a decoder of responses. It accepts strings that are not UTF-8, so that one of them does not make the
-    rest unreadable.
+    """Return a decoder of responses. It accepts strings that are not UTF-8, so that one such string does not make the
+    whole response unreadable.
     """
     cached = _decoders.get((message, version))
     if cached is None:

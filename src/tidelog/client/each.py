@@ -1,7 +1,7 @@
-"""Operations on many items of which some may fail: each item gets its own result, or its own failure.
+"""Operations on many items that fail independently: each item has its own result, or its own failure.
 
-The operations of `operations` succeed or fail as a whole. The ones built on this module serve commands that list
-things: a group, partition or broker that cannot answer must not hide the others.
+The operations of `operations` succeed or fail as a whole. Commands that list groups, partitions or brokers use the
+operations that are built on this module, because one item that fails must not hide the results of the other items.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,12 +19,12 @@ V = TypeVar("V")
 M = TypeVar("M", bound=Message)
 Failure: TypeAlias = ApiError | ClientError
 """Why an item has no result."""
-Each: TypeAlias = dict[K, V | Failure]
+Results: TypeAlias = dict[K, V | Failure]
 """A result or a failure for each item."""
 
 ATTEMPTS_MAX = 5
-"""Attempts for an item whose failure usually passes quickly, such as a moving leader. A lasting failure is reported
-instead."""
+"""Upper bound on the attempts for an item whose failure is usually temporary, such as a change of the leader. After the
+last attempt the failure is returned."""
 TEMPORARY_CODES = frozenset(
     {
         ErrorCode.NOT_LEADER_OR_FOLLOWER,
@@ -38,20 +38,20 @@ TEMPORARY_CODES = frozenset(
         ErrorCode.UNSTABLE_OFFSET_COMMIT,
     }
 )
-"""Error codes that usually pass quickly, so that another attempt is worthwhile."""
+"""Error codes of failures that are usually temporary, so that another attempt is worthwhile."""
 
 
-def until_settled(
-    backoff: Backoff, keys: Iterable[K], attempt: Callable[[list[K]], Operation[Each[K, V]]]
-) -> Operation[Each[K, V]]:
-    """Return the result of `attempt` for each key. Keys whose failure may pass are tried again, at most ATTEMPTS_MAX
-    times.
+def retry_temporary_failures(
+    backoff: Backoff, keys: Iterable[K], attempt: Callable[[list[K]], Operation[Results[K, V]]]
+) -> Operation[Results[K, V]]:
+    """Return the result of `attempt` for each key. Keys with a temporary failure are attempted again, up to
+    ATTEMPTS_MAX times in all.
     """
-    results: Each[K, V] = {}
+    results: Results[K, V] = {}
     remaining = list(dict.fromkeys(keys))
     for number in range(ATTEMPTS_MAX):
         results |= yield from attempt(remaining)
-        retry_keys = [key for key in remaining if _may_pass(results.get(key))]
+        retry_keys = [key for key in remaining if _is_temporary(results.get(key))]
         if not retry_keys or number + 1 == ATTEMPTS_MAX:
             break
         reason = results[retry_keys[0]]
@@ -96,7 +96,7 @@ def brokers(cluster: Cluster, backoff: Backoff) -> Operation[Mapping[int, Addres
         yield pause
 
 
-def _may_pass(result: object) -> bool:
+def _is_temporary(result: object) -> bool:
     if isinstance(result, ApiError):
         return result.code in TEMPORARY_CODES
     return isinstance(result, BrokerUnreachable)

@@ -4,8 +4,8 @@ from tidelog.wire.errors import ErrorCode
 
 
 def error_name(code: int) -> str:
-    """Return Kafka's name of an error code; "error code N" for one that this release does not know, for example a
-    newer broker's.
+    """Return Kafka's name of an error code, or "error code N" if this release does not know the code: a newer broker
+    may send it.
     """
     try:
         return ErrorCode(code).name

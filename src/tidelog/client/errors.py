@@ -15,8 +15,8 @@ class Unreachable(ClientError):
 
 
 class BrokerUnreachable(Unreachable):
-    """No connection to the broker, or the connection broke before the response. The broker may have executed the
-    request.
+    """There is no connection to the broker, or the connection failed before the response arrived. In the second case,
+    the broker may have executed the request.
     """
 
     def __init__(self, address: Address, reason: str) -> None:
@@ -33,7 +33,7 @@ class BrokenProtocol(ClientError):
 
 
 class ApiNotSupported(ClientError):
-    """The broker and this client have no version of an API in common, or none that can carry the request's fields."""
+    """The broker and this client support no common version of an API, or no common version has the request's fields."""
 
 
 class GaveUp(ClientError):

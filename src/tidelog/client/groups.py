@@ -8,7 +8,7 @@ from typing import NamedTuple, TypeVar
 
 from tidelog.client.cluster import Address, Cluster
 from tidelog.client.connection import NEWEST
-from tidelog.client.each import Each, Failure, ask_each, brokers, until_settled
+from tidelog.client.each import Failure, Results, ask_each, brokers, retry_temporary_failures
 from tidelog.client.error_codes import error_name
 from tidelog.client.errors import BrokerUnreachable, Unreachable
 from tidelog.client.operations import Ask, AskAny, Backoff, Operation, Request, Retries
@@ -60,8 +60,9 @@ class ListedGroup(NamedTuple):
     protocol_type: str
     """Empty for a group that has no members and only committed offsets."""
     state: str
-    """Empty when the broker's version does not send it; the same holds for `type`."""
+    """Empty if the broker's version does not send the state."""
     type: str
+    """Empty if the broker's version does not send the type."""
 
 
 class GroupListing(NamedTuple):
@@ -77,7 +78,7 @@ class Member(NamedTuple):
     host: str
     partitions: list[TopicPartition]
     problem: str = ""
-    """Why the member's partitions are not known; empty when they are."""
+    """Why the member's partitions are not known; empty if they are known."""
 
 
 class Group(NamedTuple):
@@ -100,11 +101,11 @@ def list_groups(cluster: Cluster, backoff: Backoff) -> Operation[GroupListing]:
     """Return the groups of every broker, sorted by id. Raises GaveUp when no broker answers in time."""
     addresses_by_id = yield from brokers(cluster, backoff)
 
-    def attempt(addresses: list[Address]) -> Operation[Each[Address, list[ListedGroup]]]:
+    def attempt(addresses: list[Address]) -> Operation[Results[Address, list[ListedGroup]]]:
         answers = yield from ask_each([(each, ListGroupsRequest()) for each in addresses], ListGroupsResponse, NEWEST)
         return dict(zip(addresses, map(_listed, answers), strict=True))
 
-    lists = yield from until_settled(backoff, addresses_by_id.values(), attempt)
+    lists = yield from retry_temporary_failures(backoff, addresses_by_id.values(), attempt)
     groups: dict[str, ListedGroup] = {}
     failures: dict[Address, Failure] = {}
     for address, answer in lists.items():
@@ -123,11 +124,13 @@ def _listed(answer: ListGroupsResponse | BrokerUnreachable) -> list[ListedGroup]
     return [ListedGroup(g.group_id, g.protocol_type, g.group_state, g.group_type) for g in answer.groups]
 
 
-def describe_groups(cluster: Cluster, backoff: Backoff, groups: Iterable[ListedGroup]) -> Operation[Each[str, Group]]:
-    """Return state and members of each group. The failure of a group that no longer exists is GROUP_ID_NOT_FOUND."""
+def describe_groups(
+    cluster: Cluster, backoff: Backoff, groups: Iterable[ListedGroup]
+) -> Operation[Results[str, Group]]:
+    """Return the state and the members of each group. A group that no longer exists fails with GROUP_ID_NOT_FOUND."""
     uses_consumer_protocol = {group.group_id: group.type == CONSUMER for group in groups}
 
-    def attempt(names: list[str]) -> Operation[Each[str, Group]]:
+    def attempt(names: list[str]) -> Operation[Results[str, Group]]:
         classic = [name for name in names if not uses_consumer_protocol[name]]
         consumer = [name for name in names if uses_consumer_protocol[name]]
         descriptions = yield from _ask_coordinators(
@@ -141,11 +144,11 @@ def describe_groups(cluster: Cluster, backoff: Backoff, groups: Iterable[ListedG
         )
         return descriptions
 
-    return (yield from until_settled(backoff, uses_consumer_protocol, attempt))
+    return (yield from retry_temporary_failures(backoff, uses_consumer_protocol, attempt))
 
 
-def _classic_groups(answer: DescribeGroupsResponse, coordinator: int) -> Each[str, Group]:
-    descriptions: Each[str, Group] = {}
+def _classic_groups(answer: DescribeGroupsResponse, coordinator: int) -> Results[str, Group]:
+    descriptions: Results[str, Group] = {}
     for group in answer.groups:
         code = group.error_code
         if not code and group.group_state == DEAD:
@@ -177,8 +180,8 @@ def _classic_member(member: DescribedGroupMember, protocol_type: str) -> Member:
 def decode_assignment(data: bytes) -> list[TopicPartition]:
     """Return the partitions in a member's assignment, which another client encoded. Raises MalformedMessage.
 
-    A newer version than the newest known one is decoded as the newest known one, which it extends, as in Kafka's
-    clients.
+    A version that this client does not know is decoded as the newest known version, as in Kafka's clients, because
+    newer versions only append fields.
     """
     from tidelog.client.connection import decoder
 
@@ -196,7 +199,7 @@ def decode_assignment(data: bytes) -> list[TopicPartition]:
     ]
 
 
-def _consumer_groups(answer: ConsumerGroupDescribeResponse, coordinator: int) -> Each[str, Group]:
+def _consumer_groups(answer: ConsumerGroupDescribeResponse, coordinator: int) -> Results[str, Group]:
     return {
         group.group_id: _failure(group.error_code, group.error_message) or _consumer_group(group, coordinator)
         for group in answer.groups
@@ -223,12 +226,12 @@ def _consumer_group(group: DescribedConsumerGroup, coordinator: int) -> Group:
     )
 
 
-def committed(
+def committed_offsets(
     cluster: Cluster, backoff: Backoff, groups: Iterable[str]
-) -> Operation[Each[str, Each[TopicPartition, int]]]:
-    """Return the committed offsets of each group, for all its partitions. A partition may have a failure of its own."""
+) -> Operation[Results[str, Results[TopicPartition, int]]]:
+    """Return the committed offsets of each group by partition. A single partition may have a failure."""
 
-    def attempt(names: list[str]) -> Operation[Each[str, Each[TopicPartition, int]]]:
+    def attempt(names: list[str]) -> Operation[Results[str, Results[TopicPartition, int]]]:
         return (
             yield from _ask_coordinators(
                 names,
@@ -236,16 +239,16 @@ def committed(
                     groups=[OffsetFetchRequestGroup(name, topics=None) for name in group_ids]
                 ),
                 OffsetFetchResponse,
-                _committed,
+                _offsets_by_group,
                 OFFSETS_BY_NAME_MAX,
             )
         )
 
-    return (yield from until_settled(backoff, groups, attempt))
+    return (yield from retry_temporary_failures(backoff, groups, attempt))
 
 
-def _committed(answer: OffsetFetchResponse, _: int) -> Each[str, Each[TopicPartition, int]]:
-    offsets_by_group: Each[str, Each[TopicPartition, int]] = {}
+def _offsets_by_group(answer: OffsetFetchResponse, _: int) -> Results[str, Results[TopicPartition, int]]:
+    offsets_by_group: Results[str, Results[TopicPartition, int]] = {}
     for group in answer.groups:
         if group.error_code:
             offsets_by_group[group.group_id] = error_for(group.error_code, error_name(group.error_code))
@@ -261,18 +264,16 @@ def _committed(answer: OffsetFetchResponse, _: int) -> Each[str, Each[TopicParti
 
 def commit(
     cluster: Cluster, backoff: Backoff, group_id: str, offsets: Mapping[TopicPartition, int]
-) -> Operation[Each[TopicPartition, int]]:
-    """Set the committed offsets of a group without members. Return each partition's new offset, or why it was not
-    set.
-    """
+) -> Operation[Results[TopicPartition, int]]:
+    """Set the committed offsets of a group without members. Return each partition's new offset, or its failure."""
     topics: dict[str, OffsetCommitRequestTopic] = {}
     for tp, offset in offsets.items():
         topic = topics.setdefault(tp.topic, OffsetCommitRequestTopic(tp.topic))
         topic.partitions.append(OffsetCommitRequestPartition(tp.partition, offset, committed_metadata=""))
     request = OffsetCommitRequest(group_id=group_id, topics=list(topics.values()))
 
-    def attempt(_: list[str]) -> Operation[Each[str, Each[TopicPartition, int]]]:
-        def read(answer: OffsetCommitResponse, _: int) -> Each[str, Each[TopicPartition, int]]:
+    def attempt(_: list[str]) -> Operation[Results[str, Results[TopicPartition, int]]]:
+        def read(answer: OffsetCommitResponse, _: int) -> Results[str, Results[TopicPartition, int]]:
             codes = {
                 TopicPartition(topic.name, part.partition_index): part.error_code
                 for topic in answer.topics
@@ -280,7 +281,7 @@ def commit(
             }
             retriable_code = next((code for code in codes.values() if code and error_for(code).retriable), None)
             if retriable_code is not None and set(codes.values()) == {retriable_code}:
-                # the whole group's failure, which another attempt may solve
+                # All partitions have the same error, so it is the group's failure. Another attempt may succeed.
                 return {group_id: error_for(retriable_code, error_name(retriable_code))}
             return {group_id: {tp: _failure(code, None) or offsets[tp] for tp, code in codes.items()}}
 
@@ -288,31 +289,32 @@ def commit(
             yield from _ask_coordinators([group_id], lambda _: request, OffsetCommitResponse, read, OFFSETS_BY_NAME_MAX)
         )
 
-    result = (yield from until_settled(backoff, [group_id], attempt))[group_id]
+    result = (yield from retry_temporary_failures(backoff, [group_id], attempt))[group_id]
     return result if isinstance(result, dict) else dict.fromkeys(offsets, result)
 
 
-def delete_groups(cluster: Cluster, backoff: Backoff, groups: Iterable[str]) -> Operation[Each[str, None]]:
-    """Delete groups. Return each group's failure; None if it was deleted."""
+def delete_groups(cluster: Cluster, backoff: Backoff, groups: Iterable[str]) -> Operation[Results[str, None]]:
+    """Delete groups. Return None for each group that was deleted, and the failure of each other group."""
 
-    def read(answer: DeleteGroupsResponse, _: int) -> Each[str, None]:
+    def read(answer: DeleteGroupsResponse, _: int) -> Results[str, None]:
         return {result.group_id: _failure(result.error_code, None) for result in answer.results}
 
-    def attempt(names: list[str]) -> Operation[Each[str, None]]:
+    def attempt(names: list[str]) -> Operation[Results[str, None]]:
         return (
             yield from _ask_coordinators(
                 names, lambda group_ids: DeleteGroupsRequest(groups_names=group_ids), DeleteGroupsResponse, read
             )
         )
 
-    return (yield from until_settled(backoff, groups, attempt))
+    return (yield from retry_temporary_failures(backoff, groups, attempt))
 
 
 def delete_offsets(
     cluster: Cluster, backoff: Backoff, group_id: str, partitions: Iterable[TopicPartition]
 ) -> Operation[dict[TopicPartition, int]]:
-    """Delete committed offsets. Return each partition's error code, 0 if deleted. Raises ApiError when the group is
-    rejected.
+    """Delete committed offsets. Return each partition's error code; 0 if its offset was deleted.
+
+    Raises ApiError if the broker rejects the request for the whole group.
     """
     topics: dict[str, OffsetDeleteRequestTopic] = {}
     for name, index in partitions:
@@ -343,11 +345,11 @@ def delete_offsets(
         yield pause
 
 
-def coordinators(groups: Sequence[str]) -> Operation[Each[str, Coordinator]]:
+def coordinators(groups: Sequence[str]) -> Operation[Results[str, Coordinator]]:
     """Return the coordinator of each group."""
     answer = yield AskAny(FindCoordinatorRequest(coordinator_keys=list(groups)))
     assert isinstance(answer, FindCoordinatorResponse)
-    coordinators_by_group: Each[str, Coordinator] = {}
+    coordinators_by_group: Results[str, Coordinator] = {}
     for entry in answer.coordinators:
         reason = f"the coordinator of group {entry.key!r}: {entry.error_message or error_name(entry.error_code)}"
         failure = error_for(entry.error_code, reason) if entry.error_code else None
@@ -359,11 +361,12 @@ def _ask_coordinators(
     groups: Sequence[str],
     request: Callable[[list[str]], Message],
     response_class: type[M],
-    read: Callable[[M, int], Each[str, V]],
+    read: Callable[[M, int], Results[str, V]],
     version_max: int = NEWEST,
-) -> Operation[Each[str, V]]:
-    """Send each group's coordinator one request about its groups. `read` converts a response, given the
-    coordinator's broker id.
+) -> Operation[Results[str, V]]:
+    """Send each coordinator one request about its groups, and return the result of each group.
+
+    `request` makes the request for some groups. `read` converts a response and the coordinator's broker id to results.
     """
     if not groups:
         return {}
@@ -371,10 +374,10 @@ def _ask_coordinators(
         coordinators_by_group = yield from coordinators(groups)
     except Unreachable as error:
         return dict.fromkeys(groups, error)
-    results: Each[str, V] = {}
+    results: Results[str, V] = {}
     groups_by_coordinator: dict[Coordinator, list[str]] = {}
     for name in groups:
-        coordinator = coordinators_by_group.get(name) or ApiError(f"no broker says who coordinates group {name!r}")
+        coordinator = coordinators_by_group.get(name) or ApiError(f"no broker names the coordinator of group {name!r}")
         if isinstance(coordinator, Coordinator):
             groups_by_coordinator.setdefault(coordinator, []).append(name)
         else:
@@ -388,9 +391,9 @@ def _ask_coordinators(
         if isinstance(answer, BrokerUnreachable):
             results |= dict.fromkeys(names, answer)
         else:
-            answered = read(answer, coordinator.number)
+            results_read = read(answer, coordinator.number)
             results |= {
-                name: answered.get(name, ApiError(f"the answer does not mention group {name!r}")) for name in names
+                name: results_read.get(name, ApiError(f"the answer does not mention group {name!r}")) for name in names
             }
     return results
 

@@ -21,9 +21,10 @@ if TYPE_CHECKING:
 
     from tidelog.runtime.interfaces import Piece
 
-SCRATCH_BYTES = 64 << 10
+SHARED_BUFFER_BYTES = 64 << 10
+"""Initial size of the buffer that large responses share, in bytes."""
 PIECES_MAX = 64
-"""Buffers in one sendmsg call; below IOV_MAX of every system."""
+"""Upper bound on the buffers in one sendmsg call; every system's IOV_MAX is larger."""
 
 
 class Link:
@@ -44,17 +45,17 @@ class Link:
         self.address = address
         self._connection = ClientConnection(client_id)
         self._frame_bytes_max = frame_bytes_max
-        self._sent = 0
-        self._received = 0
+        self._sent_count = 0
+        self._received_count = 0
         self._early_responses: dict[int, Message] = {}
         self._throttled_until = 0.0
-        self._head = bytearray(SIZE_BYTES)
-        self._scratch = bytearray(SCRATCH_BYTES)
+        self._size_field = bytearray(SIZE_BYTES)
+        self._shared_buffer = bytearray(SHARED_BUFFER_BYTES)
         try:
             self._socket = socket.create_connection(address, _remaining_s(deadline))
         except OSError as error:
-            raise BrokerUnreachable(address, _reason(error)) from error
-        except ValueError as error:  # a host name that cannot be resolved: with a NUL, or a label that is too long
+            raise BrokerUnreachable(address, _failure_reason(error)) from error
+        except ValueError as error:  # the host name contains a NUL, or a label that is too long
             raise BrokerUnreachable(address, f"no host has the name {address.host!r}") from error
         with _Guard(self):
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -88,48 +89,48 @@ class Link:
         pieces = self._connection.request(message, version_max)
         with _Guard(self):
             self._send(pieces, deadline)
-        self._sent += 1
-        return self._sent
+        self._sent_count += 1
+        return self._sent_count
 
     def answer(self, number: int, deadline: float, *, reuse: bool = False) -> Message:
         """Return the response to the request with this number. Each response can be read once.
 
         With `reuse`, the response may be in a buffer that the next call with `reuse` overwrites. This is for large
-        responses, whose `records` are views of it: allocating new memory costs more than reading into memory that
-        exists.
+        responses, whose `records` are views of the buffer: to allocate new memory costs more than to read into
+        existing memory.
         """
-        assert 0 < number <= self._sent
+        assert 0 < number <= self._sent_count
         with _Guard(self):
-            while self._received < number - 1:  # responses to earlier requests: stored, in buffers of their own
-                early = self._next_answer(deadline, reuse=False)
-                self._early_responses[self._received] = early
-            if self._received == number - 1:
+            while self._received_count < number - 1:  # store the responses to earlier requests, in their own buffers
+                early_response = self._next_answer(deadline, reuse=False)
+                self._early_responses[self._received_count] = early_response
+            if self._received_count == number - 1:
                 return self._next_answer(deadline, reuse=reuse)
         return self._early_responses.pop(number)
 
     def _next_answer(self, deadline: float, *, reuse: bool) -> Message:
         message = self._connection.answer(self._receive(deadline, reuse=reuse))
-        self._received += 1
+        self._received_count += 1
         throttle_ms = getattr(message, "throttle_time_ms", 0)
         if throttle_ms > 0:
             self._throttled_until = time.monotonic() + throttle_ms / 1000
         return message
 
     def _greet(self, deadline: float) -> None:
-        pieces: list[Piece] | None = self._connection.greet()
+        pieces: list[Piece] | None = self._connection.begin_greeting()
         while pieces:
             self._send(pieces, deadline)
-            pieces = self._connection.greeted(self._receive(deadline, reuse=False))
+            pieces = self._connection.continue_greeting(self._receive(deadline, reuse=False))
 
     def _authenticate(self, sasl: Sasl, deadline: float) -> None:
         """Authenticate this client (KIP-43, KIP-152). Raises AuthenticationFailed."""
-        rejected = f"broker {self.address} rejects the authentication"
+        rejection = f"broker {self.address} rejects the authentication"
         self._send(self._connection.request(SaslHandshakeRequest(mechanism=sasl.mechanism)), deadline)
         handshake = self._connection.answer(self._receive(deadline, reuse=False))
         assert isinstance(handshake, SaslHandshakeResponse)
         if handshake.error_code:
             offered = ", ".join(handshake.mechanisms) or "none"
-            raise AuthenticationFailed(f"{rejected}: it does not offer {sasl.mechanism}, it offers {offered}")
+            raise AuthenticationFailed(f"{rejection}: it does not offer {sasl.mechanism}, it offers {offered}")
         messages = sasl_messages(sasl, secrets.token_urlsafe(24))
         message: bytes | None = next(messages)
         while message is not None:
@@ -137,7 +138,7 @@ class Link:
             answer = self._connection.answer(self._receive(deadline, reuse=False))
             assert isinstance(answer, SaslAuthenticateResponse)
             if answer.error_code:
-                raise AuthenticationFailed(f"{rejected}: {answer.error_message or error_name(answer.error_code)}")
+                raise AuthenticationFailed(f"{rejection}: {answer.error_message or error_name(answer.error_code)}")
             try:
                 message = messages.send(answer.auth_bytes)
             except StopIteration:
@@ -159,16 +160,16 @@ class Link:
 
     def _receive(self, deadline: float, *, reuse: bool) -> memoryview:
         """Receive one frame, without its size field."""
-        self._fill(memoryview(self._head), deadline)
-        size = int.from_bytes(self._head, "big", signed=True)
+        self._fill(memoryview(self._size_field), deadline)
+        size = int.from_bytes(self._size_field, "big", signed=True)
         if not 0 <= size <= self._frame_bytes_max:
             raise BrokenProtocol(
-                f"{self.address} answered with a frame size of {size} bytes "
-                f"(accepted: at most {self._frame_bytes_max}): is this a broker's plaintext listener?"
+                f"{self.address} sent an answer that is not Kafka's protocol (its first bytes would mean a length of "
+                f"{size} bytes; the limit is {self._frame_bytes_max}): is this a broker's plaintext listener?"
             )
-        if reuse and size > len(self._scratch):
-            self._scratch = bytearray(size)
-        frame = memoryview(self._scratch if reuse else bytearray(size))[:size]
+        if reuse and size > len(self._shared_buffer):
+            self._shared_buffer = bytearray(size)
+        frame = memoryview(self._shared_buffer if reuse else bytearray(size))[:size]
         self._fill(frame, deadline)
         return frame
 
@@ -196,12 +197,12 @@ class _Guard:
         if error is not None:
             self._link.close()
         if isinstance(error, OSError):
-            raise BrokerUnreachable(self._link.address, _reason(error)) from error
+            raise BrokerUnreachable(self._link.address, _failure_reason(error)) from error
 
 
 def begin_tls(plain: socket.socket, context: "ssl.SSLContext", host: str) -> "ssl.SSLSocket":
-    """Do a client's TLS handshake. Raises AuthenticationFailed when a side rejects it, OSError when the connection
-    breaks.
+    """Do a client's TLS handshake. Raises AuthenticationFailed if either side rejects the handshake, OSError if the
+    connection breaks.
     """
     import ssl
 
@@ -222,5 +223,5 @@ def _remaining_s(deadline: float) -> float:
     return remaining_s
 
 
-def _reason(error: OSError) -> str:
+def _failure_reason(error: OSError) -> str:
     return "no answer in time" if isinstance(error, TimeoutError) else error.strerror or str(error)

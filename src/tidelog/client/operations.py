@@ -1,9 +1,9 @@
-"""The client's operations as plans for the owner of the sockets: which broker to send what, when to pause, when to
-stop.
+"""The client's operations as plans for the owner of the sockets: which request to send to which broker, when to pause,
+when to stop.
 
 An operation is a generator: it yields `AskAny`, `Ask` and `Pause`, receives the responses, and returns its result.
-It does no I/O, so a test can play the brokers, and blocking and asynchronous programs share every decision
-(metadata, leaders, retries).
+It does no I/O. A test can therefore take the place of the brokers, and blocking and asynchronous programs share every
+decision (metadata, leaders, retries).
 """
 
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
@@ -55,13 +55,13 @@ PRODUCE_BY_NAME = 12
 """The last versions of Fetch and Produce that name topics. Later versions use topic ids (KIP-516)."""
 
 UNKNOWN_TOPIC_ATTEMPTS = 5
-"""Attempts while a topic is unknown. A topic that was just created is not known to every broker at once; a missing
-topic never is."""
+"""Attempts while a topic is unknown. Not every broker knows a new topic at once, so the first attempts may fail. After
+the last attempt the topic is assumed not to exist."""
 
 
 class AskAny(NamedTuple):
-    """Send the request to any broker that can be reached. The response is sent back into the generator;
-    NoBrokerReachable is thrown into it if there is no such broker.
+    """Send the request to any broker that can be reached. The response is sent into the generator. If no broker can be
+    reached, NoBrokerReachable is thrown into it.
     """
 
     request: Message
@@ -71,21 +71,22 @@ class Request(NamedTuple):
     address: Address
     message: Message
     version_max: int = NEWEST
-    """The highest version to use, for a request that later versions cannot express."""
+    """The highest version to use; later versions cannot express the request."""
 
 
 class Ask(NamedTuple):
-    """Send each request to its broker, all before the first response is awaited.
+    """Send each request to its broker. All requests are sent before the first response is awaited.
 
-    A list is sent back, in the requests' order: a response, or the BrokerUnreachable in its place.
+    A list is sent into the generator. It contains, in the order of the requests, either the response or a
+    BrokerUnreachable.
     """
 
     requests: list[Request]
 
 
 class Pause(NamedTuple):
-    """Wait before the next attempt. If the time left is too short for that, GaveUp is thrown, with `because` as its
-    cause.
+    """Wait before the next attempt. If the call would time out during the pause, GaveUp is thrown into the generator
+    instead, with `because` as its cause.
     """
 
     delay_ms: int
@@ -101,8 +102,8 @@ Operation: TypeAlias = Generator[Effect, Answer, T]
 
 
 class Backoff(NamedTuple):
-    """Pauses between attempts; they double from `first_ms` up to `max_ms` (`retry.backoff.ms`,
-    `retry.backoff.max.ms`).
+    """The pauses between attempts. They double from `first_ms` (`retry.backoff.ms`) up to `max_ms`
+    (`retry.backoff.max.ms`).
     """
 
     first_ms: int = 100
@@ -126,23 +127,24 @@ class Fetched(NamedTuple):
     """The result of a fetch from one partition."""
 
     records: memoryview
-    """Record batches from the one that holds the requested offset; the last may be truncated. Empty if none arrived
-    in time."""
+    """Record batches from the batch that contains the requested offset; the last batch may be truncated. Empty if the
+    broker had no new records within `max_wait_ms`."""
     high_watermark: int
-    """-1, like the other offsets, if the client is over its quota and the response therefore omits the partition."""
+    """-1 if the client is over its quota, because the response then omits the partition. The same holds for the other
+    offsets."""
     last_stable_offset: int
     log_start_offset: int
     aborted: list[tuple[int, int]]
-    """Aborted transactions as (producer id, first offset), sorted by first offset; empty unless `isolation` is
+    """The aborted transactions as (producer id, first offset), sorted by first offset. Empty unless `isolation` is
     READ_COMMITTED."""
 
 
 THROTTLED = Fetched(memoryview(b""), -1, -1, -1, [])
-"""The result of a fetch when the client is over its quota: the broker sends no partitions until the quota allows it."""
+"""The result of a fetch while the client is over its quota, so that the response contains no partitions."""
 
 
 class ListedOffset(NamedTuple):
-    """The result of ListOffsets. `offset` is -1 when the partition holds no record with such a timestamp."""
+    """The result of ListOffsets. `offset` is -1 if no record of the partition has such a timestamp."""
 
     offset: int
     timestamp_ms: int
@@ -165,10 +167,9 @@ class Retries:
         self._unknown_topic_attempts = 0
 
     def after(self, error: ApiError | Unreachable) -> Pause:
-        """Return the pause before the next attempt, and remove the topics from the cache so that it requests them
-        again.
+        """Return the pause before the next attempt. Raises `error` if it is final.
 
-        Raises the error if it is final.
+        The topics are removed from the cache, so that the next attempt requests their metadata again.
         """
         self._attempts += 1
         if isinstance(error, ApiError):
@@ -183,24 +184,24 @@ class Retries:
 def topics(cluster: Cluster, backoff: Backoff, names: Sequence[str], *, create: bool) -> Operation[dict[str, Topic]]:
     """Request these topics' metadata again.
 
-    Raises UnknownTopicOrPartition after UNKNOWN_TOPIC_ATTEMPTS attempts, because a new topic is not known everywhere
-    at once, and any other final error immediately. With `create`, missing topics are created, if the broker creates
-    topics on demand.
+    Raises UnknownTopicOrPartition only after UNKNOWN_TOPIC_ATTEMPTS attempts, because not every broker knows a new
+    topic at once; raises any other final error immediately. With `create`, missing topics are created, if the broker
+    creates topics on demand.
     """
     retries = Retries(cluster, backoff, names)
     while True:
         try:
-            refused = yield from refresh(cluster, names, create=create)
-            if not refused:
+            topic_errors = yield from refresh(cluster, names, create=create)
+            if not topic_errors:
                 return {name: cluster.topics[name] for name in names}
-            pause = retries.after(_first_final(refused.values()))
+            pause = retries.after(_first_final(topic_errors.values()))
         except Unreachable as error:
             pause = retries.after(error)
         yield pause
 
 
 def all_topics(cluster: Cluster, backoff: Backoff) -> Operation[dict[str, Topic]]:
-    """Request every topic of the cluster. Topics for which the broker answers with an error are left out."""
+    """Request every topic of the cluster. Topics for which the broker answers with an error are not returned."""
     retries = Retries(cluster, backoff, ())
     while True:
         cluster.topics.clear()
@@ -215,8 +216,8 @@ def all_topics(cluster: Cluster, backoff: Backoff) -> Operation[dict[str, Topic]
 def list_offsets(
     cluster: Cluster, backoff: Backoff, timestamps: Mapping[TopicPartition, int], isolation: int
 ) -> Operation[dict[TopicPartition, ListedOffset]]:
-    """Return for each partition the first offset whose timestamp is at least the given one (ms), or EARLIEST or
-    LATEST.
+    """Return one offset for each partition: the first offset whose timestamp is at least the requested one (in ms), or
+    the offset that EARLIEST or LATEST stands for.
     """
     offsets: dict[TopicPartition, ListedOffset] = {}
 
@@ -243,8 +244,7 @@ def list_offsets(
 def fetch(
     cluster: Cluster, backoff: Backoff, partition: TopicPartition, offset: int, limits: FetchLimits
 ) -> Operation[Fetched]:
-    """Return record batches of one partition, from `offset` on; THROTTLED if the client's quota allows none at
-    present.
+    """Return record batches of one partition, from `offset` on. Returns THROTTLED if the client is over its quota.
 
     Raises OffsetOutOfRange, which names the offset.
     """
@@ -258,7 +258,7 @@ def fetch(
         ask = Ask([Request(address, request, version_max) for address in leaders])
         for response in failures.responses_of((yield ask), FetchResponse):
             if response.error_code == ErrorCode.NONE and not response.responses:
-                fetched.append(THROTTLED)  # `throttle_time_ms` says for how long; the sockets' owner waits (KIP-219)
+                fetched.append(THROTTLED)  # the owner of the sockets waits for `throttle_time_ms` (KIP-219)
                 continue
             item = _fetched_partition(response)
             if item.error_code == ErrorCode.OFFSET_OUT_OF_RANGE:
@@ -274,11 +274,13 @@ def fetch(
 def produce(
     cluster: Cluster, backoff: Backoff, batches: Mapping[TopicPartition, Buffer], acks: int, timeout_ms: int
 ) -> Operation[dict[TopicPartition, Produced]]:
-    """Append one record batch to each partition, at least once: a batch whose response was lost is sent again."""
-    done: dict[TopicPartition, Produced] = {}
+    """Append one record batch to each partition. A batch whose response is lost is sent again, so it may be appended
+    more than once.
+    """
+    produced: dict[TopicPartition, Produced] = {}
 
     def attempt() -> Operation[None]:
-        remaining = [tp for tp in batches if tp not in done]
+        remaining = [tp for tp in batches if tp not in produced]
         leaders = yield from _by_leader(cluster, remaining)
         names = {cluster.topic_id(tp.topic): tp.topic for tp in remaining}
         version_max = NEWEST if NO_TOPIC_ID not in names else PRODUCE_BY_NAME
@@ -296,11 +298,11 @@ def produce(
                 for item in topic.partition_responses:
                     tp = TopicPartition(topic.name or names[TopicId(topic.topic_id)], item.index)
                     if not failures.add_if_error(tp, item.error_code, _produce_message(item)):
-                        done[tp] = Produced(item.base_offset, item.log_append_time_ms)
+                        produced[tp] = Produced(item.base_offset, item.log_append_time_ms)
         failures.raise_first()
 
     yield from _retrying(cluster, backoff, batches, attempt)
-    return done
+    return produced
 
 
 class _Failures:
@@ -310,13 +312,13 @@ class _Failures:
         self._errors: list[ApiError | BrokerUnreachable] = []
 
     def responses_of(self, answers: Answer, response_class: type[M]) -> list[M]:
-        """Return the responses, and store each BrokerUnreachable among them as an error."""
+        """Return the responses among `answers`, and store each BrokerUnreachable among `answers` as an error."""
         assert isinstance(answers, list)
         self._errors += [a for a in answers if isinstance(a, BrokerUnreachable)]
         return [cast(M, a) for a in answers if not isinstance(a, BrokerUnreachable)]
 
     def add_if_error(self, partition: TopicPartition, code: int, message: str | None = None) -> bool:
-        """Return whether `code` is an error; if so, store it."""
+        """Store the error of a partition, if `code` is one, and return whether it is."""
         if code == ErrorCode.NONE:
             return False
         self._errors.append(error_for(code, f"{partition}: {message or error_name(code)}"))
@@ -328,6 +330,7 @@ class _Failures:
 
 
 def _first_final(errors: Iterable[E]) -> E:
+    """Return the first error that another attempt cannot solve; if there is none, the first error."""
     ranked = sorted(errors, key=lambda e: isinstance(e, Unreachable) or e.retriable)
     return ranked[0]
 
@@ -345,7 +348,9 @@ def _retrying(
 
 
 def refresh(cluster: Cluster, names: Sequence[str] | None, *, create: bool = False) -> Operation[dict[str, ApiError]]:
-    """Request topics by name, or all if `names` is None. Return the topics that the broker answered with an error."""
+    """Request topics by name, or all topics if `names` is None, and update the cache. Return the error of each topic
+    for which the broker answered with an error.
+    """
     requested_topics = None if names is None else [MetadataRequestTopic(name=name) for name in names]
     response = yield AskAny(MetadataRequest(topics=requested_topics, allow_auto_topic_creation=create))
     assert isinstance(response, MetadataResponse)
@@ -361,9 +366,9 @@ def _by_leader(
     requested = list(partitions)
     unknown = list(dict.fromkeys(tp.topic for tp in requested if cluster.leader(tp) is None))
     if unknown:
-        refused = yield from refresh(cluster, unknown)
-        if refused:
-            raise _first_final(refused.values())
+        topic_errors = yield from refresh(cluster, unknown)
+        if topic_errors:
+            raise _first_final(topic_errors.values())
     grouped: dict[Address, list[TopicPartition]] = {}
     for tp in requested:
         leader = cluster.leader(tp)
@@ -414,7 +419,7 @@ def _fetch_request(cluster: Cluster, partition: TopicPartition, offset: int, lim
 
 
 def fetched_from(item: PartitionData) -> Fetched:
-    """Convert one partition of a response, which must have no error."""
+    """Convert one partition of a response. It must not have an error."""
     aborted = [(a.producer_id, a.first_offset) for a in item.aborted_transactions or ()]
     records = memoryview(item.records or b"")  # type: ignore[arg-type]  # decoded: always a view
     return Fetched(records, item.high_watermark, item.last_stable_offset, item.log_start_offset, aborted)
@@ -439,7 +444,7 @@ def _produce_request(
 
 
 def _produce_message(item: PartitionProduceResponse) -> str | None:
-    """Return the broker's message about the batch, and about the first record that it rejects."""
+    """Return the broker's message about the batch and about the first rejected record; None if it sent none."""
     details = [item.error_message, *(e.batch_index_error_message for e in item.record_errors[:1])]
     return "; ".join(filter(None, details)) or None
 

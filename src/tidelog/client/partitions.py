@@ -5,7 +5,7 @@ from typing import TypeVar
 
 from tidelog.client.cluster import Address, Cluster
 from tidelog.client.connection import NEWEST
-from tidelog.client.each import Each, Failure, ask_each, until_settled
+from tidelog.client.each import Failure, Results, ask_each, retry_temporary_failures
 from tidelog.client.error_codes import error_name
 from tidelog.client.errors import BrokerUnreachable, Unreachable
 from tidelog.client.operations import (
@@ -31,11 +31,11 @@ V = TypeVar("V")
 
 def list_offsets(
     cluster: Cluster, backoff: Backoff, timestamps: Mapping[TopicPartition, int], isolation: int
-) -> Operation[Each[TopicPartition, ListedOffset]]:
-    """Like `operations.list_offsets`, but with a failure in place of the offset for each partition that fails."""
+) -> Operation[Results[TopicPartition, ListedOffset]]:
+    """Like `operations.list_offsets`, but a partition that fails has its failure in place of the offset."""
 
-    def attempt(remaining: list[TopicPartition]) -> Operation[Each[TopicPartition, ListedOffset]]:
-        results: Each[TopicPartition, ListedOffset] = {}
+    def attempt(remaining: list[TopicPartition]) -> Operation[Results[TopicPartition, ListedOffset]]:
+        results: Results[TopicPartition, ListedOffset] = {}
         leaders = yield from _leaders(cluster, remaining, results)
         requests = [
             (address, list_offsets_request(cluster, {tp: timestamps[tp] for tp in partitions}, isolation))
@@ -55,17 +55,18 @@ def list_offsets(
                     )
         return _complete(cluster, remaining, results)
 
-    return (yield from until_settled(backoff, timestamps, attempt))
+    return (yield from retry_temporary_failures(backoff, timestamps, attempt))
 
 
 def fetch(
     cluster: Cluster, positions: Mapping[TopicPartition, int], limits: FetchLimits
-) -> Operation[Each[TopicPartition, Fetched]]:
+) -> Operation[Results[TopicPartition, Fetched]]:
     """Fetch record batches of each partition from its offset on, in one attempt.
 
-    If `limits` are too small for all partitions, brokers serve those that come first in `positions`.
+    If `limits` are too small for all partitions, a broker returns records of those that are listed first in
+    `positions`.
     """
-    results: Each[TopicPartition, Fetched] = {}
+    results: Results[TopicPartition, Fetched] = {}
     leaders = yield from _leaders(cluster, positions, results)
     uses_topic_ids = all(
         cluster.topic_id(tp.topic) != NO_TOPIC_ID for partitions in leaders.values() for tp in partitions
@@ -96,33 +97,35 @@ def fetch(
 
 
 def _complete(
-    cluster: Cluster, requested: Iterable[TopicPartition], results: Each[TopicPartition, V]
-) -> Each[TopicPartition, V]:
-    """Return an entry for every requested partition, and remove the topics of failures from the cache."""
+    cluster: Cluster, requested: Iterable[TopicPartition], results: Results[TopicPartition, V]
+) -> Results[TopicPartition, V]:
+    """Return a result or a failure for every requested partition. Remove the topics of failed partitions from the
+    cache.
+    """
     complete = {tp: results.get(tp, error_for(-1, "the answer does not mention it")) for tp in requested}
     cluster.forget({tp.topic: None for tp, result in complete.items() if isinstance(result, Exception)})
     return complete
 
 
 def _leaders(
-    cluster: Cluster, partitions: Iterable[TopicPartition], failures: Each[TopicPartition, V]
+    cluster: Cluster, partitions: Iterable[TopicPartition], failures: Results[TopicPartition, V]
 ) -> Operation[dict[Address, list[TopicPartition]]]:
-    """Return the partitions grouped by their leaders' addresses. Partitions without a leader, or of a topic that a
-    broker answered with an error, are added to `failures`.
+    """Return the partitions grouped by their leaders' addresses. The failures of partitions that have no leader, and of
+    topics for which a broker answered with an error, are added to `failures`.
     """
     requested = list(partitions)
     unknown = list(dict.fromkeys(tp.topic for tp in requested if cluster.leader(tp) is None))
-    refused: Mapping[str, Failure] = {}
+    topic_errors: Mapping[str, Failure] = {}
     if unknown:
         try:
-            refused = yield from refresh(cluster, unknown)
+            topic_errors = yield from refresh(cluster, unknown)
         except Unreachable as error:
-            refused = dict.fromkeys(unknown, error)
+            topic_errors = dict.fromkeys(unknown, error)
     grouped: dict[Address, list[TopicPartition]] = {}
     for tp in requested:
         leader = cluster.leader(tp)
-        if tp.topic in refused:
-            failures[tp] = refused[tp.topic]
+        if tp.topic in topic_errors:
+            failures[tp] = topic_errors[tp.topic]
         elif leader is None:
             failures[tp] = no_leader(cluster, tp)
         else:

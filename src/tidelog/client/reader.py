@@ -1,12 +1,13 @@
-"""Read many partitions continuously: which partition is read next, from which offset, and what a failure leads to.
+"""Read many partitions continuously: decide which partitions to fetch next, from which offsets, and what to do after a
+failure.
 
-A partition that fails does not stop the others. The caller supplies the time and the client.
+A partition that fails does not stop the other partitions. The caller supplies the time and the client.
 """
 
 from collections.abc import Mapping
 from typing import NamedTuple, Protocol, TypeAlias
 
-from tidelog.client.each import Each, Failure
+from tidelog.client.each import Failure, Results
 from tidelog.client.errors import Unreachable
 from tidelog.client.operations import (
     EARLIEST,
@@ -18,7 +19,7 @@ from tidelog.client.operations import (
     FetchLimits,
     ListedOffset,
 )
-from tidelog.client.visible import visible
+from tidelog.client.visible import visible_batches
 from tidelog.model.ids import TopicPartition
 from tidelog.wire.batches import HEADER_BYTES, MAGIC, MIN_LENGTH, BatchHeader
 from tidelog.wire.errors import ApiError, ErrorCode
@@ -33,11 +34,11 @@ class Chunk(NamedTuple):
     records: list[Record]
     next_offset: int
     end_offset: int
-    """Exclusive: the present end of the partition for the reader's isolation level."""
+    """The exclusive end of the partition at present, for the reader's isolation level."""
 
 
 class Skipped(NamedTuple):
-    """Offsets that cannot be read. Reading continues after them, at `next_offset`."""
+    """Offsets that cannot be read, from `first` on. Reading continues after them, at `next_offset`."""
 
     partition: TopicPartition
     first: int
@@ -61,10 +62,10 @@ class PartitionsClient(Protocol):
 
     def fetch_each(
         self, positions: Mapping[TopicPartition, int], limits: FetchLimits
-    ) -> Each[TopicPartition, Fetched]: ...
+    ) -> Results[TopicPartition, Fetched]: ...
     def list_offsets_each(
         self, timestamps: Mapping[TopicPartition, int], isolation: int
-    ) -> Each[TopicPartition, ListedOffset]: ...
+    ) -> Results[TopicPartition, ListedOffset]: ...
 
 
 class Reader:
@@ -76,32 +77,36 @@ class Reader:
         self._backoff = backoff
         self._check_crcs = check_crcs
         self.positions: dict[TopicPartition, int] = {}
-        """Partition -> the offset of the next record to read."""
+        """Offset of the next record to read, by partition."""
         self.failures: dict[TopicPartition, Failure] = {}
-        """The failure of each partition whose last attempt failed and that is retried."""
+        """The failures of partitions whose last fetch failed and will be repeated."""
         self._attempts: dict[TopicPartition, int] = {}
         self._not_before_s: dict[TopicPartition, float] = {}
 
     def unreachable(self) -> bool:
-        """Whether the last attempt reached no broker for any of the partitions."""
+        """Return whether no partition could be read at the last attempt because brokers were unreachable."""
         return bool(self.positions) and all(isinstance(self.failures.get(tp), Unreachable) for tp in self.positions)
 
     def due_in_s(self, now_s: float) -> float:
-        """Return the seconds until `poll` may fetch a partition again: 0 unless every partition has failed recently."""
+        """Return the seconds until `poll` may fetch a partition again. It is 0 unless every partition waits after a
+        failure.
+        """
         return max(0.0, min((self._not_before_s.get(tp, now_s) for tp in self.positions), default=now_s) - now_s)
 
     def poll(self, now_s: float) -> list[Event]:
-        """Fetch once and return the events. It waits up to the limits' `max_wait_ms`; records are in the order of
-        offsets.
+        """Fetch once and return the events. Waits for records up to `max_wait_ms` of the limits.
+
+        The records of a partition are in the order of their offsets.
         """
         due = {tp: offset for tp, offset in self.positions.items() if self._not_before_s.get(tp, now_s) <= now_s}
         if not due:
             return []
         events: list[Event] = []
         answers = self._client.fetch_each(due, self._limits)
-        for tp, answer in answers.items():  # first, because the client's next call invalidates the records' views
+        # Fetched records are processed first, because the client's next call invalidates the views of them.
+        for tp, answer in answers.items():
             if isinstance(answer, Fetched):
-                self._forget(tp)
+                self._forget_failure(tp)
                 events += self._process_fetched(tp, answer)
         for tp, answer in answers.items():
             if isinstance(answer, Fetched):
@@ -109,8 +114,9 @@ class Reader:
             if isinstance(answer, ApiError) and answer.code == ErrorCode.OFFSET_OUT_OF_RANGE:
                 events += self._reset_position(tp, now_s)
             else:
-                events += self._note_failure(tp, answer, now_s)
-        for tp in due:  # the next poll lists another partition first, because the first ones are served first
+                events += self._record_failure(tp, answer, now_s)
+        # Brokers serve the partitions that a request lists first, so the next poll lists another partition first.
+        for tp in due:
             if tp in self.positions:
                 self.positions[tp] = self.positions.pop(tp)
                 break
@@ -124,7 +130,7 @@ class Reader:
             headers = whole_batches(fetched.records, self._check_crcs)
         except MalformedMessage as error:
             return [self._stop(tp, error)]
-        for header in visible(headers, fetched, self._limits.isolation):
+        for header in visible_batches(headers, fetched, self._limits.isolation):
             try:
                 decoded = decode_records(header.buffer, header.position)
             except MalformedMessage as error:
@@ -143,14 +149,15 @@ class Reader:
     def _reset_position(self, tp: TopicPartition, now_s: float) -> list[Event]:
         """Set a position that is out of range to the nearest offset of the log.
 
-        The log starts after the position (retention), or ends before it (an unclean leader election).
+        Either the log starts after the position, because old records were deleted; or the log ends before the position,
+        because records were lost in an unclean leader election.
         """
         position = self.positions[tp]
         target = position
         for timestamp in (EARLIEST, LATEST):
             listed = self._client.list_offsets_each({tp: timestamp}, self._limits.isolation)[tp]
             if not isinstance(listed, ListedOffset):
-                return self._note_failure(tp, listed, now_s)
+                return self._record_failure(tp, listed, now_s)
             target = max(target, listed.offset) if timestamp == EARLIEST else min(target, listed.offset)
         self.positions[tp] = target
         if target > position:
@@ -159,7 +166,7 @@ class Reader:
             return [Skipped(tp, target, position, f"the log ends at {target}")]
         return []
 
-    def _note_failure(self, tp: TopicPartition, failure: Failure, now_s: float) -> list[Event]:
+    def _record_failure(self, tp: TopicPartition, failure: Failure, now_s: float) -> list[Event]:
         attempts = self._attempts[tp] = self._attempts.get(tp, 0) + 1
         is_retriable = isinstance(failure, Unreachable) or (isinstance(failure, ApiError) and failure.retriable)
         is_unknown = isinstance(failure, ApiError) and failure.code in (
@@ -173,19 +180,19 @@ class Reader:
         return []
 
     def _stop(self, tp: TopicPartition, reason: Failure | MalformedMessage) -> Stopped:
-        self._forget(tp)
+        self._forget_failure(tp)
         return Stopped(tp, self.positions.pop(tp), reason)
 
-    def _forget(self, tp: TopicPartition) -> None:
-        """Remove the failure state of a partition that was read, or that is no longer read."""
+    def _forget_failure(self, tp: TopicPartition) -> None:
+        """Remove the state after a failure of a partition that has been read, or that is no longer read."""
         for state in (self.failures, self._attempts, self._not_before_s):
             state.pop(tp, None)
 
 
 def whole_batches(records: memoryview, check_crcs: bool) -> list[BatchHeader]:
-    """Return the headers of the complete batches. The last batch of a fetch may be truncated, and is left out.
+    """Return the headers of the complete batches. The last batch of a fetch may be truncated; it is then omitted.
 
-    Raises MalformedMessage, which names the offset, if the bytes after a batch are not a batch, or a checksum is
+    Raises MalformedMessage, which names the offset, if the records are not a sequence of batches, or if a checksum is
     wrong.
     """
     headers: list[BatchHeader] = []

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 SCRAM_HASHES = {"SCRAM-SHA-256": "sha256", "SCRAM-SHA-512": "sha512"}
 MECHANISMS = ("PLAIN", *SCRAM_HASHES)
 SCRAM_ITERATIONS_MAX = 1_000_000
-"""Limit on the number of SCRAM iterations that a server may request; a larger number would only keep this client
-busy."""
+"""Upper bound on the SCRAM iterations that a server may request, because each of them costs this client computing
+time."""
 
 
 class AuthenticationFailed(ClientError):
@@ -84,7 +84,8 @@ def tls_context(files: TlsFiles, *, verify: bool, check_host_name: bool) -> "ssl
 
 
 def sasl_messages(sasl: Sasl, nonce: str) -> Generator[bytes, bytes, None]:
-    """Yield the client's SASL messages; the caller sends the broker's response to each into the generator.
+    """Yield the client's SASL messages. The caller passes the broker's response to each message to the generator's
+    `send`.
 
     `nonce` is fresh randomness in printable ASCII without a comma. Raises AuthenticationFailed.
     """

@@ -1,4 +1,4 @@
-"""Filter fetched record batches: a reader sees no control batches and, with read_committed, no aborted transactions."""
+"""Filter fetched record batches: omit control batches and, with read_committed, batches of aborted transactions."""
 
 from collections.abc import Iterable, Iterator
 
@@ -8,9 +8,9 @@ from tidelog.wire.batches import HEADER_BYTES, BatchHeader
 CONTROL_ABORT = 0
 
 
-def visible(headers: Iterable[BatchHeader], fetched: Fetched, isolation: int) -> Iterator[BatchHeader]:
-    """Yield the batches with records for a reader: no control batches and, with read_committed, none of an aborted
-    transaction.
+def visible_batches(headers: Iterable[BatchHeader], fetched: Fetched, isolation: int) -> Iterator[BatchHeader]:
+    """Yield the batches whose records a reader returns: no control batches and, with read_committed, no batches of
+    aborted transactions.
     """
     aborted: dict[int, None] = {}
     upcoming = sorted(fetched.aborted, key=lambda transaction: transaction[1], reverse=True)
@@ -25,11 +25,11 @@ def visible(headers: Iterable[BatchHeader], fetched: Fetched, isolation: int) ->
 
 
 def _is_abort(header: BatchHeader) -> bool:
-    """Whether a control batch is an abort marker. It holds one record, whose key is a version and a type of 16 bits
-    each (KIP-98).
+    """Return whether a control batch is an abort marker. A control batch contains one record, whose key is a version
+    and a type of 16 bits each (KIP-98).
 
-    Before the key are the record's length, attributes, timestamp delta, offset delta and key length. Each takes one
-    byte, because the record is short and is the only one. Control batches are not compressed.
+    Before the key are the record's length, attributes, timestamp delta, offset delta and key length. Each has one byte,
+    because the batch has only one record, which is short. Control batches are not compressed.
     """
     key = header.position + HEADER_BYTES + 5
     return bytes(header.buffer[key + 2 : key + 4]) == CONTROL_ABORT.to_bytes(2, "big")

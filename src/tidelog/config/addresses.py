@@ -3,16 +3,17 @@
 from collections.abc import Mapping
 from functools import lru_cache
 
-from tidelog.config.java_text import integer, trimmed
+from tidelog.config.java_text import parse_integer, trim
 
 COUNT_MAX = (1 << 31) - 1
 
 
 def normal_ip(text: str) -> str | None:
-    """Return the normal form of an IP address, or None if the text is not one. An IPv4 address inside IPv6 becomes
-    IPv4.
+    """Return the normal form of an IP address, or None if the text is not an IP address.
+
+    An IPv4 address that is mapped into IPv6 (`::ffff:127.0.0.1`) becomes the IPv4 address.
     """
-    from ipaddress import ip_address  # imported only if limits of addresses are used
+    from ipaddress import ip_address  # imported only when a setting or quota contains an address
 
     try:
         address = ip_address(text)
@@ -24,13 +25,13 @@ def normal_ip(text: str) -> str | None:
 
 @lru_cache(maxsize=1)
 def counts_by_address(text: str) -> Mapping[str, int]:
-    """Parse a text like `127.0.0.1:100,::1:5` into counts by normal address. Raises ValueError with the reason."""
+    """Parse a text like `127.0.0.1:100,::1:5` into counts by normal address. Raises ValueError, which says why."""
     counts: dict[str, int] = {}
     for item in filter(None, (part.strip() for part in text.split(","))):
         address, _, count = item.rpartition(":")
-        number = integer(trimmed(count), 32)
+        number = parse_integer(trim(count), 32)
         if number is None or number < 0:
-            raise ValueError(f"takes ADDRESS:COUNT,..., and {item} has no count of 0 to {COUNT_MAX}")
+            raise ValueError(f"takes ADDRESS:COUNT,..., but {item} has no count from 0 to {COUNT_MAX}")
         normal_address = normal_ip(address.strip().strip("[]"))
         if normal_address is None:
             raise ValueError(f"{address!r} is not an IP address; host names are not looked up")

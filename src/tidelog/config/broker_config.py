@@ -10,23 +10,23 @@ from typing import Any, NamedTuple
 
 from tidelog.config.coordinator_keys import CONSUMER_ASSIGNORS
 from tidelog.config.endpoints import WILDCARDS, Endpoint, parse_endpoints, parse_protocols
-from tidelog.config.java_text import integer, trimmed
+from tidelog.config.java_text import parse_integer, trim
 from tidelog.config.key import InvalidValue, Value, default_value, parse
 from tidelog.config.keys import (
     BROKER_KEYS,
     ENVIRONMENT_PREFIX,
     MISSPELLING_SIMILARITY_MIN,
     TOPIC_KEYS,
-    attribute,
+    attribute_name,
     check_topic_default,
     environment_name,
     nearest,
 )
 from tidelog.config.properties import parse_properties
-from tidelog.config.retired_keys import retired
+from tidelog.config.retired_keys import retirement_reason
 
 OTHER_VARIABLES = ("TIDELOG_BOOTSTRAP",)
-"""Environment variables that other parts of Tidelog use."""
+"""Environment variables of other parts of Tidelog, which are not settings of the broker."""
 FLAG_VARIABLES = {
     "TIDELOG_CONFIG": "the flag --config FILE",
     "TIDELOG_DATA": "TIDELOG_LOG_DIRS, or the flag --data DIR",
@@ -34,7 +34,8 @@ FLAG_VARIABLES = {
     "TIDELOG_LOG_LEVEL": "the flag --log-level LEVEL",
     "TIDELOG_SET": "a variable for each setting, or the flag --set KEY=VALUE",
 }
-"""Variables that users derive from flags of `tidelog start`, and what to use instead."""
+"""Variables that do not exist but that users may expect, because `tidelog start` has such flags; and what to use
+instead."""
 SERVICE_LINK = re.compile(
     r"TIDELOG_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)"
 )
@@ -48,10 +49,10 @@ class ConfigError(Exception):
 class Setting(NamedTuple):
     text: str
     origin: str
-    """Where it was set, as text for users: "server.properties:12"."""
+    """Where the setting was set, as text for users: "server.properties:12"."""
 
 
-class Ignored(NamedTuple):
+class IgnoredName(NamedTuple):
     """A name in a file or in the environment that is not a setting of Tidelog."""
 
     name: str
@@ -62,8 +63,8 @@ class Ignored(NamedTuple):
 class BrokerConfig:
     """The settings of one broker, each as a typed attribute: `log.retention.ms` -> `log_retention_ms`.
 
-    An attribute always has the current value: `apply_dynamic` changes it in place, so read it each time it is
-    needed. Only settings that Tidelog uses have an attribute; `get` returns all settings.
+    An attribute always has the current value: `apply_dynamic` changes it in place, so callers read it each time they
+    need it. Only settings that Tidelog uses have an attribute; `get` returns any setting.
     """
 
     auto_create_topics_enable: bool
@@ -125,10 +126,10 @@ class BrokerConfig:
         self.static = {name: setting.text for name, setting in static.items()}
         """The texts of the settings that were set at the start."""
         self.origins = {name: setting.origin for name, setting in static.items()}
-        """Where each of them was set, as text for users: a file and line, an environment variable, the command line."""
-        self.ignored: list[Ignored] = []
-        """Unknown names in the file and the environment, if `load` was used. The broker warns about each at the
-        start."""
+        """Where each of these settings was set, as text for users: a file and line, an environment variable, or the
+        command line."""
+        self.ignored: list[IgnoredName] = []
+        """Unknown names that `load` found in the file and the environment. The broker warns about each at the start."""
         self.dynamic_cluster: Mapping[str, str] = {}
         self.dynamic_own: Mapping[str, str] = {}
         self.generation = 0
@@ -156,17 +157,17 @@ class BrokerConfig:
         read: Callable[[str], bytes] | None = None,
         flags_origin: str = "the command line",
     ) -> "BrokerConfig":
-        """Load settings from the file at `file` (read by `read`), TIDELOG_* variables, and flags with the names of
-        settings.
+        """Load settings from the file at `file` (read by `read`), TIDELOG_* variables, and `flags`, a mapping from
+        names of settings to texts.
 
-        Error messages call the origin of the flags `flags_origin`. As in Kafka, the file may contain unknown names,
-        and so may the environment: they are added to `ignored`, unless they look like a misspelt setting. Raises
-        ConfigError, and the errors of `read`.
+        `flags_origin` says in error messages where the flags come from. The file, as in Kafka, and the environment may
+        contain unknown names. They are added to `ignored`, but a name that looks like a misspelt setting is an error.
+        Raises ConfigError, and the errors of `read`.
         """
         static: dict[str, Setting] = {}
-        ignored: list[Ignored] = []
+        ignored: list[IgnoredName] = []
         if file is not None:
-            assert read is not None, "a file needs a way to read it"
+            assert read is not None, "a file is given without a function that reads it"
             from_file, ignored = _from_file(file, read(file))
             static.update(from_file)
         from_environment, ignored_variables = _from_environment(environment)
@@ -194,7 +195,9 @@ class BrokerConfig:
         return default_value(key)
 
     def apply_dynamic(self, cluster: Mapping[str, str], own: Mapping[str, str]) -> None:
-        """Apply the dynamic settings of all brokers (`cluster`) and of this one (`own`), which take precedence."""
+        """Apply the dynamic settings of all brokers (`cluster`) and of this broker (`own`). `own` has precedence over
+        `cluster`, and both have precedence over the settings from the start.
+        """
         if cluster != self.dynamic_cluster or own != self.dynamic_own:
             self.dynamic_cluster = cluster
             self.dynamic_own = own
@@ -202,17 +205,17 @@ class BrokerConfig:
             self._refresh()
 
     def with_dynamic(self, cluster: Mapping[str, str], own: Mapping[str, str]) -> "BrokerConfig":
-        """Return a copy to which `apply_dynamic` is applied."""
-        changed = copy(self)
-        changed.apply_dynamic(cluster, own)
-        return changed
+        """Return a copy with these dynamic settings (see `apply_dynamic`)."""
+        config = copy(self)
+        config.apply_dynamic(cluster, own)
+        return config
 
     def _refresh(self) -> None:
         for name in _ATTRIBUTES:
-            setattr(self, attribute(name), self.get(name))
+            setattr(self, attribute_name(name), self.get(name))
 
-    def take_node_id(self, node_id: int) -> None:
-        """Use the node id of the data directory. Allowed only if no node id was set."""
+    def use_node_id(self, node_id: int) -> None:
+        """Use the node id of the data directory. It must not be called if a node id was set at the start."""
         assert "node.id" not in self.static
         for name in ("node.id", "broker.id"):
             self.static[name] = str(node_id)
@@ -220,8 +223,10 @@ class BrokerConfig:
             self._static_values[name] = node_id
         self._refresh()
 
-    def without_effect(self) -> list[str]:
-        """Return the settings that were set at the start and have no effect in Tidelog yet, for one warning."""
+    def settings_without_effect(self) -> list[str]:
+        """Return the settings that were set at the start and have no effect in Tidelog yet. The broker warns about
+        them.
+        """
         return sorted(name for name in self.static if not BROKER_KEYS[name].effect)
 
     # Values that several settings determine
@@ -233,12 +238,13 @@ class BrokerConfig:
 
     @property
     def cordoned_directories(self) -> list[str]:
-        """Data directories that get no new partitions (KIP-1066)."""
+        """Data directories in which no new partitions are placed (KIP-1066)."""
         entries: list[str] = self.get("cordoned.log.dirs")
         return self.data_directories if entries == ["*"] else entries
 
     @property
-    def takes_no_partitions(self) -> bool:
+    def is_cordoned(self) -> bool:
+        """Whether no new partitions are placed on this broker, because all its data directories are cordoned."""
         return set(self.data_directories) <= set(self.cordoned_directories)
 
     @property
@@ -254,7 +260,9 @@ class BrokerConfig:
 
     @property
     def controller_listeners(self) -> list[str]:
-        """The addresses in `listeners` that are not opened: a combined node of Kafka has them for its controller."""
+        """The addresses in `listeners` that Tidelog does not open. A Kafka node that is both broker and controller has
+        them for its controller.
+        """
         return [text.strip() for text in self.get("listeners") if self._is_controller_listener(text)]
 
     def _is_controller_listener(self, text: str) -> bool:
@@ -262,8 +270,8 @@ class BrokerConfig:
         name = text.partition("://")[0].strip().upper()
         return name in {controller_name.upper() for controller_name in self.get("controller.listener.names") or ()}
 
-    def advertised(self, bound: Sequence[Endpoint]) -> tuple[Endpoint, ...]:
-        """Return the addresses to announce to clients. `bound` are the listeners with their actual ports."""
+    def advertised_endpoints(self, bound: Sequence[Endpoint]) -> tuple[Endpoint, ...]:
+        """Return the addresses to announce to clients. `bound` contains the open listeners with their actual ports."""
         configured = {e.listener: e for e in self._configured_advertised()}
         if not configured:
             return tuple(bound)
@@ -271,7 +279,7 @@ class BrokerConfig:
         return tuple(e if e.port else e._replace(port=ports[name]) for name, e in configured.items())
 
     def _configured_advertised(self) -> tuple[Endpoint, ...]:
-        # Kafka requires controller listeners in both lists, and does not announce them to clients either.
+        # The list may contain controller listeners, which Kafka does not announce to clients either.
         texts = [text for text in self.get("advertised.listeners") or () if not self._is_controller_listener(text)]
         return parse_endpoints("advertised.listeners", texts, self._protocols()) if texts else ()
 
@@ -319,44 +327,46 @@ class BrokerConfig:
                 raise InvalidValue(name, ",".join(without_slash), "a directory is named twice")
         self.check_cordoned(self.get("cordoned.log.dirs"))
         if self.get("authorizer.class.name"):
-            # If it were ignored, data that the owner believes to be protected would be open to everyone.
+            # If the setting were ignored, data that its owner believes to be protected would be open to everyone.
             raise InvalidValue(
                 "authorizer.class.name", self.get("authorizer.class.name"), "access control is not supported yet"
             )
 
 
-def _from_file(path: str, content: bytes) -> tuple[dict[str, Setting], list[Ignored]]:
+def _from_file(path: str, content: bytes) -> tuple[dict[str, Setting], list[IgnoredName]]:
     try:
         entries = parse_properties(content.decode())
     except ValueError as error:  # a malformed escape sequence, or not UTF-8
         raise ConfigError(f"{path}: {error}") from None
     settings: dict[str, Setting] = {}
-    ignored: list[Ignored] = []
+    ignored: list[IgnoredName] = []
     for entry in entries:
         origin = f"{path}:{entry.line}"
         if entry.name in BROKER_KEYS:
             settings[entry.name] = Setting(entry.value, origin)
-        elif (reason := retired(entry.name)) is not None:
-            ignored.append(Ignored(entry.name, origin, reason))
+        elif (reason := retirement_reason(entry.name)) is not None:
+            ignored.append(IgnoredName(entry.name, origin, reason))
         elif entry.name in TOPIC_KEYS or nearest(entry.name, BROKER_KEYS, MISSPELLING_SIMILARITY_MIN) is not None:
-            # The user expects an effect that would be missing, and a warning in the log is easily overlooked.
+            # An error, because the user expects an effect, and a warning in the log is easily overlooked.
             raise _unknown(entry.name, origin)
         else:
-            # Plugins have their own settings, and Kafka only warns about them too.
-            own = entry.name.startswith("listener.name.")
-            reason = "settings of a single listener have no effect here" if own else "Tidelog does not know it"
-            ignored.append(Ignored(entry.name, origin, reason))
+            # The name may be a setting of a plugin. Kafka also only warns about unknown names.
+            is_of_listener = entry.name.startswith("listener.name.")
+            reason = (
+                "settings of a single listener have no effect here" if is_of_listener else "Tidelog does not know it"
+            )
+            ignored.append(IgnoredName(entry.name, origin, reason))
     return settings, ignored
 
 
-def _from_environment(environment: Mapping[str, str]) -> tuple[dict[str, Setting], list[Ignored]]:
+def _from_environment(environment: Mapping[str, str]) -> tuple[dict[str, Setting], list[IgnoredName]]:
     variables = {name: text for name, text in environment.items() if name.startswith(ENVIRONMENT_PREFIX)}
     if not variables:
         return {}, []
     broker_variables = {environment_name(name): name for name in BROKER_KEYS}
     topic_variables = {environment_name(name): name for name in TOPIC_KEYS}
     settings: dict[str, Setting] = {}
-    ignored: list[Ignored] = []
+    ignored: list[IgnoredName] = []
     for variable, text in sorted(variables.items()):
         if variable in broker_variables:
             settings[broker_variables[variable]] = Setting(text, f"environment variable {variable}")
@@ -369,43 +379,46 @@ def _from_environment(environment: Mapping[str, str]) -> tuple[dict[str, Setting
         elif (suggestion := nearest(variable, broker_variables, MISSPELLING_SIMILARITY_MIN)) is not None:
             raise ConfigError(f"unknown setting in the environment: {variable}; did you mean {suggestion}?")
         else:
-            # it may belong to another program
-            ignored.append(Ignored(variable, "environment", "Tidelog does not know it"))
+            # The variable may belong to another program.
+            ignored.append(IgnoredName(variable, "environment", "Tidelog does not know it"))
     return settings, ignored
 
 
 def _with_node_id(static: dict[str, Setting]) -> dict[str, Setting]:
-    """Make `broker.id` and `node.id` equal: they are one setting. A `broker.id` of -1 counts as not set."""
+    """Set both `broker.id` and `node.id` to the value of the one that is set: they are two names of one setting.
+
+    A `broker.id` of -1 means that it is not set. Raises ConfigError if the two values differ.
+    """
     node, broker = static.get("node.id"), static.get("broker.id")
     if broker is not None and _integer_value(broker) == -1:
         broker = None
     if node is not None and broker is not None and _integer_value(node) != _integer_value(broker):
         raise ConfigError(f"node.id is {node.text} ({node.origin}) and broker.id is {broker.text} ({broker.origin})")
-    either = node or broker
-    return static | {"node.id": either, "broker.id": either} if either else static
+    setting = node or broker
+    return static | {"node.id": setting, "broker.id": setting} if setting else static
 
 
 def _integer_value(setting: Setting) -> int | None:
-    """Return the integer, or None if the text is not one: the later check of all values reports that."""
-    return integer(trimmed(setting.text), 32)
+    """Return the setting as an integer, or None if it is not an integer; the later check of all values reports that."""
+    return parse_integer(trim(setting.text), 32)
 
 
 def _check_known(name: str, origin: str) -> None:
-    """Raise ConfigError for an unknown name. Flags are typed by hand, so unknown ones are never ignored."""
+    """Raise ConfigError for an unknown name. Flags are typed by hand, so unknown names are never ignored there."""
     if name not in BROKER_KEYS:
         raise _unknown(name, origin)
 
 
 def _unknown(name: str, origin: str) -> ConfigError:
-    if (reason := retired(name)) is not None:
+    if (reason := retirement_reason(name)) is not None:
         hint = f"; {reason}"
     elif name in TOPIC_KEYS:
-        for_topics = TOPIC_KEYS[name].synonyms
-        hint = f"; it is a topic's, a broker has {for_topics[0][0]}" if for_topics else "; it is a topic's"
+        synonyms = TOPIC_KEYS[name].synonyms
+        hint = "; it is a setting of topics" + (f", use {synonyms[0][0]} for a broker" if synonyms else "")
     else:
         suggestion = nearest(name, BROKER_KEYS)
         hint = f"; did you mean {suggestion}?" if suggestion else ""
     return ConfigError(f"unknown setting {name} ({origin}){hint}")
 
 
-_ATTRIBUTES = tuple(name for name in BROKER_KEYS if attribute(name) in BrokerConfig.__annotations__)
+_ATTRIBUTES = tuple(name for name in BROKER_KEYS if attribute_name(name) in BrokerConfig.__annotations__)

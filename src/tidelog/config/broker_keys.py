@@ -1,6 +1,18 @@
-"""Broker settings: addresses, limits, defaults of topics, log. First the settings of Kafka 4.3, then Tidelog's own."""
+"""Broker settings of addresses, limits, logs and the defaults of topics. Tidelog's own settings follow those of Kafka
+4.3.
+"""
 
-from tidelog.config.key import AtLeast, Between, BetweenOr, CountsByAddress, Key, ListOf, NonEmptyList, OneOf, Type
+from tidelog.config.key import (
+    AtLeast,
+    Between,
+    BetweenOrEqualTo,
+    CountsByAddress,
+    Key,
+    ListOf,
+    NonEmptyList,
+    OneOf,
+    Type,
+)
 
 BOOLEAN = Type.BOOLEAN
 STRING = Type.STRING
@@ -15,7 +27,7 @@ KEYS: tuple[Key, ...] = (
         LIST,
         None,
         NonEmptyList(),
-        doc="Addresses that the broker announces to clients; by default those of listeners.",
+        doc="Addresses that the broker announces to clients. By default it announces the addresses in listeners.",
         effect=True,
         read_only=True,
     ),
@@ -49,7 +61,7 @@ KEYS: tuple[Key, ...] = (
         "compression.gzip.level",
         INT,
         "-1",
-        BetweenOr(1, 9, -1),
+        BetweenOrEqualTo(1, 9, -1),
         doc="Default of the topic setting compression.gzip.level.",
         effect=True,
     ),
@@ -58,7 +70,7 @@ KEYS: tuple[Key, ...] = (
         INT,
         "9",
         Between(1, 17),
-        doc="Default of the topics' compression.lz4.level.",
+        doc="Default of the topic setting compression.lz4.level.",
         effect=True,
     ),
     Key(
@@ -90,7 +102,7 @@ KEYS: tuple[Key, ...] = (
         LIST,
         None,
         NonEmptyList(),
-        doc="Names of listeners for Kafka's controllers. Tidelog has no such controllers and does not open them.",
+        doc="Names of the listeners that Kafka uses for its controllers. Tidelog does not open these listeners.",
         effect=True,
         read_only=True,
     ),
@@ -98,7 +110,7 @@ KEYS: tuple[Key, ...] = (
         "cordoned.log.dirs",
         LIST,
         "",
-        doc="Data directories that get no new partitions; * for all directories.",
+        doc="Data directories in which no new partitions are placed; * for all directories.",
         effect=True,
     ),
     Key(
@@ -143,7 +155,7 @@ KEYS: tuple[Key, ...] = (
         LONG,
         "15000",
         AtLeast(0),
-        doc="Pause of compaction when no log needs it.",
+        doc="When no log needs compaction, time until the next check whether one does.",
         effect=True,
     ),
     Key(
@@ -344,7 +356,7 @@ KEYS: tuple[Key, ...] = (
         "log.retention.hours",
         INT,
         "168",
-        doc="Like log.retention.ms, in hours. The setting with the finest unit applies.",
+        doc="Like log.retention.ms, in hours. If several are set, the one with the smallest unit applies.",
         effect=True,
         read_only=True,
     ),
@@ -352,7 +364,7 @@ KEYS: tuple[Key, ...] = (
         "log.retention.minutes",
         INT,
         None,
-        doc="Like log.retention.ms, in minutes. The setting with the finest unit applies.",
+        doc="Like log.retention.ms, in minutes. If several are set, the one with the smallest unit applies.",
         effect=True,
         read_only=True,
     ),
@@ -362,7 +374,7 @@ KEYS: tuple[Key, ...] = (
         INT,
         "168",
         AtLeast(1),
-        doc="Like log.roll.ms, in hours. The setting with the finest unit applies.",
+        doc="Like log.roll.ms, in hours. If both are set, log.roll.ms applies.",
         effect=True,
         read_only=True,
     ),
@@ -371,7 +383,7 @@ KEYS: tuple[Key, ...] = (
         INT,
         "0",
         AtLeast(0),
-        doc="Like log.roll.jitter.ms, in hours. The setting with the finest unit applies.",
+        doc="Like log.roll.jitter.ms, in hours. If both are set, log.roll.jitter.ms applies.",
         effect=True,
         read_only=True,
     ),
@@ -422,7 +434,7 @@ KEYS: tuple[Key, ...] = (
         STRING,
         "",
         CountsByAddress(),
-        doc="Limits of single IP addresses that replace max.connections.per.ip, as ADDRESS:COUNT,...",
+        doc="Limits for single IP addresses, as ADDRESS:COUNT,..., instead of max.connections.per.ip.",
         effect=True,
     ),
     Key(
@@ -469,7 +481,7 @@ KEYS: tuple[Key, ...] = (
         "process.roles",
         LIST,
         "broker,controller",
-        ListOf(("broker", "controller"), empty=False),
+        ListOf(("broker", "controller"), may_be_empty=False),
         doc="Roles of this process. They must include broker; a Tidelog broker is its own controller.",
         effect=True,
         read_only=True,
@@ -479,7 +491,7 @@ KEYS: tuple[Key, ...] = (
         "queued.max.request.bytes",
         LONG,
         "-1",
-        doc="Limit on the bytes of all requests held in memory; -1 for four times socket.request.max.bytes.",
+        doc="Limit on the bytes of all requests in memory; -1 for four times socket.request.max.bytes.",
         effect=True,
         read_only=True,
     ),
@@ -496,7 +508,7 @@ KEYS: tuple[Key, ...] = (
         LONG,
         None,
         AtLeast(0),
-        doc="Limit on the bytes per second that moves between data directories copy; no limit if it is not set.",
+        doc="Limit on the bytes per second copied by moves between data directories; no limit if it is not set.",
         effect=True,
         hidden=True,
     ),
@@ -539,7 +551,7 @@ KEYS: tuple[Key, ...] = (
         INT,
         "1000",
         AtLeast(1),
-        doc="Pause between two syncs of the logs with new records. It bounds the loss of records in a power failure.",
+        doc="Pause between two syncs of the logs with new records. A power failure can lose the records of this time.",
         effect=True,
         read_only=True,
     ),

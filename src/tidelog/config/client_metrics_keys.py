@@ -1,5 +1,5 @@
-"""Settings of client metrics subscriptions (KIP-714). They are stored and described, but clients are not asked for
-metrics yet.
+"""Settings of client metrics subscriptions (KIP-714). They are stored and described, but the broker does not request
+metrics from clients yet.
 """
 
 import re
@@ -18,7 +18,8 @@ KEYS: tuple[Key, ...] = (
 )
 
 INTERVAL_MS = (100, 3_600_000)
-MATCHED = (
+"""Minimum and maximum of `interval.ms`."""
+CLIENT_PROPERTIES = (
     "client_instance_id",
     "client_id",
     "client_software_name",
@@ -26,15 +27,18 @@ MATCHED = (
     "client_source_address",
     "client_source_port",
 )
+"""The properties of a client that `match` can compare with a pattern."""
 PATTERN_LENGTH_MAX = 1000
 
 
 def check_match(items: list[str]) -> None:
-    """Raise InvalidValue unless each item is NAME=PATTERN, with a name from MATCHED and a regular expression."""
+    """Raise InvalidValue unless each item is NAME=PATTERN: one of CLIENT_PROPERTIES and a regular expression."""
     for item in items:
         name, *pattern = item.split("=")
-        if name.strip() not in MATCHED or len(pattern) != 1:
-            raise InvalidValue("match", item, f"takes NAME=PATTERN, where NAME is one of {', '.join(MATCHED)}")
+        if name.strip() not in CLIENT_PROPERTIES or len(pattern) != 1:
+            raise InvalidValue(
+                "match", item, f"takes NAME=PATTERN, where NAME is one of {', '.join(CLIENT_PROPERTIES)}"
+            )
         if len(pattern[0]) > PATTERN_LENGTH_MAX:
             raise InvalidValue("match", item[:100], f"a pattern has at most {PATTERN_LENGTH_MAX} characters")
         try:

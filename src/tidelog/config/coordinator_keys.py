@@ -15,7 +15,7 @@ CONSUMER_ASSIGNORS = {
     "org.apache.kafka.coordinator.group.assignor.UniformAssignor": "uniform",
     "org.apache.kafka.coordinator.group.assignor.RangeAssignor": "range",
 }
-"""Accepted values of `group.consumer.assignors`, and the name of each in the protocol."""
+"""The accepted items of `group.consumer.assignors`, and the name of the assignor in the protocol for each item."""
 
 KEYS: tuple[Key, ...] = (
     Key("add.partitions.to.txn.retry.backoff.max.ms", INT, "100", AtLeast(0), read_only=True),
@@ -134,8 +134,8 @@ KEYS: tuple[Key, ...] = (
         "group.coordinator.rebalance.protocols",
         LIST,
         "classic,consumer,streams",
-        ListOf(("consumer", "classic", "share", "streams"), empty=False),
-        doc="Protocols that groups may use. Only the consumer protocol can be switched off; the rest has no effect.",
+        ListOf(("consumer", "classic", "share", "streams"), may_be_empty=False),
+        doc="Protocols that groups may use. Without consumer, that protocol is off; the other names have no effect.",
         effect=True,
         read_only=True,
     ),
@@ -248,7 +248,7 @@ KEYS: tuple[Key, ...] = (
         INT,
         "50",
         AtLeast(1),
-        doc="Partitions of __consumer_offsets. The setting must not change once the topic exists.",
+        doc="Partitions of __consumer_offsets. Do not change it after the topic has been created.",
         effect=True,
         read_only=True,
     ),
@@ -257,7 +257,7 @@ KEYS: tuple[Key, ...] = (
         SHORT,
         "3",
         AtLeast(1),
-        doc="Replicas of __consumer_offsets, at most the number of brokers.",
+        doc="Replicas of __consumer_offsets. If there are fewer brokers, the topic gets one replica on each.",
         effect=True,
         read_only=True,
     ),

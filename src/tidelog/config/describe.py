@@ -1,5 +1,5 @@
-"""Describe settings for DescribeConfigs: the value, its source, and all layers that set the setting or a synonym of
-it.
+"""Describe settings for DescribeConfigs: the value, its source, and the values of the setting and its synonyms in all
+layers.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,7 +15,7 @@ from tidelog.config.keys import (
     TOPIC_KEYS,
     broker_key,
     broker_synonyms,
-    listener_base,
+    strip_listener_prefix,
 )
 from tidelog.config.topic_config import default_text
 
@@ -39,7 +39,9 @@ class Synonym(NamedTuple):
     source: Source
 
 
-class Described(NamedTuple):
+class SettingDescription(NamedTuple):
+    """One setting, as DescribeConfigs returns it."""
+
     key: Key
     value: str | None
     """None for a sensitive setting."""
@@ -47,12 +49,14 @@ class Described(NamedTuple):
     read_only: bool
     synonyms: list[Synonym]
     start: str = ""
-    """For a broker setting, where it was set at the start, as text for users."""
+    """Where a broker setting was set at the start, as text for users; empty if it was not."""
 
 
-def describe_topic(overrides: Mapping[str, str], config: BrokerConfig, names: Iterable[str] | None) -> list[Described]:
-    """Describe a topic's settings: all if `names` is None, else the existing ones of `names`, once each."""
-    descriptions: list[Described] = []
+def describe_topic(
+    overrides: Mapping[str, str], config: BrokerConfig, names: Iterable[str] | None
+) -> list[SettingDescription]:
+    """Describe a topic's settings: all of them if `names` is None, else the known settings in `names`, each once."""
+    descriptions: list[SettingDescription] = []
     for key in _select_keys(TOPIC_KEYS, names, [overrides]):
         synonyms: list[Synonym] = []
         value = default_text(key, config)
@@ -62,13 +66,15 @@ def describe_topic(overrides: Mapping[str, str], config: BrokerConfig, names: It
         if key.synonyms:
             synonyms += _synonyms(key.synonyms[0][0], config)
         source = synonyms[0].source if synonyms else Source.DEFAULT
-        descriptions.append(Described(key, value, source, False, synonyms))
+        descriptions.append(SettingDescription(key, value, source, False, synonyms))
     return descriptions
 
 
-def describe_group(own: Mapping[str, str], config: BrokerConfig, names: Iterable[str] | None) -> list[Described]:
+def describe_group(
+    own: Mapping[str, str], config: BrokerConfig, names: Iterable[str] | None
+) -> list[SettingDescription]:
     """Describe a group's settings. `names` is as for `describe_topic`."""
-    descriptions: list[Described] = []
+    descriptions: list[SettingDescription] = []
     for key in _select_keys(GROUP_KEYS, names, [own]):
         if key.synonyms:
             broker_setting = key.synonyms[0][0]
@@ -80,28 +86,28 @@ def describe_group(own: Mapping[str, str], config: BrokerConfig, names: Iterable
         if key.name in own:
             value = _normal_or_raw(key, own[key.name])
             synonyms.insert(0, Synonym(key.name, value, Source.GROUP))
-        descriptions.append(Described(key, value, synonyms[0].source, False, synonyms))
+        descriptions.append(SettingDescription(key, value, synonyms[0].source, False, synonyms))
     return descriptions
 
 
-def describe_client_metrics(own: Mapping[str, str], names: Iterable[str] | None) -> list[Described]:
-    """Describe a client metrics subscription. A setting that is not set has no synonyms, since no other layer
+def describe_client_metrics(own: Mapping[str, str], names: Iterable[str] | None) -> list[SettingDescription]:
+    """Describe a client metrics subscription. A setting that is not set has no synonyms, because no other layer
     supplies values.
     """
-    descriptions: list[Described] = []
+    descriptions: list[SettingDescription] = []
     for key in _select_keys(CLIENT_METRICS_KEYS, names, [own]):
         value, source = key.default, Source.DEFAULT
         synonyms: list[Synonym] = []
         if key.name in own:
             value, source = _normal_or_raw(key, own[key.name]), Source.CLIENT_METRICS
             synonyms = [Synonym(key.name, value, source)]
-        descriptions.append(Described(key, value, source, False, synonyms))
+        descriptions.append(SettingDescription(key, value, source, False, synonyms))
     return descriptions
 
 
-def describe_broker(config: BrokerConfig, names: Iterable[str] | None) -> list[Described]:
+def describe_broker(config: BrokerConfig, names: Iterable[str] | None) -> list[SettingDescription]:
     """Describe this broker's settings, including settings of single listeners that are set."""
-    descriptions: list[Described] = []
+    descriptions: list[SettingDescription] = []
     for key in _select_broker_keys(names, [layer for layer, _ in _broker_layers(config)]):
         synonyms = _synonyms(key.name, config)
         source = synonyms[0].source if synonyms else Source.DEFAULT
@@ -109,36 +115,40 @@ def describe_broker(config: BrokerConfig, names: Iterable[str] | None) -> list[D
             value = None
         else:
             value = normal_text(config.get(key.name)) if key.name in BROKER_KEYS else synonyms[0].value
-        descriptions.append(Described(key, value, source, key.read_only, synonyms, config.origins.get(key.name, "")))
+        descriptions.append(
+            SettingDescription(key, value, source, key.read_only, synonyms, config.origins.get(key.name, ""))
+        )
     return descriptions
 
 
-def describe_brokers_default(altered: Mapping[str, str], names: Iterable[str] | None) -> list[Described]:
+def describe_brokers_default(altered: Mapping[str, str], names: Iterable[str] | None) -> list[SettingDescription]:
     """Describe only the settings that were altered for all brokers together."""
-    descriptions: list[Described] = []
+    descriptions: list[SettingDescription] = []
     for key in _select_broker_keys(names, [altered]):
         if key.name in altered:
             synonym = Synonym(key.name, _shown_text(key, altered[key.name]), Source.DYNAMIC_CLUSTER)
-            descriptions.append(Described(key, synonym.value, synonym.source, key.read_only, [synonym]))
+            descriptions.append(SettingDescription(key, synonym.value, synonym.source, key.read_only, [synonym]))
     return descriptions
 
 
 def _select_broker_keys(names: Iterable[str] | None, layers: Sequence[Mapping[str, str]]) -> list[Key]:
-    """As `_select_keys`, including settings of single listeners that a layer sets."""
+    """Like `_select_keys` for broker settings, including settings of single listeners that a layer sets."""
     if names is None:
         names = [*BROKER_KEYS, *(name for layer in layers for name in layer if name not in BROKER_KEYS)]
     keys_by_name = {name: key for name in names if (key := broker_key(name)) is not None}
     return _select_keys(keys_by_name, None, layers)
 
 
-def created_topic(overrides: Mapping[str, str], config: BrokerConfig) -> list[Described]:
+def describe_created_topic(overrides: Mapping[str, str], config: BrokerConfig) -> list[SettingDescription]:
     """Describe a new topic's settings for CreateTopics: sorted, own values as they were sent, no synonyms (KIP-525)."""
-    descriptions: list[Described] = []
+    descriptions: list[SettingDescription] = []
     for key in sorted(_select_keys(TOPIC_KEYS, None, [overrides])):
         if key.name in overrides:
-            descriptions.append(Described(key, overrides[key.name], Source.TOPIC, False, []))
+            descriptions.append(SettingDescription(key, overrides[key.name], Source.TOPIC, False, []))
         else:
-            descriptions.append(Described(key, default_text(key, config), _source_for_topics(key, config), False, []))
+            descriptions.append(
+                SettingDescription(key, default_text(key, config), _source_for_topics(key, config), False, [])
+            )
     return descriptions
 
 
@@ -167,14 +177,14 @@ def _broker_layers(config: BrokerConfig) -> tuple[tuple[Mapping[str, str], Sourc
 
 
 def _synonyms(name: str, config: BrokerConfig) -> list[Synonym]:
-    """Return the values of `name` and its synonyms in all layers, the highest precedence first, as the texts that
-    were set.
+    """Return the values of `name` and its synonyms in all layers, as the texts that were set, in the order of
+    precedence.
 
-    As in Kafka, the values before the first one of `name` itself are left out.
+    As in Kafka, the list begins with the first value of `name` itself: values of synonyms before it are left out.
     """
-    base = listener_base(name)
+    base = strip_listener_prefix(name)
     names = broker_synonyms(name) if base is None else (name, base)
-    keys = [key for each in names if (key := broker_key(each)) is not None]
+    keys = [key for synonym in names if (key := broker_key(synonym)) is not None]
     synonyms = [
         Synonym(key.name, _shown_text(key, layer[key.name]), source)
         for layer, source in _broker_layers(config)
@@ -189,11 +199,12 @@ def _synonyms(name: str, config: BrokerConfig) -> list[Synonym]:
 
 
 _NO_DEFAULT = ("node.id", "process.roles")
-"""Kafka has no defaults for these settings, so it lists none: they must be set at the start. Here they are optional."""
+"""Settings that must be set at the start in Kafka, so that it lists no default for them. Here they are optional, and
+their default is listed only if they were not set at the start."""
 
 
 def _shown_text(key: Key, text: str) -> str | None:
-    """Return a text from the broker's layers, which Kafka shows as it was set; None for a secret."""
+    """Return the text to show for a value in the broker's layers: unchanged, as in Kafka, or None for a secret."""
     return None if key.sensitive else text
 
 

@@ -1,4 +1,4 @@
-"""The addresses in `listeners` and `advertised.listeners`."""
+"""Parse the addresses in `listeners` and `advertised.listeners`."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -11,7 +11,7 @@ SUPPORTED_PROTOCOLS = ("PLAINTEXT",)
 
 
 class Endpoint(NamedTuple):
-    """One listener. `host` has no brackets; an empty one means all interfaces."""
+    """The address of one listener. `host` has no brackets; an empty host means all interfaces."""
 
     listener: str
     host: str
@@ -30,12 +30,14 @@ def parse_endpoints(setting: str, texts: Sequence[str], protocols: Mapping[str, 
     """
     endpoints: dict[str, Endpoint] = {}
     for text in texts:
-        endpoint = _endpoint(setting, text, protocols)
+        endpoint = _parse_endpoint(setting, text, protocols)
         if endpoint.listener in endpoints:
             raise InvalidValue(setting, text, f"two listeners have the name {endpoint.listener}")
         endpoints[endpoint.listener] = endpoint
     if not endpoints:
-        raise InvalidValue(setting, ",".join(texts), "at least one is needed, for example PLAINTEXT://127.0.0.1:9092")
+        raise InvalidValue(
+            setting, ",".join(texts), "at least one address is needed, for example PLAINTEXT://127.0.0.1:9092"
+        )
     return tuple(endpoints.values())
 
 
@@ -45,12 +47,12 @@ def parse_protocols(setting: str, text: str) -> dict[str, str]:
     for item in filter(None, (part.strip() for part in text.split(","))):
         name, colon, protocol = item.partition(":")
         if not colon or protocol.strip().upper() not in PROTOCOLS:
-            raise InvalidValue(setting, item, f"takes NAME:PROTOCOL, the protocol one of {', '.join(PROTOCOLS)}")
+            raise InvalidValue(setting, item, f"takes NAME:PROTOCOL, where PROTOCOL is one of {', '.join(PROTOCOLS)}")
         protocols[name.strip().upper()] = protocol.strip().upper()
     return protocols
 
 
-def _endpoint(setting: str, text: str, protocols: Mapping[str, str]) -> Endpoint:
+def _parse_endpoint(setting: str, text: str, protocols: Mapping[str, str]) -> Endpoint:
     name, slashes, address = text.strip().partition("://")
     host, colon, port = address.rpartition(":")
     if not name or not slashes or not colon or not port.isascii() or not port.isdigit() or int(port) > 65535:

@@ -16,7 +16,7 @@ BY_DURATION = "by_duration:"
 
 
 def is_duration(text: str) -> bool:
-    """Return whether Java's `Duration.parse` accepts the text and returns no negative duration."""
+    """Return whether Java's `Duration.parse` accepts the text, and the duration is not negative."""
     match = _DURATION.fullmatch(text)
     if match is None:
         return False
@@ -36,7 +36,7 @@ def is_duration(text: str) -> bool:
 
 
 class ShareOffsetReset(Validator):
-    """Where a share group begins to read: at an end of the log, or a duration before now (ISO 8601)."""
+    """Where a share group begins to read: at the start or the end of the log, or a duration (ISO 8601) before now."""
 
     __slots__ = ()
 
@@ -114,7 +114,7 @@ KEYS: tuple[Key, ...] = (
         Type.INT,
         "5",
         AtLeast(2),
-        doc="How many times a record is delivered to members of the share group.",
+        doc="Limit on the deliveries of one record to members of the share group.",
         synonyms=(("group.share.delivery.count.limit", 1),),
     ),
     Key(
@@ -187,15 +187,16 @@ KEYS: tuple[Key, ...] = (
     ),
 )
 
-_UNLIMITED = ("share.auto.offset.reset", "share.isolation.level", "share.renew.acknowledge.enable")
+_SETTINGS_WITHOUT_LIMITS = ("share.auto.offset.reset", "share.isolation.level", "share.renew.acknowledge.enable")
 
 
 def limits_of(name: str) -> tuple[str | None, str | None]:
-    """Return the broker settings with the minimum and the maximum of the group setting `name`; None where there is
-    no limit.
+    """Return the names of the broker settings that limit the group setting `name`: the minimum and the maximum.
+
+    None stands for a limit that does not exist.
     """
     group_type, _, setting = name.partition(".")
-    if name in _UNLIMITED or setting == "initial.rebalance.delay.ms":
+    if name in _SETTINGS_WITHOUT_LIMITS or setting == "initial.rebalance.delay.ms":
         return None, None
     if setting == "num.standby.replicas":
         return None, "group.streams.max.standby.replicas"

@@ -6,8 +6,8 @@ Kafka reads settings with `ConfigDef.parseType`. A configuration file that works
 import re
 import unicodedata
 
-TRIMMED = "".join(map(chr, range(0x21)))
-"""The characters that `String.trim()` removes at both ends: U+0020 and all below it, and no other spaces."""
+TRIMMED_CHARACTERS = "".join(map(chr, range(0x21)))
+"""The characters that `String.trim()` removes at both ends: all up to U+0020, and no other white space."""
 _LIST_SPACE = " \t\n\x0b\f\r"
 r"""The characters that `\s` matches in Java's regular expressions."""
 _INTEGER = re.compile(r"[+-]?\d+")
@@ -22,15 +22,15 @@ _CLASS = re.compile(r"[^\W\d][\w$]*(?:[.$][^\W\d][\w$]*)*")
 _PRIMITIVES = ("boolean", "byte", "char", "double", "float", "int", "long", "short", "void")
 
 
-def trimmed(text: str) -> str:
-    """Return the text as `String.trim()` does."""
-    return text.strip(TRIMMED)
+def trim(text: str) -> str:
+    """Return what `String.trim()` returns."""
+    return text.strip(TRIMMED_CHARACTERS)
 
 
-def integer(text: str, bits: int) -> int | None:
-    """Parse a trimmed text as `Integer.parseInt` and its relatives do; None where they throw.
+def parse_integer(text: str, bits: int) -> int | None:
+    """Parse a trimmed text like `parseShort`, `parseInt` or `parseLong`. Returns None for a text at which they throw.
 
-    Java accepts the decimal digits of every script, but only digits of one UTF-16 unit.
+    Java accepts the decimal digits of every script, but only digits that are one UTF-16 code unit.
     """
     if not _INTEGER.fullmatch(text) or max(text) > "\uffff":
         return None
@@ -46,8 +46,8 @@ def integer(text: str, bits: int) -> int | None:
     return value if -limit <= value < limit else None
 
 
-def double(text: str) -> float | None:
-    """Parse a trimmed text as `Double.parseDouble` does; None where that throws."""
+def parse_double(text: str) -> float | None:
+    """Parse a trimmed text like `Double.parseDouble`. Returns None for a text at which it throws."""
     match = _DOUBLE.fullmatch(text)
     if match is None:
         return None
@@ -58,11 +58,11 @@ def double(text: str) -> float | None:
     elif match["decimal"]:
         value = float(match["decimal"])
     else:
-        value = _hexadecimal(match["hex"])
+        value = _parse_hexadecimal(match["hex"])
     return -value if match["sign"] == "-" else value
 
 
-def _hexadecimal(text: str) -> float:
+def _parse_hexadecimal(text: str) -> float:
     try:
         return float.fromhex(text)
     except OverflowError:
@@ -84,15 +84,15 @@ def double_text(value: float) -> str:
     power = len(digits) - len(fraction) - 1 + int(exponent or 0)
     digits = digits.rstrip("0")
     if len(digits) == 1:
-        # Java writes at least two digits, and chooses the ones nearest to the value: 4.9E-324, not 5.0E-324.
-        two = f"{abs(value):.1e}"
-        if float(two) == abs(value):
-            return f"{sign}{two[:3]}E{int(two[4:])}"
+        # Java writes at least two digits, and chooses those that are nearest to the value: 4.9E-324, not 5.0E-324.
+        two_digits = f"{abs(value):.1e}"
+        if float(two_digits) == abs(value):
+            return f"{sign}{two_digits[:3]}E{int(two_digits[4:])}"
     return f"{sign}{digits[0]}.{digits[1:] or '0'}E{power}"
 
 
-def boolean(text: str) -> bool | None:
-    """Parse a trimmed text, which `equalsIgnoreCase` compares with true and false; None for any other text."""
+def parse_boolean(text: str) -> bool | None:
+    """Parse a trimmed text as true or false, with Java's `equalsIgnoreCase`. Returns None for any other text."""
     if len(text) > len("false"):
         return None
     upper = "".join(character.upper() for character in text)
@@ -101,18 +101,18 @@ def boolean(text: str) -> bool | None:
     return upper == "TRUE"
 
 
-def items(text: str) -> list[str]:
-    """Parse a trimmed text as a list, split at commas with the white space around them."""
+def parse_list(text: str) -> list[str]:
+    """Split a trimmed text at commas, and remove the white space around the commas."""
     return [item.strip(_LIST_SPACE) for item in text.split(",")] if text else []
 
 
 def is_class_name(text: str) -> bool:
-    """Return whether a class can have this name. Whether the class exists, only a JVM can tell."""
+    """Return whether a Java class can have this name. It is not checked whether the class exists."""
     return _CLASS.fullmatch(text) is not None and text not in _PRIMITIVES
 
 
-def split(text: str) -> list[str]:
-    """Split as Java's `text.split(",")` does: the parts are not trimmed, and empty parts at the end are dropped."""
+def split_at_commas(text: str) -> list[str]:
+    """Split like Java's `text.split(",")`: the parts are not trimmed, and empty parts at the end are dropped."""
     parts = text.split(",")
     while len(parts) > 1 and not parts[-1]:
         parts.pop()

@@ -1,19 +1,27 @@
 """The definition of one setting: its type, the values that it accepts, and how its text is read and written.
 
-Messages about refused values keep the short forms that Kafka's clients show ("Value must be at least 1").
+Messages about refused values use Kafka's words where Kafka has the same check ("Value must be at least 1").
 """
 
 from enum import IntEnum
 from typing import NamedTuple, TypeAlias
 
 from tidelog.config.addresses import counts_by_address
-from tidelog.config.java_text import boolean, double, double_text, integer, is_class_name, items, trimmed
+from tidelog.config.java_text import (
+    double_text,
+    is_class_name,
+    parse_boolean,
+    parse_double,
+    parse_integer,
+    parse_list,
+    trim,
+)
 
 Value: TypeAlias = bool | int | float | str | list[str] | None
 
 
 class Type(IntEnum):
-    """The numbers are those of `config_type` in DescribeConfigs (KIP-569)."""
+    """The types of values. The numbers are those of `config_type` in DescribeConfigs (KIP-569)."""
 
     BOOLEAN = 1
     STRING = 2
@@ -27,22 +35,22 @@ class Type(IntEnum):
 
 
 TEXT_BYTES_MAX = 32_767
-"""Upper bound on the text of one value, in bytes, since a protocol message cannot contain a longer string."""
+"""Upper bound on the text of one value, in bytes: a protocol message cannot contain a longer string."""
 
 
 HIDDEN = "[hidden]"
-"""Replaces a secret in messages, as in Kafka."""
+"""The text that replaces a secret value in messages, as in Kafka."""
 
 
 class InvalidValue(ValueError):
     """A setting does not accept a value. The message names the value, the setting and the reason."""
 
-    def __init__(self, name: str, shown: object, reason: str) -> None:
-        super().__init__(f"Invalid value {shown} for configuration {name}: {reason}")
+    def __init__(self, name: str, value: object, reason: str) -> None:
+        super().__init__(f"Invalid value {value} for configuration {name}: {reason}")
 
 
 class Validator:
-    """Checks which values of its type a setting accepts."""
+    """Checks whether a setting accepts a value, which already has the setting's type."""
 
     __slots__ = ()
 
@@ -59,7 +67,7 @@ class AtLeast(Validator):
 
     def refusal(self, value: Value) -> tuple[object, str] | None:
         assert isinstance(value, int | float)
-        return (_shown(value), f"Value must be at least {self.minimum}") if value < self.minimum else None
+        return (_value_for_message(value), f"Value must be at least {self.minimum}") if value < self.minimum else None
 
 
 class Between(Validator):
@@ -72,11 +80,13 @@ class Between(Validator):
     def refusal(self, value: Value) -> tuple[object, str] | None:
         assert isinstance(value, int | float)
         if value < self.minimum:
-            return _shown(value), f"Value must be at least {self.minimum}"
-        return (_shown(value), f"Value must be no more than {self.maximum}") if value > self.maximum else None
+            return _value_for_message(value), f"Value must be at least {self.minimum}"
+        return (
+            (_value_for_message(value), f"Value must be no more than {self.maximum}") if value > self.maximum else None
+        )
 
 
-class BetweenOr(Validator):
+class BetweenOrEqualTo(Validator):
     __slots__ = ("alternative", "maximum", "minimum")
 
     def __init__(self, minimum: int, maximum: int, alternative: int) -> None:
@@ -121,17 +131,17 @@ class NonEmptyList(Validator):
 
 
 class ListOf(OneOf):
-    """A list of these values. It may be empty only if `empty` is true."""
+    """A list whose items are among `values`. The list may be empty only if `may_be_empty` is true."""
 
-    __slots__ = ("empty",)
+    __slots__ = ("may_be_empty",)
 
-    def __init__(self, values: tuple[str, ...], *, empty: bool = True) -> None:
+    def __init__(self, values: tuple[str, ...], *, may_be_empty: bool = True) -> None:
         super().__init__(values)
-        self.empty = empty
+        self.may_be_empty = may_be_empty
 
     def refusal(self, value: Value) -> tuple[object, str] | None:
         assert isinstance(value, list)
-        if not value and not self.empty:
+        if not value and not self.may_be_empty:
             return "[]", "the list must not be empty"
         for item in value:
             if item not in self.values:
@@ -176,19 +186,19 @@ class Key(NamedTuple):
     name: str
     type: Type
     default: str | None
-    """As text. None means null, or that the setting must be set."""
+    """The default, as text. None if the default is null, or if there is no default and the setting must be given."""
     validator: Validator | None = None
     doc: str = ""
     effect: bool = False
-    """Whether Tidelog uses the setting. A test compares this with the code. A setting without effect is only stored
-    and shown."""
+    """Whether Tidelog uses the setting; a test compares this with the code. If not, the setting is only stored and
+    described."""
     read_only: bool = False
     """Whether a change of this broker setting needs a restart."""
     hidden: bool = False
     """Whether the setting is described only if it is set, like Kafka's internal settings."""
     synonyms: tuple[tuple[str, int], ...] = ()
-    """Only for settings of topics and groups: the broker settings that supply the default, each with a factor. The
-    first one that is set applies."""
+    """Only for settings of topics and groups: the broker settings that supply the default, the first one that is set.
+    Each has the factor that converts its value to the unit of this setting (for example hours to milliseconds)."""
 
     @property
     def sensitive(self) -> bool:
@@ -202,17 +212,17 @@ _BITS = {Type.SHORT: 16, Type.INT: 32, Type.LONG: 64}
 def parse(key: Key, text: str) -> Value:
     """Return the value of `text`, read as Kafka does. Raises InvalidValue."""
     if len(text) * 4 > TEXT_BYTES_MAX and len(text.encode()) > TEXT_BYTES_MAX:
-        shown = HIDDEN if key.sensitive else f"{text[:20]}..."
-        raise InvalidValue(key.name, shown, f"it is longer than {TEXT_BYTES_MAX} bytes")
-    stripped = trimmed(text)
+        shown_text = HIDDEN if key.sensitive else f"{text[:20]}..."
+        raise InvalidValue(key.name, shown_text, f"it is longer than {TEXT_BYTES_MAX} bytes")
+    stripped = trim(text)
     value: Value = stripped
     if key.type is Type.LIST:
-        value = _list(key, text, stripped)
+        value = _parse_list(key, text, stripped)
     elif key.type is Type.CLASS:
         if not is_class_name(stripped):
             raise InvalidValue(key.name, text, "it is not a valid Java class name")
     elif key.type is not Type.STRING and key.type is not Type.PASSWORD:
-        value = _scalar(key, text, stripped)
+        value = _parse_scalar(key, text, stripped)
     if key.validator is not None:
         refusal = key.validator.refusal(value)
         if refusal is not None:
@@ -220,14 +230,14 @@ def parse(key: Key, text: str) -> Value:
     return value
 
 
-def _scalar(key: Key, text: str, stripped: str) -> bool | int | float:
+def _parse_scalar(key: Key, text: str, stripped: str) -> bool | int | float:
     value: bool | int | float | None
     if key.type is Type.BOOLEAN:
-        value = boolean(stripped)
+        value = parse_boolean(stripped)
     elif key.type is Type.DOUBLE:
-        value = double(stripped)
+        value = parse_double(stripped)
     else:
-        value = integer(stripped, _BITS[key.type])
+        value = parse_integer(stripped, _BITS[key.type])
     if value is None:
         boolean_reason = "Expected value to be either true or false"
         reason = boolean_reason if key.type is Type.BOOLEAN else f"Not a number of type {key.type.name}"
@@ -235,11 +245,12 @@ def _scalar(key: Key, text: str, stripped: str) -> bool | int | float:
     return value
 
 
-def _list(key: Key, text: str, stripped: str) -> list[str]:
-    """Return the items without duplicates. An empty item is refused. Throttled replicas are returned as given, as in
-    Kafka.
+def _parse_list(key: Key, text: str, stripped: str) -> list[str]:
+    """Return the items without duplicates. Raises InvalidValue for an empty item.
+
+    Lists of throttled replicas are returned unchanged, as in Kafka.
     """
-    list_items = items(stripped)
+    list_items = parse_list(stripped)
     if isinstance(key.validator, ThrottledReplicas):
         return list_items
     if "" in list_items:
@@ -252,7 +263,7 @@ def default_value(key: Key) -> Value:
 
 
 def normal_text(value: Value) -> str | None:
-    """Return a value as the text that DescribeConfigs shows."""
+    """Return a value as the text that DescribeConfigs returns."""
     if value is None or isinstance(value, str):
         return value
     if isinstance(value, bool):
@@ -262,7 +273,7 @@ def normal_text(value: Value) -> str | None:
     return double_text(value) if isinstance(value, float) else str(value)
 
 
-def _shown(value: float) -> object:
+def _value_for_message(value: float) -> object:
     return double_text(value) if isinstance(value, float) else value
 
 

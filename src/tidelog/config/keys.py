@@ -32,22 +32,24 @@ _MECHANISM_SETTINGS = (
     "sasl.login.class",
     "sasl.server.callback.handler.class",
 )
-"""SASL settings that may also follow the name of a mechanism: `listener.name.NAME.MECHANISM.SETTING`."""
+"""SASL settings for a single listener whose name may contain a mechanism:
+`listener.name.NAME.MECHANISM.SETTING`."""
 
 ENVIRONMENT_PREFIX = "TIDELOG_"
 MISSPELLING_SIMILARITY_MIN = 0.8
-"""Minimum similarity (0 to 1) at which an unknown name in the environment or a file counts as a misspelt setting."""
+"""Minimum similarity (0 to 1) of an unknown name in the environment or a file to a setting's name. From it on, the name
+is refused as misspelt; other unknown names are ignored."""
 
 
-class ChangedWhen(Enum):
+class ChangeMode(Enum):
     """How a broker setting can be changed, in the words of the documentation."""
 
     AT_RESTART = "restart"
     LIVE = "live"
-    OF_ONE_BROKER = "live, of one broker"
-    """For single brokers, not for all brokers together."""
-    OF_ONE_LISTENER = "live, of one listener"
-    """Only under a name that begins with `listener.name.NAME.`."""
+    LIVE_FOR_ONE_BROKER = "live, of one broker"
+    """It can be changed for single brokers, but not for all brokers together."""
+    LIVE_FOR_ONE_LISTENER = "live, of one listener"
+    """It can be changed only under a name that begins with `listener.name.NAME.`."""
 
 
 _SINGLE_BROKER_SETTINGS = ("cordoned.log.dirs", "principal.builder.class")
@@ -67,21 +69,24 @@ _CLUSTER_WIDE_LISTENER_SETTINGS = ("max.connection.creation.rate", "max.connecti
 """Settings of single listeners that can be set for all brokers together."""
 
 
-def changed_when(name: str) -> ChangedWhen:
+def change_mode(name: str) -> ChangeMode:
     """Return how the broker setting `name`, which must be known, can be changed."""
-    base = listener_base(name)
+    base = strip_listener_prefix(name)
     if base is not None:
-        return ChangedWhen.LIVE if base in _CLUSTER_WIDE_LISTENER_SETTINGS else ChangedWhen.OF_ONE_BROKER
+        return ChangeMode.LIVE if base in _CLUSTER_WIDE_LISTENER_SETTINGS else ChangeMode.LIVE_FOR_ONE_BROKER
     if name in _SINGLE_LISTENER_SETTINGS:
-        return ChangedWhen.OF_ONE_LISTENER
+        return ChangeMode.LIVE_FOR_ONE_LISTENER
     if BROKER_KEYS[name].read_only:
-        return ChangedWhen.AT_RESTART
+        return ChangeMode.AT_RESTART
     is_of_one_broker = name in _SINGLE_BROKER_SETTINGS or name.startswith(("sasl.", "ssl."))
-    return ChangedWhen.OF_ONE_BROKER if is_of_one_broker else ChangedWhen.LIVE
+    return ChangeMode.LIVE_FOR_ONE_BROKER if is_of_one_broker else ChangeMode.LIVE
 
 
-def listener_base(name: str) -> str | None:
-    """Return SETTING for a name of the form `listener.name.NAME.SETTING`; None for any other or an unknown name."""
+def strip_listener_prefix(name: str) -> str | None:
+    """Return SETTING for `listener.name.NAME.SETTING` or `listener.name.NAME.MECHANISM.SETTING`.
+
+    Returns None if the name has neither form, or if SETTING is not known.
+    """
     match = LISTENER_SETTING.fullmatch(name)
     if match is None:
         return None
@@ -91,11 +96,11 @@ def listener_base(name: str) -> str | None:
 
 def broker_key(name: str) -> Key | None:
     """Return the definition of a broker setting, or of a setting of a single listener; None for an unknown name."""
-    base = listener_base(name)
+    base = strip_listener_prefix(name)
     if base is None:
         return BROKER_KEYS.get(name)
-    # Tidelog does not use settings of single listeners. Kafka calls all of them read-only, although it can alter
-    # them.
+    # Tidelog does not use settings of single listeners. Kafka reports all of them as read-only, although they can be
+    # altered.
     return BROKER_KEYS[base]._replace(name=name, default=None, effect=False, read_only=True, hidden=True)
 
 
@@ -104,14 +109,14 @@ def is_broker_setting(name: str) -> bool:
 
 
 def broker_synonyms(name: str) -> tuple[str, ...]:
-    """Return the broker settings with the same meaning as `name` in other units, the one with the highest precedence
-    first.
+    """Return the broker settings that supply the same default of topics as `name`, including `name`, in the order of
+    precedence: log.retention.ms, log.retention.minutes, log.retention.hours.
     """
     return _SYNONYMS.get(name, (name,))
 
 
 def check_topic_default(name: str, value: Value) -> None:
-    """Raise InvalidValue if a broker setting would give topics a default that no topic accepts."""
+    """Raise InvalidValue if topics do not accept this value of a broker setting that supplies their default."""
     topic_default = _TOPIC_DEFAULTS.get(name)
     if topic_default is None or value is None:
         return
@@ -128,21 +133,21 @@ def check_topic_default(name: str, value: Value) -> None:
 
 def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
     """Return the known name that is most similar to `name`; None if none is similar enough."""
-    # its import costs more than this whole package, and only wrong names need it
+    # Imported here, because the import takes longer than that of this whole package, and only wrong names need it.
     from difflib import get_close_matches
 
     matches = get_close_matches(name, list(known), n=1, cutoff=cutoff)
     return matches[0] if matches else None
 
 
-def attribute(name: str) -> str:
+def attribute_name(name: str) -> str:
     """Return a setting's name as an identifier: log.dirs -> log_dirs."""
     return name.replace(".", "_")
 
 
 def environment_name(name: str) -> str:
     """Return the environment variable of a setting: log.dirs -> TIDELOG_LOG_DIRS."""
-    return ENVIRONMENT_PREFIX + attribute(name).upper()
+    return ENVIRONMENT_PREFIX + attribute_name(name).upper()
 
 
 def _synonyms() -> dict[str, tuple[str, ...]]:

@@ -20,7 +20,9 @@ def parse_properties(text: str) -> list[Property]:
 
 
 def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
-    """Yield line numbers and lines, with continuation lines joined, without comments and blank lines."""
+    """Yield the number of the first line and the text of each entry. Continuation lines are joined to the first line;
+    comments and blank lines are skipped.
+    """
     number = 0
     parts: list[str] = []
     lines = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
@@ -68,5 +70,5 @@ def _unescape(text: str, number: int) -> str:
             i += 1
             out.append(_ESCAPES.get(text[i : i + 1], text[i : i + 1]))
         i += 1
-    # Characters beyond U+FFFF are escaped as two surrogates.
+    # A character beyond U+FFFF may be escaped as two surrogates; this joins them.
     return "".join(out).encode("utf-16", "surrogatepass").decode("utf-16", "replace")

@@ -7,7 +7,7 @@ any unknown name.
 from collections.abc import Mapping
 
 ZOOKEEPER = "zookeeper."
-"""Prefix of retired settings."""
+"""Prefix of settings for ZooKeeper, all of which are retired."""
 
 RETIRED: Mapping[str, str] = {
     "advertised.host.name": "advertised.listeners",
@@ -36,13 +36,11 @@ RETIRED: Mapping[str, str] = {
     "quota.producer.default": "",
     "reserved.broker.max.id": "",
 }
-"""The settings that replace each retired setting; empty if none does."""
+"""The settings that replace each retired setting; empty if no setting replaces it."""
 
 
-def retired(name: str) -> str | None:
-    """Return why Kafka 4 does not have this setting, as text for users; None if it was never a setting or still is
-    one.
-    """
+def retirement_reason(name: str) -> str | None:
+    """Return why Kafka 4 no longer has this setting, as text for users; None if Kafka never had it or still has it."""
     if name.startswith(ZOOKEEPER):
         return "Kafka 4 no longer uses ZooKeeper"
     successor = RETIRED.get(name)

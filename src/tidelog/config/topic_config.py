@@ -7,10 +7,11 @@ from tidelog.config.key import InvalidValue, Key, Value, default_value, normal_t
 from tidelog.config.keys import TOPIC_KEYS, nearest
 
 CACHED_SETTINGS_MAX = 1000
+"""Upper bound on the cached mappings of `TopicSettings`."""
 
 
 class InvalidTopicConfig(ValueError):
-    """Settings that no topic accepts. The message is for the client."""
+    """Settings that topics do not accept. The message is sent to the client."""
 
 
 def check_topic_config(overrides: Mapping[str, str], config: BrokerConfig) -> None:
@@ -62,7 +63,7 @@ def default_for_topics(key: Key, config: BrokerConfig) -> Value:
             if factor != 1:
                 assert isinstance(value, int)
                 value *= factor
-            # Any negative time means no limit.
+            # Any negative retention time means no limit.
             return -1 if key.name == "retention.ms" and isinstance(value, int) and value < 0 else value
     return default_value(key)
 
@@ -72,10 +73,10 @@ def default_text(key: Key, config: BrokerConfig) -> str | None:
 
 
 class TopicSettings:
-    """The settings that the logs of topics use, by Kafka's names. Topics with the same own settings share one
-    mapping.
+    """The current settings of topics as mappings for their logs, by Kafka's names. Topics with equal own settings
+    share one mapping.
 
-    Besides the settings of topics they contain the broker's `producer.id.expiration.ms`. Lists are joined by commas.
+    A mapping also contains the broker's `producer.id.expiration.ms`. The items of lists are joined by commas.
     """
 
     def __init__(self, config: BrokerConfig) -> None:
@@ -104,9 +105,7 @@ class TopicSettings:
 
 
 def topic_settings_without_effect(overrides: Mapping[str, str]) -> list[str]:
-    """Return the topic's own settings that have no effect in Tidelog yet, so that the broker can warn about them
-    once.
-    """
+    """Return the names of the topic's own settings that have no effect in Tidelog yet. The broker warns about them."""
     return [
         name
         for name, text in overrides.items()

@@ -1,6 +1,6 @@
-"""Topic settings. First the settings of Kafka 4.3, then Tidelog's own."""
+"""Topic settings. Tidelog's own settings follow those of Kafka 4.3."""
 
-from tidelog.config.key import AtLeast, Between, BetweenOr, Key, ListOf, OneOf, ThrottledReplicas, Type
+from tidelog.config.key import AtLeast, Between, BetweenOrEqualTo, Key, ListOf, OneOf, ThrottledReplicas, Type
 
 BOOLEAN = Type.BOOLEAN
 STRING = Type.STRING
@@ -15,7 +15,8 @@ KEYS: tuple[Key, ...] = (
         LIST,
         "delete",
         ListOf(("compact", "delete")),
-        doc="What happens to old records: delete by age and size, compact to the last record of each key, or both.",
+        doc="What happens to old records: delete them by age and size (delete), keep the last record of each key "
+        "(compact), or both.",
         effect=True,
         synonyms=(("log.cleanup.policy", 1),),
     ),
@@ -23,7 +24,7 @@ KEYS: tuple[Key, ...] = (
         "compression.gzip.level",
         INT,
         "-1",
-        BetweenOr(1, 9, -1),
+        BetweenOrEqualTo(1, 9, -1),
         doc="Compression level, used if compression.type is gzip.",
         effect=True,
         synonyms=(("compression.gzip.level", 1),),
@@ -78,7 +79,7 @@ KEYS: tuple[Key, ...] = (
         LONG,
         "9223372036854775807",
         AtLeast(1),
-        doc="Sync the log after this many records.",
+        doc="Sync the log when this many records have not been synced.",
         effect=True,
         synonyms=(("log.flush.interval.messages", 1),),
     ),
@@ -122,7 +123,7 @@ KEYS: tuple[Key, ...] = (
         LONG,
         "-2",
         AtLeast(-2),
-        doc="Bytes that stay on the local disk when older segments are in remote storage.",
+        doc="Bytes per partition that remain on the local disk when older segments are in remote storage.",
         synonyms=(("log.local.retention.bytes", 1),),
     ),
     Key(
@@ -130,7 +131,7 @@ KEYS: tuple[Key, ...] = (
         LONG,
         "-2",
         AtLeast(-2),
-        doc="Age of the segments that stay on the local disk when older ones are in remote storage.",
+        doc="Age up to which segments remain on the local disk when older segments are in remote storage.",
         synonyms=(("log.local.retention.ms", 1),),
     ),
     Key(
@@ -245,7 +246,7 @@ KEYS: tuple[Key, ...] = (
         INT,
         "1073741824",
         AtLeast(1048576),
-        doc="Size of a segment at which the log begins a new one.",
+        doc="When a segment has this size, the log begins a new segment.",
         effect=True,
         synonyms=(("log.segment.bytes", 1),),
     ),
@@ -263,7 +264,7 @@ KEYS: tuple[Key, ...] = (
         LONG,
         "0",
         AtLeast(0),
-        doc="At most this time is subtracted from segment.ms, so that partitions roll at different times.",
+        doc="Up to this time is subtracted from segment.ms, so that partitions begin new segments at different times.",
         synonyms=(
             ("log.roll.jitter.ms", 1),
             ("log.roll.jitter.hours", 3600000),
@@ -275,7 +276,7 @@ KEYS: tuple[Key, ...] = (
         LONG,
         "604800000",
         AtLeast(1),
-        doc="Age of a segment at which the log begins a new one.",
+        doc="When a segment has this age, the log begins a new segment.",
         effect=True,
         synonyms=(
             ("log.roll.ms", 1),
@@ -304,7 +305,7 @@ KEYS: tuple[Key, ...] = (
         STRING,
         "header",
         OneOf(("header", "full")),
-        doc="How much of a produced batch is checked: its header (header), or every record too (full).",
+        doc="Which part of a produced batch is checked: only its header (header), or also every record (full).",
         effect=True,
         synonyms=(("record.validation", 1),),
     ),

@@ -1,1 +1,3 @@
-"""Coordinators: pure cores that decide, and the runtime that appends, replays and replies for them."""
+"""Coordinators: pure cores that decide, and the runtime that appends their records, replays them and sends their
+replies.
+"""

@@ -1,4 +1,4 @@
-"""Many deadlines behind one timer. Pure. Postponing a deadline, as each heartbeat does, costs one assignment."""
+"""Many deadlines that share one timer. Pure. Each heartbeat postpones a deadline, which costs only one assignment."""
 
 from collections.abc import Callable, Iterator
 from heapq import heapify, heappop, heappush
@@ -7,18 +7,18 @@ from typing import Any
 from tidelog.coordinator.decision import Decision, Moment
 
 STALE_MIN = 1000
-"""The heap is rebuilt when it holds more stale entries than this, and they are more than half of it."""
+"""The heap is rebuilt when it has more stale entries than this, and more than half of its entries are stale."""
 
 
 class Deadline:
-    """A callback at a time, which can be postponed or cleared."""
+    """A time at which a callback is called. It can be postponed or cleared."""
 
     __slots__ = ("_queued_ms", "at_ms", "callback", "subject")
 
     def __init__(self, callback: Callable[[Any, Decision, Moment], None], subject: Any = None) -> None:
         self.callback = callback
         self.subject = subject
-        """Passed to `callback`, with the decision to add to and the time."""
+        """Passed to `callback`, together with the decision to which the callback adds its effects, and the time."""
         self.at_ms: int | None = None
         """Monotonic milliseconds; None if the deadline is not set. Only `Deadlines` changes it."""
         self._queued_ms: int | None = None
@@ -35,13 +35,13 @@ class Deadlines:
         self._stale = 0
 
     def set(self, deadline: Deadline, at_ms: int) -> None:
-        """Set or move the deadline to `at_ms`."""
+        """Set the deadline to `at_ms`, whether it was set before or not."""
         queued = deadline._queued_ms
         if deadline.at_ms is None and queued is not None:
             self._stale -= 1
         deadline.at_ms = at_ms
-        # An entry that is popped too early is pushed again with the new time, so postponing needs no change of the
-        # heap.
+        # `due` pushes an entry that it pops too early again with the new time, so a later time needs no change of the
+        # heap here.
         if queued is None or at_ms < queued:
             if queued is not None:
                 self._stale += 1
@@ -59,7 +59,9 @@ class Deadlines:
         return self._heap[0][0] if self._heap else None
 
     def due(self, now_ms: int) -> Iterator[Deadline]:
-        """Remove and yield the due deadlines, earliest first. Deadlines that are set meanwhile are included."""
+        """Remove and yield the due deadlines, the earliest first. Deadlines that are set during the iteration are
+        included.
+        """
         heap = self._heap
         while heap and heap[0][0] <= now_ms:
             queued, _, deadline = heappop(heap)
@@ -86,14 +88,14 @@ class Deadlines:
         heappush(self._heap, (at_ms, self._count, deadline))
 
     def _rebuild(self) -> None:
-        kept = []
+        current_entries = []
         for queued, count, deadline in self._heap:
             if deadline._queued_ms != queued:
                 continue
             if deadline.at_ms is None:
                 deadline._queued_ms = None
             else:
-                kept.append((queued, count, deadline))
-        self._heap[:] = kept
+                current_entries.append((queued, count, deadline))
+        self._heap[:] = current_entries
         heapify(self._heap)
         self._stale = 0

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Moment(NamedTuple):
-    """The current time on two clocks. Records carry wall-clock time; deadlines use the monotonic clock, which never
+    """The current time of two clocks. Records contain wall-clock time. Deadlines use the monotonic clock, which never
     jumps.
     """
 
@@ -27,7 +27,7 @@ class Moment(NamedTuple):
 
 
 class LogLine(NamedTuple):
-    """A line for the broker's log, as `logging` takes it."""
+    """A line for the broker's log: a text with placeholders, and their values, as `logging` accepts them."""
 
     text: str
     arguments: tuple[object, ...]
@@ -42,13 +42,13 @@ class Decision:
         self.records: list[CoordinatorRecord] = []
         """Appended as one batch, then replayed into the core."""
         self.batch: bytearray | None = None
-        """The encoded batch of `records`, if they were so many that it was encoded in steps beforehand."""
+        """The encoded batch of `records` if it was encoded in steps before the decision, as for a commit; else None."""
         self.replies: list[tuple[Reply, Any]] = []
-        """Sent when the records, and the log below `reply_offset`, are committed."""
+        """Sent when `records` and all records below `reply_offset` are committed."""
         self.lines: list[LogLine] = []
         """Written once the records are replayed."""
         self.reply_offset = 0
-        """Exclusive end of the part of the log, apart from `records`, that the replies reveal."""
+        """Exclusive end of the older part of the log on which the replies are based."""
 
     def reply(self, to: Reply, answer: Any) -> None:
         self.replies.append((to, answer))

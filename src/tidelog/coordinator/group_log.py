@@ -1,4 +1,4 @@
-"""Log lines about groups, at a bounded pace: thousands of members may expire at once."""
+"""Log lines about groups, at a limited rate, because the sessions of thousands of members may expire at once."""
 
 import logging
 from typing import TYPE_CHECKING
@@ -10,9 +10,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger("tidelog.coordinator")
 
 LINES_MAX = 20
+"""Upper bound on the lines that are written in one period."""
 PERIOD_S = 10.0
-"""In each period of this many seconds at most LINES_MAX lines are written, and one line with the number of omitted
-lines."""
+"""Length of a period, in seconds. At its end, one more line reports the number of omitted lines."""
 
 
 class GroupLog:

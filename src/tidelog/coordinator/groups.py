@@ -59,17 +59,17 @@ logger = logging.getLogger("tidelog.coordinator")
 T = TypeVar("T")
 
 CACHED_GROUP_IDS_MAX = 20_000
-"""Upper bound on the group ids whose partition is cached."""
+"""Upper bound on the cached partition numbers of group ids."""
 UUID_TEXT_LENGTH = 36
 SWEEP_GROUPS_PER_TURN = 20
 """Groups that a sweep examines in one turn of the event loop."""
 
 
 class GroupCoordinators:
-    """The group requests that the API handlers make.
+    """The requests to groups, as methods for the API handlers.
 
-    Most results are passed to a `Reply`: during the call, or later, when the group has completed a rebalance or the
-    log has committed the records.
+    Most results are passed to a `Reply`: either during the call or later, after the group has completed a rebalance or
+    the log has committed the records.
     """
 
     def __init__(
@@ -90,11 +90,12 @@ class GroupCoordinators:
         self._coordinators: dict[int, CoordinatorPartition[GroupCore]] = {}
         self._partition_count = 0
         self._partition_by_group_id: dict[str, int] = {}
-        """A cache, since the hash of a group id costs time."""
-        self._deleting: dict[str, None] = {}
+        """The partition number of each group id. It is cached because its computation costs time."""
+        self._groups_being_deleted: dict[str, None] = {}
         """Ids of groups whose records are being deleted in several steps."""
         self._followed_image = metadata.image
-        """The last image that `on_image` got. It is published to clients only when `on_image` has completed."""
+        """The last image that was passed to `on_image`. It is published to clients only after `on_image` has completed.
+        """
         self.lags = GroupLags(partitions, runtime.clock, runtime.tasks, self._durable_groups)
         self._group_log = GroupLog(runtime.clock, runtime.tasks)
         self._tasks: list[asyncio.Task[None]] = []
@@ -104,7 +105,7 @@ class GroupCoordinators:
     def start(self) -> None:
         """Start the periodic removal of expired offsets and the periodic lag check.
 
-        `on_image` loads the coordinators, when it is notified of partitions.
+        The coordinators are loaded by `on_image`, when an image contains partitions that this broker leads.
         """
         spawn = self._runtime.tasks.spawn
         self._tasks = [
@@ -116,9 +117,9 @@ class GroupCoordinators:
         """Apply a metadata change after the partitions have applied it.
 
         Serve the partitions that this broker leads, remove the offsets of deleted topics, and notify consumer groups
-        of changed topics. Groups may have committed millions of offsets in a deleted topic, so other requests are
-        served while the offsets are removed. The caller awaits the returned object, if there is one, before it
-        applies the next change.
+        of changed topics. Groups may have committed millions of offsets in a deleted topic. Therefore the offsets are
+        removed in steps, between which other requests are served. If an awaitable is returned, the caller awaits it
+        before it applies the next change.
         """
         self._followed_image = new
         self._settings.consumer.assignment_interval_ms = self._config.group_consumer_assignment_interval_ms
@@ -146,7 +147,7 @@ class GroupCoordinators:
                     # The coordinator was closed or loaded again. Offsets with the id of a deleted topic are never
                     # returned to clients.
                     break
-        # Last, because groups are assigned the topics of the old image until the new one is published.
+        # This comes last, because groups are assigned topics of the old image until the new image is published.
         self._notify_topics_changed(old, new)
 
     def _notify_topics_changed(self, old: "MetadataImage", new: "MetadataImage") -> None:
@@ -154,30 +155,30 @@ class GroupCoordinators:
             coordinator.core.topics_changed(old, new, coordinator.now())
             coordinator.arm()
 
-    def partitions_opened_late(self) -> None:
-        """Serve the partitions of `__consumer_offsets` that were offline and have been opened since the last image."""
+    def serve_opened_partitions(self) -> None:
+        """Serve the partitions of `__consumer_offsets` that were offline and were opened after the last image."""
         topic = self._metadata.image.topics.get(CONSUMER_OFFSETS)
         if topic is not None:
             self._serve_led_partitions(dict(enumerate(topic.partitions)))
 
     def close(self) -> None:
-        """Answer all waiting requests, and accept no more."""
+        """Answer all waiting requests, and refuse new requests from now on."""
         for task in self._tasks:
             task.cancel()
         for coordinator in self._coordinators.values():
             coordinator.close()
         self._coordinators.clear()
 
-    async def loading(self) -> None:
+    async def wait_for_loads(self) -> None:
         """Wait until no coordinator is being loaded."""
         for coordinator in list(self._coordinators.values()):
-            await coordinator.loading()
+            await coordinator.wait_for_load()
 
     # Location of groups
 
     @property
     def has_topic(self) -> bool:
-        """Whether `__consumer_offsets` exists. Until then no group has a coordinator."""
+        """Whether `__consumer_offsets` exists. Without it no group has a coordinator."""
         return CONSUMER_OFFSETS in self._metadata.image.topics
 
     async def make_topic(self) -> None:
@@ -190,10 +191,10 @@ class GroupCoordinators:
         if refusal is not None:
             logger.error("cannot make topic=%s reason=%s", CONSUMER_OFFSETS, refusal)
             raise CoordinatorNotAvailable(f"cannot create {CONSUMER_OFFSETS}: {refusal}")
-        await self.loading()  # The logs are empty and load at once, so the client need not be told to retry.
+        await self.wait_for_loads()  # Empty logs load immediately, so the client need not retry.
 
     def coordinator_of(self, group_id: str) -> "BrokerRegistration":
-        """Return the broker that coordinates the group. Raises CoordinatorNotAvailable if no broker does at present."""
+        """Return the broker that coordinates the group. Raises CoordinatorNotAvailable if there is none at present."""
         image = self._metadata.image
         topic = image.topics.get(CONSUMER_OFFSETS)
         if topic is None:
@@ -205,7 +206,7 @@ class GroupCoordinators:
             raise CoordinatorNotAvailable(f"the partition of group {group_id!r} has no leader")
         return broker
 
-    # Requests. Each raises ApiError if this broker does not serve the group at present.
+    # Requests. Each method raises ApiError if this broker does not serve the group at present.
 
     def join(self, request: "JoinGroupRequest", client_id: str, client_host: str, version: int, reply: "Reply") -> None:
         self._check_group_id(request.group_id)
@@ -216,14 +217,14 @@ class GroupCoordinators:
                 f"session timeout {request.session_timeout_ms} ms is outside {settings.min_session_timeout_ms} "
                 f"(group.min.session.timeout.ms) to {settings.max_session_timeout_ms} (group.max.session.timeout.ms)"
             )
-        from tidelog.coordinator.group.classic import Joining
+        from tidelog.coordinator.group.classic import JoinCall
 
         coordinator = self._coordinator_unless_deleting(request.group_id)
         fresh_uuid = fresh_id = ""
         if not request.member_id:
             random_bytes = self._new_uuid()
             fresh_uuid, fresh_id = hyphenated_uuid(random_bytes), uuid_text(random_bytes)
-        joining = Joining(request, reply, client_id, client_host, version, fresh_uuid, fresh_id)
+        joining = JoinCall(request, reply, client_id, client_host, version, fresh_uuid, fresh_id)
         coordinator.apply(coordinator.core.join(joining, coordinator.now()))
 
     def sync(self, request: "SyncGroupRequest", reply: "Reply") -> None:
@@ -255,12 +256,12 @@ class GroupCoordinators:
         settings = self._settings.consumer
         if not settings.is_served:
             raise UnsupportedVersion("group.coordinator.rebalance.protocols does not include the consumer protocol")
-        from tidelog.coordinator.consumer.heartbeats import Beat, check_request
+        from tidelog.coordinator.consumer.heartbeats import HeartbeatCall, check_request
 
         check_request(request, version, settings)
         coordinator = self._coordinator_unless_deleting(request.group_id)
         fresh_id = "" if request.member_id else uuid_text(self._new_uuid())
-        beat = Beat(request, reply, client_id, client_host, version, fresh_id)
+        beat = HeartbeatCall(request, reply, client_id, client_host, version, fresh_id)
         coordinator.apply(coordinator.core.consumer_heartbeat(beat, coordinator.now()))
 
     def describe_consumer(self, group_id: str, reply: "Reply") -> None:
@@ -284,18 +285,18 @@ class GroupCoordinators:
             # The published metadata still contains a topic while its offsets are being removed.
             topics = self._followed_image.topics
             prepared = yield from prepare_commit(commit, self._settings, coordinator.now(), topics)
-            # Check again: a topic may have been deleted during the steps. Its offsets were removed, and must not be
-            # written again.
-            if not _has_deleted_topic(topics, self._followed_image.topics, commit):
+            # A topic may have been deleted during the steps. Its offsets were removed and must not be written again, so
+            # the commit is prepared again.
+            if not _was_topic_deleted(topics, self._followed_image.topics, commit):
                 break
-        # The group may have moved to another broker or have a new generation.
+        # During the steps, the group may have moved to another broker, or its generation may have changed.
         coordinator = self._coordinator(commit.group_id)
         coordinator.apply(coordinator.core.commit(commit, reply, coordinator.now(), prepared))
 
     def delete(self, group_id: str, reply: "Reply") -> "Steps[None]":
-        """Delete a group in steps. The reply is None, sent when all records of the group are deleted.
+        """Delete a group in steps. The reply is None; it is sent when all records of the group are deleted.
 
-        Joins are refused meanwhile, so no member can join a group that is deleted only in part.
+        Joins are refused during the deletion, so that no member can join a group of which only a part is left.
         """
         is_last = False
         self._coordinator_unless_deleting(group_id)
@@ -306,11 +307,11 @@ class GroupCoordinators:
                 if is_last:
                     decision.reply(reply, None)
                 else:
-                    self._deleting[group_id] = None
+                    self._groups_being_deleted[group_id] = None
                 coordinator.apply(decision)
                 yield
         finally:
-            self._deleting.pop(group_id, None)
+            self._groups_being_deleted.pop(group_id, None)
 
     def delete_offsets(self, group_id: str, offsets: "Sequence[tuple[str, int]]", reply: "Reply") -> None:
         """Delete committed offsets. The reply is one ErrorCode for each (topic, partition)."""
@@ -318,7 +319,7 @@ class GroupCoordinators:
         coordinator = self._coordinator(group_id)
         coordinator.apply(coordinator.core.delete_offsets(group_id, offsets, reply, coordinator.now()))
 
-    def committed(
+    def read_offsets(
         self,
         group_id: str,
         read: "Callable[[DurableGroup | None], T]",
@@ -326,12 +327,13 @@ class GroupCoordinators:
         member_id: str | None = None,
         member_epoch: int = -1,
     ) -> None:
-        """Read the group's offsets. The reply is the result of `read`, sent once these offsets are committed.
+        """Read the group's offsets. The reply is the result of `read`. It is sent when the records with these offsets
+        are committed.
 
-        `read` gets None for a group that does not exist.
+        `read` is called with the group, or with None if the group does not exist.
         """
         coordinator = self._coordinator(group_id)
-        durable, reply_offset = coordinator.core.committed(group_id, member_id, member_epoch)
+        durable, reply_offset = coordinator.core.group_for_fetch(group_id, member_id, member_epoch)
         coordinator.answer(reply, read(durable), reply_offset)
 
     def describe(self, group_id: str, reply: "Reply") -> None:
@@ -341,7 +343,7 @@ class GroupCoordinators:
         coordinator.answer(reply, described, coordinator.core.durable.next_offset(group_id))
 
     def listing(self) -> "Iterator[GroupListing]":
-        """Yield all groups of this broker, except those whose partition is offline, so that one failed log does not
+        """Yield all groups of this broker. Groups in offline partitions are omitted, so that one failed log does not
         hide all other groups.
 
         Raises CoordinatorLoadInProgress or CoordinatorNotAvailable while some groups are not loaded.
@@ -371,7 +373,7 @@ class GroupCoordinators:
         """Return the group's coordinator. Raises CoordinatorLoadInProgress, which clients retry, while the group is
         being deleted.
         """
-        if group_id in self._deleting:
+        if group_id in self._groups_being_deleted:
             raise CoordinatorLoadInProgress(f"group {group_id!r} is being deleted")
         return self._coordinator(group_id)
 
@@ -384,8 +386,8 @@ class GroupCoordinators:
         return index
 
     def _new_uuid(self) -> bytes:
-        """Return a random UUID whose base64 text does not begin with "-": a command line would take that for an
-        option.
+        """Return a random UUID whose base64 text does not begin with "-", because on a command line such a text would
+        be parsed as an option.
         """
         while True:
             random_bytes = self._runtime.new_uuid()
@@ -416,7 +418,7 @@ class GroupCoordinators:
                 continue
             partition = self._partitions.find(CONSUMER_OFFSETS, index)
             if partition is not None:
-                # imported only when the first group is used
+                # Imported only when groups are used, because the import takes time.
                 from tidelog.coordinator.runtime import CoordinatorPartition
 
                 runtime = self._runtime
@@ -448,11 +450,11 @@ class GroupCoordinators:
                 await self._runtime.tasks.sleep(0)
 
 
-def _has_deleted_topic(
+def _was_topic_deleted(
     before: "Mapping[str, TopicImage]", now: "Mapping[str, TopicImage]", commit: "OffsetCommit"
 ) -> bool:
-    """Return whether a topic of the commit was deleted between the two images. A new topic of the same name does not
-    count.
+    """Return whether a topic of the commit was deleted between the two images. It also counts as deleted if there is a
+    new topic of the same name.
     """
     if now is before:
         return False
@@ -479,7 +481,7 @@ def _check_member_id_prefix(request: "JoinGroupRequest", client_id: str) -> None
 
 
 def hyphenated_uuid(random_bytes: bytes) -> str:
-    """Return the UUID as the 36 characters at the end of a member id."""
+    """Return the UUID in the form that ends a member id: 36 characters, of which 4 are hyphens."""
     text = random_bytes.hex()
     return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
 
@@ -523,5 +525,5 @@ def consumer_settings(config: "BrokerConfig") -> ConsumerSettings:
 
 
 def _assignors(names: list[str]) -> tuple[str, ...]:
-    """Return the names of the assignors that clients use, the default first. An empty list stands for all assignors."""
+    """Return the assignors' names in the protocol, the default first. An empty list of `names` means all assignors."""
     return tuple(dict.fromkeys(CONSUMER_ASSIGNORS[name] for name in names or CONSUMER_ASSIGNORS))

@@ -1,10 +1,10 @@
 """Warn about groups that are far behind. The broker checks all groups in rounds, at a bounded cost.
 
-The lag of a group in time is the age of the oldest record that the group has not committed. This module takes the
-first timestamp of the record's batch as the time when the record was appended, if that is plausible. Producers also
-write other timestamps: none at all, seconds instead of milliseconds, or the times of events that happened last year.
-Therefore each round stores the high watermarks of the partitions, which show for most records between which rounds
-they were appended.
+The lag of a group in time is the age of the oldest record that the group has not committed. The age is measured from
+the first timestamp of the record's batch, if the record can have been appended at that time. Some producers write
+other timestamps: none at all, seconds instead of milliseconds, or the times of events that happened last year.
+Therefore the rounds store high watermarks of the partitions, which show for most records between which rounds the
+records were appended.
 """
 
 import logging
@@ -28,19 +28,19 @@ logger = logging.getLogger("tidelog.coordinator")
 ROUND_INTERVAL_MIN_S = 5.0
 """Minimum pause between two rounds over all groups, in seconds."""
 PAUSE_FACTOR = 20
-"""The pause after a round, as a multiple of the round's duration. So the rounds take at most 5 % of the time
-of the broker's thread, even with a million committed offsets."""
+"""The pause after a round, as a multiple of the round's duration. It limits the rounds to 5 % of the time of the
+broker's thread, even with a million committed offsets."""
 HEADER_READS_MAX = 200
-"""Upper bound on the batch headers that one round reads. The next rounds read the remaining ones."""
+"""Upper bound on the batch headers that one round reads. The next rounds read the remaining headers."""
 OFFSETS_PER_TURN = 200
 """Committed offsets that a round checks in one turn of the event loop."""
 BEHIND_MS = 600_000
-"""A group is warned about if it is at least this far behind, in milliseconds."""
+"""The broker warns about a group that is at least this far behind, in milliseconds."""
 UNUSED_MS = 86_400_000
-"""A group without members is no longer warned about when its last commit is this old, in milliseconds: it is not in
-use."""
+"""The broker does not warn about a group without members whose last commit is this old, in milliseconds, because
+nobody uses the group any longer."""
 EARLIEST_APPEND_MS = 1_293_840_000_000
-"""The beginning of 2011, the year of Kafka's first release. No record was appended before."""
+"""The beginning of 2011, the year of Kafka's first release. No record can have been appended earlier."""
 LINES_PER_ROUND_MAX = 20
 """Upper bound on the warnings of one round."""
 
@@ -69,7 +69,9 @@ class HighWatermarks(NamedTuple):
         return HighWatermarks(self.later, sample) if sample.seen_ms - self.later.seen_ms >= BEHIND_MS else self
 
     def appended_ms(self, offset: int, timestamp_ms: int, now_ms: int) -> int:
-        """Return when the record was appended: its timestamp if that is possible, else the latest possible time."""
+        """Return when the record was appended: at its timestamp if the samples allow that, else at the latest time that
+        they allow.
+        """
         earliest_ms, latest_ms = EARLIEST_APPEND_MS, now_ms
         for sample in (self.later, self.earlier):
             if offset < sample.offset:
@@ -97,9 +99,9 @@ class GroupLags:
         self._tasks = tasks
         self._groups = groups
         self._appended_ms: dict[Position, int] = {}
-        """When the record at the position of each group was appended. It is looked up once for each position."""
+        """When the record at the position of each group was appended. It is determined once for each position."""
         self._high_watermarks: dict[PartitionId, HighWatermarks] = {}
-        """Only of partitions in which groups have committed offsets."""
+        """The samples of each partition in which groups have committed offsets."""
         self._warned_groups: dict[str, None] = {}
         """Ids of the groups that are far behind and were warned about."""
 
@@ -116,7 +118,7 @@ class GroupLags:
             seconds = self._clock.monotonic() - started
 
     async def run_round(self) -> None:
-        """Run one round: look up missing append times, drop the times of former positions, and log warnings."""
+        """Run one round: determine missing append times, remove the times of former positions, and log warnings."""
         lag_round = LagRound(self._clock.now_ms(), self._high_watermarks)
         checked_count = line_count = 0
         warned_groups: dict[str, None] = {}
@@ -163,7 +165,7 @@ class GroupLags:
             try:
                 timestamp_ms = await _timestamp_at(partition, offset, self._tasks)
             except (ApiError, CorruptMessage, OSError):
-                return None  # a consumer that reads it gets the error; the next round tries again
+                return None  # consumers that read the record get the error; the next round tries again
             if timestamp_ms is None:
                 return None
             appended_ms = lag_round.high_watermarks[topic, index].appended_ms(
@@ -180,7 +182,7 @@ class GroupLags:
         logger.warning("group is behind group=%s partition=%s-%d offset=%d records=%d seconds=%d", *arguments)
 
     def _find_partition(self, topic: str, index: int, topic_id: bytes) -> "Partition | None":
-        """Return None if the partition was deleted, is offline, or belongs to a newer topic than the commit."""
+        """Return the partition, or None if it was deleted, is offline, or belongs to a newer topic than the commit."""
         partition = self._partitions.find(topic, index)
         if partition is None or partition.log.failure is not None:
             return None
@@ -213,12 +215,14 @@ def has_members(durable: "DurableGroup") -> bool:
 
 
 def last_change_ms(durable: "DurableGroup") -> int:
-    """Return when a classic group last changed state, for example when its last member left. 0 if no record says it."""
+    """Return when a classic group last changed its state, for example when its last member left; 0 if no record says
+    that.
+    """
     return 0 if durable.metadata is None else max(durable.metadata.current_state_timestamp, 0)
 
 
 def _committed_offsets(durable: "DurableGroup") -> "Iterator[tuple[str, int, OffsetCommitValue]]":
-    """Yield topic, partition index and committed offset. Commits may change the group during the iteration."""
+    """Yield topic, partition index and committed offset. New commits during the iteration are allowed."""
     for topic, partitions in list(durable.offsets.items()):
         for index, commit in list(partitions.items()):
             yield topic, index, commit

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
         """The part of a core that a load uses."""
 
         def decode(self, key: bytes, value: bytes | None) -> Any:
-            """Decode a record; None for an unknown kind. Raises MalformedMessage."""
+            """Decode a record. Returns None for an unknown kind of record. Raises MalformedMessage."""
 
         def replay(self, record: Any, next_offset: int) -> None: ...
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("tidelog.coordinator")
 
 READ_BYTES_MAX = 1 << 20
-"""Bytes of one read. A batch that is larger is read as a whole."""
+"""Upper bound on the bytes of one read. A larger batch is read as a whole."""
 RECORDS_PER_TURN = 200
 """After this many records the loader yields to the event loop."""
 COMMIT_MARKER = 1
@@ -48,8 +48,8 @@ COMMIT_MARKER = 1
 class Loader:
     """One load of a partition.
 
-    The topic is compacted, so only the last record of each key is decoded and replayed. Records of a transaction
-    count from its commit marker on (KIP-98).
+    The topic is compacted, so only the last record of each key is decoded and replayed. The records of a transaction
+    take effect at the transaction's commit marker (KIP-98).
     """
 
     def __init__(self, name: str, log: "LogView", core: "ReplayCore", tasks: "Tasks") -> None:
@@ -57,9 +57,9 @@ class Loader:
         self._log = log
         self._core = core
         self._tasks = tasks
-        self._latest: dict[bytes, StoredRecord] = {}
-        self._open: dict[int, list[StoredRecord]] = {}
-        self._turn = 0
+        self._latest_records: dict[bytes, StoredRecord] = {}
+        self._open_transactions: dict[int, list[StoredRecord]] = {}
+        self._records_in_turn = 0
         self.records = 0
         """Number of records read so far."""
 
@@ -71,7 +71,7 @@ class Loader:
         offset = self._log.log_start_offset
         while offset < self._log.log_end_offset and still_wanted():
             cold = self._log.cold_read(offset, READ_BYTES_MAX)
-            if cold is not None:  # locating the batches means reading their headers
+            if cold is not None:  # the headers of the batches have to be read from the disk
                 await self._tasks.run_blocking(cold.run)
                 if not still_wanted():
                     return
@@ -86,14 +86,14 @@ class Loader:
             if len(data) < size:
                 raise CorruptLog(file.path, position + len(data), "the file ends inside a batch")
             offset = await self._read_batches(data, file.path, position)
-        if self._open:
-            count = len(self._open)
+        if self._open_transactions:
+            count = len(self._open_transactions)
             logger.warning("transactions without an end are ignored partition=%s producers=%d", self._name, count)
         if still_wanted():
             await self._replay(offset)
 
     async def _read_batches(self, data: bytes, path: str, file_position: int) -> int:
-        """Process the batches in `data`. Returns the offset after the last batch."""
+        """Process the batches in `data`. Return the offset after the last batch."""
         position = 0
         next_offset = 0
         while position < len(data):
@@ -122,14 +122,14 @@ class Loader:
             return
         place = file_position + header.position
         if header.is_transactional:
-            records_of_producer = self._open.setdefault(header.producer_id, [])
+            records_of_producer = self._open_transactions.setdefault(header.producer_id, [])
             records_of_producer += [StoredRecord(_key(record), record.value, path, place) for record in records]
         else:
             for record in records:
                 self._set_latest(StoredRecord(_key(record), record.value, path, place))
 
     def _end_transaction(self, producer_id: int, marker: Record) -> None:
-        records_of_producer = self._open.pop(producer_id, [])
+        records_of_producer = self._open_transactions.pop(producer_id, [])
         kind, _ = ControlRecordTypeSchema.decode(_key(marker), 2, 0)
         if kind.type == COMMIT_MARKER:
             for stored in records_of_producer:
@@ -137,13 +137,13 @@ class Loader:
 
     def _set_latest(self, stored: "StoredRecord") -> None:
         if stored.value is None:
-            self._latest.pop(stored.key, None)
+            self._latest_records.pop(stored.key, None)
         else:
-            self._latest[stored.key] = stored
+            self._latest_records[stored.key] = stored
 
     async def _replay(self, next_offset: int) -> None:
         unknown = 0
-        for stored in self._latest.values():
+        for stored in self._latest_records.values():
             try:
                 record = self._core.decode(stored.key, stored.value)
             except MalformedMessage as error:
@@ -154,17 +154,17 @@ class Loader:
                 self._core.replay(record, next_offset)
             await self._yield_after(1)
         if unknown:
-            logger.warning("records of kinds not known here are left alone partition=%s count=%d", self._name, unknown)
+            logger.warning("records of unknown kinds are ignored partition=%s count=%d", self._name, unknown)
 
     async def _yield_after(self, records: int) -> None:
-        self._turn += records
-        if self._turn >= RECORDS_PER_TURN:
-            self._turn = 0
+        self._records_in_turn += records
+        if self._records_in_turn >= RECORDS_PER_TURN:
+            self._records_in_turn = 0
             await self._tasks.sleep(0)
 
 
 class StoredRecord(NamedTuple):
-    """A record in the log, and the position of its batch."""
+    """A record in the log, with the file and the position of its batch."""
 
     key: bytes
     value: bytes | None

@@ -1,14 +1,14 @@
 """Run the core of one coordinator partition: decide, append, replay, reply.
 
-A core decides without changing durable state. The records of its decision are appended as one batch and then
+A core makes decisions without changing durable state. The records of a decision are appended as one batch and then
 replayed into the core, in the same way as a load replays them. The replies are sent when the batch is committed. If
-an append fails, the decision and all soft state that depends on it are invalid: the partition is unloaded, and a new
-core is loaded from the log. The same happens after an unexpected exception in a step.
+an append fails, the decision and all soft state that depends on it are invalid. Therefore the core is dropped, and a
+new core is loaded from the log. An unexpected exception in a step has the same consequence.
 
 While there is no core, clients get one of these errors:
 
     COORDINATOR_LOAD_IN_PROGRESS   the log is being loaded
-    COORDINATOR_NOT_AVAILABLE      the load failed and will be tried again
+    COORDINATOR_NOT_AVAILABLE      the load failed and will be repeated
     NOT_COORDINATOR                the log is offline, led by another broker, or cannot be decoded (restart to retry)
 """
 
@@ -97,23 +97,23 @@ class CoordinatorPartition(Generic[C]):
         self._turns = turns
         self._group_log = group_log
         self._core: C | None = None
-        self._closed = False
+        self._is_closed = False
         self._refusal: ApiError | None = None
-        """The error of the last load, or None if it did not fail."""
+        """The error that requests get after a failed load; None if the last load did not fail."""
         self._reload_delay_s = RELOAD_DELAY_S
-        self._reload: TimerHandle | None = None
+        self._reload_timer: TimerHandle | None = None
         self._timer: TimerHandle | None = None
         self._timer_ms = 0
-        self._expiring = False
-        """Whether deadlines that were due are still being processed in steps."""
+        self._is_expiring = False
+        """Whether due deadlines are being processed in steps at present."""
         self._load_task: asyncio.Task[None] | None = None
 
     # State
 
     @property
     def core(self) -> C:
-        """The loaded core. Raises CoordinatorLoadInProgress, CoordinatorNotAvailable or NotCoordinator if there is
-        none.
+        """The loaded core. If no core is loaded, raises CoordinatorLoadInProgress, CoordinatorNotAvailable or
+        NotCoordinator.
         """
         core = self._core
         if core is None or self.partition.log.failure is not None:
@@ -121,7 +121,7 @@ class CoordinatorPartition(Generic[C]):
         return core
 
     def _unavailable_error(self) -> ApiError:
-        if self._closed or self.partition.log.failure is not None:
+        if self._is_closed or self.partition.log.failure is not None:
             return NotCoordinator(f"{self.name} is not served here")
         return self._refusal or CoordinatorLoadInProgress(f"{self.name} is being loaded")
 
@@ -134,35 +134,35 @@ class CoordinatorPartition(Generic[C]):
         return self._core is None and isinstance(self._unavailable_error(), CoordinatorLoadInProgress)
 
     def check_groups_known(self) -> None:
-        """Raise an ApiError while the groups are not loaded but will be soon.
+        """Raise an ApiError while the groups are not loaded but will probably be loaded soon.
 
-        It does not raise if only an operator can bring them back: the log is offline, or loading it has failed for
-        long.
+        Nothing is raised if only an operator can restore the groups: when the log is offline, or when its load has
+        failed repeatedly.
         """
-        if self._core is None and not self._is_given_up:
+        if self._core is None and not self._has_failed_repeatedly:
             error = self._unavailable_error()
             if not isinstance(error, NotCoordinator):
                 raise error
 
     @property
-    def _is_given_up(self) -> bool:
+    def _has_failed_repeatedly(self) -> bool:
         return self._refusal is not None and self._reload_delay_s >= RELOAD_DELAY_MAX_S
 
     def now(self) -> Moment:
         return Moment(self._clock.now_ms(), int(self._clock.monotonic() * 1000))
 
     def load(self) -> None:
-        """Begin to load the log. Until the end of the load, requests are refused with CoordinatorLoadInProgress."""
+        """Begin to load the log. Until the load has ended, requests are refused with CoordinatorLoadInProgress."""
         self._load_task = self._tasks.spawn(self._load(), name=f"load-{self.name}")
 
-    async def loading(self) -> None:
+    async def wait_for_load(self) -> None:
         """Wait for the end of the current load, whether it succeeds or fails."""
         if self._load_task is not None:
             await self._load_task
 
     def close(self) -> None:
-        """Stop serving, since leadership is lost or the broker stops. Waiting clients get NOT_COORDINATOR."""
-        self._closed = True
+        """Stop serving requests: the broker lost the leadership, or it stops. Waiting clients get NOT_COORDINATOR."""
+        self._is_closed = True
         self._unload(NotCoordinator(f"{self.name} is not served here any more"), [])
 
     # Steps
@@ -179,17 +179,17 @@ class CoordinatorPartition(Generic[C]):
                 if not self.partition.deleted:
                     logger.error("append failed, loading anew partition=%s error=%s", self.name, error)
                 self._unload(NotCoordinator(f"{self.name} could not be written"), decision.replies)
-                self._load_later()
+                self._schedule_load()
                 return
-            except Exception as error:  # the record cannot be encoded; the waiting clients still need an answer
-                self._step_failed(decision.replies, error)
+            except Exception as error:  # for example a record cannot be encoded; the waiting clients need an answer
+                self._replace_failed_core(decision.replies, error)
                 return
             reply_offset = appended.next_offset
             try:
                 for record in decision.records:
                     core.replay(record, reply_offset)
             except Exception as error:
-                self._step_failed(decision.replies, error)
+                self._replace_failed_core(decision.replies, error)
                 return
         self.arm()
         if decision.lines:
@@ -198,7 +198,7 @@ class CoordinatorPartition(Generic[C]):
             self._answer(decision.replies, reply_offset)
 
     def answer(self, reply: Reply, answer: Any, reply_offset: int) -> None:
-        """Send an answer that reveals the log below `reply_offset`, once that is committed."""
+        """Send an answer that is based on the log below `reply_offset`, when that part of the log is committed."""
         self._answer([(reply, answer)], reply_offset)
 
     def _answer(self, replies: list[tuple[Reply, Any]], reply_offset: int) -> None:
@@ -206,13 +206,13 @@ class CoordinatorPartition(Generic[C]):
             for reply, answer in replies:
                 reply(answer)
         else:
-            self.partition.when_committed(reply_offset, partial(self._settle, replies))
+            self.partition.when_committed(reply_offset, partial(self._answer_after_commit, replies))
 
-    def _settle(self, replies: list[tuple[Reply, Any]], error: ApiError | None) -> None:
+    def _answer_after_commit(self, replies: list[tuple[Reply, Any]], error: ApiError | None) -> None:
         """Send the replies after the commit, or an error if the records can no longer be committed."""
         if error is not None:
             self._unload(NotCoordinator(f"{self.name}: {error.message}"), replies)
-            self._load_later()
+            self._schedule_load()
             return
         for reply, answer in replies:
             reply(answer)
@@ -238,9 +238,9 @@ class CoordinatorPartition(Generic[C]):
     # Deadlines
 
     def arm(self) -> None:
-        """Set the timer for the next deadline. Call it when deadlines changed without a decision."""
-        if self._expiring:
-            return  # the end of that processing calls `arm`
+        """Set the timer for the next deadline. Callers that change deadlines without a decision call it, too."""
+        if self._is_expiring:
+            return  # when all due deadlines have been processed, `arm` is called again
         core = self._core
         next_ms = core.next_deadline_ms() if core is not None else None
         if next_ms is None or (self._timer is not None and self._timer_ms <= next_ms):
@@ -248,8 +248,8 @@ class CoordinatorPartition(Generic[C]):
         if self._timer is not None:
             self._timer.cancel()
         self._timer_ms = next_ms
-        # Computed with the truncated milliseconds of `now`. With the clock's fractions, the timer could fire just
-        # too early and be set again without end.
+        # The delay is computed with the truncated milliseconds of `now`. With the clock's fractions, the timer could
+        # fire a little too early, again and again.
         delay_ms = next_ms - self.now().monotonic_ms
         self._timer = self._tasks.call_later(max(delay_ms, 0) / 1000, self._expire)
 
@@ -257,34 +257,34 @@ class CoordinatorPartition(Generic[C]):
         self._timer = None
         core = self._core
         if core is not None:
-            # In steps, since a change of topics makes every group with a regular expression search the topics at
-            # once.
-            self._expiring = True
-            self._turns.begin(self._expire_in_steps(core), self._expired)
+            # The deadlines are processed in steps, because after a change of topics, every group with a regular
+            # expression searches the topics at the same time.
+            self._is_expiring = True
+            self._turns.begin(self._expire_in_steps(core), self._end_expiry)
 
     def _expire_in_steps(self, core: C) -> "Steps[None]":
         while self._core is core:
-            # the current time, since the step sets deadlines relative to it
+            # The current time is read again for each step, because the step sets deadlines relative to it.
             decision = next(core.expire(self.now()), None)
             if decision is None:
                 break
             self.apply(decision)
             yield
-        self._expiring = False
+        self._is_expiring = False
         self.arm()
 
-    def _expired(self, _: None, error: Exception | None) -> None:
-        self._expiring = False
+    def _end_expiry(self, _: None, error: Exception | None) -> None:
+        self._is_expiring = False
         if error is not None:
-            self._step_failed([], error)
+            self._replace_failed_core([], error)
 
-    def _step_failed(self, undelivered: list[tuple[Reply, Any]], error: Exception) -> None:
-        """Replace the core after an unexpected exception: its state may differ from the log, or its deadlines have
-        stopped.
+    def _replace_failed_core(self, unsent_replies: list[tuple[Reply, Any]], error: Exception) -> None:
+        """Replace the core after an unexpected exception, because its state may differ from the log, or its deadlines
+        may no longer be processed.
         """
         logger.error("step failed, loading anew partition=%s", self.name, exc_info=error)
-        self._unload(NotCoordinator(f"{self.name} is loaded anew"), undelivered)
-        self._load_later()
+        self._unload(NotCoordinator(f"{self.name} is loaded anew"), unsent_replies)
+        self._schedule_load()
 
     # Load and unload
 
@@ -301,18 +301,20 @@ class CoordinatorPartition(Generic[C]):
             if log.failure is None and self._is_current(log):
                 logger.error("load failed, tried again partition=%s error=%s", self.name, error)
                 self._refusal = CoordinatorNotAvailable(f"{self.name} could not be loaded: {error}")
-                self._load_later()
+                self._schedule_load()
         except Exception as error:
             logger.exception("load failed partition=%s", self.name)
             self._refusal = NotCoordinator(f"{self.name} could not be loaded: {error!r}")
             self._unload(self._refusal, [])
         if self._core is None and self.partition.log is not log:
-            self._load_later()  # the partition has moved to another data directory
+            self._schedule_load()  # the partition has moved to another data directory
         elif log.failure is not None:
             self.partition.fail()
 
     def _is_current(self, log: "PartitionLogView") -> bool:
-        """Return whether `log` is still the partition's log: it may have moved to another directory or been deleted."""
+        """Return whether `log` is still the partition's log. The log may have moved to another directory, or may have
+        been deleted.
+        """
         return self.partition.log is log and not self.partition.deleted
 
     async def _read_log(self) -> None:
@@ -321,7 +323,7 @@ class CoordinatorPartition(Generic[C]):
         began = self._clock.monotonic()
 
         def is_wanted() -> bool:
-            return not self._closed and log.failure is None and self._is_current(log)
+            return not self._is_closed and log.failure is None and self._is_current(log)
 
         loader = Loader(self.name, log, core, self._tasks)
         await loader.run(is_wanted)
@@ -334,23 +336,23 @@ class CoordinatorPartition(Generic[C]):
         logger.log(level, "loaded partition=%s records=%d seconds=%.3f", self.name, loader.records, seconds)
         self.apply(core.loaded(self.now()))
 
-    def _load_later(self) -> None:
-        """Schedule a new load, unless one is scheduled: several replies may fail because of one append."""
-        if not self._closed and self._reload is None:
-            self._reload = self._tasks.call_later(self._reload_delay_s, self._load_again)
+    def _schedule_load(self) -> None:
+        """Schedule a new load, unless one is scheduled already: one failed append may make several replies fail."""
+        if not self._is_closed and self._reload_timer is None:
+            self._reload_timer = self._tasks.call_later(self._reload_delay_s, self._reload)
             self._reload_delay_s = min(self._reload_delay_s * 2, RELOAD_DELAY_MAX_S)
 
-    def _load_again(self) -> None:
-        self._reload = None
-        if self._core is None and not self._closed and self.partition.log.failure is None:
+    def _reload(self) -> None:
+        self._reload_timer = None
+        if self._core is None and not self._is_closed and self.partition.log.failure is None:
             self.load()
 
-    def _unload(self, error: ApiError, undelivered: list[tuple[Reply, Any]]) -> None:
+    def _unload(self, error: ApiError, unsent_replies: list[tuple[Reply, Any]]) -> None:
         core, self._core = self._core, None
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        waiting = [reply for reply, _ in undelivered]
+        waiting = [reply for reply, _ in unsent_replies]
         if core is not None:
             waiting += core.abandon()
         for reply in waiting:

@@ -6,7 +6,7 @@ from enum import IntEnum
 from typing import NamedTuple
 
 from tidelog.config.broker_config import BrokerConfig
-from tidelog.config.java_text import split
+from tidelog.config.java_text import split_at_commas
 from tidelog.config.key import Key, Type
 from tidelog.config.keys import BROKER_KEYS, GROUP_KEYS, TOPIC_KEYS, broker_key
 from tidelog.config.topic_config import InvalidTopicConfig, check_topic_config, default_text
@@ -223,8 +223,8 @@ def _edited_list(text: str, change: Change) -> str:
 
     As in Kafka, white space belongs to the items.
     """
-    items = split(text) if text else []
-    changed_items = split(change.value or "")
+    items = split_at_commas(text) if text else []
+    changed_items = split_at_commas(change.value or "")
     # Both lists may be long, so look items up in a set and a Counter.
     if change.operation == Operation.APPEND:
         present = set(items)

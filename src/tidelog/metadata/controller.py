@@ -258,7 +258,7 @@ def _placed_replicas(
     partitions = config.num_partitions if partitions == -1 else partitions
     factor = config.default_replication_factor if factor == -1 else factor
     _check_replication_factor(image, factor)
-    _check_not_cordoned(config.takes_no_partitions)
+    _check_not_cordoned(config.is_cordoned)
     return place(image, partitions, factor, created_before)
 
 

@@ -262,7 +262,7 @@ class MetadataController:
     ) -> list[TopicResult]:
         return await self._commit(
             lambda image: controller.create_partitions(
-                image, requests, validate_only=validate_only, cordoned=self._config.takes_no_partitions, take=take
+                image, requests, validate_only=validate_only, cordoned=self._config.is_cordoned, take=take
             ),
             timeout_ms,
         )

@@ -16,9 +16,9 @@ from tidelog.config.keys import (
     CLIENT_METRICS_KEYS,
     GROUP_KEYS,
     TOPIC_KEYS,
-    ChangedWhen,
+    ChangeMode,
     broker_key,
-    changed_when,
+    change_mode,
     check_topic_default,
     nearest,
 )
@@ -76,15 +76,15 @@ def _check_broker_setting(broker: str, setting: str, value: str, config: BrokerC
     if len(setting) > NAME_LENGTH_MAX:
         text = f"the name {setting[:50]}... has more than {NAME_LENGTH_MAX} characters"
         raise ApiError(text, ErrorCode.INVALID_CONFIG)
-    change_mode = changed_when(setting)
-    if change_mode is ChangedWhen.AT_RESTART:
+    mode = change_mode(setting)
+    if mode is ChangeMode.AT_RESTART:
         raise ApiError(
             f"{setting} cannot be altered while the broker runs: {RESTART_ADVICE}", ErrorCode.INVALID_REQUEST
         )
-    if change_mode is ChangedWhen.OF_ONE_LISTENER:
+    if mode is ChangeMode.LIVE_FOR_ONE_LISTENER:
         text = f"{setting} can be altered only for one listener while the broker runs: listener.name.NAME.{setting}"
         raise ApiError(text, ErrorCode.INVALID_REQUEST)
-    if not broker and change_mode is ChangedWhen.OF_ONE_BROKER:
+    if not broker and mode is ChangeMode.LIVE_FOR_ONE_BROKER:
         text = f"{setting} can be set only for one broker, by its number (tidelog broker config set --broker N)"
         raise ApiError(text, ErrorCode.INVALID_REQUEST)
     try:

@@ -66,12 +66,12 @@ class SimClient:
         """Connect and negotiate versions. Raises OSError, BrokenProtocol."""
         client = cls(runtime, client_id)
         await runtime.network.connect(host, port, client)
-        pieces: list[Buffer] | None = cast("list[Buffer]", client._connection.greet())
+        pieces: list[Buffer] | None = cast("list[Buffer]", client._connection.begin_greeting())
         client._greeting = True
         while pieces is not None:
             response = client._new_response_future()
             client._stream.write(pieces)
-            pieces = cast("list[Buffer] | None", client._connection.greeted(cast(Buffer, await response)))
+            pieces = cast("list[Buffer] | None", client._connection.continue_greeting(cast(Buffer, await response)))
         client._greeting = False
         return client
 

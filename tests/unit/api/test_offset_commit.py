@@ -42,7 +42,7 @@ def test_a_commit(broker: VirtualBroker, version: int) -> None:
     response = broker.call("OffsetCommit", version, request(version, ("t", [0, 2])))
     assert codes(response) == [(name, [(0, ErrorCode.NONE), (2, ErrorCode.NONE)])]
     durable = broker.groups._coordinator("g").core.durable.by_id["g"]
-    value = durable.committed("t", 2)
+    value = durable.committed_offset("t", 2)
     assert value is not None
     assert (value.offset, value.leader_epoch, value.metadata) == (7, 3 if version >= 6 else -1, "note")
     assert value.topic_id == topic_id("t")
@@ -69,7 +69,9 @@ def test_each_entry_has_its_answer_and_the_last_offset_counts(broker: VirtualBro
     response = broker.call("OffsetCommit", version, asked)
     assert codes(response) == [(t, [(0, 0), (1, 0)]), (u, [(0, 0)]), (t, [(0, 0)]), (t, [(1, 0), (1, 0)])]
     durable = broker.groups._coordinator("g").core.durable.by_id["g"]
-    assert [value and value.offset for value in (durable.committed("t", 0), durable.committed("t", 1))] == [8, 9]
+    assert [
+        value and value.offset for value in (durable.committed_offset("t", 0), durable.committed_offset("t", 1))
+    ] == [8, 9]
 
 
 @pytest.mark.parametrize("version", VERSIONS)

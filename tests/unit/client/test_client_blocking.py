@@ -238,7 +238,7 @@ def test_a_call_that_waits_for_brokers_says_so_once(monkeypatch: pytest.MonkeyPa
     with socket.create_server(("127.0.0.1", 0)) as unused:
         address = Address(*unused.getsockname())
     told: list[str] = []
-    with Client(f"{address}", QUICK, tell=told.append) as client:
+    with Client(f"{address}", QUICK, report_outage=told.append) as client:
         for _ in range(2):
             with pytest.raises(GaveUp):
                 client.topics(["t"])
@@ -248,7 +248,7 @@ def test_a_call_that_waits_for_brokers_says_so_once(monkeypatch: pytest.MonkeyPa
 def test_a_call_that_waits_for_something_else_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tidelog.client.blocking.OUTAGE_NOTICE_AFTER_S", 0.0)
     told: list[str] = []
-    client = Client("127.0.0.1:1", QUICK, tell=told.append)
+    client = Client("127.0.0.1:1", QUICK, report_outage=told.append)
     client.pause(Pause(1, NotLeaderOrFollower()), time.monotonic() + 1, 1000)
     assert not told
     client.pause(Pause(1, NoBrokerReachable("nobody")), time.monotonic() + 1, 1000)
@@ -265,8 +265,8 @@ def test_the_next_seed_is_tried(broker: FakeBroker) -> None:
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
-        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "answered with a frame size of 1213486160 bytes .* plaintext listener"),
-        (struct.pack(">i", -2), "a frame size of -2 bytes"),
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "would mean a length of 1213486160 bytes; .* plaintext listener"),
+        (struct.pack(">i", -2), "a length of -2 bytes"),
         (struct.pack(">iib", 5, 12345, 0), "the broker sent response 12345 where"),
         (struct.pack(">iibb", 6, 1, 0, 0), "Metadata|answer 1"),
     ],
@@ -283,7 +283,7 @@ def test_a_peer_that_does_not_speak_the_protocol_is_told_from_one_that_is_slow(a
 def test_a_frame_above_the_limit_is_not_taken(broker: FakeBroker) -> None:
     with connect(broker, PATIENT._replace(frame_bytes_max=500)) as client:
         client.topics(["t"])
-        with pytest.raises(BrokenProtocol, match=r"accepted: at most 500"):
+        with pytest.raises(BrokenProtocol, match=r"the limit is 500"):
             client.fetch(T0, 11, FetchLimits())
 
 

@@ -30,20 +30,20 @@ def answered(message: Message, version: int, correlation_id: int) -> bytes:
 
 def greeted(ranges: dict[int, tuple[int, int]]) -> ClientConnection:
     connection = ClientConnection("me")
-    _, version, correlation_id, _ = sent(connection.greet())
+    _, version, correlation_id, _ = sent(connection.begin_greeting())
     keys = [ApiVersion(key, first, last) for key, (first, last) in ranges.items()]
-    assert connection.greeted(answered(ApiVersionsResponse(api_keys=keys), version, correlation_id)) is None
+    assert connection.continue_greeting(answered(ApiVersionsResponse(api_keys=keys), version, correlation_id)) is None
     return connection
 
 
 def test_the_greeting_says_who_we_are_and_learns_the_versions() -> None:
     connection = ClientConnection("me")
-    key, version, correlation_id, body = sent(connection.greet())
+    key, version, correlation_id, body = sent(connection.begin_greeting())
     assert (key, version) == (18, ApiVersionsRequest.max_version)
     request, _ = ApiVersionsRequest.decode(body, 0, version)
     assert request.client_software_name == "tidelog"
     response = ApiVersionsResponse(api_keys=[ApiVersion(1, 4, 17), ApiVersion(3, 0, 12)])
-    assert connection.greeted(answered(response, version, correlation_id)) is None
+    assert connection.continue_greeting(answered(response, version, correlation_id)) is None
     assert connection.versions == {1: VersionRange(4, 17), 3: VersionRange(0, 12)}
 
 
@@ -51,23 +51,23 @@ def test_the_greeting_says_who_we_are_and_learns_the_versions() -> None:
 def test_a_broker_that_knows_only_older_greetings_is_greeted_again(offered: list[ApiVersion], again: int) -> None:
     """It answers in version 0 with UNSUPPORTED_VERSION (KIP-511)."""
     connection = ClientConnection("me")
-    _, _, correlation_id, _ = sent(connection.greet())
+    _, _, correlation_id, _ = sent(connection.begin_greeting())
     refusal = ApiVersionsResponse(error_code=ErrorCode.UNSUPPORTED_VERSION, api_keys=offered)
-    pieces = connection.greeted(answered(refusal, 0, correlation_id))
+    pieces = connection.continue_greeting(answered(refusal, 0, correlation_id))
     assert pieces is not None
     _, version, correlation_id, _ = sent(list(pieces))
     assert version == again
     response = ApiVersionsResponse(api_keys=[ApiVersion(3, 0, 1)])
-    assert connection.greeted(answered(response, version, correlation_id)) is None
+    assert connection.continue_greeting(answered(response, version, correlation_id)) is None
     assert connection.versions == {3: VersionRange(0, 1)}
 
 
 def test_a_greeting_that_is_refused_otherwise_is_an_error() -> None:
     connection = ClientConnection("me")
-    _, version, correlation_id, _ = sent(connection.greet())
+    _, version, correlation_id, _ = sent(connection.begin_greeting())
     refusal = ApiVersionsResponse(error_code=ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
     with pytest.raises(ApiError, match="rejects the request for its versions") as raised:
-        connection.greeted(answered(refusal, version, correlation_id))
+        connection.continue_greeting(answered(refusal, version, correlation_id))
     assert raised.value.code is ErrorCode.CLUSTER_AUTHORIZATION_FAILED
 
 

@@ -8,7 +8,7 @@ from tidelog.cli import start
 from tidelog.config.broker_config import BrokerConfig, ConfigError
 from tidelog.config.endpoints import Endpoint
 from tidelog.config.key import Type
-from tidelog.config.keys import BROKER_KEYS, attribute
+from tidelog.config.keys import BROKER_KEYS, attribute_name
 
 PYTHON_TYPES = {
     Type.BOOLEAN: bool,
@@ -57,7 +57,7 @@ def test_the_last_of_equal_lines_counts() -> None:
 
 
 def test_attributes_have_the_tables_types() -> None:
-    by_attribute = {attribute(name): key for name, key in BROKER_KEYS.items()}
+    by_attribute = {attribute_name(name): key for name, key in BROKER_KEYS.items()}
     config = BrokerConfig()
     annotated = typing.get_type_hints(BrokerConfig)
     assert annotated
@@ -82,13 +82,14 @@ def test_attributes_have_the_tables_types() -> None:
             None,
             {},
             {"retention.ms": "5"},
-            "unknown setting retention.ms (the command line); it is a topic's, a broker has log.retention.ms",
+            "unknown setting retention.ms (the command line); it is a setting of topics, "
+            "use log.retention.ms for a broker",
         ),
         (
             None,
             {},
             {"remote.storage.enable": "true"},
-            "unknown setting remote.storage.enable (the command line); it is a topic's",
+            "unknown setting remote.storage.enable (the command line); it is a setting of topics",
         ),
         (
             None,
@@ -107,7 +108,7 @@ def test_attributes_have_the_tables_types() -> None:
             {"TIDELOG_REMOTE_STORAGE_ENABLE": "true"},
             {},
             "unknown setting remote.storage.enable (environment variable TIDELOG_REMOTE_STORAGE_ENABLE); "
-            "it is a topic's",
+            "it is a setting of topics",
         ),
         (
             "num.partitions=0",
@@ -233,11 +234,15 @@ def test_listeners_and_what_clients_are_told() -> None:
     config = load("listeners=PLAINTEXT://127.0.0.1:0")
     assert config.endpoints == (Endpoint("PLAINTEXT", "127.0.0.1", 0),)
     bound = [Endpoint("PLAINTEXT", "127.0.0.1", 4711)]
-    assert config.advertised(bound) == tuple(bound)
+    assert config.advertised_endpoints(bound) == tuple(bound)
     config = load("listeners=PLAINTEXT://:0\nadvertised.listeners=PLAINTEXT://broker.example:0")
-    assert config.advertised([Endpoint("PLAINTEXT", "", 4711)]) == (Endpoint("PLAINTEXT", "broker.example", 4711),)
+    assert config.advertised_endpoints([Endpoint("PLAINTEXT", "", 4711)]) == (
+        Endpoint("PLAINTEXT", "broker.example", 4711),
+    )
     config = load("listeners=PLAINTEXT://:9092\nadvertised.listeners=PLAINTEXT://broker.example:19092")
-    assert config.advertised([Endpoint("PLAINTEXT", "", 9092)]) == (Endpoint("PLAINTEXT", "broker.example", 19092),)
+    assert config.advertised_endpoints([Endpoint("PLAINTEXT", "", 9092)]) == (
+        Endpoint("PLAINTEXT", "broker.example", 19092),
+    )
 
 
 def test_listeners_of_kafkas_controllers_are_left_out() -> None:
@@ -246,14 +251,14 @@ def test_listeners_of_kafkas_controllers_are_left_out() -> None:
         "controller.listener.names=CONTROLLER\ncontroller.quorum.voters=1@127.0.0.1:9093\n"
     )
     assert [e.listener for e in config.endpoints] == ["PLAINTEXT"]
-    assert config.without_effect() == ["controller.quorum.voters"]
+    assert config.settings_without_effect() == ["controller.quorum.voters"]
 
 
 def test_cordoned_directories() -> None:
     config = load("log.dirs=/a,/b\ncordoned.log.dirs=/b")
-    assert (config.cordoned_directories, config.takes_no_partitions) == (["/b"], False)
+    assert (config.cordoned_directories, config.is_cordoned) == (["/b"], False)
     config.apply_dynamic({"cordoned.log.dirs": "*"}, {})
-    assert (config.cordoned_directories, config.takes_no_partitions) == (["/a", "/b"], True)
+    assert (config.cordoned_directories, config.is_cordoned) == (["/a", "/b"], True)
 
 
 def test_the_data_directory() -> None:
@@ -274,7 +279,7 @@ def test_both_names_of_the_nodes_number() -> None:
     assert load("broker.id=-1").node_id == 1
     assert load("broker.id=-1\nnode.id=7").get("broker.id") == 7
     config = load()
-    config.take_node_id(0)
+    config.use_node_id(0)
     assert (config.node_id, config.static["node.id"]) == (0, "0")
 
 

@@ -4,12 +4,12 @@ import pytest
 
 from tidelog.config.broker_config import BrokerConfig, Setting
 from tidelog.config.describe import (
-    Described,
+    SettingDescription,
     Source,
     Synonym,
-    created_topic,
     describe_broker,
     describe_brokers_default,
+    describe_created_topic,
     describe_group,
     describe_topic,
 )
@@ -23,12 +23,12 @@ def broker(static: dict[str, str]) -> BrokerConfig:
     return BrokerConfig({name: Setting(text, "test") for name, text in static.items()})
 
 
-def only(described: list[Described]) -> Described:
+def only(described: list[SettingDescription]) -> SettingDescription:
     (one,) = described
     return one
 
 
-def told(described: Described) -> tuple[str | None, int, list[tuple[str, str | None, int]]]:
+def told(described: SettingDescription) -> tuple[str | None, int, list[tuple[str, str | None, int]]]:
     return described.value, described.source, [(s.name, s.value, s.source) for s in described.synonyms]
 
 
@@ -289,7 +289,7 @@ def test_no_secret_is_shown_anywhere() -> None:
 def test_a_created_topics_settings() -> None:
     config = broker({"log.retention.hours": "100"})
     own = {"cleanup.policy": "compact, delete", "preallocate": "TRUE", "segment.bytes": " 5000000 "}
-    described = created_topic(own, config)
+    described = describe_created_topic(own, config)
     assert [d.key.name for d in described] == sorted(d.key.name for d in described)
     found = {d.key.name: (d.value, d.source) for d in described}
     assert found["cleanup.policy"] == ("compact, delete", Source.TOPIC)
@@ -299,7 +299,7 @@ def test_a_created_topics_settings() -> None:
     assert found["segment.ms"] == ("604800000", Source.DEFAULT)
     assert all(d.synonyms == [] for d in described)
     assert "internal.segment.bytes" not in found
-    with_hidden = created_topic({"internal.segment.bytes": "100"}, config)
+    with_hidden = describe_created_topic({"internal.segment.bytes": "100"}, config)
     assert "internal.segment.bytes" in [d.key.name for d in with_hidden]
 
 

@@ -11,15 +11,15 @@ from functools import cache
 from pathlib import Path
 
 from tidelog.config.broker_config import BrokerConfig
-from tidelog.config.keys import BROKER_KEYS, TOPIC_KEYS, attribute
+from tidelog.config.keys import BROKER_KEYS, TOPIC_KEYS, attribute_name
 from tidelog.log.config import LogConfig
 
 SOURCE = Path(__file__).parents[3] / "src/tidelog"
 TABLES = {"broker_keys.py", "coordinator_keys.py", "idle_keys.py", "quota_keys.py", "topic_keys.py"}
 LOG_CONFIG = SOURCE / "log/config.py"
 
-BROKER_ATTRIBUTES = {attribute(name): name for name in BROKER_KEYS}
-TOPIC_FIELDS = {attribute(name): name for name in TOPIC_KEYS}
+BROKER_ATTRIBUTES = {attribute_name(name): name for name in BROKER_KEYS}
+TOPIC_FIELDS = {attribute_name(name): name for name in TOPIC_KEYS}
 
 
 def receiver(node: ast.expr) -> str:

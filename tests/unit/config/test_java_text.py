@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tidelog.config.java_text import double_text, integer, is_class_name, items, split, trimmed
+from tidelog.config.java_text import double_text, is_class_name, parse_integer, parse_list, split_at_commas, trim
 from tidelog.config.key import TEXT_BYTES_MAX, InvalidValue, Key, Type, normal_text, parse
 
 GOLDEN = Path(__file__).parents[2] / "golden/settings/values-4.3.1.tsv"
@@ -21,7 +21,7 @@ def plain(text: str) -> str:
 
 def shown(type_: str, text: str) -> str:
     if type_ == "LIST":  # that no item may be empty, and each is there once, is said by the settings, not by the type
-        return "=" + ",".join(items(trimmed(text)))
+        return "=" + ",".join(parse_list(trim(text)))
     try:
         return f"={normal_text(parse(Key('x', Type[type_], None), text))}"
     except InvalidValue:
@@ -47,17 +47,17 @@ def test_names_of_classes() -> None:
 
 
 def test_lists_are_split_as_java_splits_them() -> None:
-    assert split("a, b,,") == ["a", " b"]
-    assert split(",a") == ["", "a"]
-    assert split("") == [""]
-    assert split(",,") == []
+    assert split_at_commas("a, b,,") == ["a", " b"]
+    assert split_at_commas(",a") == ["", "a"]
+    assert split_at_commas("") == [""]
+    assert split_at_commas(",,") == []
 
 
 def test_long_texts_are_read_in_no_time() -> None:
     began = time.process_time()
     for text in ("1" * TEXT_BYTES_MAX, "0" * TEXT_BYTES_MAX + "7", " " * TEXT_BYTES_MAX, "٧" * (TEXT_BYTES_MAX // 2)):
-        integer(trimmed(text), 64)
-        items(text)
+        parse_integer(trim(text), 64)
+        parse_list(text)
         is_class_name("a." * (TEXT_BYTES_MAX // 2))
         for type_ in (Type.DOUBLE, Type.INT, Type.LIST, Type.CLASS):
             try:

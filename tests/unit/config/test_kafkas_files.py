@@ -78,7 +78,7 @@ def refusal(settings: dict[str, str]) -> str:
 def test_a_combined_node_opens_no_controllers_listener() -> None:
     config = load(SERVER)
     assert config.endpoints == (Endpoint("PLAINTEXT", "", 9092),)
-    assert config.advertised(config.endpoints) == (Endpoint("PLAINTEXT", "localhost", 9092),)
+    assert config.advertised_endpoints(config.endpoints) == (Endpoint("PLAINTEXT", "localhost", 9092),)
     assert config.controller_listeners == ["CONTROLLER://:9093"]
     assert config.ignored == []
     assert (config.node_id, config.data_directories) == (1, ["/tmp/kraft-combined-logs"])
@@ -118,6 +118,6 @@ def test_a_plugins_setting_is_ignored_and_a_misspelt_one_refused() -> None:
     assert plugin == ("confluent.balancer.enable", "server.properties:1", "Tidelog does not know it")
     assert listener.reason == "settings of a single listener have no effect here"
     assert "did you mean log.retention.hours?" in refusal({"log.retention.hour": "1"})
-    assert "it is a topic's, a broker has log.retention.ms" in refusal({"retention.ms": "1"})
+    assert "it is a setting of topics, use log.retention.ms for a broker" in refusal({"retention.ms": "1"})
     with pytest.raises(ConfigError, match="unknown setting confluent"):
         BrokerConfig.load(flags={"confluent.balancer.enable": "true"})

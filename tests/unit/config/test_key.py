@@ -6,7 +6,7 @@ from tidelog.config.addresses import counts_by_address
 from tidelog.config.key import (
     AtLeast,
     Between,
-    BetweenOr,
+    BetweenOrEqualTo,
     CountsByAddress,
     InvalidValue,
     Key,
@@ -90,13 +90,13 @@ def test_texts_are_refused(type_: Type, text: str, reason: str) -> None:
         (Type.LONG, AtLeast(-1), "-2", "-2: Value must be at least -1"),
         (Type.DOUBLE, Between(0, 1), "2", "2.0: Value must be no more than 1"),
         (Type.DOUBLE, Between(0, 1), "-.1", "-0.1: Value must be at least 0"),
-        (Type.INT, BetweenOr(1, 9, -1), "0", "0: Value must be between 1 and 9 or equal to -1"),
+        (Type.INT, BetweenOrEqualTo(1, 9, -1), "0", "0: Value must be between 1 and 9 or equal to -1"),
         (Type.STRING, OneOf(("a", "b")), "A", "A: String must be one of: a, b"),
         (Type.STRING, OneOfIgnoringCase(("A",)), "b", "b: String must be one of (case insensitive): A"),
         (Type.LIST, ListOf(("a", "b")), "a,c", "c: String must be one of: a, b"),
         (Type.STRING, NonEmptyText(), " ", ": String must be non-empty"),
         (Type.LIST, NonEmptyList(), " ", "[]: the list must not be empty"),
-        (Type.LIST, ListOf(("a", "b"), empty=False), "", "[]: the list must not be empty"),
+        (Type.LIST, ListOf(("a", "b"), may_be_empty=False), "", "[]: the list must not be empty"),
         (Type.LIST, ThrottledReplicas(), "0:1,x", "[0:1, x]: takes * or a list of PARTITION:BROKER"),
     ],
 )
@@ -112,7 +112,7 @@ def test_values_out_of_range_are_refused(type_: Type, valid: Validator, text: st
     [
         (AtLeast(1), Type.INT, ["1", "99"]),
         (Between(0, 1), Type.DOUBLE, ["0", "1", "0.5"]),
-        (BetweenOr(1, 9, -1), Type.INT, ["1", "9", "-1"]),
+        (BetweenOrEqualTo(1, 9, -1), Type.INT, ["1", "9", "-1"]),
         (OneOfIgnoringCase(("UPGRADE",)), Type.STRING, ["upgrade", "UPGRADE"]),
         (ListOf(("a", "b")), Type.LIST, ["", "a", "b,a", "a,a"]),
         (ThrottledReplicas(), Type.LIST, ["", "*", "0:1", "0:1, 12:3", "0:1,,0:1", ","]),

@@ -9,7 +9,7 @@ import pytest
 from tidelog.config.key import (
     AtLeast,
     Between,
-    BetweenOr,
+    BetweenOrEqualTo,
     Key,
     ListOf,
     NonEmptyText,
@@ -22,14 +22,14 @@ from tidelog.config.key import (
 from tidelog.config.keys import (
     BROKER_KEYS,
     TOPIC_KEYS,
-    ChangedWhen,
-    attribute,
+    ChangeMode,
+    attribute_name,
     broker_key,
     broker_synonyms,
-    changed_when,
+    change_mode,
     environment_name,
-    listener_base,
     nearest,
+    strip_listener_prefix,
 )
 
 GOLDEN = Path(__file__).parents[2] / "golden/settings/kafka-4.3.1.tsv"
@@ -95,7 +95,7 @@ def shown(valid: Validator | None) -> str:
             return f"[{valid.minimum},...]"
         case Between():
             return f"[{valid.minimum},...,{valid.maximum}]"
-        case BetweenOr():
+        case BetweenOrEqualTo():
             return f"[{valid.minimum},...,{valid.maximum}] or {valid.alternative}"
         case NonEmptyText():
             return "non-empty string"
@@ -148,9 +148,9 @@ def test_defaults_are_legal(key: Key) -> None:
 def test_what_is_altered_of_one_listener_only_is_told_as_read_only() -> None:
     """So that nothing that DescribeConfigs calls alterable is refused."""
     for key in BROKER_KEYS.values():
-        when = changed_when(key.name)
-        assert (when is ChangedWhen.OF_ONE_LISTENER) == (key.name in OF_LISTENERS)
-        assert key.read_only == (when in (ChangedWhen.AT_RESTART, ChangedWhen.OF_ONE_LISTENER)), key.name
+        when = change_mode(key.name)
+        assert (when is ChangeMode.LIVE_FOR_ONE_LISTENER) == (key.name in OF_LISTENERS)
+        assert key.read_only == (when in (ChangeMode.AT_RESTART, ChangeMode.LIVE_FOR_ONE_LISTENER)), key.name
 
 
 @pytest.mark.parametrize(
@@ -171,7 +171,7 @@ def test_what_is_altered_of_one_listener_only_is_told_as_read_only() -> None:
     ],
 )
 def test_settings_of_single_listeners(name: str, base: str | None) -> None:
-    assert listener_base(name) == base
+    assert strip_listener_prefix(name) == base
     key = broker_key(name)
     if base is None:
         assert key == BROKER_KEYS.get(name)
@@ -193,7 +193,7 @@ def test_settings_with_effect_and_those_of_topics_are_explained() -> None:
 
 
 def test_names_stay_apart_as_attributes_and_in_the_environment() -> None:
-    assert len({attribute(name) for name in BROKER_KEYS}) == len(BROKER_KEYS)
+    assert len({attribute_name(name) for name in BROKER_KEYS}) == len(BROKER_KEYS)
     assert len({environment_name(name) for name in BROKER_KEYS}) == len(BROKER_KEYS)
     assert environment_name("log.retention.ms") == "TIDELOG_LOG_RETENTION_MS"
 

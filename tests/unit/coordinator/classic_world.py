@@ -4,7 +4,7 @@ from typing import Any
 
 from group_harness.invariants import check_core
 from tidelog.coordinator.decision import Decision, Moment
-from tidelog.coordinator.group.classic import ClassicGroup, Joining
+from tidelog.coordinator.group.classic import ClassicGroup, JoinCall
 from tidelog.coordinator.group.core import GroupCore
 from tidelog.coordinator.group.offsets import OffsetCommit, OffsetToCommit
 from tidelog.coordinator.group.settings import GroupSettings
@@ -104,7 +104,7 @@ class World:
         )
         self._fresh += 1
         reply = Reply()
-        self.apply(self.core.join(Joining(request, reply, "c", "/host", version, str(self._fresh)), self.now))
+        self.apply(self.core.join(JoinCall(request, reply, "c", "/host", version, str(self._fresh)), self.now))
         return reply
 
     def sync(self, member_id: str, generation: int, *, instance: str | None = None, **assignments: bytes) -> Reply:

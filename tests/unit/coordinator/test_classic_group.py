@@ -9,7 +9,7 @@ from tidelog.coordinator.decision import Decision
 from tidelog.coordinator.group import core, rebalance
 from tidelog.coordinator.group.classic import ClassicGroup
 from tidelog.coordinator.group.settings import METADATA_BYTES_MAX, PENDING_MEMBERS_MAX, GroupSettings
-from tidelog.coordinator.group.state import NEXT, GroupEvent, GroupState
+from tidelog.coordinator.group.state import NEXT_STATE, GroupEvent, GroupState
 from tidelog.wire.errors import ErrorCode
 from tidelog.wire.messages.group_records import GroupMetadataValue, MemberMetadata
 
@@ -19,12 +19,12 @@ def test_a_transition_that_is_not_in_the_table_is_a_bug() -> None:
     world.stable()
     with pytest.raises(KeyError):
         world.group.delete(world.now)
-    assert (GroupState.DEAD, GroupEvent.REBALANCE_NEEDED) not in NEXT
+    assert (GroupState.DEAD, GroupEvent.REBALANCE_NEEDED) not in NEXT_STATE
 
 
 def test_no_state_but_dead_is_without_a_way_out() -> None:
-    assert {state for state, _ in NEXT} == set(GroupState) - {GroupState.DEAD}
-    assert set(NEXT.values()) == set(GroupState)
+    assert {state for state, _ in NEXT_STATE} == set(GroupState) - {GroupState.DEAD}
+    assert set(NEXT_STATE.values()) == set(GroupState)
 
 
 def test_a_second_join_of_a_member_takes_the_place_of_the_first() -> None:

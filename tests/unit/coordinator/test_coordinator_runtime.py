@@ -14,7 +14,7 @@ from group_harness.memory import LoopClock, MemoryPartition
 from tidelog.coordinator import group_log
 from tidelog.coordinator.deadlines import Deadline
 from tidelog.coordinator.decision import Decision, Moment
-from tidelog.coordinator.group.classic import Joining
+from tidelog.coordinator.group.classic import JoinCall
 from tidelog.coordinator.group.core import GroupCore
 from tidelog.coordinator.group.records import OffsetRecord
 from tidelog.coordinator.group.settings import GroupSettings
@@ -91,12 +91,12 @@ class Stage:
     def join(self, fresh_uuid: str = "1") -> Reply:
         request = JoinGroupRequest("g", 1000, 2000, "", None, "consumer", [JoinGroupRequestProtocol("range", b"")])
         reply = Reply()
-        self.led.apply(self.led.core.join(Joining(request, reply, "c", "/h", 3, fresh_uuid), self.led.now()))
+        self.led.apply(self.led.core.join(JoinCall(request, reply, "c", "/h", 3, fresh_uuid), self.led.now()))
         return reply
 
     def committed(self, group: str = "g") -> int | None:
         durable = self.led.core.durable.by_id.get(group)
-        value = durable.committed("t", 0) if durable else None
+        value = durable.committed_offset("t", 0) if durable else None
         return value.offset if value else None
 
 
@@ -469,7 +469,7 @@ def test_records_of_kinds_that_are_not_known_are_left_alone(caplog: pytest.LogCa
     with caplog.at_level(logging.INFO, "tidelog"):
         stage.load()
     assert stage.led.core.durable.by_id == {}
-    assert "kinds not known here are left alone partition=__consumer_offsets-0 count=1" in caplog.text
+    assert "records of unknown kinds are ignored partition=__consumer_offsets-0 count=1" in caplog.text
 
 
 def test_an_open_transaction_is_ignored(caplog: pytest.LogCaptureFixture) -> None:

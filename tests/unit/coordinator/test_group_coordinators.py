@@ -49,10 +49,10 @@ def committed(broker: VirtualBroker, group: str, topic: str = "t") -> int | None
     told: list[Any] = []
 
     def read(durable: Any) -> int | None:
-        value = durable.committed(topic, 0) if durable else None
+        value = durable.committed_offset(topic, 0) if durable else None
         return value.offset if value else None
 
-    broker.groups.committed(group, read, told.append)
+    broker.groups.read_offsets(group, read, told.append)
     broker.settle()
     (answer,) = told
     return answer  # type: ignore[no-any-return]
@@ -113,7 +113,7 @@ def test_while_loading(broker: VirtualBroker) -> None:
     with pytest.raises(CoordinatorLoadInProgress):
         list(again.groups.listing())
     with pytest.raises(CoordinatorLoadInProgress):
-        again.groups.committed("g", lambda durable: None, print)
+        again.groups.read_offsets("g", lambda durable: None, print)
 
 
 def test_while_a_load_fails_clients_are_told_and_no_list_is_short(broker: VirtualBroker) -> None:
@@ -257,12 +257,12 @@ def test_a_partition_that_is_opened_late_is_served_from_then_on(broker: VirtualB
     commit(broker, "g")
     (key,) = [key for key, partition in broker.partitions.table.items() if partition.log.log_end_offset]
     partition = broker.partitions.table.pop(key)
-    broker.groups.partitions_opened_late()
+    broker.groups.serve_opened_partitions()
     with pytest.raises(CoordinatorNotAvailable):
         broker.groups.coordinator_of("g")
     assert list(broker.groups.listing()) == []
     broker.partitions.table[key] = partition
-    broker.groups.partitions_opened_late()
+    broker.groups.serve_opened_partitions()
     broker.settle()
     assert broker.groups.coordinator_of("g").host == "broker.example"
     assert committed(broker, "g") == 5

@@ -63,7 +63,7 @@ def test_the_state_that_an_old_broker_left() -> None:
         assert record is not None
         durable.replay(record, number + 1)
     group = durable.by_id["nodejs"]
-    committed = group.committed("belajarkafka", 0)
+    committed = group.committed_offset("belajarkafka", 0)
     assert committed is not None
     assert committed.offset > 19
     assert group.metadata is not None

@@ -82,7 +82,7 @@ class RealStage:
 
     def committed(self, group: str = "g") -> int | None:
         durable = self.led.core.durable.by_id.get(group)
-        value = durable.committed("t", 0) if durable else None
+        value = durable.committed_offset("t", 0) if durable else None
         return value.offset if value else None
 
 

@@ -1,1 +1,3 @@
-"""Groups of the consumer protocol (KIP-848): the broker computes assignments, and heartbeats move members to them."""
+"""Groups of the consumer protocol (KIP-848): the broker computes the assignments, and members receive them in the
+responses to their heartbeats.
+"""

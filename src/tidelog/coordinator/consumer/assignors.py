@@ -1,6 +1,6 @@
-"""The server-side assignors `uniform` and `range` (KIP-848). Both keep as many partitions as possible where they are.
+"""The server-side assignors `uniform` and `range` (KIP-848).
 
-As in Kafka, neither considers racks.
+Both move as few partitions between members as possible. As in Kafka, neither considers racks.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -11,14 +11,15 @@ from tidelog.coordinator.consumer.member import Target
 
 
 class AssigningMember(NamedTuple):
-    """An assignor's input about one member."""
+    """The information about one member that an assignor uses."""
 
     topic_ids: frozenset[bytes]
-    """Ids of the existing topics that the member subscribes to. Members with equal subscriptions share one set."""
+    """Ids of the existing topics that the member subscribes to. Members with equal subscriptions may share one object.
+    """
     target: Target
     """The member's previous target assignment."""
     order: str
-    """Sort key of the member: its group instance id, which survives a restart, or else its member id."""
+    """Sort key of the member: its group instance id, which does not change when it restarts, or else its member id."""
 
 
 Members = Mapping[str, AssigningMember]
@@ -27,28 +28,28 @@ Counts = Mapping[bytes, int]
 Assignor = Callable[[Members, Counts], dict[str, Target]]
 
 
-def uniform(members: Members, counts: Counts) -> dict[str, Target]:
+def assign_uniform(members: Members, counts: Counts) -> dict[str, Target]:
     """Assign partitions so that the members' numbers of partitions differ by at most one.
 
-    If the members subscribe to different topics, that may be impossible. Then no move of a single partition between two
-    members can make the numbers more even.
+    That may be impossible if the members subscribe to different topics. In this case, the result is an assignment that
+    no move of a single partition between two members can make more even.
     """
     if not members:
         return {}
     first = next(iter(members.values())).topic_ids
     if all(member.topic_ids is first or member.topic_ids == first for member in members.values()):
         return _assign_evenly(members, counts, first)
-    return _Uneven(members, counts).assign()
+    return _UnevenAssignment(members, counts).assign()
 
 
 def assign_range(members: Members, counts: Counts) -> dict[str, Target]:
     """Split each topic's partitions into one range for each of its subscribers.
 
-    Topics with the same subscribers and the same number of partitions are split in the same way, so that partitions
-    with equal numbers of co-partitioned topics go to the same member.
+    Topics with the same subscribers and the same number of partitions are split in the same way, so that
+    the partitions with the same number in all these topics are assigned to one member.
     """
     readers: dict[bytes, list[str]] = {topic_id: [] for topic_id in sorted(counts)}
-    for member_id in _in_order(members):
+    for member_id in _sorted_member_ids(members):
         for topic_id in members[member_id].topic_ids:
             readers[topic_id].append(member_id)
     equal_topics: dict[tuple[tuple[str, ...], int], list[bytes]] = {}
@@ -61,38 +62,39 @@ def assign_range(members: Members, counts: Counts) -> dict[str, Target]:
         for member_id, partitions in zip(sharing, _split(before, count), strict=True):
             if partitions:
                 targets[member_id].update(dict.fromkeys(topic_ids, partitions))
-    return {member_id: _unchanged(target, members[member_id].target) for member_id, target in targets.items()}
+    return {member_id: _reuse_if_equal(target, members[member_id].target) for member_id, target in targets.items()}
 
 
-ASSIGNORS: dict[str, Assignor] = {"uniform": uniform, "range": assign_range}
+ASSIGNORS: dict[str, Assignor] = {"uniform": assign_uniform, "range": assign_range}
 
 
-def _in_order(members: Members) -> list[str]:
+def _sorted_member_ids(members: Members) -> list[str]:
     return sorted(members, key=lambda member_id: members[member_id].order)
 
 
-def _unchanged(target: Target, before: Target) -> Target:
-    """Return `before` itself if the target is equal to it, so that no record is written for the member."""
+def _reuse_if_equal(target: Target, before: Target) -> Target:
+    """Return the object `before` if it equals the target. The caller then writes no record for the member."""
     return before if target == before else target
 
 
 def _quotas(held: Sequence[int], count: int) -> list[int]:
-    """Return the number of partitions that each member gets of `count`.
+    """Return how many of the `count` partitions each member gets. `held` contains how many each member has now.
 
-    If `count` is not divisible, members that hold more than the minimum keep one more, as far as there are any to
-    spare.
+    If `count` is not divisible by the number of members, some members get one partition more. Members that have more
+    than the minimum now are preferred.
     """
-    minimum, more = divmod(count, len(held))
+    minimum, remainder = divmod(count, len(held))
     quotas = [minimum] * len(held)
-    by_need = sorted(range(len(held)), key=lambda index: held[index] <= minimum)  # stable: else by index
-    for index in by_need[:more]:
+    # The sort is stable: members with the same key remain in the order of their index.
+    by_preference = sorted(range(len(held)), key=lambda index: held[index] <= minimum)
+    for index in by_preference[:remainder]:
         quotas[index] += 1
     return quotas
 
 
 def _split(before: Sequence[Sequence[int]], count: int) -> list[tuple[int, ...]]:
-    """Split the partitions 0 .. count - 1 among the members. Each keeps as many of its previous ones as its quota
-    allows.
+    """Split the partitions 0 to `count` - 1 among the members. Each member retains as many of its previous partitions
+    as its quota allows.
     """
     existing = [[partition for partition in held if partition < count] for held in before]
     quotas = _quotas([len(held) for held in existing], count)
@@ -107,7 +109,7 @@ def _split(before: Sequence[Sequence[int]], count: int) -> list[tuple[int, ...]]
 
 
 def _assign_evenly(members: Members, counts: Counts, topic_ids: frozenset[bytes]) -> dict[str, Target]:
-    order = _in_order(members)
+    order = _sorted_member_ids(members)
     topics = sorted(topic_ids)
     held: list[list[tuple[bytes, int]]] = []
     for member_id in order:
@@ -122,39 +124,39 @@ def _assign_evenly(members: Members, counts: Counts, topic_ids: frozenset[bytes]
     targets = {}
     for member_id, partitions, quota in zip(order, held, quotas, strict=True):
         gained = [next(free) for _ in range(quota - len(partitions))]
-        targets[member_id] = _unchanged(_grouped(partitions + gained), members[member_id].target)
+        targets[member_id] = _reuse_if_equal(_group_by_topic(partitions + gained), members[member_id].target)
     return targets
 
 
-def _grouped(partitions: list[tuple[bytes, int]]) -> Target:
+def _group_by_topic(partitions: list[tuple[bytes, int]]) -> Target:
     target: dict[bytes, list[int]] = {}
     for topic_id, partition in sorted(partitions):
         target.setdefault(topic_id, []).append(partition)
     return {topic_id: tuple(numbers) for topic_id, numbers in target.items()}
 
 
-class _Uneven:
-    """`uniform` for members with different subscriptions.
+class _UnevenAssignment:
+    """The assignor `uniform` for members with different subscriptions.
 
-    Members keep their partitions; then the least loaded members get the free ones; then single partitions are moved
-    from more to less loaded members.
+    First, members retain their partitions. Second, the members with the fewest partitions get the free partitions.
+    Third, single partitions are moved from members with more partitions to members with fewer.
     """
 
     def __init__(self, members: Members, counts: Counts) -> None:
         self._members = members
         self._counts = counts
-        self._order = {member_id: place for place, member_id in enumerate(_in_order(members))}
+        self._order = {member_id: place for place, member_id in enumerate(_sorted_member_ids(members))}
         self._load = dict.fromkeys(self._order, 0)
         self._readers: dict[bytes, list[str]] = {topic_id: [] for topic_id in sorted(counts)}
         self._held: dict[bytes, dict[str, list[int]]] = {topic_id: {} for topic_id in self._readers}
-        """Partitions by topic id and member id."""
+        """The partitions assigned so far, by topic id and member id."""
         for member_id in self._order:
             for topic_id in members[member_id].topic_ids:
                 self._readers[topic_id].append(member_id)
 
     def assign(self) -> dict[str, Target]:
-        # Topics with few subscribers come first, since topics with many subscribers can even out the remaining
-        # differences.
+        # Topics with few subscribers are assigned first. The topics with many subscribers can then even out the
+        # remaining differences.
         topics = sorted((t for t, readers in self._readers.items() if readers), key=lambda t: len(self._readers[t]))
         free = {topic_id: self._keep_current(topic_id) for topic_id in topics}
         for topic_id in topics:
@@ -170,10 +172,12 @@ class _Uneven:
             for member_id, partitions in held.items():
                 if partitions:
                     targets[member_id][topic_id] = tuple(sorted(partitions))
-        return {member_id: _unchanged(target, self._members[member_id].target) for member_id, target in targets.items()}
+        return {
+            member_id: _reuse_if_equal(target, self._members[member_id].target) for member_id, target in targets.items()
+        }
 
     def _keep_current(self, topic_id: bytes) -> list[int]:
-        """Let members keep their partitions of the topic. Returns the partitions that no member had."""
+        """Assign the topic's partitions to the members that had them. Return the partitions that no member had."""
         count = self._counts[topic_id]
         taken: set[int] = set()
         for member_id in self._readers[topic_id]:
@@ -199,8 +203,8 @@ class _Uneven:
             heappush(heap, (load + 1, place, member_id))
 
     def _balance(self, topic_id: bytes) -> bool:
-        """Move partitions of one topic from its most loaded to its least loaded subscribers. Returns whether any was
-        moved.
+        """Move partitions of one topic from its most loaded to its least loaded subscribers. Return whether a partition
+        was moved.
         """
         least_loaded = self._heap(self._readers[topic_id])
         most_loaded = [

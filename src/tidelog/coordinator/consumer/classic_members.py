@@ -1,11 +1,17 @@
-"""Members that speak the classic protocol in a consumer group (KIP-848): JoinGroup, SyncGroup, Heartbeat and
-LeaveGroup.
+"""The requests of members that use the classic protocol in a consumer group (KIP-848): JoinGroup, SyncGroup, Heartbeat
+and LeaveGroup.
 
-The responses have the form of the classic protocol, but no member is the leader: the broker assigns. SyncGroup returns
-a member's current assignment, which is its target without the partitions that other members still have to give up.
+The responses have the form of the classic protocol, but no member is the leader, because the broker computes the
+assignment. SyncGroup returns a member's current assignment: its target without the partitions that other members must
+give up first.
 """
 
-from tidelog.coordinator.consumer.embedded import embedded_version, read_subscription, reported, write_assignment
+from tidelog.coordinator.consumer.embedded import (
+    embedded_version,
+    read_subscription,
+    reported_partitions,
+    write_assignment,
+)
 from tidelog.coordinator.consumer.fencing import remove
 from tidelog.coordinator.consumer.group_context import GroupContext
 from tidelog.coordinator.consumer.heartbeats import (
@@ -17,13 +23,13 @@ from tidelog.coordinator.consumer.heartbeats import (
     update_pattern,
 )
 from tidelog.coordinator.consumer.member import NO_TARGET, ClassicPart, Member, MemberState, without_epochs
-from tidelog.coordinator.consumer.migration import downgrade, may_downgrade_by
+from tidelog.coordinator.consumer.migration import downgrade, is_downgraded_by_return
 from tidelog.coordinator.consumer.settings import MigrationPolicy
 from tidelog.coordinator.consumer.state import PROTOCOL_TYPE, ConsumerGroup
 from tidelog.coordinator.consumer.step import Step
 from tidelog.coordinator.consumer.timers import Timer
 from tidelog.coordinator.decision import Decision, Moment, Reply
-from tidelog.coordinator.group.classic import MEMBER_ID_REQUIRED_VERSION, Joining, protocols_of
+from tidelog.coordinator.group.classic import MEMBER_ID_REQUIRED_VERSION, JoinCall, protocols_of
 from tidelog.coordinator.group.members import Protocols, protocols_to_vote_for
 from tidelog.coordinator.group.rebalance import NO_MEMBER_ID, refuse_join
 from tidelog.wire.errors import (
@@ -42,8 +48,8 @@ from tidelog.wire.messages.sync_group import SyncGroupRequest, SyncGroupResponse
 from tidelog.wire.primitives import MalformedMessage
 
 
-def join(context: GroupContext, group: ConsumerGroup, joining: Joining, now: Moment) -> Decision:
-    """Handle JoinGroup. It is answered immediately, since no other member has to join. Raises ApiError."""
+def join(context: GroupContext, group: ConsumerGroup, joining: JoinCall, now: Moment) -> Decision:
+    """Handle JoinGroup. It is answered immediately, because no other member has to join. Raises ApiError."""
     request = joining.request
     if context.consumer.migration is MigrationPolicy.DISABLED:
         raise InconsistentGroupProtocol("group.consumer.migration.policy forbids classic members in consumer groups")
@@ -75,15 +81,15 @@ def join(context: GroupContext, group: ConsumerGroup, joining: Joining, now: Mom
 def _apply_join(
     step: Step, current: Member, updated: Member, predecessor: Member | None, subscription: ConsumerProtocolSubscription
 ) -> Member:
-    """Return the member after its join, in this group or in the classic group that this join converts it to."""
+    """Return the member after its join. The join may convert the group to a classic group."""
     context = step.context
     group = step.group
     replaced = None if predecessor is None else predecessor.member_id
-    goes_down = predecessor is not None and may_downgrade_by(context, group, predecessor)
+    downgrades = predecessor is not None and is_downgraded_by_return(context, group, predecessor)
     pattern_changed, _ = update_pattern(step, current, updated)
     changed = step.update_member(current, updated, pattern_is_ready=pattern_changed, pattern_changed=pattern_changed)
-    owned = reported(subscription, context.image_now())
-    if goes_down:
+    owned = reported_partitions(subscription, context.image_now())
+    if downgrades:
         is_current = group.assignment_epoch >= step.epoch
         after = updated
         if is_current:
@@ -93,12 +99,12 @@ def _apply_join(
         return after
     target_epoch, target = step.target(updated, replaced)
     after = step.reconcile(updated, replaced, target_epoch, target, owned, subscription_changed=changed)
-    step.at_end(lambda: _joined(step, after))
+    step.on_finish(lambda: _set_timers_after_join(step, after))
     return after
 
 
-def _joined(step: Step, member: Member) -> None:
-    """Start the timer for the SyncGroup request that has to follow, which is the rebalance timeout."""
+def _set_timers_after_join(step: Step, member: Member) -> None:
+    """Start a new session, and the timer for the SyncGroup request that must follow within the rebalance timeout."""
     assert member.classic is not None
     timers = step.context.timers
     group_id = step.group.group_id
@@ -108,9 +114,9 @@ def _joined(step: Step, member: Member) -> None:
 
 
 def _check_protocols(group: ConsumerGroup, protocol_type: str, protocols: Protocols) -> None:
-    """Raise ApiError unless at least one protocol is supported by all classic members.
+    """Raise ApiError unless all classic members of the group support one of `protocols`.
 
-    If the group is converted to a classic group, that group needs a common protocol.
+    They need a common protocol for the case that the group is converted to a classic group.
     """
     supported = protocol_type == PROTOCOL_TYPE and any(
         group.classic_protocols.get(name, 0) == group.classic_count for name in protocols_to_vote_for(protocols)
@@ -129,7 +135,9 @@ def _subscription(protocols: Protocols) -> ConsumerProtocolSubscription:
 def _current_member(
     step: Step, member_id: str, instance_id: str | None, *, is_new: bool
 ) -> tuple[Member, Member | None]:
-    """Return the current state of the member, or a new member; and the static member that it replaces, if any."""
+    """Return two values: the current state of the member, or a new member; and the static member that it replaces, or
+    None.
+    """
     group = step.group
     if instance_id is None:
         return group.members.get(member_id) or Member(member_id), None
@@ -145,7 +153,7 @@ def _current_member(
 
 
 def _with_changes(
-    current: Member, joining: Joining, subscription: ConsumerProtocolSubscription, protocols: Protocols
+    current: Member, joining: JoinCall, subscription: ConsumerProtocolSubscription, protocols: Protocols
 ) -> Member:
     request = joining.request
     return current._replace(
@@ -164,7 +172,7 @@ def _with_changes(
 
 
 def sync(context: GroupContext, group: ConsumerGroup, request: SyncGroupRequest, reply: Reply, now: Moment) -> Decision:
-    """Handle SyncGroup: respond with the member's assignment. Assignments in the request are ignored."""
+    """Handle SyncGroup: answer with the member's assignment. Assignments in the request are ignored."""
     step = Step(context, group, now)
     try:
         member = _check_sync(context, group, request, now)
@@ -224,7 +232,7 @@ def leave(
     for identity in request.members:
         error = ErrorCode.NONE
         try:
-            leaving_ids[_leaving(group, identity.member_id, identity.group_instance_id)] = None
+            leaving_ids[_leaving_member_id(group, identity.member_id, identity.group_instance_id)] = None
         except ApiError as refused:
             error = refused.code
         responses.append(MemberResponse(identity.member_id, identity.group_instance_id, error))
@@ -233,7 +241,7 @@ def leave(
     return step.finish()
 
 
-def _leaving(group: ConsumerGroup, member_id: str, instance_id: str | None) -> str:
+def _leaving_member_id(group: ConsumerGroup, member_id: str, instance_id: str | None) -> str:
     if instance_id is None:
         if member_id not in group.members:
             raise UnknownMemberId
@@ -269,8 +277,8 @@ def _expect_join(context: GroupContext, group: ConsumerGroup, member: Member, no
 
 
 def _waits_for_others(group: ConsumerGroup, member: Member) -> bool:
-    """Return whether another member still has a partition of this member's target, so that joining again would not
-    help.
+    """Return whether another member still has a partition of this member's target. While it does, this member would
+    gain nothing by joining again.
     """
     for topic_id, partitions in group.targets.get(member.member_id, NO_TARGET).items():
         owned = member.owned.get(topic_id, {})

@@ -35,14 +35,14 @@ def _member(group: ConsumerGroup, member: Member, image: "MetadataImage") -> Des
         client_host=member.client_host,
         subscribed_topic_names=list(member.topics),
         subscribed_topic_regex=member.pattern,
-        assignment=_assignment(_held(member.owned, member.revoking), image),
+        assignment=_assignment(_current_partitions(member.owned, member.revoking), image),
         target_assignment=_assignment(group.targets.get(member.member_id, NO_TARGET), image),
         member_type=CONSUMER_MEMBER if member.classic is None else CLASSIC_MEMBER,
     )
 
 
-def _held(owned: Owned, revoking: Owned) -> Target:
-    """Return the partitions that the member has, including those that it is giving up."""
+def _current_partitions(owned: Owned, revoking: Owned) -> Target:
+    """Return the partitions that the member has, including the partitions that it must give up."""
     return {
         topic_id: tuple(sorted((*owned.get(topic_id, ()), *revoking.get(topic_id, ()))))
         for topic_id in {**owned, **revoking}
@@ -50,7 +50,7 @@ def _held(owned: Owned, revoking: Owned) -> Target:
 
 
 def _assignment(target: Target, image: "MetadataImage") -> Assignment:
-    """Convert to topic names. Deleted topics are left out."""
+    """Convert an assignment from topic ids to topic names. Deleted topics are omitted."""
     assigned = [
         TopicPartitions(topic_id, topic.name, list(partitions))
         for topic_id, partitions in target.items()

@@ -1,9 +1,9 @@
-"""Messages that members of the classic protocol exchange through their group: subscription and assignment."""
+"""Messages that members of the classic protocol embed in their requests: subscriptions and assignments."""
 
 from typing import TYPE_CHECKING
 
 from tidelog.coordinator.consumer.member import Target
-from tidelog.coordinator.consumer.reconcile import Reported
+from tidelog.coordinator.consumer.reconcile import ReportedPartitions
 from tidelog.model.ids import TopicId
 from tidelog.wire.messages.consumer_protocol import (
     ConsumerProtocolAssignment,
@@ -19,7 +19,9 @@ VERSION_BYTES = 2
 
 
 def embedded_version(data: bytes) -> int:
-    """Read the version of an embedded message, at most the newest known one. Raises MalformedMessage."""
+    """Return the version in which to decode an embedded message: its own version, or the newest known one if that is
+    lower. Raises MalformedMessage.
+    """
     if len(data) < VERSION_BYTES:
         raise MalformedMessage("an embedded message has no version")
     version = int.from_bytes(data[:VERSION_BYTES], "big", signed=True)
@@ -36,7 +38,7 @@ def read_subscription(metadata: bytes) -> ConsumerProtocolSubscription:
 
 
 def read_assignment(data: bytes) -> ConsumerProtocolAssignment:
-    """Decode an assignment; no bytes mean an empty assignment. Raises MalformedMessage."""
+    """Decode an assignment. Empty `data` means an empty assignment. Raises MalformedMessage."""
     if not data:
         return ConsumerProtocolAssignment()
     assignment, _ = ConsumerProtocolAssignment.decode(data, VERSION_BYTES, embedded_version(data))
@@ -44,7 +46,7 @@ def read_assignment(data: bytes) -> ConsumerProtocolAssignment:
 
 
 def write_assignment(target: Target, version: int, image: "MetadataImage") -> bytes:
-    """Encode an assignment. Deleted topics are left out."""
+    """Encode an assignment. Deleted topics are omitted."""
     assigned = [
         TopicPartition(topic.name, list(partitions))
         for topic_id, partitions in target.items()
@@ -53,8 +55,8 @@ def write_assignment(target: Target, version: int, image: "MetadataImage") -> by
     return version.to_bytes(VERSION_BYTES, "big") + ConsumerProtocolAssignment(assigned).encode(version)
 
 
-def reported(subscription: ConsumerProtocolSubscription, image: "MetadataImage") -> Reported:
-    """Return the partitions that the member says it owns. Deleted topics are left out."""
+def reported_partitions(subscription: ConsumerProtocolSubscription, image: "MetadataImage") -> ReportedPartitions:
+    """Return the partitions that the member reports as its own. Deleted topics are omitted."""
     return {
         topic.topic_id: frozenset(assigned.partitions)
         for assigned in subscription.owned_partitions

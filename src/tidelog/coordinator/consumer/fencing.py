@@ -1,17 +1,19 @@
-"""Remove members that leave or that time out, so that the other members get their partitions."""
+"""Remove members that leave or time out. Their partitions are then assigned to the other members."""
 
 from tidelog.coordinator.consumer.group_context import GroupContext
 from tidelog.coordinator.consumer.member import STATIC_LEAVING_EPOCH, Member, end_records
 from tidelog.coordinator.consumer.migration import downgrade, may_downgrade
 from tidelog.coordinator.consumer.state import ConsumerGroup
 from tidelog.coordinator.consumer.step import Step
-from tidelog.coordinator.consumer.timers import Subject, Timer
+from tidelog.coordinator.consumer.timers import Timer, TimerSubject
 from tidelog.coordinator.consumer.topics import metadata_hash
 from tidelog.coordinator.decision import Decision, Moment
 
 
 def remove(step: Step, member_ids: list[str]) -> None:
-    """Remove members; no id may be given twice. The removal may convert the group to a classic one."""
+    """Remove the members with these ids, each of which occurs only once. The removal may convert the group to a classic
+    group.
+    """
     group = step.group
     context = step.context
     if not member_ids:
@@ -24,10 +26,10 @@ def remove(step: Step, member_ids: list[str]) -> None:
         step.out.records += end_records(group.group_id, member_id)
     names = _names_without(step, group, leaving)
     step.out.records.append(group.epoch_record(group.epoch + 1, metadata_hash(context.image_now(), names)))
-    step.at_end(lambda: _forget(context, group.group_id, member_ids))
+    step.on_finish(lambda: _forget_timers(context, group.group_id, member_ids))
 
 
-def _forget(context: GroupContext, group_id: str, member_ids: list[str]) -> None:
+def _forget_timers(context: GroupContext, group_id: str, member_ids: list[str]) -> None:
     for member_id in member_ids:
         context.timers.forget(group_id, member_id)
 
@@ -49,24 +51,24 @@ def _names_without(step: Step, group: ConsumerGroup, leaving: list[Member]) -> d
     return names
 
 
-def keep_place(step: Step, member: Member) -> None:
-    """Mark a static member as temporarily away: its partitions stay reserved until its session ends."""
-    away = member._replace(
+def reserve_place(step: Step, member: Member) -> None:
+    """Store that a static member left temporarily. Its partitions remain reserved until its session ends."""
+    absent_member = member._replace(
         epoch=STATIC_LEAVING_EPOCH,
         owned={topic_id: dict.fromkeys(partitions, 0) for topic_id, partitions in member.owned.items()},
         revoking={},
     )
-    step.out.records.append(away.assignment_record(step.group.group_id))
+    step.out.records.append(absent_member.assignment_record(step.group.group_id))
 
 
-def time_is_up(context: GroupContext, subject: Subject, out: Decision, now: Moment) -> None:
+def remove_timed_out_member(context: GroupContext, subject: TimerSubject, out: Decision, now: Moment) -> None:
     """Remove a member because one of its timers expired."""
     group = context.group(subject.group_id)
     member = None if group is None else group.members.get(subject.member_id)
     if group is None or member is None:
         return
     if subject.timer is Timer.REBALANCE and member.epoch != subject.epoch:
-        return  # the member has reached another epoch meanwhile
+        return  # since the timer was set, the member has reached another epoch
     out.log("member removed group=%s member=%s reason=%s", subject.group_id, subject.member_id, subject.timer.value)
     step = Step(context, group, now)
     remove(step, [subject.member_id])

@@ -21,31 +21,41 @@ if TYPE_CHECKING:
 
 
 class GroupContext:
-    """Shared state. Only `durable` is durable; everything else is lost with the coordinator."""
+    """The shared state. Only `durable` is restored by a new coordinator; everything else is lost with the old one."""
 
-    __slots__ = ("checked", "classics", "deadlines", "durable", "image_now", "settings", "timers", "wake_resolver")
+    __slots__ = (
+        "classic_groups",
+        "deadlines",
+        "durable",
+        "groups_with_current_epoch",
+        "image_now",
+        "schedule_search",
+        "settings",
+        "timers",
+    )
 
     def __init__(
         self,
         settings: GroupSettings,
         durable: "DurableGroups",
-        classics: dict[str, ClassicGroup],
+        classic_groups: dict[str, ClassicGroup],
         deadlines: Deadlines,
         image_now: "Callable[[], MetadataImage]",
         timers: Timers,
-        wake_resolver: Callable[[str, int], None],
+        schedule_search: Callable[[str, int], None],
     ) -> None:
         self.settings = settings
         self.durable = durable
-        self.classics = classics
-        """Classic groups in memory: those that have members or had some recently."""
+        self.classic_groups = classic_groups
+        """The soft state of the classic groups that have members or had members recently."""
         self.deadlines = deadlines
         self.image_now = image_now
         self.timers = timers
-        self.wake_resolver = wake_resolver
-        """Called with a group id and the monotonic time in ms when the group has unresolved regular expressions."""
-        self.checked: dict[str, None] = {}
-        """Ids of groups whose epoch is known to reflect the current topics."""
+        self.schedule_search = schedule_search
+        """Called with a group id and the monotonic time in ms when the group has a regular expression whose topics have
+        not been searched."""
+        self.groups_with_current_epoch: dict[str, None] = {}
+        """Ids of the groups whose metadata hash has been compared with the current topics."""
 
     @property
     def consumer(self) -> ConsumerSettings:
@@ -58,14 +68,14 @@ class GroupContext:
     # Settings of one group
 
     def session_timeout_ms(self, group_id: str) -> int:
-        return self._of(group_id, SESSION_TIMEOUT, self.consumer.session_timeout_ms)
+        return self._setting_of(group_id, SESSION_TIMEOUT, self.consumer.session_timeout_ms)
 
     def heartbeat_interval_ms(self, group_id: str) -> int:
-        return self._of(group_id, HEARTBEAT_INTERVAL, self.consumer.heartbeat_interval_ms)
+        return self._setting_of(group_id, HEARTBEAT_INTERVAL, self.consumer.heartbeat_interval_ms)
 
     def assignment_interval_ms(self, group_id: str) -> int:
-        return self._of(group_id, ASSIGNMENT_INTERVAL, self.consumer.assignment_interval_ms)
+        return self._setting_of(group_id, ASSIGNMENT_INTERVAL, self.consumer.assignment_interval_ms)
 
-    def _of(self, group_id: str, setting: str, default: int) -> int:
+    def _setting_of(self, group_id: str, setting: str, default: int) -> int:
         own: Mapping[str, str] | None = self.image_now().group_configs.get(group_id)
         return default if own is None else self.consumer.of_group(setting, own, default)

@@ -1,20 +1,20 @@
-"""The consumer groups of one coordinator partition, as the interface that the coordinator's core calls."""
+"""The consumer groups of one coordinator partition: the interface for the coordinator's core."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from tidelog.coordinator.consumer import classic_members, heartbeats
 from tidelog.coordinator.consumer.describe import describe
-from tidelog.coordinator.consumer.fencing import time_is_up
+from tidelog.coordinator.consumer.fencing import remove_timed_out_member
 from tidelog.coordinator.consumer.group_context import GroupContext
-from tidelog.coordinator.consumer.heartbeats import Beat
+from tidelog.coordinator.consumer.heartbeats import HeartbeatCall
 from tidelog.coordinator.consumer.member import Member, MemberState
 from tidelog.coordinator.consumer.patterns import Resolver
 from tidelog.coordinator.consumer.state import ConsumerGroup
-from tidelog.coordinator.consumer.timers import Subject, Timer, Timers
+from tidelog.coordinator.consumer.timers import Timer, Timers, TimerSubject
 from tidelog.coordinator.deadlines import Deadlines
 from tidelog.coordinator.decision import Decision, Moment, Reply
-from tidelog.coordinator.group.classic import ClassicGroup, Joining
+from tidelog.coordinator.group.classic import ClassicGroup, JoinCall
 from tidelog.coordinator.group.rebalance import refuse_join
 from tidelog.coordinator.group.settings import GroupSettings
 from tidelog.wire.errors import (
@@ -40,19 +40,19 @@ MEMBER_EPOCH_VERSION = 9
 
 
 class ConsumerGroups:
-    """Decides requests to groups whose durable state is `DurableGroup.consumer`, and holds their soft state."""
+    """Handles requests to groups whose durable state is `DurableGroup.consumer`, and contains their soft state."""
 
     def __init__(
         self,
         settings: GroupSettings,
         durable: "DurableGroups",
-        classics: dict[str, ClassicGroup],
+        classic_groups: dict[str, ClassicGroup],
         deadlines: Deadlines,
         image_now: "Callable[[], MetadataImage]",
     ) -> None:
         self.resolver = Resolver(lambda: self.context)
-        timers = Timers(deadlines, self._time_is_up)
-        self.context = GroupContext(settings, durable, classics, deadlines, image_now, timers, self.resolver.wake)
+        timers = Timers(deadlines, self._remove_timed_out_member)
+        self.context = GroupContext(settings, durable, classic_groups, deadlines, image_now, timers, self.resolver.wake)
 
     def find(self, group_id: str) -> ConsumerGroup | None:
         return self.context.group(group_id)
@@ -60,8 +60,8 @@ class ConsumerGroups:
     # Events of the coordinator
 
     def loaded(self, now: Moment) -> None:
-        """Start timers after a load: every member gets a new session, and members that revoke partitions a new
-        rebalance timeout.
+        """Start timers after a load: a new session for every member, and a new rebalance timeout for every member that
+        must give up partitions.
         """
         for group_id, durable in self.context.durable.by_id.items():
             group = durable.consumer
@@ -78,28 +78,28 @@ class ConsumerGroups:
                 self.resolver.refresh(group_id, now.monotonic_ms)
 
     def topics_changed(self, changed: dict[str, None], now: Moment) -> None:
-        """Note that topics were created, deleted, recreated or got more partitions.
+        """Store that topics were created, deleted, recreated or got more partitions.
 
-        The next heartbeat of a group that subscribes to one of them computes a new assignment.
+        At the next heartbeat of a group that subscribes to one of them, a new assignment is computed.
         """
         for group_id, durable in self.context.durable.by_id.items():
             group = durable.consumer
             if group is None:
                 continue
             self.resolver.topics_changed(group, changed, now.monotonic_ms)
-            if group_id in self.context.checked and not group.subscribed().keys().isdisjoint(changed):
-                del self.context.checked[group_id]
+            if group_id in self.context.groups_with_current_epoch and not group.subscribed().keys().isdisjoint(changed):
+                del self.context.groups_with_current_epoch[group_id]
 
-    def _time_is_up(self, subject: Subject, out: Decision, now: Moment) -> None:
-        time_is_up(self.context, subject, out, now)
+    def _remove_timed_out_member(self, subject: TimerSubject, out: Decision, now: Moment) -> None:
+        remove_timed_out_member(self.context, subject, out, now)
 
     # Requests
 
-    def heartbeat(self, beat: Beat, now: Moment) -> Decision:
+    def heartbeat(self, beat: HeartbeatCall, now: Moment) -> Decision:
         """Handle ConsumerGroupHeartbeat. Raises ApiError."""
         return heartbeats.heartbeat(self.context, beat, now)
 
-    def join(self, group: ConsumerGroup, joining: Joining, now: Moment) -> Decision:
+    def join(self, group: ConsumerGroup, joining: JoinCall, now: Moment) -> Decision:
         try:
             return classic_members.join(self.context, group, joining, now)
         except ApiError as error:
@@ -120,25 +120,25 @@ class ConsumerGroups:
         return classic_members.leave(self.context, group, request, reply, now)
 
     def forget(self, group_id: str) -> None:
-        """Drop the soft state of a group that is being deleted or converted."""
+        """Remove the soft state of a group that is being deleted or converted."""
         self.context.timers.forget_group(group_id)
-        self.context.checked.pop(group_id, None)
+        self.context.groups_with_current_epoch.pop(group_id, None)
 
     def describe(self, group_id: str) -> "DescribedGroup":
         """Describe a group. Raises GroupIdNotFound unless it is a group of the consumer protocol."""
         group = self.find(group_id)
         if group is None:
-            known = group_id in self.context.durable.by_id or group_id in self.context.classics
+            known = group_id in self.context.durable.by_id or group_id in self.context.classic_groups
             raise GroupIdNotFound(f"Group {group_id} {'is not a consumer group' if known else 'not found'}.")
         return describe(group, self.context.consumer.assignors[0], self.context.image_now())
 
     # Offsets
 
     def check_commit(self, group: ConsumerGroup, commit: "OffsetCommit") -> None:
-        """Raise ApiError unless this committer may commit these offsets now.
+        """Raise ApiError unless the sender may commit these offsets now.
 
-        A member may commit with an older epoch than its current one for partitions that it already had in that epoch
-        (KIP-1251).
+        A member may send an epoch that is older than its current epoch, for partitions that it already had in the older
+        epoch (KIP-1251).
         """
         if commit.generation < 0 and not group.members:
             return  # an administrator, or a consumer that assigns its partitions itself
@@ -150,15 +150,15 @@ class ConsumerGroups:
         if commit.generation == member.epoch:
             return
         if commit.generation > member.epoch:
-            raise _stale(member)
+            raise _stale_epoch_error(member)
         for offset in commit.offsets:
             epoch = member.assignment_epoch(offset.topic_id, offset.partition)
             if epoch is None or commit.generation < epoch:
-                raise _stale(member)
+                raise _stale_epoch_error(member)
 
     def check_fetch(self, group: ConsumerGroup, member_id: str | None, epoch: int) -> None:
-        """Raise ApiError unless this member may fetch offsets. A client that is not a member sends neither member id
-        nor epoch.
+        """Raise ApiError unless the sender may fetch offsets. A client that is not a member sends neither a member id
+        nor an epoch.
         """
         if member_id is None and epoch < 0:
             return
@@ -166,10 +166,10 @@ class ConsumerGroups:
         if member is None:
             raise UnknownMemberId
         if epoch != member.epoch:
-            raise _stale(member)
+            raise _stale_epoch_error(member)
 
 
-def _stale(member: Member) -> ApiError:
+def _stale_epoch_error(member: Member) -> ApiError:
     if member.classic is not None:
         return IllegalGeneration()
     return ApiError(f"the member's epoch is {member.epoch}", ErrorCode.STALE_MEMBER_EPOCH)

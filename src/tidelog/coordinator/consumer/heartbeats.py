@@ -1,8 +1,10 @@
-"""ConsumerGroupHeartbeat: the request by which members join, stay, change their subscription, and leave (KIP-848)."""
+"""ConsumerGroupHeartbeat: the request with which members join, renew their sessions, change their subscriptions, and
+leave (KIP-848).
+"""
 
 from typing import NamedTuple
 
-from tidelog.coordinator.consumer.fencing import keep_place, remove
+from tidelog.coordinator.consumer.fencing import remove, reserve_place
 from tidelog.coordinator.consumer.group_context import GroupContext
 from tidelog.coordinator.consumer.member import (
     JOINING_EPOCH,
@@ -15,7 +17,7 @@ from tidelog.coordinator.consumer.member import (
 )
 from tidelog.coordinator.consumer.migration import open_group
 from tidelog.coordinator.consumer.patterns import check_pattern
-from tidelog.coordinator.consumer.reconcile import Reported
+from tidelog.coordinator.consumer.reconcile import ReportedPartitions
 from tidelog.coordinator.consumer.settings import ConsumerSettings
 from tidelog.coordinator.consumer.state import ConsumerGroup, subscription_bytes
 from tidelog.coordinator.consumer.step import Step
@@ -41,7 +43,7 @@ OWN_ID_VERSION = 1
 """From this version of ConsumerGroupHeartbeat on, a member chooses its own id (KIP-1082)."""
 
 
-class Beat(NamedTuple):
+class HeartbeatCall(NamedTuple):
     """A heartbeat request and its sender."""
 
     request: ConsumerGroupHeartbeatRequest
@@ -50,7 +52,7 @@ class Beat(NamedTuple):
     client_host: str
     version: int
     fresh_id: str
-    """A new random id, used for a joining member of version 0, which has no id."""
+    """A new random id for a member that joins without an id, which is possible in version 0."""
 
 
 def check_request(request: ConsumerGroupHeartbeatRequest, version: int, settings: ConsumerSettings) -> None:
@@ -82,7 +84,7 @@ def check_request(request: ConsumerGroupHeartbeatRequest, version: int, settings
         )
 
 
-def heartbeat(context: GroupContext, beat: Beat, now: Moment) -> Decision:
+def heartbeat(context: GroupContext, beat: HeartbeatCall, now: Moment) -> Decision:
     """Handle one heartbeat. Raises ApiError."""
     request = beat.request
     if request.member_epoch in (LEAVING_EPOCH, STATIC_LEAVING_EPOCH):
@@ -91,7 +93,7 @@ def heartbeat(context: GroupContext, beat: Beat, now: Moment) -> Decision:
     step = open_group(context, request.group_id, now, create=joins)
     group = step.group
     check_size(context, group, request.member_id)
-    reported = _reported(request)
+    reported = _reported_partitions(request)
     current, replaced = _current_member(step, beat, reported)
     updated = _with_changes(current, beat)
     check_memory(group, current, updated)
@@ -100,13 +102,13 @@ def heartbeat(context: GroupContext, beat: Beat, now: Moment) -> Decision:
     target_epoch, target = step.target(updated, replaced)
     after = step.reconcile(updated, replaced, target_epoch, target, reported, subscription_changed=changed)
     session_ms = context.session_timeout_ms(group.group_id)
-    step.at_end(lambda: context.timers.set(Timer.SESSION, group.group_id, after.member_id, session_ms, now))
+    step.on_finish(lambda: context.timers.set(Timer.SESSION, group.group_id, after.member_id, session_ms, now))
     response = ConsumerGroupHeartbeatResponse(
         member_id=after.member_id,
         member_epoch=after.epoch,
         heartbeat_interval_ms=context.heartbeat_interval_ms(group.group_id),
     )
-    if joins or _is_full(request) or not same_partitions(current.owned, after.owned):
+    if joins or _has_all_fields(request) or not same_partitions(current.owned, after.owned):
         response.assignment = Assignment(
             [TopicPartitions(topic_id, list(partitions)) for topic_id, partitions in after.owned.items()]
         )
@@ -124,14 +126,18 @@ def check_size(context: GroupContext, group: ConsumerGroup, member_id: str) -> N
 
 
 def check_memory(group: ConsumerGroup, current: Member, updated: Member) -> None:
-    says_more = (updated.topics, updated.pattern, updated.classic) != (current.topics, current.pattern, current.classic)
-    if says_more and group.metadata_bytes + subscription_bytes(updated) > METADATA_BYTES_MAX:
+    subscription_changed = (updated.topics, updated.pattern, updated.classic) != (
+        current.topics,
+        current.pattern,
+        current.classic,
+    )
+    if subscription_changed and group.metadata_bytes + subscription_bytes(updated) > METADATA_BYTES_MAX:
         raise GroupMaxSizeReached("the subscriptions of the group's members need too much memory")
 
 
-def _current_member(step: Step, beat: Beat, reported: Reported | None) -> tuple[Member, str | None]:
-    """Return the current state of the member, or a new member; and the id of the static member that it replaces, if
-    any.
+def _current_member(step: Step, beat: HeartbeatCall, reported: ReportedPartitions | None) -> tuple[Member, str | None]:
+    """Return two values: the current state of the member, or a new member; and the id of the static member that it
+    replaces, or None.
     """
     request = beat.request
     group = step.group
@@ -172,43 +178,43 @@ def check_instance(member: Member, member_id: str) -> None:
         raise FencedInstanceId(f"instance {member.instance_id!r} is member {member.member_id!r} now")
 
 
-def check_epoch(member: Member, epoch: int, reported: Reported | None) -> None:
-    """Raise ApiError unless the epoch is the member's.
+def check_epoch(member: Member, epoch: int, reported: ReportedPartitions | None) -> None:
+    """Raise ApiError unless the epoch is the member's current epoch.
 
-    A member that missed the last response may be one epoch behind. It is accepted if it owns nothing that the current
-    epoch does not give it.
+    The previous epoch is accepted, too, because the member may have missed the last response, but only if the member
+    reports no partitions that it does not have in its current epoch.
     """
     if epoch == JOINING_EPOCH or epoch == member.epoch:
         return
-    missed = epoch < member.epoch and epoch == member.previous_epoch
-    if not missed or reported is None or not _is_part(reported, member.owned):
+    may_have_missed_response = epoch < member.epoch and epoch == member.previous_epoch
+    if not may_have_missed_response or reported is None or not _is_subset(reported, member.owned):
         raise ApiError(
             f"member epoch {epoch} is not {member.epoch}: give up all partitions and join again",
             ErrorCode.FENCED_MEMBER_EPOCH,
         )
 
 
-def _is_part(reported: Reported, owned: Owned) -> bool:
+def _is_subset(reported: ReportedPartitions, owned: Owned) -> bool:
     return all(partitions <= owned.get(topic_id, {}).keys() for topic_id, partitions in reported.items())
 
 
 def replace_static(step: Step, member: Member, member_id: str) -> Member:
-    """Replace a static member that came back with a new member id. It keeps its subscription and its partitions."""
+    """Replace a static member that joins again with a new member id. It retains its subscription and its partitions."""
     group = step.group
-    fresh = member._replace(member_id=member_id, epoch=0, previous_epoch=0)
+    replacement = member._replace(member_id=member_id, epoch=0, previous_epoch=0)
     step.out.records += end_records(group.group_id, member.member_id)
-    step.out.records.append(fresh.metadata_record(group.group_id))
+    step.out.records.append(replacement.metadata_record(group.group_id))
     step.out.records.append(target_record(group.group_id, member_id, group.targets.get(member.member_id, {})))
-    step.out.records.append(fresh.assignment_record(group.group_id))
-    step.at_end(lambda: step.context.timers.forget(group.group_id, member.member_id))
-    return fresh
+    step.out.records.append(replacement.assignment_record(group.group_id))
+    step.on_finish(lambda: step.context.timers.forget(group.group_id, member.member_id))
+    return replacement
 
 
 # Content of the heartbeat
 
 
-def _with_changes(current: Member, beat: Beat) -> Member:
-    """Return the member with the changes of the heartbeat. A null field, or a timeout of -1, means no change."""
+def _with_changes(current: Member, beat: HeartbeatCall) -> Member:
+    """Return the member with the changes of the heartbeat. A null field or a timeout of -1 means no change."""
     request = beat.request
     names = request.subscribed_topic_names
     return current._replace(
@@ -227,8 +233,8 @@ def _with_changes(current: Member, beat: Beat) -> Member:
 
 
 def update_pattern(step: Step, current: Member, updated: Member) -> tuple[bool, bool]:
-    """Update the member's regular expression. Returns (changed, resolved): whether the member has another expression
-    now, and whether its topics are current.
+    """Update the member's regular expression. Return two values: whether the member has another expression now, and
+    whether the topics of the new expression are known already.
 
     Raises ApiError for an invalid expression.
     """
@@ -243,11 +249,11 @@ def update_pattern(step: Step, current: Member, updated: Member) -> tuple[bool, 
     if new in group.patterns:
         return True, new in group.resolved
     check_pattern(group, new)
-    step.at_end(lambda: step.context.wake_resolver(group.group_id, step.now.monotonic_ms))
+    step.on_finish(lambda: step.context.schedule_search(group.group_id, step.now.monotonic_ms))
     return True, False
 
 
-def _reported(request: ConsumerGroupHeartbeatRequest) -> Reported | None:
+def _reported_partitions(request: ConsumerGroupHeartbeatRequest) -> ReportedPartitions | None:
     if request.topic_partitions is None:
         return None
     reported: dict[bytes, set[int]] = {}
@@ -256,8 +262,8 @@ def _reported(request: ConsumerGroupHeartbeatRequest) -> Reported | None:
     return {topic_id: frozenset(partitions) for topic_id, partitions in reported.items()}
 
 
-def _is_full(request: ConsumerGroupHeartbeatRequest) -> bool:
-    """Return whether the heartbeat contains all fields. A member sends all of them after an error, since it may have
+def _has_all_fields(request: ConsumerGroupHeartbeatRequest) -> bool:
+    """Return whether the heartbeat contains all fields. A member sends all fields after an error, because it may have
     missed responses.
     """
     subscribes = request.subscribed_topic_names is not None or request.subscribed_topic_regex is not None
@@ -265,7 +271,7 @@ def _is_full(request: ConsumerGroupHeartbeatRequest) -> bool:
 
 
 def same_partitions(before: Owned, after: Owned) -> bool:
-    """Return whether the partitions are equal; their epochs may differ."""
+    """Return whether both contain the same partitions. Their epochs may differ."""
     if before is after:
         return True
     return before.keys() == after.keys() and all(before[t].keys() == after[t].keys() for t in before)
@@ -274,7 +280,7 @@ def same_partitions(before: Owned, after: Owned) -> bool:
 # Leaving
 
 
-def _leave(context: GroupContext, beat: Beat, now: Moment) -> Decision:
+def _leave(context: GroupContext, beat: HeartbeatCall, now: Moment) -> Decision:
     request = beat.request
     step = open_group(context, request.group_id, now, create=False)
     group = step.group
@@ -288,7 +294,7 @@ def _leave(context: GroupContext, beat: Beat, now: Moment) -> Decision:
             raise UnknownMemberId(f"group {group.group_id!r} has no member of instance {request.instance_id!r}")
         check_instance(member, request.member_id)
     if request.member_epoch == STATIC_LEAVING_EPOCH:
-        keep_place(step, member)
+        reserve_place(step, member)
     else:
         remove(step, [member.member_id])
     response = ConsumerGroupHeartbeatResponse(member_id=request.member_id, member_epoch=request.member_epoch)

@@ -17,12 +17,14 @@ from tidelog.wire.messages.group_records import (
 JOINING_EPOCH = 0
 LEAVING_EPOCH = -1
 STATIC_LEAVING_EPOCH = -2
-"""Epoch of a static member that left temporarily: its place and partitions stay reserved (KIP-345, KIP-848)."""
+"""Epoch of a static member that left temporarily. Its partitions remain reserved for it (KIP-345, KIP-848)."""
 
 Owned = dict[bytes, dict[int, int]]
-"""The epoch in which the member got each partition, by topic id and partition. Never empty for a topic. Immutable."""
+"""The epoch in which a member got each of its partitions, by topic id and partition. Topics without partitions are not
+included. Never changed after its creation."""
 Target = dict[bytes, tuple[int, ...]]
-"""Partitions in ascending order, by topic id. Never empty for a topic. Immutable."""
+"""Assigned partitions in ascending order, by topic id. Topics without partitions are not included. Never changed after
+its creation."""
 
 NOTHING_OWNED: Owned = {}
 NO_TARGET: Target = {}
@@ -34,9 +36,9 @@ class MemberState(IntEnum):
     STABLE = 0
     """The member has its whole target assignment."""
     UNREVOKED = 1
-    """The member was asked to give up partitions and has not confirmed it."""
+    """The member must give up partitions, and has not confirmed yet that it did."""
     UNRELEASED = 2
-    """Other members still have partitions of this member's target."""
+    """Other members still have partitions of this member's target assignment."""
     UNKNOWN = 127
 
 
@@ -49,7 +51,7 @@ class ClassicPart(NamedTuple):
 
 
 class Member(NamedTuple):
-    """A member. Immutable: a change makes a new object."""
+    """A member. The object is immutable: each change creates a new object."""
 
     member_id: str
     instance_id: str | None = None
@@ -75,7 +77,9 @@ class Member(NamedTuple):
         return self.state is MemberState.STABLE and self.epoch == epoch
 
     def assignment_epoch(self, topic_id: bytes, partition: int) -> int | None:
-        """Return the epoch in which the member got a partition; None if it neither has it nor is giving it up."""
+        """Return the epoch in which the member got a partition; None if the member neither has the partition nor is
+        giving it up.
+        """
         for partitions in (self.owned.get(topic_id), self.revoking.get(topic_id)):
             if partitions is not None and partition in partitions:
                 return partitions[partition]
@@ -165,7 +169,7 @@ def target_of(value: ConsumerGroupTargetAssignmentMemberValue) -> Target:
 
 
 def end_records(group: str, member_id: str) -> list[ConsumerRecord]:
-    """Return tombstones for all records of the member, in the order that a replay needs."""
+    """Return tombstones for all records of the member. The tombstone of its metadata is the last one."""
     return [
         ConsumerRecord(CURRENT_ASSIGNMENT, group, member_id, None),
         ConsumerRecord(TARGET_MEMBER, group, member_id, None),
@@ -178,7 +182,7 @@ def without_epochs(owned: Owned) -> Target:
 
 
 def _owned(lists: list[TopicPartitions], epoch: int) -> Owned:
-    """Decode partitions. Brokers before Kafka 4.3 wrote no epochs; the member's epoch is used then."""
+    """Decode partitions. Brokers before Kafka 4.3 wrote no epochs; for their records the member's epoch is used."""
     owned: Owned = {}
     for topic in lists:
         epochs = topic.assignment_epochs

@@ -1,7 +1,8 @@
-"""Convert a group between the classic and the consumer protocol while members are active (KIP-848).
+"""Convert a group that has members between the classic and the consumer protocol (KIP-848).
 
-A group is upgraded when the first member of the consumer protocol joins, and downgraded when the last one leaves, if
-`group.consumer.migration.policy` allows it. In between, members of both protocols are in one consumer group.
+If `group.consumer.migration.policy` allows it, a group is upgraded when the first member of the consumer protocol
+joins, and downgraded when the last such member leaves. In between, the group is a consumer group with members of both
+protocols.
 """
 
 from typing import TYPE_CHECKING
@@ -28,14 +29,16 @@ if TYPE_CHECKING:
 
 
 def open_group(context: GroupContext, group_id: str, now: Moment, *, create: bool) -> Step:
-    """Begin the step of a request to the group. With `create` the group is created, or upgraded from a classic group.
+    """Begin the step of a request to the group. With `create`, a missing group is created, and a classic group is
+    upgraded.
 
-    Raises GroupIdNotFound if there is no consumer group and it may not or cannot be created.
+    Raises GroupIdNotFound if there is no consumer group, and it may not be created or the classic group cannot be
+    upgraded.
     """
     durable = context.durable.by_id.get(group_id)
     if durable is not None and durable.consumer is not None:
         return Step(context, durable.consumer, now)
-    classic = context.classics.get(group_id)
+    classic = context.classic_groups.get(group_id)
     if not create:
         kind = "does not exist" if durable is None and classic is None else "is not a group of the consumer protocol"
         raise GroupIdNotFound(f"group {group_id!r} {kind}")
@@ -48,7 +51,7 @@ def open_group(context: GroupContext, group_id: str, now: Moment, *, create: boo
     if durable is not None and durable.metadata is not None:
         step.out.records.append(GroupRecord(group_id, None))
     if classic is not None:
-        step.at_end(lambda: _forget_classic(context, classic, step))
+        step.on_finish(lambda: _forget_classic(context, classic, step))
     return step
 
 
@@ -56,7 +59,7 @@ def open_group(context: GroupContext, group_id: str, now: Moment, *, create: boo
 
 
 def _upgrade(step: Step, classic: ClassicGroup) -> None:
-    """Set `step.group` to a consumer group upgraded from the classic group; every member keeps its last assignment."""
+    """Set `step.group` to a new consumer group with the members of the classic group and their last assignments."""
     context = step.context
     group_id = classic.group_id
     if not context.consumer.migration.may_upgrade:
@@ -76,10 +79,10 @@ def _upgrade(step: Step, classic: ClassicGroup) -> None:
     step.out.records += upgraded.records()
     step.group = upgraded
     step.epoch = upgraded.epoch
-    step.at_end(lambda: _upgraded(step, classic, upgraded))
+    step.on_finish(lambda: _finish_upgrade(step, classic, upgraded))
 
 
-def _upgraded(step: Step, classic: ClassicGroup, upgraded: ConsumerGroup) -> None:
+def _finish_upgrade(step: Step, classic: ClassicGroup, upgraded: ConsumerGroup) -> None:
     _forget_classic(step.context, classic, step)
     for member in upgraded.members.values():
         assert member.classic is not None
@@ -92,21 +95,21 @@ def _upgraded(step: Step, classic: ClassicGroup, upgraded: ConsumerGroup) -> Non
 
 
 def _forget_classic(context: GroupContext, classic: ClassicGroup, step: Step) -> None:
-    """Answer waiting requests to the classic group with REBALANCE_IN_PROGRESS: the members then join the consumer
-    group.
+    """Remove the classic group. Its parked requests are answered with REBALANCE_IN_PROGRESS, after which the members
+    join the consumer group.
     """
     classic.dissolve(ErrorCode.REBALANCE_IN_PROGRESS, step.out)
-    context.classics.pop(classic.group_id, None)
+    context.classic_groups.pop(classic.group_id, None)
 
 
 def _from_classic(classic: ClassicGroup, image: "MetadataImage") -> ConsumerGroup:
-    """Make a consumer group from a classic group.
+    """Return a consumer group with the members and assignments of a classic group.
 
-    Raises MalformedMessage if the members do not speak the consumer protocol type, or use an assignor with user data.
+    Raises MalformedMessage if a subscription or an assignment cannot be decoded, or if an assignment has user data.
     """
     group = ConsumerGroup(classic.group_id)
     epoch = max(classic.generation, 1)
-    taken: dict[tuple[bytes, int], None] = {}
+    assigned: dict[tuple[bytes, int], None] = {}
     for classic_member in classic.members:
         name = classic.protocol_name or classic_member.protocols[0][0]
         subscription = read_subscription(classic_member.metadata_for(name))
@@ -117,9 +120,9 @@ def _from_classic(classic: ClassicGroup, image: "MetadataImage") -> ConsumerGrou
         for partitions_of_topic in assignment.assigned_partitions:
             topic = image.topics.get(partitions_of_topic.topic)
             for partition in partitions_of_topic.partitions:
-                # A leader may have assigned a partition to two members; here a partition has one owner.
-                if topic is not None and (topic.topic_id, partition) not in taken:
-                    taken[topic.topic_id, partition] = None
+                # The leader may have assigned a partition to two members. Here, only the first of them gets it.
+                if topic is not None and (topic.topic_id, partition) not in assigned:
+                    assigned[topic.topic_id, partition] = None
                     owned.setdefault(topic.topic_id, {})[partition] = epoch
         member = Member(
             classic_member.member_id,
@@ -146,7 +149,7 @@ def _from_classic(classic: ClassicGroup, image: "MetadataImage") -> ConsumerGrou
 
 
 def may_downgrade(step: Step, without: list[str]) -> bool:
-    """Return whether the group is converted to a classic one when these members leave."""
+    """Return whether the group is converted to a classic group when the members `without` leave."""
     context, group = step.context, step.group
     remaining_count = len(group.members) - len(without)
     consumers = sum(group.members[member_id].classic is None for member_id in without)
@@ -160,16 +163,20 @@ def may_downgrade(step: Step, without: list[str]) -> bool:
     return group.classic_count == remaining_count
 
 
-def may_downgrade_by(context: GroupContext, group: ConsumerGroup, replaced: Member) -> bool:
-    """Return whether the group becomes a classic one if this static member comes back with the classic protocol."""
+def is_downgraded_by_return(context: GroupContext, group: ConsumerGroup, replaced: Member) -> bool:
+    """Return whether the group becomes a classic group when the static member `replaced` joins again with the classic
+    protocol.
+    """
     if replaced.classic is not None or group.classic_count != len(group.members) - 1:
         return False
     return context.consumer.migration.may_downgrade and len(group.members) <= context.settings.group_max_size
 
 
 def downgrade(step: Step, leaving: list[str], joining: Member | None, replaced: str | None, *, rebalance: bool) -> None:
-    """Write tombstones for the consumer group's records, and the record of a classic group. `joining` replaces the
-    static member with the id `replaced`, if given.
+    """Write tombstones for the consumer group's records, and the record of a classic group without the members
+    `leaving`.
+
+    If `joining` is given, it replaces the static member with the id `replaced`.
     """
     group = step.group
     after = ConsumerGroup(group.group_id)  # the group after the records of this step so far
@@ -185,15 +192,15 @@ def downgrade(step: Step, leaving: list[str], joining: Member | None, replaced: 
     members = [member for member_id, member in after.members.items() if member_id not in leaving]
     classic = _to_classic(step, members, joining, replaced)
     step.out.records.append(classic.record())
-    step.at_end(lambda: _downgraded(step, classic, rebalance=rebalance))
+    step.on_finish(lambda: _finish_downgrade(step, classic, rebalance=rebalance))
 
 
-def _downgraded(step: Step, classic: ClassicGroup, *, rebalance: bool) -> None:
+def _finish_downgrade(step: Step, classic: ClassicGroup, *, rebalance: bool) -> None:
     context = step.context
     group_id = classic.group_id
     context.timers.forget_group(group_id)
-    context.checked.pop(group_id, None)
-    context.classics[group_id] = classic
+    context.groups_with_current_epoch.pop(group_id, None)
+    context.classic_groups[group_id] = classic
     classic.renew_sessions(step.now)
     if rebalance:
         classic.begin_rebalance(step.out, step.now)

@@ -5,8 +5,8 @@ differences:
 
 - Expressions that RE2 accepts but RE2/J refuses are refused: `\C`, a group name that is used twice or is not ASCII, a
   count of more than eight digits, a repetition after a literal `{`, and scripts that are newer than RE2/J's tables.
-- RE2 limits the product of nested counts, RE2/J does not. A topic's name has at most 249 characters, so larger counts
-  make no difference: counts are reduced until RE2 accepts them, and the expression matches the same names.
+- RE2 limits the product of nested counts, RE2/J does not. Counts are therefore reduced until RE2 accepts them. The
+  expression still matches the same topic names, because a name has at most 249 characters.
 - A backslash before a character that is not ASCII is dropped.
 - The script `Unknown`, which only RE2/J has, is replaced.
 """
@@ -17,9 +17,10 @@ from typing import NamedTuple
 NAME_LENGTH_MAX = 249
 """Maximum length of a topic's name. Counts are reduced on the assumption that no matched text is longer."""
 COUNT_MAX = 1000
-"""RE2's limit on one count and on the product of nested counts."""
+"""RE2's upper bound on one count and on the product of nested counts."""
 TEXT_LENGTH_MAX = 1 << 16
-"""Maximum length of a translated expression, in which repetitions may be written out."""
+"""Maximum length of a translated expression. It may be longer than the original, because one repetition may become
+several."""
 MATCHES_NOTHING = r"[^\x00-\x{10FFFF}]"
 _COUNT = re.compile(r"\{(0|[1-9][0-9]*)(,(0|[1-9][0-9]*)?)?\}")
 _COUNT_DIGITS_MAX = 8
@@ -50,32 +51,32 @@ class InvalidPattern(ValueError):
 
 
 class _NotTranslatable(Exception):
-    """The expression has an error that RE2 finds too, so it is passed on unchanged for RE2's error message."""
+    """The expression has an error that RE2 also finds. It is therefore passed to RE2 unchanged, for RE2's message."""
 
 
 class _Atom(NamedTuple):
     """The part of an expression that a repetition operator applies to."""
 
     start: int
-    """Index of its first piece in the list of pieces."""
+    """Index of the atom's first piece in the list of pieces."""
     length_min: int
-    """Minimum length of a text that it matches, at most NAME_LENGTH_MAX + 1."""
+    """Length of the shortest text that the atom matches, or NAME_LENGTH_MAX + 1 if that is less."""
     nullable: bool
-    """Whether it matches the empty text at any position."""
+    """Whether the atom matches the empty text at any position."""
     nested_count: int
-    """The largest product of nested counts in it."""
+    """The largest product of nested counts in the atom."""
 
 
 class _Group:
-    """An open group, or the whole expression: accumulates the properties of its alternatives."""
+    """An open group, or the whole expression. It accumulates the properties of its alternatives."""
 
-    __slots__ = ("has_nullable_alternative", "length_min", "nested_count", "nullable", "shortest", "start")
+    __slots__ = ("has_nullable_alternative", "length_min", "nested_count", "nullable", "shortest_alternative", "start")
 
     def __init__(self, start: int) -> None:
         self.start = start
         self.length_min = 0
         self.nullable = True
-        self.shortest: int | None = None
+        self.shortest_alternative: int | None = None
         self.has_nullable_alternative = False
         self.nested_count = 1
 
@@ -85,15 +86,16 @@ class _Group:
         self.nested_count = max(self.nested_count, atom.nested_count)
 
     def end_alternative(self) -> None:
-        self.shortest = self.length_min if self.shortest is None else min(self.shortest, self.length_min)
+        shortest = self.shortest_alternative
+        self.shortest_alternative = self.length_min if shortest is None else min(shortest, self.length_min)
         self.has_nullable_alternative = self.has_nullable_alternative or self.nullable
         self.length_min = 0
         self.nullable = True
 
     def close(self) -> _Atom:
         self.end_alternative()
-        assert self.shortest is not None
-        return _Atom(self.start, self.shortest, self.has_nullable_alternative, self.nested_count)
+        assert self.shortest_alternative is not None
+        return _Atom(self.start, self.shortest_alternative, self.has_nullable_alternative, self.nested_count)
 
 
 def as_re2(pattern: str) -> str:
@@ -185,12 +187,12 @@ class _Translation:
         if match[1] is not None and match[1].removeprefix("^") in _NEWER_SCRIPTS:
             raise InvalidPattern(f"invalid character class range: {match[0]}")
         if match[1] is not None and match[1].removeprefix("^") == "Unknown":
-            # RE2 has the script Co; neither script contains a character that a topic's name may have
+            # RE2 knows the category Co instead. Neither contains a character that may occur in a topic's name.
             return match[0].replace("Unknown", "Co")
         return match[0][1:] if match[0][1] > "\x7f" else match[0]
 
     def _quoted(self) -> None:
-        r"""Translate \Q...\E, in which every character stands for itself. \E may be missing at the end."""
+        r"""Translate \Q...\E, between which every character is literal. \E may be missing at the end."""
         begin = self._position + len("\\Q")
         end = self._pattern.find("\\E", begin)
         quoted = self._pattern[begin:] if end < 0 else self._pattern[begin:end]
@@ -247,7 +249,8 @@ class _Translation:
         match = named or flags
         if match is None:
             raise _NotTranslatable
-        if flags is None or flags[1] == ":":  # else a repetition after the flags applies to the atom before them
+        # Flags without a group, like (?i), do not end the last atom: a repetition after them applies to it.
+        if flags is None or flags[1] == ":":
             self._add_last_atom()
             self._groups.append(_Group(len(self._pieces)))
         self._copy(len(match[0]))
@@ -285,7 +288,7 @@ class _Translation:
         self._repeat(atom, minimum, maximum, lazy_suffix)
 
     def _literal_brace(self) -> None:
-        """Translate a `{` that does not begin a count and so stands for itself."""
+        """Translate a `{` that is literal, because it does not begin a count."""
         if self._pattern[self._position + 1 : self._position + 2] in ("*", "+", "?") or _COUNT.match(
             self._pattern, self._position + 1
         ):
@@ -302,14 +305,14 @@ class _Translation:
         return minimum, maximum
 
     def _repeat(self, atom: _Atom, minimum: int, maximum: int | None, lazy_suffix: str) -> None:
-        """Write the repetition of the last atom, with counts that match the same topic names."""
+        """Write the repetition of the last atom. Its counts may differ, but it matches the same topic names."""
         length_min = min(atom.length_min * minimum, NAME_LENGTH_MAX + 1)
         nullable = minimum == 0 or atom.nullable
         if length_min > NAME_LENGTH_MAX:
             self._write(MATCHES_NOTHING)  # after the atom, so that RE2 still checks it
             self._last_atom = atom._replace(length_min=length_min, nullable=False)
             return
-        # A name has at most this many parts that are not empty; empty parts can be omitted or repeated freely.
+        # A name has at most this many parts that are not empty. Empty parts may be omitted or repeated.
         parts_max = NAME_LENGTH_MAX // atom.length_min if atom.length_min else NAME_LENGTH_MAX
         if atom.nullable:
             minimum = 0
@@ -335,7 +338,7 @@ class _Translation:
 
 
 def _split_counts(minimum: int, maximum: int | None, count_max: int) -> list[tuple[int, int | None]]:
-    """Split the counts into a sequence of counts of which none is larger than `count_max`."""
+    """Return pairs of counts whose sums are `minimum` and `maximum`. No count is larger than `count_max`."""
     parts: list[tuple[int, int | None]] = []
     while max(minimum, maximum or 0) > count_max:
         part_minimum = min(minimum, count_max)

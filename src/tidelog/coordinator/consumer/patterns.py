@@ -1,8 +1,8 @@
-"""Subscriptions by regular expression: check a member's expression, and search the matching topics in bounded steps.
+"""Subscriptions by regular expression: check a member's expression, and search for the matching topics in short steps.
 
-The syntax is that of RE2/J, as in Kafka. RE2 does the matching in time linear in the text, so no expression of a
-client can block the event loop for long. The length of an expression, the memory of its compiled program, and the
-work of one turn are bounded too.
+The syntax is that of RE2/J, as in Kafka. RE2 matches in time linear in the length of the text, so a client's expression
+cannot block the event loop for long. The length of an expression, the memory of its compiled program, and the work of
+one turn are limited as well.
 """
 
 from collections.abc import Callable, Container, Iterable
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from tidelog.coordinator.consumer.pattern_syntax import InvalidPattern, as_re2
 from tidelog.coordinator.consumer.settings import PATTERN_LENGTH_MAX, PATTERNS_MAX
-from tidelog.coordinator.consumer.state import ConsumerGroup, Resolved
+from tidelog.coordinator.consumer.state import ConsumerGroup, MatchedTopics
 from tidelog.coordinator.consumer.topics import metadata_hash
 from tidelog.coordinator.deadlines import Deadline
 from tidelog.coordinator.decision import Decision, Moment
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from tidelog.coordinator.consumer.group_context import GroupContext
 
 PROGRAM_BYTES_MAX = 1 << 19
-"""Upper bound on the memory of one expression in bytes: its compiled program and the states that RE2 caches."""
+"""Upper bound on the memory of one expression, in bytes: its compiled program and the states that RE2 caches."""
 WORK_PER_TURN = 20_000
-"""Upper bound on the work in one turn of the event loop: the programs' instructions times the names that they are
-matched with."""
+"""Upper bound on the work in one turn of the event loop: the number of instructions of all programs, times the number
+of names that are matched."""
 COMPILED_PATTERNS_MAX = 64
-"""Number of compiled expressions that are cached."""
+"""Upper bound on the cached compiled expressions."""
 TURN_INTERVAL_MS = 1
 """Pause between two turns of a search."""
 
@@ -37,7 +37,7 @@ def compile_pattern(pattern: str) -> Any:
     if len(pattern) > PATTERN_LENGTH_MAX:
         raise _invalid(f"a regular expression has at most {PATTERN_LENGTH_MAX} characters")
     try:
-        import re2  # costs time at start, and few groups need it
+        import re2  # imported here, because the import takes time and few groups need it
     except ImportError:
         raise _invalid("subscription by regular expression needs the package google-re2") from None
     options = re2.Options()
@@ -63,7 +63,7 @@ def _invalid(message: str) -> ApiError:
 
 
 class _PatternSearch:
-    """One search of a group: the names to match with its expressions."""
+    """One search of a group: the topic names that are matched with the group's expressions, and the results so far."""
 
     __slots__ = ("deadline", "is_partial", "matches", "names", "position")
 
@@ -74,8 +74,8 @@ class _PatternSearch:
         self.names: list[str] = []
         self.position = 0
         self.is_partial = False
-        """Whether `names` are only some of the topics. The previous matches among the other topics remain valid
-        then."""
+        """Whether `names` contains only some of the topics. The previous matches among the other topics then remain
+        valid."""
 
     def restart(self, patterns: Iterable[str], names: Iterable[str], *, is_partial: bool) -> None:
         self.matches = {pattern: {} for pattern in patterns}
@@ -93,16 +93,16 @@ class _PatternSearch:
 
 
 class Resolver:
-    """Keeps the matching topics of all groups' expressions current, for one coordinator partition.
+    """Updates the matching topics of all groups' expressions, for one coordinator partition.
 
-    This is soft state, except for the records that it writes.
+    Its state is soft; the matches are stored in the groups' records.
     """
 
     def __init__(self, context: "Callable[[], GroupContext]") -> None:
         self._context = context
         self._searches: dict[str, _PatternSearch] = {}
         self._changed_topics: dict[str, dict[str, None] | None] = {}
-        """Names of topics that changed since the last search of the group began, by group id; None for all
+        """Names of topics that have changed since the last search of the group began, by group id. None means all
         topics."""
 
     def wake(self, group_id: str, now_ms: int) -> None:
@@ -122,7 +122,9 @@ class Resolver:
             self.wake(group.group_id, now_ms)
 
     def refresh(self, group_id: str, now_ms: int) -> None:
-        """Schedule a search through all topics. Needed after a load: topics may have changed unnoticed before."""
+        """Schedule a search through all topics. It is needed after a load, because topics may have changed before the
+        load.
+        """
         self._changed_topics[group_id] = None
         self.wake(group_id, now_ms)
 
@@ -160,7 +162,7 @@ class Resolver:
             try:
                 compiled_pattern = compile_pattern(pattern)
             except ApiError:
-                continue  # an expression that a newer broker accepted; it matches nothing here
+                continue  # another broker version accepted the expression; here it matches nothing
             work += int(compiled_pattern.programsize)
             compiled_patterns.append((compiled_pattern.fullmatch, matching_names))
         end = search.position + max(WORK_PER_TURN // work, 1)
@@ -183,11 +185,11 @@ class Resolver:
                 if previous is None or matching_names != topics:
                     matches_changed |= matching_names != topics
                     out.records.append(
-                        group.expression_record(pattern, Resolved(matching_names, image.position, now.wall_ms))
+                        group.expression_record(pattern, MatchedTopics(matching_names, image.position, now.wall_ms))
                     )
                 topics = matching_names
             names.update(dict.fromkeys(topics))
         fresh_hash = metadata_hash(image, names)
         if matches_changed or fresh_hash != group.metadata_hash:
             out.records.append(group.epoch_record(group.epoch + 1, fresh_hash))
-            context.checked[group.group_id] = None
+            context.groups_with_current_epoch[group.group_id] = None

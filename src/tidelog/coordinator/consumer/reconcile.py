@@ -1,6 +1,6 @@
 """Compute the next step of one member towards its target assignment (KIP-848).
 
-A member first gives up partitions that are not in its target, and then gets the free partitions of the target.
+A member first gives up the partitions that are not in its target, and then gets the free partitions of the target.
 """
 
 from collections.abc import Callable, Container
@@ -8,8 +8,8 @@ from collections.abc import Callable, Container
 from tidelog.coordinator.consumer.member import NOTHING_OWNED, Member, MemberState, Owned, Target
 from tidelog.wire.errors import ApiError, ErrorCode
 
-Reported = dict[bytes, frozenset[int]]
-"""Partitions that a member says it owns, by topic id."""
+ReportedPartitions = dict[bytes, frozenset[int]]
+"""The partitions that a member reports as its own, by topic id."""
 
 
 class Reconciliation:
@@ -23,16 +23,16 @@ class Reconciliation:
         target: Target,
         subscribed: Container[bytes],
         is_free: Callable[[bytes, int], bool],
-        reported: Reported | None,
+        reported: ReportedPartitions | None,
     ) -> None:
         self._target_epoch = target_epoch
         self._target = target
         self._subscribed = subscribed
-        """Ids of the topics that the member subscribes to now; the target may be older."""
+        """Ids of the topics that the member subscribes to now. The target may be older than this subscription."""
         self._is_free = is_free
-        """Returns whether no other member has the partition."""
+        """Says of a topic id and a partition whether no other member has that partition."""
         self._reported = reported
-        """None if the heartbeat does not say which partitions the member owns."""
+        """None if the heartbeat does not report the member's partitions."""
 
     def step(self, member: Member, *, subscription_changed: bool) -> Member:
         """Return the member after the step; the same object if it cannot advance.
@@ -50,15 +50,15 @@ class Reconciliation:
         return self._advance(member)
 
     def _still_has(self, revoking: Owned) -> bool:
-        """Return whether the member still owns a partition that it has to revoke.
+        """Return whether the member still has one of the partitions that it must give up.
 
-        A member that does not say what it owns is assumed to own all of them.
+        A member that does not report its partitions is assumed to have all of them.
         """
         if self._reported is None:
             return True
         for topic_id, partitions in self._reported.items():
-            asked_back = revoking.get(topic_id)
-            if asked_back is not None and not partitions.isdisjoint(asked_back):
+            revoked_partitions = revoking.get(topic_id)
+            if revoked_partitions is not None and not partitions.isdisjoint(revoked_partitions):
                 return True
         return False
 

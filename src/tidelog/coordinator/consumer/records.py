@@ -1,6 +1,6 @@
 """The records of consumer groups in `__consumer_offsets`, as Kafka 4.3 writes them (KIP-848).
 
-One class stands for all kinds of records; `KINDS` says which messages the key and value are. The state of a group is
+One class represents all kinds of records; `KINDS` lists the messages of their keys and values. The state of a group is
 the result of replaying its records.
 """
 
@@ -27,7 +27,7 @@ from tidelog.wire.primitives import MalformedMessage
 
 GROUP_METADATA = 3
 PARTITION_METADATA = 4
-"""Brokers before Kafka 4.1 wrote this kind; later ones only write its tombstone."""
+"""Brokers before Kafka 4.1 wrote this kind of record; later brokers only write its tombstone."""
 MEMBER_METADATA = 5
 TARGET_METADATA = 6
 TARGET_MEMBER = 7
@@ -38,11 +38,12 @@ _TYPE = Struct(">h")
 
 
 class Kind(NamedTuple):
-    """The messages of one kind of record. `names`: the key also contains a member id or a regular expression."""
+    """The messages of one kind of record."""
 
     key: Any
     value: Any
     names: bool
+    """Whether the key also contains a member id or a regular expression."""
 
 
 KINDS: dict[int, Kind] = {
@@ -79,7 +80,9 @@ class ConsumerRecord:
 
 
 def decode_consumer_record(number: int, key: bytes, value: bytes | None) -> ConsumerRecord | None:
-    """Decode a record. Returns None if the key type is not one of consumer groups. Raises MalformedMessage."""
+    """Decode a record. Returns None if the key's type is not that of a consumer group's record. Raises
+    MalformedMessage.
+    """
     kind = KINDS.get(number)
     if kind is None:
         return None

@@ -10,7 +10,7 @@ HEARTBEAT_INTERVAL = "consumer.heartbeat.interval.ms"
 ASSIGNMENT_INTERVAL = "consumer.assignment.interval.ms"
 PATTERN_LENGTH_MAX = 4096
 PATTERNS_MAX = 1000
-"""Limit on different regular expressions in one group."""
+"""Upper bound on the different regular expressions in one group."""
 
 
 class MigrationPolicy(Enum):
@@ -62,14 +62,14 @@ class ConsumerSettings:
         """Minimum time between two computations of a group's target assignment; 0 for no minimum."""
         self.max_size = max_size
         self.assignors = assignors
-        """The first assignor is used if no member asks for one."""
+        """The supported assignors. The first one is used if no member prefers another."""
         self.migration = migration
         self.is_served = is_served
         self.limits = limits
-        """Minimum and maximum of each setting of groups (`group.consumer.min.*`, `group.consumer.max.*`)."""
+        """Minimum and maximum by name of the group setting (`group.consumer.min.*`, `group.consumer.max.*`)."""
 
     def of_group(self, setting: str, own: Mapping[str, str], default: int) -> int:
-        """Return the value of `setting` for a group with the settings `own`, limited by the broker's current bounds."""
+        """Return the value of `setting` for a group with the settings `own`, within the broker's current limits."""
         text = own.get(setting)
         if text is None:
             return default

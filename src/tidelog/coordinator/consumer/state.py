@@ -1,4 +1,4 @@
-"""The state of one consumer group as its records describe it, with derived counts. It changes only through `replay`."""
+"""The state of one consumer group as its records describe it, and counts derived from it. Only `replay` changes it."""
 
 from collections.abc import Callable
 from enum import Enum
@@ -24,7 +24,7 @@ from tidelog.wire.messages.group_records import (
 
 PROTOCOL_TYPE = "consumer"
 FIRST_EPOCH = 1
-"""The epoch of a group before any record states one."""
+"""The epoch of a group for which no record states an epoch."""
 MEMBER_OVERHEAD_BYTES = 1000
 TOPIC_OVERHEAD_BYTES = 60
 
@@ -36,23 +36,26 @@ class ConsumerGroupState(Enum):
     STABLE = "Stable"
 
 
-class Resolved(NamedTuple):
-    """The topics that a regular expression matched at a time."""
+class MatchedTopics(NamedTuple):
+    """The topics that a regular expression matched when they were searched."""
 
     topics: tuple[str, ...]
     """Topic names, sorted."""
     version: int
+    """The position of the metadata image that was searched."""
     time_ms: int
+    """When the topics were searched."""
 
 
 class ConsumerGroup:
-    """One consumer group. No step takes time proportional to the number of members.
+    """One consumer group. To replay a record does not take time proportional to the number of members.
 
-    Records with different keys may be replayed in any order, as a load does.
+    Records with different keys may be replayed in any order, because a load replays them in another order than they
+    were written.
     """
 
     __slots__ = (
-        "_kinds",
+        "_replay_by_kind",
         "assignment_epoch",
         "assignment_time_ms",
         "assignors",
@@ -85,25 +88,29 @@ class ConsumerGroup:
         self.assignment_time_ms = 0
         self.members: dict[str, Member] = {}
         self.targets: dict[str, Target] = {}
-        """Target assignment by member id; a missing one is empty."""
-        self.resolved: dict[str, Resolved] = {}
-        """Matched topics by regular expression."""
+        """Target assignment by member id. If it is missing for a member, it is empty."""
+        self.resolved: dict[str, MatchedTopics] = {}
+        """Matching topics by regular expression. An expression is missing until its topics have been searched."""
         self.has_partition_metadata = False
-        """Whether an older Kafka wrote a record of the kind PARTITION_METADATA, which needs a tombstone."""
+        """Whether the log has a record of the kind PARTITION_METADATA, which an older Kafka wrote and which needs a
+        tombstone."""
         self.static_ids: dict[str, str] = {}
         """Member id by group instance id."""
         self.owners: dict[bytes, dict[int, str]] = {}
-        """Id of the member that has a partition or is giving it up, by topic id and partition."""
+        """Id of the member that has a partition or must give it up, by topic id and partition."""
         self.topics: dict[str, int] = {}
         """Number of members that subscribe to each topic name."""
         self.patterns: dict[str, int] = {}
+        """Number of members that subscribe to each regular expression."""
         self.assignors: dict[str, int] = {}
+        """Number of members that prefer each assignor."""
         self.classic_protocols: dict[str, int] = {}
+        """Number of classic members that support each protocol."""
         self.classic_count = 0
         """Number of members that speak the classic protocol."""
         self.metadata_bytes = 0
         """Estimated memory of the members' subscriptions, in bytes."""
-        self._kinds: dict[int, Callable[[ConsumerRecord], None]] = {
+        self._replay_by_kind: dict[int, Callable[[ConsumerRecord], None]] = {
             GROUP_METADATA: self._replay_group,
             PARTITION_METADATA: self._replay_partition_metadata,
             MEMBER_METADATA: self._replay_member,
@@ -128,7 +135,7 @@ class ConsumerGroup:
 
     @property
     def is_blank(self) -> bool:
-        """Whether no record of the group is left."""
+        """Whether the group has no records any more, apart from committed offsets."""
         return not (self.has_epoch or self.members or self.targets or self.resolved or self.assignment_epoch)
 
     def owner(self, topic_id: bytes, partition: int) -> str | None:
@@ -144,7 +151,7 @@ class ConsumerGroup:
         return names
 
     def preferred_assignor(self, default: str) -> str:
-        """Return the assignor that most members ask for."""
+        """Return the assignor that most members prefer; `default` if no member prefers one."""
         return max(self.assignors, key=self.assignors.__getitem__) if self.assignors else default
 
     # Records
@@ -156,7 +163,7 @@ class ConsumerGroup:
         value = ConsumerGroupTargetAssignmentMetadataValue(epoch, time_ms)
         return ConsumerRecord(TARGET_METADATA, self.group_id, "", value)
 
-    def expression_record(self, pattern: str, resolved: Resolved | None) -> ConsumerRecord:
+    def expression_record(self, pattern: str, resolved: MatchedTopics | None) -> ConsumerRecord:
         value = None
         if resolved is not None:
             value = ConsumerGroupRegularExpressionValue(list(resolved.topics), resolved.version, resolved.time_ms)
@@ -177,9 +184,10 @@ class ConsumerGroup:
         """Return tombstones for all records of the group except its offsets."""
         group_id = self.group_id
         ends = [end_records(group_id, member_id) for member_id in self.members]
-        # Kafka writes this tombstone always when it deletes a group, but on a conversion only if the record exists.
-        ends_all = self.has_partition_metadata or not self.members
-        kinds = [PARTITION_METADATA, GROUP_METADATA] if ends_all else [GROUP_METADATA]
+        # When Kafka deletes a group, it always writes the tombstone of PARTITION_METADATA. When it converts a group, it
+        # writes that tombstone only if the record exists.
+        ends_partition_metadata = self.has_partition_metadata or not self.members
+        kinds = [PARTITION_METADATA, GROUP_METADATA] if ends_partition_metadata else [GROUP_METADATA]
         return [
             *(record for records in ends for record in records[:2]),
             ConsumerRecord(TARGET_METADATA, group_id, "", None),
@@ -191,7 +199,7 @@ class ConsumerGroup:
     # Replay
 
     def replay(self, record: ConsumerRecord) -> None:
-        self._kinds[record.kind](record)
+        self._replay_by_kind[record.kind](record)
 
     def _replay_group(self, record: ConsumerRecord) -> None:
         value: ConsumerGroupMetadataValue | None = record.value
@@ -233,7 +241,7 @@ class ConsumerGroup:
         if value is None:
             self.resolved.pop(record.name, None)
         else:
-            self.resolved[record.name] = Resolved(tuple(value.topics), value.version, value.timestamp)
+            self.resolved[record.name] = MatchedTopics(tuple(value.topics), value.version, value.timestamp)
 
     # Counts
 
@@ -244,11 +252,11 @@ class ConsumerGroup:
         else:
             self.members[member_id] = new
         if old is not None:
-            self._forget(old, new)
+            self._remove_counts(old, new)
         if new is not None:
-            self._remember(old, new)
+            self._add_counts(old, new)
 
-    def _forget(self, old: Member, new: Member | None) -> None:
+    def _remove_counts(self, old: Member, new: Member | None) -> None:
         instance_id = old.instance_id
         stays = new is not None and new.instance_id == instance_id
         if instance_id is not None and not stays and self.static_ids.get(instance_id) == old.member_id:
@@ -260,7 +268,7 @@ class ConsumerGroup:
                 for topic_id, partitions in part.items():
                     self._release(topic_id, partitions, old.member_id)
 
-    def _remember(self, old: Member | None, new: Member) -> None:
+    def _add_counts(self, old: Member | None, new: Member) -> None:
         if new.instance_id is not None:
             self.static_ids[new.instance_id] = new.member_id
         if old is None or not _same_subscription(old, new):

@@ -1,7 +1,7 @@
 """One step of a consumer group: process one request of a member and compute its response (KIP-848).
 
-A step decides and changes no durable state: its effects are its records. Changes of soft state are collected and made
-in `finish`, when nothing can be refused any more.
+A step makes a decision without changing durable state: the records of the decision change it when they are replayed.
+Changes of soft state are collected, and are made in `finish`, when the request can no longer be refused.
 """
 
 from collections.abc import Callable
@@ -9,11 +9,11 @@ from collections.abc import Callable
 from tidelog.coordinator.consumer.assignors import ASSIGNORS, AssigningMember
 from tidelog.coordinator.consumer.group_context import GroupContext
 from tidelog.coordinator.consumer.member import NO_TARGET, Member, MemberState, Target, target_record
-from tidelog.coordinator.consumer.reconcile import Reconciliation, Reported
+from tidelog.coordinator.consumer.reconcile import Reconciliation, ReportedPartitions
 from tidelog.coordinator.consumer.records import PARTITION_METADATA, ConsumerRecord
 from tidelog.coordinator.consumer.state import ConsumerGroup
 from tidelog.coordinator.consumer.timers import Timer
-from tidelog.coordinator.consumer.topics import metadata_hash, names_read, topic_ids
+from tidelog.coordinator.consumer.topics import metadata_hash, subscribed_names, topic_ids
 from tidelog.coordinator.decision import Decision, Moment
 from tidelog.model.ids import TopicId
 
@@ -21,7 +21,7 @@ from tidelog.model.ids import TopicId
 class Step:
     """One step. `group` is the group before the step, or the new group if the step creates or converts it."""
 
-    __slots__ = ("_afterwards", "context", "epoch", "group", "now", "out")
+    __slots__ = ("_soft_changes", "context", "epoch", "group", "now", "out")
 
     def __init__(self, context: GroupContext, group: ConsumerGroup, now: Moment) -> None:
         self.context = context
@@ -30,14 +30,14 @@ class Step:
         self.out = Decision()
         self.epoch = group.epoch
         """The group's epoch after the step."""
-        self._afterwards: list[Callable[[], None]] = []
+        self._soft_changes: list[Callable[[], None]] = []
 
-    def at_end(self, change: Callable[[], None]) -> None:
-        """Make a change of soft state when the step is finished."""
-        self._afterwards.append(change)
+    def on_finish(self, change: Callable[[], None]) -> None:
+        """Add a change of soft state, which `finish` makes."""
+        self._soft_changes.append(change)
 
     def finish(self) -> Decision:
-        for change in self._afterwards:
+        for change in self._soft_changes:
             change()
         self.out.reply_offset = self.context.durable.next_offset(self.group.group_id)
         return self.out
@@ -45,7 +45,8 @@ class Step:
     # The member and the group's epoch
 
     def update_member(self, current: Member, updated: Member, *, pattern_is_ready: bool, pattern_changed: bool) -> bool:
-        """Record the changes of a member, and begin a new group epoch if its subscription or its topics changed.
+        """Write the changes of a member, and begin a new group epoch if the subscription or the subscribed topics
+        changed.
 
         Returns whether the member subscribes to other topics than before.
         """
@@ -54,22 +55,22 @@ class Step:
         if updated != current:
             self.out.records.append(updated.metadata_record(group.group_id))
             names_changed = updated.topics != current.topics
-        bump = names_changed or pattern_is_ready
-        if bump or group.group_id not in self.context.checked:
-            self._check_topics(self._names_after(current, updated), bump=bump)
+        needs_new_epoch = names_changed or pattern_is_ready
+        if needs_new_epoch or group.group_id not in self.context.groups_with_current_epoch:
+            self._check_topics(self._subscribed_names_after(current, updated), needs_new_epoch=needs_new_epoch)
         return names_changed or pattern_changed
 
-    def _check_topics(self, names: dict[str, None], *, bump: bool) -> None:
+    def _check_topics(self, names: dict[str, None], *, needs_new_epoch: bool) -> None:
         group = self.group
         fresh_hash = metadata_hash(self.context.image_now(), names)
-        if bump or fresh_hash != group.metadata_hash:
+        if needs_new_epoch or fresh_hash != group.metadata_hash:
             self.epoch = group.epoch + 1
             self.out.records.append(group.epoch_record(self.epoch, fresh_hash))
         if group.has_partition_metadata:
             self.out.records.append(ConsumerRecord(PARTITION_METADATA, group.group_id, "", None))
-        self.at_end(lambda: self.context.checked.setdefault(group.group_id))
+        self.on_finish(lambda: self.context.groups_with_current_epoch.setdefault(group.group_id))
 
-    def _names_after(self, current: Member, updated: Member) -> dict[str, None]:
+    def _subscribed_names_after(self, current: Member, updated: Member) -> dict[str, None]:
         group = self.group
         names = dict.fromkeys(group.topics)
         for name in current.topics:
@@ -91,13 +92,15 @@ class Step:
     def target(self, updated: Member, replaced: str | None) -> tuple[int, Target]:
         """Return the target epoch and the member's target assignment.
 
-        Computes a new target if the group's epoch is ahead of it and the last computation is long enough ago.
+        Computes a new target assignment if the group's epoch is newer than the target, and the time since the last
+        computation is at least the assignment interval. `replaced` is the id of the static member that `updated`
+        replaces, if any.
         """
         group = self.group
         before = group.targets.get(replaced or updated.member_id, NO_TARGET)
         if group.assignment_epoch >= self.epoch or not self._may_assign():
             return group.assignment_epoch, before
-        members = self._assigning(updated, replaced)
+        members = self._assignor_input(updated, replaced)
         image = self.context.image_now()
         counts: dict[bytes, int] = {
             topic.topic_id: len(topic.partitions)
@@ -117,7 +120,7 @@ class Step:
         last_ms = self.group.assignment_time_ms
         return not last_ms or not interval_ms or self.now.wall_ms >= last_ms + interval_ms
 
-    def _assigning(self, updated: Member, replaced: str | None) -> dict[str, AssigningMember]:
+    def _assignor_input(self, updated: Member, replaced: str | None) -> dict[str, AssigningMember]:
         group = self.group
         image = self.context.image_now()
         current: dict[tuple[tuple[str, ...], str], frozenset[bytes]] = {}
@@ -129,7 +132,7 @@ class Step:
             subscription = (member.topics, member.pattern)
             ids = current.get(subscription)
             if ids is None:
-                ids = current[subscription] = topic_ids(image, names_read(group, member))
+                ids = current[subscription] = topic_ids(image, subscribed_names(group, member))
             target_member_id = replaced if member is updated and replaced is not None else member_id
             members[member_id] = AssigningMember(
                 ids, group.targets.get(target_member_id, NO_TARGET), member.instance_id or member_id
@@ -156,16 +159,18 @@ class Step:
         replaced: str | None,
         target_epoch: int,
         target: Target,
-        reported: Reported | None,
+        reported: ReportedPartitions | None,
         *,
         subscription_changed: bool,
     ) -> Member:
-        """Move the member one step towards its target, record the change if there is one, and return the member."""
+        """Move the member one step towards its target assignment, write the change if there is one, and return the
+        member.
+        """
         if not subscription_changed and updated.is_settled(target_epoch):
             return updated
         group = self.group
         own = (None, updated.member_id, replaced)
-        subscribed = topic_ids(self.context.image_now(), names_read(group, updated))
+        subscribed = topic_ids(self.context.image_now(), subscribed_names(group, updated))
         reconciliation = Reconciliation(
             target_epoch, target, subscribed, lambda topic_id, p: group.owner(topic_id, p) in own, reported
         )
@@ -173,7 +178,7 @@ class Step:
         if after != updated:
             self.out.records.append(after.assignment_record(group.group_id))
             if after.classic is None:
-                self.at_end(lambda: self._time_rebalance(after))
+                self.on_finish(lambda: self._time_rebalance(after))
         return after
 
     def _time_rebalance(self, member: Member) -> None:

@@ -1,4 +1,4 @@
-"""Timers of members of consumer groups. They are soft state: a new coordinator starts them again."""
+"""The timers of members of consumer groups. They are soft state: a new coordinator starts them again."""
 
 from collections.abc import Callable
 from enum import Enum
@@ -9,7 +9,7 @@ from tidelog.coordinator.decision import Decision, Moment
 
 
 class Timer(Enum):
-    """The timers of a member. When one expires, the member is removed; the text is the reason in the log line."""
+    """The timers of a member. When one expires, the member is removed. The text is the reason in the log line."""
 
     SESSION = "no heartbeat came within the session timeout"
     REBALANCE = "partitions were not given up within the rebalance timeout"
@@ -17,7 +17,7 @@ class Timer(Enum):
     SYNC = "a classic member did not sync within the rebalance timeout"
 
 
-class Subject(NamedTuple):
+class TimerSubject(NamedTuple):
     timer: Timer
     group_id: str
     member_id: str
@@ -28,11 +28,11 @@ class Subject(NamedTuple):
 class Timers:
     """The timers of all members of one coordinator partition."""
 
-    __slots__ = ("_deadlines", "_members", "_over")
+    __slots__ = ("_deadlines", "_members", "_on_expiry")
 
-    def __init__(self, deadlines: Deadlines, over: Callable[[Subject, Decision, Moment], None]) -> None:
+    def __init__(self, deadlines: Deadlines, on_expiry: Callable[[TimerSubject, Decision, Moment], None]) -> None:
         self._deadlines = deadlines
-        self._over = over
+        self._on_expiry = on_expiry
         self._members: dict[str, dict[str, dict[Timer, Deadline]]] = {}
         """All timers that were ever set for a member, by group id and member id."""
 
@@ -40,9 +40,9 @@ class Timers:
         timers = self._members.setdefault(group_id, {}).setdefault(member_id, {})
         deadline = timers.get(timer)
         if deadline is None:
-            deadline = timers[timer] = Deadline(self._over)
+            deadline = timers[timer] = Deadline(self._on_expiry)
         if timer is not Timer.SESSION or deadline.subject is None:
-            deadline.subject = Subject(timer, group_id, member_id, epoch)
+            deadline.subject = TimerSubject(timer, group_id, member_id, epoch)
         self._deadlines.set(deadline, now.monotonic_ms + after_ms)
 
     def is_set(self, timer: Timer, group_id: str, member_id: str) -> bool:

@@ -1,4 +1,4 @@
-"""Questions of consumer groups about topics, answered from a metadata image."""
+"""Information about the topics of consumer groups, from a metadata image."""
 
 from collections.abc import Iterable
 from hashlib import blake2b
@@ -18,8 +18,10 @@ def topic_ids(image: "MetadataImage", names: Iterable[str]) -> frozenset[bytes]:
     return frozenset(topics[name].topic_id for name in names if name in topics)
 
 
-def names_read(group: "ConsumerGroup", member: Member) -> Iterable[str]:
-    """Return all topics that the member subscribes to. An unresolved regular expression matches none."""
+def subscribed_names(group: "ConsumerGroup", member: Member) -> Iterable[str]:
+    """Return the names of all topics that the member subscribes to. Until the topics of a regular expression have been
+    searched, it contributes none.
+    """
     resolved = group.resolved.get(member.pattern) if member.pattern else None
     if resolved is None:
         return member.topics
@@ -29,12 +31,13 @@ def names_read(group: "ConsumerGroup", member: Member) -> Iterable[str]:
 def metadata_hash(image: "MetadataImage", names: Iterable[str]) -> int:
     """Return a 64-bit hash of topics; 0 if none of them exists.
 
-    It changes when one of the topics is created, deleted, recreated, gets partitions, or has replicas in other racks.
+    The hash changes when one of the topics is created, deleted or recreated, gets more partitions, or gets replicas in
+    other racks.
     """
     topics = image.topics
     digest = blake2b(digest_size=8)
     has_topic = False
-    # This runs for every joining member. If no broker has a rack, the partitions need not be read one by one.
+    # The hash is computed for every joining member. If no broker has a rack, the loop over the partitions is skipped.
     has_racks = any(broker.rack is not None for broker in image.brokers.values())
     for name in sorted(names):
         topic = topics.get(name)

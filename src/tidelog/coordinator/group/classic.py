@@ -31,13 +31,14 @@ from tidelog.wire.messages.leave_group import LeaveGroupRequest, MemberResponse
 from tidelog.wire.messages.sync_group import SyncGroupRequest, SyncGroupResponse
 
 MEMBER_ID_REQUIRED_VERSION = 4
-"""From this version of JoinGroup on, a new member first gets its id and then joins with it (KIP-394)."""
+"""From this version of JoinGroup on, a new member's first request is answered with a member id, with which the member
+then joins (KIP-394)."""
 SKIP_ASSIGNMENT_VERSION = 9
-"""From this version of JoinGroup on, a static leader that restarted learns from the response that it need not assign
-(KIP-814)."""
+"""From this version of JoinGroup on, the response tells a static leader that restarted that it must not assign
+partitions again (KIP-814)."""
 
 
-class Joining(NamedTuple):
+class JoinCall(NamedTuple):
     """A join request and its sender."""
 
     request: JoinGroupRequest
@@ -53,12 +54,12 @@ class Joining(NamedTuple):
 
     @property
     def rebalance_timeout_ms(self) -> int:
-        """The rebalance timeout. Version 0 has only the session timeout, which is used for both."""
+        """The rebalance timeout. Version 0 has no such field, so the session timeout is used."""
         return self.request.session_timeout_ms if self.version == 0 else self.request.rebalance_timeout_ms
 
     @property
     def is_asking_for_id(self) -> bool:
-        """Whether the answer has to be a member id with which the client joins again (KIP-394)."""
+        """Whether the answer must be a member id, with which the client then joins again (KIP-394)."""
         request = self.request
         has_identity = request.member_id != NO_MEMBER_ID or request.group_instance_id is not None
         return self.version >= MEMBER_ID_REQUIRED_VERSION and not has_identity
@@ -86,7 +87,7 @@ class ClassicGroup(RebalancingGroup):
         group.protocol_name = value.protocol
         for record_member in value.members:
             if record_member.member_id in group.members or record_member.group_instance_id in group.members.static_ids:
-                continue  # no group can have such members; the record was not written by a coordinator
+                continue  # a second member with the same id; no coordinator writes such a record
             member = ClassicMember(
                 member_id=record_member.member_id,
                 instance_id=record_member.group_instance_id,
@@ -109,7 +110,7 @@ class ClassicGroup(RebalancingGroup):
 
     # Join
 
-    def join(self, joining: Joining, now: Moment) -> Decision:
+    def join(self, joining: JoinCall, now: Moment) -> Decision:
         """Handle JoinGroup. It is answered immediately, or when the join phase of a rebalance ends."""
         out = Decision()
         request = joining.request
@@ -128,7 +129,8 @@ class ClassicGroup(RebalancingGroup):
             if request.group_instance_id is None:
                 self._add(member_id, joining, protocols, out, now)
             else:
-                # Only members without an instance id get an id in advance. Kafka answers the same.
+                # Only clients without an instance id are sent a member id before they join. Kafka gives the same
+                # answer.
                 refuse_join(joining.reply, NO_MEMBER_ID, ErrorCode.UNKNOWN_SERVER_ERROR, out)
         else:
             try:
@@ -139,7 +141,7 @@ class ClassicGroup(RebalancingGroup):
                 self._rejoin(member, joining, protocols, out, now)
         return out
 
-    def _join_new(self, joining: Joining, protocols: Protocols, out: Decision, now: Moment) -> None:
+    def _join_new(self, joining: JoinCall, protocols: Protocols, out: Decision, now: Moment) -> None:
         instance_id = joining.request.group_instance_id
         if instance_id is not None:
             member_id = f"{instance_id}-{joining.fresh_uuid}"
@@ -160,7 +162,7 @@ class ClassicGroup(RebalancingGroup):
             self._deadlines.set(session, now.monotonic_ms + joining.request.session_timeout_ms)
             refuse_join(joining.reply, member_id, ErrorCode.MEMBER_ID_REQUIRED, out)
 
-    def _add(self, member_id: str, joining: Joining, protocols: Protocols, out: Decision, now: Moment) -> None:
+    def _add(self, member_id: str, joining: JoinCall, protocols: Protocols, out: Decision, now: Moment) -> None:
         self._forget_pending(member_id)
         request = joining.request
         if not self.members:
@@ -179,12 +181,12 @@ class ClassicGroup(RebalancingGroup):
         self._joined_during_delay = self._is_first_rebalance
         self.members.add(member)
         self.members.park_join(member, joining.reply)
-        # The client may have disconnected permanently. Without a limit, such members would delay every rebalance.
+        # The client may have disconnected permanently. Without this deadline, such members would delay every rebalance.
         self._deadlines.set(member.session, now.monotonic_ms + NEW_MEMBER_JOIN_TIMEOUT_MS)
         self._rebalance_or_complete(out, now)
 
     def _rejoin(
-        self, member: ClassicMember, joining: Joining, protocols: Protocols, out: Decision, now: Moment
+        self, member: ClassicMember, joining: JoinCall, protocols: Protocols, out: Decision, now: Moment
     ) -> None:
         is_leader = self.members.leader_id == member.member_id
         has_same_protocols = member.protocols == protocols
@@ -198,7 +200,7 @@ class ClassicGroup(RebalancingGroup):
             self._update(member, joining, protocols, out)
             self._rebalance_or_complete(out, now)
 
-    def _update(self, member: ClassicMember, joining: Joining, protocols: Protocols, out: Decision) -> None:
+    def _update(self, member: ClassicMember, joining: JoinCall, protocols: Protocols, out: Decision) -> None:
         self.members.set_protocols(member, protocols)
         member.rebalance_timeout_ms = joining.rebalance_timeout_ms
         member.session_timeout_ms = joining.request.session_timeout_ms
@@ -207,9 +209,11 @@ class ClassicGroup(RebalancingGroup):
             refuse_join(previous_reply, member.member_id, ErrorCode.REBALANCE_IN_PROGRESS, out)
 
     def _replace_static(
-        self, member: ClassicMember, member_id: str, joining: Joining, protocols: Protocols, out: Decision, now: Moment
+        self, member: ClassicMember, member_id: str, joining: JoinCall, protocols: Protocols, out: Decision, now: Moment
     ) -> None:
-        """Replace the id of a static member that restarted and keep its place. Requests with the old id are fenced."""
+        """Change the id of a static member that restarted, without removing the member. Requests with the old id are
+        refused with FENCED_INSTANCE_ID.
+        """
         old_leader_id = self.members.leader_id
         self._answer_parked(member, ErrorCode.FENCED_INSTANCE_ID, member.member_id, out)
         self._deadlines.clear(member.session)
@@ -220,7 +224,7 @@ class ClassicGroup(RebalancingGroup):
         if self.state is GroupState.PREPARING_REBALANCE:
             self._maybe_complete_join(out, now)
         elif self.state is GroupState.COMPLETING_REBALANCE or not self._keeps_generation():
-            # In the state COMPLETING_REBALANCE, the leader may be assigning partitions to the old id at this moment.
+            # In the state COMPLETING_REBALANCE, the leader may be assigning partitions to the old id at present.
             self._prepare_rebalance(out, now)
         else:
             self.members.take_join(member)
@@ -229,14 +233,16 @@ class ClassicGroup(RebalancingGroup):
             if joining.version >= SKIP_ASSIGNMENT_VERSION:
                 out.reply(joining.reply, self._join_response(member, with_members=is_leader, skip_assignment=is_leader))
             else:
-                # The response has the old leader's id, so the member does not take itself for the leader and does
-                # not assign.
+                # The response contains the old leader's id, so that the member does not believe that it is the leader,
+                # and does not assign partitions.
                 answer = self._join_response(member)
                 answer.leader = old_leader_id or ""
                 out.reply(joining.reply, answer)
 
     def _keeps_generation(self) -> bool:
-        """Return whether the current generation stays valid after a static member returned with other metadata."""
+        """Return whether the current generation remains valid after a static member has joined again, perhaps with
+        other metadata.
+        """
         same_protocol = self.members.select_protocol() == self.protocol_name
         return same_protocol and self._record_bytes() <= self._settings.record_bytes_max
 
@@ -251,11 +257,11 @@ class ClassicGroup(RebalancingGroup):
             return members.parked_join_count < self._settings.group_max_size
         return member_id in members or len(members) < self._settings.group_max_size
 
-    def _supports(self, joining: Joining, protocols: Protocols) -> bool:
-        """Return whether this member and all others have a common protocol.
+    def _supports(self, joining: JoinCall, protocols: Protocols) -> bool:
+        """Return whether this member and all other members have a common protocol.
 
-        Kafka never answers the only member of a group if that member names every protocol more than once; here the
-        join is refused.
+        A member that names every protocol more than once has none. If it is the only member of its group, Kafka never
+        answers it; here the join is refused.
         """
         protocol_type = joining.request.protocol_type
         if not protocol_type or not protocols:
@@ -267,8 +273,8 @@ class ClassicGroup(RebalancingGroup):
     # Sync
 
     def sync(self, request: SyncGroupRequest, reply: Reply, now: Moment) -> Decision:
-        """Handle SyncGroup. The leader sends the assignment of all members; the requests of other members are parked
-        until then.
+        """Handle SyncGroup. The leader's request contains the assignment of all members. Until it arrives, the requests
+        of other members are parked.
         """
         out = Decision()
         try:
@@ -298,8 +304,8 @@ class ClassicGroup(RebalancingGroup):
         return member
 
     def _assign(self, assignments: dict[str, bytes], out: Decision, now: Moment) -> None:
-        """Store the leader's assignment. Members that it omits get an empty assignment; unknown member ids are
-        ignored.
+        """Store the leader's assignment. Members that are missing in it get an empty assignment; unknown member ids in
+        it are ignored.
         """
         for member in self.members:
             member.assignment = assignments.get(member.member_id, b"")
@@ -330,8 +336,8 @@ class ClassicGroup(RebalancingGroup):
     # Heartbeat, leave, commit
 
     def heartbeat(self, member_id: str, instance_id: str | None, generation: int, now: Moment) -> ErrorCode:
-        """Handle Heartbeat. Returns NONE, REBALANCE_IN_PROGRESS or ILLEGAL_GENERATION. Raises ApiError for other
-        errors.
+        """Handle Heartbeat. Return NONE, REBALANCE_IN_PROGRESS or ILLEGAL_GENERATION. Raises ApiError for an unknown or
+        fenced member.
         """
         member = self.member(member_id, instance_id)
         if generation != self.generation:
@@ -342,7 +348,10 @@ class ClassicGroup(RebalancingGroup):
         return ErrorCode.NONE
 
     def leave(self, request: LeaveGroupRequest, out: Decision, now: Moment) -> list[MemberResponse]:
-        """Handle LeaveGroup: remove members, named by member id or, if that is empty, by group instance id."""
+        """Handle LeaveGroup: remove members, which are named by member id or, if that is empty, by group instance id.
+
+        Returns one response for each member of the request.
+        """
         responses = []
         any_left = False
         for identity in request.members:
@@ -355,7 +364,7 @@ class ClassicGroup(RebalancingGroup):
 
     def _remove_leaving(self, member_id: str, instance_id: str | None, out: Decision) -> ErrorCode:
         if member_id == NO_MEMBER_ID:
-            # An administrator that removes a static member does not know its member id.
+            # An administrator who removes a static member does not know its member id.
             member_id = self.members.static_ids.get(instance_id, NO_MEMBER_ID) if instance_id is not None else ""
         if self._forget_pending(member_id):
             return ErrorCode.NONE
@@ -367,7 +376,7 @@ class ClassicGroup(RebalancingGroup):
         return ErrorCode.NONE
 
     def check_commit(self, member_id: str, instance_id: str | None, generation: int, now: Moment) -> None:
-        """Raise ApiError unless this committer may commit now. Renews the session of a member."""
+        """Raise ApiError unless the sender of the commit may commit now. If it is a member, renew its session."""
         if generation < 0 and self.state is GroupState.EMPTY:
             return  # an administrator, or a consumer that assigns its partitions itself
         if generation < 0 and not member_id and instance_id is None:

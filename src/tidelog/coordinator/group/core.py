@@ -1,16 +1,16 @@
-"""All groups of one partition of `__consumer_offsets`: finds the group of a request and lets it decide."""
+"""All groups of one partition of `__consumer_offsets`: find the group of a request, which then makes the decision."""
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, islice
 from typing import NamedTuple
 
 from tidelog.coordinator.consumer.groups import ConsumerGroups
-from tidelog.coordinator.consumer.heartbeats import Beat
+from tidelog.coordinator.consumer.heartbeats import HeartbeatCall
 from tidelog.coordinator.consumer.state import PROTOCOL_TYPE, ConsumerGroupState
 from tidelog.coordinator.consumer.topics import changed_names
 from tidelog.coordinator.deadlines import Deadlines
 from tidelog.coordinator.decision import Decision, Moment, Reply
-from tidelog.coordinator.group.classic import ClassicGroup, Joining
+from tidelog.coordinator.group.classic import ClassicGroup, JoinCall
 from tidelog.coordinator.group.deletion import check_deletable, check_offsets_deletable, is_empty, is_subscribed
 from tidelog.coordinator.group.durable import DurableGroup, DurableGroups
 from tidelog.coordinator.group.members import ClassicMember
@@ -69,15 +69,15 @@ class GroupCore:
     # Durable state
 
     def decode(self, key: bytes, value: bytes | None) -> AnyRecord | None:
-        """Decode a record; None for an unknown type. Raises MalformedMessage."""
+        """Decode a record. Returns None for an unknown type of record. Raises MalformedMessage."""
         return decode_record(key, value)
 
     def replay(self, record: AnyRecord, next_offset: int) -> None:
         self.durable.replay(record, next_offset)
 
     def loaded(self, now: Moment) -> Decision:
-        """Restore the soft state after all records are replayed: start new sessions, and rebalance groups that
-        exceed their limit.
+        """Restore the soft state after all records have been replayed: start new sessions, and rebalance groups that
+        have more members than the limit allows.
         """
         out = Decision()
         for group_id, durable in self.durable.by_id.items():
@@ -89,8 +89,8 @@ class GroupCore:
         return out
 
     def topics_changed(self, old: MetadataImage, new: MetadataImage, now: Moment) -> None:
-        """Note which topics changed. Consumer groups that subscribe to them compute a new assignment at the next
-        heartbeat.
+        """Store which topics changed. Consumer groups that subscribe to such a topic compute a new assignment at their
+        next heartbeat.
         """
         changed = changed_names(old, new)
         if changed:
@@ -98,11 +98,11 @@ class GroupCore:
 
     # Requests
 
-    def consumer_heartbeat(self, beat: Beat, now: Moment) -> Decision:
+    def consumer_heartbeat(self, beat: HeartbeatCall, now: Moment) -> Decision:
         """Handle ConsumerGroupHeartbeat. The reply is a ConsumerGroupHeartbeatResponse. Raises ApiError."""
         return self.consumers.heartbeat(beat, now)
 
-    def join(self, joining: Joining, now: Moment) -> Decision:
+    def join(self, joining: JoinCall, now: Moment) -> Decision:
         request = joining.request
         group_id = request.group_id
         durable = self.durable.by_id.get(group_id)
@@ -174,8 +174,9 @@ class GroupCore:
     def commit(
         self, commit: OffsetCommit, reply: Reply, now: Moment, prepared: PreparedCommit | None = None
     ) -> Decision:
-        """Commit offsets. The reply is one error code for each offset. Raises ApiError if this committer may not
-        commit.
+        """Commit offsets. The reply is one error code for each offset. Raises ApiError if the sender may not commit.
+
+        `prepared` contains the encoded records, if they were encoded in steps before.
         """
         self.check_commit(commit, now)
         if prepared is None:
@@ -186,7 +187,7 @@ class GroupCore:
         return out
 
     def check_commit(self, commit: OffsetCommit, now: Moment) -> None:
-        """Raise ApiError unless this committer may commit now."""
+        """Raise ApiError unless the sender of the commit may commit now."""
         consumer = self.consumers.find(commit.group_id)
         group = self.groups.get(commit.group_id)
         if consumer is not None:
@@ -205,10 +206,11 @@ class GroupCore:
             raise IllegalGeneration
 
     def delete_some(self, group_id: str, now: Moment) -> tuple[Decision, bool]:
-        """Delete a group, as much as fits into one decision. Returns the decision and whether it is the last one.
+        """Delete at most DELETE_RECORDS_MAX offsets of a group, and the group itself when no more remain. Return the
+        decision and whether it is the last one.
 
-        Between two decisions the group has fewer offsets, and other requests may read it. The caller has to refuse
-        joins meanwhile. Raises ApiError.
+        Between two decisions, other requests may read the group, which then has only the remaining offsets. The caller
+        must refuse joins until the last decision is applied. Raises ApiError.
         """
         durable, group = self.durable.by_id.get(group_id), self.groups.get(group_id)
         check_deletable(group_id, durable, group)
@@ -239,20 +241,20 @@ class GroupCore:
             if (
                 not is_subscribed_by_topic[topic]
                 and durable is not None
-                and durable.committed(topic, partition) is not None
+                and durable.committed_offset(topic, partition) is not None
             ):
                 out.records.append(OffsetRecord(group_id, topic, partition, None))
         out.reply(reply, codes)
         out.reply_offset = self.durable.next_offset(group_id)
         return out
 
-    def committed(
+    def group_for_fetch(
         self, group_id: str, member_id: str | None = None, member_epoch: int = -1
     ) -> tuple[DurableGroup | None, int]:
-        """Return the group's state, which the caller has to read before the next step, and the exclusive end of the
-        log that it reflects.
+        """Return the group's state, and the exclusive end of the log that the state reflects. The caller must read the
+        state before the next step changes it.
 
-        Raises ApiError if a member of the consumer protocol sends another epoch than its own.
+        Raises ApiError if a member of the consumer protocol sends an epoch that is not its current epoch.
         """
         consumer = self.consumers.find(group_id)
         if consumer is not None:
@@ -272,8 +274,8 @@ class GroupCore:
                 yield GroupListing(group_id, protocol_type, GroupState.EMPTY)
 
     def describe(self, group_id: str) -> DescribedGroup | None:
-        """Describe a classic group; None if it does not exist. Only members of a stable group are described with
-        their metadata.
+        """Describe a classic group. Returns None if it does not exist. The members' metadata is included only for a
+        stable group.
 
         Raises ApiError for a group of the consumer protocol.
         """
@@ -302,7 +304,7 @@ class GroupCore:
     # Time
 
     def next_deadline_ms(self) -> int | None:
-        """Return the monotonic time before which `expire` has nothing to do; None if no deadline is set."""
+        """Return a monotonic time in ms before which no deadline is due; None if no deadline is set."""
         return self.deadlines.next_ms()
 
     def expire(self, now: Moment) -> Iterator[Decision]:
@@ -336,7 +338,7 @@ class GroupCore:
     def forget_topics(self, topics: dict[str, None], now: Moment) -> Iterator[Decision]:
         """Yield tombstones of all offsets in deleted topics; a batch may cover several groups.
 
-        Each decision has to be applied before the next is requested. Other steps may come between.
+        The caller must apply each decision before it requests the next one. In between, other steps may be executed.
         """
         tombstones: list[OffsetRecord] = []
         for group_id in list(self.durable.by_id):
@@ -357,14 +359,16 @@ class GroupCore:
         yield from _in_batches(tombstones)
 
     def _retain_simple_group(self, group_id: str, durable: DurableGroup | None, now: Moment) -> None:
-        """Keep a group that only ever committed offsets, until the next sweep, even if no record of it is left."""
+        """Ensure that a simple consumer's group exists until the next sweep, even if no record of it remains."""
         if durable is not None and durable.metadata is None and durable.consumer is None:
             self.groups.setdefault(group_id, ClassicGroup(group_id, self.settings, self.deadlines, now))
 
     def _delete_group(
         self, group_id: str, durable: DurableGroup | None, group: ClassicGroup | None, out: Decision, now: Moment
     ) -> None:
-        """Add the tombstones of a group without members to `out`, except those of its offsets."""
+        """Delete a group without members: remove its soft state, and add its tombstones to `out`, except those of
+        offsets.
+        """
         if group is not None:
             group.delete(now)
             del self.groups[group_id]
@@ -375,7 +379,7 @@ class GroupCore:
             out.records.append(GroupRecord(group_id, None))
 
     def abandon(self) -> list[Reply]:
-        """Return the replies of all parked requests, which this core will not answer any more."""
+        """Return the replies of all parked requests. The caller answers them, because this core no longer can."""
         return list(chain.from_iterable(group.parked_replies() for group in self.groups.values()))
 
     def _is_full(self) -> bool:
@@ -387,7 +391,7 @@ class GroupCore:
         return ClassicGroup.from_record(group_id, metadata, self.settings, self.deadlines, now)
 
 
-def _refuse(joining: Joining, error: ErrorCode) -> Decision:
+def _refuse(joining: JoinCall, error: ErrorCode) -> Decision:
     out = Decision()
     refuse_join(joining.reply, joining.request.member_id, error, out)
     return out

@@ -15,7 +15,9 @@ def check_deletable(group_id: str, durable: DurableGroup | None, group: ClassicG
 
 
 def is_empty(durable: DurableGroup | None, group: ClassicGroup | None) -> bool:
-    """Return whether the group has no members. Member ids that clients have not joined with yet do not count."""
+    """Return whether the group has no members. A client that has a member id but has not joined with it yet is not a
+    member.
+    """
     if durable is not None and durable.consumer is not None and durable.consumer.members:
         return False
     return group is None or group.state is GroupState.EMPTY
@@ -34,8 +36,8 @@ def check_offsets_deletable(group_id: str, durable: DurableGroup | None, group: 
 
 
 def is_subscribed(topic: str, durable: DurableGroup | None, group: ClassicGroup | None) -> bool:
-    """Return whether members subscribe to the topic. Consumers whose subscription cannot be decoded count as
-    subscribed.
+    """Return whether a member subscribes to the topic. A consumer whose subscription cannot be decoded is assumed to
+    subscribe to every topic.
     """
     if durable is not None and durable.consumer is not None:
         return topic in durable.consumer.subscribed()

@@ -16,10 +16,11 @@ class DurableGroup:
 
     def __init__(self) -> None:
         self.metadata: GroupMetadataValue | None = None
-        """The metadata of a classic group. None for a group that only ever committed offsets (a simple consumer)."""
+        """The metadata of a classic group. None for a simple consumer: a group that has never had members and has only
+        committed offsets."""
         self.consumer: ConsumerGroup | None = None
-        """The state of a group of the consumer protocol. `metadata` is None then, except while records that convert
-        the group are replayed."""
+        """The state of a group of the consumer protocol; else None. Only one of `consumer` and `metadata` is set,
+        except while records that convert the group are replayed."""
         self.offsets: dict[str, dict[int, OffsetCommitValue]] = {}
         """Committed offsets by topic and partition. Never empty for a topic."""
         self.next_offset = 0
@@ -30,7 +31,7 @@ class DurableGroup:
         """Number of committed offsets."""
         return sum(map(len, self.offsets.values()))
 
-    def committed(self, topic: str, partition: int) -> OffsetCommitValue | None:
+    def committed_offset(self, topic: str, partition: int) -> OffsetCommitValue | None:
         partitions = self.offsets.get(topic)
         return None if partitions is None else partitions.get(partition)
 
@@ -47,7 +48,7 @@ class DurableGroups:
     def replay(self, record: AnyRecord, next_offset: int) -> None:
         """Apply one record of the batch that ends before `next_offset`.
 
-        Each key has one place in the state, so only the last record of a key counts, as in a compacted log.
+        The state contains one value for each key, so only the last record of a key matters, as in a compacted log.
         """
         group = self.by_id.get(record.group)
         if group is None:
@@ -77,6 +78,8 @@ class DurableGroups:
             self._last_removal_offset = next_offset
 
     def next_offset(self, group_id: str) -> int:
-        """Return the exclusive end of the log that the group's state, or its absence, reflects."""
+        """Return the exclusive end of the log that the group's state reflects. For a group that does not exist, it is
+        the end of the last batch that removed a group.
+        """
         group = self.by_id.get(group_id)
         return self._last_removal_offset if group is None else group.next_offset

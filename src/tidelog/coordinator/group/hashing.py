@@ -15,16 +15,14 @@ def string_hash(text: str) -> int:
 
 
 def partition_of(group_id: str, count: int) -> int:
-    """Return the partition of `__consumer_offsets` that stores the group, out of `count`: the same on every broker
-    and in Kafka.
-    """
+    """Return which of the `count` partitions of `__consumer_offsets` stores the group. Kafka computes the same one."""
     magnitude = abs(string_hash(group_id))
     return magnitude % count if magnitude < 1 << 31 else 0
 
 
 def hash_map_bucket(text: str) -> int:
-    """Return the bucket of a string in a Java hash map of initial size (up to 12 entries), which is iterated in this
-    order.
+    """Return the bucket of a string in a Java hash map of the initial size, which has up to 12 entries. Java iterates
+    over the entries in the order of their buckets.
     """
     value = string_hash(text) & _MASK
     return (value ^ value >> 16) & 15

@@ -10,11 +10,11 @@ from tidelog.wire.messages.consumer_protocol import ConsumerProtocolSubscription
 from tidelog.wire.primitives import MalformedMessage
 
 PROTOCOL_OVERHEAD_BYTES = 200
-"""Estimated memory of the objects and votes for each protocol that a member names, in bytes."""
+"""Estimated memory in bytes for each protocol that a member names: its objects and its vote."""
 
 Protocols = list[tuple[str, bytes]]
-"""Pairs of name and metadata, in the member's order of preference. They are stored as sent: a name may occur
-repeatedly."""
+"""Pairs of name and metadata, in the member's order of preference. They are stored as the member sent them, so a name
+may occur more than once."""
 
 
 def protocols_to_vote_for(protocols: Sequence[tuple[str, bytes]]) -> list[str]:
@@ -88,8 +88,7 @@ def metadata_bytes(protocols: Protocols) -> int:
 class ClassicMembers:
     """Members in the order in which they joined, with the counts that a rebalance depends on.
 
-    No step takes time proportional to the number of members, except those that must visit all members, once in a
-    rebalance.
+    Only steps that occur once in a rebalance take time proportional to the number of members.
     """
 
     __slots__ = (
@@ -108,7 +107,8 @@ class ClassicMembers:
         self.static_ids: dict[str, str] = {}
         """Member id by group instance id (KIP-345)."""
         self.pending: dict[str, Deadline] = {}
-        """The sessions of member ids that clients got and have not joined with yet (KIP-394)."""
+        """The session deadlines of member ids that were sent to clients which have not joined yet, by member id
+        (KIP-394)."""
         self.unsynced: dict[str, None] = {}
         """Ids of the members of this generation that have not sent SyncGroup yet."""
         self.parked_join_count = 0
@@ -161,8 +161,8 @@ class ClassicMembers:
             self.leader_id = next(iter(self.by_id), None)
 
     def rename(self, member: ClassicMember, member_id: str) -> None:
-        """Change the id of a static member that restarted. It stays the leader and owes a SyncGroup if it did
-        before.
+        """Change the id of a static member that restarted. If the member was the leader, it remains the leader. If it
+        had not sent SyncGroup yet, it must still send it.
         """
         del self.by_id[member.member_id]
         if self.leader_id == member.member_id:
@@ -181,7 +181,7 @@ class ClassicMembers:
         self._count_votes(protocols, 1)
 
     def park_join(self, member: ClassicMember, reply: Reply) -> Reply | None:
-        """Park a join. Returns the reply of the join that was parked before, if there was one."""
+        """Park a join. Return the reply of the member's previous join, if that was still parked."""
         previous_reply = member.join_reply
         if previous_reply is None:
             self.parked_join_count += 1
@@ -189,7 +189,9 @@ class ClassicMembers:
         return previous_reply
 
     def take_join(self, member: ClassicMember) -> Reply | None:
-        """Remove and return the parked join, which the caller must answer. Returns None if no join is parked."""
+        """Remove the member's parked join and return its reply, which the caller must call. Returns None if no join is
+        parked.
+        """
         reply = member.join_reply
         if reply is not None:
             member.join_reply = None
@@ -197,13 +199,13 @@ class ClassicMembers:
         return reply
 
     def supports(self, protocols: Protocols) -> bool:
-        """Return whether at least one of `protocols` has the votes of all members, so that it can be selected."""
+        """Return whether all members support at least one of `protocols`, so that it can be selected."""
         member_count = len(self.by_id)
         return any(self._votes.get(name, 0) == member_count for name in protocols_to_vote_for(protocols))
 
     def select_protocol(self) -> str:
-        """Return the protocol that most members prefer, among those that all members support. Ties are broken as in
-        Kafka.
+        """Return a protocol that all members support. If there are several, it is the one that most members prefer.
+        Ties are broken as in Kafka.
         """
         member_count = len(self.by_id)
         counts: dict[str, int] = {}
@@ -216,8 +218,8 @@ class ClassicMembers:
         return max(counts, key=lambda name: (counts[name], -hash_map_bucket(name)))
 
     def elect_joined_leader(self) -> bool:
-        """Make a member with a parked join the leader, preferably the present leader. Returns False if no join is
-        parked.
+        """Ensure that the leader is a member with a parked join: the present leader, if it has one, else the first such
+        member. Returns False if no join is parked.
         """
         if self.leader_id is None:
             return False
@@ -241,7 +243,7 @@ class ClassicMembers:
 
 
 def topics_of(subscriptions: list[bytes]) -> frozenset[str] | None:
-    """Return the topics of the given subscriptions; None if one of them cannot be decoded."""
+    """Return the topics of these encoded subscriptions; None if one of the subscriptions cannot be decoded."""
     topics: list[str] = []
     for metadata in subscriptions:
         try:

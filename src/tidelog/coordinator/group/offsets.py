@@ -21,13 +21,13 @@ TOPIC_IDS_VERSION = 10
 CONSUMER_PROTOCOL_TYPE = "consumer"
 BATCH_OVERHEAD_BYTES = 128
 RECORD_OVERHEAD_BYTES = 96
-"""Upper bounds on the overhead of a batch and of a record, in bytes: with them, an estimate is never below the
-encoded size."""
+"""Upper bounds on the overhead of a batch and of a record, in bytes. They ensure that the estimated size of a batch is
+not smaller than its encoded size."""
 TIME_MAX = (1 << 63) - 1
 
 
 class OffsetToCommit(NamedTuple):
-    """The offset of one partition in a commit; the partition exists."""
+    """The offset of one partition in a commit. The partition exists."""
 
     topic: str
     topic_id: bytes
@@ -38,21 +38,23 @@ class OffsetToCommit(NamedTuple):
 
 
 class OffsetCommit(NamedTuple):
-    """A commit of one group. The generation is -1 for an administrator, or a consumer that does not join the group."""
+    """A commit of offsets of one group. `generation` is -1 if the sender is not a member: an administrator, or a
+    consumer that assigns its partitions itself.
+    """
 
     group_id: str
     member_id: str
     instance_id: str | None
     generation: int
     retention_ms: int
-    """-1 for the retention of the broker's setting. Clients up to OffsetCommit v4 may request another."""
+    """-1 for the retention time of the broker's setting. Clients up to OffsetCommit v4 may request another time."""
     version: int
     """The version of OffsetCommit."""
     offsets: list[OffsetToCommit]
 
 
 class PreparedCommit(NamedTuple):
-    """The records and the answer of a commit, if the committer is allowed to commit."""
+    """The records and the answer of a commit, under the condition that its sender may commit."""
 
     records: list[OffsetRecord]
     batch: bytearray | None
@@ -64,17 +66,17 @@ class PreparedCommit(NamedTuple):
 def prepare_commit(
     commit: OffsetCommit, settings: GroupSettings, now: Moment, topics: Mapping[str, TopicImage] | None = None
 ) -> Steps[PreparedCommit]:
-    """Encode a commit in steps. All records form one batch, so that readers see the whole commit or nothing of it.
+    """Encode a commit in steps. All records form one batch, so that either all of them are appended or none.
 
-    If `topics` is given, an offset is refused with an unknown topic error unless its topic is there with the same
-    id.
+    If `topics` is given, an offset is refused with an unknown topic error unless `topics` contains its topic with the
+    same id.
     """
     unknown = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if commit.version < TOPIC_IDS_VERSION else ErrorCode.UNKNOWN_TOPIC_ID
     records: list[OffsetRecord] = []
     encoded: list[Record] = []
     codes: list[ErrorCode] = []
     size = BATCH_OVERHEAD_BYTES
-    # An infinite retention is requested as the largest number, so the sum is limited to that.
+    # Clients request an unlimited retention as the largest number, so the sum is limited to that number.
     expire_ms = -1 if commit.retention_ms < 0 else min(now.wall_ms + commit.retention_ms, TIME_MAX)
     for offset in commit.offsets:
         if topics is not None and ((topic := topics.get(offset.topic)) is None or topic.topic_id != offset.topic_id):
@@ -104,7 +106,9 @@ def prepare_commit(
 
 
 def _utf16_units(text: str, limit: int) -> int:
-    """Return the text's length in UTF-16 code units, as Java counts, exact enough for a comparison with `limit`."""
+    """Return the text's length in UTF-16 code units, as Java counts it. The result is exact only as far as a comparison
+    with `limit` needs it.
+    """
     if len(text) > limit or len(text) * 2 <= limit:
         return len(text)
     return len(text.encode("utf-16-le", "surrogatepass")) // 2
@@ -113,12 +117,17 @@ def _utf16_units(text: str, limit: int) -> int:
 def expired_offsets(
     group_id: str, durable: DurableGroup, group: ClassicGroup | None, retention_ms: int, now: Moment
 ) -> Iterator[OffsetRecord]:
-    """Yield tombstones of the offsets whose retention time is over.
+    """Yield tombstones of the offsets whose retention time has passed.
 
-    The retention time of a classic group begins when the group becomes empty; for a simple consumer it begins with
-    each commit. While a classic group has members, its offsets do not expire, with one exception: in a stable group
-    of consumers, offsets of topics that no member subscribes to expire. In a group of the consumer protocol, offsets
-    of such topics always may expire, and their retention time begins with each commit.
+    - In a classic group without members, the retention time begins when the group becomes empty. For a simple consumer
+      it begins with each commit.
+    - In a classic group with members, offsets do not expire. There is one exception: if the group is stable and its
+      protocol type is "consumer", offsets of topics to which no member subscribes expire. Their retention time begins
+      with the commit.
+    - In a group of the consumer protocol, offsets of topics to which no member subscribes expire. Their retention time
+      begins with the commit.
+
+    An offset whose record states an expiry time expires at that time instead.
     """
     subscribed: frozenset[str] = frozenset()
     empty_since_ms = None

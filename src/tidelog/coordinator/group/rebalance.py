@@ -1,9 +1,10 @@
 """The phases of a classic group (waiting for joins, waiting for the assignment, stable) and the deadline of each
 phase.
 
-This is soft state. Only the content of a `GroupRecord` survives the coordinator: the members and assignments of a
-stable generation, and that a group is empty. As in Kafka, a rebalance in progress is lost with the coordinator, and
-the members begin a new one. Sources: KIP-62 (rebalance timeout), KIP-134 (initial delay), KIP-345 (static members).
+This is soft state. A new coordinator restores only the content of a `GroupRecord`: the members and assignments of a
+stable generation, or the fact that the group is empty. As in Kafka, a rebalance in progress is lost with the
+coordinator, and the members begin a new rebalance. Sources: KIP-62 (rebalance timeout), KIP-134 (initial delay),
+KIP-345 (static members).
 """
 
 from tidelog.coordinator.consumer.timers import Timer
@@ -12,7 +13,7 @@ from tidelog.coordinator.decision import Decision, Moment, Reply
 from tidelog.coordinator.group.members import ClassicMember, ClassicMembers, topics_of
 from tidelog.coordinator.group.records import GroupRecord
 from tidelog.coordinator.group.settings import GroupSettings
-from tidelog.coordinator.group.state import NEXT, GroupEvent, GroupState
+from tidelog.coordinator.group.state import NEXT_STATE, GroupEvent, GroupState
 from tidelog.wire.errors import ErrorCode
 from tidelog.wire.messages.group_records import GroupMetadataValue, MemberMetadata
 from tidelog.wire.messages.join_group import JoinGroupResponse, JoinGroupResponseMember
@@ -25,7 +26,7 @@ MEMBER_OVERHEAD_BYTES = 64
 
 
 class RebalancingGroup:
-    """The state machine of a classic group, driven by members that come or leave, and by time.
+    """The state machine of a classic group. Its events are members that join or leave, and deadlines.
 
     `ClassicGroup` adds the requests of clients.
     """
@@ -63,11 +64,14 @@ class RebalancingGroup:
         self._deadlines = deadlines
         self._join_end = Deadline(self._end_join_phase)
         self._sync_end = Deadline(self._end_sync_phase)
-        self._is_first_rebalance = False  # in the first rebalance of an empty group, which waits for more members
-        self._joined_during_delay = False  # a member joined during the current delay of that rebalance
+        self._is_first_rebalance = False
+        """Whether the group was empty before the current rebalance, which therefore waits for more members."""
+        self._joined_during_delay = False
+        """Whether a member joined during the current delay of such a rebalance."""
         self._delay_ms = 0
         self._remaining_delay_ms = 0
-        self._subscriptions: list[bytes] | None = None  # metadata that is not decoded into `_topics` yet
+        self._subscriptions: list[bytes] | None = None
+        """Encoded subscriptions that have not been decoded into `_topics` yet."""
         self._topics: frozenset[str] | None = None
 
     def subscribed_topics(self) -> frozenset[str] | None:
@@ -84,12 +88,14 @@ class RebalancingGroup:
         self._subscriptions = [member.metadata_for(self.protocol_name) for member in self.members]
 
     def shrink_to_fit(self, out: Decision, now: Moment) -> None:
-        """Rebalance a group that has more members than `group.max.size` allows now. Called after a load."""
+        """Rebalance a group that has more members than `group.max.size` allows. Called after a load, because the
+        setting may have changed.
+        """
         if len(self.members) > self._settings.group_max_size:
             self._prepare_rebalance(out, now)
 
     def begin_rebalance(self, out: Decision, now: Moment) -> None:
-        """Rebalance a group whose assignment is out of date when the group is created."""
+        """Rebalance a group whose assignment was already out of date when the group was created by a downgrade."""
         self._prepare_rebalance(out, now)
 
     def renew_sessions(self, now: Moment) -> None:
@@ -97,7 +103,7 @@ class RebalancingGroup:
             self._renew_session(member, now)
 
     def dissolve(self, error: ErrorCode, out: Decision) -> None:
-        """End this group, which becomes a consumer group: answer parked requests with `error` and clear all
+        """End this group, because a consumer group replaces it: answer parked requests with `error`, and clear all
         deadlines.
         """
         for member in self.members:
@@ -143,7 +149,7 @@ class RebalancingGroup:
 
     def _end_join_phase(self, _: object, out: Decision, now: Moment) -> None:
         if self._is_first_rebalance and self._joined_during_delay and self._remaining_delay_ms:
-            # Members join one after another: wait longer, but at most for their rebalance timeout (KIP-134).
+            # Members are joining one after another, so wait longer, but at most for their rebalance timeout (KIP-134).
             self._joined_during_delay = False
             elapsed_ms = self._delay_ms
             self._delay_ms = min(self._settings.initial_rebalance_delay_ms, self._remaining_delay_ms)
@@ -153,7 +159,7 @@ class RebalancingGroup:
             self._complete_join(out, now)
 
     def _complete_join(self, out: Decision, now: Moment) -> None:
-        """End the join phase with the members that have joined. Static members stay in the group even if they have
+        """End the join phase with the members that have joined. Static members remain in the group even if they have
         not joined.
         """
         self._deadlines.clear(self._join_end)
@@ -161,7 +167,7 @@ class RebalancingGroup:
         for member in [m for m in self.members if m.join_reply is None and m.instance_id is None]:
             self._remove_timed_out(member, Timer.JOIN.value, out)
         if self.members and not self.members.elect_joined_leader():
-            # Only static members remain, and none has joined: wait until one joins or its session ends.
+            # Only static members remain, and none has joined: wait until a member joins or its session ends.
             self._deadlines.set(self._join_end, now.monotonic_ms + self.members.rebalance_timeout_ms)
             return
         self.generation += 1
@@ -226,7 +232,9 @@ class RebalancingGroup:
         return True
 
     def _remove_by_id(self, member_id: str, out: Decision, now: Moment) -> None:
-        """Remove a member that exceeds the group's limit, whether it has joined or only got its id."""
+        """Remove a member, or the id of a client that has not joined with it yet. Called when the group has too many
+        members.
+        """
         member = self.members.by_id.get(member_id)
         if member is not None:
             self._remove(member, out)
@@ -235,7 +243,7 @@ class RebalancingGroup:
             self._members_changed(out, now)
 
     def _remove_timed_out(self, member: ClassicMember, reason: str, out: Decision) -> None:
-        """Remove a member that timed out. It is logged, since no client requested the removal."""
+        """Remove a member that timed out. The removal is logged, because no client requested it."""
         out.log("member removed group=%s member=%s reason=%s", self.group_id, member.member_id, reason)
         self._remove(member, out)
 
@@ -323,7 +331,7 @@ class RebalancingGroup:
         return size
 
     def _transition(self, event: GroupEvent, now: Moment) -> None:
-        self.state = NEXT[self.state, event]
+        self.state = NEXT_STATE[self.state, event]
         self.state_since_ms = now.wall_ms
 
 

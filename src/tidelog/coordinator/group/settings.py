@@ -1,17 +1,17 @@
-"""The broker's settings of groups, and the bounds that have no setting."""
+"""The broker's settings for groups, and the limits for which there is no setting."""
 
 from tidelog.coordinator.consumer.settings import ConsumerSettings
 
 GROUPS_MAX = 100_000
-"""Upper bound on the groups of one partition of `__consumer_offsets`. New groups beyond it are refused with
-COORDINATOR_NOT_AVAILABLE, which clients retry; sweeps delete unused groups."""
+"""Upper bound on the groups of one partition of `__consumer_offsets`. Further groups are refused with
+COORDINATOR_NOT_AVAILABLE. Clients retry after it, and succeed when a sweep has deleted unused groups."""
 PENDING_MEMBERS_MAX = 10_000
-"""Upper bound on the member ids of one group that clients got and have not joined with yet (KIP-394)."""
+"""Upper bound on the member ids of one group that were sent to clients which have not joined yet (KIP-394)."""
 METADATA_BYTES_MAX = 64 << 20
-"""Upper bound on the protocol metadata of all members of one group, in bytes; it is held in memory."""
+"""Upper bound on the protocol metadata of all members of one group, in bytes, because the metadata is in memory."""
 NEW_MEMBER_JOIN_TIMEOUT_MS = 300_000
-"""Limit on the time for which a member's first join is parked. Sessions cannot apply: the member does not know its
-id yet, so it sends no heartbeats."""
+"""Upper bound on the time for which a member's first join is parked, in milliseconds. The session timeout cannot be
+used, because the member does not know its id yet and therefore sends no heartbeats."""
 
 
 class GroupSettings:

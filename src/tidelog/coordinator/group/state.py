@@ -1,4 +1,4 @@
-"""The states of a classic group, and the events that change them. The names of the states are those of the protocol."""
+"""The states of a classic group, as the protocol names them, and the events that change the state."""
 
 from enum import Enum
 
@@ -16,10 +16,10 @@ class GroupEvent(Enum):
     MEMBERS_JOINED = "the join phase ended with members"
     NOBODY_JOINED = "the join phase ended without members"
     ASSIGNED = "the leader's assignment was accepted"
-    DELETED = "neither members nor offsets are left"
+    DELETED = "the group has neither members nor offsets"
 
 
-NEXT: dict[tuple[GroupState, GroupEvent], GroupState] = {
+NEXT_STATE: dict[tuple[GroupState, GroupEvent], GroupState] = {
     (GroupState.EMPTY, GroupEvent.REBALANCE_NEEDED): GroupState.PREPARING_REBALANCE,
     (GroupState.STABLE, GroupEvent.REBALANCE_NEEDED): GroupState.PREPARING_REBALANCE,
     (GroupState.COMPLETING_REBALANCE, GroupEvent.REBALANCE_NEEDED): GroupState.PREPARING_REBALANCE,

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidelog.coordinator.consumer.assignors import ASSIGNORS, AssigningMember, assign_range, uniform
+from tidelog.coordinator.consumer.assignors import ASSIGNORS, AssigningMember, assign_range, assign_uniform
 from tidelog.coordinator.consumer.member import Target
 
 T, U, V = b"t" * 16, b"u" * 16, b"v" * 16
@@ -46,18 +46,18 @@ def counts_of(subscribed: dict[str, AssigningMember]) -> dict[bytes, int]:
 
 
 def test_uniform_gives_everybody_as_much() -> None:
-    targets = uniform(members({"a": "tu", "b": "tu", "c": "tu", "d": "tu", "e": "tu"}), {T: 6, U: 6})
+    targets = assign_uniform(members({"a": "tu", "b": "tu", "c": "tu", "d": "tu", "e": "tu"}), {T: 6, U: 6})
     assert sorted(Counter(pairs(targets).values()).values()) == [2, 2, 2, 3, 3]
 
 
 def test_uniform_moves_one_share_to_a_newcomer_and_spreads_what_a_leaver_had() -> None:
     counts = {T: 6, U: 6}
-    three = uniform(members(dict.fromkeys("abc", "tu")), counts)
-    four = uniform(members(dict.fromkeys("abcd", "tu"), three), counts)
+    three = assign_uniform(members(dict.fromkeys("abc", "tu")), counts)
+    four = assign_uniform(members(dict.fromkeys("abcd", "tu"), three), counts)
     moved = {p for p, owner in pairs(four).items() if pairs(three)[p] != owner}
     assert {pairs(four)[p] for p in moved} == {"d"}
     assert len(moved) == 3
-    again = uniform(members(dict.fromkeys("acd", "tu"), four), counts)
+    again = assign_uniform(members(dict.fromkeys("acd", "tu"), four), counts)
     assert all(pairs(again)[p] == owner for p, owner in pairs(four).items() if owner != "b")
 
 
@@ -84,18 +84,18 @@ def test_range_cuts_each_topic_by_its_own_readers() -> None:
 
 
 def test_uniform_evens_out_what_different_subscriptions_allow() -> None:
-    targets = uniform(members({"a": "t", "b": "tu", "c": "u"}), {T: 6, U: 6})
+    targets = assign_uniform(members({"a": "t", "b": "tu", "c": "u"}), {T: 6, U: 6})
     loads = Counter(pairs(targets).values())
     assert max(loads.values()) - min(loads.values()) <= 1
-    assert uniform(members({"a": "t", "b": "u"}), {T: 6, U: 6}) == {
+    assert assign_uniform(members({"a": "t", "b": "u"}), {T: 6, U: 6}) == {
         "a": {T: tuple(range(6))},
         "b": {U: tuple(range(6))},
     }
 
 
 def test_nobody_and_nothing() -> None:
-    assert uniform({}, {}) == assign_range({}, {}) == {}
-    assert uniform(members({"a": ""}), {}) == assign_range(members({"a": ""}), {}) == {"a": {}}
+    assert assign_uniform({}, {}) == assign_range({}, {}) == {}
+    assert assign_uniform(members({"a": ""}), {}) == assign_range(members({"a": ""}), {}) == {"a": {}}
 
 
 subscriptions = st.dictionaries(
@@ -135,8 +135,8 @@ def test_uniform_moves_only_what_must_move(before: int, after: int, count: int) 
     """What a member holds above its new share must go, and what leavers held; nothing else does."""
     names = [f"m{number:02}" for number in range(max(before, after))]
     ids = frozenset({T})
-    first = uniform({n: AssigningMember(ids, {}, n) for n in names[:before]}, {T: count})
-    second = uniform({n: AssigningMember(ids, first.get(n, {}), n) for n in names[:after]}, {T: count})
+    first = assign_uniform({n: AssigningMember(ids, {}, n) for n in names[:before]}, {T: count})
+    second = assign_uniform({n: AssigningMember(ids, first.get(n, {}), n) for n in names[:after]}, {T: count})
     moved = sum(1 for p, owner in pairs(second).items() if pairs(first)[p] != owner)
     least, more = divmod(count, after)
     held = sorted((len(first.get(n, {}).get(T, ())) for n in names[:after]), reverse=True)

@@ -8,7 +8,7 @@ import pytest
 from consumer_harness.members import REBALANCE_MS, ClassicMember, ConsumerMember
 from consumer_harness.stage import Stage, told
 from group_harness.invariants import check_core
-from tidelog.coordinator.consumer.heartbeats import _reported
+from tidelog.coordinator.consumer.heartbeats import _reported_partitions
 from tidelog.coordinator.consumer.member import MemberState
 from tidelog.coordinator.consumer.records import PARTITION_METADATA, ConsumerRecord
 from tidelog.coordinator.consumer.settings import SESSION_TIMEOUT, ConsumerSettings, MigrationPolicy
@@ -252,7 +252,7 @@ def test_an_empty_group_is_swept_and_its_offsets_stay_while_members_read_them() 
     on.apply(on.core.commit(commit, lambda codes: None, on.now))
     on.time_ms += 30 * 24 * 3_600_000
     on.apply_all(on.core.sweep(["g"], on.now))
-    assert on.core.durable.by_id["g"].committed("t", 0) is not None
+    assert on.core.durable.by_id["g"].committed_offset("t", 0) is not None
     one.leave()
     on.apply_all(on.core.sweep(["g"], on.now))
     assert "g" not in on.core.durable.by_id
@@ -289,6 +289,6 @@ def test_owned_partitions_may_come_in_many_entries_of_a_topic() -> None:
     entries = [TopicPartitions(b"t", [number, 0, number]) for number in range(count)]
     entries.insert(1, TopicPartitions(b"u", [5, 5]))
     began = time.process_time()
-    reported = _reported(ConsumerGroupHeartbeatRequest("g", "m", 1, topic_partitions=entries))
+    reported = _reported_partitions(ConsumerGroupHeartbeatRequest("g", "m", 1, topic_partitions=entries))
     assert time.process_time() - began < 2
     assert reported == {b"t": frozenset(range(count)), b"u": frozenset([5])}
