@@ -29,13 +29,13 @@ STRAYS_NAMED = 5
 
 
 class UnusableDirectories(Exception):
-    """The broker cannot start with its data directories as they are. The message is one line: the cause and the next
-    step.
+    """The broker cannot start with its data directories as they are. The message is one line with the cause and the
+    next step.
     """
 
 
 def missing_directories(disk: "Disk", paths: Sequence[str]) -> list[str]:
-    """Return those of `paths` that do not exist, and their missing parent directories; each parent comes before its
+    """Return the paths that do not exist, with their missing parent directories. Each parent comes before its
     children.
     """
     missing_paths: list[str] = []
@@ -97,8 +97,8 @@ class DataDirectories:
         """Read the existing directories without changing them. A directory that cannot be used is left out and
         logged.
 
-        Raises UnusableDirectories and DirectoryInUse. Raises OSError if there is only one directory, or if the error
-        is temporary.
+        Raises UnusableDirectories and DirectoryInUse. Raises OSError if there is only one configured directory, or
+        if the error is temporary.
         """
         directories = cls(disk, paths, [], {})
         try:
@@ -199,8 +199,8 @@ class DataDirectories:
                     self.interrupted.append(future)
 
     def _check(self) -> None:
-        """Raise UnusableDirectories unless the metadata store is in a usable directory and the directories belong
-        together.
+        """Raise UnusableDirectories unless the metadata store is in a usable directory (or no directory was used
+        before) and the directories belong to one broker.
         """
         if not self.online and not self._missing:
             reasons = "; ".join(f"{path}: {reason}" for path, reason in self.failed.items())
@@ -223,7 +223,7 @@ class DataDirectories:
                 raise UnusableDirectories(f"{path} is a copy of {same_id_path}: both have the same directory.id")
 
     def _choose_moved_copies(self) -> None:
-        """Choose the valid one of a log and its copy with the same name, which an interrupted move leaves."""
+        """Choose between a log and its copy with the same name, which an interrupted move leaves."""
         for partition, holders in self._holders.items():
             marked_holders = (
                 [d for d in holders if has_mark(self._disk, f"{d.path}/{partition}")] if len(holders) == 2 else ()
@@ -241,7 +241,7 @@ class DataDirectories:
         unsettled, self._unsettled_moves = self._unsettled_moves, []
         for partition, copy, old, discarded in unsettled:
             if copy.path in self.failed or old.path in self.failed:
-                continue  # it has failed since; the next start decides again
+                continue  # one of them has failed since; the next start decides again
             discarded.give_up(partition)
             if discarded is old:
                 put_aside(self._disk, old.path, partition, bytes(16))
@@ -286,8 +286,8 @@ class DataDirectories:
         return next((directory for directory in self.online if directory.path == path), None)
 
     def place(self, partition: TopicPartition, topic_id: bytes, *, new: bool) -> DataDirectory:
-        """Return the directory that holds the partition. Otherwise choose the one with the fewest partitions that is
-        not cordoned.
+        """Return the directory that holds the partition. If there is none, choose the directory with the fewest
+        partitions that is not cordoned.
 
         `new`: the topic is being created. Raises StorageError if the partition may be in a directory that is out of
         use.
@@ -348,7 +348,9 @@ class DataDirectories:
         return all(directory.path in self.failed for directory in self.online)
 
     def take_failures(self) -> dict[str, str]:
-        """Return the directories, with reasons, where writing or reading checkpoints has failed since the last call."""
+        """Return the directories in which checkpoints could not be read or written since the last call, with
+        reasons.
+        """
         failures, self._newly_failed = self._newly_failed, {}
         return failures
 
@@ -359,7 +361,7 @@ class DataDirectories:
         start.
 
         A kill after a deletion leaves such entries, and so does a move from a full disk. Directories of partitions
-        that do not exist are kept and logged, since an old copy of the metadata would look the same.
+        that do not exist are kept and logged: the metadata store may be an old copy that lacks their topics.
         """
 
         def drop_stale_entries(directory: DataDirectory) -> None:
@@ -428,8 +430,8 @@ class DataDirectories:
         return directory
 
     def write_identity(self, cluster_id: str, node_id: int, new_ids: Sequence[str]) -> None:
-        """Write meta.properties in each directory. `new_ids` has one directory id for each, used if the directory
-        has none.
+        """Write meta.properties in each directory. `new_ids` has one id for each directory, which is used if the
+        directory has no id yet.
         """
         for directory, directory_id in zip(self.online, new_ids, strict=True):
             directory.write_identity(cluster_id, node_id, directory_id)
@@ -446,8 +448,8 @@ class DataDirectories:
     ) -> None:
         """Write the checkpoints of each directory, with the entries of its own partitions.
 
-        After all directories were tried, raises OSError if a disk was full. Any other error is recorded as a failure
-        of that directory (see `take_failures`).
+        All directories are tried. Then raises OSError if an error was temporary (such as a full disk). Any other
+        error is recorded as a failure of that directory (see `take_failures`).
         """
         _raise_temporary(self.try_checkpoints(recovery_points, start_offsets, high_watermarks))
 
@@ -457,7 +459,7 @@ class DataDirectories:
         start_offsets: Mapping[TopicPartition, int],
         high_watermarks: Mapping[TopicPartition, int],
     ) -> dict[str, OSError]:
-        """Do as `write_checkpoints`, but return the errors, of every kind, by directory."""
+        """Do as `write_checkpoints`, but return all errors, temporary or not, by directory."""
         return self._in_each(
             lambda directory: directory.write_checkpoints(
                 *(self._entries_of(directory, offsets) for offsets in (recovery_points, start_offsets, high_watermarks))
@@ -486,11 +488,13 @@ class DataDirectories:
 
     @property
     def are_behind(self) -> bool:
-        """Whether a full disk has prevented the write of a checkpoint in any directory, or made one be removed."""
+        """Whether a full disk has prevented a write of a checkpoint in any directory, or has caused the removal of
+        one.
+        """
         return any(directory.is_behind for directory in self._usable())
 
     def clean_offset(self, partition: TopicPartition) -> int | None:
-        """Return the offset up to which the partition is compacted, by the checkpoint of its directory; None if
+        """Return the offset up to which the partition is compacted, from the checkpoint of its directory; None if
         unknown.
         """
         holder = self.of(partition)
@@ -514,9 +518,9 @@ class DataDirectories:
     # Closing
 
     def close(self, unclean: Mapping[str, str]) -> None:
-        """Mark each directory as stopped cleanly, and unlock all.
+        """Mark each directory as stopped cleanly, and unlock all of them.
 
-        Directories that failed, or that `unclean` names with a reason, are not marked.
+        Directories that failed, or that `unclean` contains with a reason, are not marked.
         """
         for directory in self.online:
             reason = self.failed.get(directory.path) or unclean.get(directory.path)

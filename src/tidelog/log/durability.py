@@ -1,4 +1,6 @@
-"""Track the parts of a log that are not yet durable, and its recovery point: the event loop's half of a flush."""
+"""Track the parts of a log that are not durable yet, and its recovery point. This half of a flush runs on the event
+loop.
+"""
 
 from typing import TYPE_CHECKING
 
@@ -46,7 +48,7 @@ class Durability:
         self.recovery_point = recovery_point
         """Everything below this offset is durable."""
         self._durable_offset = 0
-        """Every record below this offset is durable; unlike `recovery_point`, without the other files."""
+        """Every record below this offset is durable. The other files that `recovery_point` includes may not be."""
         self.directory_unsynced = False
         """Whether entries of the log's directory may not be durable."""
         self._generation = 0
@@ -104,8 +106,8 @@ class Durability:
     def plan(
         self, end_offset: int, producers: "ProducerState", epochs: "LeaderEpochs", *, with_snapshot: bool
     ) -> FlushPlan:
-        """Return a plan whose syncs make everything below `end_offset`, the log's end, durable. The caller must run
-        the plan.
+        """Return a plan that makes everything below `end_offset`, the log's end, durable. The caller must run the
+        plan.
         """
         plan = FlushPlan(self._disk, end_offset, self._generation)
         active = self._segments.active
@@ -144,7 +146,9 @@ class Durability:
         return plan
 
     def settle(self, end_offset: int, producers: "ProducerState", epochs: "LeaderEpochs") -> None:
-        """Write and sync everything. Blocks. Raises OSError; if file descriptors ran out, it may be called again."""
+        """Write and sync everything. Blocks. Raises OSError; it may be called again if file descriptors ran out or
+        the disk is full.
+        """
         if self.is_settled(end_offset, epochs):
             return
         self._segments.active.finish()
@@ -159,7 +163,7 @@ class Durability:
             raise plan.put_off
 
     def put_back(self, plan: FlushPlan) -> None:
-        """Accept a plan that could not run because file descriptors ran out. The next plan includes its work."""
+        """Take a plan back that could not run because file descriptors ran out. The next plan includes its work."""
         indexed_segments = [
             segment for segment in dict.fromkeys(s for s, _ in plan.indexes) if segment in self._segments.items
         ]

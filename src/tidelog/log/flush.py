@@ -15,7 +15,9 @@ class Syncable(Protocol):
 
 
 class DirectorySyncs:
-    """Syncs each directory once and shares the result: the directories of partitions have the same parent."""
+    """Syncs each directory once and shares the result. The logs of one data directory have the same parent
+    directory.
+    """
 
     __slots__ = ("_outcomes",)
 
@@ -23,7 +25,7 @@ class DirectorySyncs:
         self._outcomes: dict[str, OSError | None] = {}
 
     def sync(self, disk: "Disk", path: str) -> None:
-        """Sync a directory unless this object has done so. Raises OSError."""
+        """Sync a directory, unless this object has synced it before. Raises OSError, also for an earlier failure."""
         if path not in self._outcomes:
             self._outcomes[path] = None
             try:
@@ -38,9 +40,9 @@ class DirectorySyncs:
 class FlushPlan:
     """One flush of a log: after `run`, everything below `end_offset` is durable.
 
-    The order matters: records, indexes, epochs, directory entries, and last the producer snapshot, since recovery
-    takes the existence of a snapshot as proof that everything below it is on the disk. On a full disk, epochs and
-    snapshot are postponed. The loop may append during `run`, so the plan uses only the state that it contains.
+    The order matters: records, indexes, epochs, directory entries, and last the producer snapshot. Recovery treats
+    the existence of a snapshot as proof that everything below it is on the disk. On a full disk, epochs and
+    snapshots are postponed. The loop may append during `run`, so the plan uses only the state that it contains.
     """
 
     __slots__ = (
@@ -73,7 +75,8 @@ class FlushPlan:
         self.leader_epochs: LeaderEpochs | None = None
         """The object whose content `epochs` is."""
         self.put_off: OSError | None = None
-        """The error that postponed the small files, since the disk is full. The records are durable nevertheless."""
+        """The error that postponed the small files (epochs and snapshots), since the disk is full. The records are
+        durable nevertheless."""
         self.directories: list[str] = []
         self.obsolete: list[str] = []
         """Snapshot files that are no longer needed after this plan."""
@@ -81,8 +84,8 @@ class FlushPlan:
     def run(self, directories: "DirectorySyncs | None" = None) -> None:
         """Run the plan. Blocks.
 
-        Raises OSError. Then the log must be taken offline, since it is unknown what the disk holds; except after an
-        error in NOT_OPENED, which means that a file could not be opened and nothing is lost (see `put_back`).
+        Raises OSError. Then the log must be taken offline, since the content of the disk is unknown. The exception
+        is an error in NOT_OPENED: a file could not be opened, and nothing is lost (see `put_back`).
 
         `directories` may be shared by plans that were all made before the first of them runs.
         """

@@ -9,8 +9,8 @@ The start offset is durable before the first file is removed. So if the first se
 its files were lost in another way.
 
 The age of a segment counts from its largest record timestamp, or from the last change of its file if no record has a
-timestamp. The headers of its batches state this timestamp. The headers are trusted as long as the segment is kept by
-them, and if they agree with the time of the last change. Otherwise the records are read before anything is deleted.
+timestamp. The headers of its batches state this timestamp. The headers are trusted if they keep the segment, or if they
+agree with the time of the last change. Otherwise the records are read before anything is deleted.
 """
 
 from enum import Enum
@@ -55,8 +55,8 @@ class SegmentAgeSearch:
     """Determines the ages of segments. `run` blocks, on any thread, and changes nothing; `take`, on the loop, stores
     the result.
 
-    After `run`, the records of a segment may be needed (`wanted`). Then the caller reads them, calls `found`, and
-    calls `run` again.
+    If `wanted` is set after `run`, the records of a segment are needed. Then the caller reads them, calls `found`,
+    and calls `run` again.
     """
 
     __slots__ = ("_ages", "_config", "_disk", "_doubtful", "_header_times", "_now_ms", "_segments", "_sizes")
@@ -103,8 +103,8 @@ class SegmentAgeSearch:
 
     @property
     def outdated(self) -> bool:
-        """Whether a segment was replaced by compaction, or removed, since the search began. Then the result is of no
-        use.
+        """Whether a segment was replaced by compaction, or removed, since the search began. Then the result must not
+        be used.
         """
         return any(segment.deleted for segment in self._segments)
 
@@ -153,8 +153,8 @@ class Retired:
 
 
 class Removal:
-    """Renames and removes the files of retired segments. `run` blocks, on any thread. Work that fails is in the
-    log's next removal again.
+    """Renames and removes the files of retired segments. `run` blocks, on any thread. Work that fails is repeated by
+    the log's next removal.
     """
 
     __slots__ = ("_to_remove", "_to_rename")
@@ -204,9 +204,9 @@ class Retention:
         """Return how many of the oldest segments must be removed: they are too old, exceed the size limit, or end at
         or below the log start offset.
 
-        `limit` is the high watermark: a segment that ends above it is kept. An empty active segment is kept, and a
-        segment of unknown age is not removed for its age. The result may include all segments; then the caller rolls
-        first.
+        A segment that ends above `limit` (the high watermark, or the recovery point if that is lower) is kept. An
+        empty active segment is kept, and a segment of unknown age is not removed for its age. The result may include
+        all segments; then the caller rolls first.
         """
         items = self._segments.items
         if self._segments.swapping:
@@ -227,7 +227,9 @@ class Retention:
         return count
 
     def take(self, count: int, due_ms: int) -> list["Segment"]:
-        """Remove the oldest `count` segments from the log and return them. Their files may be removed at `due_ms`."""
+        """Remove the oldest `count` segments from the log and return them. Their files may be removed from `due_ms`
+        on.
+        """
         taken = self._segments.take_first(count)
         for segment in taken:
             segment.retire()
@@ -235,15 +237,17 @@ class Retention:
         return taken
 
     def keep(self, renamed: list["Segment"], due_ms: int) -> None:
-        """Retire segments that compaction has replaced. Their files, which are renamed already, may be removed at
-        `due_ms`.
+        """Retire segments that compaction has replaced. Their files are renamed already, and may be removed from
+        `due_ms` on.
         """
         retired = Retired(renamed, due_ms)
         retired.renamed = True
         self._retired.append(retired)
 
     def removal(self, now_ms: int) -> Removal | None:
-        """Return the due work on files, or None. Only one removal may run at a time; see `Removal.renames_files`."""
+        """Return the work on files that is due, or None. Only one removal may run at a time; see
+        `Removal.renames_files`.
+        """
         self._retired = [retired for retired in self._retired if retired.segments]
         to_rename = [retired for retired in self._retired if not retired.renamed]
         to_remove = [retired for retired in self._retired if retired.due_ms <= now_ms]
@@ -264,7 +268,7 @@ def _age_status(segment: "Segment", config: "LogConfig", now_ms: int) -> AgeStat
         return AgeStatus.KEPT
     age = segment.age
     if age is not None and now_ms - age.from_ms <= config.retention_ms:
-        return AgeStatus.KEPT  # even if it has grown since
+        return AgeStatus.KEPT  # also if the segment has grown since
     if age is not None and age.size == segment.size:
         return AgeStatus.EXPIRED
     if age is None and _kept_by_header(segment.max_timestamp, config, now_ms):
@@ -273,7 +277,7 @@ def _age_status(segment: "Segment", config: "LogConfig", now_ms: int) -> AgeStat
 
 
 def _kept_by_header(latest: int, config: "LogConfig", now_ms: int) -> bool:
-    """Return whether the headers' largest timestamp keeps the segment. A timestamp in the future would keep it
-    forever, so it does not count.
+    """Return whether the largest timestamp in the headers keeps the segment. A timestamp far in the future does not
+    count, since it would keep the segment forever.
     """
     return now_ms - config.retention_ms <= latest <= now_ms + AHEAD_MS and latest >= 0

@@ -25,7 +25,7 @@ class SegmentList:
         return sum(segment.size for segment in self.items)
 
     def floor(self, offset: int) -> int:
-        """Return the index of the segment that would contain `offset`; 0 for an offset before all of them."""
+        """Return the index of the segment that would contain `offset`; 0 if `offset` is below all segments."""
         return max(bisect_right(self._bases, offset) - 1, 0)
 
     def add(self, segment: Segment) -> None:
@@ -39,7 +39,7 @@ class SegmentList:
         return taken
 
     def take_from(self, index: int) -> list[Segment]:
-        """Remove and return the segments from index `place` on."""
+        """Remove and return the segments from `index` on."""
         taken = self.items[index:]
         del self.items[index:], self._bases[index:]
         return taken

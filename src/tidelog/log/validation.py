@@ -32,7 +32,7 @@ INLINE_RECORDS_MAX = 4000
 INLINE_BYTES_MAX = 1 << 20
 """Maximum decompressed size, in bytes, of a batch that is examined on the event loop."""
 EXAMINED_RECORDS_MAX = 1_000_000
-"""Maximum number of records of a batch that is examined at all. More would occupy a thread, and half of the loop's
+"""Maximum number of records of a batch that is examined. More records would occupy a thread, and half of the loop's
 time, for seconds."""
 _ATTRIBUTES = Struct(">h")
 _ATTRIBUTES_AT = 21
@@ -67,8 +67,9 @@ class Examined(NamedTuple):
 Examiner: TypeAlias = "Callable[[memoryview, BatchHeader, LogConfig, int], Examined]"
 """Examines the records of a batch now: `examine_inline`, possibly limited by a time budget."""
 Limits: TypeAlias = "bool | Examined | Examiner"
-"""Whether and how a topic's limits on clients apply. False: they do not. True: as far as the header shows.
-Otherwise: the result of an examination, or the function that examines the records."""
+"""Whether and how a topic's limits on clients apply. False: they do not apply. True: they are checked by the header,
+and by the records if that is needed and takes only some ms. Otherwise: the result of an examination, or the function
+that examines the records."""
 
 
 def check_client_batch(
@@ -91,7 +92,7 @@ def check_client_batch(
     if header.size > config.segment_bytes:
         raise RecordListTooLarge(
             f"the record batch has {header.size} bytes and the topic's segment.bytes is {config.segment_bytes}: "
-            "a batch lies in one segment; raise it, or send smaller batches (producer: batch.size)"
+            "a batch must fit into one segment; raise segment.bytes, or send smaller batches (producer: batch.size)"
         )
     max_timestamp = header.max_timestamp
     if _needs_examination(header, config, now_ms) or (would_roll and config.message_timestamp_type == "CreateTime"):
@@ -113,8 +114,8 @@ def check_client_batch(
 
 
 def _needs_examination(header: "BatchHeader", config: "LogConfig", now_ms: int) -> bool:
-    """Return whether the records must be examined, since the settings need more than the header, or it cannot be
-    right.
+    """Return whether the records must be examined, since the settings need more than the header states, or since the
+    header cannot be right.
     """
     if config.compacts or config.record_validation == "full":
         return True
@@ -175,7 +176,7 @@ def undecodable(error: MalformedMessage, header: "BatchHeader") -> ApiError:
     Kafka's codes.
 
     Kafka reads the records while it decompresses them. If the stream is broken and bytes also follow the last
-    record, Kafka reports these bytes, since it meets them first.
+    record, Kafka reports these bytes, since it reads them first.
     """
     if isinstance(error, BrokenStream):
         try:
@@ -212,7 +213,7 @@ class _Findings:
         self.keyless_count = self.timestamp_error_count = 0
         self.keyless_indexes: list[int] = []
         self.timestamp_errors: list[tuple[int, str]] = []
-        self.max_timestamp = NO_TIMESTAMP  # also if all are before 1970, as in Kafka
+        self.max_timestamp = NO_TIMESTAMP  # also if all timestamps are before 1970, as in Kafka
         for index, (offset_delta, timestamp, has_key) in enumerate(record_facts(data, header)):
             if offset_delta != index and self.first_disorder is None:
                 self.first_disorder = index, offset_delta
@@ -287,7 +288,7 @@ def _refuse_append_time(header: "BatchHeader") -> None:
 
 
 def _stamp(batch: memoryview, header: "BatchHeader", attributes: int, max_timestamp: int) -> None:
-    """Write timestamp type and largest timestamp, unless they are there already, and the new CRC."""
+    """Write the timestamp type, the largest timestamp and the new CRC, unless both values are already there."""
     if attributes == header.attributes and max_timestamp == header.max_timestamp:
         return
     header.attributes = attributes

@@ -46,8 +46,8 @@ if TYPE_CHECKING:
 
 DAMAGE = "damage"
 NOTE = "note"
-"""Severity of a finding that is not wrong by itself: offsets that compaction removed, files that wait for their
-deletion, zeros that Kafka preallocated."""
+"""Severity of a finding that is not damage: offsets that compaction removed, files that will be deleted, zeros that
+Kafka preallocated."""
 
 LEFTOVER_REASONS = {
     ".deleted": "a retired file: removed after file.delete.delay.ms, or by the broker's next start",
@@ -192,8 +192,9 @@ class _Verifier:
                 self._result.add_finding(f"{directory}/{name}", 0, "an index without its segment", NOTE)
 
     def _may_have_holes(self, directory: str, offset: int) -> bool:
-        """Return whether compaction may have removed the missing offsets before `offset`, or they may lie below the
-        log start offset. In a data directory of Kafka this is always possible, since its checkpoints may be behind.
+        """Return whether the missing offsets before `offset` may be no damage: compaction removed them, or they are
+        below the log start offset. In a data directory of Kafka this is always possible, since its checkpoints may
+        be behind.
         """
         parent, _, name = directory.rpartition("/")
         key = partition_of(name)
@@ -286,7 +287,7 @@ class _Verifier:
             self._result.add_finding(error.path, error.position, error.reason)
 
     def _verify_epochs(self, path: str, batch_epochs: list[tuple[int, int, str]]) -> None:
-        """Check that the checkpoint contains each epoch of the batches, with an offset that is not later.
+        """Check that the checkpoint contains each epoch of the batches, with the same or an earlier first offset.
 
         `batch_epochs` has (epoch, first offset, segment path) of each epoch in the batches.
         """
@@ -416,8 +417,8 @@ class _Verifier:
         return next_offset
 
     def _readable_batches(self, path: str, base_offset: int) -> Iterator[tuple[int, memoryview, Fields]]:
-        """Yield (position, batch, header) of each batch of a file. A break in the sequence is a finding; then
-        continue with the next sound batch.
+        """Yield (position, batch, header) of each batch of a file. A break in the sequence is a finding; after it,
+        reading continues with the next sound batch.
         """
         file = self._disk.open(path)
         try:

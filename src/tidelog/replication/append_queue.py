@@ -31,8 +31,10 @@ INLINE_BYTES_MAX = 16 << 10
 """Batches up to this size are recompressed on the event loop while it has time, since handing them to a thread takes
 longer."""
 INLINE_DECOMPRESSED_BYTES_MAX = 32 << 10
+"""Maximum decompressed size, in bytes, of a batch that is recompressed on the event loop."""
 QUEUED_BYTES_MAX = 64 << 20
-"""Limit on the size of all waiting batches of the broker. Beyond it, batches are refused with a retriable error."""
+"""Maximum total size, in bytes, of all waiting batches of the broker. Beyond it, batches are refused with a
+retriable error."""
 
 Outcome = Callable[["Appended | ApiError"], None]
 """Called once, in a later turn of the loop, with the result of the append."""
@@ -92,7 +94,8 @@ class AppendQueue:
         self._partition.update_appends_directly()
 
     def append(self, batch: memoryview, header: "BatchHeader", done: Outcome) -> "Appended | None":
-        """Append a client's checked batch in its order. Returns None if it has to wait; `done` is then called later.
+        """Append a client's checked batch after the batches that are already queued. Returns None if it has to wait;
+        then `done` is called later.
 
         `batch` is not used after the call. Raises the exceptions of `Partition.append`, and RequestTimedOut if too
         many bytes wait already.
@@ -135,7 +138,7 @@ class AppendQueue:
         return entry
 
     def _examined(self, entry: _Entry, work: "asyncio.Future[Examined]") -> None:
-        self._store_failure(entry, work, "its records could not be looked at")
+        self._store_failure(entry, work, "its records could not be examined")
         if entry.failure is None:
             entry.examined = work.result()
         self._append_ready_soon()
@@ -155,8 +158,8 @@ class AppendQueue:
             entry.failure = error if isinstance(error, ApiError) else ApiError(f"{description}: {error!r}")
 
     def _append_ready_soon(self) -> None:
-        """Append the ready batches at the head of the queue, in steps: there may be a thousand that take some ms
-        each.
+        """Append the ready batches at the head of the queue. This is done in steps, since there may be a thousand
+        that take some ms each.
         """
         if not self._appending and self._entries and self._entries[0].ready:
             self._appending = True
@@ -168,7 +171,8 @@ class AppendQueue:
             entry = entries[0]
             try:
                 outcome = self._outcome(entry)
-            except NotInline:  # known only after recompression, or the settings have changed
+            # the records must be examined: this was found only after recompression, or the settings have changed
+            except NotInline:
                 entry.ready = False
                 self._partition.examine(entry.batch).add_done_callback(partial(self._examined, entry))
                 return

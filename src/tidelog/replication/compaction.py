@@ -2,9 +2,9 @@
 segments.
 
 The event loop only chooses the partition and swaps finished segments in. A partition whose log cannot be decoded is
-not compacted again before the next start; the others are. A partition that moves to another data directory is not
-compacted during the move; its clean offset stays valid for the copy. When a pass ends early, the files that it wrote
-are removed.
+not compacted again before the next start; other partitions are not affected. A partition is not compacted while it
+moves to another data directory; its clean offset stays valid for the copy. When a pass ends early, the files that it
+wrote are removed.
 """
 
 import asyncio
@@ -43,13 +43,13 @@ if TYPE_CHECKING:
 logger = logging.getLogger("tidelog.compaction")
 
 PARTITIONS_PER_TURN = 50
-"""Partitions that are checked in one turn of the event loop."""
+"""Number of partitions that are checked in one turn of the event loop."""
 RETRY_DELAY_S = 60.0
 """A partition whose pass was interrupted, for example by a full disk, is skipped for this time."""
 
 
 class PassAbandoned(Exception):
-    """The pass must stop, since the log has changed meanwhile."""
+    """The pass must stop, since the log has changed since the pass began, or its files cannot be swapped in."""
 
 
 class Compaction:
@@ -72,7 +72,7 @@ class Compaction:
         self._task = self._runtime.tasks.spawn(self._run(), name="compaction")
 
     async def stop(self) -> None:
-        """End the running pass, after the swap that it has begun."""
+        """End the running pass, after its current swap."""
         self._stopping = True
         if self._task is not None:
             self._task.cancel()
@@ -81,7 +81,9 @@ class Compaction:
             await asyncio.wait([self._partitions.swapping])
 
     async def _run(self) -> None:
-        """Compact partitions that are worth it: immediately after the start, as Kafka does, and then repeatedly."""
+        """Compact every partition for which a pass is worthwhile: immediately after the start, as Kafka does, and
+        then repeatedly.
+        """
         while True:
             try:
                 while await self.clean_dirtiest():
@@ -91,7 +93,7 @@ class Compaction:
             await self._runtime.tasks.sleep(self._config.log_cleaner_backoff_ms / 1000)
 
     async def clean_dirtiest(self) -> bool:
-        """Run one pass over the dirtiest partition. Returns False if no partition is worth a pass."""
+        """Run one pass over the dirtiest partition. Returns False if no partition needs a pass."""
         best: tuple[float, Partition, Cleanable] | None = None
         for count, partition in enumerate(self._partitions, 1):
             if count % PARTITIONS_PER_TURN == 0:
@@ -104,7 +106,7 @@ class Compaction:
             return False
         _, partition, candidate = best
         if not self._may_be_cleaned(partition):
-            return True  # it changed during an await: choose again
+            return True  # the partition changed during an await: choose again
         await self._clean(partition, candidate)
         return True
 
@@ -159,8 +161,8 @@ class Compaction:
             return
         except WorkEnded as error:
             await self._remove_cleaned_files(log)
-            # Damage of the log and errors of the disk are reported as such, so this is something else. The first
-            # time it may be a lack of memory; the second time the log is blamed.
+            # Damage of the log and errors of the disk have reports of their own, so this error has another cause.
+            # The first time it may be a lack of memory; after the second time the log is treated as the cause.
             if partition in self._failed_once:
                 self._mark_uncleanable(partition, f"the work on it failed twice: {error}")
             else:
@@ -196,7 +198,9 @@ class Compaction:
             await self._write_clean_offsets()
 
     async def _remove_cleaned_files(self, log: "PartitionLog") -> None:
-        """Remove files that the pass has written but not swapped in. On a full disk they would take needed space."""
+        """Remove the files that the pass has written but that were not swapped in. On a full disk they would occupy
+        needed space.
+        """
         if log.failure is not None:
             return  # an unfinished swap may need them; the next start decides
         try:
@@ -275,7 +279,7 @@ class Compaction:
     async def _swap(self, partition: "Partition", log: "PartitionLog", group: GroupCleaned) -> None:
         """Swap a rewritten segment in. Raises PassAbandoned.
 
-        From `begin` to `end` the partition keeps this log: a move waits for it.
+        From `begin` to `end` the partition uses this log: a move waits for the end of the swap.
         """
         if partition.log is not log or partition.frozen or partition in self._partitions.moves:
             raise PassAbandoned("it moves to another directory")
@@ -286,13 +290,14 @@ class Compaction:
                 await run_blocking(swap.discard)
             raise PassAbandoned("its segments have changed")
         if self._clean_offsets.get(partition) is None:
-            # Written before the first record is removed: this entry says that holes in the log come from compaction
+            # Write the entry before the first record is removed: it shows that holes in the log come from compaction
             # and not from a lost file.
             self._clean_offsets[partition] = log.log_start_offset
             await self._write_clean_offsets()
         try:
             await run_blocking(swap.announce)
-        except (OSError, CorruptIndex, CorruptLog) as error:  # the files differ from those that the child wrote
+        # a disk error, or the files differ from those that the child process wrote
+        except (OSError, CorruptIndex, CorruptLog) as error:
             await self._undo(partition, swap)
             raise PassAbandoned(str(error)) from error
         swap.install()
@@ -300,7 +305,7 @@ class Compaction:
             await self._run_with_retries(swap.finish, partition)
         except OSError as error:
             if not partition.deleted:
-                partition.log.fail(f"a cleaned segment could not be put in place: {error}", error)
+                partition.log.fail(f"the files of a compacted segment could not be renamed: {error}", error)
                 partition.fail()
             raise PassAbandoned(str(error)) from error
         swap.end(self._runtime.clock.now_ms())
@@ -310,14 +315,14 @@ class Compaction:
             await self._run_with_retries(swap.discard, partition)
         except OSError as error:
             if not partition.deleted:  # otherwise the next start would finish this swap
-                partition.log.fail(f"a cleaned segment could not be taken back: {error}", error)
+                partition.log.fail(f"the files of an undone compaction could not be removed: {error}", error)
                 partition.fail()
         swap.give_up()
 
     async def _run_with_retries(self, step: Callable[[], None], partition: "Partition") -> None:
-        """Run a blocking step of a swap that must succeed, or else the log fails. Raises OSError.
+        """Run a blocking step of a swap. If it fails, the log must go offline. Raises OSError.
 
-        It is retried while no file descriptor is free.
+        The step is retried while no file descriptor is free.
         """
         await retry_without_descriptor(self._runtime.tasks, lambda: not (self._stopping or partition.deleted), step)
 

@@ -2,14 +2,14 @@
 
     copy       a copy (future log) in the target directory follows the log until few bytes are missing
     freeze     from now on appends are neither acknowledged nor visible to consumers
-    beside     the copy is made durable and gets the log's name in the target directory
+    rename     the copy is made durable and renamed to the log's name in the target directory
     switch     the remaining bytes are copied within one turn of the loop; the copy is the partition's log now
-    aside      the old log is renamed, durably; then the waiting appends are acknowledged
+    retire     the old log is renamed, durably; then the waiting appends are acknowledged
 
-A moving partition is not compacted: in a partly compacted copy, deleted records could reappear. The clean offset of
-the log is stored in the target before `beside`.
+A partition is not compacted while it moves: in a partly compacted copy, deleted records could reappear. The clean
+offset of the log is stored in the target before the copy is renamed.
 
-Until the end of `aside`, a start after a crash uses the old log, which has every acknowledged record.
+Until the old log is retired, a start after a crash uses the old log, which has every acknowledged record.
 """
 
 import asyncio
@@ -51,9 +51,10 @@ PIECE_BYTES = 1 << 20
 FLUSH_BYTES = 16 << 20
 """Bytes that are copied between two syncs of the copy."""
 CLOSE_BYTES = 256 << 10
-"""The switch may begin when fewer bytes than this are missing."""
+"""The switch may begin when fewer bytes than this are missing in the copy."""
 PARALLEL_MOVES_MAX = 8
-"""Moves that run in parallel. Further moves wait, since each has open files and one request may ask for thousands."""
+"""Maximum number of moves that run in parallel. Further moves wait, since each move has open files and one request
+may ask for thousands."""
 PAUSE_MAX_S = 0.5
 """A throttled move checks at least this often whether it is still wanted."""
 
@@ -188,7 +189,7 @@ class Moves:
             await self._discard(move)
         except (SourceFailed, ApiError, OSError, CorruptLog) as error:
             retry = lacks_descriptor(error) and partition.log.failure is None
-            # missing files of a deleted partition say nothing about the disk
+            # files of a deleted partition may be missing although the disk works
             if not (retry or partition.deleted):
                 self._failed(move, name, error)
             await self._discard(move)
@@ -207,7 +208,7 @@ class Moves:
             self._partitions.fail_soon(path, str(cause))
 
     async def _discard(self, move: Move) -> None:
-        """Remove the copy, unless the next start shall restart the move."""
+        """Remove the copy, unless the next start will restart the move."""
         future, move.future = move.future, None
         path, move.path = move.path, ""
         if not path or (self._stopped and not move.partition.deleted):
@@ -274,7 +275,9 @@ class Moves:
         return not (self._stopped or partition.deleted)
 
     def _check(self, move: Move) -> None:
-        """Raise Abandoned if the move must not continue, since much may happen during an await."""
+        """Raise MoveAbandoned if the move must not continue. Call it after each await, since the partition may have
+        been deleted or the move cancelled during the await.
+        """
         partition = move.partition
         path = move.target.path
         if move.cancelled or partition.deleted or partition.log.failure is not None:
@@ -347,8 +350,8 @@ class Moves:
                 self._blame(move.target.path, error)
 
     async def _go_on_beside(self, move: Move, old: "PartitionLog", error: OSError) -> None:
-        """Go on with the copy although the old log could not be renamed. The next start must find what is appended
-        from now on.
+        """Mark the copy as the valid log, since the old log could not be renamed. Otherwise the next start would use
+        the old log, which lacks the batches that are appended from now on.
         """
         logger.error("moved log not put aside path=%s reason=%s", old.directory, error)
         args = (self._runtime.disk, move.target.path, old.topic_partition)
@@ -365,7 +368,8 @@ class Moves:
 
     def _switch(self, move: Move, old: "PartitionLog", new: "PartitionLog") -> None:
         """Make the copy the partition's log, within one turn of the loop."""
-        # The batches do not contain this state: producers whose batches were deleted, and epochs without batches.
+        # This state cannot be derived from the copied batches: producers whose batches were deleted, and epochs
+        # without batches.
         new.producers = old.producers
         new.epochs = LeaderEpochs(old.epochs.entries())
         new.epochs.dirty = True
@@ -399,7 +403,8 @@ def _copy_rest(old: "PartitionLog", copy: "PartitionLog", now_ms: int) -> None:
     """Copy the remaining bytes, which are few and in the page cache."""
     while (piece := old.read(max(copy.log_end_offset, old.log_start_offset), PIECE_BYTES, old.log_end_offset)).size:
         _copy_piece(piece, copy)
-    if copy.log_end_offset < old.log_end_offset:  # the last records were deleted; their offsets are not reused
+    # the last records were deleted, but their offsets must not be used again
+    if copy.log_end_offset < old.log_end_offset:
         if copy.segments.active.size:
             copy.log_end_offset = old.log_end_offset
             copy.roll(now_ms)
@@ -422,11 +427,12 @@ def _put_beside(
 
 def _put_aside(disk: "Disk", source: "DataDirectory", old: "PartitionLog", random: bytes) -> str:
     retired_path = put_aside(disk, source.path, old.topic_partition, random)
-    # Not earlier: after a crash in between, the old log would be used, and its start offset would be lost.
+    # The entries are removed only after the rename. If they were removed before it, a crash in between would leave
+    # the old log in use without its start offset.
     try:
         source.give_up(old.topic_partition)
     except OSError as error:
-        # The next checkpoint repeats it, or the next start, or the creation of a log of that name.
+        # The next checkpoint removes the entries, or the next start, or the creation of a log of that name.
         logger.warning("old entries stay in the checkpoints for now path=%s reason=%s", source.path, error)
     return retired_path
 
@@ -441,7 +447,7 @@ def _remove(
         if not disk.exists(path):
             path = beside  # the rename succeeded before the error
         if path == beside and has_mark(disk, beside):
-            # immediately, since a recreated topic may need the name
+            # rename it immediately, since a recreated topic may need the name
             path = put_aside(disk, target.path, key, random)
         if path != beside and disk.exists(path):
             disk.remove_tree(path)

@@ -20,12 +20,15 @@ if TYPE_CHECKING:
 
 DISK_THREADS = 4
 WAIT_S = 0.001
-"""Average time from which opening counts as waiting for the disk. A log in the page cache takes a third of it."""
+"""If opening a log takes longer on average, in seconds, the disk is the bottleneck. A log in the page cache takes a
+third of this time."""
 WAITS_OVER = 20
 """Number of logs over which the average is computed."""
 
 
 class Opening(NamedTuple):
+    """A log to open. `number` is the partition's index."""
+
     topic: "TopicImage"
     number: int
     config: "LogConfig"
@@ -42,7 +45,7 @@ Opened: TypeAlias = "tuple[Opening, PartitionLog | InTheWay | CorruptLog | OSErr
 
 
 async def open_logs(runtime: "Runtime", openings: list[Opening]) -> list[Opened]:
-    """Open all logs. Returns each with its log, or with the error."""
+    """Open all logs. Returns each opening with its log or its error."""
     opened = await _open_in_parallel(runtime, openings)
     blocked = [opening for opening, result in opened if isinstance(result, InTheWay)]
     if not blocked:
@@ -69,7 +72,7 @@ async def _open_in_parallel(runtime: "Runtime", openings: list[Opening]) -> list
     opened = await run_blocking(_open, iter(quick), clock, WAIT_S) if quick else []
     remaining = quick[len(opened) :] + slow
     if remaining:
-        shared_iterator = iter(remaining)  # all threads take from the same iterator
+        shared_iterator = iter(remaining)  # all threads share this iterator
         threads = range(min(DISK_THREADS, len(remaining)))
         for part in await asyncio.gather(*(run_blocking(_open, shared_iterator, clock) for _ in threads)):
             opened += part
@@ -77,7 +80,7 @@ async def _open_in_parallel(runtime: "Runtime", openings: list[Opening]) -> list
 
 
 def _open(openings: Iterator[Opening], clock: "Clock", wait_s: float | None = None) -> list[Opened]:
-    """Open logs one after another. With `wait_s`, stop when the average time of a log is longer."""
+    """Open logs one after another. With `wait_s`, stop when the average time for one log is longer."""
     results: list[Opened] = []
     began, now_ms = clock.monotonic(), clock.now_ms()
     for opening in openings:

@@ -1,7 +1,7 @@
 """Passes of retention over all partitions: remove expired segments from their logs, a few partitions at a time.
 
 If records must be read before a segment may be deleted (see `log/retention.py`), a child process reads them while
-the pass goes on. The next pass uses the result.
+the pass continues. The next pass uses the result.
 """
 
 import asyncio
@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger("tidelog.partitions")
 
 PARTITIONS_PER_BATCH = 50
-"""Partitions that are checked in one turn of the event loop, and whose log start offsets are persisted together."""
+"""Number of partitions that are checked in one turn of the event loop, and whose log start offsets are persisted
+together."""
 
 
 class RetentionPasses:
@@ -45,7 +46,7 @@ class RetentionPasses:
     async def enforce(self) -> None:
         """Run one pass: delete whole segments according to the topics' settings. One call at a time.
 
-        An error of one log or directory does not stop the pass for the others.
+        An error of one log or directory does not stop the pass for other logs.
         """
         partitions = iter(self._partitions)
         while batch := list(islice(partitions, PARTITIONS_PER_BATCH)):
@@ -68,7 +69,7 @@ class RetentionPasses:
                 error = failed.get(log.directory.rpartition("/")[0]) if removal.renames_files else None
                 if error is not None:
                     self._failed(partition, error)
-                # If the partition has moved meanwhile, its old log's files are all deleted together anyway.
+                # If the partition has moved since, the files of its old log are deleted together later.
                 elif partition.log is log and not (partition.deleted or partition.frozen):
                     try:
                         await self._partitions.run_file_work(removal.run)
@@ -105,7 +106,7 @@ class RetentionPasses:
             return None
 
     async def _search_records(self, partition: "Partition", log: "PartitionLog", times: "SegmentAgeSearch") -> None:
-        """Find the times of records in a child process, while the pass goes on. The next pass uses them."""
+        """Find the times of records in a child process, while the pass continues. The next pass uses them."""
         tasks = self._runtime.tasks
         try:
             while (part := times.wanted) is not None:

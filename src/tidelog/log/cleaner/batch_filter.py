@@ -1,10 +1,10 @@
 """Decide by Kafka's rules which records of a batch a compaction pass keeps. Pure.
 
-A record is kept if no later record of its key is known. A tombstone that is the last record of its key gets a delete
-horizon in the first pass that reads it, and is removed by the first pass after that time (KIP-534). Transaction
-markers are treated likewise once no record of their transaction is left. A batch without records is removed, with
-two exceptions: the last batch of a producer, whose sequence number a restart needs, and the last batch of the pass,
-which preserves the end offset.
+A record with a key is kept if no later record with this key is known. A tombstone that is the last record of its key
+gets a delete horizon in the first pass that reads it, and is removed by the first pass after that time (KIP-534). The
+marker of a transaction gets a delete horizon in the first pass that finds no records of the transaction, and is removed
+in the same way. A batch without records is removed, with two exceptions: the last batch of a producer, whose sequence
+number a restart needs, and the last batch of the pass, which preserves the end offset.
 """
 
 from typing import TYPE_CHECKING, NamedTuple
@@ -37,7 +37,9 @@ if TYPE_CHECKING:
 
 
 class Filtered(NamedTuple):
-    """A filtered batch, or None if nothing is to be written; with the numbers of its records before and after."""
+    """The result for one batch: the batch to write (None if nothing is to be written), and its number of records
+    before and after.
+    """
 
     batch: "Buffer | None"
     records_before: int
@@ -99,7 +101,7 @@ class BatchFilter:
         return Filtered(batch, count, count)
 
     def _records_to_keep(self, batch: "Buffer", fields: Fields) -> tuple[list[RawRecord], bool, bytes]:
-        """Return the kept records, whether tombstones are among them, and the uncompressed records."""
+        """Return the kept records, whether tombstones are among them, and the decompressed records of the batch."""
         base_offset = fields[BASE_OFFSET]
         data = decompressed_records(batch, fields)
         latest = self._map.latest_offset
@@ -122,7 +124,7 @@ class BatchFilter:
         return kept, tombstones, data
 
     def _without_records(self, fields: Fields) -> Filtered:
-        """Return nothing, or the header without records if it must be preserved."""
+        """Return an empty result, or the batch without its records if its header must be preserved."""
         producer = self._producers.get(fields[PRODUCER_ID]) if fields[PRODUCER_ID] >= 0 else None
         last_offset = fields[BASE_OFFSET] + fields[LAST_OFFSET_DELTA]
         last_of_producer = False

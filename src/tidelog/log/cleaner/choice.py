@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 class Cleanable(NamedTuple):
     """The part of a log that a pass would clean.
 
-    `end_offset` is the base offset of the first segment that must not be changed. `overdue`: a dirty record is older
-    than `max.compaction.lag.ms`.
+    `end_offset` is the base offset of the first segment that must not be changed. `overdue`: the first batch of a
+    dirty segment is older than `max.compaction.lag.ms`.
     """
 
     first_dirty_offset: int
@@ -37,8 +37,8 @@ class Cleanable(NamedTuple):
 def cleanable(log: "PartitionLog", clean_offset: int | None, high_watermark: int, now_ms: int) -> Cleanable:
     """Return the cleanable part of a log.
 
-    `clean_offset` is where the last pass ended; None before the first. Raises CorruptLog and OSError from reading an
-    index or a header.
+    `clean_offset` is the offset at which the last pass ended; None if there was no pass. Raises CorruptLog and
+    OSError if an index or a header cannot be read.
     """
     config = log.config
     segments = log.segments.items

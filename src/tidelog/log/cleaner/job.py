@@ -18,7 +18,9 @@ class SegmentFacts(NamedTuple):
 
 
 class CleanerLimits(NamedTuple):
-    """Limits of a pass: memory for the map of keys and its `load_factor`, bytes per second, and the size of writes."""
+    """Limits of a pass: bytes of memory for the map of keys and its `load_factor`, bytes read and written per
+    second, and the size of one write.
+    """
 
     map_bytes: int
     load_factor: float
@@ -61,7 +63,7 @@ class CleanJob(NamedTuple):
 
 
 class GroupCleaned(NamedTuple):
-    """Report: the segments with these base offsets were written as one, which is durable as `.cleaned` files."""
+    """Report: the segments with these base offsets were written as one segment. Its `.cleaned` files are durable."""
 
     base_offsets: list[int]
     size: int
@@ -96,7 +98,9 @@ class Uncleanable(NamedTuple):
 
 
 class Interrupted(NamedTuple):
-    """Final report: the pass failed because of the disk or the request; a retry may succeed."""
+    """Final report: the pass failed because of a disk error, or because another pass runs in the data directory. A
+    retry may succeed.
+    """
 
     reason: str
 

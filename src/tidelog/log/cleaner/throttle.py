@@ -3,11 +3,12 @@
 from collections.abc import Callable
 
 INTERVAL_S = 0.1
-"""The rate is checked once per interval, so short bursts are possible."""
+"""The rate is checked each time the bytes that may pass in this time were counted. Shorter bursts are not slowed
+down."""
 
 
 class Throttle:
-    """`took` counts bytes, and sleeps if the bytes since the last check exceed the rate."""
+    """Limits a rate: `took` counts bytes, and sleeps if the bytes since the last check exceed the rate."""
 
     __slots__ = ("_began", "_bytes", "_bytes_per_s", "_monotonic", "_sleep")
 

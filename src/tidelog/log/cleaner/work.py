@@ -1,11 +1,11 @@
 """Run one compaction pass over a log: find the last offset of each key, and rewrite closed segments without
 superseded records.
 
-The pass runs in a separate process. It reads the segments that the job names, writes `.cleaned` files, and changes
-nothing else. The broker swaps a reported group in while the next group is written.
+The pass runs in a separate process. It reads the segments that the job names and writes `.cleaned` files. It changes
+no other files of the log. The broker swaps a reported group in while the next group is written.
 
-Only one process at a time writes in a data directory. After a kill of the broker, its pass may run on for a while,
-and the next broker's pass would use the same file names.
+A lock allows only one pass at a time in a data directory. After a kill of the broker its pass may continue for a
+while, and the pass of the next broker would use the same file names.
 """
 
 from collections.abc import Callable, Iterator
@@ -98,7 +98,7 @@ class _Pass:
     # The map
 
     def _build_map(self) -> None:
-        """Read every dirty segment into the map, or as many records as it has room for."""
+        """Read the records of every dirty segment into the map, or as many as fit into it."""
         job = self._job
         transactions = Transactions(self._aborted)
         segments = job.segments
@@ -177,7 +177,8 @@ class _GroupWriter:
                         self._write_out(segment, out)
         self._write_out(segment, out)
         self._finish(segment)
-        # The age of records without timestamps counts from their file's last change, which must stay the same.
+        # If records have no timestamps, their age counts from the last change of their file. So this time is
+        # preserved.
         changed_ms = max(self._disk.modified_ms(self._source_path(source.base_offset)) for source in group)
         self._disk.set_modified_ms(segment.path, changed_ms)
         return GroupCleaned(
