@@ -1,4 +1,6 @@
-"""Decisions of the controller about topics and brokers. Pure functions from image and request to records and reply."""
+"""Decisions of the controller about topics and brokers. Pure functions: they compute records and a reply from the
+image and the request.
+"""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Generic, NamedTuple, TypeVar
@@ -27,15 +29,15 @@ R = TypeVar("R")
 
 PARTITIONS_PER_REQUEST_MAX = 10_000
 SETTINGS_MAX = 10_000
-"""Settings of one new topic in a request. There are fewer settings than this, so a request with more repeats names
-or has unknown ones."""
+"""Maximum number of settings of one new topic in a request. There are fewer settings than this, so a request with
+more repeats names or contains unknown ones."""
 PRODUCER_ID_BLOCK = 1000
 REPEATED_TOPIC = "the request has this topic more than once"
 
 
 ReservePartitions = Callable[[int], bool]
-"""Called with a number of partitions. Returns whether they may be created or deleted now, and then counts them
-towards the quota (KIP-599)."""
+"""Called with a number of partitions. If they may be created or deleted now, it counts them towards the quota
+(KIP-599) and returns True. Otherwise it returns False."""
 
 
 def unlimited(count: int) -> bool:
@@ -44,9 +46,9 @@ def unlimited(count: int) -> bool:
 
 class JournalDecision(NamedTuple, Generic[R]):
     records: list[JournalRecord]
-    """Appended first, all or none."""
+    """Records to append to the journal: all or none."""
     reply: R
-    """Valid once the records are appended."""
+    """The reply to the request. It is valid after the records were appended."""
 
 
 class NewTopic(NamedTuple):
@@ -95,9 +97,10 @@ def create_topics(
     validate_only: bool = False,
     take: ReservePartitions = unlimited,
 ) -> Steps[JournalDecision[list[TopicResult]]]:
-    """Create topics. Each one succeeds or fails on its own.
+    """Create topics. Each topic succeeds or fails on its own.
 
-    Results are in the order of the request. Topics that are repeated in the request fail, and come last.
+    Results are in the order of the request. Topics that are repeated in the request fail, and their results come
+    last.
     """
     unique: dict[str, NewTopic] = {}
     partition_count = 0

@@ -47,8 +47,8 @@ SNAPSHOT_BYTES_MIN: Final = 256 * 1024
 """Write a new snapshot after this many bytes of entries, or after twice the last snapshot's size if that is more."""
 
 ImageListener = Callable[[MetadataImage, MetadataImage], Awaitable[None] | None]
-"""Called with the old and the new image for each change, in order. The next change waits until the call has ended, so a
-listener must not request a change from the controller and wait for it."""
+"""Called with the old and the new image for each change, in order. The next change waits until the call has ended.
+So a listener must not wait for a change that it requests from the controller."""
 
 
 Decide = Callable[[MetadataImage], JournalDecision[R] | Steps[JournalDecision[R]]]
@@ -67,9 +67,9 @@ class MetadataCache:
 class MetadataController:
     """The cluster's controller, which runs in this broker.
 
-    A change is answered when its entry is durable in the store and every listener has processed it. Therefore the
-    partitions of a created topic have a leader when CreateTopics answers. Changes are decided one at a time, each from
-    the image that results from the changes before it.
+    A change is answered when its entry is durable in the store and every listener has processed it. So the
+    partitions of a created topic have a leader when CreateTopics answers. Changes are decided one at a time, each
+    from the image that results from the changes before it.
     """
 
     def __init__(
@@ -101,8 +101,8 @@ class MetadataController:
     # Starting and stopping
 
     async def look(self, cluster_id: str | None = None) -> None:
-        """Replay the stored journal, as far as the store can read it without changing the disk. `start` replays the
-        rest.
+        """Replay the part of the stored journal that the store can read without changing the disk. `start` replays
+        the rest.
 
         Raises StoreFailed and JournalError.
         """
@@ -227,9 +227,10 @@ class MetadataController:
         )
 
     async def ensure_topics(self, names: Sequence[str], *, take: ReservePartitions = unlimited) -> list[TopicResult]:
-        """Create the topics that do not exist, with the broker's defaults, or an internal topic's own settings.
+        """Create the topics that do not exist, with the broker's defaults, or with the settings of an internal
+        topic.
 
-        A topic that exists is a success. The caller has checked that topics may be created automatically.
+        A topic that exists is a success. The caller must have checked that topics may be created automatically.
         """
 
         def decide(image: MetadataImage) -> Steps[JournalDecision[list[TopicResult]]]:
@@ -353,7 +354,8 @@ class MetadataController:
                 try:
                     await _notify(listener, old, new)
                 except Exception:
-                    # The change is in the journal, so the other listeners must process it even if this one failed.
+                    # The change is in the journal, so the other listeners must process it even if one of them
+                    # failed.
                     logger.exception("listener failed position=%d", new.position)
             self._cache.image = new
             _warn_of_no_effect(old, new)

@@ -103,7 +103,7 @@ class SqliteStore:
         try:
             yield
         except sqlite3.Error as error:
-            # SQLite has rolled the transaction back on both errors, so the store is unchanged.
+            # After SQLITE_FULL and SQLITE_BUSY, SQLite has rolled the transaction back, so the store is unchanged.
             code = getattr(error, "sqlite_errorcode", 0) & 0xFF
             if code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_BUSY):
                 raise StoreUnavailable(f"{self.path}: {error}") from error

@@ -55,7 +55,7 @@ class Store(Protocol):
     """
 
     async def look(self) -> StoredJournal | None:
-        """Read the journal without changing anything on the disk. Returns None if that is not possible, or if
+        """Read the journal without changing anything on the disk. Returns None if this is not possible, or if
         nothing is stored.
 
         Raises StoreFailed if the store is damaged or is not of this kind.

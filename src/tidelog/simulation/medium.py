@@ -1,7 +1,8 @@
 """The content of a simulated disk: the cached view that processes see, and the content that a power cut would leave.
 
-It is deliberately harsher than any real file system, within the rules of POSIX. Bytes are durable after the file's
-sync, and names after the sync of their directory. Of all later changes any part may survive a power cut, in any order.
+It is deliberately less reliable than any real file system, within the rules of POSIX. Bytes are durable after the
+file's sync, and names after the sync of their directory. Any part of the later changes may survive a power cut, in
+any order.
 """
 
 import errno
@@ -101,8 +102,8 @@ class NameChange:
 
 @dataclass(slots=True, frozen=True)
 class PowerCutOdds:
-    """What a power cut does to unsynced changes: probabilities that a write survives, that a lost write survives in
-    part (torn), and that a file's size is wrong.
+    """Probabilities of the effects of a power cut on unsynced changes: that a write survives, that a lost write
+    survives in part (torn), and that a file's size is wrong.
     """
 
     keep: float
@@ -155,7 +156,7 @@ class Medium:
         return node
 
     def create(self, path: str, node: Node) -> None:
-        """Create a name for a new node. The parent directory must exist and the name must be free."""
+        """Create a name for a new node. The parent directory must exist and the name must not exist."""
         parent, name = self._parent_and_name(path)
         assert name not in parent.cached
         self._change(NameChange(node, None, (parent, name)))
@@ -181,7 +182,9 @@ class Medium:
         self._change(NameChange(node, self._parent_and_name(path), None))
 
     def sync_names(self, directory: Directory) -> None:
-        """Make all changes of names in this directory durable, with earlier changes of the same files elsewhere."""
+        """Make all changes of names in this directory durable, and the earlier changes of the same files in other
+        directories.
+        """
         nodes: list[Node] = []
         remaining: list[NameChange] = []
         due: list[NameChange] = []

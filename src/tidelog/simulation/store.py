@@ -88,7 +88,7 @@ class SimStore:
     async def close(self) -> None:
         await self._tasks.run_blocking(self._close, lane=LANE)
 
-    # The methods below stand for the store's thread
+    # The methods below run where a real store would use its thread
 
     async def _run(self, function: Callable[..., T], *args: object) -> T:
         return await self._tasks.run_blocking(self._guarded, function, args, lane=LANE)
@@ -101,7 +101,7 @@ class SimStore:
                 self._load()
             return function(*args)
         except OSError as error:
-            # It is unknown whether the frame was written; only a new start can find out.
+            # It is unknown whether the frame was written. The next start reads the file and finds out.
             self._failure = f"{self.path}: {error}"
             raise StoreFailed(self._failure) from error
 
@@ -154,7 +154,7 @@ class SimStore:
 
     def _release(self, lease: Lease) -> None:
         if lease.name in self._leases and self._leases[lease.name][0] == lease:
-            # the epoch stays, so that the next holder's is higher
+            # the epoch stays, so that the epoch of the next holder is higher
             self._write_lease(lease._replace(holder=""), None)
 
     def _write_lease(self, lease: Lease, expires_ms: int | None) -> None:
