@@ -1,6 +1,8 @@
-"""What clients of a simulated cluster were told, and the checks that run while it lives. Each invariant has a name.
+"""The confirmations that clients of a simulated cluster have received, and the checks that run while the cluster
+runs. Each invariant has a name.
 
-The checks stand outside the product: all that they know is what clients were told and what they read.
+The checks do not use the broker's state: they only use the responses that clients received and the records that they
+read.
 """
 
 from collections import Counter
@@ -12,7 +14,7 @@ from tidelog.wire.records import Record
 
 
 class Violation(AssertionError):
-    """A promise that was broken. `partition` is the one concerned, or None."""
+    """An invariant was violated. `partition` is the affected partition, or None."""
 
     def __init__(self, invariant: str, text: str, partition: TopicPartition | None = None) -> None:
         super().__init__(f"{invariant}: {text}")
@@ -20,7 +22,9 @@ class Violation(AssertionError):
 
 
 class Written(NamedTuple):
-    """What a value says of itself: `writer` counts from 0 in each partition, and never sends a number twice."""
+    """The writer and the number in a value. Numbers of a `writer` count from 0 in each partition, and no number is
+    sent twice.
+    """
 
     writer: str
     number: int
@@ -32,20 +36,21 @@ class Written(NamedTuple):
 
 
 class Ledger:
-    """Acknowledged records, records that were read, and commits; each is checked when it is entered."""
+    """Acknowledged records, records that were read, and commits. Each is checked when it is added."""
 
     def __init__(self) -> None:
         self.coverage: Counter[str] = Counter()
-        """How often each kind of event was met."""
+        """Number of events of each kind."""
         self.topics: dict[str, int] = {}
-        """Partitions by name of the topics whose creation was confirmed."""
+        """Number of partitions by name, for the topics whose creation was confirmed."""
         self.committed: dict[TopicPartition, int] = {}
         self.commit_tried: dict[TopicPartition, int] = {}
         self.on_promise: dict[str, Callable[[], None]] = {}
-        """Called once when a client has been promised "records" or a "commit": the moment at which a fault is worst."""
+        """Functions that are called once, when a client receives the confirmation of "records" or of a "commit". At
+        this moment a fault has the worst effect."""
         self._acknowledged: dict[TopicPartition, dict[int, bytes]] = {}
         self._values: dict[TopicPartition, dict[int, bytes]] = {}
-        """Every value that a client knows of, by its offset: acknowledged or read."""
+        """Every value that was acknowledged or read, by its offset."""
         self._watermarks: dict[tuple[str, TopicPartition, int], int] = {}
 
     @property
@@ -57,7 +62,7 @@ class Ledger:
         return sum(map(len, self._acknowledged.values()))
 
     def acknowledge(self, partition: TopicPartition, base_offset: int, values: Sequence[bytes]) -> None:
-        """A producer was told that `values` are in the log from `base_offset` on."""
+        """Add the acknowledgement of `values`, which are in the log from `base_offset` on."""
         for offset, value in enumerate(values, base_offset):
             self._know(partition, offset, value)
             self._acknowledged.setdefault(partition, {})[offset] = value
@@ -67,7 +72,9 @@ class Ledger:
     def read(
         self, reader: str, partition: TopicPartition, leader_epoch: int, high_watermark: int, records: Iterable[Record]
     ) -> None:
-        """A consumer was given `records`, by a leader that it believes to be of this epoch."""
+        """Add `records` that a consumer received from the leader; `leader_epoch` is the epoch in the consumer's
+        metadata.
+        """
         before = self._watermarks.get((reader, partition, leader_epoch), 0)
         if high_watermark < before:
             text = f"{partition} was at {before} for {reader}, and is at {high_watermark} in epoch {leader_epoch}"
@@ -86,7 +93,7 @@ class Ledger:
         self._promised("commit")
 
     def check_commits(self, found: Mapping[TopicPartition, int]) -> None:
-        """`found` is what the coordinator answers while no commit is under way."""
+        """Check the committed offsets `found`, which the coordinator returned while no commit was in progress."""
         for partition, offset in self.committed.items():
             now = found.get(partition, -1)
             if now < offset:
@@ -100,7 +107,7 @@ class Ledger:
         self.coverage["commits read"] += 1
 
     def check_log(self, partition: TopicPartition, records: Sequence[Record], start_offset: int) -> None:
-        """At the end of the life: `records` are all that a consumer finds in the partition."""
+        """Check a partition at the end of the run: `records` are all records that a consumer finds in it."""
         found = {record.offset: record.value or b"" for record in records}
         for offset, value in self._acknowledged.get(partition, {}).items():
             if offset >= start_offset and found.get(offset) != value:
