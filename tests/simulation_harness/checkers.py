@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 TopicPartition = tuple[str, int]
 
 
-class Acknowledged(NamedTuple):
+class AcknowledgedRecord(NamedTuple):
     """A record that was acknowledged to its producer, with the virtual time (s) of the acknowledgement."""
 
     at: float
@@ -22,7 +22,7 @@ class Promises:
     def __init__(self) -> None:
         self.topics: dict[str, int] = {}
         """Number of partitions by name, for the topics whose creation was confirmed."""
-        self.records: dict[TopicPartition, list[Acknowledged]] = {}
+        self.records: dict[TopicPartition, list[AcknowledgedRecord]] = {}
         self.watermarks: dict[TopicPartition, list[tuple[float, int]]] = {}
         """High watermarks in the responses to fetches, in order, with their times."""
         self.commits: dict[TopicPartition, tuple[float, int]] = {}
@@ -39,7 +39,7 @@ class Promises:
         return copied
 
 
-class Found(NamedTuple):
+class SurvivingData(NamedTuple):
     """The data that a client finds after the recovery. The reader has checked that offsets begin at 0 and have no
     gaps.
     """
@@ -52,14 +52,14 @@ class Found(NamedTuple):
 
 
 class Checker(Protocol):
-    def check(self, promised: Promises, found: Found) -> None:
+    def check(self, promised: Promises, found: SurvivingData) -> None:
         """Raise AssertionError if the invariant is violated."""
 
 
 class TopicsStay:
     """A topic whose creation was confirmed exists, and every partition is online."""
 
-    def check(self, promised: Promises, found: Found) -> None:
+    def check(self, promised: Promises, found: SurvivingData) -> None:
         for name, partitions in promised.topics.items():
             assert name in found.topics, f"TopicsStay: {name} is lost"
             assert found.topics[name] == [0] * partitions, f"TopicsStay: {name} has errors {found.topics[name]}"
@@ -73,7 +73,7 @@ class NoAckedLoss:
     def __init__(self, safe_until: float) -> None:
         self._safe_until = safe_until
 
-    def check(self, promised: Promises, found: Found) -> None:
+    def check(self, promised: Promises, found: SurvivingData) -> None:
         for key, records in promised.records.items():
             values = found.values[key]
             for record in records:
@@ -91,7 +91,7 @@ class InOrderOnce:
     Values are `CLIENT:NUMBER:...`; numbers count from 0 for each client and partition.
     """
 
-    def check(self, promised: Promises, found: Found) -> None:
+    def check(self, promised: Promises, found: SurvivingData) -> None:
         for key, values in found.values.items():
             following: dict[bytes, int] = {}
             for value in values:
@@ -107,7 +107,7 @@ class CommitsStay:
     def __init__(self, safe_until: float) -> None:
         self._safe_until = safe_until
 
-    def check(self, promised: Promises, found: Found) -> None:
+    def check(self, promised: Promises, found: SurvivingData) -> None:
         for key, (at, offset) in promised.commits.items():
             committed = found.committed[key]
             assert committed >= offset or at >= self._safe_until, f"CommitsStay: {key} at {offset} became {committed}"
@@ -119,7 +119,7 @@ class CommitsNotAhead:
     def __init__(self, tried: dict[TopicPartition, int]) -> None:
         self._tried = tried
 
-    def check(self, promised: Promises, found: Found) -> None:
+    def check(self, promised: Promises, found: SurvivingData) -> None:
         for key, committed in found.committed.items():
             asked = self._tried.get(key, -1)
             assert committed <= asked, f"CommitsNotAhead: {key} has {committed}, {asked} was the highest asked for"
@@ -135,7 +135,7 @@ class MonotonicHighWatermark:
     def __init__(self, safe_until: float) -> None:
         self._safe_until = safe_until
 
-    def check(self, promised: Promises, found: Found) -> None:
+    def check(self, promised: Promises, found: SurvivingData) -> None:
         for key, seen in promised.watermarks.items():
             watermarks = [watermark for _, watermark in seen]
             assert watermarks == sorted(watermarks), f"MonotonicHighWatermark: {key} went {watermarks}"
@@ -144,6 +144,6 @@ class MonotonicHighWatermark:
             assert now >= safe, f"MonotonicHighWatermark: {key} was at {safe}, and is at {now} after the recovery"
 
 
-def check_all(checkers: Sequence[Checker], promised: Promises, found: Found) -> None:
+def check_all(checkers: Sequence[Checker], promised: Promises, found: SurvivingData) -> None:
     for checker in checkers:
         checker.check(promised, found)

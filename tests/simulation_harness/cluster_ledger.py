@@ -21,7 +21,7 @@ class Violation(AssertionError):
         self.partition = partition
 
 
-class Written(NamedTuple):
+class RecordSource(NamedTuple):
     """The writer and the number in a value. Numbers of a `writer` count from 0 in each partition, and no number is
     sent twice.
     """
@@ -30,7 +30,7 @@ class Written(NamedTuple):
     number: int
 
     @classmethod
-    def of(cls, value: bytes) -> "Written":
+    def of(cls, value: bytes) -> "RecordSource":
         writer, number, _ = value.split(b":", 2)
         return cls(writer.decode(), int(number))
 
@@ -44,7 +44,7 @@ class Ledger:
         self.topics: dict[str, int] = {}
         """Number of partitions by name, for the topics whose creation was confirmed."""
         self.committed: dict[TopicPartition, int] = {}
-        self.commit_tried: dict[TopicPartition, int] = {}
+        self.commit_attempts: dict[TopicPartition, int] = {}
         self.on_promise: dict[str, Callable[[], None]] = {}
         """Functions that are called once, when a client receives the confirmation of "records" or of a "commit". At
         this moment a fault has the worst effect."""
@@ -64,10 +64,10 @@ class Ledger:
     def acknowledge(self, partition: TopicPartition, base_offset: int, values: Sequence[bytes]) -> None:
         """Add the acknowledgement of `values`, which are in the log from `base_offset` on."""
         for offset, value in enumerate(values, base_offset):
-            self._know(partition, offset, value)
+            self._add_value(partition, offset, value)
             self._acknowledged.setdefault(partition, {})[offset] = value
         self.coverage["records acknowledged"] += len(values)
-        self._promised("records")
+        self._call_listener("records")
 
     def read(
         self, reader: str, partition: TopicPartition, leader_epoch: int, high_watermark: int, records: Iterable[Record]
@@ -84,13 +84,13 @@ class Ledger:
             if record.offset >= high_watermark:
                 text = f"{partition} at {record.offset}, the high watermark is {high_watermark}"
                 raise Violation("NotAboveHighWatermark", text, partition)
-            self._know(partition, record.offset, record.value or b"")
+            self._add_value(partition, record.offset, record.value or b"")
             self.coverage["records read"] += 1
 
     def confirm_commit(self, partition: TopicPartition, offset: int) -> None:
         self.committed[partition] = offset
         self.coverage["commits"] += 1
-        self._promised("commit")
+        self._call_listener("commit")
 
     def check_commits(self, found: Mapping[TopicPartition, int]) -> None:
         """Check the committed offsets `found`, which the coordinator returned while no commit was in progress."""
@@ -99,7 +99,7 @@ class Ledger:
             if now < offset:
                 raise Violation("CommitsStay", f"{partition} was at {offset}, and is at {now}", partition)
         for partition, now in found.items():
-            tried = self.commit_tried.get(partition, -1)
+            tried = self.commit_attempts.get(partition, -1)
             if now > tried:
                 raise Violation(
                     "CommitsNotAhead", f"{partition} is at {now}, nobody asked for more than {tried}", partition
@@ -116,19 +116,19 @@ class Ledger:
                 raise Violation("NoAckedLoss", text, partition)
         following: dict[str, int] = {}
         for record in records:
-            writer, number = Written.of(record.value or b"")
+            writer, number = RecordSource.of(record.value or b"")
             expected = following.get(writer, 0)
             if number != expected and start_offset == 0:
                 text = f"{partition} at {record.offset} has number {number} of {writer} in place of {expected}"
                 raise Violation("InOrderOnce", text, partition)
             following[writer] = number + 1
 
-    def _promised(self, what: str) -> None:
+    def _call_listener(self, what: str) -> None:
         listener = self.on_promise.pop(what, None)
         if listener is not None:
             listener()
 
-    def _know(self, partition: TopicPartition, offset: int, value: bytes) -> None:
+    def _add_value(self, partition: TopicPartition, offset: int, value: bytes) -> None:
         known = self._values.setdefault(partition, {}).setdefault(offset, value)
         if known != value:
             text = f"{partition} at {offset} was {known[:30]!r}, and is {value[:30]!r}"

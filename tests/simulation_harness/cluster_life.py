@@ -52,11 +52,11 @@ def run_seed(seed: int, profile: Profile, *, brokers: int, minutes: float) -> Ou
         try:
             world.run(_live(world, profile, ledger, brokers, minutes * 60), virtual_s=minutes * 60 + 600)
         except Exception as error:
-            failure = _explained(world, error)
+            failure = _failure_text(world, error)
         return Outcome(seed, failure, world.loop.time(), dict(ledger.coverage), crc32(world.trace.text().encode()))
 
 
-def _explained(world: World, error: Exception) -> str:
+def _failure_text(world: World, error: Exception) -> str:
     """Return a text with the error and the last events that concern its partition; if it has no partition, the last
     events of all kinds.
     """
@@ -184,7 +184,7 @@ class _Life:
                 continue
             partition = rng.choice(sorted(self._positions))
             offset = self._positions[partition]
-            self._ledger.commit_tried[partition] = max(offset, self._ledger.commit_tried.get(partition, -1))
+            self._ledger.commit_attempts[partition] = max(offset, self._ledger.commit_attempts.get(partition, -1))
             commit = partial(groups.commit, client.cluster, BACKOFF, GROUP, {partition: offset})
             done = await self._call(client, commit, until_s)
             if done is not None and done[partition] == offset:
@@ -264,17 +264,17 @@ class _Writer:
 
 
 def _new_producer() -> Operation[tuple[int, int]]:
-    answer = yield from _asked(InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=60_000))
+    answer = yield from _ask_until_final(InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=60_000))
     assert isinstance(answer, InitProducerIdResponse)
     return answer.producer_id, answer.producer_epoch
 
 
 def _create_topic(name: str, partitions: int) -> Operation[None]:
     topic = CreatableTopic(name=name, num_partitions=partitions, replication_factor=-1)
-    yield from _asked(CreateTopicsRequest(topics=[topic], timeout_ms=10_000))
+    yield from _ask_until_final(CreateTopicsRequest(topics=[topic], timeout_ms=10_000))
 
 
-def _asked(request: Message) -> Operation[Message]:
+def _ask_until_final(request: Message) -> Operation[Message]:
     """Send the request to any broker until the response has no retriable error. Raises ApiError for a final error."""
     attempt = 0
     while True:

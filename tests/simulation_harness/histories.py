@@ -9,15 +9,15 @@ from typing import NamedTuple
 
 from simulation_harness import boot, connect
 from simulation_harness.checkers import (
-    Acknowledged,
+    AcknowledgedRecord,
     Checker,
     CommitsNotAhead,
     CommitsStay,
-    Found,
     InOrderOnce,
     MonotonicHighWatermark,
     NoAckedLoss,
     Promises,
+    SurvivingData,
     TopicPartition,
     TopicsStay,
     check_all,
@@ -114,7 +114,7 @@ class Life:
         assert answer.error_code == ErrorCode.NONE, answer
         acknowledged = self._promises.records.setdefault(key, [])
         now = self._world.loop.time()
-        acknowledged += [Acknowledged(now, answer.base_offset + n, value) for n, value in enumerate(values)]
+        acknowledged += [AcknowledgedRecord(now, answer.base_offset + n, value) for n, value in enumerate(values)]
 
     async def _consume(self, client: SimClient, topic: str, partition: int) -> None:
         """Fetch the end of the log. The first client commits the offset that it has read."""
@@ -144,7 +144,7 @@ async def coordinator_ready(client: SimClient) -> None:
         await asyncio.sleep(0.1)
 
 
-async def find(world: World, cut: Cut, **settings: object) -> Found:
+async def find(world: World, cut: Cut, **settings: object) -> SurvivingData:
     """Start a broker with the disk that survived, and read all its data."""
     broker = world.host("broker")
     broker.insert(cut.disk)
@@ -153,7 +153,7 @@ async def find(world: World, cut: Cut, **settings: object) -> Found:
     client = await connect(world.host("checker"), broker)
     answered = {topic.name or "": topic for topic in (await client.metadata()).topics}
     topics = {name: [part.error_code for part in topic.partitions] for name, topic in answered.items()}
-    found = Found(topics, {}, {}, {})
+    found = SurvivingData(topics, {}, {}, {})
     for name, partitions in cut.promised.topics.items():
         for index in range(partitions if name in topics else 0):
             found.values[name, index] = await read_all(client, name, index)

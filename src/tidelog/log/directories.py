@@ -12,7 +12,15 @@ from tidelog.log.checkpoints import META_PROPERTIES, PARTITION_METADATA, read_pa
 from tidelog.log.directory import LOCK, DataDirectory
 from tidelog.log.errors import CorruptLog
 from tidelog.log.file_kinds import METADATA_STORE, partition_of
-from tidelog.log.future_logs import FoundFuture, found_future, has_mark, is_final, put_aside, rename_back, settled
+from tidelog.log.future_logs import (
+    UnfinishedCopy,
+    has_mark,
+    is_final,
+    remove_mark,
+    rename_back,
+    retire_log,
+    unfinished_copy,
+)
 from tidelog.log.segment import TEMPORARY_ERRORS
 from tidelog.model.ids import TopicPartition
 from tidelog.wire.errors import StorageError
@@ -48,7 +56,7 @@ def missing_directories(disk: "Disk", paths: Sequence[str]) -> list[str]:
     return missing_paths
 
 
-class _Unsettled(NamedTuple):
+class _UnsettledMove(NamedTuple):
     """A move that a crash interrupted when both the log and its copy had the log's name."""
 
     partition: TopicPartition
@@ -74,14 +82,14 @@ class DataDirectories:
         """The reason why a directory is out of use, by its path."""
         self.cordoned: Callable[[], Sequence[str]] = tuple
         """Returns the paths of directories that accept no new partitions (KIP-1066)."""
-        self.interrupted: list[FoundFuture] = []
+        self.interrupted: list[UnfinishedCopy] = []
         """Moves between directories that the previous process did not finish."""
         self._holders: dict[TopicPartition, list[DataDirectory]] = {}
         self._counts: dict[str, int] = {directory.path: 0 for directory in online}
         self._newly_failed: dict[str, str] = {}
         self._missing: list[str] = []
         """Paths that do not exist; `take` creates the directories."""
-        self._unsettled_moves: list[_Unsettled] = []
+        self._unsettled_moves: list[_UnsettledMove] = []
         self.is_taken = False
         """Whether `take` has begun to change the content of the directories."""
 
@@ -194,7 +202,7 @@ class DataDirectories:
                 self._holders.setdefault(partition, []).append(directory)
                 self._counts[directory.path] += 1
             else:
-                future = found_future(directory, name)
+                future = unfinished_copy(directory, name)
                 if future is not None:
                     self.interrupted.append(future)
 
@@ -232,7 +240,7 @@ class DataDirectories:
                 continue
             [copy], [old] = marked_holders, [d for d in holders if d is not marked_holders[0]]
             discarded = old if is_final(self._disk, f"{copy.path}/{partition}") else copy
-            self._unsettled_moves.append(_Unsettled(partition, copy, old, discarded))
+            self._unsettled_moves.append(_UnsettledMove(partition, copy, old, discarded))
             self._counts[discarded.path] -= 1
             holders.remove(discarded)
 
@@ -244,10 +252,10 @@ class DataDirectories:
                 continue  # one of them has failed since; the next start decides again
             discarded.give_up(partition)
             if discarded is old:
-                put_aside(self._disk, old.path, partition, bytes(16))
-                settled(self._disk, copy.path, partition)
+                retire_log(self._disk, old.path, partition, bytes(16))
+                remove_mark(self._disk, copy.path, partition)
             else:
-                self.interrupted.append(FoundFuture(partition, copy, rename_back(self._disk, copy.path, partition)))
+                self.interrupted.append(UnfinishedCopy(partition, copy, rename_back(self._disk, copy.path, partition)))
 
     def _check_duplicates(self) -> None:
         for partition, holders in self._holders.items():
@@ -302,7 +310,7 @@ class DataDirectories:
         if not new:
             if self.failed:
                 raise StorageError(f"it is in no directory that can be used; out of use: {', '.join(self.failed)}")
-            blank_paths = [d.path for d in self.online if d.blank]
+            blank_paths = [d.path for d in self.online if d.is_blank]
             if blank_paths and len(blank_paths) < len(self.online):
                 raise StorageError(
                     f"it is in no directory, and {', '.join(blank_paths)} is empty: is its disk not mounted?"

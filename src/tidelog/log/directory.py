@@ -31,7 +31,7 @@ from tidelog.log.checkpoints import (
     read_properties,
 )
 from tidelog.log.errors import CorruptLog
-from tidelog.log.file_kinds import CUT, DELETE_SUFFIX, Kind, aside_stem, file_kind, partition_of, retired_stem
+from tidelog.log.file_kinds import CUT_MARK, DELETE_SUFFIX, Kind, aside_stem, file_kind, partition_of, retired_stem
 from tidelog.log.indexes import IndexCache
 from tidelog.log.partition_log import PartitionLog
 from tidelog.log.segment import TEMPORARY_ERRORS
@@ -46,7 +46,7 @@ logger = logging.getLogger("tidelog.directory")
 LOCK: Final = ".lock"
 CLEAN_MARKER: Final = ".kafka_cleanshutdown"
 STRAY_SUFFIX: Final = "-stray"
-UNREADABLE: Final = b""
+UNREADABLE_ID: Final = b""
 """Used in place of a topic id that cannot be read."""
 
 
@@ -67,7 +67,7 @@ class DataDirectory:
         self.path = path
         self.clean = disk.exists(f"{path}/{CLEAN_MARKER}")
         """Whether the last broker stopped cleanly, so that its logs need no recovery."""
-        self.blank = not disk.exists(f"{path}/{META_PROPERTIES}")
+        self.is_blank = not disk.exists(f"{path}/{META_PROPERTIES}")
         """Whether no broker has ever used the directory."""
         self._disk = disk
         self._lock = lock
@@ -204,14 +204,14 @@ class DataDirectory:
         return log
 
     def _read_id(self, path: str, *, new: bool) -> bytes | None:
-        """Read the topic id; None if the file is missing. If the id cannot be read, return UNREADABLE while a topic
+        """Read the topic id; None if the file is missing. If the id cannot be read, return UNREADABLE_ID while a topic
         is created or deleted (`new`); otherwise raise CorruptLog.
         """
         try:
             return read_partition_metadata(self._disk, path)
         except CorruptLog:
             if new:
-                return UNREADABLE
+                return UNREADABLE_ID
             raise
 
     def _belongs_to_older_topic(self, key: TopicPartition, path: str, *, new: bool) -> bool:
@@ -304,9 +304,9 @@ class DataDirectory:
         suffix = DELETE_SUFFIX
         if not is_open:
             known_id = self._read_id(path, new=True)
-            if known_id not in (None, UNREADABLE, topic_id) or not self._disk.exists(path):
+            if known_id not in (None, UNREADABLE_ID, topic_id) or not self._disk.exists(path):
                 return None  # it does not exist, or belongs to an older topic and is left to `make_way`
-            if known_id == UNREADABLE:
+            if known_id == UNREADABLE_ID:
                 suffix = STRAY_SUFFIX  # it may belong to another topic, so it must not be removed
                 logger.error("partition with an unreadable id put aside path=%s", path)
         target = self._free_name(key, topic_id, suffix)
@@ -405,7 +405,7 @@ class DataDirectory:
         """
         stem = _stem_of_retired(path)
         key = None if stem is None else partition_of(stem)
-        if key is not None and CUT in key.topic:
+        if key is not None and CUT_MARK in key.topic:
             key = next((known for known in self.entries() if aside_stem(known) == stem), None)
         if key is not None and self.has_entries_of(key) and not self._disk.exists(f"{self.path}/{key}"):
             self.give_up(key)

@@ -24,10 +24,10 @@ DELETE_SUFFIX = "-delete"
 STEM_MAX = 209
 """Maximum length, in bytes, of the part of such a name before the dot. With an id of 32 digits and a suffix the name
 is still a legal file name."""
-CUT = "~"
+CUT_MARK = "~"
 """Appended to a topic's name that was shortened to STEM_MAX."""
 
-_OF_SEGMENT = re.compile(r"([0-9]{20})\.(log|index|timeindex|txnindex|snapshot)")
+_SEGMENT_FILE = re.compile(r"([0-9]{20})\.(log|index|timeindex|txnindex|snapshot)")
 _METADATA_SNAPSHOT = re.compile(r"[0-9]{20}-[0-9]{10}\.checkpoint")
 _PARTITION = re.compile(r"(.+)-([0-9]{1,10})")
 _LEFTOVER_SUFFIXES = (".deleted", ".cleaned", ".swap", ".tmp")
@@ -75,7 +75,7 @@ _BY_NAME = {
 
 
 def file_kind(name: str) -> FileKind:
-    match = _OF_SEGMENT.fullmatch(name)
+    match = _SEGMENT_FILE.fullmatch(name)
     if match:
         return FileKind(_BY_SUFFIX[match[2]], int(match[1]))
     if name in _BY_NAME:
@@ -101,7 +101,7 @@ def aside_stem(partition: TopicPartition) -> str:
     stem = str(partition)
     if len(stem) <= STEM_MAX:
         return stem
-    ending = f"{CUT}-{partition.partition}"
+    ending = f"{CUT_MARK}-{partition.partition}"
     return partition.topic[: STEM_MAX - len(ending)] + ending
 
 

@@ -55,8 +55,8 @@ class FlushPlan:
         "indexes",
         "leader_epochs",
         "obsolete",
-        "put_off",
         "segments",
+        "small_files_error",
         "snapshots",
     )
 
@@ -74,7 +74,7 @@ class FlushPlan:
         self.epochs: tuple[str, bytes] | None = None
         self.leader_epochs: LeaderEpochs | None = None
         """The object whose content `epochs` is."""
-        self.put_off: OSError | None = None
+        self.small_files_error: OSError | None = None
         """The error that postponed the small files (epochs and snapshots), since the disk is full. The records are
         durable nevertheless."""
         self.directories: list[str] = []
@@ -109,16 +109,16 @@ class FlushPlan:
         for directory in self.directories:
             directories.sync(self._disk, directory)
         self._write(list(self.snapshots.values()))
-        for path in self.obsolete if self.put_off is None else ():
+        for path in self.obsolete if self.small_files_error is None else ():
             if self._disk.exists(path):
                 self._disk.remove(path)
 
     def _write(self, files: list[tuple[str, bytes]]) -> None:
         """Write small files; postpone them if the disk is full."""
         try:
-            for path, data in files if self.put_off is None else ():
+            for path, data in files if self.small_files_error is None else ():
                 self._disk.write_atomic(path, data)
         except OSError as error:
             if error.errno not in TEMPORARY_ERRORS:
                 raise
-            self.put_off = error
+            self.small_files_error = error

@@ -27,7 +27,7 @@ FINAL: Final = b"final"
 _FUTURE = re.compile(r"(.+)-([0-9]{1,10})\.[0-9a-f]{32}-future")
 
 
-class FoundFuture(NamedTuple):
+class UnfinishedCopy(NamedTuple):
     """The copy of an interrupted move, found at the start."""
 
     partition: TopicPartition
@@ -45,14 +45,14 @@ def future_path(target: str, partition: TopicPartition, random: bytes) -> str:
     return f"{target}/{partition}.{random.hex()}{FUTURE_SUFFIX}"
 
 
-def found_future(directory: "DataDirectory", name: str) -> FoundFuture | None:
+def unfinished_copy(directory: "DataDirectory", name: str) -> UnfinishedCopy | None:
     match = _FUTURE.fullmatch(name)
     if match is None:
         return None
-    return FoundFuture(TopicPartition(match[1], int(match[2])), directory, f"{directory.path}/{name}")
+    return UnfinishedCopy(TopicPartition(match[1], int(match[2])), directory, f"{directory.path}/{name}")
 
 
-def put_beside(disk: "Disk", future: str, source: str, partition: TopicPartition) -> None:
+def rename_copy(disk: "Disk", future: str, source: str, partition: TopicPartition) -> None:
     """Rename the finished and synced copy to the log's name, durably. Blocks.
 
     Raises OSError. Then the copy has either name, and the log in `source` is still the valid one.
@@ -67,7 +67,7 @@ def put_beside(disk: "Disk", future: str, source: str, partition: TopicPartition
     disk.sync_dir(target)
 
 
-def put_aside(disk: "Disk", source: str, partition: TopicPartition, random: bytes) -> str:
+def retire_log(disk: "Disk", source: str, partition: TopicPartition, random: bytes) -> str:
     """Rename the log in `source` to a name that marks it for removal, durably, and return its new path. Blocks.
 
     Raises OSError. Then it may be called again. If the process ends instead, the next start uses this log and not
@@ -85,7 +85,7 @@ def make_final(disk: "Disk", target: str, partition: TopicPartition) -> None:
     disk.write_atomic(f"{target}/{partition}/{TAKES_OVER}", FINAL)
 
 
-def settled(disk: "Disk", target: str, partition: TopicPartition) -> None:
+def remove_mark(disk: "Disk", target: str, partition: TopicPartition) -> None:
     """Remove the mark `takes-over` at the end of the move. Raises OSError."""
     disk.remove(f"{target}/{partition}/{TAKES_OVER}")
 

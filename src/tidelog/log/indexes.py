@@ -65,7 +65,7 @@ class SparseIndex:
         self._first = 0
         self._has_padding = False
         """Whether Kafka preallocated zeros after the last entry. A truncation removes them."""
-        self._keys = self._no_keys()
+        self._keys = self._empty_keys()
         self._values = array("I")
 
     def create(self) -> None:
@@ -155,12 +155,12 @@ class SparseIndex:
     def clear(self) -> None:
         """Remove every row from memory only. Use it before a rebuild, which ends with `rewrite`."""
         self.count = self.written = self._first = 0
-        self._keys = self._no_keys()
+        self._keys = self._empty_keys()
         self._values = array("I")
 
     def check_rows(self) -> None:
         """Raise CorruptIndex unless both columns ascend. Offsets of a time index may repeat."""
-        if not (all(map(lt, self._keys, self._keys[1:])) and self._values_rise()):
+        if not (all(map(lt, self._keys, self._keys[1:])) and self._values_ascend()):
             raise CorruptIndex(f"{self.path}: entries are not in order")
 
     def rows(self) -> list[tuple[int, int]]:
@@ -202,7 +202,7 @@ class SparseIndex:
 
     def _load(self) -> None:
         pending = self.pending
-        keys, values = (self._keys[-pending:], self._values[-pending:]) if pending else (self._no_keys(), array("I"))
+        keys, values = (self._keys[-pending:], self._values[-pending:]) if pending else (self._empty_keys(), array("I"))
         data = self._disk.read(self.path)
         if self.count >= 0:
             used_bytes = self.written * self.entry_bytes
@@ -223,10 +223,10 @@ class SparseIndex:
         self.count = len(self._keys)
 
     @classmethod
-    def _no_keys(cls) -> "array[int]":
+    def _empty_keys(cls) -> "array[int]":
         return array(cls.key_code)
 
-    def _values_rise(self) -> bool:
+    def _values_ascend(self) -> bool:
         raise NotImplementedError
 
     @staticmethod
@@ -272,7 +272,7 @@ class OffsetIndex(SparseIndex):
         self.load_all()
         self._cut_to(bisect_left(self._keys, max(offset - self.base_offset, 0)))
 
-    def _values_rise(self) -> bool:
+    def _values_ascend(self) -> bool:
         return all(map(lt, self._values, self._values[1:])) and not (self._keys and self._keys[-1] > INT32_MAX)
 
     @staticmethod
@@ -330,7 +330,7 @@ class TimeIndex(SparseIndex):
         self.load_all()
         self._cut_to(bisect_left(self._values, max(offset - self.base_offset, 0)))
 
-    def _values_rise(self) -> bool:
+    def _values_ascend(self) -> bool:
         return all(map(le, self._values, self._values[1:])) and not (self._values and self._values[-1] > INT32_MAX)
 
     @staticmethod

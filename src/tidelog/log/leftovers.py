@@ -70,8 +70,10 @@ def _finish_swaps(disk: "Disk", directory: str, names: list[str]) -> None:
     A `.log.cleaned` file shows that its swap had not begun. `.swap` files at its offset or above it are therefore
     discarded; only those below it are finished.
     """
-    incomplete_from = min(_bases(names, LOG_SUFFIX + CLEANED_SUFFIX), default=1 << 63)
-    for base_offset in sorted(dict.fromkeys(b for suffix in SUFFIXES for b in _bases(names, suffix + SWAP_SUFFIX))):
+    incomplete_from = min(_base_offsets(names, LOG_SUFFIX + CLEANED_SUFFIX), default=1 << 63)
+    for base_offset in sorted(
+        dict.fromkeys(b for suffix in SUFFIXES for b in _base_offsets(names, suffix + SWAP_SUFFIX))
+    ):
         if base_offset >= incomplete_from:
             continue
         path = f"{directory}/{file_name(base_offset, LOG_SUFFIX)}"
@@ -128,7 +130,7 @@ def put_in_place(disk: "Disk", directory: str, base_offset: int) -> None:
         disk.sync_dir(directory)
 
 
-def _bases(names: list[str], ending: str) -> list[int]:
+def _base_offsets(names: list[str], ending: str) -> list[int]:
     return [int(name[:20]) for name in names if name[20:] == ending and name[:20].isdecimal()]
 
 

@@ -51,7 +51,7 @@ __all__ = ["Appended", "CorruptLog", "FlushPlan", "PartitionLog", "Slice", "Time
 
 logger = logging.getLogger("tidelog.log")
 
-ANY_SIZE = 1 << 62
+UNLIMITED = 1 << 62
 
 _new_tuple = tuple.__new__  # the call inside Appended(), without the cost of a Python function
 
@@ -134,16 +134,16 @@ class PartitionLog:
         self.config = config
         self._size_max = min(config.max_message_bytes, config.segment_bytes)
         # A batch is checked in detail if its timestamps are further in the future, or older, than these limits. The
-        # limit -ANY_SIZE means that every batch is checked in detail.
+        # limit -UNLIMITED means that every batch is checked in detail.
         self._ahead_max_ms = min(AHEAD_MS, config.message_timestamp_after_max_ms)
         self._age_max_ms = retention_time_ms(config)
         if (
             config.message_timestamp_type == "LogAppendTime"
             or config.compacts
             or config.record_validation == "full"
-            or config.message_timestamp_before_max_ms < ANY_SIZE
+            or config.message_timestamp_before_max_ms < UNLIMITED
         ):
-            self._ahead_max_ms = -ANY_SIZE
+            self._ahead_max_ms = -UNLIMITED
         self._segments.active.configure(config)
         self.reader.may_have_holes |= config.compacts
 
@@ -343,7 +343,7 @@ class PartitionLog:
         self._segments.active.finish()
         segment.use_cache(self._cache)
         segment.configure(self.config)
-        self._durability.rolled(self._segments.active, base_offset, self.producers)
+        self._durability.note_roll(self._segments.active, base_offset, self.producers)
         self._segments.add(segment)
         return segment
 
@@ -413,7 +413,7 @@ class PartitionLog:
         """
         if self.failure is not None or not self.log_start_offset <= start < self.log_end_offset:
             return None
-        return self.look_up(lambda: self.reader.cold(start, bytes_max))
+        return self.look_up(lambda: self.reader.cold_read(start, bytes_max))
 
     def aborted_transactions(self, start: int, end_offset: int) -> "list[AbortedTransaction]":
         """Return aborted transactions with records in this range, by first offset. Raises StorageError."""
@@ -510,10 +510,10 @@ class PartitionLog:
         return self.log_start_offset
 
     def segment_age_search(self, now_ms: int) -> SegmentAgeSearch | None:
-        """Return a search for segment ages, or None if all are known. Run it on a thread, then call its `take`
-        before `apply_retention`.
+        """Return a search for segment ages, or None if all ages are known. Run the search on a thread, then call its
+        `store_result` before `apply_retention`.
         """
-        return self._retention.look(self._disk, self.config, now_ms) if self.failure is None else None
+        return self._retention.age_search(self._disk, self.config, now_ms) if self.failure is None else None
 
     def apply_retention(self, now_ms: int, high_watermark: int | None = None) -> int:
         """Remove whole segments from the log that the settings no longer keep, and return their number. Also forget
@@ -566,7 +566,7 @@ class PartitionLog:
         `file.delete.delay.ms` is over, as after retention.
         """
         new.use_cache(self._cache)
-        self._retention.keep(old, now_ms + self.config.file_delete_delay_ms)
+        self._retention.retire_replaced(old, now_ms + self.config.file_delete_delay_ms)
 
     def removal(self, now_ms: int) -> Removal | None:
         """Return the renames and removals of removed segments' files that are due, or None. Run the result on a

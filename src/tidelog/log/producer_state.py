@@ -107,7 +107,7 @@ class ProducerState:
         first = header.base_sequence
         if epoch == entry.epoch:
             if first != entry.next_sequence:
-                repeated = _repeated(entry, first, advance_sequence(first, header.last_offset_delta))
+                repeated = _find_repeated(entry, first, advance_sequence(first, header.last_offset_delta))
                 if repeated is not None:
                     return repeated
                 raise OutOfOrderSequenceNumber(
@@ -238,7 +238,7 @@ class ProducerState:
             del self.entries[producer_id]
 
 
-def _repeated(entry: ProducerEntry, first_sequence: int, last_sequence: int) -> ProducedBatch | None:
+def _find_repeated(entry: ProducerEntry, first_sequence: int, last_sequence: int) -> ProducedBatch | None:
     for batch in entry.batches:
         if batch.first_sequence == first_sequence and batch.last_sequence == last_sequence:
             return batch

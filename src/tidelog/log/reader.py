@@ -142,7 +142,7 @@ class LogReader:
             readable = size
         return Slice(segment.file, position, size, first, readable)
 
-    def cold(self, start: int, bytes_max: int) -> ColdRead | None:
+    def cold_read(self, start: int, bytes_max: int) -> ColdRead | None:
         """Return a read to run on a thread if a read of `start` would wait for the disk; None if it would not."""
         remembered = self._positions.get(start)
         if remembered is not None:

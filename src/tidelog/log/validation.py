@@ -57,16 +57,16 @@ class NotInline(Exception):
     """
 
 
-class Examined(NamedTuple):
+class ExaminationResult(NamedTuple):
     """The result of `examine`, and the settings that it was made with."""
 
     config: "LogConfig"
     max_timestamp: int
 
 
-Examiner: TypeAlias = "Callable[[memoryview, BatchHeader, LogConfig, int], Examined]"
+Examiner: TypeAlias = "Callable[[memoryview, BatchHeader, LogConfig, int], ExaminationResult]"
 """Examines the records of a batch now: `examine_inline`, possibly limited by a time budget."""
-Limits: TypeAlias = "bool | Examined | Examiner"
+Limits: TypeAlias = "bool | ExaminationResult | Examiner"
 """Whether and how a topic's limits on clients apply. False: they do not apply. True: they are checked by the header,
 and by the records if that is needed and takes only some ms. Otherwise: the result of an examination, or the function
 that examines the records."""
@@ -96,7 +96,7 @@ def check_client_batch(
         )
     max_timestamp = header.max_timestamp
     if _needs_examination(header, config, now_ms) or (would_roll and config.message_timestamp_type == "CreateTime"):
-        if isinstance(limits, Examined):
+        if isinstance(limits, ExaminationResult):
             if limits.config is not config:
                 raise NotInline
             examined = limits
@@ -141,7 +141,7 @@ def retention_time_ms(config: "LogConfig") -> int:
 
 def examine(
     batch: Buffer, header: "BatchHeader", config: "LogConfig", now_ms: int, *, inline: bool = False
-) -> Examined:
+) -> ExaminationResult:
     """Examine every record. Takes some µs for each record, up to seconds; thread-safe.
 
     `inline`: raise NotInline if it would take longer than some ms. Raises the ApiError to respond with.
@@ -163,10 +163,10 @@ def examine(
     except MalformedMessage as error:
         raise undecodable(error, header) from error
     findings.refuse(header, config)
-    return Examined(config, findings.max_timestamp)
+    return ExaminationResult(config, findings.max_timestamp)
 
 
-def examine_inline(batch: memoryview, header: "BatchHeader", config: "LogConfig", now_ms: int) -> Examined:
+def examine_inline(batch: memoryview, header: "BatchHeader", config: "LogConfig", now_ms: int) -> ExaminationResult:
     """Examine every record; raises NotInline if that would take longer than some ms. See `examine`."""
     return examine(batch, header, config, now_ms, inline=True)
 

@@ -110,10 +110,10 @@ def create_topics(
     for topic in unique.values():
         partition_count += max(topic.partitions, len(topic.assignments), 1)
         yield
-    repeated = yield from _repeated(topic.name for topic in topics)
+    repeated = yield from _find_repeated(topic.name for topic in topics)
     if partition_count > PARTITIONS_PER_REQUEST_MAX:
         message = f"one request may create at most {PARTITIONS_PER_REQUEST_MAX} partitions; this one asks for more"
-        return JournalDecision([], (yield from _refused(unique, ErrorCode.POLICY_VIOLATION, message)))
+        return JournalDecision([], (yield from _refuse_all(unique, ErrorCode.POLICY_VIOLATION, message)))
     records: list[JournalRecord] = []
     results: list[TopicResult] = []
     names_by_flat_name = yield from _names_by_flat_name(image, unique)
@@ -138,7 +138,7 @@ def create_topics(
             )
         )
         records.append(created)
-    results += yield from _refused(repeated, ErrorCode.INVALID_REQUEST, REPEATED_TOPIC)
+    results += yield from _refuse_all(repeated, ErrorCode.INVALID_REQUEST, REPEATED_TOPIC)
     return JournalDecision([] if validate_only else records, results)
 
 
@@ -147,7 +147,7 @@ def _reserve_partitions(take: ReservePartitions, count: int) -> None:
         raise ApiError("", ErrorCode.THROTTLING_QUOTA_EXCEEDED)
 
 
-def _refused(names: Iterable[str], error: ErrorCode, message: str | None) -> Steps[list[TopicResult]]:
+def _refuse_all(names: Iterable[str], error: ErrorCode, message: str | None) -> Steps[list[TopicResult]]:
     results = []
     for name in names:
         results.append(TopicResult(name, error=error, message=message))
@@ -279,7 +279,7 @@ def delete_topics(
     """Delete topics. Each choice succeeds or fails on its own; a topic that is chosen more than once fails, with one
     result.
     """
-    repeated = yield from _repeated(c for c in choices if (c.name is None) != (c.topic_id == NO_TOPIC_ID))
+    repeated = yield from _find_repeated(c for c in choices if (c.name is None) != (c.topic_id == NO_TOPIC_ID))
     results: list[TopicResult] = []
     for choice in repeated:
         results.append(TopicResult(*choice, ErrorCode.INVALID_REQUEST, REPEATED_TOPIC))
@@ -348,8 +348,8 @@ def create_partitions(
     Results of repeated topics come first, then those of unknown topics. `cordoned`: no data directory accepts new
     partitions.
     """
-    repeated = yield from _repeated(request.topic for request in requests)
-    results = yield from _refused(repeated, ErrorCode.INVALID_REQUEST, REPEATED_TOPIC)
+    repeated = yield from _find_repeated(request.topic for request in requests)
+    results = yield from _refuse_all(repeated, ErrorCode.INVALID_REQUEST, REPEATED_TOPIC)
     found_topics: list[tuple[TopicImage, MorePartitions]] = []
     for request in requests:
         yield
@@ -425,7 +425,7 @@ def allocate_producer_ids(image: MetadataImage, broker_id: int) -> JournalDecisi
 T = TypeVar("T")
 
 
-def _repeated(items: Iterable[T]) -> Steps[dict[T, None]]:
+def _find_repeated(items: Iterable[T]) -> Steps[dict[T, None]]:
     """Return the items that occur more than once, ordered by first occurrence."""
     counts: dict[T, int] = {}
     for item in items:

@@ -358,7 +358,7 @@ class MetadataController:
                     # failed.
                     logger.exception("listener failed position=%d", new.position)
             self._cache.image = new
-            _warn_of_no_effect(old, new)
+            _warn_of_settings_without_effect(old, new)
 
     def _apply_settings(self, image: MetadataImage) -> None:
         configs = image.broker_configs
@@ -407,7 +407,7 @@ def _replay_entry(builder: ImageBuilder, data: bytes, position: int) -> None:
         raise JournalError(f"metadata entry {position} does not follow from those before: {error!r}") from error
 
 
-def _warn_of_no_effect(old: MetadataImage, new: MetadataImage) -> None:
+def _warn_of_settings_without_effect(old: MetadataImage, new: MetadataImage) -> None:
     """Log a warning for each topic that got settings without effect in this change."""
     if old.topics is new.topics:
         return

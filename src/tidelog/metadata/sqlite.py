@@ -90,9 +90,9 @@ class SqliteStore:
     # The methods below run on the store's thread
 
     async def _run(self, function: Callable[..., T], *args: object) -> T:
-        return await self._tasks.run_blocking(self._guarded, function, *args, lane=LANE)
+        return await self._tasks.run_blocking(self._call, function, *args, lane=LANE)
 
-    def _guarded(self, function: Callable[..., T], *args: object) -> T:
+    def _call(self, function: Callable[..., T], *args: object) -> T:
         with self._translated_errors():
             return function(self._open(), *args)
 

@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tidelog.log.recompression import recompress
-from tidelog.log.validation import Examined, NotInline, examine_inline, too_large
+from tidelog.log.validation import ExaminationResult, NotInline, examine_inline, too_large
 from tidelog.runtime.turns import NoTurn, Turns
 from tidelog.wire.batches import BatchHeader
 from tidelog.wire.errors import ApiError, NotLeaderOrFollower, RequestTimedOut
@@ -65,7 +65,7 @@ class _Entry:
         self.done = done
         self.ready = ready
         self.failure: ApiError | None = None
-        self.examined: Examined | None = None
+        self.examined: ExaminationResult | None = None
 
 
 class AppendQueue:
@@ -83,7 +83,7 @@ class AppendQueue:
         self._closed = False
 
     @property
-    def idle(self) -> bool:
+    def is_empty(self) -> bool:
         return not self._entries
 
     def close(self) -> None:
@@ -106,7 +106,7 @@ class AppendQueue:
                 target = None
             elif header.size > target.batch_bytes_max:
                 raise too_large(f"{header.size} bytes", target.batch_bytes_max)
-        if self.idle:
+        if self.is_empty:
             try:
                 if target is not None:
                     batch = memoryview(self._turns.run_inline(_recompress_small, batch, header, target))
@@ -119,7 +119,7 @@ class AppendQueue:
         else:
             entry = self._add(batch, done, ready=False)
             work = self._tasks.run_blocking(recompress, entry.batch, header, target)
-            work.add_done_callback(partial(self._recompressed, entry))
+            work.add_done_callback(partial(self._finish_recompression, entry))
         return None
 
     def examine(self, batch: memoryview, done: Outcome) -> None:
@@ -137,13 +137,13 @@ class AppendQueue:
         self._partition.update_appends_directly()
         return entry
 
-    def _examined(self, entry: _Entry, work: "asyncio.Future[Examined]") -> None:
+    def _finish_examination(self, entry: _Entry, work: "asyncio.Future[ExaminationResult]") -> None:
         self._store_failure(entry, work, "its records could not be examined")
         if entry.failure is None:
             entry.examined = work.result()
         self._append_ready_soon()
 
-    def _recompressed(self, entry: _Entry, work: "asyncio.Future[bytearray]") -> None:
+    def _finish_recompression(self, entry: _Entry, work: "asyncio.Future[bytearray]") -> None:
         self._store_failure(entry, work, "recompression failed")
         if entry.failure is None:
             entry.batch = work.result()
@@ -163,7 +163,7 @@ class AppendQueue:
         """
         if not self._appending and self._entries and self._entries[0].ready:
             self._appending = True
-            self._turns.begin(self._append_ready(), self._appended)
+            self._turns.begin(self._append_ready(), self._finish_appending)
 
     def _append_ready(self) -> "Steps[None]":
         entries = self._entries
@@ -174,14 +174,14 @@ class AppendQueue:
             # the records must be examined: this was found only after recompression, or the settings have changed
             except NotInline:
                 entry.ready = False
-                self._partition.examine(entry.batch).add_done_callback(partial(self._examined, entry))
+                self._partition.examine(entry.batch).add_done_callback(partial(self._finish_examination, entry))
                 return
             self._finish_entry(entry, outcome)
             yield
 
-    def _appended(self, _: None, error: Exception | None) -> None:
+    def _finish_appending(self, _: None, error: Exception | None) -> None:
         self._appending = False
-        if self.idle:
+        if self.is_empty:
             self._partition.update_appends_directly()
         if error is not None:
             self._tasks.call_soon(self._append_ready_soon)  # the batches behind it must not wait for ever

@@ -13,16 +13,16 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from tidelog.log.cleaner.choice import Cleanable, cleanable
+from tidelog.log.cleaner.choice import CleanablePart, cleanable_part
 from tidelog.log.cleaner.job import (
-    Cleaned,
     CleanerLimits,
     CleanJob,
-    GroupCleaned,
-    Interrupted,
+    DamageReport,
+    GroupReport,
+    InterruptionReport,
     Report,
     SegmentFacts,
-    Uncleanable,
+    SuccessReport,
     decode_report,
 )
 from tidelog.log.cleaner.swap import Swap
@@ -94,7 +94,7 @@ class Compaction:
 
     async def clean_dirtiest(self) -> bool:
         """Run one pass over the dirtiest partition. Returns False if no partition needs a pass."""
-        best: tuple[float, Partition, Cleanable] | None = None
+        best: tuple[float, Partition, CleanablePart] | None = None
         for count, partition in enumerate(self._partitions, 1):
             if count % PARTITIONS_PER_TURN == 0:
                 await self._runtime.tasks.sleep(0)
@@ -123,7 +123,7 @@ class Compaction:
             and self._retry_at.get(partition, 0.0) <= self._runtime.clock.monotonic()
         )
 
-    def _cleanable_part(self, partition: "Partition") -> Cleanable | None:
+    def _cleanable_part(self, partition: "Partition") -> CleanablePart | None:
         """Return the part of the log that a pass would clean, or None if a pass is not worthwhile or not possible."""
         if partition not in self._clean_offsets:
             self._clean_offsets[partition] = self._partitions.directories.clean_offset(partition.log.topic_partition)
@@ -131,14 +131,14 @@ class Compaction:
             return None
         try:
             now_ms = self._runtime.clock.now_ms()
-            candidate = cleanable(partition.log, self._clean_offsets[partition], partition.high_watermark, now_ms)
+            candidate = cleanable_part(partition.log, self._clean_offsets[partition], partition.high_watermark, now_ms)
         except CorruptLog as error:
             self._mark_uncleanable(partition, str(error))
             return None
         except OSError as error:
             self._note_interrupted(partition, str(error))
             return None
-        return candidate if candidate.worthwhile(partition.log.config) else None
+        return candidate if candidate.is_worthwhile(partition.log.config) else None
 
     def _forget_deleted(self) -> None:
         for table in (self._clean_offsets, self._uncleanable, self._retry_at, self._failed_once):
@@ -147,10 +147,10 @@ class Compaction:
 
     # A pass
 
-    async def _clean(self, partition: "Partition", candidate: Cleanable) -> None:
+    async def _clean(self, partition: "Partition", candidate: CleanablePart) -> None:
         clock = self._runtime.clock
         started = clock.monotonic()
-        groups: list[GroupCleaned] = []
+        groups: list[GroupReport] = []
         log = partition.log
         try:
             last_report = await self._run_pass(partition, log, candidate, groups)
@@ -170,15 +170,15 @@ class Compaction:
                 self._note_interrupted(partition, str(error))
             return
         self._failed_once.pop(partition, None)
-        if not isinstance(last_report, Cleaned):
+        if not isinstance(last_report, SuccessReport):
             await self._remove_cleaned_files(log)
-        if isinstance(last_report, Uncleanable):
+        if isinstance(last_report, DamageReport):
             self._mark_uncleanable(partition, last_report.reason)
-        elif isinstance(last_report, Interrupted):
+        elif isinstance(last_report, InterruptionReport):
             self._note_interrupted(partition, last_report.reason)
-        elif isinstance(last_report, Cleaned) and log is not partition.log:
+        elif isinstance(last_report, SuccessReport) and log is not partition.log:
             logger.info("log cleaning abandoned partition=%s reason=it has moved", log.topic_partition)
-        elif isinstance(last_report, Cleaned):
+        elif isinstance(last_report, SuccessReport):
             logger.info(
                 "log cleaned partition=%s from=%d to=%d keys=%d segments_before=%d segments_after=%d bytes_before=%d "
                 "bytes_after=%d records_before=%d records_after=%d seconds=%.3f",
@@ -209,7 +209,7 @@ class Compaction:
             logger.warning("cleaned segments not removed path=%s reason=%s", log.directory, error)
 
     async def _run_pass(
-        self, partition: "Partition", log: "PartitionLog", candidate: Cleanable, groups: list[GroupCleaned]
+        self, partition: "Partition", log: "PartitionLog", candidate: CleanablePart, groups: list[GroupReport]
     ) -> Report | None:
         """Run the pass in the child process, swap each group in as it is reported, and return the last report.
 
@@ -238,7 +238,7 @@ class Compaction:
                         last_report = decode_report(reports.popleft())
                     except ValueError as error:
                         raise WorkEnded(str(error)) from error
-                    if isinstance(last_report, GroupCleaned):
+                    if isinstance(last_report, GroupReport):
                         # Shielded: a swap that has begun must end, even if this task is cancelled. `stop` waits for
                         # it.
                         swapping = tasks.spawn(self._swap(partition, log, last_report), name="swap")
@@ -250,7 +250,7 @@ class Compaction:
             work_future.cancel()
         return last_report
 
-    def _job(self, log: "PartitionLog", candidate: Cleanable) -> CleanJob:
+    def _job(self, log: "PartitionLog", candidate: CleanablePart) -> CleanJob:
         config, items = self._config, log.segments.items
         return CleanJob(
             log.directory,
@@ -276,7 +276,7 @@ class Compaction:
             ),
         )
 
-    async def _swap(self, partition: "Partition", log: "PartitionLog", group: GroupCleaned) -> None:
+    async def _swap(self, partition: "Partition", log: "PartitionLog", group: GroupReport) -> None:
         """Swap a rewritten segment in. Raises PassAbandoned.
 
         From `begin` to `end` the partition uses this log: a move waits for the end of the swap.

@@ -71,7 +71,7 @@ class Flusher:
         self._timer = self._tasks.call_later(self._interval_s, self._tick)
 
     def stop(self) -> None:
-        """Start no further flush. Running flushes end by themselves; see `settled`."""
+        """Start no further flush. Running flushes end by themselves; see `wait_for_flushes`."""
         self._stopped = True
         for timer in (self._timer, self._retry_timer):
             if timer is not None:
@@ -102,7 +102,7 @@ class Flusher:
         """
         self._checkpoint_failed = True
 
-    async def settled(self) -> None:
+    async def wait_for_flushes(self) -> None:
         """Wait until no flush uses files of partitions that were marked deleted before the call.
 
         After `stop`: until no flush is running.

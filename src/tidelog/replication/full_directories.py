@@ -34,7 +34,7 @@ class FullDirectories:
         self.no_descriptors: Callable[[], None] | None = None
         """Called when a batch was refused because its file could not be opened: no file descriptor was free."""
 
-    def refused(self, path: str, size: int, error: Exception) -> None:
+    def note_refusal(self, path: str, size: int, error: Exception) -> None:
         """Record that a batch was refused for lack of space or of another resource that may become available again."""
         cause = error.__cause__
         number = cause.errno if isinstance(cause, OSError) and cause.errno else 0
@@ -48,7 +48,7 @@ class FullDirectories:
         elif size < self._refused[path][0]:
             self._refused[path] = size, number
 
-    def appended(self, path: str, size: int) -> None:
+    def note_append(self, path: str, size: int) -> None:
         """Record that a batch was appended. A batch smaller than the smallest refused one does not prove that there
         is space.
         """
@@ -56,7 +56,7 @@ class FullDirectories:
         if refused is not None and size >= refused[0] and refused[1] not in NOT_OPENED:
             self._end(path)
 
-    def recovered(self, disk: "Disk") -> list[str]:
+    def find_usable(self, disk: "Disk") -> list[str]:
         """Return the directories that have space again, or in which no batch was refused for lack of descriptors
         since the last `mark_usable`. Blocks; thread-safe.
         """
@@ -72,7 +72,7 @@ class FullDirectories:
         return usable
 
     def mark_usable(self, paths: list[str]) -> None:
-        """Mark the directories that `recovered` returned as usable."""
+        """Mark the directories that `find_usable` returned as usable."""
         self._without_descriptor.clear()
         for path in paths:
             if path in self._refused:

@@ -22,7 +22,7 @@ DISK_THREADS = 4
 WAIT_S = 0.001
 """If opening a log takes longer on average, in seconds, the disk is the bottleneck. A log in the page cache takes a
 third of this time."""
-WAITS_OVER = 20
+AVERAGED_LOGS = 20
 """Number of logs over which the average is computed."""
 
 
@@ -41,10 +41,10 @@ class Opening(NamedTuple):
         return TopicPartition(self.topic.name, self.number)
 
 
-Opened: TypeAlias = "tuple[Opening, PartitionLog | InTheWay | CorruptLog | OSError]"
+OpenResult: TypeAlias = "tuple[Opening, PartitionLog | InTheWay | CorruptLog | OSError]"
 
 
-async def open_logs(runtime: "Runtime", openings: list[Opening]) -> list[Opened]:
+async def open_logs(runtime: "Runtime", openings: list[Opening]) -> list[OpenResult]:
     """Open all logs. Returns each opening with its log or its error."""
     opened = await _open_in_parallel(runtime, openings)
     blocked = [opening for opening, result in opened if isinstance(result, InTheWay)]
@@ -59,7 +59,7 @@ async def open_logs(runtime: "Runtime", openings: list[Opening]) -> list[Opened]
     ]
 
 
-async def _open_in_parallel(runtime: "Runtime", openings: list[Opening]) -> list[Opened]:
+async def _open_in_parallel(runtime: "Runtime", openings: list[Opening]) -> list[OpenResult]:
     """Open logs on one or several threads.
 
     Cleanly stopped logs, which may be thousands, are opened by one thread as long as the disk is fast: several
@@ -79,9 +79,9 @@ async def _open_in_parallel(runtime: "Runtime", openings: list[Opening]) -> list
     return opened
 
 
-def _open(openings: Iterator[Opening], clock: "Clock", wait_s: float | None = None) -> list[Opened]:
+def _open(openings: Iterator[Opening], clock: "Clock", wait_s: float | None = None) -> list[OpenResult]:
     """Open logs one after another. With `wait_s`, stop when the average time for one log is longer."""
-    results: list[Opened] = []
+    results: list[OpenResult] = []
     began, now_ms = clock.monotonic(), clock.now_ms()
     for opening in openings:
         topic, index, config, directory, new = opening
@@ -90,9 +90,9 @@ def _open(openings: Iterator[Opening], clock: "Clock", wait_s: float | None = No
             results.append((opening, log))
         except (InTheWay, CorruptLog, OSError) as error:
             results.append((opening, error))
-        if wait_s is not None and clock.monotonic() - began > wait_s * WAITS_OVER:
+        if wait_s is not None and clock.monotonic() - began > wait_s * AVERAGED_LOGS:
             break
-        if len(results) % WAITS_OVER == 0:
+        if len(results) % AVERAGED_LOGS == 0:
             began = clock.monotonic()
     return results
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 from tidelog.log.recompression import Recompression, recompression
-from tidelog.log.validation import Examined, NotInline, examine, examine_inline
+from tidelog.log.validation import ExaminationResult, NotInline, examine, examine_inline
 from tidelog.replication.append_queue import AppendQueue, QueuedBytes
 from tidelog.replication.full_directories import FullDirectories
 from tidelog.runtime.turns import NoTurn, Turns
@@ -67,7 +67,9 @@ class SharedByPartitions:
         self.warned_too_large: dict[str, None] = {}
         """Topics for which an oversized batch was logged since their settings last changed."""
 
-    def examine_in_turn(self, batch: memoryview, header: "BatchHeader", config: "LogConfig", now_ms: int) -> Examined:
+    def examine_in_turn(
+        self, batch: memoryview, header: "BatchHeader", config: "LogConfig", now_ms: int
+    ) -> ExaminationResult:
         """Call `examine_inline`. Raises NotInline also when the time for such work in this turn of the loop is used
         up.
         """
@@ -161,7 +163,7 @@ class Partition:
 
     def update_appends_directly(self) -> None:
         """Recompute `appends_directly`: whether a client's batch can be appended immediately and unchanged."""
-        waits = self._queue is not None and not self._queue.idle
+        waits = self._queue is not None and not self._queue.is_empty
         self.appends_directly = not (self.internal or waits or self.recompression is not None)
 
     @property
@@ -220,11 +222,11 @@ class Partition:
                 self.fail()
             else:
                 self._appends_refused = True
-                self._shared.full.refused(self.log.directory.rpartition("/")[0], header.size, error)
+                self._shared.full.note_refusal(self.log.directory.rpartition("/")[0], header.size, error)
             raise
         if self._appends_refused:
             self._appends_refused = False
-            self._shared.full.appended(self.log.directory.rpartition("/")[0], header.size)
+            self._shared.full.note_append(self.log.directory.rpartition("/")[0], header.size)
         if appended.next_offset > self.high_watermark:
             if not self.in_dirty_set:
                 self.in_dirty_set = True
@@ -237,7 +239,7 @@ class Partition:
                     self._flush_early()
         return appended
 
-    def examine(self, batch: bytes | bytearray) -> "asyncio.Future[Examined]":
+    def examine(self, batch: bytes | bytearray) -> "asyncio.Future[ExaminationResult]":
         """Examine the records of a batch on a thread, one batch of the broker at a time.
 
         It may take a second and 100 MB. The future fails with the ApiError to respond with.
@@ -263,7 +265,7 @@ class Partition:
         """Return whether everything below `next_offset` may be acknowledged and read."""
         return self.high_watermark >= next_offset
 
-    async def committed(self, next_offset: int) -> None:
+    async def wait_until_committed(self, next_offset: int) -> None:
         """Wait until `is_committed`. Raises StorageError if the partition goes offline or is deleted first."""
         if self.high_watermark < next_offset:
             future: asyncio.Future[None] = self._tasks.future()
@@ -302,7 +304,7 @@ class Partition:
         self.frozen = self._durable = True
         self._thawing = self._tasks.future()
 
-    async def thawed(self) -> None:
+    async def wait_until_thawed(self) -> None:
         """Wait until the partition is not frozen."""
         while self._thawing is not None:
             await asyncio.wait([self._thawing])

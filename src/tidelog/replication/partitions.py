@@ -311,7 +311,7 @@ class Partitions:
                     partition.fail()
                     removed.append(partition)
         if removed:
-            await self.settled()  # otherwise a running flush would find the files missing
+            await self.wait_for_file_work()  # otherwise a running flush would find the files missing
         # Sort them by directory. Partitions in a failed directory stay there; they are put aside when a new topic
         # with that name is created there.
         logs: dict[str, dict[TopicPartition, tuple[bytes, PartitionLog | None]]] = {}
@@ -406,7 +406,7 @@ class Partitions:
 
     async def _retry_refused(self) -> None:
         full = self._shared.full
-        full.mark_usable(await self._runtime.tasks.run_blocking(full.recovered, self._runtime.disk))
+        full.mark_usable(await self._runtime.tasks.run_blocking(full.find_usable, self._runtime.disk))
         await self.open_again()
 
     def update_offsets(self, partition: Partition) -> None:
@@ -438,7 +438,9 @@ class Partitions:
         remaining = list(changed)
         while remaining:
             for partition in remaining:
-                await partition.thawed()  # during a move, the offset could be written into the wrong directory
+                await (
+                    partition.wait_until_thawed()
+                )  # during a move, the offset could be written into the wrong directory
                 await self.flusher.flush_to(partition, partition.log.log_start_offset)
             logs = [(partition, partition.log) for partition in remaining]
             undurable = {p for p in remaining if p.log.durable_offset < p.log.log_start_offset}
@@ -480,14 +482,14 @@ class Partitions:
             self.flusher.retry_checkpoint()
 
     async def run_file_work(self, function: Callable[..., T], *args: object, lane: str = "") -> T:
-        """Run file work of retention on a thread; `settled` waits for it."""
+        """Run file work of retention on a thread; `wait_for_file_work` waits for it."""
         self._retention_work = running = self._runtime.tasks.run_blocking(function, *args, lane=lane)
         await asyncio.wait([running])
         return running.result()
 
-    async def settled(self) -> None:
+    async def wait_for_file_work(self) -> None:
         """Wait until no thread uses files of partitions that were marked deleted before the call."""
-        await self.flusher.settled()
+        await self.flusher.wait_for_flushes()
         retention_work = self._retention_work
         if retention_work is not None:
             await asyncio.wait([retention_work])
@@ -509,7 +511,7 @@ class Partitions:
         await self.moves.close()
         self._retention.cancel_time_searches()
         self.flusher.stop()
-        await self.settled()
+        await self.wait_for_file_work()
         for partition in self._table.values():
             partition.close_queue()
             # the callback must run on the loop, but the logs are closed by threads; and a failed directory changes
@@ -536,7 +538,7 @@ class Partitions:
         await self.moves.close()
         self._retention.cancel_time_searches()
         self.flusher.stop()
-        await self.settled()
+        await self.wait_for_file_work()
         for partition in self._table.values():
             partition.log.close(clean=False)
 

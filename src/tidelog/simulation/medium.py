@@ -90,7 +90,7 @@ class NameChange:
     removed: tuple[Directory, str] | None
     added: tuple[Directory, str] | None
 
-    def concerns(self, directory: Directory) -> bool:
+    def affects(self, directory: Directory) -> bool:
         return any(place is not None and place[0] is directory for place in (self.removed, self.added))
 
     def make_durable(self) -> None:
@@ -111,7 +111,7 @@ class PowerCutOdds:
     wrong_size: float
 
     @staticmethod
-    def drawn(rng: random.Random) -> "PowerCutOdds":
+    def draw(rng: random.Random) -> "PowerCutOdds":
         """Draw the probabilities. The extremes (everything lost, everything kept) find most defects, so they are drawn
         often.
         """
@@ -189,7 +189,7 @@ class Medium:
         remaining: list[NameChange] = []
         due: list[NameChange] = []
         for change in reversed(self.unsynced_names):
-            if change.concerns(directory) or any(change.node is node for node in nodes):
+            if change.affects(directory) or any(change.node is node for node in nodes):
                 nodes.append(change.node)
                 due.append(change)
             else:
@@ -208,7 +208,7 @@ class Medium:
 
     def survivor(self, rng: random.Random) -> "Medium":
         """Return the medium that a power cut leaves. This medium is not changed."""
-        odds = PowerCutOdds.drawn(rng)
+        odds = PowerCutOdds.draw(rng)
         lost: list[Node] = []
         kept: list[NameChange] = []
         for change in self.unsynced_names:

@@ -45,7 +45,7 @@ class SharedStore:
         self._network.start_process(HOST)
         self.entries: dict[int, bytes] = {}
         self.next_position = 0
-        self.kept: Snapshot | None = None
+        self.stored_snapshot: Snapshot | None = None
         self._leases: dict[str, tuple[Lease, float | None]] = {}
         """Each lease with the virtual time at which it expires; None if it does not expire."""
         self._waiting: list[tuple[int, asyncio.Future[None]]] = []
@@ -106,7 +106,10 @@ class SharedStore:
         return [StoredEntry(at, self.entries[at]) for at in range(start, stop) if at in self.entries]
 
     def journal(self) -> StoredJournal:
-        return StoredJournal(self.kept, self.read(self.kept.position if self.kept else 0, self.next_position))
+        return StoredJournal(
+            self.stored_snapshot,
+            self.read(self.stored_snapshot.position if self.stored_snapshot else 0, self.next_position),
+        )
 
     def arrival(self, position: int) -> "asyncio.Future[None]":
         """Return a future that is done when the journal has an entry at `position`."""
@@ -118,14 +121,14 @@ class SharedStore:
         return future
 
     def save_snapshot(self, snapshot: Snapshot) -> None:
-        self.kept = snapshot
+        self.stored_snapshot = snapshot
         self.entries = {position: data for position, data in self.entries.items() if position >= snapshot.position}
 
     def acquire(self, name: str, holder: str, ttl_ms: int | None) -> Lease | None:
-        held, ends = self._leases.get(name, (None, None))
-        if held is not None and held.holder not in (holder, "") and (ends is None or ends > self._loop.time()):
+        current, ends = self._leases.get(name, (None, None))
+        if current is not None and current.holder not in (holder, "") and (ends is None or ends > self._loop.time()):
             return None
-        lease = Lease(name, holder, 1 if held is None else held.epoch + 1)
+        lease = Lease(name, holder, 1 if current is None else current.epoch + 1)
         self._hold(lease, ttl_ms)
         self._trace.note(HOST, "store.acquire", f"{name} by {holder} in epoch {lease.epoch}")
         return lease
@@ -135,8 +138,8 @@ class SharedStore:
         self._hold(lease, ttl_ms)
 
     def release(self, lease: Lease) -> None:
-        held, _ = self._leases.get(lease.name, (None, None))
-        if held == lease:
+        current, _ = self._leases.get(lease.name, (None, None))
+        if current == lease:
             # the epoch is kept, so that the epoch of the next holder is higher
             self._hold(lease._replace(holder=""), None)
 
@@ -144,8 +147,8 @@ class SharedStore:
         self._leases[lease.name] = lease, None if ttl_ms is None else self._loop.time() + ttl_ms / 1000
 
     def _check(self, lease: Lease) -> None:
-        held, ends = self._leases.get(lease.name, (None, None))
-        if held != lease or (ends is not None and ends <= self._loop.time()):
+        current, ends = self._leases.get(lease.name, (None, None))
+        if current != lease or (ends is not None and ends <= self._loop.time()):
             raise LeaseLost(f"lease {lease.name} is not {lease.holder}'s in epoch {lease.epoch}")
 
 
@@ -171,7 +174,7 @@ class StoreHandle:
         await self._runtime.tasks.sleep(self._store.latency_s())
 
     async def snapshot(self) -> Snapshot | None:
-        return await self._call(lambda: self._store.kept)
+        return await self._call(lambda: self._store.stored_snapshot)
 
     async def save_snapshot(self, snapshot: Snapshot) -> None:
         await self._call(self._store.save_snapshot, snapshot)

@@ -91,9 +91,9 @@ class SimStore:
     # The methods below run where a real store would use its thread
 
     async def _run(self, function: Callable[..., T], *args: object) -> T:
-        return await self._tasks.run_blocking(self._guarded, function, args, lane=LANE)
+        return await self._tasks.run_blocking(self._call, function, args, lane=LANE)
 
-    def _guarded(self, function: Callable[..., T], args: tuple[object, ...]) -> T:
+    def _call(self, function: Callable[..., T], args: tuple[object, ...]) -> T:
         if self._failure is not None:
             raise StoreFailed(self._failure)
         try:
@@ -110,7 +110,7 @@ class SimStore:
         if position < self._next_position:
             raise PositionTaken(f"position {position} is taken, the next is {self._next_position}")
         assert position == self._next_position, "an append leaves no gap"
-        self._write(_framed(_HEAD.pack(_ENTRY, position) + data))
+        self._write(_encode_frame(_HEAD.pack(_ENTRY, position) + data))
         self._entries[position] = data
         self._next_position = position + 1
 
@@ -120,9 +120,9 @@ class SimStore:
 
     def _save_snapshot(self, snapshot: Snapshot) -> None:
         later = {position: data for position, data in self._entries.items() if position >= snapshot.position}
-        frames = [_framed(_HEAD.pack(_SNAPSHOT, snapshot.position) + snapshot.data)]
-        frames += [_framed(_lease_payload(lease, expires_ms)) for lease, expires_ms in self._leases.values()]
-        frames += [_framed(_HEAD.pack(_ENTRY, position) + data) for position, data in later.items()]
+        frames = [_encode_frame(_HEAD.pack(_SNAPSHOT, snapshot.position) + snapshot.data)]
+        frames += [_encode_frame(_lease_payload(lease, expires_ms)) for lease, expires_ms in self._leases.values()]
+        frames += [_encode_frame(_HEAD.pack(_ENTRY, position) + data) for position, data in later.items()]
         content = b"".join(frames)
         try:
             self._disk.write_atomic(self.path, content)
@@ -158,7 +158,7 @@ class SimStore:
             self._write_lease(lease._replace(holder=""), None)
 
     def _write_lease(self, lease: Lease, expires_ms: int | None) -> None:
-        self._write(_framed(_lease_payload(lease, expires_ms)))
+        self._write(_encode_frame(_lease_payload(lease, expires_ms)))
         self._leases[lease.name] = (lease, expires_ms)
 
     def _check(self, lease: Lease) -> None:
@@ -215,7 +215,7 @@ def _lease_payload(lease: Lease, expires_ms: int | None) -> bytes:
     return _LEASE + json.dumps([*lease, expires_ms]).encode()
 
 
-def _framed(payload: bytes) -> bytes:
+def _encode_frame(payload: bytes) -> bytes:
     return _FRAME.pack(len(payload), crc32(payload)) + payload
 
 

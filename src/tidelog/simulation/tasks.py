@@ -98,9 +98,9 @@ class SimTasks:
 
         async def run_and_report() -> None:
             results: list[bytes] = []
-            apart = ChildResources(disk, lambda: 0.0, lambda _seconds: None)
+            resources = ChildResources(disk, lambda: 0.0, lambda _seconds: None)
             try:
-                await self.run_blocking(work, apart, request, results.append)
+                await self.run_blocking(work, resources, request, results.append)
             except Exception as error:
                 raise WorkEnded(repr(error)) from error
             finally:

@@ -24,7 +24,7 @@ from tidelog.log.cleaner.records import (
     delete_horizon,
     empty_batch,
     raw_records,
-    rebuilt_batch,
+    rebuild_batch,
 )
 from tidelog.wire.batches import CONTROL_BIT
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from tidelog.runtime.interfaces import Buffer
 
 
-class Filtered(NamedTuple):
+class FilterResult(NamedTuple):
     """The result for one batch: the batch to write (None if nothing is to be written), and its number of records
     before and after.
     """
@@ -68,7 +68,7 @@ class BatchFilter:
         self._now_ms = now_ms
         self._new_horizon_ms = now_ms + delete_retention_ms
 
-    def apply(self, batch: "Buffer", fields: Fields) -> Filtered:
+    def apply(self, batch: "Buffer", fields: Fields) -> FilterResult:
         """Filter one batch, which must be complete and have a valid checksum."""
         records_before = fields[COUNT]
         if fields[ATTRIBUTES] & CONTROL_BIT:
@@ -85,10 +85,10 @@ class BatchFilter:
         if gets_horizon:
             horizon_ms = self._new_horizon_ms
         elif len(kept) == records_before:
-            return Filtered(batch, records_before, records_before)
-        return Filtered(rebuilt_batch(fields, data, kept, horizon_ms), records_before, len(kept))
+            return FilterResult(batch, records_before, records_before)
+        return FilterResult(rebuild_batch(fields, data, kept, horizon_ms), records_before, len(kept))
 
-    def _apply_control(self, batch: "Buffer", fields: Fields) -> Filtered:
+    def _apply_control(self, batch: "Buffer", fields: Fields) -> FilterResult:
         count = fields[COUNT]
         is_removable = self._transactions.marker_is_removable(fields, batch)
         horizon_ms = delete_horizon(fields)
@@ -97,8 +97,8 @@ class BatchFilter:
         if is_removable and horizon_ms is None:
             data = decompressed_records(batch, fields)
             records = list(raw_records(data, count, fields[LAST_OFFSET_DELTA]))
-            return Filtered(rebuilt_batch(fields, data, records, self._new_horizon_ms), count, count)
-        return Filtered(batch, count, count)
+            return FilterResult(rebuild_batch(fields, data, records, self._new_horizon_ms), count, count)
+        return FilterResult(batch, count, count)
 
     def _records_to_keep(self, batch: "Buffer", fields: Fields) -> tuple[list[RawRecord], bool, bytes]:
         """Return the kept records, whether tombstones are among them, and the decompressed records of the batch."""
@@ -123,7 +123,7 @@ class BatchFilter:
             tombstones = tombstones or not record[5]
         return kept, tombstones, data
 
-    def _without_records(self, fields: Fields) -> Filtered:
+    def _without_records(self, fields: Fields) -> FilterResult:
         """Return an empty result, or the batch without its records if its header must be preserved."""
         producer = self._producers.get(fields[PRODUCER_ID]) if fields[PRODUCER_ID] >= 0 else None
         last_offset = fields[BASE_OFFSET] + fields[LAST_OFFSET_DELTA]
@@ -135,5 +135,5 @@ class BatchFilter:
             else:
                 last_of_producer = bool(fields[ATTRIBUTES] & CONTROL_BIT) and fields[PRODUCER_EPOCH] == epoch
         if last_of_producer or last_offset + 1 == self._end_offset:
-            return Filtered(empty_batch(fields), fields[COUNT], 0)
-        return Filtered(None, fields[COUNT], 0)
+            return FilterResult(empty_batch(fields), fields[COUNT], 0)
+        return FilterResult(None, fields[COUNT], 0)

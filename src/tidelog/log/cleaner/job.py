@@ -62,7 +62,7 @@ class CleanJob(NamedTuple):
         return cls(**fields)
 
 
-class GroupCleaned(NamedTuple):
+class GroupReport(NamedTuple):
     """Report: the segments with these base offsets were written as one segment. Its `.cleaned` files are durable."""
 
     base_offsets: list[int]
@@ -78,7 +78,7 @@ class GroupCleaned(NamedTuple):
         return json.dumps({"group": self._asdict()}).encode()
 
 
-class Cleaned(NamedTuple):
+class SuccessReport(NamedTuple):
     """Final report of a successful pass: everything below `end_offset` is clean."""
 
     end_offset: int
@@ -88,7 +88,7 @@ class Cleaned(NamedTuple):
         return json.dumps({"cleaned": self._asdict()}).encode()
 
 
-class Uncleanable(NamedTuple):
+class DamageReport(NamedTuple):
     """Final report: the log contains data that cannot be decoded, so a retry would fail too."""
 
     reason: str
@@ -97,7 +97,7 @@ class Uncleanable(NamedTuple):
         return json.dumps({"uncleanable": self._asdict()}).encode()
 
 
-class Interrupted(NamedTuple):
+class InterruptionReport(NamedTuple):
     """Final report: the pass failed because of a disk error, or because another pass runs in the data directory. A
     retry may succeed.
     """
@@ -108,13 +108,13 @@ class Interrupted(NamedTuple):
         return json.dumps({"interrupted": self._asdict()}).encode()
 
 
-Report = GroupCleaned | Cleaned | Uncleanable | Interrupted
+Report = GroupReport | SuccessReport | DamageReport | InterruptionReport
 
 _KINDS: dict[str, Any] = {
-    "group": GroupCleaned,
-    "cleaned": Cleaned,
-    "uncleanable": Uncleanable,
-    "interrupted": Interrupted,
+    "group": GroupReport,
+    "cleaned": SuccessReport,
+    "uncleanable": DamageReport,
+    "interrupted": InterruptionReport,
 }
 
 

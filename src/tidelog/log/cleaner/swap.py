@@ -13,7 +13,7 @@ from tidelog.log.leftovers import CLEANED_SUFFIX, SWAP_SUFFIX, put_in_place
 from tidelog.log.segment import SUFFIXES, Segment, file_name
 
 if TYPE_CHECKING:
-    from tidelog.log.cleaner.job import GroupCleaned
+    from tidelog.log.cleaner.job import GroupReport
     from tidelog.log.partition_log import PartitionLog
     from tidelog.runtime.interfaces import Disk
 
@@ -27,7 +27,7 @@ class Swap:
 
     __slots__ = ("_directory", "_disk", "_group", "_log", "_new", "_old", "_old_renamed")
 
-    def __init__(self, disk: "Disk", log: "PartitionLog", group: "GroupCleaned") -> None:
+    def __init__(self, disk: "Disk", log: "PartitionLog", group: "GroupReport") -> None:
         self._disk = disk
         self._log = log
         self._group = group
