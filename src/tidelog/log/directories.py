@@ -88,20 +88,20 @@ class DataDirectories:
         self._counts: dict[str, int] = {directory.path: 0 for directory in online}
         self._newly_failed: dict[str, str] = {}
         self._missing: list[str] = []
-        """Paths that do not exist; `take` creates the directories."""
+        """Paths that do not exist; `acquire` creates the directories."""
         self._unsettled_moves: list[_UnsettledMove] = []
-        self.is_taken = False
-        """Whether `take` has begun to change the content of the directories."""
+        self.is_acquired = False
+        """Whether `acquire` has begun to change the content of the directories."""
 
     @classmethod
     def open(cls, disk: "Disk", paths: Sequence[str]) -> "DataDirectories":
-        """Call `look`, then `take`."""
-        directories = cls.look(disk, paths)
-        directories.take()
+        """Call `inspect`, then `acquire`."""
+        directories = cls.inspect(disk, paths)
+        directories.acquire()
         return directories
 
     @classmethod
-    def look(cls, disk: "Disk", paths: Sequence[str]) -> "DataDirectories":
+    def inspect(cls, disk: "Disk", paths: Sequence[str]) -> "DataDirectories":
         """Read the existing directories without changing them. A directory that cannot be used is left out and
         logged.
 
@@ -112,7 +112,7 @@ class DataDirectories:
         try:
             for path in paths:
                 if disk.exists(path):
-                    directories._open_and_index(path, DataDirectory.look)
+                    directories._open_and_index(path, DataDirectory.inspect)
                 else:
                     directories._missing.append(path)
             directories._check()
@@ -123,11 +123,11 @@ class DataDirectories:
             raise
         return directories
 
-    def take(self) -> None:
+    def acquire(self) -> None:
         """Create the missing directories, lock all of them, and begin to use them. After a failure the caller must
         call `release`.
 
-        Raises the errors of `look`. If it fails before the first directory is in use, the directories that it
+        Raises the errors of `inspect`. If it fails before the first directory is in use, the directories that it
         created are removed.
         """
         made = missing_directories(self._disk, self._missing)
@@ -143,7 +143,7 @@ class DataDirectories:
         except BaseException:
             self._remove_empty(made)
             raise
-        self.is_taken = True
+        self.is_acquired = True
         for directory in list(self.online):
             self._run_step(directory, directory.begin)
         self._check()

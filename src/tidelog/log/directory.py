@@ -95,7 +95,7 @@ class DataDirectory:
     def open(cls, disk: "Disk", path: str) -> "DataDirectory":
         """Create the directory if it is missing, lock it, and begin to use it. Raises DirectoryInUse, OSError."""
         disk.make_dirs(path)
-        directory = cls.look(disk, path)
+        directory = cls.inspect(disk, path)
         try:
             directory.lock()
             directory.begin()
@@ -105,7 +105,7 @@ class DataDirectory:
         return directory
 
     @classmethod
-    def look(cls, disk: "Disk", path: str) -> "DataDirectory":
+    def inspect(cls, disk: "Disk", path: str) -> "DataDirectory":
         """Read the directory without changing it. It is locked if it has a lock file. Without a lock file, no broker
         uses it.
 
@@ -120,7 +120,7 @@ class DataDirectory:
             raise
 
     def lock(self) -> None:
-        """Lock the directory, unless `look` has locked it. Raises DirectoryInUse, OSError."""
+        """Lock the directory, unless `inspect` has locked it. Raises DirectoryInUse, OSError."""
         if self._lock is None:
             self._lock = _acquire_lock(self._disk, self.path)
 

@@ -59,9 +59,9 @@ class FileKind(NamedTuple):
     """The offset in the name; 0 if the name has none."""
 
 
-OF_SEGMENT = (Kind.SEGMENT, Kind.OFFSET_INDEX, Kind.TIME_INDEX, Kind.TRANSACTION_INDEX)
+SEGMENT_FILE_KINDS = (Kind.SEGMENT, Kind.OFFSET_INDEX, Kind.TIME_INDEX, Kind.TRANSACTION_INDEX)
 
-_BY_SUFFIX = {kind.value: kind for kind in (*OF_SEGMENT, Kind.PRODUCERS)}
+_BY_SUFFIX = {kind.value: kind for kind in (*SEGMENT_FILE_KINDS, Kind.PRODUCERS)}
 _BY_NAME = {
     "bootstrap.checkpoint": Kind.METADATA_SNAPSHOT,
     RECOVERY_POINTS: Kind.OFFSETS,

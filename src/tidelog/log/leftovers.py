@@ -8,7 +8,7 @@ import logging
 from typing import TYPE_CHECKING, NamedTuple
 
 from tidelog.log.batch_scan import BASE_OFFSET, LAST_OFFSET_DELTA, headers
-from tidelog.log.file_kinds import OF_SEGMENT, Kind, file_kind
+from tidelog.log.file_kinds import SEGMENT_FILE_KINDS, Kind, file_kind
 from tidelog.log.segment import DELETED_SUFFIX, LOG_SUFFIX, SUFFIXES, file_name
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def settle_files(disk: "Disk", directory: str) -> DirectoryFiles:
         kind, base_offset = file_kind(name)
         by_kind[kind].append(base_offset)
     segments = by_kind[Kind.SEGMENT]
-    for kind in OF_SEGMENT[1:]:
+    for kind in SEGMENT_FILE_KINDS[1:]:
         for base_offset in [offset for offset in by_kind[kind] if offset not in segments]:
             path = f"{directory}/{file_name(base_offset, '.' + kind.value)}"
             logger.warning("index without a segment removed path=%s", path)
@@ -82,7 +82,7 @@ def _finish_swaps(disk: "Disk", directory: str, names: list[str]) -> None:
             end_offset = max(_end_offset(disk, path + SWAP_SUFFIX, base_offset), base_offset + 1)
             for name in names:
                 kind, offset = file_kind(name)
-                if kind in OF_SEGMENT and base_offset <= offset < end_offset:
+                if kind in SEGMENT_FILE_KINDS and base_offset <= offset < end_offset:
                     disk.remove(f"{directory}/{name}")
             # a power cut may have lost the renames of the other files to `.swap`: repeat them
             for suffix in SUFFIXES[1:]:

@@ -121,9 +121,8 @@ class PartitionLog:
         cache: IndexCache | None = None,
     ) -> "PartitionLog":
         """Open the log in `directory` (TOPIC-PARTITION), which is created if it is missing. Blocks; thread-safe.
-
-        `clean`: the last process stopped in order. Otherwise everything after `recovery_point` (-1: unknown) is
-        scanned and made durable. All logs of a broker share one `cache`. Raises CorruptLog, OSError.
+        `clean`: the last process stopped in order. Otherwise everything after `recovery_point` (-1: unknown) is scanned
+        and made durable. All logs of a broker share one `cache`. Raises CorruptLog, OSError.
         """
         opener = LogOpener(disk, directory, config, now_ms)
         opened = opener.open(clean=clean, recovery_point=recovery_point, log_start_offset=log_start_offset)
@@ -198,12 +197,10 @@ class PartitionLog:
     def append(
         self, batch: memoryview, header: BatchHeader, *, leader_epoch: int, now_ms: int, limits: Limits = True
     ) -> Appended:
-        """Append one batch as the leader; base offset and leader epoch are written into `batch`. A repeat of one of
-        its producer's last five batches is not appended; the result is that of the first append. `limits`: how to
-        check the topic's limits on clients (see `validation.Limits`).
-
-        Raises the ApiError to respond with, StorageError when the log is or goes offline, and NotInline when the
-        records must be passed to `examine`. Nothing is appended after an error.
+        """Append one batch as the leader; base offset and leader epoch are written into `batch`. A repeat of one of its
+        producer's last five batches is not appended; the result is that of the first append. `limits`: how to check the
+        topic's limits on clients (see `validation.Limits`). Raises the ApiError to respond with, StorageError when the
+        log is or goes offline, and NotInline when the records must be passed to `examine`. Then nothing was appended.
         """
         segment = self._segments.active
         size, position = header.size, segment.size
@@ -267,10 +264,9 @@ class PartitionLog:
         return _new_tuple(Appended, (base_offset, next_offset, append_time_ms, self.log_start_offset))
 
     def append_as_follower(self, data: memoryview) -> int:
-        """Append batches unchanged, with the offsets and epochs of their leader. Returns the new end offset.
-
-        Raises CorruptMessage for the first batch that is damaged or begins before the log's end, and StorageError as
-        `append` does.
+        """Append batches unchanged, with the offsets and epochs of their leader. Returns the new end offset. Raises
+        CorruptMessage for the first batch that is damaged or begins before the log's end, and StorageError as `append`
+        does.
         """
         for batch, fields in checked_batches(data, self.log_end_offset):
             self._append_assigned(batch, fields)
@@ -348,9 +344,7 @@ class PartitionLog:
         return segment
 
     def _write_failed(self, segment: Segment, position: int, end_offset: int, error: OSError) -> StorageError:
-        """Undo a write that failed temporarily, such as for lack of space. After any other error the log goes
-        offline.
-        """
+        """Undo a write after a temporary error such as a full disk. After any other error the log goes offline."""
         if self.log_end_offset == end_offset and error.errno in TEMPORARY_ERRORS:
             try:
                 if error.errno not in NOT_OPENED:
@@ -372,9 +366,7 @@ class PartitionLog:
         return StorageError(f"{self.topic_partition} is offline: {error}")
 
     def fail(self, reason: str, error: Exception | None = None, *, say: bool = True) -> None:
-        """Take the log permanently offline, because of damage or a disk `error`. Later calls raise StorageError.
-        `say`: also log the reason.
-        """
+        """Take the log permanently offline, because of damage or a disk `error`. `say`: also log the reason."""
         if self.failure is None:
             self.failure = reason
             if say:
@@ -386,10 +378,9 @@ class PartitionLog:
     # Reading
 
     def read(self, start: int, bytes_max: int, end_offset: int) -> Slice:
-        """Return whole batches of one segment, beginning with the one that holds `start`, below `end_offset`. The
-        first batch may exceed `bytes_max` (KIP-74). Empty if there is nothing below `end_offset`. Raises
-        OffsetOutOfRange unless log start offset <= start <= log end offset, and StorageError when the log is offline
-        or damaged.
+        """Return whole batches of one segment, beginning with the one that holds `start`, below `end_offset`. The first
+        batch may exceed `bytes_max` (KIP-74). Empty if there is nothing below `end_offset`. Raises OffsetOutOfRange
+        unless log start offset <= start <= log end offset, and StorageError when the log is offline or damaged.
         """
         log_end_offset = self.log_end_offset
         if not self.log_start_offset <= start <= log_end_offset:
@@ -408,9 +399,7 @@ class PartitionLog:
             raise self._io_failed("read", error) from error
 
     def cold_read(self, start: int, bytes_max: int) -> ColdRead | None:
-        """Return a read to run on a thread before a `read` that would wait for the disk; None if `read` would not
-        wait.
-        """
+        """Return a read to run on a thread first if `read` would wait for the disk; None if it would not wait."""
         if self.failure is not None or not self.log_start_offset <= start < self.log_end_offset:
             return None
         return self.look_up(lambda: self.reader.cold_read(start, bytes_max))
@@ -437,10 +426,9 @@ class PartitionLog:
     # Truncation
 
     def truncate_to(self, offset: int) -> None:
-        """Remove every batch that contains `offset` or a later one. Blocks until the cut is durable.
-
-        Before the call, the caller must persist a recovery point that is not above the new end. During the call no
-        flush may run, and no reader that must not see the cut. Raises StorageError.
+        """Remove every batch that contains `offset` or a later one. Blocks until the cut is durable. Before the call,
+        the caller must persist a recovery point that is not above the new end. During the call no flush may run, and no
+        reader that must not see the cut. Raises StorageError.
         """
         if offset >= self.log_end_offset:
             return
@@ -481,9 +469,7 @@ class PartitionLog:
         self.producers = restore_producers(self._durability.snapshots, self._segments, self.log_start_offset, end)
 
     def restart_at(self, offset: int) -> None:
-        """Remove everything: the empty log starts at `offset`. The caller must have persisted this start offset.
-        Blocks. See `truncate_to`.
-        """
+        """Make the log empty. It starts at `offset`, which the caller has persisted. Blocks. See `truncate_to`."""
         try:
             self._durability.before_cut(-1)
             for segment in self._segments.take_from(0):
@@ -517,10 +503,8 @@ class PartitionLog:
 
     def apply_retention(self, now_ms: int, high_watermark: int | None = None) -> int:
         """Remove whole segments from the log that the settings no longer keep, and return their number. Also forget
-        producers that were silent for `producer.id.expiration.ms`.
-
-        Segments at or above the high watermark (None: the log's end) are kept. The files are removed later, by
-        `removal`. Raises StorageError.
+        producers that were silent for `producer.id.expiration.ms`. Segments at or above the high watermark (None: the
+        log's end) are kept. The files are removed later, by `removal`. Raises StorageError.
         """
         self.producers.expire(now_ms, self.config.producer_id_expiration_ms)
         limit = self.log_end_offset if high_watermark is None else high_watermark
@@ -562,15 +546,13 @@ class PartitionLog:
             segment.retire()
 
     def segments_replaced(self, old: list[Segment], new: Segment, now_ms: int) -> None:
-        """Finish a replacement: the files of `new` have their final names. The files of `old` stay readable until
-        `file.delete.delay.ms` is over, as after retention.
-        """
+        """Finish a replacement: the files of `new` have their final names, and those of `old` can be removed later."""
         new.use_cache(self._cache)
         self._retention.retire_replaced(old, now_ms + self.config.file_delete_delay_ms)
 
     def removal(self, now_ms: int) -> Removal | None:
-        """Return the renames and removals of removed segments' files that are due, or None. Run the result on a
-        thread, one at a time, after the log start offset is durable.
+        """Return the renames and removals of removed segments' files that are due, or None. Run the result on a thread,
+        one at a time, after the log start offset is durable.
         """
         return self._retention.removal(now_ms)
 

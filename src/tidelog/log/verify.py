@@ -33,7 +33,7 @@ from tidelog.log.checkpoints import (
 )
 from tidelog.log.damage import next_sound_batch
 from tidelog.log.errors import CorruptLog
-from tidelog.log.file_kinds import DELETE_SUFFIX, METADATA_STORE, OF_SEGMENT, Kind, file_kind, partition_of
+from tidelog.log.file_kinds import DELETE_SUFFIX, METADATA_STORE, SEGMENT_FILE_KINDS, Kind, file_kind, partition_of
 from tidelog.log.indexes import CorruptIndex, OffsetIndex, TimeIndex
 from tidelog.log.producer_snapshot import CorruptSnapshot, decode_snapshot
 from tidelog.log.transaction_index import TransactionIndex
@@ -186,7 +186,7 @@ class _Verifier:
             if kind is Kind.EPOCHS:
                 with self._recording_errors(f"{directory}/{name}"):
                     self._verify_epochs(f"{directory}/{name}", epochs)
-            elif kind not in OF_SEGMENT:
+            elif kind not in SEGMENT_FILE_KINDS:
                 self._verify_file(f"{directory}/{name}")
             elif f"{name.partition('.')[0]}.log" not in names:
                 self._result.add_finding(f"{directory}/{name}", 0, "an index without its segment", NOTE)
@@ -253,7 +253,7 @@ class _Verifier:
     def _verify_file(self, path: str) -> None:
         """Verify a single file according to its name. An index is verified together with the `.log` file beside it."""
         kind, base_offset = file_kind(path.rpartition("/")[2])
-        if kind in OF_SEGMENT:
+        if kind in SEGMENT_FILE_KINDS:
             self._verify_segment(f"{path.rpartition('.')[0]}.log", base_offset, [])
             return
         with self._recording_errors(path):

@@ -95,7 +95,7 @@ def create_topics(
     new_id: Callable[[], TopicId],
     *,
     validate_only: bool = False,
-    take: ReservePartitions = unlimited,
+    reserve: ReservePartitions = unlimited,
 ) -> Steps[JournalDecision[list[TopicResult]]]:
     """Create topics. Each topic succeeds or fails on its own.
 
@@ -123,7 +123,7 @@ def create_topics(
             continue
         try:
             created = _new_topic(image, topic, config, new_id, len(records), names_by_flat_name)
-            _reserve_partitions(take, len(created.partitions))
+            _reserve_partitions(reserve, len(created.partitions))
         except ApiError as error:
             results.append(TopicResult(topic.name, error=error.code, message=error.message or None))
             continue
@@ -142,8 +142,8 @@ def create_topics(
     return JournalDecision([] if validate_only else records, results)
 
 
-def _reserve_partitions(take: ReservePartitions, count: int) -> None:
-    if not take(count):
+def _reserve_partitions(reserve: ReservePartitions, count: int) -> None:
+    if not reserve(count):
         raise ApiError("", ErrorCode.THROTTLING_QUOTA_EXCEEDED)
 
 
@@ -274,7 +274,7 @@ def _check_replication_factor(image: MetadataImage, replication_factor: int) -> 
 
 
 def delete_topics(
-    image: MetadataImage, choices: Sequence[TopicChoice], *, take: ReservePartitions = unlimited
+    image: MetadataImage, choices: Sequence[TopicChoice], *, reserve: ReservePartitions = unlimited
 ) -> Steps[JournalDecision[list[TopicResult]]]:
     """Delete topics. Each choice succeeds or fails on its own; a topic that is chosen more than once fails, with one
     result.
@@ -302,7 +302,7 @@ def delete_topics(
         name = topic.name
         if count > 1:
             results.append(TopicResult(name, topic_id, ErrorCode.INVALID_REQUEST, REPEATED_TOPIC))
-        elif not take(len(topic.partitions)):
+        elif not reserve(len(topic.partitions)):
             results.append(TopicResult(name, topic_id, ErrorCode.THROTTLING_QUOTA_EXCEEDED))
         else:
             results.append(TopicResult(name, topic_id))
@@ -340,7 +340,7 @@ def create_partitions(
     *,
     validate_only: bool = False,
     cordoned: bool = False,
-    take: ReservePartitions = unlimited,
+    reserve: ReservePartitions = unlimited,
 ) -> Steps[JournalDecision[list[TopicResult]]]:
     """Add partitions to topics. Each topic succeeds or fails on its own; a topic that is repeated in the request
     fails.
@@ -366,7 +366,7 @@ def create_partitions(
         try:
             added = _add_partitions(image, topic, request, len(records))
             _check_not_cordoned(cordoned)
-            _reserve_partitions(take, len(added.replicas))
+            _reserve_partitions(reserve, len(added.replicas))
             records.append(added)
         except ApiError as error:
             results.append(TopicResult(topic.name, error=error.code, message=error.message or None))

@@ -100,13 +100,13 @@ class MetadataController:
 
     # Starting and stopping
 
-    async def look(self, cluster_id: str | None = None) -> None:
+    async def inspect(self, cluster_id: str | None = None) -> None:
         """Replay the part of the stored journal that the store can read without changing the disk. `start` replays
         the rest.
 
         Raises StoreFailed and JournalError.
         """
-        stored_journal = await self._store.look()
+        stored_journal = await self._store.inspect()
         if stored_journal is not None:
             self._replay_snapshot(stored_journal.snapshot)
             self._replay_entries(stored_journal.entries)
@@ -213,7 +213,7 @@ class MetadataController:
         *,
         validate_only: bool = False,
         timeout_ms: int | None = None,
-        take: ReservePartitions = unlimited,
+        reserve: ReservePartitions = unlimited,
     ) -> list[TopicResult]:
         """Create topics. Raises ApiError (REQUEST_TIMED_OUT) if their partitions are not all led within `timeout_ms`.
 
@@ -221,12 +221,12 @@ class MetadataController:
         """
         return await self._commit(
             lambda image: controller.create_topics(
-                image, topics, self._config, self._new_topic_id, validate_only=validate_only, take=take
+                image, topics, self._config, self._new_topic_id, validate_only=validate_only, reserve=reserve
             ),
             timeout_ms,
         )
 
-    async def ensure_topics(self, names: Sequence[str], *, take: ReservePartitions = unlimited) -> list[TopicResult]:
+    async def ensure_topics(self, names: Sequence[str], *, reserve: ReservePartitions = unlimited) -> list[TopicResult]:
         """Create the topics that do not exist, with the broker's defaults, or with the settings of an internal
         topic.
 
@@ -243,15 +243,17 @@ class MetadataController:
                 elif name not in missing:
                     missing[name] = internal_topic(name, self._config, len(image.brokers)) or NewTopic(name)
             topics = list(missing.values())
-            decision = yield from controller.create_topics(image, topics, self._config, self._new_topic_id, take=take)
+            decision = yield from controller.create_topics(
+                image, topics, self._config, self._new_topic_id, reserve=reserve
+            )
             return JournalDecision(decision.records, present + decision.reply)
 
         return await self._commit(decide)
 
     async def delete_topics(
-        self, choices: Sequence[TopicChoice], *, timeout_ms: int | None = None, take: ReservePartitions = unlimited
+        self, choices: Sequence[TopicChoice], *, timeout_ms: int | None = None, reserve: ReservePartitions = unlimited
     ) -> list[TopicResult]:
-        return await self._commit(lambda image: controller.delete_topics(image, choices, take=take), timeout_ms)
+        return await self._commit(lambda image: controller.delete_topics(image, choices, reserve=reserve), timeout_ms)
 
     async def create_partitions(
         self,
@@ -259,11 +261,11 @@ class MetadataController:
         *,
         validate_only: bool = False,
         timeout_ms: int | None = None,
-        take: ReservePartitions = unlimited,
+        reserve: ReservePartitions = unlimited,
     ) -> list[TopicResult]:
         return await self._commit(
             lambda image: controller.create_partitions(
-                image, requests, validate_only=validate_only, cordoned=self._config.takes_no_partitions, take=take
+                image, requests, validate_only=validate_only, cordoned=self._config.takes_no_partitions, reserve=reserve
             ),
             timeout_ms,
         )

@@ -54,8 +54,8 @@ class SqliteStore:
         self._disk = disk
         self._connection: sqlite3.Connection | None = None
 
-    async def look(self) -> StoredJournal | None:
-        return await self._tasks.run_blocking(self._look, lane=LANE)
+    async def inspect(self) -> StoredJournal | None:
+        return await self._tasks.run_blocking(self._inspect, lane=LANE)
 
     async def append(self, position: int, data: bytes, lease: Lease) -> None:
         await self._run(self._append, position, data, lease)
@@ -112,7 +112,7 @@ class SqliteStore:
                 remedy = ": put the file back from a copy, together with its -wal and -shm files"
             raise StoreFailed(f"{self.path}: {error}{remedy}") from error
 
-    def _look(self) -> StoredJournal | None:
+    def _inspect(self) -> StoredJournal | None:
         import sqlite3
 
         # After a crash the file is complete only together with its -wal file, and SQLite merges the two by writing.

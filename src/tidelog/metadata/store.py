@@ -54,7 +54,7 @@ class Store(Protocol):
     every broker.
     """
 
-    async def look(self) -> StoredJournal | None:
+    async def inspect(self) -> StoredJournal | None:
         """Read the journal without changing anything on the disk. Returns None if this is not possible, or if
         nothing is stored.
 

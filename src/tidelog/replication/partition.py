@@ -265,7 +265,7 @@ class Partition:
         """Return whether everything below `next_offset` may be acknowledged and read."""
         return self.high_watermark >= next_offset
 
-    async def wait_until_committed(self, next_offset: int) -> None:
+    async def committed(self, next_offset: int) -> None:
         """Wait until `is_committed`. Raises StorageError if the partition goes offline or is deleted first."""
         if self.high_watermark < next_offset:
             future: asyncio.Future[None] = self._tasks.future()

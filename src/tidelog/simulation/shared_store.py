@@ -160,7 +160,7 @@ class StoreHandle:
         self._host = host
         self._runtime = runtime
 
-    async def look(self) -> StoredJournal | None:
+    async def inspect(self) -> StoredJournal | None:
         return await self._call(self._store.journal)
 
     async def append(self, position: int, data: bytes, lease: Lease) -> None:

@@ -50,7 +50,7 @@ class SimStore:
         self._leases: dict[str, tuple[Lease, int | None]] = {}
         self._waiting: list[tuple[int, asyncio.Future[None]]] = []
 
-    async def look(self) -> None:
+    async def inspect(self) -> None:
         """Return None: reading could require cutting off a torn last frame, which changes the disk."""
 
     async def append(self, position: int, data: bytes, lease: Lease) -> None:

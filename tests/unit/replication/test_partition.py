@@ -221,13 +221,13 @@ def test_committed_can_be_awaited() -> None:
     async def scenario() -> None:
         bench = Bench(durability="fsync")
         bench.append(2)
-        waiting = asyncio.ensure_future(bench.partition.wait_until_committed(2))
+        waiting = asyncio.ensure_future(bench.partition.committed(2))
         await asyncio.sleep(0)
         assert not waiting.done()
         bench.synced(2)
         await waiting
         bench.append()
-        failing = asyncio.ensure_future(bench.partition.wait_until_committed(3))
+        failing = asyncio.ensure_future(bench.partition.committed(3))
         await asyncio.sleep(0)
         bench.partition.deleted = True
         bench.partition.fail()
