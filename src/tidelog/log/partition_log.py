@@ -34,7 +34,7 @@ from tidelog.log.retention import Removal, Retention, SegmentAgeSearch
 from tidelog.log.rolling import latest_for_roll
 from tidelog.log.segment import NOT_OPENED, TEMPORARY_ERRORS, Segment
 from tidelog.log.snapshots import restore_producers
-from tidelog.log.validation import Limits, check_client_batch, retention_time_ms
+from tidelog.log.validation import Limits, check_client_batch, may_hide_times, retention_time_ms
 from tidelog.model.ids import TopicPartition
 from tidelog.wire.batches import CONTROL_BIT, TIMESTAMP_TYPE_BIT, BatchHeader
 from tidelog.wire.errors import OffsetOutOfRange, StorageError
@@ -211,9 +211,9 @@ class PartitionLog:
         if limits and (
             size > self._size_max
             or max_timestamp - now_ms > self._ahead_max_ms
-            or now_ms - base_timestamp > self._age_max_ms
-            or base_timestamp <= 0  # this line and the next repeat `contradicts_itself`
+            or base_timestamp < 0  # this line and the next repeat `contradicts_itself`
             or (base_timestamp != max_timestamp and (base_timestamp > max_timestamp or header.count == 1))
+            or ((not base_timestamp or now_ms - base_timestamp > self._age_max_ms) and may_hide_times(batch, header))
             or header.attributes & TIMESTAMP_TYPE_BIT
         ):
             append_time_ms = check_client_batch(batch, header, self.config, now_ms, limits)

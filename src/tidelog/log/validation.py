@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from tidelog.log.config import INT64_MAX
 from tidelog.log.record_times import AHEAD_MS, contradicts_itself
-from tidelog.wire.batches import DECOMPRESSED_BYTES_MAX, TIMESTAMP_TYPE_BIT, Codec
+from tidelog.wire.batches import CODEC_MASK, DECOMPRESSED_BYTES_MAX, HEADER_BYTES, TIMESTAMP_TYPE_BIT, Codec
 from tidelog.wire.checksums import crc32c
 from tidelog.wire.errors import ApiError, ErrorCode, InvalidRecord, RecordListTooLarge, RecordTooLarge
 from tidelog.wire.primitives import BrokenStream, Buffer, MalformedMessage, TooLargeDecompressed
@@ -34,6 +34,10 @@ INLINE_BYTES_MAX = 1 << 20
 EXAMINED_RECORDS_MAX = 1_000_000
 """Maximum number of records of a batch that is examined. More records would occupy a thread, and half of the loop's
 time, for seconds."""
+VARINT_BYTES_MAX = 5
+TIMESTAMP_DELTA_AT = 2
+"""Position of a record's timestamp delta behind the last byte of its length: the attributes lie between them."""
+FIRST_RECORD_BYTES_MIN = VARINT_BYTES_MAX + TIMESTAMP_DELTA_AT
 _ATTRIBUTES = Struct(">h")
 _ATTRIBUTES_AT = 21
 _MAX_TIMESTAMP = Struct(">q")
@@ -95,7 +99,9 @@ def check_client_batch(
             "a batch must fit into one segment; raise segment.bytes, or send smaller batches (producer: batch.size)"
         )
     max_timestamp = header.max_timestamp
-    if _needs_examination(header, config, now_ms) or (would_roll and config.message_timestamp_type == "CreateTime"):
+    if _needs_examination(batch, header, config, now_ms) or (
+        would_roll and config.message_timestamp_type == "CreateTime"
+    ):
         if isinstance(limits, ExaminationResult):
             if limits.config is not config:
                 raise NotInline
@@ -113,7 +119,7 @@ def check_client_batch(
     return -1
 
 
-def _needs_examination(header: "BatchHeader", config: "LogConfig", now_ms: int) -> bool:
+def _needs_examination(batch: memoryview, header: "BatchHeader", config: "LogConfig", now_ms: int) -> bool:
     """Return whether the records must be examined, since the settings need more than the header states, or since the
     header cannot be right.
     """
@@ -127,11 +133,30 @@ def _needs_examination(header: "BatchHeader", config: "LogConfig", now_ms: int) 
     elif (
         contradicts_itself(header)
         or header.max_timestamp - now_ms > AHEAD_MS
-        or now_ms - header.base_timestamp > retention_time_ms(config)
+        or (
+            (not header.base_timestamp or now_ms - header.base_timestamp > retention_time_ms(config))
+            and may_hide_times(batch, header)
+        )
     ):
         return True
     earliest = now_ms - config.message_timestamp_before_max_ms
     return not _in_range(header, earliest, now_ms + config.message_timestamp_after_max_ms)
+
+
+def may_hide_times(batch: memoryview, header: "BatchHeader") -> bool:
+    """Return whether a header that states old times, or 0, may be wrong: the first record is not at hand, or it has
+    another time than the header's base timestamp.
+
+    A client that does not fill in the times of its headers states 0. But old records under a true header are as usual
+    as new ones: a bulk load must not cost a look at each of its records. Whatever such a header hides, retention reads
+    the records before it deletes them.
+    """
+    if header.attributes & CODEC_MASK or len(batch) < HEADER_BYTES + FIRST_RECORD_BYTES_MIN:
+        return True
+    position = HEADER_BYTES
+    while batch[position] & 0x80 and position < HEADER_BYTES + VARINT_BYTES_MAX:  # the length of the record
+        position += 1
+    return batch[position + TIMESTAMP_DELTA_AT] != 0
 
 
 def retention_time_ms(config: "LogConfig") -> int:

@@ -89,6 +89,17 @@ def test_the_usual_batch_costs_its_header(looks: list[BatchHeader]) -> None:
     assert looks == []
 
 
+@pytest.mark.parametrize("time_ms", [0, 5, NOW_MS - MONTH_MS])
+def test_old_records_under_a_true_header_cost_no_more_than_new_ones(time_ms: int, looks: list[BatchHeader]) -> None:
+    """A bulk load of old records, or of records without a time that say 1970."""
+    on = LogOnDisk(retention_ms=WEEK_MS)
+    on.append(*[b"v" * 100] * 1000, timestamps=[time_ms] * 1000)
+    on.append(b"v", timestamps=[time_ms])
+    assert looks == []
+    on.append(b"v", timestamps=[time_ms], codec=Codec.GZIP)  # its first record is not at hand
+    assert len(looks) == 1
+
+
 @pytest.mark.parametrize("header", IMPOSSIBLE)
 def test_a_header_that_cannot_be_taken_at_its_word_is_corrected(header: dict[str, Any]) -> None:
     on = LogOnDisk()
