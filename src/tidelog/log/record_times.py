@@ -36,10 +36,11 @@ INLINE_BYTES_MAX = 1 << 20
 
 
 def contradicts_itself(header: BatchHeader) -> bool:
-    """Return whether a client's header must be wrong: a timestamp is missing, or the largest is before the first.
+    """Return whether a client's header must be wrong: a timestamp is missing, or the largest one is before the base
+    timestamp.
 
-    librdkafka states -1 and 0 if no record has a timestamp. The base and the largest timestamp of a single record must
-    be equal.
+    If no record has a timestamp, librdkafka states -1 as the base and 0 as the largest timestamp. The base and the
+    largest timestamp of a single record must be equal.
     """
     first, largest = header.base_timestamp, header.max_timestamp
     return first < 0 or (first != largest and (first > largest or header.count == 1))

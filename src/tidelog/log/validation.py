@@ -36,7 +36,7 @@ EXAMINED_RECORDS_MAX = 1_000_000
 time, for seconds."""
 VARINT_BYTES_MAX = 5
 TIMESTAMP_DELTA_AT = 2
-"""Position of a record's timestamp delta behind the last byte of its length: the attributes lie between them."""
+"""Distance from the last byte of a record's length to its timestamp delta. The attributes are between them."""
 FIRST_RECORD_BYTES_MIN = VARINT_BYTES_MAX + TIMESTAMP_DELTA_AT
 _ATTRIBUTES = Struct(">h")
 _ATTRIBUTES_AT = 21
@@ -144,12 +144,12 @@ def _needs_examination(batch: memoryview, header: "BatchHeader", config: "LogCon
 
 
 def may_hide_times(batch: memoryview, header: "BatchHeader") -> bool:
-    """Return whether a header that states old times, or 0, may be wrong: the first record is not at hand, or it has
-    another time than the header's base timestamp.
+    """Return whether a header whose base timestamp is 0 or old may be wrong: the first record cannot be read without
+    decompression, or its timestamp differs from the base timestamp.
 
-    A client that does not fill in the times of its headers states 0. But old records under a true header are as usual
-    as new ones: a bulk load must not cost a look at each of its records. Whatever such a header hides, retention reads
-    the records before it deletes them.
+    A client that does not set the timestamps of its headers states 0. But records that are old under a correct
+    header are common, for example in a bulk load, and the check must not read each of them. If a wrong header passes
+    this check, no record is lost: retention reads the records before it deletes them.
     """
     if header.attributes & CODEC_MASK or len(batch) < HEADER_BYTES + FIRST_RECORD_BYTES_MIN:
         return True
