@@ -108,10 +108,10 @@ class LogOnDisk:
         look = self.log.segment_age_search(now_ms)
         if look is not None:
             look.run()
-            while look.wanted is not None:
-                look.found(find_times(self.disk.open(look.wanted.path), look.wanted))
+            while look.wanted_part is not None:
+                look.add_record_times(find_times(self.disk.open(look.wanted_part.path), look.wanted_part))
                 look.run()
-            look.take()
+            look.store_result()
         count = self.log.apply_retention(now_ms, high_watermark)
         self.persisted_log_start_offset = self.log.log_start_offset
         removal = self.log.removal(now_ms)

@@ -3,8 +3,16 @@
 from collections.abc import Iterator
 
 from log_harness import LogOnDisk
-from tidelog.log.cleaner.choice import cleanable
-from tidelog.log.cleaner.job import Cleaned, CleanerLimits, CleanJob, GroupCleaned, Report, SegmentFacts, decode_report
+from tidelog.log.cleaner.choice import cleanable_part
+from tidelog.log.cleaner.job import (
+    CleanerLimits,
+    CleanJob,
+    GroupReport,
+    Report,
+    SegmentFacts,
+    SuccessReport,
+    decode_report,
+)
 from tidelog.log.cleaner.swap import Swap
 from tidelog.log.cleaner.work import clean
 from tidelog.log.partition_log import PartitionLog
@@ -18,7 +26,7 @@ def job_of(
     log: PartitionLog, now_ms: int, *, clean_offset: int | None = None, limits: CleanerLimits = PLENTY
 ) -> CleanJob:
     """Return the job that a broker would start now."""
-    found = cleanable(log, clean_offset, log.log_end_offset, now_ms)
+    found = cleanable_part(log, clean_offset, log.log_end_offset, now_ms)
     items = log.segments.items
     return CleanJob(
         log.directory,
@@ -45,7 +53,7 @@ def reports_of(disk: Disk, job: CleanJob) -> list[Report]:
     return [decode_report(report) for report in reports]
 
 
-def swap_in(on: LogOnDisk, group: GroupCleaned) -> None:
+def swap_in(on: LogOnDisk, group: GroupReport) -> None:
     swap = Swap(on.disk, on.log, group)
     assert swap.begin()
     swap.announce()
@@ -56,11 +64,11 @@ def swap_in(on: LogOnDisk, group: GroupCleaned) -> None:
 
 def compact(
     on: LogOnDisk, *, clean_offset: int | None = None, limits: CleanerLimits = PLENTY
-) -> tuple[Cleaned, list[GroupCleaned]]:
+) -> tuple[SuccessReport, list[GroupReport]]:
     """Run one pass, and install its result."""
     *groups, end = reports_of(on.disk, job_of(on.log, on.now_ms, clean_offset=clean_offset, limits=limits))
-    assert isinstance(end, Cleaned), end
-    written = [group for group in groups if isinstance(group, GroupCleaned)]
+    assert isinstance(end, SuccessReport), end
+    written = [group for group in groups if isinstance(group, GroupReport)]
     for group in written:
         swap_in(on, group)
     return end, written

@@ -5,15 +5,15 @@ from collections.abc import Callable
 import pytest
 
 from simulation_harness.checkers import (
-    Acknowledged,
+    AcknowledgedRecord,
     Checker,
     CommitsNotAhead,
     CommitsStay,
-    Found,
     InOrderOnce,
     MonotonicHighWatermark,
     NoAckedLoss,
     Promises,
+    SurvivingData,
     TopicsStay,
     check_all,
 )
@@ -26,15 +26,15 @@ CUT_AT = 10.0
 def promises() -> Promises:
     promised = Promises()
     promised.topics = {"orders": 1}
-    promised.records = {KEY: [Acknowledged(1.0 + n, n, value) for n, value in enumerate(VALUES)]}
+    promised.records = {KEY: [AcknowledgedRecord(1.0 + n, n, value) for n, value in enumerate(VALUES)]}
     promised.watermarks = {KEY: [(1.5, 1), (3.5, 3)]}
     promised.commits = {KEY: (4.0, 2)}
     promised.tried = {KEY: 3}
     return promised
 
 
-def found() -> Found:
-    return Found({"orders": [0]}, {KEY: list(VALUES)}, {KEY: 3}, {KEY: 2})
+def found() -> SurvivingData:
+    return SurvivingData({"orders": [0]}, {KEY: list(VALUES)}, {KEY: 3}, {KEY: 2})
 
 
 def checkers() -> list[Checker]:
@@ -54,7 +54,7 @@ def test_what_is_as_promised_passes() -> None:
 
 def test_what_came_after_the_safe_moment_may_be_missing() -> None:
     late: list[Checker] = [NoAckedLoss(2.5), CommitsStay(4.0), MonotonicHighWatermark(3.5)]
-    check_all(late, promises(), Found({"orders": [0]}, {KEY: VALUES[:2]}, {KEY: 1}, {KEY: -1}))
+    check_all(late, promises(), SurvivingData({"orders": [0]}, {KEY: VALUES[:2]}, {KEY: 1}, {KEY: -1}))
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_what_came_after_the_safe_moment_may_be_missing() -> None:
         ("MonotonicHighWatermark", lambda f: f.high_watermarks.update({KEY: 2})),
     ],
 )
-def test_a_wrong_is_named(name: str, spoil: Callable[[Found], object]) -> None:
+def test_a_wrong_is_named(name: str, spoil: Callable[[SurvivingData], object]) -> None:
     wrong = found()
     spoil(wrong)
     with pytest.raises(AssertionError, match=name):

@@ -56,16 +56,16 @@ def test_what_was_made_is_gone_and_what_was_there_stays() -> None:
 @pytest.mark.parametrize("path", ["/above/a", "/b"])
 def test_what_came_before_the_lock_was_taken_stays(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As of a broker that was started a moment earlier, and has ended."""
-    take: Callable[[DataDirectories], None] = DataDirectories.take
+    acquire: Callable[[DataDirectories], None] = DataDirectories.acquire
 
-    def take_later(directories: DataDirectories) -> None:
+    def acquire_later(directories: DataDirectories) -> None:
         disk = world.host("broker").disk
         disk.make_dirs(path)
         disk.write_atomic(f"{path}/precious", b"records")
-        take(directories)
+        acquire(directories)
 
     async def scenario() -> None:
-        monkeypatch.setattr(DataDirectories, "take", take_later)
+        monkeypatch.setattr(DataDirectories, "acquire", acquire_later)
         disk = await fail_to_start(world)
         assert disk.read(f"{path}/precious") == b"records"
 

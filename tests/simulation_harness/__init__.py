@@ -1,4 +1,4 @@
-"""The real broker on simulated hosts, and a client's account of what it was promised."""
+"""Run the real broker on simulated hosts, and check that it keeps its promises to clients."""
 
 from tidelog.broker.broker import BrokerServer
 from tidelog.config.broker_config import BrokerConfig
@@ -16,7 +16,7 @@ def store(path: str, runtime: Runtime) -> Store:
 
 
 def config(host: SimHost, **settings: object) -> BrokerConfig:
-    """Settings by name, with `_` for `.`."""
+    """Return the configuration of a broker on this host. Settings are keyword arguments, with `_` in place of `.`."""
     flags = {
         "log.dirs": "/data",
         "listeners": f"PLAINTEXT://{host.address}:{PORT}",
@@ -28,7 +28,7 @@ def config(host: SimHost, **settings: object) -> BrokerConfig:
 
 
 async def boot(host: SimHost, **settings: object) -> BrokerServer:
-    """Start a broker in a new process of this host; returns when it serves."""
+    """Start a broker in a new process of this host. Returns when the broker accepts requests."""
     broker = BrokerServer(config(host, **settings), host.runtime, store_factory=store)
     await host.runtime.tasks.spawn(broker.start(), name="start")
     return broker

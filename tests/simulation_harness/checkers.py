@@ -1,5 +1,5 @@
-"""What must hold after a power cut, each invariant by its name. They stand outside the product: all that they know is
-what clients were told before the cut and what a client finds after it.
+"""Invariants that must hold after a power cut; each has a name. The checkers do not use the broker's state: they
+only compare the responses that clients received before the cut with the data that a client finds after it.
 """
 
 from collections.abc import Sequence
@@ -8,8 +8,8 @@ from typing import NamedTuple, Protocol
 TopicPartition = tuple[str, int]
 
 
-class Acknowledged(NamedTuple):
-    """A record that a producer was told is there."""
+class AcknowledgedRecord(NamedTuple):
+    """A record that was acknowledged to its producer, with the virtual time (s) of the acknowledgement."""
 
     at: float
     offset: int
@@ -17,18 +17,18 @@ class Acknowledged(NamedTuple):
 
 
 class Promises:
-    """What clients were told, in virtual time, as far as they know it at this moment."""
+    """The confirmations that clients have received until now, with their virtual times (s)."""
 
     def __init__(self) -> None:
         self.topics: dict[str, int] = {}
-        """Partitions by name of those whose creation was confirmed."""
-        self.records: dict[TopicPartition, list[Acknowledged]] = {}
+        """Number of partitions by name, for the topics whose creation was confirmed."""
+        self.records: dict[TopicPartition, list[AcknowledgedRecord]] = {}
         self.watermarks: dict[TopicPartition, list[tuple[float, int]]] = {}
-        """High watermarks that fetches answered, in their order."""
+        """High watermarks in the responses to fetches, in order, with their times."""
         self.commits: dict[TopicPartition, tuple[float, int]] = {}
-        """The last confirmed commit."""
+        """The last confirmed commit: its time and its offset."""
         self.tried: dict[TopicPartition, int] = {}
-        """The highest offset that a commit was asked for."""
+        """The highest offset that a client has tried to commit, confirmed or not."""
 
     def copy(self) -> "Promises":
         copied = Promises()
@@ -39,37 +39,41 @@ class Promises:
         return copied
 
 
-class Found(NamedTuple):
-    """What a client finds after the recovery. Offsets without a gap from 0 on were checked in reading."""
+class SurvivingData(NamedTuple):
+    """The data that a client finds after the recovery. The reader has checked that offsets begin at 0 and have no
+    gaps.
+    """
 
     topics: dict[str, list[int]]
-    """Error codes of the partitions."""
+    """Error codes of the partitions, by topic."""
     values: dict[TopicPartition, list[bytes]]
     high_watermarks: dict[TopicPartition, int]
     committed: dict[TopicPartition, int]
 
 
 class Checker(Protocol):
-    def check(self, promised: Promises, found: Found) -> None:
-        """Raises AssertionError."""
+    def check(self, promised: Promises, found: SurvivingData) -> None:
+        """Raise AssertionError if the invariant is violated."""
 
 
 class TopicsStay:
-    """A topic whose creation was confirmed is there, and every partition is online."""
+    """A topic whose creation was confirmed exists, and every partition is online."""
 
-    def check(self, promised: Promises, found: Found) -> None:
+    def check(self, promised: Promises, found: SurvivingData) -> None:
         for name, partitions in promised.topics.items():
             assert name in found.topics, f"TopicsStay: {name} is lost"
             assert found.topics[name] == [0] * partitions, f"TopicsStay: {name} has errors {found.topics[name]}"
 
 
 class NoAckedLoss:
-    """A record that was acknowledged before `safe_until` is there, at its offset; a later one or nothing is."""
+    """A record that was acknowledged before `safe_until` exists at its offset. A later record may be lost, but no
+    other record may have its offset.
+    """
 
     def __init__(self, safe_until: float) -> None:
         self._safe_until = safe_until
 
-    def check(self, promised: Promises, found: Found) -> None:
+    def check(self, promised: Promises, found: SurvivingData) -> None:
         for key, records in promised.records.items():
             values = found.values[key]
             for record in records:
@@ -81,12 +85,13 @@ class NoAckedLoss:
 
 
 class InOrderOnce:
-    """What each client wrote to a partition is there in its order, each once, none left out before the end.
+    """The records of each client in a partition are in the order in which they were written, each exists once, and
+    none is missing before the last one.
 
-    Values are `CLIENT:NUMBER:...`; numbers count from 0 by client and partition.
+    Values are `CLIENT:NUMBER:...`; numbers count from 0 for each client and partition.
     """
 
-    def check(self, promised: Promises, found: Found) -> None:
+    def check(self, promised: Promises, found: SurvivingData) -> None:
         for key, values in found.values.items():
             following: dict[bytes, int] = {}
             for value in values:
@@ -97,24 +102,24 @@ class InOrderOnce:
 
 
 class CommitsStay:
-    """A commit that was confirmed before `safe_until`, or a later one that was asked for, is there."""
+    """If a commit was confirmed before `safe_until`, the committed offset is at least its offset."""
 
     def __init__(self, safe_until: float) -> None:
         self._safe_until = safe_until
 
-    def check(self, promised: Promises, found: Found) -> None:
+    def check(self, promised: Promises, found: SurvivingData) -> None:
         for key, (at, offset) in promised.commits.items():
             committed = found.committed[key]
             assert committed >= offset or at >= self._safe_until, f"CommitsStay: {key} at {offset} became {committed}"
 
 
 class CommitsNotAhead:
-    """No committed offset lies past the end of its log, and none was never asked for."""
+    """No committed offset is above the end of its log, or above every offset that a client has tried to commit."""
 
     def __init__(self, tried: dict[TopicPartition, int]) -> None:
         self._tried = tried
 
-    def check(self, promised: Promises, found: Found) -> None:
+    def check(self, promised: Promises, found: SurvivingData) -> None:
         for key, committed in found.committed.items():
             asked = self._tried.get(key, -1)
             assert committed <= asked, f"CommitsNotAhead: {key} has {committed}, {asked} was the highest asked for"
@@ -123,12 +128,14 @@ class CommitsNotAhead:
 
 
 class MonotonicHighWatermark:
-    """The high watermark that clients saw never goes back, over a recovery neither if it is older than `safe_until`."""
+    """The high watermark that clients see never decreases. After a recovery it is not below a value that clients saw
+    before `safe_until`.
+    """
 
     def __init__(self, safe_until: float) -> None:
         self._safe_until = safe_until
 
-    def check(self, promised: Promises, found: Found) -> None:
+    def check(self, promised: Promises, found: SurvivingData) -> None:
         for key, seen in promised.watermarks.items():
             watermarks = [watermark for _, watermark in seen]
             assert watermarks == sorted(watermarks), f"MonotonicHighWatermark: {key} went {watermarks}"
@@ -137,6 +144,6 @@ class MonotonicHighWatermark:
             assert now >= safe, f"MonotonicHighWatermark: {key} was at {safe}, and is at {now} after the recovery"
 
 
-def check_all(checkers: Sequence[Checker], promised: Promises, found: Found) -> None:
+def check_all(checkers: Sequence[Checker], promised: Promises, found: SurvivingData) -> None:
     for checker in checkers:
         checker.check(promised, found)

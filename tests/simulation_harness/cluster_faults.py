@@ -1,4 +1,6 @@
-"""Faults of a simulated cluster: which ones happen when is drawn from the seed, and each ends by itself."""
+"""Faults of a simulated cluster. The seed determines which faults happen and when. Each fault ends after a limited
+time.
+"""
 
 import asyncio
 import random
@@ -10,25 +12,25 @@ from tidelog.simulation.cluster import SimCluster, SimNode
 from tidelog.simulation.network import Conditions
 
 ROOM_BYTES_MAX = 20_000
-"""Bytes that a disk which is about to be full still takes."""
+"""Maximum number of free bytes that a disk has when it is made full."""
 
 PROMISE_S = 4.0
-"""How long a fault waits for the promise that it follows."""
+"""Time, in seconds, that a fault waits for the confirmation after which it shall happen."""
 
 
 class Profile(NamedTuple):
-    """What a run is made of. Within it no acknowledged record may be lost: docs/durability.md says which faults cost
-    what.
+    """The settings and faults of a run. With them, no acknowledged record may be lost: docs/durability.md says which
+    faults may lose which data.
     """
 
     name: str
     settings: Mapping[str, str]
     faults: Mapping[str, float]
-    """How often each fault happens in a virtual minute, on average."""
+    """Average number of times that each fault happens in a virtual minute."""
 
 
 class Faults:
-    """Applies faults to a cluster until `until_s` of virtual time; when `run` returns, all of them have ended."""
+    """Applies faults to a cluster until `until_s` of virtual time. When `run` returns, all faults have ended."""
 
     def __init__(self, cluster: SimCluster, profile: Profile, ledger: Ledger, clients: list[str]) -> None:
         self._cluster = cluster
@@ -83,7 +85,9 @@ class Faults:
         await self._cut_power_behind("commit", sleep, rng)
 
     async def _cut_power_behind(self, what: str, sleep: "Sleep", rng: random.Random) -> None:
-        """Cut the power in the moment in which a client has been promised something, if that comes soon."""
+        """Cut the power at the moment at which a client receives a confirmation, if it receives one within
+        PROMISE_S.
+        """
         promised = self._world.loop.create_future()
         self._ledger.on_promise[what] = lambda: promised.set_result(None)
         done, _ = await asyncio.wait([promised], timeout=PROMISE_S)

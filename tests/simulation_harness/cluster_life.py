@@ -1,4 +1,6 @@
-"""The life of a simulated cluster: clients write, read and commit while faults happen, and everything is checked."""
+"""The life of a simulated cluster (one run): clients write, read and commit while faults happen, and all results are
+checked.
+"""
 
 import asyncio
 import random
@@ -29,33 +31,35 @@ GROUP = "billing"
 PRODUCERS, READERS, TOPICS_MAX = 3, 2, 4
 CALL_S = 30.0
 RECOVERY_S = 60.0
-"""Virtual time, after the last fault has ended, within which every partition must serve again."""
+"""Time, in virtual seconds after the end of the last fault, within which every partition must accept requests again."""
 TRACE_LINES = 40
 
 
 class Outcome(NamedTuple):
     seed: int
     failure: str | None
-    """The violation with the end of the trace; None when every promise was kept."""
+    """The violation with the end of the trace; None if no invariant was violated."""
     virtual_s: float
     coverage: dict[str, int]
     trace_crc: int
 
 
 def run_seed(seed: int, profile: Profile, *, brokers: int, minutes: float) -> Outcome:
-    """Live once. The same arguments give the same trace, byte for byte."""
+    """Simulate one life. The same arguments result in the same trace, byte for byte."""
     ledger = Ledger()
     with simulated(seed) as world:
         failure = None
         try:
             world.run(_live(world, profile, ledger, brokers, minutes * 60), virtual_s=minutes * 60 + 600)
         except Exception as error:
-            failure = _explained(world, error)
+            failure = _failure_text(world, error)
         return Outcome(seed, failure, world.loop.time(), dict(ledger.coverage), crc32(world.trace.text().encode()))
 
 
-def _explained(world: World, error: Exception) -> str:
-    """The error and the last events that concern its partition, or all of the last events."""
+def _failure_text(world: World, error: Exception) -> str:
+    """Return a text with the error and the last events that concern its partition; if it has no partition, the last
+    events of all kinds.
+    """
     lines = world.trace.lines
     partition = error.partition if isinstance(error, Violation) else None
     if partition is not None:
@@ -89,7 +93,7 @@ async def _live(world: World, profile: Profile, ledger: Ledger, brokers: int, se
 
 
 class _Life:
-    """The clients, and what they have done so far."""
+    """The clients, and the positions that they have reached."""
 
     def __init__(self, cluster: SimCluster, ledger: Ledger) -> None:
         self._cluster = cluster
@@ -98,10 +102,10 @@ class _Life:
         self.admin = cluster.client("admin")
         self.client_hosts = [f"producer-{n}" for n in range(PRODUCERS)] + [f"reader-{n}" for n in range(READERS)]
         self._positions: dict[TopicPartition, int] = {}
-        """Where the first reader is."""
+        """Next offset of the first reader in each partition."""
 
     async def _call(self, client: ClusterClient, operation: Callable[[], Operation[T]], until_s: float) -> T | None:
-        """Carry out an operation until it succeeds, or return None at the end of the life."""
+        """Run an operation until it succeeds, or return None at the end of the life."""
         while self._world.loop.time() < until_s:
             before = client.retries
             try:
@@ -128,14 +132,16 @@ class _Life:
             identity = await self._call(client, _new_producer, until_s)
             if identity is None:
                 return
-            # A batch whose fate is unknown may arrive late: this writer sends nothing behind it.
+            # A batch of unknown outcome may arrive late. So this writer sends nothing after it.
             while self._world.loop.time() < until_s and await writer.write(identity, self._clock_ms()):
                 if number == 0 and len(self._ledger.topics) < TOPICS_MAX and rng.random() < 0.02:
                     await self.add_topic(client)
                 await client.sleep(rng.choice((0.0, 0.01, 0.1, 0.5)))
 
     async def read(self, number: int, until_s: float) -> None:
-        """Read all partitions from their beginnings, over and over from the start for the readers behind the first."""
+        """Read all partitions from their beginnings. All readers except the first one sometimes start again from the
+        beginning.
+        """
         client = self._cluster.client(f"reader-{number}")
         rng = self._world.rng(f"reader {number}")
         positions: dict[TopicPartition, int] = self._positions if number == 0 else {}
@@ -169,7 +175,7 @@ class _Life:
         return records
 
     async def commit(self, until_s: float) -> None:
-        """Commit what the first reader has read, and read back what is committed."""
+        """Commit the positions of the first reader, and read the committed offsets."""
         client = self._cluster.client("committer")
         rng = self._world.rng("committer")
         while self._world.loop.time() < until_s:
@@ -178,7 +184,7 @@ class _Life:
                 continue
             partition = rng.choice(sorted(self._positions))
             offset = self._positions[partition]
-            self._ledger.commit_tried[partition] = max(offset, self._ledger.commit_tried.get(partition, -1))
+            self._ledger.commit_attempts[partition] = max(offset, self._ledger.commit_attempts.get(partition, -1))
             commit = partial(groups.commit, client.cluster, BACKOFF, GROUP, {partition: offset})
             done = await self._call(client, commit, until_s)
             if done is not None and done[partition] == offset:
@@ -195,7 +201,9 @@ class _Life:
             self._ledger.check_commits({p: offset for p, offset in offsets.items() if isinstance(offset, int)})
 
     async def check_everything(self) -> None:
-        """All faults have ended: every partition serves, and holds what was promised."""
+        """Check, after all faults have ended, that every partition accepts requests and has all acknowledged
+        records.
+        """
         client = self._cluster.client("checker")
         forever = float("inf")
         writer = _Writer("checker", client, self._ledger, self._world.rng("checker"))
@@ -219,7 +227,7 @@ class _Life:
 
 
 class _Writer:
-    """An idempotent producer with its own numbers in each partition."""
+    """An idempotent producer. It numbers its records from 0 in each partition."""
 
     def __init__(self, name: str, client: ClusterClient, ledger: Ledger, rng: random.Random) -> None:
         self._name = name
@@ -229,7 +237,7 @@ class _Writer:
         self._numbers: dict[TopicPartition, int] = {}
 
     async def write(self, identity: tuple[int, int], now_ms: int, partition: TopicPartition | None = None) -> bool:
-        """Write one batch to `partition`, or to any; whether it was acknowledged."""
+        """Write one batch to `partition`, or to a random partition. Returns whether the batch was acknowledged."""
         rng = self._rng
         partition = partition or rng.choice(self._ledger.partitions)
         first = self._numbers.get(partition, 0)
@@ -256,18 +264,18 @@ class _Writer:
 
 
 def _new_producer() -> Operation[tuple[int, int]]:
-    answer = yield from _asked(InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=60_000))
+    answer = yield from _ask_until_final(InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=60_000))
     assert isinstance(answer, InitProducerIdResponse)
     return answer.producer_id, answer.producer_epoch
 
 
 def _create_topic(name: str, partitions: int) -> Operation[None]:
     topic = CreatableTopic(name=name, num_partitions=partitions, replication_factor=-1)
-    yield from _asked(CreateTopicsRequest(topics=[topic], timeout_ms=10_000))
+    yield from _ask_until_final(CreateTopicsRequest(topics=[topic], timeout_ms=10_000))
 
 
-def _asked(request: Message) -> Operation[Message]:
-    """Ask any broker until the answer has no error that may pass."""
+def _ask_until_final(request: Message) -> Operation[Message]:
+    """Send the request to any broker until the response has no retriable error. Raises ApiError for a final error."""
     attempt = 0
     while True:
         try:

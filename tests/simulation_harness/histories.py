@@ -1,4 +1,6 @@
-"""Random histories of a broker, the power cut after steps of its disk, and what must have survived each cut."""
+"""Random histories of a broker, power cuts after operations of its disk, and checks of the data that survived each
+cut.
+"""
 
 import asyncio
 import random
@@ -7,15 +9,15 @@ from typing import NamedTuple
 
 from simulation_harness import boot, connect
 from simulation_harness.checkers import (
-    Acknowledged,
+    AcknowledgedRecord,
     Checker,
     CommitsNotAhead,
     CommitsStay,
-    Found,
     InOrderOnce,
     MonotonicHighWatermark,
     NoAckedLoss,
     Promises,
+    SurvivingData,
     TopicPartition,
     TopicsStay,
     check_all,
@@ -41,7 +43,9 @@ class Cut(NamedTuple):
 async def record_history(
     world: World, steps: int, wants_cut: Callable[[int], bool], promises: Promises, cuts: list[Cut], **settings: object
 ) -> None:
-    """Clients do random things for `steps` steps; `cuts` gets the survivors of the disk operations that are wanted."""
+    """Let clients do random operations for `steps` steps. For each disk operation for which `wants_cut` returns
+    True, the disk as it would be after a power cut is added to `cuts`.
+    """
     broker = world.host("broker")
 
     def cut(operation: str, path: str) -> None:
@@ -61,7 +65,7 @@ async def record_history(
 
 
 class Life:
-    """What one client does. The first one alone commits."""
+    """The operations of one client. Only the first client commits."""
 
     def __init__(self, world: World, promises: Promises, number: int) -> None:
         self._world = world
@@ -94,7 +98,7 @@ class Life:
             self._promises.topics[name] = partitions
 
     async def _produce(self, client: SimClient, topic: str, partition: int, producer_id: int, epoch: int) -> None:
-        """An idempotent batch, or one with acks=1 that is not."""
+        """Produce an idempotent batch, or a batch with acks=1 that is not idempotent."""
         rng, key = self._rng, (topic, partition)
         count = rng.choice((1, 1, 2, 40))
         first = self._written.get(key, 0)
@@ -110,10 +114,10 @@ class Life:
         assert answer.error_code == ErrorCode.NONE, answer
         acknowledged = self._promises.records.setdefault(key, [])
         now = self._world.loop.time()
-        acknowledged += [Acknowledged(now, answer.base_offset + n, value) for n, value in enumerate(values)]
+        acknowledged += [AcknowledgedRecord(now, answer.base_offset + n, value) for n, value in enumerate(values)]
 
     async def _consume(self, client: SimClient, topic: str, partition: int) -> None:
-        """Look at the end; the first client commits it as read."""
+        """Fetch the end of the log. The first client commits the offset that it has read."""
         promises, key = self._promises, (topic, partition)
         last = promises.watermarks.get(key, [(0.0, 0)])[-1][1]
         data, records = await client.fetch(topic, partition, last)
@@ -121,7 +125,8 @@ class Life:
         assert all(record.offset < data.high_watermark for record in records), "records past the high watermark"
         if not records:
             return
-        # Two clients may look at once; answers come in the order of their connections, not of their making.
+        # Two clients may fetch at the same time. Responses may be processed in another order than the broker made
+        # them.
         seen = promises.watermarks.setdefault(key, [])
         if not seen or data.high_watermark > seen[-1][1]:
             seen.append((self._world.loop.time(), data.high_watermark))
@@ -139,8 +144,8 @@ async def coordinator_ready(client: SimClient) -> None:
         await asyncio.sleep(0.1)
 
 
-async def find(world: World, cut: Cut, **settings: object) -> Found:
-    """Start a broker on what survived and look at everything."""
+async def find(world: World, cut: Cut, **settings: object) -> SurvivingData:
+    """Start a broker with the disk that survived, and read all its data."""
     broker = world.host("broker")
     broker.insert(cut.disk)
     broker.disk.cold = 0.2
@@ -148,7 +153,7 @@ async def find(world: World, cut: Cut, **settings: object) -> Found:
     client = await connect(world.host("checker"), broker)
     answered = {topic.name or "": topic for topic in (await client.metadata()).topics}
     topics = {name: [part.error_code for part in topic.partitions] for name, topic in answered.items()}
-    found = Found(topics, {}, {}, {})
+    found = SurvivingData(topics, {}, {}, {})
     for name, partitions in cut.promised.topics.items():
         for index in range(partitions if name in topics else 0):
             found.values[name, index] = await read_all(client, name, index)
@@ -164,7 +169,7 @@ async def find(world: World, cut: Cut, **settings: object) -> Found:
 
 
 async def read_all(client: SimClient, topic: str, partition: int) -> list[bytes]:
-    """The values from offset 0 on, which must follow each other without a gap."""
+    """Return the values from offset 0 on. Offsets must have no gaps."""
     values: list[bytes] = []
     while True:
         data, records = await client.fetch(topic, partition, len(values))
@@ -177,9 +182,11 @@ async def read_all(client: SimClient, topic: str, partition: int) -> list[bytes]
 
 
 def run_history(seed: int, steps: int, wants_cut: Callable[[int], bool], window_s: float, **settings: object) -> int:
-    """Cut, restart and check as often as wanted; returns how often. A failure names the seed and the cut.
+    """Run a history, then restart and check after each power cut. Returns the number of cuts. A failure gets a note
+    with the seed and the cut.
 
-    `window_s` is how long a promise may take to be safe from a power cut; with 0 it is safe when it is made.
+    `window_s` is the time, in seconds, until a confirmed change is safe from a power cut. With 0 it is safe when it
+    is confirmed.
     """
     promises = Promises()
     cuts: list[Cut] = []
@@ -195,7 +202,7 @@ def run_history(seed: int, steps: int, wants_cut: Callable[[int], bool], window_
             MonotonicHighWatermark(safe_until),
         ]
         if not window_s:
-            # Within the window a commit may reach the disk before the records that it follows.
+            # Within the window, a commit may become durable before the records up to its offset.
             checkers.append(CommitsNotAhead(promises.tried))
         with simulated(seed) as world:
             try:

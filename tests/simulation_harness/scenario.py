@@ -1,4 +1,4 @@
-"""One life of a broker: produce, fetch, a rebalance, a power cut, recovery."""
+"""One life of a broker: produce, fetch, a rebalance, a power cut, a recovery."""
 
 import asyncio
 
@@ -15,7 +15,7 @@ PARTITIONS = 2
 
 
 class Account:
-    """What was acknowledged, and what was seen."""
+    """The acknowledged records, the committed offsets and the assignments that the clients received."""
 
     def __init__(self) -> None:
         self.produced: dict[tuple[int, int], bytes] = {}
@@ -41,7 +41,9 @@ async def produce(world: World, account: Account, count: int) -> None:
 
 
 async def coordinator_ready(client: SimClient) -> None:
-    """Its internal topic is made at the first question, and replayed after a start."""
+    """Wait until the coordinator is ready: its internal topic is created at the first request, and replayed after a
+    start.
+    """
     while (await client.find_coordinator(GROUP)).error_code != ErrorCode.NONE:
         await asyncio.sleep(0.1)
     reader = SimMember(client, GROUP, [TOPIC])
@@ -50,7 +52,7 @@ async def coordinator_ready(client: SimClient) -> None:
 
 
 async def consume_in_turns(world: World, account: Account) -> None:
-    """Two members share the partitions; one leaves; the other takes over all of them."""
+    """Let two members share the partitions. Then one leaves, and the other one gets all partitions."""
     consumers = [await connect(world.host(name), world.host("broker")) for name in ("consumer-1", "consumer-2")]
     await coordinator_ready(consumers[0])
     members = [SimMember(client, GROUP, [TOPIC]) for client in consumers]
@@ -73,7 +75,7 @@ async def consume_in_turns(world: World, account: Account) -> None:
 
 
 async def check(world: World, account: Account) -> None:
-    """Every promise is kept."""
+    """Check that all acknowledged records and committed offsets exist."""
     client = await connect(world.host("checker"), world.host("broker"))
     for (partition, offset), value in account.produced.items():
         _, records = await client.fetch(TOPIC, partition, offset)
@@ -116,7 +118,7 @@ def _end(account: Account, partition: int) -> int:
 
 
 def run(seed: int) -> tuple[str, Account]:
-    """The trace and the account of a whole life."""
+    """Run a whole life. Returns the trace and the account."""
     account = Account()
     with simulated(seed) as world:
         world.run(live(world, account))

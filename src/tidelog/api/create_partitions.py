@@ -39,7 +39,7 @@ async def _create(
             new_partitions,
             validate_only=request.validate_only,
             timeout_ms=request.timeout_ms,
-            take=context.take_partitions,
+            reserve=context.take_partitions,
         )
     except ApiError as error:
         message = error.message or None

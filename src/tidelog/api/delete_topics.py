@@ -39,7 +39,7 @@ async def _delete(
             older = context.api_version < DELETION_DISABLED_VERSION
             raise ApiError("", ErrorCode.INVALID_REQUEST if older else ErrorCode.TOPIC_DELETION_DISABLED)
         results = await services.controller.delete_topics(
-            choices, timeout_ms=request.timeout_ms, take=context.take_partitions
+            choices, timeout_ms=request.timeout_ms, reserve=context.take_partitions
         )
     except ApiError as error:
         message = error.message or None

@@ -155,7 +155,7 @@ async def _create(services: Services, context: RequestContext, names: Sequence[s
     A client that may not create more now gets the error for a missing topic.
     """
     try:
-        results = await services.controller.ensure_topics(names, take=context.take_partitions)
+        results = await services.controller.ensure_topics(names, reserve=context.take_partitions)
     except ApiError as error:
         return dict.fromkeys(names, error.code)
     return {

@@ -23,7 +23,7 @@ from tidelog.log.checkpoints import (
     read_partition_metadata,
 )
 from tidelog.log.errors import CorruptLog
-from tidelog.log.file_kinds import METADATA_STORE, OF_SEGMENT, Kind, file_kind
+from tidelog.log.file_kinds import METADATA_STORE, SEGMENT_FILE_KINDS, Kind, file_kind
 from tidelog.metadata.image import CLUSTER_METADATA
 from tidelog.metadata.internal_topics import internal_settings
 from tidelog.metadata.records import JournalRecord, PartitionState, ProducerIdsAllocated, TopicCreated, new_partition
@@ -35,7 +35,7 @@ CHECKPOINTS = (RECOVERY_POINTS, HIGH_WATERMARKS, LOG_START_OFFSETS, CLEANER_OFFS
 PARTITIONS_PER_TOPIC_MAX = 100_000
 """Upper bound on the partitions of one topic. A higher number in a directory's name is a mistake: it would make the
 broker create as many directories."""
-LOG_FILE_KINDS = (*OF_SEGMENT, Kind.PRODUCERS, Kind.EPOCHS, Kind.PARTITION, Kind.METADATA_SNAPSHOT)
+LOG_FILE_KINDS = (*SEGMENT_FILE_KINDS, Kind.PRODUCERS, Kind.EPOCHS, Kind.PARTITION, Kind.METADATA_SNAPSHOT)
 NAMES_SHOWN_MAX = 3
 """Names that the error about a foreign directory lists."""
 OTHER_SUFFIXES = ("-delete", "-stray", "-future")

@@ -154,7 +154,7 @@ class BrokerServer:
         run_blocking, disk, paths = self.runtime.tasks.run_blocking, self.runtime.disk, self.config.data_directories
         await run_blocking(refuse_foreign, disk, paths)
         self._fresh_before_lock = await run_blocking(find_fresh_directories, disk, paths)
-        directories = self._directories = await run_blocking(DataDirectories.look, disk, paths)
+        directories = self._directories = await run_blocking(DataDirectories.inspect, disk, paths)
         online = [directory.path for directory in directories.online]
         identity = await run_blocking(read_identities, disk, online)
         take_node_id(identity, self.config, directories.metadata_path if online else self.config.data_directory)
@@ -162,7 +162,7 @@ class BrokerServer:
         if store_path and disk.exists(store_path):
             store = self._store_factory(store_path, self.runtime)
             self._controller = MetadataController(store, self.config, self.runtime, self._cache)
-            await self._controller.look(identity.cluster_id)
+            await self._controller.inspect(identity.cluster_id)
         elif online:
             self._adoption = await self._adopt(online)
         return identity
@@ -182,7 +182,7 @@ class BrokerServer:
         run_blocking, disk, paths = self.runtime.tasks.run_blocking, self.runtime.disk, self.config.data_directories
         directories = self._directories
         assert directories is not None
-        await run_blocking(directories.take)
+        await run_blocking(directories.acquire)
         if self._fresh_before_lock is not None and await run_blocking(are_still_fresh, disk, paths):
             self._fresh = self._fresh_before_lock
         controller = self._controller
@@ -359,7 +359,7 @@ class BrokerServer:
         if self._controller is not None:
             await self._controller.stop()
         if directories is not None:
-            if not directories.is_taken:
+            if not directories.is_acquired:
                 pass  # nothing was changed
             elif self._fresh is not None and not self._listeners:
                 await self._remove_created_files(self._fresh)

@@ -1,4 +1,4 @@
-"""Read the batches or batch headers of a segment file in sequence, a few KB at a time.
+"""Read the batches of a segment file, or only their headers, in sequence.
 
 A batch is sound if its header is complete, states magic 2 and a length that fits into the file, and its offsets are
 above those of the batch before it. Anything else raises CorruptLog with the position of the batch.
@@ -34,10 +34,11 @@ COUNT = 12
 OFFSETS_MAX = 1 << 31
 """Limit on a segment's offsets relative to its base offset, which are stored in 31 bits."""
 WINDOW_BYTES = 16 * 1024
-"""Bytes that one read returns while batches are small. After a larger batch, a read of LARGE_STEP_BYTES returns the
-next header."""
+"""Bytes that one read of headers returns while batches are small. After a larger batch, a read of LARGE_STEP_BYTES
+returns the next header."""
 LARGE_STEP_BYTES = 256
 WHOLE_WINDOW_BYTES = 1 << 20
+"""Bytes that one read of whole batches returns; more if a batch is larger."""
 BATCH_BYTES_MAX = 256 << 20
 """Upper bound on the size of a batch, in bytes. No request is larger. A larger stated length is damage, and no
 memory is allocated for it."""
@@ -69,8 +70,9 @@ def defect(fields: Fields, room: int, next_offset: int, offset_end: int) -> str 
 def is_unwritten(file: File, position: int, end: int) -> bool:
     """Return whether the bytes from `position` to `end`, the file's end, were never written: they are all zero.
 
-    Kafka gives a new segment its full size (`log.preallocate`). After a crash zeros remain after its last batch.
-    Fewer zeros than the offset and length fields have may be the beginning of a batch.
+    Kafka gives a new segment its full size (`log.preallocate`). After a crash zeros remain after its last batch. The
+    result is False for fewer bytes than the offset and length fields of a batch have, since these may be the
+    beginning of a batch.
     """
     if end - position < LENGTH_END:
         return False
@@ -131,8 +133,8 @@ def headers(
 def batches(
     file: File, position: int, end: int, base_offset: int, next_offset: int = 0
 ) -> Iterator[tuple[int, memoryview, Fields]]:
-    """Yield (position, bytes, header) of every batch: like `headers`, with the whole batch in memory. The CRC is not
-    checked.
+    """Yield (position, bytes, header) of every batch. Parameters, checks and errors are those of `headers`, but the
+    whole batch is read. The CRC is not checked.
     """
     next_offset = max(base_offset, next_offset)
     offset_end = base_offset + OFFSETS_MAX

@@ -8,7 +8,8 @@ DAY_MS = 86_400_000
 
 
 class LogConfig:
-    """Settings of one topic. A field's name is the setting's with `_` for `.`; defaults are Kafka 4.3's.
+    """Settings of one topic. A field's name is the name of the setting with `_` instead of `.`; defaults are Kafka
+    4.3's.
 
     -1 in `retention_ms` and `retention_bytes` means no limit. `durability` and `record_validation` exist only in
     Tidelog: with `fsync` acknowledgements wait for the disk, with `full` every record is decoded before its batch is
@@ -118,7 +119,9 @@ class LogConfig:
 
     @property
     def roll_after_ms(self) -> int:
-        """Longest time that a segment is appended to. It is at most the time that a record may stay uncompacted."""
+        """The longest time for which records are appended to a segment. In a compacted topic it is at most
+        `max.compaction.lag.ms`, since the active segment is never compacted.
+        """
         return min(self.segment_ms, self.max_compaction_lag_ms) if self.compacts else self.segment_ms
 
     @property

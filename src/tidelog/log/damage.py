@@ -1,9 +1,11 @@
 """Distinguish a torn tail from damage at the first bad batch of a recovery scan.
 
 After a crash, bytes that were appended since the last sync may be missing, in whole or in part: the file is short,
-or sectors that never reached the disk read as zeros. Such a tail is cut off and logged. A bad batch is damage, and
-nothing is cut, in three cases: it was synced before; it is complete but out of place; or sound batches follow it
-although none of its sectors reads as zeros.
+or sectors that never reached the disk read as zeros. Such a tail is cut off and logged.
+
+A bad batch is damage, and nothing is cut off, in four cases: it was synced before; it is complete but out of place;
+it has a message format from before Kafka 4.0; or sound batches follow it although none of its sectors reads as
+zeros.
 """
 
 from typing import TYPE_CHECKING
@@ -44,7 +46,7 @@ def check_torn_tail(
     fields = _header_at(file, position, end)
     if fields is not None and _is_sound(file, position, end, fields, 0, 1 << 63):
         if _has_lost_sector(file, position, position + min(SECTOR_BYTES - position % SECTOR_BYTES, HEADER_BYTES)):
-            return  # its base offset was in an earlier sector than everything that the checksum covers
+            return  # the sector with its base offset was lost; the checksum covers only later sectors
         raise CorruptLog(problem.path, position, f"{problem.reason}; its checksum holds") from problem
     if fields is not None and fields[MAGIC_AT] < MAGIC and _is_old_message(file, position, end):
         raise CorruptLog(problem.path, position, f"message format {fields[MAGIC_AT]} is not read since Kafka 4.0")
@@ -96,8 +98,8 @@ def _is_sound(file: "File", position: int, end: int, fields: Fields, offset_min:
 
 
 def _is_old_message(file: "File", position: int, end: int) -> bool:
-    """Return whether a complete message of format 0 or 1 is at `position`: offset, size, CRC-32 of the rest from its
-    magic on.
+    """Return whether a complete message of format 0 or 1 is at `position`: offset, size, CRC-32, and the bytes that
+    the CRC covers (from the magic on).
     """
     size = int.from_bytes(file.pread(4, position + 8), signed=True)
     if not 14 <= size <= end - position - LENGTH_END:
@@ -107,7 +109,9 @@ def _is_old_message(file: "File", position: int, end: int) -> bool:
 
 
 def _has_lost_sector(file: "File", position: int, end: int) -> bool:
-    """Return whether one sector's part of the bytes from `position` to `end` consists of zeros."""
+    """Return whether a sector between `position` and `end` consists of zeros. Of the first and last sector, only the
+    bytes in this range count.
+    """
     at = position
     while at < end:
         window = file.pread(min(_WINDOW_BYTES - at % SECTOR_BYTES, end - at), at)

@@ -12,7 +12,15 @@ from tidelog.log.checkpoints import META_PROPERTIES, PARTITION_METADATA, read_pa
 from tidelog.log.directory import LOCK, DataDirectory
 from tidelog.log.errors import CorruptLog
 from tidelog.log.file_kinds import METADATA_STORE, partition_of
-from tidelog.log.future_logs import FoundFuture, found_future, has_mark, is_final, put_aside, rename_back, settled
+from tidelog.log.future_logs import (
+    UnfinishedCopy,
+    has_mark,
+    is_final,
+    remove_mark,
+    rename_back,
+    retire_log,
+    unfinished_copy,
+)
 from tidelog.log.segment import TEMPORARY_ERRORS
 from tidelog.model.ids import TopicPartition
 from tidelog.wire.errors import StorageError
@@ -29,13 +37,13 @@ STRAYS_NAMED = 5
 
 
 class UnusableDirectories(Exception):
-    """The broker cannot start with its data directories as they are. The message is one line: the cause and the next
-    step.
+    """The broker cannot start with its data directories as they are. The message is one line with the cause and the
+    next step.
     """
 
 
 def missing_directories(disk: "Disk", paths: Sequence[str]) -> list[str]:
-    """Return those of `paths` that do not exist, and their missing parent directories; each parent comes before its
+    """Return the paths that do not exist, with their missing parent directories. Each parent comes before its
     children.
     """
     missing_paths: list[str] = []
@@ -48,7 +56,7 @@ def missing_directories(disk: "Disk", paths: Sequence[str]) -> list[str]:
     return missing_paths
 
 
-class _Unsettled(NamedTuple):
+class _UnsettledMove(NamedTuple):
     """A move that a crash interrupted when both the log and its copy had the log's name."""
 
     partition: TopicPartition
@@ -74,37 +82,37 @@ class DataDirectories:
         """The reason why a directory is out of use, by its path."""
         self.cordoned: Callable[[], Sequence[str]] = tuple
         """Returns the paths of directories that accept no new partitions (KIP-1066)."""
-        self.interrupted: list[FoundFuture] = []
+        self.interrupted: list[UnfinishedCopy] = []
         """Moves between directories that the previous process did not finish."""
         self._holders: dict[TopicPartition, list[DataDirectory]] = {}
         self._counts: dict[str, int] = {directory.path: 0 for directory in online}
         self._newly_failed: dict[str, str] = {}
         self._missing: list[str] = []
-        """Paths that do not exist; `take` creates the directories."""
-        self._unsettled_moves: list[_Unsettled] = []
-        self.is_taken = False
-        """Whether `take` has begun to change the content of the directories."""
+        """Paths that do not exist; `acquire` creates the directories."""
+        self._unsettled_moves: list[_UnsettledMove] = []
+        self.is_acquired = False
+        """Whether `acquire` has begun to change the content of the directories."""
 
     @classmethod
     def open(cls, disk: "Disk", paths: Sequence[str]) -> "DataDirectories":
-        """Call `look`, then `take`."""
-        directories = cls.look(disk, paths)
-        directories.take()
+        """Call `inspect`, then `acquire`."""
+        directories = cls.inspect(disk, paths)
+        directories.acquire()
         return directories
 
     @classmethod
-    def look(cls, disk: "Disk", paths: Sequence[str]) -> "DataDirectories":
+    def inspect(cls, disk: "Disk", paths: Sequence[str]) -> "DataDirectories":
         """Read the existing directories without changing them. A directory that cannot be used is left out and
         logged.
 
-        Raises UnusableDirectories and DirectoryInUse. Raises OSError if there is only one directory, or if the error
-        is temporary.
+        Raises UnusableDirectories and DirectoryInUse. Raises OSError if there is only one configured directory, or
+        if the error is temporary.
         """
         directories = cls(disk, paths, [], {})
         try:
             for path in paths:
                 if disk.exists(path):
-                    directories._open_and_index(path, DataDirectory.look)
+                    directories._open_and_index(path, DataDirectory.inspect)
                 else:
                     directories._missing.append(path)
             directories._check()
@@ -115,11 +123,11 @@ class DataDirectories:
             raise
         return directories
 
-    def take(self) -> None:
+    def acquire(self) -> None:
         """Create the missing directories, lock all of them, and begin to use them. After a failure the caller must
         call `release`.
 
-        Raises the errors of `look`. If it fails before the first directory is in use, the directories that it
+        Raises the errors of `inspect`. If it fails before the first directory is in use, the directories that it
         created are removed.
         """
         made = missing_directories(self._disk, self._missing)
@@ -135,7 +143,7 @@ class DataDirectories:
         except BaseException:
             self._remove_empty(made)
             raise
-        self.is_taken = True
+        self.is_acquired = True
         for directory in list(self.online):
             self._run_step(directory, directory.begin)
         self._check()
@@ -194,13 +202,13 @@ class DataDirectories:
                 self._holders.setdefault(partition, []).append(directory)
                 self._counts[directory.path] += 1
             else:
-                future = found_future(directory, name)
+                future = unfinished_copy(directory, name)
                 if future is not None:
                     self.interrupted.append(future)
 
     def _check(self) -> None:
-        """Raise UnusableDirectories unless the metadata store is in a usable directory and the directories belong
-        together.
+        """Raise UnusableDirectories unless the metadata store is in a usable directory (or no directory was used
+        before) and the directories belong to one broker.
         """
         if not self.online and not self._missing:
             reasons = "; ".join(f"{path}: {reason}" for path, reason in self.failed.items())
@@ -223,7 +231,7 @@ class DataDirectories:
                 raise UnusableDirectories(f"{path} is a copy of {same_id_path}: both have the same directory.id")
 
     def _choose_moved_copies(self) -> None:
-        """Choose the valid one of a log and its copy with the same name, which an interrupted move leaves."""
+        """Choose between a log and its copy with the same name, which an interrupted move leaves."""
         for partition, holders in self._holders.items():
             marked_holders = (
                 [d for d in holders if has_mark(self._disk, f"{d.path}/{partition}")] if len(holders) == 2 else ()
@@ -232,7 +240,7 @@ class DataDirectories:
                 continue
             [copy], [old] = marked_holders, [d for d in holders if d is not marked_holders[0]]
             discarded = old if is_final(self._disk, f"{copy.path}/{partition}") else copy
-            self._unsettled_moves.append(_Unsettled(partition, copy, old, discarded))
+            self._unsettled_moves.append(_UnsettledMove(partition, copy, old, discarded))
             self._counts[discarded.path] -= 1
             holders.remove(discarded)
 
@@ -241,13 +249,13 @@ class DataDirectories:
         unsettled, self._unsettled_moves = self._unsettled_moves, []
         for partition, copy, old, discarded in unsettled:
             if copy.path in self.failed or old.path in self.failed:
-                continue  # it has failed since; the next start decides again
+                continue  # one of them has failed since; the next start decides again
             discarded.give_up(partition)
             if discarded is old:
-                put_aside(self._disk, old.path, partition, bytes(16))
-                settled(self._disk, copy.path, partition)
+                retire_log(self._disk, old.path, partition, bytes(16))
+                remove_mark(self._disk, copy.path, partition)
             else:
-                self.interrupted.append(FoundFuture(partition, copy, rename_back(self._disk, copy.path, partition)))
+                self.interrupted.append(UnfinishedCopy(partition, copy, rename_back(self._disk, copy.path, partition)))
 
     def _check_duplicates(self) -> None:
         for partition, holders in self._holders.items():
@@ -286,8 +294,8 @@ class DataDirectories:
         return next((directory for directory in self.online if directory.path == path), None)
 
     def place(self, partition: TopicPartition, topic_id: bytes, *, new: bool) -> DataDirectory:
-        """Return the directory that holds the partition. Otherwise choose the one with the fewest partitions that is
-        not cordoned.
+        """Return the directory that holds the partition. If there is none, choose the directory with the fewest
+        partitions that is not cordoned.
 
         `new`: the topic is being created. Raises StorageError if the partition may be in a directory that is out of
         use.
@@ -302,7 +310,7 @@ class DataDirectories:
         if not new:
             if self.failed:
                 raise StorageError(f"it is in no directory that can be used; out of use: {', '.join(self.failed)}")
-            blank_paths = [d.path for d in self.online if d.blank]
+            blank_paths = [d.path for d in self.online if d.is_blank]
             if blank_paths and len(blank_paths) < len(self.online):
                 raise StorageError(
                     f"it is in no directory, and {', '.join(blank_paths)} is empty: is its disk not mounted?"
@@ -348,7 +356,9 @@ class DataDirectories:
         return all(directory.path in self.failed for directory in self.online)
 
     def take_failures(self) -> dict[str, str]:
-        """Return the directories, with reasons, where writing or reading checkpoints has failed since the last call."""
+        """Return the directories in which checkpoints could not be read or written since the last call, with
+        reasons.
+        """
         failures, self._newly_failed = self._newly_failed, {}
         return failures
 
@@ -359,7 +369,7 @@ class DataDirectories:
         start.
 
         A kill after a deletion leaves such entries, and so does a move from a full disk. Directories of partitions
-        that do not exist are kept and logged, since an old copy of the metadata would look the same.
+        that do not exist are kept and logged: the metadata store may be an old copy that lacks their topics.
         """
 
         def drop_stale_entries(directory: DataDirectory) -> None:
@@ -428,8 +438,8 @@ class DataDirectories:
         return directory
 
     def write_identity(self, cluster_id: str, node_id: int, new_ids: Sequence[str]) -> None:
-        """Write meta.properties in each directory. `new_ids` has one directory id for each, used if the directory
-        has none.
+        """Write meta.properties in each directory. `new_ids` has one id for each directory, which is used if the
+        directory has no id yet.
         """
         for directory, directory_id in zip(self.online, new_ids, strict=True):
             directory.write_identity(cluster_id, node_id, directory_id)
@@ -446,8 +456,8 @@ class DataDirectories:
     ) -> None:
         """Write the checkpoints of each directory, with the entries of its own partitions.
 
-        After all directories were tried, raises OSError if a disk was full. Any other error is recorded as a failure
-        of that directory (see `take_failures`).
+        All directories are tried. Then raises OSError if an error was temporary (such as a full disk). Any other
+        error is recorded as a failure of that directory (see `take_failures`).
         """
         _raise_temporary(self.try_checkpoints(recovery_points, start_offsets, high_watermarks))
 
@@ -457,7 +467,7 @@ class DataDirectories:
         start_offsets: Mapping[TopicPartition, int],
         high_watermarks: Mapping[TopicPartition, int],
     ) -> dict[str, OSError]:
-        """Do as `write_checkpoints`, but return the errors, of every kind, by directory."""
+        """Do as `write_checkpoints`, but return all errors, temporary or not, by directory."""
         return self._in_each(
             lambda directory: directory.write_checkpoints(
                 *(self._entries_of(directory, offsets) for offsets in (recovery_points, start_offsets, high_watermarks))
@@ -486,11 +496,13 @@ class DataDirectories:
 
     @property
     def are_behind(self) -> bool:
-        """Whether a full disk has prevented the write of a checkpoint in any directory, or made one be removed."""
+        """Whether a full disk has prevented a write of a checkpoint in any directory, or has caused the removal of
+        one.
+        """
         return any(directory.is_behind for directory in self._usable())
 
     def clean_offset(self, partition: TopicPartition) -> int | None:
-        """Return the offset up to which the partition is compacted, by the checkpoint of its directory; None if
+        """Return the offset up to which the partition is compacted, from the checkpoint of its directory; None if
         unknown.
         """
         holder = self.of(partition)
@@ -514,9 +526,9 @@ class DataDirectories:
     # Closing
 
     def close(self, unclean: Mapping[str, str]) -> None:
-        """Mark each directory as stopped cleanly, and unlock all.
+        """Mark each directory as stopped cleanly, and unlock all of them.
 
-        Directories that failed, or that `unclean` names with a reason, are not marked.
+        Directories that failed, or that `unclean` contains with a reason, are not marked.
         """
         for directory in self.online:
             reason = self.failed.get(directory.path) or unclean.get(directory.path)

@@ -1,14 +1,15 @@
 """One data directory of a broker: its lock, whether its last stop was clean, its checkpoints, its partitions.
 
-Every method blocks. While the broker runs, all but `open` and `close_clean` are thread-safe, but methods that write
-checkpoints (`write_...`, `retire`, `remove_retired`, `give_up`, `make_way`,
-`register_incoming`) must be called one at a time.
+Every method blocks. While the broker runs, all methods except `open` and `close_clean` are thread-safe, but methods
+that write checkpoints (`write_...`, `retire`, `remove_retired`, `give_up`, `make_way`, `register_incoming`) must be
+called one at a time.
 
 The entries of a deleted partition are removed from the checkpoints, durably, before a log of the same name is
 created. Otherwise the new log would look as if it had lost records at its end or start.
 
-A log's start offset is persisted before the first file below it is removed, so a missing file above it is noticed. A
-log without that checkpoint, or from Kafka, which writes it only at intervals, begins with its first file.
+A log's start offset is persisted before the first file below it is removed, so a missing file above it is noticed.
+If a log has no start offset in the checkpoint, or comes from Kafka, which writes this checkpoint only at intervals,
+it begins with its first file.
 """
 
 import logging
@@ -30,7 +31,7 @@ from tidelog.log.checkpoints import (
     read_properties,
 )
 from tidelog.log.errors import CorruptLog
-from tidelog.log.file_kinds import CUT, DELETE_SUFFIX, Kind, aside_stem, file_kind, partition_of, retired_stem
+from tidelog.log.file_kinds import CUT_MARK, DELETE_SUFFIX, Kind, aside_stem, file_kind, partition_of, retired_stem
 from tidelog.log.indexes import IndexCache
 from tidelog.log.partition_log import PartitionLog
 from tidelog.log.segment import TEMPORARY_ERRORS
@@ -45,8 +46,8 @@ logger = logging.getLogger("tidelog.directory")
 LOCK: Final = ".lock"
 CLEAN_MARKER: Final = ".kafka_cleanshutdown"
 STRAY_SUFFIX: Final = "-stray"
-UNREADABLE: Final = b""
-"""Stands for a topic id that cannot be read."""
+UNREADABLE_ID: Final = b""
+"""Used in place of a topic id that cannot be read."""
 
 
 class DirectoryInUse(Exception):
@@ -66,8 +67,8 @@ class DataDirectory:
         self.path = path
         self.clean = disk.exists(f"{path}/{CLEAN_MARKER}")
         """Whether the last broker stopped cleanly, so that its logs need no recovery."""
-        self.blank = not disk.exists(f"{path}/{META_PROPERTIES}")
-        """Whether the directory has never been used by a broker."""
+        self.is_blank = not disk.exists(f"{path}/{META_PROPERTIES}")
+        """Whether no broker has ever used the directory."""
         self._disk = disk
         self._lock = lock
         self._cache = IndexCache()
@@ -94,7 +95,7 @@ class DataDirectory:
     def open(cls, disk: "Disk", path: str) -> "DataDirectory":
         """Create the directory if it is missing, lock it, and begin to use it. Raises DirectoryInUse, OSError."""
         disk.make_dirs(path)
-        directory = cls.look(disk, path)
+        directory = cls.inspect(disk, path)
         try:
             directory.lock()
             directory.begin()
@@ -104,9 +105,9 @@ class DataDirectory:
         return directory
 
     @classmethod
-    def look(cls, disk: "Disk", path: str) -> "DataDirectory":
-        """Read the directory without changing it. It is locked if it has a lock file; without one, no broker uses
-        it.
+    def inspect(cls, disk: "Disk", path: str) -> "DataDirectory":
+        """Read the directory without changing it. It is locked if it has a lock file. Without a lock file, no broker
+        uses it.
 
         Raises DirectoryInUse, OSError.
         """
@@ -119,7 +120,7 @@ class DataDirectory:
             raise
 
     def lock(self) -> None:
-        """Lock the directory, unless `look` has done so. Raises DirectoryInUse, OSError."""
+        """Lock the directory, unless `inspect` has locked it. Raises DirectoryInUse, OSError."""
         if self._lock is None:
             self._lock = _acquire_lock(self._disk, self.path)
 
@@ -131,11 +132,11 @@ class DataDirectory:
             self._disk.sync_dir(self.path)
 
     def _read(self, name: str) -> dict[TopicPartition, int]:
-        """Read a checkpoint. Without a valid one the start scans more, but no record is lost."""
+        """Read a checkpoint. Without a valid one, logs are recovered as after a crash, but no record is lost."""
         try:
             offsets = read_offsets(self._disk, f"{self.path}/{name}")
         except CorruptLog as error:
-            logger.warning("checkpoint ignored, logs are scanned whole reason=%s", error)
+            logger.warning("checkpoint ignored, logs are recovered as after a crash reason=%s", error)
             self.clean = False
             offsets = None
         if offsets is not None:
@@ -152,7 +153,8 @@ class DataDirectory:
     def adopt_start_offsets(self) -> None:
         """Persist start offsets before Kafka's logs are opened here for the first time.
 
-        A log whose files begin above its checkpoint permanently begins with its files. Raises OSError.
+        If the first file of a log begins above the log's entry in the checkpoint, the start offset becomes the
+        file's offset, permanently. Raises OSError.
         """
         self._take_start_offsets_from_files()
         self.write_start_offsets(self._start_offsets)
@@ -173,8 +175,8 @@ class DataDirectory:
     ) -> PartitionLog:
         """Open or create the partition's log. `new`: the topic is being created, so no log of it can exist.
 
-        Raises InTheWay, CorruptLog and OSError. After the last two, the checkpoints keep their entries for the next
-        start.
+        Raises InTheWay, CorruptLog and OSError. After CorruptLog and OSError, the checkpoints keep the partition's
+        entries for the next start.
         """
         key = TopicPartition(topic, index)
         self._preserved[key] = None
@@ -202,14 +204,14 @@ class DataDirectory:
         return log
 
     def _read_id(self, path: str, *, new: bool) -> bytes | None:
-        """Read the topic id; None if there is none. While topics are created or deleted, an unreadable id is
-        UNREADABLE.
+        """Read the topic id; None if the file is missing. If the id cannot be read, return UNREADABLE_ID while a topic
+        is created or deleted (`new`); otherwise raise CorruptLog.
         """
         try:
             return read_partition_metadata(self._disk, path)
         except CorruptLog:
             if new:
-                return UNREADABLE
+                return UNREADABLE_ID
             raise
 
     def _belongs_to_older_topic(self, key: TopicPartition, path: str, *, new: bool) -> bool:
@@ -246,7 +248,8 @@ class DataDirectory:
         known_id = self._read_id(path, new=True)
         if known_id != topic_id and self._disk.exists(path):
             stray = self._free_name(key, known_id or topic_id, STRAY_SUFFIX)
-            # It is usually of a deleted topic, but a damaged topic id looks the same, so log it as an error.
+            # It usually belongs to a deleted topic, but a damaged topic id has the same effect, so log it as an
+            # error.
             logger.error("partition of another topic put aside path=%s as=%s", path, stray)
             self._disk.rename(path, stray)
             self._disk.sync_dir(self.path)
@@ -263,10 +266,10 @@ class DataDirectory:
     ) -> tuple[list[str], OSError | None]:
         """Put partitions of deleted topics aside: remove their checkpoint entries and rename their directories.
 
-        `logs`: for each partition the topic id, and the log, or None if it is not open. Returns the new paths, which
-        are for `empty_retired` and `remove_retired`, and the first error, after all partitions were tried. A full
-        disk that keeps the old checkpoints is not an error: `remove_retired` removes the entries before it removes
-        the directory.
+        `logs`: for each partition the topic id, and the log, or None if the log is not open. All partitions are
+        tried. Returns the new paths, for `empty_retired` and `remove_retired`, and the first error. It is not an
+        error if a full disk keeps the old checkpoints: `remove_retired` removes the entries before it removes the
+        directory.
         """
         first_error: OSError | None = None
         try:
@@ -301,9 +304,9 @@ class DataDirectory:
         suffix = DELETE_SUFFIX
         if not is_open:
             known_id = self._read_id(path, new=True)
-            if known_id not in (None, UNREADABLE, topic_id) or not self._disk.exists(path):
+            if known_id not in (None, UNREADABLE_ID, topic_id) or not self._disk.exists(path):
                 return None  # it does not exist, or belongs to an older topic and is left to `make_way`
-            if known_id == UNREADABLE:
+            if known_id == UNREADABLE_ID:
                 suffix = STRAY_SUFFIX  # it may belong to another topic, so it must not be removed
                 logger.error("partition with an unreadable id put aside path=%s", path)
         target = self._free_name(key, topic_id, suffix)
@@ -366,7 +369,7 @@ class DataDirectory:
         )
 
     def reopen(self, log: PartitionLog, now_ms: int) -> PartitionLog:
-        """Open a log again that was closed cleanly and moved into this directory. Raises CorruptLog, OSError."""
+        """Open a log that was closed cleanly and moved into this directory. Raises CorruptLog, OSError."""
         reopened = PartitionLog.open(
             self._disk,
             f"{self.path}/{log.topic_partition}",
@@ -396,13 +399,13 @@ class DataDirectory:
                 self._disk.remove(child)
 
     def remove_retired(self, path: str) -> None:
-        """Remove a retired directory itself, after its checkpoint entries are gone. Raises OSError.
+        """Remove a retired directory itself, after its checkpoint entries. Raises OSError.
 
-        While it exists, a start knows that the entries do not belong to a missing log.
+        While the directory exists, a start knows that the entries do not belong to a missing log.
         """
         stem = _stem_of_retired(path)
         key = None if stem is None else partition_of(stem)
-        if key is not None and CUT in key.topic:
+        if key is not None and CUT_MARK in key.topic:
             key = next((known for known in self.entries() if aside_stem(known) == stem), None)
         if key is not None and self.has_entries_of(key) and not self._disk.exists(f"{self.path}/{key}"):
             self.give_up(key)
@@ -441,7 +444,9 @@ class DataDirectory:
         return self._checkpoints[CLEANER_OFFSETS].get(key)
 
     def write_cleaner_offsets(self, offsets: Mapping[TopicPartition, int]) -> None:
-        """Persist clean offsets; other partitions' entries stay. Raises OSError."""
+        """Persist the offsets up to which partitions are compacted. Entries of other partitions are kept. Raises
+        OSError.
+        """
         self._write(CLEANER_OFFSETS, {**self._latest[CLEANER_OFFSETS], **offsets})
 
     def write_start_offsets(self, start_offsets: Mapping[TopicPartition, int]) -> None:
@@ -466,7 +471,7 @@ class DataDirectory:
 
     @property
     def is_behind(self) -> bool:
-        """Whether a full disk has prevented a write of a checkpoint, or made one be removed."""
+        """Whether a full disk has prevented a write of a checkpoint, or has caused the removal of one."""
         return any(self._checkpoints.get(name) != offsets for name, offsets in list(self._latest.items()))
 
     def _preserved_entries(self, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
@@ -491,7 +496,7 @@ class DataDirectory:
         self.release()
 
     def release(self) -> None:
-        """Unlock. Without `close_clean` before, the directory looks like after a crash."""
+        """Unlock. Unless `close_clean` was called, the next start recovers the logs as after a crash."""
         if self._lock is not None:
             self._lock.release()
             self._lock = None

@@ -1,4 +1,6 @@
-"""Track the parts of a log that are not yet durable, and its recovery point: the event loop's half of a flush."""
+"""Track the parts of a log that are not durable yet, and its recovery point. This half of a flush runs on the event
+loop.
+"""
 
 from typing import TYPE_CHECKING
 
@@ -26,7 +28,7 @@ class Durability:
         "_disk",
         "_durable_offset",
         "_generation",
-        "_rolled",
+        "_roll_snapshots",
         "_sealed",
         "_segments",
         "_snapshot_at",
@@ -46,11 +48,11 @@ class Durability:
         self.recovery_point = recovery_point
         """Everything below this offset is durable."""
         self._durable_offset = 0
-        """Every record below this offset is durable; unlike `recovery_point`, without the other files."""
+        """Every record below this offset is durable. The other files that `recovery_point` includes may not be."""
         self.directory_unsynced = False
         """Whether entries of the log's directory may not be durable."""
         self._generation = 0
-        self._rolled: dict[int, tuple[str, bytes]] = {}
+        self._roll_snapshots: dict[int, tuple[str, bytes]] = {}
         """Snapshots that were taken when a segment was rolled and are not written yet."""
         self._sealed: list[Segment] = [segment for segment in segments.items[:-1] if segment.unsynced_beside_records]
         """Closed segments whose indexes may not be durable yet."""
@@ -73,12 +75,12 @@ class Durability:
             self._disk.sync_dir(self.directory.rpartition("/")[0])
             self._segments.active.entry_unsynced = False
 
-    def rolled(self, sealed: "Segment", base_offset: int, producers: "ProducerState") -> None:
+    def note_roll(self, sealed: "Segment", base_offset: int, producers: "ProducerState") -> None:
         """Note that `sealed` is complete. A snapshot at each segment's base offset is the starting point for
         truncations.
         """
         self._sealed.append(sealed)
-        self._rolled[base_offset] = (self.snapshots.path(base_offset), encode_snapshot(producers))
+        self._roll_snapshots[base_offset] = (self.snapshots.path(base_offset), encode_snapshot(producers))
         self._snapshot_at = 0
 
     def before_cut(self, end_offset: int) -> None:
@@ -86,7 +88,9 @@ class Durability:
         self._generation += 1
         self.recovery_point = min(self.recovery_point, end_offset)
         self._durable_offset = 0
-        self._rolled = {offset: snapshot for offset, snapshot in self._rolled.items() if offset <= end_offset}
+        self._roll_snapshots = {
+            offset: snapshot for offset, snapshot in self._roll_snapshots.items() if offset <= end_offset
+        }
         self._snapshot_at = 0
         self.snapshots.remove_after(end_offset)
         self._disk.sync_dir(self.directory)
@@ -98,14 +102,14 @@ class Durability:
         """Return whether a clean stop has nothing left to write."""
         newest = self.snapshots.offsets[-1] if self.snapshots.offsets else self._segments.items[0].base_offset
         return newest == end_offset == self.recovery_point and not (
-            self._rolled or self._sealed or epochs.dirty or self.directory_unsynced
+            self._roll_snapshots or self._sealed or epochs.dirty or self.directory_unsynced
         )
 
     def plan(
         self, end_offset: int, producers: "ProducerState", epochs: "LeaderEpochs", *, with_snapshot: bool
     ) -> FlushPlan:
-        """Return a plan whose syncs make everything below `end_offset`, the log's end, durable. The caller must run
-        the plan.
+        """Return a plan that makes everything below `end_offset`, the log's end, durable. The caller must run the
+        plan.
         """
         plan = FlushPlan(self._disk, end_offset, self._generation)
         active = self._segments.active
@@ -133,7 +137,7 @@ class Durability:
         if self.directory_unsynced:
             self.directory_unsynced = False
             plan.directories = plan.directories or [self.directory]
-        plan.snapshots, self._rolled = self._rolled, {}
+        plan.snapshots, self._roll_snapshots = self._roll_snapshots, {}
         if with_snapshot:
             plan.snapshots[end_offset] = (self.snapshots.path(end_offset), encode_snapshot(producers))
             self._snapshot_at = active.size
@@ -144,7 +148,9 @@ class Durability:
         return plan
 
     def settle(self, end_offset: int, producers: "ProducerState", epochs: "LeaderEpochs") -> None:
-        """Write and sync everything. Blocks. Raises OSError; if file descriptors ran out, it may be called again."""
+        """Write and sync everything. Blocks. Raises OSError; it may be called again if file descriptors ran out or
+        the disk is full.
+        """
         if self.is_settled(end_offset, epochs):
             return
         self._segments.active.finish()
@@ -155,11 +161,11 @@ class Durability:
             self.put_back(plan)
             raise
         self.flushed(plan)
-        if plan.put_off is not None:
-            raise plan.put_off
+        if plan.small_files_error is not None:
+            raise plan.small_files_error
 
     def put_back(self, plan: FlushPlan) -> None:
-        """Accept a plan that could not run because file descriptors ran out. The next plan includes its work."""
+        """Take a plan back that could not run because file descriptors ran out. The next plan includes its work."""
         indexed_segments = [
             segment for segment in dict.fromkeys(s for s, _ in plan.indexes) if segment in self._segments.items
         ]
@@ -171,12 +177,12 @@ class Durability:
         # The active segment is included, since a snapshot inside it is written after its indexes.
         self._sealed = [*indexed_segments, *(segment for segment in self._sealed if segment not in indexed_segments)]
         self.directory_unsynced |= bool(plan.directories)
-        self._small_files_put_off(plan)
+        self._postpone_small_files(plan)
         self.snapshots.give_back(plan.obsolete)
 
-    def _small_files_put_off(self, plan: FlushPlan) -> None:
+    def _postpone_small_files(self, plan: FlushPlan) -> None:
         if plan.generation == self._generation:
-            self._rolled = {**plan.snapshots, **self._rolled}
+            self._roll_snapshots = {**plan.snapshots, **self._roll_snapshots}
         if plan.leader_epochs is not None:
             plan.leader_epochs.dirty = True
 
@@ -186,9 +192,9 @@ class Durability:
             for segment, size in plan.segments:
                 segment.synced_size = max(segment.synced_size, size)
                 segment.entry_unsynced = False
-            if plan.put_off is None:
+            if plan.small_files_error is None:
                 self.recovery_point = max(self.recovery_point, plan.end_offset)
                 return
             # A later plan writes the files that recovery needs besides the records, when the disk has space again.
             self._durable_offset = max(self._durable_offset, plan.end_offset)
-            self._small_files_put_off(plan)
+            self._postpone_small_files(plan)

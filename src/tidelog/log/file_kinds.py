@@ -1,4 +1,4 @@
-"""The kinds of files in a data directory by their names: Kafka's files, and files that a crash leaves."""
+"""Classify the files in a data directory by their names: Kafka's files, and files that a crash leaves."""
 
 import re
 from enum import Enum
@@ -22,12 +22,12 @@ deleted."""
 DELETE_SUFFIX = "-delete"
 """Ending of the name of a partition's directory that is to be removed: TOPIC-INDEX.ANYTHING-delete."""
 STEM_MAX = 209
-"""Maximum length, in bytes, of the part of such a name before the dot. With an id of 32 digits and an ending it is
-still a legal file name."""
-CUT = "~"
-"""Appended to a topic's name that was cut to that length."""
+"""Maximum length, in bytes, of the part of such a name before the dot. With an id of 32 digits and a suffix the name
+is still a legal file name."""
+CUT_MARK = "~"
+"""Appended to a topic's name that was shortened to STEM_MAX."""
 
-_OF_SEGMENT = re.compile(r"([0-9]{20})\.(log|index|timeindex|txnindex|snapshot)")
+_SEGMENT_FILE = re.compile(r"([0-9]{20})\.(log|index|timeindex|txnindex|snapshot)")
 _METADATA_SNAPSHOT = re.compile(r"[0-9]{20}-[0-9]{10}\.checkpoint")
 _PARTITION = re.compile(r"(.+)-([0-9]{1,10})")
 _LEFTOVER_SUFFIXES = (".deleted", ".cleaned", ".swap", ".tmp")
@@ -49,7 +49,8 @@ class Kind(Enum):
     """Left by an interrupted deletion, compaction or write."""
     OTHER = "other"
 
-    __hash__ = object.__hash__  # Enum's own __hash__ is a Python call for each file of a start
+    # Enum's own __hash__ is a Python function, and would be called for each file at a start
+    __hash__ = object.__hash__
 
 
 class FileKind(NamedTuple):
@@ -58,9 +59,9 @@ class FileKind(NamedTuple):
     """The offset in the name; 0 if the name has none."""
 
 
-OF_SEGMENT = (Kind.SEGMENT, Kind.OFFSET_INDEX, Kind.TIME_INDEX, Kind.TRANSACTION_INDEX)
+SEGMENT_FILE_KINDS = (Kind.SEGMENT, Kind.OFFSET_INDEX, Kind.TIME_INDEX, Kind.TRANSACTION_INDEX)
 
-_BY_SUFFIX = {kind.value: kind for kind in (*OF_SEGMENT, Kind.PRODUCERS)}
+_BY_SUFFIX = {kind.value: kind for kind in (*SEGMENT_FILE_KINDS, Kind.PRODUCERS)}
 _BY_NAME = {
     "bootstrap.checkpoint": Kind.METADATA_SNAPSHOT,
     RECOVERY_POINTS: Kind.OFFSETS,
@@ -74,7 +75,7 @@ _BY_NAME = {
 
 
 def file_kind(name: str) -> FileKind:
-    match = _OF_SEGMENT.fullmatch(name)
+    match = _SEGMENT_FILE.fullmatch(name)
     if match:
         return FileKind(_BY_SUFFIX[match[2]], int(match[1]))
     if name in _BY_NAME:
@@ -91,20 +92,23 @@ def partition_of(name: str) -> TopicPartition | None:
 
 
 def aside_stem(partition: TopicPartition) -> str:
-    """Return the beginning of the name that a partition's directory gets when it is put aside, before `.ID-delete`
-    etc.
+    """Return the first part of the name that a partition's directory gets when it is put aside. The second part is
+    `.ID-delete` or similar.
 
-    It is TOPIC-INDEX. A long topic name is cut and marked by a character that no topic name contains.
+    The first part is TOPIC-INDEX. A long topic name is shortened and marked by a character that no topic name
+    contains.
     """
     stem = str(partition)
     if len(stem) <= STEM_MAX:
         return stem
-    ending = f"{CUT}-{partition.partition}"
+    ending = f"{CUT_MARK}-{partition.partition}"
     return partition.topic[: STEM_MAX - len(ending)] + ending
 
 
 def retired_stem(name: str) -> str | None:
-    """Return the `aside_stem` of the partition whose directory was put aside under this name to be removed, or None."""
+    """Return the `aside_stem` of a deleted partition by the name of its directory that is to be removed. None for
+    other names.
+    """
     return name.rpartition(".")[0] if name.endswith(DELETE_SUFFIX) else None
 
 

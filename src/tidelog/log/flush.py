@@ -15,7 +15,9 @@ class Syncable(Protocol):
 
 
 class DirectorySyncs:
-    """Syncs each directory once and shares the result: the directories of partitions have the same parent."""
+    """Syncs each directory once and shares the result. The logs of one data directory have the same parent
+    directory.
+    """
 
     __slots__ = ("_outcomes",)
 
@@ -23,7 +25,7 @@ class DirectorySyncs:
         self._outcomes: dict[str, OSError | None] = {}
 
     def sync(self, disk: "Disk", path: str) -> None:
-        """Sync a directory unless this object has done so. Raises OSError."""
+        """Sync a directory, unless this object has synced it before. Raises OSError, also for an earlier failure."""
         if path not in self._outcomes:
             self._outcomes[path] = None
             try:
@@ -38,9 +40,9 @@ class DirectorySyncs:
 class FlushPlan:
     """One flush of a log: after `run`, everything below `end_offset` is durable.
 
-    The order matters: records, indexes, epochs, directory entries, and last the producer snapshot, since recovery
-    takes the existence of a snapshot as proof that everything below it is on the disk. On a full disk, epochs and
-    snapshot are postponed. The loop may append during `run`, so the plan uses only the state that it contains.
+    The order matters: records, indexes, epochs, directory entries, and last the producer snapshot. Recovery treats
+    the existence of a snapshot as proof that everything below it is on the disk. On a full disk, epochs and
+    snapshots are postponed. The loop may append during `run`, so the plan uses only the state that it contains.
     """
 
     __slots__ = (
@@ -53,8 +55,8 @@ class FlushPlan:
         "indexes",
         "leader_epochs",
         "obsolete",
-        "put_off",
         "segments",
+        "small_files_error",
         "snapshots",
     )
 
@@ -72,8 +74,9 @@ class FlushPlan:
         self.epochs: tuple[str, bytes] | None = None
         self.leader_epochs: LeaderEpochs | None = None
         """The object whose content `epochs` is."""
-        self.put_off: OSError | None = None
-        """The error that postponed the small files, since the disk is full. The records are durable nevertheless."""
+        self.small_files_error: OSError | None = None
+        """The error that postponed the small files (epochs and snapshots), since the disk is full. The records are
+        durable nevertheless."""
         self.directories: list[str] = []
         self.obsolete: list[str] = []
         """Snapshot files that are no longer needed after this plan."""
@@ -81,8 +84,8 @@ class FlushPlan:
     def run(self, directories: "DirectorySyncs | None" = None) -> None:
         """Run the plan. Blocks.
 
-        Raises OSError. Then the log must be taken offline, since it is unknown what the disk holds; except after an
-        error in NOT_OPENED, which means that a file could not be opened and nothing is lost (see `put_back`).
+        Raises OSError. Then the log must be taken offline, since the content of the disk is unknown. The exception
+        is an error in NOT_OPENED: a file could not be opened, and nothing is lost (see `put_back`).
 
         `directories` may be shared by plans that were all made before the first of them runs.
         """
@@ -106,16 +109,16 @@ class FlushPlan:
         for directory in self.directories:
             directories.sync(self._disk, directory)
         self._write(list(self.snapshots.values()))
-        for path in self.obsolete if self.put_off is None else ():
+        for path in self.obsolete if self.small_files_error is None else ():
             if self._disk.exists(path):
                 self._disk.remove(path)
 
     def _write(self, files: list[tuple[str, bytes]]) -> None:
         """Write small files; postpone them if the disk is full."""
         try:
-            for path, data in files if self.put_off is None else ():
+            for path, data in files if self.small_files_error is None else ():
                 self._disk.write_atomic(path, data)
         except OSError as error:
             if error.errno not in TEMPORARY_ERRORS:
                 raise
-            self.put_off = error
+            self.small_files_error = error

@@ -1,14 +1,14 @@
 """The files of a partition that is being moved to another data directory (KIP-113).
 
-    1. TARGET/TOPIC-N.RANDOM-future/   the copy grows until it holds all records
+    1. TARGET/TOPIC-N.RANDOM-future/   the copy grows until it has all records
     2. TARGET/TOPIC-N/                 the copy is renamed, with the mark `takes-over` in it; then made durable
     3. SOURCE/TOPIC-N.RANDOM-delete/   the old log is renamed; when that is durable, the mark is removed
 
 Records that are appended between step 2 and the end of step 3 are not acknowledged. If a crash leaves two logs of
-the same name, the old one is used, since it has every acknowledged record. The exception is a mark that says
-`final`: the old log could not be renamed, and appends went on in the copy.
+the same name, the old one is used, since it has every acknowledged record. The exception is a mark with the content
+`final`: the old log could not be renamed, and records were appended to the copy.
 
-A moving partition is not compacted, so a copy has no `.cleaned` and `.swap` files.
+A partition is not compacted while it moves, so a copy has no `.cleaned` and `.swap` files.
 """
 
 import re
@@ -27,8 +27,8 @@ FINAL: Final = b"final"
 _FUTURE = re.compile(r"(.+)-([0-9]{1,10})\.[0-9a-f]{32}-future")
 
 
-class FoundFuture(NamedTuple):
-    """An unfinished copy that was found at the start."""
+class UnfinishedCopy(NamedTuple):
+    """The copy of an interrupted move, found at the start."""
 
     partition: TopicPartition
     target: "DataDirectory"
@@ -36,7 +36,7 @@ class FoundFuture(NamedTuple):
 
 
 def can_move(partition: TopicPartition) -> bool:
-    """Return whether the name of a copy would be a legal file name."""
+    """Return whether the partition's name is short enough that the name of a copy is a legal file name."""
     return aside_stem(partition) == str(partition)
 
 
@@ -45,14 +45,14 @@ def future_path(target: str, partition: TopicPartition, random: bytes) -> str:
     return f"{target}/{partition}.{random.hex()}{FUTURE_SUFFIX}"
 
 
-def found_future(directory: "DataDirectory", name: str) -> FoundFuture | None:
+def unfinished_copy(directory: "DataDirectory", name: str) -> UnfinishedCopy | None:
     match = _FUTURE.fullmatch(name)
     if match is None:
         return None
-    return FoundFuture(TopicPartition(match[1], int(match[2])), directory, f"{directory.path}/{name}")
+    return UnfinishedCopy(TopicPartition(match[1], int(match[2])), directory, f"{directory.path}/{name}")
 
 
-def put_beside(disk: "Disk", future: str, source: str, partition: TopicPartition) -> None:
+def rename_copy(disk: "Disk", future: str, source: str, partition: TopicPartition) -> None:
     """Rename the finished and synced copy to the log's name, durably. Blocks.
 
     Raises OSError. Then the copy has either name, and the log in `source` is still the valid one.
@@ -67,10 +67,11 @@ def put_beside(disk: "Disk", future: str, source: str, partition: TopicPartition
     disk.sync_dir(target)
 
 
-def put_aside(disk: "Disk", source: str, partition: TopicPartition, random: bytes) -> str:
-    """Rename the old log, durably, and return its new path. Blocks.
+def retire_log(disk: "Disk", source: str, partition: TopicPartition, random: bytes) -> str:
+    """Rename the log in `source` to a name that marks it for removal, durably, and return its new path. Blocks.
 
-    Raises OSError. Then it may be called again; otherwise the next start does it.
+    Raises OSError. Then it may be called again. If the process ends instead, the next start uses this log and not
+    the copy, unless `make_final` was called.
     """
     old = f"{source}/{partition}.{random.hex()}{DELETE_SUFFIX}"
     if not disk.exists(old):
@@ -80,17 +81,19 @@ def put_aside(disk: "Disk", source: str, partition: TopicPartition, random: byte
 
 
 def make_final(disk: "Disk", target: str, partition: TopicPartition) -> None:
-    """Mark the copy as valid although the old log could not be renamed. Blocks. Raises OSError."""
+    """Mark the copy as the valid log, since the old log could not be renamed. Blocks. Raises OSError."""
     disk.write_atomic(f"{target}/{partition}/{TAKES_OVER}", FINAL)
 
 
-def settled(disk: "Disk", target: str, partition: TopicPartition) -> None:
-    """Remove the mark at the end of the move."""
+def remove_mark(disk: "Disk", target: str, partition: TopicPartition) -> None:
+    """Remove the mark `takes-over` at the end of the move. Raises OSError."""
     disk.remove(f"{target}/{partition}/{TAKES_OVER}")
 
 
 def has_mark(disk: "Disk", path: str) -> bool:
-    """Return whether the log in `path` is a copy that has got the log's name beside the old log."""
+    """Return whether the log in `path` has the mark of a copy that was renamed to the log's name while the old log
+    had it too.
+    """
     return disk.exists(f"{path}/{TAKES_OVER}")
 
 
@@ -99,8 +102,8 @@ def is_final(disk: "Disk", path: str) -> bool:
 
 
 def rename_back(disk: "Disk", target: str, partition: TopicPartition) -> str:
-    """Rename the copy back to a copy's name, durably, where the old log is valid. Returns its path. Blocks. Raises
-    OSError.
+    """Rename the copy back to the name of an unfinished copy, durably, since the old log is valid. Returns the new
+    path. Blocks. Raises OSError.
     """
     path = future_path(target, partition, bytes(16))
     disk.rename(f"{target}/{partition}", path)

@@ -1,7 +1,7 @@
 """Sparse indexes of a segment, in Kafka's file formats. All numbers are big-endian.
 
-    .index      8 bytes an entry: offset relative to the segment's base (int32), position (int32)
-    .timeindex 12 bytes an entry: timestamp in ms (int64), offset relative to the base (int32)
+    .index      8 bytes per entry: offset relative to the segment's base (int32), position (int32)
+    .timeindex 12 bytes per entry: timestamp in ms (int64), offset relative to the base (int32)
 
 An offset entry means: the batch that ends with this offset begins at this position. A time entry means: no record up
 to this offset has a later timestamp. Entries are loaded into memory, as arrays, at their first use, and can be
@@ -65,7 +65,7 @@ class SparseIndex:
         self._first = 0
         self._has_padding = False
         """Whether Kafka preallocated zeros after the last entry. A truncation removes them."""
-        self._keys = self._no_keys()
+        self._keys = self._empty_keys()
         self._values = array("I")
 
     def create(self) -> None:
@@ -153,14 +153,14 @@ class SparseIndex:
             file.close()
 
     def clear(self) -> None:
-        """Remove every row from memory only, before a rebuild, which ends with `rewrite`."""
+        """Remove every row from memory only. Use it before a rebuild, which ends with `rewrite`."""
         self.count = self.written = self._first = 0
-        self._keys = self._no_keys()
+        self._keys = self._empty_keys()
         self._values = array("I")
 
     def check_rows(self) -> None:
         """Raise CorruptIndex unless both columns ascend. Offsets of a time index may repeat."""
-        if not (all(map(lt, self._keys, self._keys[1:])) and self._values_rise()):
+        if not (all(map(lt, self._keys, self._keys[1:])) and self._values_ascend()):
             raise CorruptIndex(f"{self.path}: entries are not in order")
 
     def rows(self) -> list[tuple[int, int]]:
@@ -202,7 +202,7 @@ class SparseIndex:
 
     def _load(self) -> None:
         pending = self.pending
-        keys, values = (self._keys[-pending:], self._values[-pending:]) if pending else (self._no_keys(), array("I"))
+        keys, values = (self._keys[-pending:], self._values[-pending:]) if pending else (self._empty_keys(), array("I"))
         data = self._disk.read(self.path)
         if self.count >= 0:
             used_bytes = self.written * self.entry_bytes
@@ -223,10 +223,10 @@ class SparseIndex:
         self.count = len(self._keys)
 
     @classmethod
-    def _no_keys(cls) -> "array[int]":
+    def _empty_keys(cls) -> "array[int]":
         return array(cls.key_code)
 
-    def _values_rise(self) -> bool:
+    def _values_ascend(self) -> bool:
         raise NotImplementedError
 
     @staticmethod
@@ -251,8 +251,8 @@ class OffsetIndex(SparseIndex):
         self.count += 1
 
     def position_for(self, offset: int) -> int:
-        """Return the position from which to search for `offset`: that of the last indexed batch that ends at or
-        before it, or 0.
+        """Return the position from which to search for `offset`: the position of the last indexed batch that ends at
+        or before `offset`; 0 if there is none.
         """
         relative = offset - self.base_offset
         if not self._keys or self._keys[0] > relative:
@@ -272,7 +272,7 @@ class OffsetIndex(SparseIndex):
         self.load_all()
         self._cut_to(bisect_left(self._keys, max(offset - self.base_offset, 0)))
 
-    def _values_rise(self) -> bool:
+    def _values_ascend(self) -> bool:
         return all(map(lt, self._values, self._values[1:])) and not (self._keys and self._keys[-1] > INT32_MAX)
 
     @staticmethod
@@ -300,10 +300,11 @@ class TimeIndex(SparseIndex):
     key_code = "q"
 
     def append(self, timestamp_ms: int, offset: int) -> bool:
-        """Add an entry, unless the last one is as late or the timestamp is -1 (none). Returns whether it was added.
+        """Add an entry, unless the last entry has the same or a later timestamp, or the timestamp is -1 (none).
+        Returns whether it was added.
 
-        Entries with a later offset are removed: they come from a wrong header, since they claim that every record
-        before them is earlier.
+        Earlier entries with a later offset are removed. Such an entry states that no record up to its offset has a
+        later timestamp. The new entry contradicts it, so it came from a wrong batch header.
         """
         last = self.last()
         if timestamp_ms < 0 or (last is not None and last[0] >= timestamp_ms):
@@ -317,7 +318,7 @@ class TimeIndex(SparseIndex):
 
     def offset_for(self, timestamp_ms: int) -> int:
         """Return an offset up to which no record is later than `timestamp_ms`; the segment's base offset if no entry
-        says more.
+        applies.
         """
         if not self._keys or self._keys[0] > timestamp_ms:
             self.load_all()
@@ -329,7 +330,7 @@ class TimeIndex(SparseIndex):
         self.load_all()
         self._cut_to(bisect_left(self._values, max(offset - self.base_offset, 0)))
 
-    def _values_rise(self) -> bool:
+    def _values_ascend(self) -> bool:
         return all(map(le, self._values, self._values[1:])) and not (self._values and self._values[-1] > INT32_MAX)
 
     @staticmethod

@@ -1,14 +1,14 @@
-"""Sort the files of a partition's directory at its opening, and finish interrupted deletions and swaps.
+"""Classify the files of a partition's directory when the log is opened, and finish interrupted deletions and swaps.
 
-.deleted, .cleaned, .tmp    incomplete or unwanted: removed
-.swap                       a cleaned segment whose swap had begun: finished
+.deleted, .cleaned, .tmp    incomplete, or no longer needed: removed
+.swap                       files of a compacted segment whose swap had begun: the swap is finished
 """
 
 import logging
 from typing import TYPE_CHECKING, NamedTuple
 
 from tidelog.log.batch_scan import BASE_OFFSET, LAST_OFFSET_DELTA, headers
-from tidelog.log.file_kinds import OF_SEGMENT, Kind, file_kind
+from tidelog.log.file_kinds import SEGMENT_FILE_KINDS, Kind, file_kind
 from tidelog.log.segment import DELETED_SUFFIX, LOG_SUFFIX, SUFFIXES, file_name
 
 if TYPE_CHECKING:
@@ -23,7 +23,9 @@ UNSETTLED = (SWAP_SUFFIX, *UNWANTED)
 
 
 class DirectoryFiles(NamedTuple):
-    """Base offsets of segments and transaction indexes, and offsets of snapshots, all ascending."""
+    """Base offsets of segments and of transaction indexes, and offsets of producer snapshots, all ascending.
+    `has_epochs`: there is a checkpoint of leader epochs.
+    """
 
     segments: list[int]
     transaction_indexes: list[int]
@@ -32,7 +34,9 @@ class DirectoryFiles(NamedTuple):
 
 
 def settle_files(disk: "Disk", directory: str) -> DirectoryFiles:
-    """Create the directory if it is missing, finish what a crash interrupted, and return its files. Raises OSError."""
+    """Create the directory if it is missing, finish interrupted deletions and swaps, and classify the files that
+    remain. Raises OSError.
+    """
     try:
         names = disk.list(directory)
     except FileNotFoundError:
@@ -50,7 +54,7 @@ def settle_files(disk: "Disk", directory: str) -> DirectoryFiles:
         kind, base_offset = file_kind(name)
         by_kind[kind].append(base_offset)
     segments = by_kind[Kind.SEGMENT]
-    for kind in OF_SEGMENT[1:]:
+    for kind in SEGMENT_FILE_KINDS[1:]:
         for base_offset in [offset for offset in by_kind[kind] if offset not in segments]:
             path = f"{directory}/{file_name(base_offset, '.' + kind.value)}"
             logger.warning("index without a segment removed path=%s", path)
@@ -61,24 +65,27 @@ def settle_files(disk: "Disk", directory: str) -> DirectoryFiles:
 
 
 def _finish_swaps(disk: "Disk", directory: str, names: list[str]) -> None:
-    """Replace the segments whose offsets a `.swap` segment covers.
+    """Finish the swaps that had begun: replace the segments whose offsets a `.swap` segment covers.
 
-    A set of `.swap` files is complete only if no `.cleaned` log at or before its offset is left: then all its files
-    were renamed.
+    A `.log.cleaned` file shows that its swap had not begun. `.swap` files at its offset or above it are therefore
+    discarded; only those below it are finished.
     """
-    incomplete_from = min(_bases(names, LOG_SUFFIX + CLEANED_SUFFIX), default=1 << 63)
-    for base_offset in sorted(dict.fromkeys(b for suffix in SUFFIXES for b in _bases(names, suffix + SWAP_SUFFIX))):
+    incomplete_from = min(_base_offsets(names, LOG_SUFFIX + CLEANED_SUFFIX), default=1 << 63)
+    for base_offset in sorted(
+        dict.fromkeys(b for suffix in SUFFIXES for b in _base_offsets(names, suffix + SWAP_SUFFIX))
+    ):
         if base_offset >= incomplete_from:
             continue
         path = f"{directory}/{file_name(base_offset, LOG_SUFFIX)}"
-        # If the log file has its final name already, the replaced segments were removed before.
+        # If the log file has its final name already, the replaced files were removed or renamed before.
         if disk.exists(path + SWAP_SUFFIX):
             end_offset = max(_end_offset(disk, path + SWAP_SUFFIX, base_offset), base_offset + 1)
             for name in names:
                 kind, offset = file_kind(name)
-                if kind in OF_SEGMENT and base_offset <= offset < end_offset:
+                if kind in SEGMENT_FILE_KINDS and base_offset <= offset < end_offset:
                     disk.remove(f"{directory}/{name}")
-            for suffix in SUFFIXES[1:]:  # a power cut may have come between the renames
+            # a power cut may have lost the renames of the other files to `.swap`: repeat them
+            for suffix in SUFFIXES[1:]:
                 cleaned = f"{directory}/{file_name(base_offset, suffix)}{CLEANED_SUFFIX}"
                 if disk.exists(cleaned):
                     disk.rename(cleaned, cleaned[: -len(CLEANED_SUFFIX)] + SWAP_SUFFIX)
@@ -89,16 +96,18 @@ def _finish_swaps(disk: "Disk", directory: str, names: list[str]) -> None:
     for name in remaining:
         disk.remove(f"{directory}/{name}")
     if remaining:
-        # This must be durable before the `.cleaned` log is removed: otherwise a lone index would count as the index
-        # of the segment in place.
+        # This must be durable before the `.cleaned` log is removed. Otherwise, after another crash, an index from
+        # the discarded `.swap` set could remain without its log. The next start would then install it as an index of
+        # the segment in use.
         disk.sync_dir(directory)
 
 
 def remove_cleaned(disk: "Disk", directory: str) -> None:
-    """Remove the files of an interrupted compaction pass. If a `.cleaned` log stayed, the next start would treat a
-    later swap as incomplete.
+    """Remove the `.cleaned` files of an interrupted compaction pass. If a `.log.cleaned` file remained, the next
+    start would discard a swap at its offset or above, even if that swap had begun.
 
-    Must not be called while there are `.swap` files. Blocks; a missing directory is not an error. Raises OSError.
+    Must not be called while there are `.swap` files, since an unfinished `.swap` set would then look complete.
+    Blocks. A missing directory is not an error. Raises OSError.
     """
     if disk.exists(directory):
         for name in disk.list(directory):
@@ -107,11 +116,11 @@ def remove_cleaned(disk: "Disk", directory: str) -> None:
 
 
 def put_in_place(disk: "Disk", directory: str, base_offset: int) -> None:
-    """Rename the `.swap` files of a segment to their final names. The replaced files must have been removed durably.
-    Raises OSError.
+    """Rename the `.swap` files of a segment to their final names. Before the call, the replaced files must have been
+    removed, or renamed to `.deleted`, durably. Raises OSError.
 
-    The log file is renamed first, and durably: while it is a `.swap`, files with final names count as files of the
-    replaced segment.
+    The log file is renamed first, and durably. As long as its name ends with `.swap`, a start removes all index
+    files with final names in its range of offsets, since they belong to the replaced segments.
     """
     for suffixes in (SUFFIXES[:1], SUFFIXES[1:]):
         for suffix in suffixes:
@@ -121,7 +130,7 @@ def put_in_place(disk: "Disk", directory: str, base_offset: int) -> None:
         disk.sync_dir(directory)
 
 
-def _bases(names: list[str], ending: str) -> list[int]:
+def _base_offsets(names: list[str], ending: str) -> list[int]:
     return [int(name[:20]) for name in names if name[20:] == ending and name[:20].isdecimal()]
 
 

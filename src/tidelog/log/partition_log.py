@@ -1,4 +1,4 @@
-"""The log of one partition: append, read, truncate, retain, flush.
+"""The log of one partition: append, read, truncate, apply retention, flush.
 
 All methods are called on the event loop and wait for no disk beyond the page cache, unless a docstring says that the
 method blocks. Indexes, producer state and leader epochs are derived from the batches; recovery derives them by the
@@ -51,7 +51,7 @@ __all__ = ["Appended", "CorruptLog", "FlushPlan", "PartitionLog", "Slice", "Time
 
 logger = logging.getLogger("tidelog.log")
 
-ANY_SIZE = 1 << 62
+UNLIMITED = 1 << 62
 
 _new_tuple = tuple.__new__  # the call inside Appended(), without the cost of a Python function
 
@@ -99,7 +99,7 @@ class PartitionLog:
         """The report of the recovery at the opening."""
         self._durability = Durability(disk, directory, opened.segments, opened.snapshots, opened.log_end_offset)
         self.failure: str | None = None
-        """Why the log is permanently offline; None while it is online."""
+        """The reason why the log is offline, permanently; None while it is online."""
         self.on_io_failure: Callable[[PartitionLog, OSError], None] | None = None
         """Called on the loop after an error of the disk that is not temporary."""
         self._leader_epoch = -1
@@ -121,8 +121,8 @@ class PartitionLog:
         cache: IndexCache | None = None,
     ) -> "PartitionLog":
         """Open the log in `directory` (TOPIC-PARTITION), which is created if it is missing. Blocks; thread-safe.
-        `clean`: the last process stopped in order. Otherwise everything after `recovery_point` (-1: unknown) is
-        scanned and made durable. All logs of a broker share one `cache`. Raises CorruptLog, OSError.
+        `clean`: the last process stopped in order. Otherwise everything after `recovery_point` (-1: unknown) is scanned
+        and made durable. All logs of a broker share one `cache`. Raises CorruptLog, OSError.
         """
         opener = LogOpener(disk, directory, config, now_ms)
         opened = opener.open(clean=clean, recovery_point=recovery_point, log_start_offset=log_start_offset)
@@ -132,17 +132,17 @@ class PartitionLog:
         """Apply new topic settings."""
         self.config = config
         self._size_max = min(config.max_message_bytes, config.segment_bytes)
-        # A batch is checked in detail if its timestamps are further in the future, or older, than these limits. With
-        # -ANY_SIZE every batch is.
+        # A batch is checked in detail if its timestamps are further in the future, or older, than these limits. The
+        # limit -UNLIMITED means that every batch is checked in detail.
         self._ahead_max_ms = min(AHEAD_MS, config.message_timestamp_after_max_ms)
         self._age_max_ms = retention_time_ms(config)
         if (
             config.message_timestamp_type == "LogAppendTime"
             or config.compacts
             or config.record_validation == "full"
-            or config.message_timestamp_before_max_ms < ANY_SIZE
+            or config.message_timestamp_before_max_ms < UNLIMITED
         ):
-            self._ahead_max_ms = -ANY_SIZE
+            self._ahead_max_ms = -UNLIMITED
         self._segments.active.configure(config)
         self.reader.may_have_holes |= config.compacts
 
@@ -197,11 +197,10 @@ class PartitionLog:
     def append(
         self, batch: memoryview, header: BatchHeader, *, leader_epoch: int, now_ms: int, limits: Limits = True
     ) -> Appended:
-        """Append one batch as the leader; base offset and leader epoch are written into `batch`. A repeat of one of
-        its producer's last five batches is not appended; the result is that of the first append. `limits`: how to
-        check the topic's limits on clients (see `validation.Limits`). Raises the ApiError to respond with,
-        StorageError when the log is or goes offline, and NotInline when the records must be passed to `examine`.
-        Nothing is appended then.
+        """Append one batch as the leader; base offset and leader epoch are written into `batch`. A repeat of one of its
+        producer's last five batches is not appended; the result is that of the first append. `limits`: how to check the
+        topic's limits on clients (see `validation.Limits`). Raises the ApiError to respond with, StorageError when the
+        log is or goes offline, and NotInline when the records must be passed to `examine`. Then nothing was appended.
         """
         segment = self._segments.active
         size, position = header.size, segment.size
@@ -212,7 +211,7 @@ class PartitionLog:
         if limits and (
             size > self._size_max
             or max_timestamp - now_ms > self._ahead_max_ms
-            or base_timestamp < 0  # with the next line as `contradicts_itself`
+            or base_timestamp < 0  # this line and the next repeat `contradicts_itself`
             or (base_timestamp != max_timestamp and (base_timestamp > max_timestamp or header.count == 1))
             or ((not base_timestamp or now_ms - base_timestamp > self._age_max_ms) and may_hide_times(batch, header))
             or header.attributes & TIMESTAMP_TYPE_BIT
@@ -266,8 +265,8 @@ class PartitionLog:
 
     def append_as_follower(self, data: memoryview) -> int:
         """Append batches unchanged, with the offsets and epochs of their leader. Returns the new end offset. Raises
-        CorruptMessage for the first batch that is damaged or begins before the log's end, and StorageError as
-        `append`.
+        CorruptMessage for the first batch that is damaged or begins before the log's end, and StorageError as `append`
+        does.
         """
         for batch, fields in checked_batches(data, self.log_end_offset):
             self._append_assigned(batch, fields)
@@ -340,12 +339,12 @@ class PartitionLog:
         self._segments.active.finish()
         segment.use_cache(self._cache)
         segment.configure(self.config)
-        self._durability.rolled(self._segments.active, base_offset, self.producers)
+        self._durability.note_roll(self._segments.active, base_offset, self.producers)
         self._segments.add(segment)
         return segment
 
     def _write_failed(self, segment: Segment, position: int, end_offset: int, error: OSError) -> StorageError:
-        """Undo a write that failed for lack of space. After any other error the log goes offline."""
+        """Undo a write after a temporary error such as a full disk. After any other error the log goes offline."""
         if self.log_end_offset == end_offset and error.errno in TEMPORARY_ERRORS:
             try:
                 if error.errno not in NOT_OPENED:
@@ -367,7 +366,7 @@ class PartitionLog:
         return StorageError(f"{self.topic_partition} is offline: {error}")
 
     def fail(self, reason: str, error: Exception | None = None, *, say: bool = True) -> None:
-        """Take the log permanently offline, for damage or a disk `error`. Later calls raise StorageError."""
+        """Take the log permanently offline, because of damage or a disk `error`. `say`: also log the reason."""
         if self.failure is None:
             self.failure = reason
             if say:
@@ -379,10 +378,9 @@ class PartitionLog:
     # Reading
 
     def read(self, start: int, bytes_max: int, end_offset: int) -> Slice:
-        """Return whole batches of one segment, beginning with the one that holds `start`, below `end_offset`. The
-        first batch may exceed `bytes_max` (KIP-74). Empty if there is nothing below `end_offset`. Raises
-        OffsetOutOfRange unless log start offset <= start <= log end offset, and StorageError when the log is offline
-        or damaged.
+        """Return whole batches of one segment, beginning with the one that holds `start`, below `end_offset`. The first
+        batch may exceed `bytes_max` (KIP-74). Empty if there is nothing below `end_offset`. Raises OffsetOutOfRange
+        unless log start offset <= start <= log end offset, and StorageError when the log is offline or damaged.
         """
         log_end_offset = self.log_end_offset
         if not self.log_start_offset <= start <= log_end_offset:
@@ -401,10 +399,10 @@ class PartitionLog:
             raise self._io_failed("read", error) from error
 
     def cold_read(self, start: int, bytes_max: int) -> ColdRead | None:
-        """Return work to run on a thread before a `read` that would wait for the disk; None if it would not wait."""
+        """Return a read to run on a thread first if `read` would wait for the disk; None if it would not wait."""
         if self.failure is not None or not self.log_start_offset <= start < self.log_end_offset:
             return None
-        return self.look_up(lambda: self.reader.cold(start, bytes_max))
+        return self.look_up(lambda: self.reader.cold_read(start, bytes_max))
 
     def aborted_transactions(self, start: int, end_offset: int) -> "list[AbortedTransaction]":
         """Return aborted transactions with records in this range, by first offset. Raises StorageError."""
@@ -428,9 +426,9 @@ class PartitionLog:
     # Truncation
 
     def truncate_to(self, offset: int) -> None:
-        """Remove every batch that contains `offset` or a later one. Blocks until the cut is durable. The caller must
-        have persisted a recovery point that is not above the new end. No flush may be running, and no reader that
-        must not see the cut. Raises StorageError.
+        """Remove every batch that contains `offset` or a later one. Blocks until the cut is durable. Before the call,
+        the caller must persist a recovery point that is not above the new end. During the call no flush may run, and no
+        reader that must not see the cut. Raises StorageError.
         """
         if offset >= self.log_end_offset:
             return
@@ -471,7 +469,7 @@ class PartitionLog:
         self.producers = restore_producers(self._durability.snapshots, self._segments, self.log_start_offset, end)
 
     def restart_at(self, offset: int) -> None:
-        """Remove everything: the empty log starts at `offset`, which was persisted. Blocks. See `truncate_to`."""
+        """Make the log empty. It starts at `offset`, which the caller has persisted. Blocks. See `truncate_to`."""
         try:
             self._durability.before_cut(-1)
             for segment in self._segments.take_from(0):
@@ -498,15 +496,15 @@ class PartitionLog:
         return self.log_start_offset
 
     def segment_age_search(self, now_ms: int) -> SegmentAgeSearch | None:
-        """Return a search for segment ages, or None if all are known. Run it on a thread, then call its `take`
-        before `apply_retention`.
+        """Return a search for segment ages, or None if all ages are known. Run the search on a thread, then call its
+        `store_result` before `apply_retention`.
         """
-        return self._retention.look(self._disk, self.config, now_ms) if self.failure is None else None
+        return self._retention.age_search(self._disk, self.config, now_ms) if self.failure is None else None
 
     def apply_retention(self, now_ms: int, high_watermark: int | None = None) -> int:
-        """Remove whole segments that the settings no longer keep from the log, and return their number. Also forget
-        silent producers. Segments at or above the high watermark (None: the log's end) are kept. `removal` removes
-        the files. Raises StorageError.
+        """Remove whole segments from the log that the settings no longer keep, and return their number. Also forget
+        producers that were silent for `producer.id.expiration.ms`. Segments at or above the high watermark (None: the
+        log's end) are kept. The files are removed later, by `removal`. Raises StorageError.
         """
         self.producers.expire(now_ms, self.config.producer_id_expiration_ms)
         limit = self.log_end_offset if high_watermark is None else high_watermark
@@ -548,13 +546,13 @@ class PartitionLog:
             segment.retire()
 
     def segments_replaced(self, old: list[Segment], new: Segment, now_ms: int) -> None:
-        """Finish a replacement: `new` has its final names; the files of `old` stay readable as after retention."""
+        """Finish a replacement: the files of `new` have their final names, and those of `old` can be removed later."""
         new.use_cache(self._cache)
-        self._retention.keep(old, now_ms + self.config.file_delete_delay_ms)
+        self._retention.retire_replaced(old, now_ms + self.config.file_delete_delay_ms)
 
     def removal(self, now_ms: int) -> Removal | None:
-        """Return the due renames and removals of removed segments' files, or None. Run it on a thread, one at a
-        time, after the log start offset is durable.
+        """Return the renames and removals of removed segments' files that are due, or None. Run the result on a thread,
+        one at a time, after the log start offset is durable.
         """
         return self._retention.removal(now_ms)
 
@@ -576,7 +574,7 @@ class PartitionLog:
         self._durability.flushed(plan)
 
     def put_back(self, plan: FlushPlan) -> None:
-        """Accept a plan that could not run because file descriptors ran out; the next plan includes its work."""
+        """Take a plan back that could not run because file descriptors ran out. The next plan includes its work."""
         self._durability.put_back(plan)
 
     def settle(self) -> None:
@@ -584,8 +582,8 @@ class PartitionLog:
         self._durability.settle(self.log_end_offset, self.producers, self.epochs)
 
     def close(self, *, clean: bool = True) -> None:
-        """Close the log; blocks. `clean`: `settle` first; if that fails, it is logged and the next start recovers
-        this log.
+        """Close the log. Blocks. `clean`: call `settle` first. If `settle` fails, the error is logged, and the next
+        start recovers this log.
         """
         if clean and self.failure is None:
             try:
@@ -593,7 +591,7 @@ class PartitionLog:
             except OSError as error:
                 self.fail(f"closing failed: {error}")
         for segment in [*self._segments.items, *self._retention.retired()]:
-            # a running flush must not report its closed files as an error
+            # so that a running flush does not report the closed files as an error
             segment.deleted = segment.deleted or not clean
             if segment.opened is not None:
                 segment.opened.close()

@@ -1,8 +1,9 @@
 """The state of each producer id in a partition: epoch, the last five batches, the open transaction. Pure.
 
-The rules are Kafka 4.3's (KIP-98, KIP-360). A repeat of one of the last five batches is answered with its first
-offset. A batch of a known producer and epoch must follow the last one. A new epoch begins at sequence 0. An unknown
-or forgotten producer id may begin at any sequence. Sequences wrap from 2^31-1 to 0.
+The rules are Kafka 4.3's (KIP-98, KIP-360). A repeat of one of the last five batches is not appended again; the
+response has the offsets of the first append. A batch of a known producer and epoch must follow the last one. A new
+epoch begins at sequence 0. An unknown or forgotten producer id may begin at any sequence. Sequences wrap from 2^31-1
+to 0.
 """
 
 from typing import TYPE_CHECKING, NamedTuple
@@ -18,10 +19,11 @@ BATCHES_KEPT = 5
 SEQUENCE_MAX = (1 << 31) - 1
 NO_SEQUENCE = -1
 PRODUCERS_MAX = 100_000
-"""Limit on producer ids in one partition. Beyond it, the producers without an open transaction that were silent
-longest are forgotten."""
+"""Maximum number of producer ids in one partition. Beyond it, the producers that were silent longest are forgotten,
+except those with an open transaction."""
 FORGET_SHARE = 10
-"""At the limit, this fraction (1/N) of the producers is forgotten at once, so that the search is rare."""
+"""At the limit, this fraction (1/N) of the producers is forgotten at once, so that the search for the oldest is
+rare."""
 
 ABORT = 0
 COMMIT = 1
@@ -105,7 +107,7 @@ class ProducerState:
         first = header.base_sequence
         if epoch == entry.epoch:
             if first != entry.next_sequence:
-                repeated = _repeated(entry, first, advance_sequence(first, header.last_offset_delta))
+                repeated = _find_repeated(entry, first, advance_sequence(first, header.last_offset_delta))
                 if repeated is not None:
                     return repeated
                 raise OutOfOrderSequenceNumber(
@@ -196,8 +198,8 @@ class ProducerState:
         return AbortedTransaction(done.producer_id, done.first_offset, done.last_offset, stable)
 
     def first_unstable_offset(self, high_watermark: int) -> int | None:
-        """Return the first offset of a transaction that is open, or whose marker is not below the high watermark
-        yet.
+        """Return the first offset of the oldest transaction that is open, or whose marker is not below the high
+        watermark yet; None if there is none.
         """
         waiting = self._replicating
         if waiting and waiting[0].last_offset < high_watermark:
@@ -236,7 +238,7 @@ class ProducerState:
             del self.entries[producer_id]
 
 
-def _repeated(entry: ProducerEntry, first_sequence: int, last_sequence: int) -> ProducedBatch | None:
+def _find_repeated(entry: ProducerEntry, first_sequence: int, last_sequence: int) -> ProducedBatch | None:
     for batch in entry.batches:
         if batch.first_sequence == first_sequence and batch.last_sequence == last_sequence:
             return batch

@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 POSITIONS_KEPT = 16
 """Maximum number of remembered positions."""
 PLENTY = 1 << 31
-"""More bytes than a fetch can ask for."""
+"""More bytes than a fetch can request."""
 WARM_BYTES = 8 << 20
 """Number of bytes at the end of the log, the last appended ones, that are assumed to be in the page cache."""
 SEARCHED_BYTES_MAX = 4 << 20
-"""Limit on a batch's decompressed size when its records are searched by timestamp. The smallest records of this size
-take a third of a second."""
+"""Maximum decompressed size, in bytes, of a batch whose records are searched by timestamp. A batch of this size with
+the smallest possible records takes a third of a second."""
 HEADERS_PER_STEP = 64
 MARGIN_BYTES = 8192
 """Bytes that a cold read reads beyond the fetch's limit, to cover the distance from the index entry to the offset."""
@@ -81,7 +81,9 @@ class ColdRead:
 
 
 class LogReader:
-    """Finds batches in `segments`. The owner says where the log ends, and whether compaction may have left gaps."""
+    """Finds batches in `segments`. The owner passes the end of the log, and sets `may_have_holes` if compaction may
+    have removed offsets.
+    """
 
     __slots__ = ("_positions", "_segments", "may_have_holes")
 
@@ -89,7 +91,7 @@ class LogReader:
         self._segments = segments
         self.may_have_holes = False
         self._positions: dict[int, tuple[Segment, int]] = {}
-        """Segment and position of the batch that begins, or will begin, with an offset."""
+        """Segment and position of the batch that begins, or will begin, with the offset that is the key."""
 
     def forget_positions(self) -> None:
         """Forget all remembered positions, since segments were cut or removed."""
@@ -140,8 +142,8 @@ class LogReader:
             readable = size
         return Slice(segment.file, position, size, first, readable)
 
-    def cold(self, start: int, bytes_max: int) -> ColdRead | None:
-        """Return what to read on a thread if a read of `start` would wait for the disk; None if it would not."""
+    def cold_read(self, start: int, bytes_max: int) -> ColdRead | None:
+        """Return a read to run on a thread if a read of `start` would wait for the disk; None if it would not."""
         remembered = self._positions.get(start)
         if remembered is not None:
             segment, position = remembered
@@ -234,7 +236,8 @@ class LogReader:
         """Return the first record with the largest timestamp of the log, by the headers of batches; None without
         records.
 
-        If no record has a timestamp, it is the first record, with -1, as in Kafka. Raises CorruptLog.
+        If no record has a timestamp, the result is the first record, with timestamp -1, as in Kafka. Raises
+        CorruptLog.
         """
         best: tuple[int, int, Segment] | None = None
         for segment in self._segments.items[self._segments.floor(start_offset) :]:
@@ -260,8 +263,8 @@ class LogReader:
         return largest if largest.timestamp >= NO_TIMESTAMP else None
 
     def _latest(self, segment: Segment, start_offset: int) -> Steps[tuple[int, int]]:
-        """Return the largest timestamp from `start_offset` on, and an offset of the first batch that has it; the
-        offset is -1 if there are no records.
+        """Return the largest timestamp from `start_offset` on, and the last offset of the first batch that has it.
+        The offset is -1 if there are no records.
         """
         latest = segment.latest_timestamp()
         if segment.base_offset >= start_offset and latest > 0:  # a timestamp of 0 may come from a wrong header

@@ -1,8 +1,8 @@
 """Recompress a producer's batch with the codec of the topic's `compression.type`.
 
 The records are decompressed and compressed as one block of bytes, both outside of Python. Only the length of each
-record is read, to check that the batch contains as many records as it states. Kafka rebuilds such a batch from its
-records; codec, offsets, timestamps and producer fields are the same.
+record is read, to check that the batch contains as many records as it states. Kafka instead rebuilds the batch from
+its records; the result has the same codec, offsets, timestamps and producer fields.
 """
 
 from struct import Struct
@@ -30,13 +30,13 @@ LZ4_FAST = 9
 
 
 class Recompression(NamedTuple):
-    """The codec and limits to which batches of a topic are recompressed."""
+    """The codec, level and size limit with which batches of a topic are recompressed."""
 
     codec: Codec
     level: int | None
     """None means the library's default."""
     batch_bytes_max: int
-    """max.message.bytes. The caller checks it before, and `recompress` checks it after recompression."""
+    """max.message.bytes. The caller checks the batch before the recompression, and `recompress` checks the result."""
 
 
 def recompression(config: "LogConfig") -> Recompression | None:

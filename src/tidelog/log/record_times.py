@@ -36,10 +36,11 @@ INLINE_BYTES_MAX = 1 << 20
 
 
 def contradicts_itself(header: BatchHeader) -> bool:
-    """Return whether a client's header must be wrong: a timestamp is missing, or the largest is before the first.
+    """Return whether a client's header must be wrong: a timestamp is missing, or the largest one is before the base
+    timestamp.
 
-    librdkafka states -1 and 0 if no record has a timestamp. The base and the largest timestamp of a single record must
-    be equal.
+    If no record has a timestamp, librdkafka states -1 as the base and 0 as the largest timestamp. The base and the
+    largest timestamp of a single record must be equal.
     """
     first, largest = header.base_timestamp, header.max_timestamp
     return first < 0 or (first != largest and (first > largest or header.count == 1))
@@ -139,7 +140,7 @@ class SegmentPart(NamedTuple):
         return json.dumps(self).encode()
 
 
-class FoundTimes(NamedTuple):
+class RecordTimes(NamedTuple):
     """The result of `find_times`.
 
     `latest` is the largest timestamp of all records that could be decoded. `stated` is the largest timestamp in the
@@ -155,12 +156,12 @@ class FoundTimes(NamedTuple):
         return json.dumps(self).encode()
 
     @classmethod
-    def decode(cls, content: bytes) -> "FoundTimes":
+    def decode(cls, content: bytes) -> "RecordTimes":
         """Decode the result of `encode`. Raises ValueError, TypeError."""
         return cls(*json.loads(content))
 
 
-def find_times(file: "File", part: SegmentPart) -> FoundTimes:
+def find_times(file: "File", part: SegmentPart) -> RecordTimes:
     """Read the timestamp of every record of a part of a segment. A million records take about a second. Raises
     OSError.
     """
@@ -175,14 +176,16 @@ def find_times(file: "File", part: SegmentPart) -> FoundTimes:
             else:
                 latest = max(latest, batch_latest)
     except CorruptLog as error:
-        return FoundTimes(latest, stated, str(error))
-    return FoundTimes(latest, stated, "")
+        return RecordTimes(latest, stated, str(error))
+    return RecordTimes(latest, stated, "")
 
 
-def find_times_in_child(apart: "ChildResources", request: bytes, report: "Callable[[bytes], None]") -> None:
-    """Run `find_times` in a separate process. `request` is an encoded SegmentPart, the report an encoded FoundTimes."""
+def find_times_in_child(resources: "ChildResources", request: bytes, report: "Callable[[bytes], None]") -> None:
+    """Run `find_times` in a separate process. `request` is an encoded SegmentPart, and the report is an encoded
+    RecordTimes.
+    """
     part = SegmentPart(*json.loads(request))
-    file = apart.disk.open(part.path)
+    file = resources.disk.open(part.path)
     try:
         report(find_times(file, part).encode())
     finally:

@@ -42,7 +42,7 @@ logger = logging.getLogger("tidelog.log")
 
 
 class RecoveryReport(NamedTuple):
-    """The work done when a log was opened: bytes scanned for CRCs, and bytes cut off."""
+    """The work of opening a log: number of bytes whose CRCs were checked, and number of bytes cut off."""
 
     scanned_bytes: int
     truncated_bytes: int
@@ -78,9 +78,9 @@ class LogOpener:
     def open(self, *, clean: bool, recovery_point: int, log_start_offset: int) -> OpenedLog:
         """Open the log. `recovery_point` -1 means unknown; then closed segments count as flushed.
 
-        Raises CorruptLog for damage below the recovery point, and for damage that a crash cannot cause: records are
-        missing between `log_start_offset` and the first file, although the start offset is persisted before files
-        below it are removed.
+        Raises CorruptLog for damage below the recovery point, and for damage that a crash cannot cause. For example,
+        records are missing between `log_start_offset` and the first file, although the start offset is persisted
+        before files below it are removed.
         """
         files = settle_files(self._disk, self._directory)
         self._snapshots = Snapshots(self._disk, self._directory, files.snapshots)
@@ -203,8 +203,8 @@ class LogOpener:
                     self._epochs.assign(fields[LEADER_EPOCH], fields[BASE_OFFSET])
 
     def _restart_at(self, start: int) -> None:
-        """Begin an empty log at `start`. Everything in the log is below the start offset, and was durable when the
-        start offset was persisted.
+        """Begin an empty log at `start`. All records in the log are below the start offset, and were durable when
+        the start offset was persisted.
         """
         for segment in self._segments.take_from(0):
             self._truncated += segment.size
@@ -313,9 +313,10 @@ class LogOpener:
         return True
 
     def _check_sealed(self, segment: Segment) -> None:
-        """Check that the indexes of a closed segment below the scanned part agree with its end.
+        """Check the end of a closed segment below the scanned part against its indexes. Rebuild the indexes if they
+        disagree.
 
-        Raises CorruptLog if the log file does not.
+        Raises CorruptLog if the log file itself is damaged.
         """
         try:
             self._walk_tail(segment)
@@ -358,9 +359,10 @@ class LogOpener:
         return end
 
     def _replay_flushed(self, segment: Segment, position: int, replay_from: int) -> tuple[int, int]:
-        """Replay the headers of flushed batches. Returns (position, offset) of the recovery point.
+        """Replay the headers of flushed batches. Returns (position, offset) of the first batch that may not be
+        flushed.
 
-        Raises CorruptLog if any of them is missing or bad.
+        Raises CorruptLog if a flushed batch is missing or bad.
         """
         end = segment.base_offset
         if end >= self._recovery_point:
@@ -388,10 +390,11 @@ class LogOpener:
             replay_batch(self._producers, segment, position, size, fields)
 
     def _cut_unwritten(self, segment: Segment, position: int, end_offset: int) -> bool:
-        """Cut off the rest of the segment if it was never written, and return whether it was so.
+        """Cut off the rest of the segment, after the last batch, if it was never written. Returns whether it was cut
+        off.
 
-        Such a rest is zeros, and no record may be missing: the next segment begins with `end_offset`; or, if there
-        is no next segment, `end_offset` is not below the recovery point.
+        It was never written if it consists of zeros and no record is missing: the next segment begins with
+        `end_offset`; or, if there is no next segment, `end_offset` is not below the recovery point.
         """
         index = self._segments.items.index(segment) + 1
         if index < len(self._segments.items):

@@ -1,6 +1,6 @@
 """Remove whole segments that the topic's settings no longer keep, in steps, with the slow work off the loop.
 
-    look      (a thread)  determine the ages of segments that may be too old, where they are not known
+    search    (a thread)  determine the ages of segments that may be too old, where they are not known
     take      (the loop)  segments leave the log; the log start offset moves
               (a thread)  the caller persists the log start offset
     removal   (a thread)  files are renamed to .deleted and stay readable; they are removed after file.delete.delay.ms
@@ -9,14 +9,14 @@ The start offset is durable before the first file is removed. So if the first se
 its files were lost in another way.
 
 The age of a segment counts from its largest record timestamp, or from the last change of its file if no record has a
-timestamp. The headers of its batches state this timestamp. The headers are trusted as long as the segment is kept by
-them, and if they agree with the time of the last change. Otherwise the records are read before anything is deleted.
+timestamp. The headers of its batches state this timestamp. The headers are trusted if they keep the segment, or if they
+agree with the time of the last change. Otherwise the records are read before anything is deleted.
 """
 
 from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
 
-from tidelog.log.record_times import AHEAD_MS, FoundTimes, SegmentPart, find_times
+from tidelog.log.record_times import AHEAD_MS, RecordTimes, SegmentPart, find_times
 from tidelog.log.segment import NO_TIMESTAMP, UNKNOWN, SegmentAge
 
 if TYPE_CHECKING:
@@ -52,11 +52,11 @@ class _DoubtfulSegment(NamedTuple):
 
 
 class SegmentAgeSearch:
-    """Determines the ages of segments. `run` blocks, on any thread, and changes nothing; `take`, on the loop, stores
-    the result.
+    """Determines the ages of segments. `run` blocks, on any thread, and changes nothing. `store_result` runs on the
+    loop.
 
-    After `run`, the records of a segment may be needed (`wanted`). Then the caller reads them, calls `found`, and
-    calls `run` again.
+    If `wanted_part` is set after `run`, the records of a segment are needed. Then the caller reads them, calls
+    `add_record_times`, and calls `run` again.
     """
 
     __slots__ = ("_ages", "_config", "_disk", "_doubtful", "_header_times", "_now_ms", "_segments", "_sizes")
@@ -87,12 +87,12 @@ class SegmentAgeSearch:
                 return
 
     @property
-    def wanted(self) -> SegmentPart | None:
+    def wanted_part(self) -> SegmentPart | None:
         """The part of a segment whose records must be read before `run` can continue; None if none is needed."""
         return None if self._doubtful is None else self._doubtful.part
 
-    def found(self, times: FoundTimes) -> None:
-        """Accept the timestamps of the records of `wanted`."""
+    def add_record_times(self, times: RecordTimes) -> None:
+        """Accept the timestamps of the records of `wanted_part`."""
         doubtful = self._doubtful
         assert doubtful is not None
         self._doubtful = None
@@ -102,13 +102,13 @@ class SegmentAgeSearch:
         self._ages[doubtful.segment] = SegmentAge(doubtful.size, from_ms)
 
     @property
-    def outdated(self) -> bool:
-        """Whether a segment was replaced by compaction, or removed, since the search began. Then the result is of no
-        use.
+    def is_outdated(self) -> bool:
+        """Whether a segment was replaced by compaction, or removed, since the search began. Then the result must not
+        be used.
         """
         return any(segment.deleted for segment in self._segments)
 
-    def take(self) -> None:
+    def store_result(self) -> None:
         for segment, (latest, offset) in self._header_times.items():
             if segment.max_timestamp == UNKNOWN:
                 segment.max_timestamp, segment.max_timestamp_offset = latest, offset
@@ -135,12 +135,12 @@ class SegmentAgeSearch:
         if part.end - part.position <= INLINE_PART_BYTES_MAX:
             file = self._disk.open(part.path)
             try:
-                self.found(find_times(file, part))
+                self.add_record_times(find_times(file, part))
             finally:
                 file.close()
 
 
-class Retired:
+class RetiredSegments:
     """Segments that were removed from the log together."""
 
     __slots__ = ("due_ms", "renamed", "segments")
@@ -153,13 +153,13 @@ class Retired:
 
 
 class Removal:
-    """Renames and removes the files of retired segments. `run` blocks, on any thread. Work that fails is in the
-    log's next removal again.
+    """Renames and removes the files of retired segments. `run` blocks, on any thread. Work that fails is repeated by
+    the log's next removal.
     """
 
     __slots__ = ("_to_remove", "_to_rename")
 
-    def __init__(self, to_rename: list[Retired], to_remove: list[Retired]) -> None:
+    def __init__(self, to_rename: list[RetiredSegments], to_remove: list[RetiredSegments]) -> None:
         self._to_rename = to_rename
         self._to_remove = to_remove
 
@@ -187,9 +187,9 @@ class Retention:
 
     def __init__(self, segments: "SegmentList") -> None:
         self._segments = segments
-        self._retired: list[Retired] = []
+        self._retired: list[RetiredSegments] = []
 
-    def look(self, disk: "Disk", config: "LogConfig", now_ms: int) -> SegmentAgeSearch | None:
+    def age_search(self, disk: "Disk", config: "LogConfig", now_ms: int) -> SegmentAgeSearch | None:
         """Return a search for the segment ages that `count` needs; None if all of them are known."""
         unknown_segments: list[Segment] = []
         for segment in self._segments.items:
@@ -204,9 +204,9 @@ class Retention:
         """Return how many of the oldest segments must be removed: they are too old, exceed the size limit, or end at
         or below the log start offset.
 
-        `limit` is the high watermark: a segment that ends above it is kept. An empty active segment is kept, and a
-        segment of unknown age is not removed for its age. The result may include all segments; then the caller rolls
-        first.
+        A segment that ends above `limit` (the high watermark, or the recovery point if that is lower) is kept. An
+        empty active segment is kept, and a segment of unknown age is not removed for its age. The result may include
+        all segments; then the caller rolls first.
         """
         items = self._segments.items
         if self._segments.swapping:
@@ -227,23 +227,27 @@ class Retention:
         return count
 
     def take(self, count: int, due_ms: int) -> list["Segment"]:
-        """Remove the oldest `count` segments from the log and return them. Their files may be removed at `due_ms`."""
+        """Remove the oldest `count` segments from the log and return them. Their files may be removed from `due_ms`
+        on.
+        """
         taken = self._segments.take_first(count)
         for segment in taken:
             segment.retire()
-        self._retired.append(Retired(taken, due_ms))
+        self._retired.append(RetiredSegments(taken, due_ms))
         return taken
 
-    def keep(self, renamed: list["Segment"], due_ms: int) -> None:
-        """Retire segments that compaction has replaced. Their files, which are renamed already, may be removed at
-        `due_ms`.
+    def retire_replaced(self, renamed: list["Segment"], due_ms: int) -> None:
+        """Retire segments that compaction has replaced. Their files are renamed already, and may be removed from
+        `due_ms` on.
         """
-        retired = Retired(renamed, due_ms)
+        retired = RetiredSegments(renamed, due_ms)
         retired.renamed = True
         self._retired.append(retired)
 
     def removal(self, now_ms: int) -> Removal | None:
-        """Return the due work on files, or None. Only one removal may run at a time; see `Removal.renames_files`."""
+        """Return the work on files that is due, or None. Only one removal may run at a time; see
+        `Removal.renames_files`.
+        """
         self._retired = [retired for retired in self._retired if retired.segments]
         to_rename = [retired for retired in self._retired if not retired.renamed]
         to_remove = [retired for retired in self._retired if retired.due_ms <= now_ms]
@@ -264,7 +268,7 @@ def _age_status(segment: "Segment", config: "LogConfig", now_ms: int) -> AgeStat
         return AgeStatus.KEPT
     age = segment.age
     if age is not None and now_ms - age.from_ms <= config.retention_ms:
-        return AgeStatus.KEPT  # even if it has grown since
+        return AgeStatus.KEPT  # also if the segment has grown since
     if age is not None and age.size == segment.size:
         return AgeStatus.EXPIRED
     if age is None and _kept_by_header(segment.max_timestamp, config, now_ms):
@@ -273,7 +277,7 @@ def _age_status(segment: "Segment", config: "LogConfig", now_ms: int) -> AgeStat
 
 
 def _kept_by_header(latest: int, config: "LogConfig", now_ms: int) -> bool:
-    """Return whether the headers' largest timestamp keeps the segment. A timestamp in the future would keep it
-    forever, so it does not count.
+    """Return whether the largest timestamp in the headers keeps the segment. A timestamp far in the future does not
+    count, since it would keep the segment forever.
     """
     return now_ms - config.retention_ms <= latest <= now_ms + AHEAD_MS and latest >= 0

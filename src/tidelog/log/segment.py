@@ -21,8 +21,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger("tidelog.log")
 
 NOT_OPENED = (errno.EMFILE, errno.ENFILE)
+"""Errors of a process or system without free file descriptors: the file was not opened."""
 TEMPORARY_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, *NOT_OPENED)
-"""Errors after which the file is unchanged and a retry may succeed."""
+"""Errors after which a retry may succeed."""
 NO_TIMESTAMP = -1
 UNKNOWN = -2
 """Not determined yet."""
@@ -106,11 +107,11 @@ class Segment:
         """The largest timestamp in the headers of its batches; NO_TIMESTAMP if there is none."""
         self.max_timestamp_offset = base_offset
         self.age: SegmentAge | None = None
-        """The age, once retention has needed and determined it; None before."""
+        """The age, after retention needed it and determined it; None before."""
         self.created_ms = 0
         self.deleted = False
         self.sound_from = size
-        """From this position on the batches are known to be complete, since this process wrote or recovered them."""
+        """From this position on, the batches are known to be complete, since this process wrote or recovered them."""
         self._checked_from = self._checked_to = self._checked_offset = 0
         """The region whose batches reads have checked (bytes, end exclusive), and the next offset after it."""
         self.index_after = 0
@@ -146,8 +147,8 @@ class Segment:
         return segment
 
     def _undo_creation(self) -> None:
-        """Remove the files after a failed roll: appends may go on in the previous segment, and no empty segment may
-        follow it.
+        """Remove the files after a failed roll. Appends may continue in the previous segment, and no empty segment
+        may follow it.
         """
         for suffix in SUFFIXES:
             path = self.path[: -len(LOG_SUFFIX)] + suffix
@@ -168,9 +169,9 @@ class Segment:
         self.times.use_cache(cache)
 
     def use_ending(self, ending: str) -> None:
-        """Use files whose names have the suffix `ending`, as those of a rewritten segment have for a time.
+        """Use the files whose names have the suffix `ending` (`.cleaned`, `.swap`, or "" for the final names).
 
-        Open files follow a rename by themselves.
+        Files that are open already stay usable after a rename.
         """
         stem = f"{self.path[: self.path.rindex('/')]}/{self.base_offset:020d}"
         self.path = stem + LOG_SUFFIX + ending
@@ -193,10 +194,10 @@ class Segment:
         self._interval = config.index_interval_bytes
 
     def configure(self, config: "LogConfig") -> None:
-        """Apply the settings that say when to roll and to index."""
+        """Apply the settings that decide when to roll and where to add index entries."""
         self._interval = config.index_interval_bytes
         self._entries_max = config.segment_index_bytes // OffsetIndex.entry_bytes
-        # one is reserved for the roll
+        # one entry is reserved for the one that `finish` adds at the roll
         self._time_entries_max = config.segment_index_bytes // TimeIndex.entry_bytes - 1
         self.size_limit = config.segment_bytes
         self.roll_timestamp = FIRST_TIMESTAMP_PENDING
@@ -245,8 +246,8 @@ class Segment:
         return NO_TIMESTAMP
 
     def add_index_entry(self, last_offset: int, position: int) -> None:
-        """Add index entries for a batch that is more than the interval after the last entry. Raises OSError, but not
-        for a full disk.
+        """Add index entries for a batch that is more than the interval after the last entry. Raises OSError, except
+        for temporary errors such as a full disk.
         """
         self.index.append(last_offset, position)
         self.times.append(self.max_timestamp, self.max_timestamp_offset)
@@ -288,7 +289,7 @@ class Segment:
         return self.indexes_unsynced or self.transactions.unsynced
 
     def take_unsynced(self) -> "list[Syncable]":
-        """Return the indexes that a flush must sync, and count them as synced."""
+        """Return the indexes that a flush must sync, and mark them as synced."""
         taken: list[Syncable] = []
         if self.indexes_unsynced:
             self.indexes_unsynced = False
@@ -547,8 +548,8 @@ class Segment:
             index.unload()
 
     def rename_deleted(self) -> None:
-        """Rename the files to `.deleted`, after `retire`. A restart finishes the deletion. Blocks; thread-safe.
-        Raises OSError.
+        """Rename the files to `.deleted`, after `retire`. After a restart, the opening of the log removes them.
+        Blocks; thread-safe. Raises OSError.
         """
         for suffix in SUFFIXES:
             path = self.path[: -len(LOG_SUFFIX)] + suffix

@@ -8,13 +8,13 @@ from tidelog.log.segment import Segment
 class SegmentList:
     """The segments. The list is never empty once the log is open."""
 
-    __slots__ = ("_bases", "items", "swapping")
+    __slots__ = ("_base_offsets", "items", "swapping")
 
     def __init__(self, items: list[Segment]) -> None:
         self.items = items
         self.swapping = False
         """True while a swap renames files; retention and compaction wait for its end."""
-        self._bases = [segment.base_offset for segment in items]
+        self._base_offsets = [segment.base_offset for segment in items]
 
     @property
     def active(self) -> Segment:
@@ -25,23 +25,23 @@ class SegmentList:
         return sum(segment.size for segment in self.items)
 
     def floor(self, offset: int) -> int:
-        """Return the index of the segment that would contain `offset`; 0 for an offset before all of them."""
-        return max(bisect_right(self._bases, offset) - 1, 0)
+        """Return the index of the segment that would contain `offset`; 0 if `offset` is below all segments."""
+        return max(bisect_right(self._base_offsets, offset) - 1, 0)
 
     def add(self, segment: Segment) -> None:
         self.items.append(segment)
-        self._bases.append(segment.base_offset)
+        self._base_offsets.append(segment.base_offset)
 
     def take_first(self, count: int) -> list[Segment]:
         """Remove and return the oldest `count` segments."""
         taken = self.items[:count]
-        del self.items[:count], self._bases[:count]
+        del self.items[:count], self._base_offsets[:count]
         return taken
 
     def take_from(self, index: int) -> list[Segment]:
-        """Remove and return the segments from index `place` on."""
+        """Remove and return the segments from `index` on."""
         taken = self.items[index:]
-        del self.items[index:], self._bases[index:]
+        del self.items[index:], self._base_offsets[index:]
         return taken
 
     def replace(self, old: list[Segment], new: Segment) -> None:
@@ -49,4 +49,4 @@ class SegmentList:
         index = self.items.index(old[0])
         assert self.items[index : index + len(old)] == old, "the segments are neighbours"
         self.items[index : index + len(old)] = [new]
-        self._bases[index : index + len(old)] = [new.base_offset]
+        self._base_offsets[index : index + len(old)] = [new.base_offset]

@@ -1,4 +1,6 @@
-"""The producer snapshot files of one log: which ones exist and which are kept, and loading the newest sound one."""
+"""The producer snapshot files of one log: which of them exist, which must be kept, and which is the newest sound
+one.
+"""
 
 import logging
 from typing import TYPE_CHECKING
@@ -18,8 +20,8 @@ logger = logging.getLogger("tidelog.log")
 
 SUFFIX = ".snapshot"
 NEWEST_KEPT = 2
-"""Number of newest snapshots that are kept besides those at the base offsets of segments, from which truncations
-start."""
+"""Number of newest snapshots that are kept. The snapshots at the base offsets of segments are kept too, since
+truncations start from them."""
 
 
 class Snapshots:
@@ -72,7 +74,7 @@ class Snapshots:
         return [self.path(offset) for offset in obsolete]
 
     def give_back(self, obsolete: list[str]) -> None:
-        """Accept paths of `take_obsolete` again whose files could not be removed."""
+        """Take back paths of `take_obsolete` whose files could not be removed."""
         for path in obsolete:
             self.add(int(path.rpartition("/")[2][: -len(SUFFIX)]))
 

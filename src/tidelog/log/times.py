@@ -20,12 +20,16 @@ def find_timestamp(log: "PartitionLog", timestamp_ms: int) -> Steps[TimestampOff
 
 
 def find_max_timestamp(log: "PartitionLog") -> Steps[TimestampOffset | None]:
-    """Return the first record with the largest timestamp of the log; None if no record has one. Raises StorageError."""
+    """Return the first record with the largest timestamp of the log; None if the log has no records. Raises
+    StorageError.
+    """
     return _in_steps(log, log.reader.max_timestamp_offset)
 
 
 def _in_steps(log: "PartitionLog", search: Callable[[int], Steps[T]]) -> Steps[T]:
-    """Search again from the start when the log has changed between two steps in a way that affects the result."""
+    """Run `search` in steps. Start again when the log has changed between two steps in a way that affects the
+    result.
+    """
     while True:
         steps = search(log.log_start_offset)
         try:

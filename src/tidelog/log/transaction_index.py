@@ -1,8 +1,8 @@
-"""The aborted transactions of a segment, in Kafka's `.txnindex` format: 34 bytes an entry, big-endian.
+"""The aborted transactions of a segment, in Kafka's `.txnindex` format: 34 bytes per entry, big-endian.
 
     version (int16, 0) | producer id (int64) | first offset | last offset (of the marker) | last stable offset
 
-Most segments have no aborted transactions and no such file. Entries are read when a read_committed fetch needs them.
+Most segments have no aborted transactions and no such file. The file is read each time its entries are needed.
 """
 
 from collections.abc import Iterator
@@ -19,8 +19,8 @@ ENTRY = Struct(">hqqqq")
 
 
 class AbortedTransaction(NamedTuple):
-    """An aborted transaction. `last_offset` is its marker's; `last_stable_offset` is the LSO after the marker was
-    appended.
+    """An aborted transaction. `last_offset` is the offset of its abort marker. `last_stable_offset` is the last
+    stable offset of the log after the marker was appended.
     """
 
     producer_id: int
@@ -42,8 +42,8 @@ class TransactionIndex:
         self._loaded: list[AbortedTransaction] | None = None
 
     def hold(self) -> None:
-        """Keep the entries in memory until `release`, so that the file may be renamed meanwhile. Raises the errors
-        of `read`.
+        """Store the entries in memory until `release`, so that the file may be renamed during that time. Raises the
+        errors of `read`.
         """
         self._loaded = self.read()
 
@@ -60,11 +60,11 @@ class TransactionIndex:
         self.unsynced = True
 
     def read(self) -> list[AbortedTransaction]:
-        """Return all entries. Raises CorruptLog for an unknown version or offsets out of order."""
+        """Return all entries. Raises CorruptLog for an unknown version or offsets out of order, and OSError."""
         return list(self.entries())
 
     def entries(self) -> Iterator[AbortedTransaction]:
-        """Yield the entries one by one; entries before a bad one are yielded. Raises the errors of `read`."""
+        """Yield the entries one by one; entries before a bad entry are yielded. Raises the errors of `read`."""
         if self._loaded is not None:
             yield from self._loaded
             return

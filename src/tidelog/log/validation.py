@@ -32,11 +32,11 @@ INLINE_RECORDS_MAX = 4000
 INLINE_BYTES_MAX = 1 << 20
 """Maximum decompressed size, in bytes, of a batch that is examined on the event loop."""
 EXAMINED_RECORDS_MAX = 1_000_000
-"""Maximum number of records of a batch that is examined at all. More would occupy a thread, and half of the loop's
+"""Maximum number of records of a batch that is examined. More records would occupy a thread, and half of the loop's
 time, for seconds."""
 VARINT_BYTES_MAX = 5
 TIMESTAMP_DELTA_AT = 2
-"""Position of a record's timestamp delta behind the last byte of its length: the attributes lie between them."""
+"""Distance from the last byte of a record's length to its timestamp delta. The attributes are between them."""
 FIRST_RECORD_BYTES_MIN = VARINT_BYTES_MAX + TIMESTAMP_DELTA_AT
 _ATTRIBUTES = Struct(">h")
 _ATTRIBUTES_AT = 21
@@ -61,18 +61,19 @@ class NotInline(Exception):
     """
 
 
-class Examined(NamedTuple):
+class ExaminationResult(NamedTuple):
     """The result of `examine`, and the settings that it was made with."""
 
     config: "LogConfig"
     max_timestamp: int
 
 
-Examiner: TypeAlias = "Callable[[memoryview, BatchHeader, LogConfig, int], Examined]"
+Examiner: TypeAlias = "Callable[[memoryview, BatchHeader, LogConfig, int], ExaminationResult]"
 """Examines the records of a batch now: `examine_inline`, possibly limited by a time budget."""
-Limits: TypeAlias = "bool | Examined | Examiner"
-"""Whether and how a topic's limits on clients apply. False: they do not. True: as far as the header shows.
-Otherwise: the result of an examination, or the function that examines the records."""
+Limits: TypeAlias = "bool | ExaminationResult | Examiner"
+"""Whether and how a topic's limits on clients apply. False: they do not apply. True: they are checked by the header,
+and by the records if that is needed and takes only some ms. Otherwise: the result of an examination, or the function
+that examines the records."""
 
 
 def check_client_batch(
@@ -95,13 +96,13 @@ def check_client_batch(
     if header.size > config.segment_bytes:
         raise RecordListTooLarge(
             f"the record batch has {header.size} bytes and the topic's segment.bytes is {config.segment_bytes}: "
-            "a batch lies in one segment; raise it, or send smaller batches (producer: batch.size)"
+            "a batch must fit into one segment; raise segment.bytes, or send smaller batches (producer: batch.size)"
         )
     max_timestamp = header.max_timestamp
     if _needs_examination(batch, header, config, now_ms) or (
         would_roll and config.message_timestamp_type == "CreateTime"
     ):
-        if isinstance(limits, Examined):
+        if isinstance(limits, ExaminationResult):
             if limits.config is not config:
                 raise NotInline
             examined = limits
@@ -119,8 +120,8 @@ def check_client_batch(
 
 
 def _needs_examination(batch: memoryview, header: "BatchHeader", config: "LogConfig", now_ms: int) -> bool:
-    """Return whether the records must be examined, since the settings need more than the header, or it cannot be
-    right.
+    """Return whether the records must be examined, since the settings need more than the header states, or since the
+    header cannot be right.
     """
     if config.compacts or config.record_validation == "full":
         return True
@@ -143,12 +144,12 @@ def _needs_examination(batch: memoryview, header: "BatchHeader", config: "LogCon
 
 
 def may_hide_times(batch: memoryview, header: "BatchHeader") -> bool:
-    """Return whether a header that states old times, or 0, may be wrong: the first record is not at hand, or it has
-    another time than the header's base timestamp.
+    """Return whether a header whose base timestamp is 0 or old may be wrong: the first record cannot be read without
+    decompression, or its timestamp differs from the base timestamp.
 
-    A client that does not fill in the times of its headers states 0. But old records under a true header are as usual
-    as new ones: a bulk load must not cost a look at each of its records. Whatever such a header hides, retention reads
-    the records before it deletes them.
+    A client that does not set the timestamps of its headers states 0. But records that are old under a correct
+    header are common, for example in a bulk load, and the check must not read each of them. If a wrong header passes
+    this check, no record is lost: retention reads the records before it deletes them.
     """
     if header.attributes & CODEC_MASK or len(batch) < HEADER_BYTES + FIRST_RECORD_BYTES_MIN:
         return True
@@ -165,7 +166,7 @@ def retention_time_ms(config: "LogConfig") -> int:
 
 def examine(
     batch: Buffer, header: "BatchHeader", config: "LogConfig", now_ms: int, *, inline: bool = False
-) -> Examined:
+) -> ExaminationResult:
     """Examine every record. Takes some µs for each record, up to seconds; thread-safe.
 
     `inline`: raise NotInline if it would take longer than some ms. Raises the ApiError to respond with.
@@ -187,10 +188,10 @@ def examine(
     except MalformedMessage as error:
         raise undecodable(error, header) from error
     findings.refuse(header, config)
-    return Examined(config, findings.max_timestamp)
+    return ExaminationResult(config, findings.max_timestamp)
 
 
-def examine_inline(batch: memoryview, header: "BatchHeader", config: "LogConfig", now_ms: int) -> Examined:
+def examine_inline(batch: memoryview, header: "BatchHeader", config: "LogConfig", now_ms: int) -> ExaminationResult:
     """Examine every record; raises NotInline if that would take longer than some ms. See `examine`."""
     return examine(batch, header, config, now_ms, inline=True)
 
@@ -200,7 +201,7 @@ def undecodable(error: MalformedMessage, header: "BatchHeader") -> ApiError:
     Kafka's codes.
 
     Kafka reads the records while it decompresses them. If the stream is broken and bytes also follow the last
-    record, Kafka reports these bytes, since it meets them first.
+    record, Kafka reports these bytes, since it reads them first.
     """
     if isinstance(error, BrokenStream):
         try:
@@ -237,7 +238,7 @@ class _Findings:
         self.keyless_count = self.timestamp_error_count = 0
         self.keyless_indexes: list[int] = []
         self.timestamp_errors: list[tuple[int, str]] = []
-        self.max_timestamp = NO_TIMESTAMP  # also if all are before 1970, as in Kafka
+        self.max_timestamp = NO_TIMESTAMP  # also if all timestamps are before 1970, as in Kafka
         for index, (offset_delta, timestamp, has_key) in enumerate(record_facts(data, header)):
             if offset_delta != index and self.first_disorder is None:
                 self.first_disorder = index, offset_delta
@@ -312,7 +313,7 @@ def _refuse_append_time(header: "BatchHeader") -> None:
 
 
 def _stamp(batch: memoryview, header: "BatchHeader", attributes: int, max_timestamp: int) -> None:
-    """Write timestamp type and largest timestamp, unless they are there already, and the new CRC."""
+    """Write the timestamp type, the largest timestamp and the new CRC, unless both values are already there."""
     if attributes == header.attributes and max_timestamp == header.max_timestamp:
         return
     header.attributes = attributes

@@ -33,7 +33,7 @@ from tidelog.log.checkpoints import (
 )
 from tidelog.log.damage import next_sound_batch
 from tidelog.log.errors import CorruptLog
-from tidelog.log.file_kinds import DELETE_SUFFIX, METADATA_STORE, OF_SEGMENT, Kind, file_kind, partition_of
+from tidelog.log.file_kinds import DELETE_SUFFIX, METADATA_STORE, SEGMENT_FILE_KINDS, Kind, file_kind, partition_of
 from tidelog.log.indexes import CorruptIndex, OffsetIndex, TimeIndex
 from tidelog.log.producer_snapshot import CorruptSnapshot, decode_snapshot
 from tidelog.log.transaction_index import TransactionIndex
@@ -46,8 +46,8 @@ if TYPE_CHECKING:
 
 DAMAGE = "damage"
 NOTE = "note"
-"""Severity of a finding that is not wrong by itself: offsets that compaction removed, files that wait for their
-deletion, zeros that Kafka preallocated."""
+"""Severity of a finding that is not damage: offsets that compaction removed, files that will be deleted, zeros that
+Kafka preallocated."""
 
 LEFTOVER_REASONS = {
     ".deleted": "a retired file: removed after file.delete.delay.ms, or by the broker's next start",
@@ -186,14 +186,15 @@ class _Verifier:
             if kind is Kind.EPOCHS:
                 with self._recording_errors(f"{directory}/{name}"):
                     self._verify_epochs(f"{directory}/{name}", epochs)
-            elif kind not in OF_SEGMENT:
+            elif kind not in SEGMENT_FILE_KINDS:
                 self._verify_file(f"{directory}/{name}")
             elif f"{name.partition('.')[0]}.log" not in names:
                 self._result.add_finding(f"{directory}/{name}", 0, "an index without its segment", NOTE)
 
     def _may_have_holes(self, directory: str, offset: int) -> bool:
-        """Return whether compaction may have removed the missing offsets before `offset`, or they may lie below the
-        log start offset. In a data directory of Kafka this is always possible, since its checkpoints may be behind.
+        """Return whether the missing offsets before `offset` may be no damage: compaction removed them, or they are
+        below the log start offset. In a data directory of Kafka this is always possible, since its checkpoints may
+        be behind.
         """
         parent, _, name = directory.rpartition("/")
         key = partition_of(name)
@@ -252,7 +253,7 @@ class _Verifier:
     def _verify_file(self, path: str) -> None:
         """Verify a single file according to its name. An index is verified together with the `.log` file beside it."""
         kind, base_offset = file_kind(path.rpartition("/")[2])
-        if kind in OF_SEGMENT:
+        if kind in SEGMENT_FILE_KINDS:
             self._verify_segment(f"{path.rpartition('.')[0]}.log", base_offset, [])
             return
         with self._recording_errors(path):
@@ -286,7 +287,7 @@ class _Verifier:
             self._result.add_finding(error.path, error.position, error.reason)
 
     def _verify_epochs(self, path: str, batch_epochs: list[tuple[int, int, str]]) -> None:
-        """Check that the checkpoint contains each epoch of the batches, with an offset that is not later.
+        """Check that the checkpoint contains each epoch of the batches, with the same or an earlier first offset.
 
         `batch_epochs` has (epoch, first offset, segment path) of each epoch in the batches.
         """
@@ -416,8 +417,8 @@ class _Verifier:
         return next_offset
 
     def _readable_batches(self, path: str, base_offset: int) -> Iterator[tuple[int, memoryview, Fields]]:
-        """Yield (position, batch, header) of each batch of a file. A break in the sequence is a finding; then
-        continue with the next sound batch.
+        """Yield (position, batch, header) of each batch of a file. A break in the sequence is a finding; after it,
+        reading continues with the next sound batch.
         """
         file = self._disk.open(path)
         try:

@@ -31,8 +31,8 @@ LOGGER_RESOURCE = 8
 CLIENT_METRICS_RESOURCE = 16
 GROUP_RESOURCE = 32
 CHANGES_MAX = 10_000
-"""Changes of one resource in a request. There are fewer settings than this, so a request with more repeats names or
-has unknown ones."""
+"""Maximum number of changes of one resource in a request. There are fewer settings than this, so a request with more
+changes repeats names or contains unknown ones."""
 GROUPS_WITH_SETTINGS_MAX = 10_000
 SUBSCRIPTIONS_MAX = 10_000
 
@@ -164,7 +164,7 @@ def _alter_client_metrics(image: MetadataImage, alteration: Alteration) -> list[
     if not name:
         raise ApiError("the subscription has no name", ErrorCode.INVALID_REQUEST)
     before = image.client_metrics_configs.get(name, {})
-    # In Kafka, too, no client metrics setting can be appended to.
+    # As in Kafka, no client metrics setting is a list that items can be appended to.
     after = _settings_after(alteration, before, {}, lambda key: key.default)
     check_client_metrics(after)
     if after and not before and len(image.client_metrics_configs) >= SUBSCRIPTIONS_MAX:
@@ -218,8 +218,8 @@ def _settings_after(
 
 
 def _edited_list(text: str, change: Change) -> str:
-    """Return the list in `text` after the change: items appended that are not in it yet, or one occurrence of each
-    item removed.
+    """Return the list in `text` after the change. APPEND adds the items that are not in the list yet. SUBTRACT
+    removes one occurrence of each item.
 
     As in Kafka, white space belongs to the items.
     """

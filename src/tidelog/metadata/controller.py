@@ -1,4 +1,6 @@
-"""Decisions of the controller about topics and brokers. Pure functions from image and request to records and reply."""
+"""Decisions of the controller about topics and brokers. Pure functions: they compute records and a reply from the
+image and the request.
+"""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Generic, NamedTuple, TypeVar
@@ -27,15 +29,15 @@ R = TypeVar("R")
 
 PARTITIONS_PER_REQUEST_MAX = 10_000
 SETTINGS_MAX = 10_000
-"""Settings of one new topic in a request. There are fewer settings than this, so a request with more repeats names
-or has unknown ones."""
+"""Maximum number of settings of one new topic in a request. There are fewer settings than this, so a request with
+more repeats names or contains unknown ones."""
 PRODUCER_ID_BLOCK = 1000
 REPEATED_TOPIC = "the request has this topic more than once"
 
 
 ReservePartitions = Callable[[int], bool]
-"""Called with a number of partitions. Returns whether they may be created or deleted now, and then counts them
-towards the quota (KIP-599)."""
+"""Called with a number of partitions. If they may be created or deleted now, it counts them towards the quota
+(KIP-599) and returns True. Otherwise it returns False."""
 
 
 def unlimited(count: int) -> bool:
@@ -44,9 +46,9 @@ def unlimited(count: int) -> bool:
 
 class JournalDecision(NamedTuple, Generic[R]):
     records: list[JournalRecord]
-    """Appended first, all or none."""
+    """Records to append to the journal: all or none."""
     reply: R
-    """Valid once the records are appended."""
+    """The reply to the request. It is valid after the records were appended."""
 
 
 class NewTopic(NamedTuple):
@@ -93,11 +95,12 @@ def create_topics(
     new_id: Callable[[], TopicId],
     *,
     validate_only: bool = False,
-    take: ReservePartitions = unlimited,
+    reserve: ReservePartitions = unlimited,
 ) -> Steps[JournalDecision[list[TopicResult]]]:
-    """Create topics. Each one succeeds or fails on its own.
+    """Create topics. Each topic succeeds or fails on its own.
 
-    Results are in the order of the request. Topics that are repeated in the request fail, and come last.
+    Results are in the order of the request. Topics that are repeated in the request fail, and their results come
+    last.
     """
     unique: dict[str, NewTopic] = {}
     partition_count = 0
@@ -107,10 +110,10 @@ def create_topics(
     for topic in unique.values():
         partition_count += max(topic.partitions, len(topic.assignments), 1)
         yield
-    repeated = yield from _repeated(topic.name for topic in topics)
+    repeated = yield from _find_repeated(topic.name for topic in topics)
     if partition_count > PARTITIONS_PER_REQUEST_MAX:
         message = f"one request may create at most {PARTITIONS_PER_REQUEST_MAX} partitions; this one asks for more"
-        return JournalDecision([], (yield from _refused(unique, ErrorCode.POLICY_VIOLATION, message)))
+        return JournalDecision([], (yield from _refuse_all(unique, ErrorCode.POLICY_VIOLATION, message)))
     records: list[JournalRecord] = []
     results: list[TopicResult] = []
     names_by_flat_name = yield from _names_by_flat_name(image, unique)
@@ -120,7 +123,7 @@ def create_topics(
             continue
         try:
             created = _new_topic(image, topic, config, new_id, len(records), names_by_flat_name)
-            _reserve_partitions(take, len(created.partitions))
+            _reserve_partitions(reserve, len(created.partitions))
         except ApiError as error:
             results.append(TopicResult(topic.name, error=error.code, message=error.message or None))
             continue
@@ -135,16 +138,16 @@ def create_topics(
             )
         )
         records.append(created)
-    results += yield from _refused(repeated, ErrorCode.INVALID_REQUEST, REPEATED_TOPIC)
+    results += yield from _refuse_all(repeated, ErrorCode.INVALID_REQUEST, REPEATED_TOPIC)
     return JournalDecision([] if validate_only else records, results)
 
 
-def _reserve_partitions(take: ReservePartitions, count: int) -> None:
-    if not take(count):
+def _reserve_partitions(reserve: ReservePartitions, count: int) -> None:
+    if not reserve(count):
         raise ApiError("", ErrorCode.THROTTLING_QUOTA_EXCEEDED)
 
 
-def _refused(names: Iterable[str], error: ErrorCode, message: str | None) -> Steps[list[TopicResult]]:
+def _refuse_all(names: Iterable[str], error: ErrorCode, message: str | None) -> Steps[list[TopicResult]]:
     results = []
     for name in names:
         results.append(TopicResult(name, error=error, message=message))
@@ -271,12 +274,12 @@ def _check_replication_factor(image: MetadataImage, replication_factor: int) -> 
 
 
 def delete_topics(
-    image: MetadataImage, choices: Sequence[TopicChoice], *, take: ReservePartitions = unlimited
+    image: MetadataImage, choices: Sequence[TopicChoice], *, reserve: ReservePartitions = unlimited
 ) -> Steps[JournalDecision[list[TopicResult]]]:
     """Delete topics. Each choice succeeds or fails on its own; a topic that is chosen more than once fails, with one
     result.
     """
-    repeated = yield from _repeated(c for c in choices if (c.name is None) != (c.topic_id == NO_TOPIC_ID))
+    repeated = yield from _find_repeated(c for c in choices if (c.name is None) != (c.topic_id == NO_TOPIC_ID))
     results: list[TopicResult] = []
     for choice in repeated:
         results.append(TopicResult(*choice, ErrorCode.INVALID_REQUEST, REPEATED_TOPIC))
@@ -299,7 +302,7 @@ def delete_topics(
         name = topic.name
         if count > 1:
             results.append(TopicResult(name, topic_id, ErrorCode.INVALID_REQUEST, REPEATED_TOPIC))
-        elif not take(len(topic.partitions)):
+        elif not reserve(len(topic.partitions)):
             results.append(TopicResult(name, topic_id, ErrorCode.THROTTLING_QUOTA_EXCEEDED))
         else:
             results.append(TopicResult(name, topic_id))
@@ -337,7 +340,7 @@ def create_partitions(
     *,
     validate_only: bool = False,
     cordoned: bool = False,
-    take: ReservePartitions = unlimited,
+    reserve: ReservePartitions = unlimited,
 ) -> Steps[JournalDecision[list[TopicResult]]]:
     """Add partitions to topics. Each topic succeeds or fails on its own; a topic that is repeated in the request
     fails.
@@ -345,8 +348,8 @@ def create_partitions(
     Results of repeated topics come first, then those of unknown topics. `cordoned`: no data directory accepts new
     partitions.
     """
-    repeated = yield from _repeated(request.topic for request in requests)
-    results = yield from _refused(repeated, ErrorCode.INVALID_REQUEST, REPEATED_TOPIC)
+    repeated = yield from _find_repeated(request.topic for request in requests)
+    results = yield from _refuse_all(repeated, ErrorCode.INVALID_REQUEST, REPEATED_TOPIC)
     found_topics: list[tuple[TopicImage, MorePartitions]] = []
     for request in requests:
         yield
@@ -363,7 +366,7 @@ def create_partitions(
         try:
             added = _add_partitions(image, topic, request, len(records))
             _check_not_cordoned(cordoned)
-            _reserve_partitions(take, len(added.replicas))
+            _reserve_partitions(reserve, len(added.replicas))
             records.append(added)
         except ApiError as error:
             results.append(TopicResult(topic.name, error=error.code, message=error.message or None))
@@ -422,7 +425,7 @@ def allocate_producer_ids(image: MetadataImage, broker_id: int) -> JournalDecisi
 T = TypeVar("T")
 
 
-def _repeated(items: Iterable[T]) -> Steps[dict[T, None]]:
+def _find_repeated(items: Iterable[T]) -> Steps[dict[T, None]]:
     """Return the items that occur more than once, ordered by first occurrence."""
     counts: dict[T, int] = {}
     for item in items:

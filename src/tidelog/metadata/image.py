@@ -304,7 +304,7 @@ _APPLY: dict[type[Any], Callable[[ImageBuilder, Any], None]] = {
 
 
 def snapshot(image: MetadataImage) -> list[JournalRecord]:
-    """Return records whose replay on an empty image gives `image`, except for its position."""
+    """Return records whose replay on an empty image results in `image`, except for its position."""
     records: list[JournalRecord] = [
         ClusterNamed(image.cluster_id),
         ControllerElected(image.controller_id, image.controller_epoch),
@@ -324,7 +324,7 @@ def snapshot(image: MetadataImage) -> list[JournalRecord]:
 
 
 def _renewed(state: PartitionState, broker_id: int, renewed: dict[PartitionState, PartitionState]) -> PartitionState:
-    """Return the state in a new leader epoch if the broker leads the partition, else the state itself.
+    """Return the state in a new leader epoch if the broker leads the partition; otherwise the state itself.
 
     `renewed` maps states that were seen before to their new states, so that equal states share one object.
     """

@@ -8,9 +8,9 @@ from tidelog.metadata.image import MetadataImage
 def place(image: MetadataImage, partitions: int, replication_factor: int, first: int = 0) -> list[tuple[int, ...]]:
     """Return the replicas of each partition, the leader first. Leaders and followers rotate over the brokers.
 
-    There must be at least `replication_factor` brokers. The first leader depends on the number of existing partitions
-    (plus `first`, the partitions that this request has placed before), so that many topics with one partition are
-    spread as evenly as one topic with many.
+    There must be at least `replication_factor` brokers. The first leader depends on the number of existing
+    partitions (plus `first`, the number of topics that this request has placed before), so that many topics with one
+    partition are spread as evenly as one topic with many.
     """
     brokers = list(image.brokers)
     start = image.partition_count + first

@@ -11,14 +11,14 @@ from tidelog.quotas.entities import CLIENT_ID, IP, USER, Entity, check_quota, en
 from tidelog.wire.errors import ApiError, ErrorCode
 
 ENTITIES_MAX = 10_000
-"""Entities with quotas of their own in a cluster. Every DescribeClientQuotas reads all of them."""
+"""Maximum number of entities with quotas in a cluster. Every DescribeClientQuotas reads all of them."""
 
 CHANGES_MAX = 1000
-"""Changes of one entity in a request. There are fewer quotas than this, so a request with more repeats keys or has
-unknown ones."""
+"""Maximum number of changes of one entity in a request. There are fewer quotas than this, so a request with more
+changes repeats keys or contains unknown ones."""
 
 EntityParts = tuple[tuple[str, str | None], ...]
-"""An entity in a request: (type, name) pairs. The name None stands for the default of the type."""
+"""An entity in a request: (type, name) pairs. The name None means the default of the type."""
 
 
 class QuotaChange(NamedTuple):

@@ -47,8 +47,8 @@ SNAPSHOT_BYTES_MIN: Final = 256 * 1024
 """Write a new snapshot after this many bytes of entries, or after twice the last snapshot's size if that is more."""
 
 ImageListener = Callable[[MetadataImage, MetadataImage], Awaitable[None] | None]
-"""Called with the old and the new image for each change, in order. The next change waits until the call has ended, so a
-listener must not request a change from the controller and wait for it."""
+"""Called with the old and the new image for each change, in order. The next change waits until the call has ended.
+So a listener must not wait for a change that it requests from the controller."""
 
 
 Decide = Callable[[MetadataImage], JournalDecision[R] | Steps[JournalDecision[R]]]
@@ -67,9 +67,9 @@ class MetadataCache:
 class MetadataController:
     """The cluster's controller, which runs in this broker.
 
-    A change is answered when its entry is durable in the store and every listener has processed it. Therefore the
-    partitions of a created topic have a leader when CreateTopics answers. Changes are decided one at a time, each from
-    the image that results from the changes before it.
+    A change is answered when its entry is durable in the store and every listener has processed it. So the
+    partitions of a created topic have a leader when CreateTopics answers. Changes are decided one at a time, each
+    from the image that results from the changes before it.
     """
 
     def __init__(
@@ -100,13 +100,13 @@ class MetadataController:
 
     # Starting and stopping
 
-    async def look(self, cluster_id: str | None = None) -> None:
-        """Replay the stored journal, as far as the store can read it without changing the disk. `start` replays the
-        rest.
+    async def inspect(self, cluster_id: str | None = None) -> None:
+        """Replay the part of the stored journal that the store can read without changing the disk. `start` replays
+        the rest.
 
         Raises StoreFailed and JournalError.
         """
-        stored_journal = await self._store.look()
+        stored_journal = await self._store.inspect()
         if stored_journal is not None:
             self._replay_snapshot(stored_journal.snapshot)
             self._replay_entries(stored_journal.entries)
@@ -213,7 +213,7 @@ class MetadataController:
         *,
         validate_only: bool = False,
         timeout_ms: int | None = None,
-        take: ReservePartitions = unlimited,
+        reserve: ReservePartitions = unlimited,
     ) -> list[TopicResult]:
         """Create topics. Raises ApiError (REQUEST_TIMED_OUT) if their partitions are not all led within `timeout_ms`.
 
@@ -221,15 +221,16 @@ class MetadataController:
         """
         return await self._commit(
             lambda image: controller.create_topics(
-                image, topics, self._config, self._new_topic_id, validate_only=validate_only, take=take
+                image, topics, self._config, self._new_topic_id, validate_only=validate_only, reserve=reserve
             ),
             timeout_ms,
         )
 
-    async def ensure_topics(self, names: Sequence[str], *, take: ReservePartitions = unlimited) -> list[TopicResult]:
-        """Create the topics that do not exist, with the broker's defaults, or an internal topic's own settings.
+    async def ensure_topics(self, names: Sequence[str], *, reserve: ReservePartitions = unlimited) -> list[TopicResult]:
+        """Create the topics that do not exist, with the broker's defaults, or with the settings of an internal
+        topic.
 
-        A topic that exists is a success. The caller has checked that topics may be created automatically.
+        A topic that exists is a success. The caller must have checked that topics may be created automatically.
         """
 
         def decide(image: MetadataImage) -> Steps[JournalDecision[list[TopicResult]]]:
@@ -242,15 +243,17 @@ class MetadataController:
                 elif name not in missing:
                     missing[name] = internal_topic(name, self._config, len(image.brokers)) or NewTopic(name)
             topics = list(missing.values())
-            decision = yield from controller.create_topics(image, topics, self._config, self._new_topic_id, take=take)
+            decision = yield from controller.create_topics(
+                image, topics, self._config, self._new_topic_id, reserve=reserve
+            )
             return JournalDecision(decision.records, present + decision.reply)
 
         return await self._commit(decide)
 
     async def delete_topics(
-        self, choices: Sequence[TopicChoice], *, timeout_ms: int | None = None, take: ReservePartitions = unlimited
+        self, choices: Sequence[TopicChoice], *, timeout_ms: int | None = None, reserve: ReservePartitions = unlimited
     ) -> list[TopicResult]:
-        return await self._commit(lambda image: controller.delete_topics(image, choices, take=take), timeout_ms)
+        return await self._commit(lambda image: controller.delete_topics(image, choices, reserve=reserve), timeout_ms)
 
     async def create_partitions(
         self,
@@ -258,11 +261,11 @@ class MetadataController:
         *,
         validate_only: bool = False,
         timeout_ms: int | None = None,
-        take: ReservePartitions = unlimited,
+        reserve: ReservePartitions = unlimited,
     ) -> list[TopicResult]:
         return await self._commit(
             lambda image: controller.create_partitions(
-                image, requests, validate_only=validate_only, cordoned=self._config.is_cordoned, take=take
+                image, requests, validate_only=validate_only, cordoned=self._config.is_cordoned, reserve=reserve
             ),
             timeout_ms,
         )
@@ -353,10 +356,11 @@ class MetadataController:
                 try:
                     await _notify(listener, old, new)
                 except Exception:
-                    # The change is in the journal, so the other listeners must process it even if this one failed.
+                    # The change is in the journal, so the other listeners must process it even if one of them
+                    # failed.
                     logger.exception("listener failed position=%d", new.position)
             self._cache.image = new
-            _warn_of_no_effect(old, new)
+            _warn_of_settings_without_effect(old, new)
 
     def _apply_settings(self, image: MetadataImage) -> None:
         configs = image.broker_configs
@@ -405,7 +409,7 @@ def _replay_entry(builder: ImageBuilder, data: bytes, position: int) -> None:
         raise JournalError(f"metadata entry {position} does not follow from those before: {error!r}") from error
 
 
-def _warn_of_no_effect(old: MetadataImage, new: MetadataImage) -> None:
+def _warn_of_settings_without_effect(old: MetadataImage, new: MetadataImage) -> None:
     """Log a warning for each topic that got settings without effect in this change."""
     if old.topics is new.topics:
         return

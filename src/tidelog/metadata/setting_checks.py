@@ -1,6 +1,6 @@
 """Check which settings of a resource may be changed while the broker runs, and to which values. Pure functions.
 
-Each raises ApiError with the error code of Kafka 4.3.
+Each function raises ApiError with the error code of Kafka 4.3.
 """
 
 from collections.abc import Callable, Mapping
@@ -25,8 +25,8 @@ from tidelog.config.keys import (
 from tidelog.wire.errors import ApiError, ErrorCode
 
 LISTENER_SETTINGS_MAX = 1000
-"""Settings of single listeners of one broker, or of all brokers together. Clients choose the listeners' names, so
-their number needs a limit."""
+"""Maximum number of settings of single listeners, for one broker or for all brokers together. Clients choose the
+listeners' names, so the number needs a limit."""
 NAME_LENGTH_MAX = 255
 """Longest name of a setting of one listener, in characters."""
 RESTART_ADVICE = "put it into the broker's configuration file (or its environment, or --set) and restart"
@@ -138,7 +138,7 @@ def _check_retention_bytes(value_after: ValueAfter, setting: str) -> None:
 
 def _check_cleaner(value_after: ValueAfter, setting: str) -> None:
     buffer, threads = value_after("log.cleaner.dedupe.buffer.size"), value_after("log.cleaner.threads")
-    if threads < 1:  # a configuration file may say this, as in Kafka
+    if threads < 1:  # a configuration file may contain this, as in Kafka
         raise InvalidValue("log.cleaner.threads", threads, "is less than 1; set it first")
     if buffer // threads < CLEANER_THREAD_BUFFER_MIN:
         raise InvalidValue(
@@ -157,7 +157,7 @@ def _check_assignment_interval(value_after: ValueAfter, setting: str) -> None:
 
 
 FOLLOWS_RETENTION = -2
-"""Value of `log.local.retention.*`: the same as `log.retention.*`."""
+"""Value of `log.local.retention.*` that means the value of `log.retention.*`."""
 _COMBINED_CHECKS: Mapping[str, Callable[[ValueAfter, str], None]] = {
     "max.connections": _check_connections,
     "max.connections.per.ip": _check_connections,

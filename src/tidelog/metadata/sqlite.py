@@ -54,8 +54,8 @@ class SqliteStore:
         self._disk = disk
         self._connection: sqlite3.Connection | None = None
 
-    async def look(self) -> StoredJournal | None:
-        return await self._tasks.run_blocking(self._look, lane=LANE)
+    async def inspect(self) -> StoredJournal | None:
+        return await self._tasks.run_blocking(self._inspect, lane=LANE)
 
     async def append(self, position: int, data: bytes, lease: Lease) -> None:
         await self._run(self._append, position, data, lease)
@@ -90,9 +90,9 @@ class SqliteStore:
     # The methods below run on the store's thread
 
     async def _run(self, function: Callable[..., T], *args: object) -> T:
-        return await self._tasks.run_blocking(self._guarded, function, *args, lane=LANE)
+        return await self._tasks.run_blocking(self._call, function, *args, lane=LANE)
 
-    def _guarded(self, function: Callable[..., T], *args: object) -> T:
+    def _call(self, function: Callable[..., T], *args: object) -> T:
         with self._translated_errors():
             return function(self._open(), *args)
 
@@ -103,7 +103,7 @@ class SqliteStore:
         try:
             yield
         except sqlite3.Error as error:
-            # SQLite has rolled the transaction back on both errors, so the store is unchanged.
+            # After SQLITE_FULL and SQLITE_BUSY, SQLite has rolled the transaction back, so the store is unchanged.
             code = getattr(error, "sqlite_errorcode", 0) & 0xFF
             if code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_BUSY):
                 raise StoreUnavailable(f"{self.path}: {error}") from error
@@ -112,7 +112,7 @@ class SqliteStore:
                 remedy = ": put the file back from a copy, together with its -wal and -shm files"
             raise StoreFailed(f"{self.path}: {error}{remedy}") from error
 
-    def _look(self) -> StoredJournal | None:
+    def _inspect(self) -> StoredJournal | None:
         import sqlite3
 
         # After a crash the file is complete only together with its -wal file, and SQLite merges the two by writing.

@@ -54,8 +54,8 @@ class Store(Protocol):
     every broker.
     """
 
-    async def look(self) -> StoredJournal | None:
-        """Read the journal without changing anything on the disk. Returns None if that is not possible, or if
+    async def inspect(self) -> StoredJournal | None:
+        """Read the journal without changing anything on the disk. Returns None if this is not possible, or if
         nothing is stored.
 
         Raises StoreFailed if the store is damaged or is not of this kind.

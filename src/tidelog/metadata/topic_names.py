@@ -14,9 +14,9 @@ def name_refusal(name: str) -> str | None:
     if name in (".", ".."):
         return f"a topic must not be named {name!r}"
     if len(name) > LENGTH_MAX:
-        return f"a topic's name has at most {LENGTH_MAX} characters, not {len(name)}"
+        return f"a topic's name may have at most {LENGTH_MAX} characters, not {len(name)}"
     if not _LEGAL.issuperset(name):
-        return f"a topic's name has ASCII letters, digits, '.', '_' and '-' only, unlike {name!r}"
+        return f"a topic's name may contain only ASCII letters, digits, '.', '_' and '-', unlike {name!r}"
     return None
 
 

@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tidelog.log.recompression import recompress
-from tidelog.log.validation import Examined, NotInline, examine_inline, too_large
+from tidelog.log.validation import ExaminationResult, NotInline, examine_inline, too_large
 from tidelog.runtime.turns import NoTurn, Turns
 from tidelog.wire.batches import BatchHeader
 from tidelog.wire.errors import ApiError, NotLeaderOrFollower, RequestTimedOut
@@ -31,8 +31,10 @@ INLINE_BYTES_MAX = 16 << 10
 """Batches up to this size are recompressed on the event loop while it has time, since handing them to a thread takes
 longer."""
 INLINE_DECOMPRESSED_BYTES_MAX = 32 << 10
+"""Maximum decompressed size, in bytes, of a batch that is recompressed on the event loop."""
 QUEUED_BYTES_MAX = 64 << 20
-"""Limit on the size of all waiting batches of the broker. Beyond it, batches are refused with a retriable error."""
+"""Maximum total size, in bytes, of all waiting batches of the broker. Beyond it, batches are refused with a
+retriable error."""
 
 Outcome = Callable[["Appended | ApiError"], None]
 """Called once, in a later turn of the loop, with the result of the append."""
@@ -63,7 +65,7 @@ class _Entry:
         self.done = done
         self.ready = ready
         self.failure: ApiError | None = None
-        self.examined: Examined | None = None
+        self.examined: ExaminationResult | None = None
 
 
 class AppendQueue:
@@ -81,7 +83,7 @@ class AppendQueue:
         self._closed = False
 
     @property
-    def idle(self) -> bool:
+    def is_empty(self) -> bool:
         return not self._entries
 
     def close(self) -> None:
@@ -92,7 +94,8 @@ class AppendQueue:
         self._partition.update_appends_directly()
 
     def append(self, batch: memoryview, header: "BatchHeader", done: Outcome) -> "Appended | None":
-        """Append a client's checked batch in its order. Returns None if it has to wait; `done` is then called later.
+        """Append a client's checked batch after the batches that are already queued. Returns None if it has to wait;
+        then `done` is called later.
 
         `batch` is not used after the call. Raises the exceptions of `Partition.append`, and RequestTimedOut if too
         many bytes wait already.
@@ -103,7 +106,7 @@ class AppendQueue:
                 target = None
             elif header.size > target.batch_bytes_max:
                 raise too_large(f"{header.size} bytes", target.batch_bytes_max)
-        if self.idle:
+        if self.is_empty:
             try:
                 if target is not None:
                     batch = memoryview(self._turns.run_inline(_recompress_small, batch, header, target))
@@ -116,7 +119,7 @@ class AppendQueue:
         else:
             entry = self._add(batch, done, ready=False)
             work = self._tasks.run_blocking(recompress, entry.batch, header, target)
-            work.add_done_callback(partial(self._recompressed, entry))
+            work.add_done_callback(partial(self._finish_recompression, entry))
         return None
 
     def examine(self, batch: memoryview, done: Outcome) -> None:
@@ -134,13 +137,13 @@ class AppendQueue:
         self._partition.update_appends_directly()
         return entry
 
-    def _examined(self, entry: _Entry, work: "asyncio.Future[Examined]") -> None:
-        self._store_failure(entry, work, "its records could not be looked at")
+    def _finish_examination(self, entry: _Entry, work: "asyncio.Future[ExaminationResult]") -> None:
+        self._store_failure(entry, work, "its records could not be examined")
         if entry.failure is None:
             entry.examined = work.result()
         self._append_ready_soon()
 
-    def _recompressed(self, entry: _Entry, work: "asyncio.Future[bytearray]") -> None:
+    def _finish_recompression(self, entry: _Entry, work: "asyncio.Future[bytearray]") -> None:
         self._store_failure(entry, work, "recompression failed")
         if entry.failure is None:
             entry.batch = work.result()
@@ -155,12 +158,12 @@ class AppendQueue:
             entry.failure = error if isinstance(error, ApiError) else ApiError(f"{description}: {error!r}")
 
     def _append_ready_soon(self) -> None:
-        """Append the ready batches at the head of the queue, in steps: there may be a thousand that take some ms
-        each.
+        """Append the ready batches at the head of the queue. This is done in steps, since there may be a thousand
+        that take some ms each.
         """
         if not self._appending and self._entries and self._entries[0].ready:
             self._appending = True
-            self._turns.begin(self._append_ready(), self._appended)
+            self._turns.begin(self._append_ready(), self._finish_appending)
 
     def _append_ready(self) -> "Steps[None]":
         entries = self._entries
@@ -168,16 +171,17 @@ class AppendQueue:
             entry = entries[0]
             try:
                 outcome = self._outcome(entry)
-            except NotInline:  # known only after recompression, or the settings have changed
+            # the records must be examined: this was found only after recompression, or the settings have changed
+            except NotInline:
                 entry.ready = False
-                self._partition.examine(entry.batch).add_done_callback(partial(self._examined, entry))
+                self._partition.examine(entry.batch).add_done_callback(partial(self._finish_examination, entry))
                 return
             self._finish_entry(entry, outcome)
             yield
 
-    def _appended(self, _: None, error: Exception | None) -> None:
+    def _finish_appending(self, _: None, error: Exception | None) -> None:
         self._appending = False
-        if self.idle:
+        if self.is_empty:
             self._partition.update_appends_directly()
         if error is not None:
             self._tasks.call_soon(self._append_ready_soon)  # the batches behind it must not wait for ever

@@ -2,9 +2,9 @@
 segments.
 
 The event loop only chooses the partition and swaps finished segments in. A partition whose log cannot be decoded is
-not compacted again before the next start; the others are. A partition that moves to another data directory is not
-compacted during the move; its clean offset stays valid for the copy. When a pass ends early, the files that it wrote
-are removed.
+not compacted again before the next start; other partitions are not affected. A partition is not compacted while it
+moves to another data directory; its clean offset stays valid for the copy. When a pass ends early, the files that it
+wrote are removed.
 """
 
 import asyncio
@@ -13,16 +13,16 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from tidelog.log.cleaner.choice import Cleanable, cleanable
+from tidelog.log.cleaner.choice import CleanablePart, cleanable_part
 from tidelog.log.cleaner.job import (
-    Cleaned,
     CleanerLimits,
     CleanJob,
-    GroupCleaned,
-    Interrupted,
+    DamageReport,
+    GroupReport,
+    InterruptionReport,
     Report,
     SegmentFacts,
-    Uncleanable,
+    SuccessReport,
     decode_report,
 )
 from tidelog.log.cleaner.swap import Swap
@@ -43,13 +43,13 @@ if TYPE_CHECKING:
 logger = logging.getLogger("tidelog.compaction")
 
 PARTITIONS_PER_TURN = 50
-"""Partitions that are checked in one turn of the event loop."""
+"""Number of partitions that are checked in one turn of the event loop."""
 RETRY_DELAY_S = 60.0
 """A partition whose pass was interrupted, for example by a full disk, is skipped for this time."""
 
 
 class PassAbandoned(Exception):
-    """The pass must stop, since the log has changed meanwhile."""
+    """The pass must stop, since the log has changed since the pass began, or its files cannot be swapped in."""
 
 
 class Compaction:
@@ -72,7 +72,7 @@ class Compaction:
         self._task = self._runtime.tasks.spawn(self._run(), name="compaction")
 
     async def stop(self) -> None:
-        """End the running pass, after the swap that it has begun."""
+        """End the running pass, after its current swap."""
         self._stopping = True
         if self._task is not None:
             self._task.cancel()
@@ -81,7 +81,9 @@ class Compaction:
             await asyncio.wait([self._partitions.swapping])
 
     async def _run(self) -> None:
-        """Compact partitions that are worth it: immediately after the start, as Kafka does, and then repeatedly."""
+        """Compact every partition for which a pass is worthwhile: immediately after the start, as Kafka does, and
+        then repeatedly.
+        """
         while True:
             try:
                 while await self.clean_dirtiest():
@@ -91,8 +93,8 @@ class Compaction:
             await self._runtime.tasks.sleep(self._config.log_cleaner_backoff_ms / 1000)
 
     async def clean_dirtiest(self) -> bool:
-        """Run one pass over the dirtiest partition. Returns False if no partition is worth a pass."""
-        best: tuple[float, Partition, Cleanable] | None = None
+        """Run one pass over the dirtiest partition. Returns False if no partition needs a pass."""
+        best: tuple[float, Partition, CleanablePart] | None = None
         for count, partition in enumerate(self._partitions, 1):
             if count % PARTITIONS_PER_TURN == 0:
                 await self._runtime.tasks.sleep(0)
@@ -104,7 +106,7 @@ class Compaction:
             return False
         _, partition, candidate = best
         if not self._may_be_cleaned(partition):
-            return True  # it changed during an await: choose again
+            return True  # the partition changed during an await: choose again
         await self._clean(partition, candidate)
         return True
 
@@ -121,7 +123,7 @@ class Compaction:
             and self._retry_at.get(partition, 0.0) <= self._runtime.clock.monotonic()
         )
 
-    def _cleanable_part(self, partition: "Partition") -> Cleanable | None:
+    def _cleanable_part(self, partition: "Partition") -> CleanablePart | None:
         """Return the part of the log that a pass would clean, or None if a pass is not worthwhile or not possible."""
         if partition not in self._clean_offsets:
             self._clean_offsets[partition] = self._partitions.directories.clean_offset(partition.log.topic_partition)
@@ -129,14 +131,14 @@ class Compaction:
             return None
         try:
             now_ms = self._runtime.clock.now_ms()
-            candidate = cleanable(partition.log, self._clean_offsets[partition], partition.high_watermark, now_ms)
+            candidate = cleanable_part(partition.log, self._clean_offsets[partition], partition.high_watermark, now_ms)
         except CorruptLog as error:
             self._mark_uncleanable(partition, str(error))
             return None
         except OSError as error:
             self._note_interrupted(partition, str(error))
             return None
-        return candidate if candidate.worthwhile(partition.log.config) else None
+        return candidate if candidate.is_worthwhile(partition.log.config) else None
 
     def _forget_deleted(self) -> None:
         for table in (self._clean_offsets, self._uncleanable, self._retry_at, self._failed_once):
@@ -145,10 +147,10 @@ class Compaction:
 
     # A pass
 
-    async def _clean(self, partition: "Partition", candidate: Cleanable) -> None:
+    async def _clean(self, partition: "Partition", candidate: CleanablePart) -> None:
         clock = self._runtime.clock
         started = clock.monotonic()
-        groups: list[GroupCleaned] = []
+        groups: list[GroupReport] = []
         log = partition.log
         try:
             last_report = await self._run_pass(partition, log, candidate, groups)
@@ -159,8 +161,8 @@ class Compaction:
             return
         except WorkEnded as error:
             await self._remove_cleaned_files(log)
-            # Damage of the log and errors of the disk are reported as such, so this is something else. The first
-            # time it may be a lack of memory; the second time the log is blamed.
+            # Damage of the log and errors of the disk have reports of their own, so this error has another cause.
+            # The first time it may be a lack of memory; after the second time the log is treated as the cause.
             if partition in self._failed_once:
                 self._mark_uncleanable(partition, f"the work on it failed twice: {error}")
             else:
@@ -168,15 +170,15 @@ class Compaction:
                 self._note_interrupted(partition, str(error))
             return
         self._failed_once.pop(partition, None)
-        if not isinstance(last_report, Cleaned):
+        if not isinstance(last_report, SuccessReport):
             await self._remove_cleaned_files(log)
-        if isinstance(last_report, Uncleanable):
+        if isinstance(last_report, DamageReport):
             self._mark_uncleanable(partition, last_report.reason)
-        elif isinstance(last_report, Interrupted):
+        elif isinstance(last_report, InterruptionReport):
             self._note_interrupted(partition, last_report.reason)
-        elif isinstance(last_report, Cleaned) and log is not partition.log:
+        elif isinstance(last_report, SuccessReport) and log is not partition.log:
             logger.info("log cleaning abandoned partition=%s reason=it has moved", log.topic_partition)
-        elif isinstance(last_report, Cleaned):
+        elif isinstance(last_report, SuccessReport):
             logger.info(
                 "log cleaned partition=%s from=%d to=%d keys=%d segments_before=%d segments_after=%d bytes_before=%d "
                 "bytes_after=%d records_before=%d records_after=%d seconds=%.3f",
@@ -196,7 +198,9 @@ class Compaction:
             await self._write_clean_offsets()
 
     async def _remove_cleaned_files(self, log: "PartitionLog") -> None:
-        """Remove files that the pass has written but not swapped in. On a full disk they would take needed space."""
+        """Remove the files that the pass has written but that were not swapped in. On a full disk they would occupy
+        needed space.
+        """
         if log.failure is not None:
             return  # an unfinished swap may need them; the next start decides
         try:
@@ -205,7 +209,7 @@ class Compaction:
             logger.warning("cleaned segments not removed path=%s reason=%s", log.directory, error)
 
     async def _run_pass(
-        self, partition: "Partition", log: "PartitionLog", candidate: Cleanable, groups: list[GroupCleaned]
+        self, partition: "Partition", log: "PartitionLog", candidate: CleanablePart, groups: list[GroupReport]
     ) -> Report | None:
         """Run the pass in the child process, swap each group in as it is reported, and return the last report.
 
@@ -234,7 +238,7 @@ class Compaction:
                         last_report = decode_report(reports.popleft())
                     except ValueError as error:
                         raise WorkEnded(str(error)) from error
-                    if isinstance(last_report, GroupCleaned):
+                    if isinstance(last_report, GroupReport):
                         # Shielded: a swap that has begun must end, even if this task is cancelled. `stop` waits for
                         # it.
                         swapping = tasks.spawn(self._swap(partition, log, last_report), name="swap")
@@ -246,7 +250,7 @@ class Compaction:
             work_future.cancel()
         return last_report
 
-    def _job(self, log: "PartitionLog", candidate: Cleanable) -> CleanJob:
+    def _job(self, log: "PartitionLog", candidate: CleanablePart) -> CleanJob:
         config, items = self._config, log.segments.items
         return CleanJob(
             log.directory,
@@ -272,10 +276,10 @@ class Compaction:
             ),
         )
 
-    async def _swap(self, partition: "Partition", log: "PartitionLog", group: GroupCleaned) -> None:
+    async def _swap(self, partition: "Partition", log: "PartitionLog", group: GroupReport) -> None:
         """Swap a rewritten segment in. Raises PassAbandoned.
 
-        From `begin` to `end` the partition keeps this log: a move waits for it.
+        From `begin` to `end` the partition uses this log: a move waits for the end of the swap.
         """
         if partition.log is not log or partition.frozen or partition in self._partitions.moves:
             raise PassAbandoned("it moves to another directory")
@@ -286,13 +290,14 @@ class Compaction:
                 await run_blocking(swap.discard)
             raise PassAbandoned("its segments have changed")
         if self._clean_offsets.get(partition) is None:
-            # Written before the first record is removed: this entry says that holes in the log come from compaction
+            # Write the entry before the first record is removed: it shows that holes in the log come from compaction
             # and not from a lost file.
             self._clean_offsets[partition] = log.log_start_offset
             await self._write_clean_offsets()
         try:
             await run_blocking(swap.announce)
-        except (OSError, CorruptIndex, CorruptLog) as error:  # the files differ from those that the child wrote
+        # a disk error, or the files differ from those that the child process wrote
+        except (OSError, CorruptIndex, CorruptLog) as error:
             await self._undo(partition, swap)
             raise PassAbandoned(str(error)) from error
         swap.install()
@@ -300,7 +305,7 @@ class Compaction:
             await self._run_with_retries(swap.finish, partition)
         except OSError as error:
             if not partition.deleted:
-                partition.log.fail(f"a cleaned segment could not be put in place: {error}", error)
+                partition.log.fail(f"the files of a compacted segment could not be renamed: {error}", error)
                 partition.fail()
             raise PassAbandoned(str(error)) from error
         swap.end(self._runtime.clock.now_ms())
@@ -310,14 +315,14 @@ class Compaction:
             await self._run_with_retries(swap.discard, partition)
         except OSError as error:
             if not partition.deleted:  # otherwise the next start would finish this swap
-                partition.log.fail(f"a cleaned segment could not be taken back: {error}", error)
+                partition.log.fail(f"the files of an undone compaction could not be removed: {error}", error)
                 partition.fail()
         swap.give_up()
 
     async def _run_with_retries(self, step: Callable[[], None], partition: "Partition") -> None:
-        """Run a blocking step of a swap that must succeed, or else the log fails. Raises OSError.
+        """Run a blocking step of a swap. If it fails, the log must go offline. Raises OSError.
 
-        It is retried while no file descriptor is free.
+        The step is retried while no file descriptor is free.
         """
         await retry_without_descriptor(self._runtime.tasks, lambda: not (self._stopping or partition.deleted), step)
 

@@ -1,9 +1,9 @@
 """Sync logs to the disk: immediately for `durability=fsync` (group commit), otherwise within a bounded interval.
 
-Requested syncs run in groups, one group at a time. Appends that arrive during a sync are covered by the next one, so
-under load one fdatasync serves all requests since the last. The interval flush runs beside that and syncs its
-partitions one by one, so that an acknowledgement waits only for its own partition's sync and other requested ones,
-never for thousands of interval syncs. No partition is in two syncs at a time.
+Requested syncs run in groups, one group at a time. Appends that arrive during a sync are covered by the next sync,
+so under load one fdatasync serves all requests since the last sync. The interval flush runs in parallel and syncs
+its partitions one by one. So an acknowledgement waits only for the sync of its own partition and for other requested
+syncs, never for thousands of interval syncs. No partition is in two syncs at a time.
 """
 
 import asyncio
@@ -25,17 +25,19 @@ CHECKPOINTS_LANE: Final = "checkpoints"
 """Lane of all calls that write checkpoint files. They run one after another, since two writers of one file would
 corrupt it."""
 GROUP_MAX: Final = 16
-"""Partitions in one group. If more are requested, the group holds the oldest and the newest requests: a new request
-waits for one group and not for hundreds of other partitions, and the old ones still advance."""
+"""Maximum number of partitions in one group. If more are requested, the group contains the oldest and the newest
+requests: a new request waits for one group and not for hundreds of other partitions, and the old requests still
+advance."""
 COMMITS_LANE: Final = "commits"
-"""Lane of requested syncs. Cold reads and deletions may occupy all threads without a lane."""
+"""Lane of requested syncs. They have a lane of their own, since cold reads and deletions may occupy all threads
+without a lane."""
 
 
 class Flusher:
-    """Flushes the partitions of one data directory, and then has their recovery points written.
+    """Flushes the partitions of one broker, and then has their recovery points written.
 
     `checkpoint` is called with the partitions whose offsets may have changed. It returns a blocking function that
-    persists the offsets.
+    persists the offsets. `each_interval` is called at the beginning of each interval flush.
     """
 
     def __init__(
@@ -55,7 +57,7 @@ class Flusher:
         self._syncing: dict[Partition, asyncio.Future[None]] = {}
         """Partitions in a running sync, with a future that is done after the sync's outcome was processed."""
         self._without_descriptor: dict[Partition, None] = {}
-        """Partitions whose sync failed for want of file descriptors. Their sync is requested again until it
+        """Partitions whose sync failed because no file descriptor was free. Their sync is requested again until it
         succeeds."""
         self._retry_timer: TimerHandle | None = None
         self._sync_all_scheduled = False
@@ -69,7 +71,7 @@ class Flusher:
         self._timer = self._tasks.call_later(self._interval_s, self._tick)
 
     def stop(self) -> None:
-        """Start no further flush. Running flushes end by themselves; see `settled`."""
+        """Start no further flush. Running flushes end by themselves; see `wait_for_flushes`."""
         self._stopped = True
         for timer in (self._timer, self._retry_timer):
             if timer is not None:
@@ -81,8 +83,8 @@ class Flusher:
         self._commit()
 
     def sync_all_soon(self) -> None:
-        """Sync all dirty partitions in the next turn of the loop, to free file descriptors: dirty files keep theirs
-        open.
+        """Sync all dirty partitions in the next turn of the loop, to free file descriptors. Files with unsynced data
+        stay open.
         """
         if not self._sync_all_scheduled:
             self._sync_all_scheduled = True
@@ -95,10 +97,12 @@ class Flusher:
             self._commit()
 
     def retry_checkpoint(self) -> None:
-        """Write the checkpoints at the next interval, and retry at each following one until that succeeds."""
+        """Write the checkpoints at the next interval flush, and retry at each following one until the write
+        succeeds.
+        """
         self._checkpoint_failed = True
 
-    async def settled(self) -> None:
+    async def wait_for_flushes(self) -> None:
         """Wait until no flush uses files of partitions that were marked deleted before the call.
 
         After `stop`: until no flush is running.
@@ -159,9 +163,9 @@ class Flusher:
                 self._timer = self._tasks.call_later(self._interval_s, self._tick)
 
     async def flush_to(self, partition: "Partition", end_offset: int) -> None:
-        """Sync the partition unless it is durable up to `end_offset` by then.
+        """Sync the partition unless it is durable up to `end_offset` already.
 
-        A failure takes the partition offline. Without a free file descriptor, the sync is retried later, after this
+        A failure takes the partition offline. If no file descriptor is free, the sync is retried later, after this
         call has returned.
         """
         while not self._stopped and partition.log.recovery_point < end_offset and _may_sync(partition):
@@ -176,8 +180,8 @@ class Flusher:
     async def _sync(self, partitions: list["Partition"], lane: str) -> None:
         """Sync partitions that are in no running sync, and notify each.
 
-        A failed sync is logged and takes its partition offline; it is not raised. A sync that found no free file
-        descriptor is retried, and its waiters keep waiting.
+        A failed sync is logged and takes its partition offline; no error is raised. A sync that found no free file
+        descriptor is retried, and requests continue to wait for it.
         """
         plans: list[tuple[Partition, FlushPlan]] = []
         ended = self._tasks.future()
@@ -250,7 +254,7 @@ def _run_all(plans: list["FlushPlan"]) -> list[Exception | None]:
     for plan in plans:
         try:
             plan.run(directories)
-        except Exception as error:  # after any error it is unknown what the disk holds of this log
+        except Exception as error:  # after any error the content of this log on the disk is unknown
             results.append(error)
         else:
             results.append(None)

@@ -1,4 +1,6 @@
-"""Data directories without space for new batches. Log one line when that begins and one when it ends."""
+"""Track data directories that have no space for new batches. Log one line when this begins and one line when it
+ends.
+"""
 
 import errno
 import logging
@@ -15,7 +17,8 @@ logger = logging.getLogger("tidelog.directory")
 
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 ROOM_BYTES = 1 << 20
-"""A directory counts as usable again when this many bytes are free, and four times the smallest refused batch."""
+"""A directory is usable again when it has this many free bytes, and four times the size of the smallest refused
+batch."""
 
 
 class FullDirectories:
@@ -26,13 +29,13 @@ class FullDirectories:
     def __init__(self) -> None:
         self._refused: dict[str, tuple[int, int]] = {}
         self._without_descriptor: dict[str, None] = {}
-        """Directories that had no free file descriptor since the last call of `recovered`: descriptors come and go
-        with every sync."""
+        """Directories in which a batch was refused for lack of file descriptors since the last call of
+        `mark_usable`. They are not usable yet, since a descriptor may be free for a moment after each sync."""
         self.no_descriptors: Callable[[], None] | None = None
-        """Called when a batch was refused because its file could not be opened for want of descriptors."""
+        """Called when a batch was refused because its file could not be opened: no file descriptor was free."""
 
-    def refused(self, path: str, size: int, error: Exception) -> None:
-        """Note that a batch was refused for lack of space or of another resource that may become available again."""
+    def note_refusal(self, path: str, size: int, error: Exception) -> None:
+        """Record that a batch was refused for lack of space or of another resource that may become available again."""
         cause = error.__cause__
         number = cause.errno if isinstance(cause, OSError) and cause.errno else 0
         if lacks_descriptor(cause):
@@ -45,14 +48,18 @@ class FullDirectories:
         elif size < self._refused[path][0]:
             self._refused[path] = size, number
 
-    def appended(self, path: str, size: int) -> None:
-        """Note that a batch was appended. A batch smaller than the refused ones proves nothing."""
+    def note_append(self, path: str, size: int) -> None:
+        """Record that a batch was appended. A batch smaller than the smallest refused one does not prove that there
+        is space.
+        """
         refused = self._refused.get(path)
         if refused is not None and size >= refused[0] and refused[1] not in NOT_OPENED:
             self._end(path)
 
-    def recovered(self, disk: "Disk") -> list[str]:
-        """Return directories that have space again, or had free descriptors long enough. Blocks; thread-safe."""
+    def find_usable(self, disk: "Disk") -> list[str]:
+        """Return the directories that have space again, or in which no batch was refused for lack of descriptors
+        since the last `mark_usable`. Blocks; thread-safe.
+        """
         usable = []
         for path, (size, number) in list(self._refused.items()):
             try:
@@ -65,7 +72,7 @@ class FullDirectories:
         return usable
 
     def mark_usable(self, paths: list[str]) -> None:
-        """Mark the directories that `recovered` returned as usable."""
+        """Mark the directories that `find_usable` returned as usable."""
         self._without_descriptor.clear()
         for path in paths:
             if path in self._refused:

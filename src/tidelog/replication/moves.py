@@ -2,14 +2,14 @@
 
     copy       a copy (future log) in the target directory follows the log until few bytes are missing
     freeze     from now on appends are neither acknowledged nor visible to consumers
-    beside     the copy is made durable and gets the log's name in the target directory
+    rename     the copy is made durable and renamed to the log's name in the target directory
     switch     the remaining bytes are copied within one turn of the loop; the copy is the partition's log now
-    aside      the old log is renamed, durably; then the waiting appends are acknowledged
+    retire     the old log is renamed, durably; then the waiting appends are acknowledged
 
-A moving partition is not compacted: in a partly compacted copy, deleted records could reappear. The clean offset of
-the log is stored in the target before `beside`.
+A partition is not compacted while it moves: in a partly compacted copy, deleted records could reappear. The clean
+offset of the log is stored in the target before the copy is renamed.
 
-Until the end of `aside`, a start after a crash uses the old log, which has every acknowledged record.
+Until the old log is retired, a start after a crash uses the old log, which has every acknowledged record.
 """
 
 import asyncio
@@ -20,14 +20,14 @@ from typing import TYPE_CHECKING
 
 from tidelog.log.errors import CorruptLog
 from tidelog.log.future_logs import (
-    FoundFuture,
+    UnfinishedCopy,
     can_move,
     future_path,
     has_mark,
     make_final,
-    put_aside,
-    put_beside,
-    settled,
+    remove_mark,
+    rename_copy,
+    retire_log,
 )
 from tidelog.log.leader_epochs import LeaderEpochs
 from tidelog.log.segment import TEMPORARY_ERRORS
@@ -50,10 +50,11 @@ PIECE_BYTES = 1 << 20
 """Bytes that are copied in one step."""
 FLUSH_BYTES = 16 << 20
 """Bytes that are copied between two syncs of the copy."""
-CLOSE_BYTES = 256 << 10
-"""The switch may begin when fewer bytes than this are missing."""
+SWITCH_BYTES = 256 << 10
+"""The switch may begin when fewer bytes than this are missing in the copy."""
 PARALLEL_MOVES_MAX = 8
-"""Moves that run in parallel. Further moves wait, since each has open files and one request may ask for thousands."""
+"""Maximum number of moves that run in parallel. Further moves wait, since each move has open files and one request
+may ask for thousands."""
 PAUSE_MAX_S = 0.5
 """A throttled move checks at least this often whether it is still wanted."""
 
@@ -127,7 +128,7 @@ class Moves:
         previous_task = previous.task if previous is not None else None
         move.task = self._runtime.tasks.spawn(self._run(move, previous_task), name="move-partition")
 
-    async def resume(self, interrupted: list[FoundFuture]) -> None:
+    async def resume(self, interrupted: list[UnfinishedCopy]) -> None:
         """Restart moves that were unfinished at the last stop. Their old copies are not used."""
         for unfinished in interrupted:
             try:
@@ -170,7 +171,7 @@ class Moves:
         try:
             await self._runtime.tasks.run_blocking(self._runtime.disk.make_dirs, move.path)
         except OSError as error:
-            self._blame(move.target.path, error)
+            self._report_disk_error(move.target.path, error)
 
     async def _run_attempt(self, move: Move) -> bool:
         """Run the move. Returns False if it must be restarted, since no file descriptor was free."""
@@ -179,7 +180,7 @@ class Moves:
         retry = False
         try:
             self._check(move)
-            await self._partitions.settled()  # wait for a swap of segments that had begun before
+            await self._partitions.wait_for_file_work()  # wait for a swap of segments that had begun before
             self._check(move)
             while not await self._copy(move):
                 await self._discard(move)
@@ -188,26 +189,26 @@ class Moves:
             await self._discard(move)
         except (SourceFailed, ApiError, OSError, CorruptLog) as error:
             retry = lacks_descriptor(error) and partition.log.failure is None
-            # missing files of a deleted partition say nothing about the disk
+            # files of a deleted partition may be missing although the disk works
             if not (retry or partition.deleted):
-                self._failed(move, name, error)
+                self._handle_failure(move, name, error)
             await self._discard(move)
         return not retry
 
-    def _failed(self, move: Move, name: str, error: Exception) -> None:
+    def _handle_failure(self, move: Move, name: str, error: Exception) -> None:
         logger.error("move failed partition=%s to=%s reason=%s", name, move.target.path, error)
         if isinstance(error, SourceFailed):
-            self._blame(move.partition.log.directory.rpartition("/")[0], error)
+            self._report_disk_error(move.partition.log.directory.rpartition("/")[0], error)
         elif move.partition.log.failure is None:  # otherwise the source failed
-            self._blame(move.target.path, error)
+            self._report_disk_error(move.target.path, error)
 
-    def _blame(self, path: str, error: Exception) -> None:
+    def _report_disk_error(self, path: str, error: Exception) -> None:
         cause = error if isinstance(error, OSError) else error.__cause__
         if isinstance(cause, OSError) and cause.errno not in TEMPORARY_ERRORS:
             self._partitions.fail_soon(path, str(cause))
 
     async def _discard(self, move: Move) -> None:
-        """Remove the copy, unless the next start shall restart the move."""
+        """Remove the copy, unless the next start will restart the move."""
         future, move.future = move.future, None
         path, move.path = move.path, ""
         if not path or (self._stopped and not move.partition.deleted):
@@ -263,7 +264,7 @@ class Moves:
                 await tasks.run_blocking(_copy_piece, piece, future)
                 unflushed += piece.size
                 await self._pause(move, piece.size)
-            nearly_done = not piece.size or (last and piece.size < CLOSE_BYTES)
+            nearly_done = not piece.size or (last and piece.size < SWITCH_BYTES)
             if unflushed and (nearly_done or unflushed >= FLUSH_BYTES):
                 unflushed = 0
                 await self._flush(future)
@@ -274,7 +275,9 @@ class Moves:
         return not (self._stopped or partition.deleted)
 
     def _check(self, move: Move) -> None:
-        """Raise Abandoned if the move must not continue, since much may happen during an await."""
+        """Raise MoveAbandoned if the move must not continue. Call it after each await, since the partition may have
+        been deleted or the move cancelled during the await.
+        """
         partition = move.partition
         path = move.target.path
         if move.cancelled or partition.deleted or partition.log.failure is not None:
@@ -309,12 +312,12 @@ class Moves:
             raise MoveAbandoned
         partition.freeze()
         try:
-            await self._partitions.settled()  # no thread uses the old log's files
+            await self._partitions.wait_for_file_work()  # no thread uses the old log's files
             self._check(move)
             _copy_rest(old, future, runtime.clock.now_ms())
             future.delete_before(old.log_start_offset)
             args = (runtime.disk, source, move.target, future, runtime.clock.now_ms())
-            new = await runtime.tasks.run_blocking(_put_beside, *args, lane=CHECKPOINTS_LANE)
+            new = await runtime.tasks.run_blocking(_finish_copy, *args, lane=CHECKPOINTS_LANE)
             move.path = new.directory
             move.future = new
             self._check(move)
@@ -325,30 +328,30 @@ class Moves:
             wanted = partial(self._is_wanted, partition)
             try:
                 retired_path = await retry_without_descriptor(
-                    runtime.tasks, wanted, _put_aside, runtime.disk, source, old, random, lane=CHECKPOINTS_LANE
+                    runtime.tasks, wanted, _retire_old_log, runtime.disk, source, old, random, lane=CHECKPOINTS_LANE
                 )
                 self._partitions.remove_later(retired_path, partition.config.file_delete_delay_ms, old)
             except OSError as error:
-                await self._go_on_beside(move, old, error)
-                self._blame(source.path, error)
+                await self._mark_copy_final(move, old, error)
+                self._report_disk_error(source.path, error)
             else:
-                await self._settle(move)
+                await self._remove_mark(move)
         finally:
             partition.thaw()
         logger.info("partition moved partition=%s from=%s to=%s", name, source.path, move.target.path)
 
-    async def _settle(self, move: Move) -> None:
+    async def _remove_mark(self, move: Move) -> None:
         try:
             await self._runtime.tasks.run_blocking(
-                settled, self._runtime.disk, move.target.path, move.partition.log.topic_partition
+                remove_mark, self._runtime.disk, move.target.path, move.partition.log.topic_partition
             )
         except OSError as error:  # a remaining mark has no effect without a second log
             if not move.partition.deleted:
-                self._blame(move.target.path, error)
+                self._report_disk_error(move.target.path, error)
 
-    async def _go_on_beside(self, move: Move, old: "PartitionLog", error: OSError) -> None:
-        """Go on with the copy although the old log could not be renamed. The next start must find what is appended
-        from now on.
+    async def _mark_copy_final(self, move: Move, old: "PartitionLog", error: OSError) -> None:
+        """Mark the copy as the valid log, since the old log could not be renamed. Otherwise the next start would use
+        the old log, which lacks the batches that are appended from now on.
         """
         logger.error("moved log not put aside path=%s reason=%s", old.directory, error)
         args = (self._runtime.disk, move.target.path, old.topic_partition)
@@ -361,11 +364,12 @@ class Moves:
                 return
             move.partition.log.fail(f"neither the old log nor the copy of a move can be marked: {second}")
             move.partition.fail()
-            self._blame(move.target.path, second)
+            self._report_disk_error(move.target.path, second)
 
     def _switch(self, move: Move, old: "PartitionLog", new: "PartitionLog") -> None:
         """Make the copy the partition's log, within one turn of the loop."""
-        # The batches do not contain this state: producers whose batches were deleted, and epochs without batches.
+        # This state cannot be derived from the copied batches: producers whose batches were deleted, and epochs
+        # without batches.
         new.producers = old.producers
         new.epochs = LeaderEpochs(old.epochs.entries())
         new.epochs.dirty = True
@@ -399,7 +403,8 @@ def _copy_rest(old: "PartitionLog", copy: "PartitionLog", now_ms: int) -> None:
     """Copy the remaining bytes, which are few and in the page cache."""
     while (piece := old.read(max(copy.log_end_offset, old.log_start_offset), PIECE_BYTES, old.log_end_offset)).size:
         _copy_piece(piece, copy)
-    if copy.log_end_offset < old.log_end_offset:  # the last records were deleted; their offsets are not reused
+    # the last records were deleted, but their offsets must not be used again
+    if copy.log_end_offset < old.log_end_offset:
         if copy.segments.active.size:
             copy.log_end_offset = old.log_end_offset
             copy.roll(now_ms)
@@ -407,7 +412,7 @@ def _copy_rest(old: "PartitionLog", copy: "PartitionLog", now_ms: int) -> None:
             copy.restart_at(old.log_end_offset)
 
 
-def _put_beside(
+def _finish_copy(
     disk: "Disk", source: "DataDirectory", target: "DataDirectory", copy: "PartitionLog", now_ms: int
 ) -> "PartitionLog":
     """Make the copy durable and rename it; return the log under its new name."""
@@ -416,17 +421,18 @@ def _put_beside(
     if copy.failure is not None:
         raise StorageError(copy.failure)
     target.register_incoming(copy, source.clean_offset(copy.topic_partition))
-    put_beside(disk, copy.directory, source.path, copy.topic_partition)
+    rename_copy(disk, copy.directory, source.path, copy.topic_partition)
     return target.reopen(copy, now_ms)
 
 
-def _put_aside(disk: "Disk", source: "DataDirectory", old: "PartitionLog", random: bytes) -> str:
-    retired_path = put_aside(disk, source.path, old.topic_partition, random)
-    # Not earlier: after a crash in between, the old log would be used, and its start offset would be lost.
+def _retire_old_log(disk: "Disk", source: "DataDirectory", old: "PartitionLog", random: bytes) -> str:
+    retired_path = retire_log(disk, source.path, old.topic_partition, random)
+    # The entries are removed only after the rename. If they were removed before it, a crash in between would leave
+    # the old log in use without its start offset.
     try:
         source.give_up(old.topic_partition)
     except OSError as error:
-        # The next checkpoint repeats it, or the next start, or the creation of a log of that name.
+        # The next checkpoint removes the entries, or the next start, or the creation of a log of that name.
         logger.warning("old entries stay in the checkpoints for now path=%s reason=%s", source.path, error)
     return retired_path
 
@@ -436,16 +442,16 @@ def _remove(
 ) -> None:
     if copy is not None:
         copy.close(clean=False)
-    beside = f"{target.path}/{key}"
+    final_path = f"{target.path}/{key}"
     try:
         if not disk.exists(path):
-            path = beside  # the rename succeeded before the error
-        if path == beside and has_mark(disk, beside):
-            # immediately, since a recreated topic may need the name
-            path = put_aside(disk, target.path, key, random)
-        if path != beside and disk.exists(path):
+            path = final_path  # the rename succeeded before the error
+        if path == final_path and has_mark(disk, final_path):
+            # rename it immediately, since a recreated topic may need the name
+            path = retire_log(disk, target.path, key, random)
+        if path != final_path and disk.exists(path):
             disk.remove_tree(path)
-        if target.has_entries_of(key) and not disk.exists(beside):
+        if target.has_entries_of(key) and not disk.exists(final_path):
             target.give_up(key)
     except OSError as error:
         if lacks_descriptor(error):

@@ -1,7 +1,7 @@
 """The offsets of all partitions for the checkpoint files, updated partition by partition.
 
-Reading the offsets of ten thousand partitions for every checkpoint would hold the loop for tens of milliseconds per
-second.
+If the offsets of ten thousand partitions were read for every checkpoint, this would occupy the event loop for tens
+of milliseconds per second.
 """
 
 from typing import TYPE_CHECKING
@@ -35,9 +35,9 @@ class Offsets:
             offsets.pop(partition.log.topic_partition, None)
 
     def copies(self) -> "tuple[dict[TopicPartition, int], dict[TopicPartition, int], dict[TopicPartition, int]]":
-        """Copy recovery points, log start offsets and high watermarks, for a thread to write."""
+        """Return copies of the recovery points, log start offsets and high watermarks, for a thread to write."""
         return self._recovery_points.copy(), self._start_offsets.copy(), self._high_watermarks.copy()
 
     def start_offsets(self) -> "dict[TopicPartition, int]":
-        """Copy the log start offsets, for a thread to write."""
+        """Return a copy of the log start offsets, for a thread to write."""
         return self._start_offsets.copy()

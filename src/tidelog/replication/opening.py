@@ -20,12 +20,15 @@ if TYPE_CHECKING:
 
 DISK_THREADS = 4
 WAIT_S = 0.001
-"""Average time from which opening counts as waiting for the disk. A log in the page cache takes a third of it."""
-WAITS_OVER = 20
+"""If opening a log takes longer on average, in seconds, the disk is the bottleneck. A log in the page cache takes a
+third of this time."""
+AVERAGED_LOGS = 20
 """Number of logs over which the average is computed."""
 
 
 class Opening(NamedTuple):
+    """A log to open. `number` is the partition's index."""
+
     topic: "TopicImage"
     number: int
     config: "LogConfig"
@@ -38,11 +41,11 @@ class Opening(NamedTuple):
         return TopicPartition(self.topic.name, self.number)
 
 
-Opened: TypeAlias = "tuple[Opening, PartitionLog | InTheWay | CorruptLog | OSError]"
+OpenResult: TypeAlias = "tuple[Opening, PartitionLog | InTheWay | CorruptLog | OSError]"
 
 
-async def open_logs(runtime: "Runtime", openings: list[Opening]) -> list[Opened]:
-    """Open all logs. Returns each with its log, or with the error."""
+async def open_logs(runtime: "Runtime", openings: list[Opening]) -> list[OpenResult]:
+    """Open all logs. Returns each opening with its log or its error."""
     opened = await _open_in_parallel(runtime, openings)
     blocked = [opening for opening, result in opened if isinstance(result, InTheWay)]
     if not blocked:
@@ -56,7 +59,7 @@ async def open_logs(runtime: "Runtime", openings: list[Opening]) -> list[Opened]
     ]
 
 
-async def _open_in_parallel(runtime: "Runtime", openings: list[Opening]) -> list[Opened]:
+async def _open_in_parallel(runtime: "Runtime", openings: list[Opening]) -> list[OpenResult]:
     """Open logs on one or several threads.
 
     Cleanly stopped logs, which may be thousands, are opened by one thread as long as the disk is fast: several
@@ -69,16 +72,16 @@ async def _open_in_parallel(runtime: "Runtime", openings: list[Opening]) -> list
     opened = await run_blocking(_open, iter(quick), clock, WAIT_S) if quick else []
     remaining = quick[len(opened) :] + slow
     if remaining:
-        shared_iterator = iter(remaining)  # all threads take from the same iterator
+        shared_iterator = iter(remaining)  # all threads share this iterator
         threads = range(min(DISK_THREADS, len(remaining)))
         for part in await asyncio.gather(*(run_blocking(_open, shared_iterator, clock) for _ in threads)):
             opened += part
     return opened
 
 
-def _open(openings: Iterator[Opening], clock: "Clock", wait_s: float | None = None) -> list[Opened]:
-    """Open logs one after another. With `wait_s`, stop when the average time of a log is longer."""
-    results: list[Opened] = []
+def _open(openings: Iterator[Opening], clock: "Clock", wait_s: float | None = None) -> list[OpenResult]:
+    """Open logs one after another. With `wait_s`, stop when the average time for one log is longer."""
+    results: list[OpenResult] = []
     began, now_ms = clock.monotonic(), clock.now_ms()
     for opening in openings:
         topic, index, config, directory, new = opening
@@ -87,9 +90,9 @@ def _open(openings: Iterator[Opening], clock: "Clock", wait_s: float | None = No
             results.append((opening, log))
         except (InTheWay, CorruptLog, OSError) as error:
             results.append((opening, error))
-        if wait_s is not None and clock.monotonic() - began > wait_s * WAITS_OVER:
+        if wait_s is not None and clock.monotonic() - began > wait_s * AVERAGED_LOGS:
             break
-        if len(results) % WAITS_OVER == 0:
+        if len(results) % AVERAGED_LOGS == 0:
             began = clock.monotonic()
     return results
 

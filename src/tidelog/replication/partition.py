@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 from tidelog.log.recompression import Recompression, recompression
-from tidelog.log.validation import Examined, NotInline, examine, examine_inline
+from tidelog.log.validation import ExaminationResult, NotInline, examine, examine_inline
 from tidelog.replication.append_queue import AppendQueue, QueuedBytes
 from tidelog.replication.full_directories import FullDirectories
 from tidelog.runtime.turns import NoTurn, Turns
@@ -39,17 +39,17 @@ class HighWatermarkWatcher(Protocol):
     def moved(self, partition: "Partition") -> None:
         """The high watermark has moved, or the partition is deleted or offline.
 
-        Called during an append, so it must only make a note.
+        This is called during an append, so it must only record the event.
         """
 
 
 CommitListener = Callable[[ApiError | None], None]
-"""Called once: with None when the offset is committed, or with the error when it can no longer be."""
+"""Called once: with None when the offset is committed, or with the error when it can no longer be committed."""
 
 
 class FlushRequests(Protocol):
     def request(self, partition: "Partition") -> None:
-        """Sync the partition's log soon, then call its `flushed`."""
+        """Sync the partition's log soon, then call `Partition.flushed`."""
 
     dirty: "dict[Partition, None]"
     """Partitions with appends since their last complete flush. `Partition.in_dirty_set` is True for these."""
@@ -67,8 +67,10 @@ class SharedByPartitions:
         self.warned_too_large: dict[str, None] = {}
         """Topics for which an oversized batch was logged since their settings last changed."""
 
-    def examine_in_turn(self, batch: memoryview, header: "BatchHeader", config: "LogConfig", now_ms: int) -> Examined:
-        """Call `examine_inline`. Raises NotInline too when the time for such work in this turn of the loop is used
+    def examine_in_turn(
+        self, batch: memoryview, header: "BatchHeader", config: "LogConfig", now_ms: int
+    ) -> ExaminationResult:
+        """Call `examine_inline`. Raises NotInline also when the time for such work in this turn of the loop is used
         up.
         """
         try:
@@ -157,11 +159,11 @@ class Partition:
         self._shared.warned_too_large.pop(self.topic, None)
         self.update_appends_directly()
         if not self._durable and self.log.failure is None and self.log.log_end_offset > self.high_watermark:
-            self._advance(self.log.log_end_offset)  # requests that waited for a sync need not wait any more
+            self._advance(self.log.log_end_offset)  # requests that waited for a sync do not have to wait any longer
 
     def update_appends_directly(self) -> None:
         """Recompute `appends_directly`: whether a client's batch can be appended immediately and unchanged."""
-        waits = self._queue is not None and not self._queue.idle
+        waits = self._queue is not None and not self._queue.is_empty
         self.appends_directly = not (self.internal or waits or self.recompression is not None)
 
     @property
@@ -192,7 +194,7 @@ class Partition:
     # Writing
 
     def warn_too_large(self, error: ApiError) -> None:
-        """Log once for each topic that a batch was too large: its producer may not report it."""
+        """Log once for each topic that a batch was too large, since its producer may not report it."""
         if self.topic not in self._shared.warned_too_large:
             self._shared.warned_too_large[self.topic] = None
             logger.warning("batch too large, said once for the topic topic=%s reason=%s", self.topic, error.message)
@@ -206,7 +208,7 @@ class Partition:
 
         `limits` says how to check the topic's limits on clients; by default records are examined here within the
         loop's time budget. Raises StorageError when the log is offline, the log's errors (sequence, timestamp,
-        size), and NotInline when the records must be examined and there is no time for it in this turn.
+        size), and NotInline when the records must be examined and this turn of the loop has no time for it.
         """
         if self.deleted:
             raise self._offline()
@@ -220,11 +222,11 @@ class Partition:
                 self.fail()
             else:
                 self._appends_refused = True
-                self._shared.full.refused(self.log.directory.rpartition("/")[0], header.size, error)
+                self._shared.full.note_refusal(self.log.directory.rpartition("/")[0], header.size, error)
             raise
         if self._appends_refused:
             self._appends_refused = False
-            self._shared.full.appended(self.log.directory.rpartition("/")[0], header.size)
+            self._shared.full.note_append(self.log.directory.rpartition("/")[0], header.size)
         if appended.next_offset > self.high_watermark:
             if not self.in_dirty_set:
                 self.in_dirty_set = True
@@ -237,7 +239,7 @@ class Partition:
                     self._flush_early()
         return appended
 
-    def examine(self, batch: bytes | bytearray) -> "asyncio.Future[Examined]":
+    def examine(self, batch: bytes | bytearray) -> "asyncio.Future[ExaminationResult]":
         """Examine the records of a batch on a thread, one batch of the broker at a time.
 
         It may take a second and 100 MB. The future fails with the ApiError to respond with.
@@ -246,8 +248,8 @@ class Partition:
         return self._tasks.run_blocking(examine, batch, header, self.log.config, self._now_ms(), lane=RECORDS_LANE)
 
     def _flush_early(self) -> None:
-        """Apply `flush.messages` and `flush.ms`: sync before the interval flush does, though no request waits for
-        it.
+        """Apply `flush.messages` and `flush.ms`: sync before the next interval flush, although no request waits for
+        the sync.
         """
         if self.log.flush_due:
             self._flusher.request(self)
@@ -280,7 +282,7 @@ class Partition:
             await future
 
     def when_committed(self, next_offset: int, listener: CommitListener) -> None:
-        """Call `listener` once `next_offset` is committed, possibly now, or once it can no longer be committed."""
+        """Call `listener` when `next_offset` is committed, possibly now, or when it can no longer be committed."""
         if self.high_watermark >= next_offset:
             listener(None)
         elif self.deleted or self.log.failure is not None:
@@ -296,13 +298,13 @@ class Partition:
             self._advance(self.log.durable_offset)
 
     def freeze(self) -> None:
-        """Suspend acknowledgements and the high watermark until `thaw`, as if the next sync took that long. Appends
-        go on.
+        """Suspend acknowledgements and the high watermark until `thaw`, as if a sync took that long. Appends
+        continue.
         """
         self.frozen = self._durable = True
         self._thawing = self._tasks.future()
 
-    async def thawed(self) -> None:
+    async def wait_until_thawed(self) -> None:
         """Wait until the partition is not frozen."""
         while self._thawing is not None:
             await asyncio.wait([self._thawing])
@@ -320,7 +322,7 @@ class Partition:
             self._flusher.request(self)
 
     def fail(self) -> None:
-        """Fail all waiting requests. The log's own line says why it is offline."""
+        """Fail all waiting requests, since the log is offline or deleted. The log has already logged the reason."""
         waiting, self._committing = self._committing, deque()
         for _, listener in waiting:
             self._call_listener(listener, self._offline())
@@ -368,7 +370,7 @@ class Partition:
             raise self._offline()
         end = self.high_watermark if isolation == READ_UNCOMMITTED else self.last_stable_offset
         if start > end:
-            # The record is appended but not committed yet: the consumer waits, as at the end of the log.
+            # The record at `start` is appended but not committed yet: the consumer waits, as at the end of the log.
             if start > log.log_end_offset:
                 where = f"{log.log_start_offset}..{log.log_end_offset} of {self.topic}-{self.index}"
                 raise OffsetOutOfRange(f"offset {start} is outside {where}")
@@ -376,8 +378,8 @@ class Partition:
         return log.read(start, bytes_max, end)
 
     def end_offset_for(self, leader_epoch: int) -> tuple[int, int]:
-        """Return the last epoch up to `leader_epoch` and its exclusive end offset (OffsetsForLeaderEpoch), or (-1,
-        -1).
+        """Return the last epoch up to `leader_epoch` and its exclusive end offset (OffsetsForLeaderEpoch); (-1, -1)
+        if unknown.
 
         The current epoch began with the leadership, even if it has no record yet.
         """

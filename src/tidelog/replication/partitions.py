@@ -32,12 +32,12 @@ logger = logging.getLogger("tidelog.partitions")
 REMOVE_AGAIN_MS = 10_000
 """Delay before the next attempt to remove a deleted partition's files."""
 HOUSEKEEPING_BATCH = 50
-"""Partitions that are configured or removed in one turn of the event loop."""
+"""Number of partitions that are configured or removed in one turn of the event loop."""
 
 
 WAKE_BUDGET_PER_TURN = 1000
-"""Work for parked fetches in one turn of the event loop, in the units that `ParkedFetch.wake` returns. It takes some
-ms."""
+"""Maximum work for parked fetches in one turn of the event loop, in the units that `ParkedFetch.wake` returns. It
+takes some ms."""
 
 
 class ParkedFetch(Protocol):
@@ -71,26 +71,26 @@ class Partitions:
         self._offline: dict[tuple[str, int], str] = {}
         self._topic_names: dict[bytes, str] = {}
         self.appending = False
-        """Set by a request that appends several batches and then calls `wake_fetches`, which saves a turn of the
+        """Set by a request that appends several batches and then calls `wake_fetches`. This saves a turn of the
         event loop."""
         self._to_wake: deque[ParkedFetch] = deque()
         self._wake_budget = WAKE_BUDGET_PER_TURN
-        """Work that is left until the next renewal. A renewal is scheduled for the loop's next turn once half is
-        used."""
+        """Remaining work until the budget is renewed. The renewal is scheduled for the loop's next turn when half of
+        the budget is used."""
         self._renewal_scheduled = False
         self._parked: dict[ParkedFetch, None] = {}
         self._offsets = Offsets()
         self._retention_work: asyncio.Future[Any] | None = None
         """The running or last blocking call of retention. It continues if the task that waits for it is cancelled."""
         self._to_reopen: dict[tuple[str, int], tuple[TopicImage, LogConfig]] = {}
-        """Partitions that could not be opened because of a passing error (TEMPORARY_ERRORS), with their settings."""
+        """Partitions that could not be opened because of a temporary error (TEMPORARY_ERRORS), with their settings."""
         self._apply_lock = asyncio.Lock()
         """Held while logs are opened or removed."""
         self._failing_directories: dict[str, str] = {}
         self.on_all_failed: Callable[[str], None] | None = None
         """Called with the reason when the last data directory has failed."""
         self.on_opened_late: Callable[[], None] | None = None
-        """Called when partitions that were offline have been opened and lead."""
+        """Called when partitions that were offline have been opened and are led by this broker."""
         self.swapping: asyncio.Task[None] | None = None
         """The running or last swap of compaction. It continues if the pass is cancelled."""
         self.moves = Moves(runtime, self)
@@ -147,7 +147,7 @@ class Partitions:
     # Waking parked fetches
 
     def wake_later(self, fetch: ParkedFetch) -> None:
-        """Wake `fetch` after the request that is being appended, otherwise in the loop's next turn.
+        """Wake `fetch` after the produce request that is being appended; if there is none, in the loop's next turn.
 
         Called when the high watermark of one of its partitions has moved.
         """
@@ -156,8 +156,8 @@ class Partitions:
         self._to_wake.append(fetch)
 
     def wake_fetches(self) -> None:
-        """Wake the parked fetches that are queued, in order; if they exceed the budget, the rest in later turns of
-        the loop.
+        """Wake the queued parked fetches, in order. Fetches that exceed the budget are woken in later turns of the
+        loop.
 
         Called when all batches of a produce request are appended.
         """
@@ -190,7 +190,7 @@ class Partitions:
         self._wake()
 
     def park(self, fetch: ParkedFetch) -> None:
-        """Register `fetch` until `unpark`, so that it is answered when the broker stops."""
+        """Register `fetch` until `unpark`, so that it is answered if the broker stops."""
         self._parked[fetch] = None
 
     def unpark(self, fetch: ParkedFetch) -> None:
@@ -208,8 +208,8 @@ class Partitions:
     # Following the metadata
 
     async def apply(self, old: "MetadataImage", new: "MetadataImage") -> None:
-        """Open new partitions, remove deleted ones, and apply changed settings. Returns when every new partition
-        leads.
+        """Open new partitions, remove deleted ones, and apply changed settings. Returns when this broker leads every
+        new partition.
         """
         async with self._apply_lock:
             await self._apply(old, new)
@@ -287,7 +287,7 @@ class Partitions:
             self._to_reopen[topic.name, index] = topic, config
 
     async def _remove_topics(self, topics: list["TopicImage"], delay_ms: int) -> None:
-        """Remove all partitions of `topics`. They share the syncs of their directories."""
+        """Remove all partitions of `topics` together, so that they share the syncs of their directories."""
         removed: list[Partition] = []
         without_log: list[tuple[bytes, TopicPartition]] = []
         checked_partitions = 0
@@ -305,15 +305,15 @@ class Partitions:
                     without_log.append((topic.topic_id, TopicPartition(topic.name, index)))
                 else:
                     partition.deleted = True
-                    # its files are being deleted, so a missing one is no fault of the disk
+                    # its files are being deleted, so a missing file is not an error of the disk
                     partition.log.on_io_failure = None
                     self._offsets.forget(partition)
                     partition.fail()
                     removed.append(partition)
         if removed:
-            await self.settled()  # otherwise a running flush would find the files missing
-        # By directory. Partitions in a failed directory stay there; they are put aside when a new topic with that
-        # name is created there.
+            await self.wait_for_file_work()  # otherwise a running flush would find the files missing
+        # Sort them by directory. Partitions in a failed directory stay there; they are put aside when a new topic
+        # with that name is created there.
         logs: dict[str, dict[TopicPartition, tuple[bytes, PartitionLog | None]]] = {}
         for topic_id, key in without_log:
             for directory in self.directories.holders(key):
@@ -393,7 +393,9 @@ class Partitions:
     # Durability and housekeeping
 
     def _check_directories(self) -> None:
-        """At each flush interval, handle failures noted by threads, and check whether full disks have space again."""
+        """At each flush interval, handle failures that threads have recorded, and check whether full disks have
+        space again.
+        """
         self.handle_directory_failures()
         if self._shared.full or self._to_reopen:
             self._runtime.tasks.spawn(self._retry_refused(), name="retry-full-directories")
@@ -404,7 +406,7 @@ class Partitions:
 
     async def _retry_refused(self) -> None:
         full = self._shared.full
-        full.mark_usable(await self._runtime.tasks.run_blocking(full.recovered, self._runtime.disk))
+        full.mark_usable(await self._runtime.tasks.run_blocking(full.find_usable, self._runtime.disk))
         await self.open_again()
 
     def update_offsets(self, partition: Partition) -> None:
@@ -427,7 +429,7 @@ class Partitions:
         return partial(self.directories.write_checkpoints, *self._offsets.copies())
 
     async def persist_start_offsets(self, changed: Iterable[Partition]) -> list[Partition]:
-        """Persist the log start offsets of the `changed` partitions now. Returns the partitions for which that
+        """Persist the log start offsets of the `changed` partitions now. Returns the partitions for which this
         failed.
 
         Everything below the start offsets is made durable first; see `Offsets.update`.
@@ -436,7 +438,9 @@ class Partitions:
         remaining = list(changed)
         while remaining:
             for partition in remaining:
-                await partition.thawed()  # during a move, the offset could be written into the wrong directory
+                await (
+                    partition.wait_until_thawed()
+                )  # during a move, the offset could be written into the wrong directory
                 await self.flusher.flush_to(partition, partition.log.log_start_offset)
             logs = [(partition, partition.log) for partition in remaining]
             undurable = {p for p in remaining if p.log.durable_offset < p.log.log_start_offset}
@@ -458,8 +462,8 @@ class Partitions:
         return not_persisted
 
     async def open_again(self) -> None:
-        """Try to open the partitions that could not be opened because of a full disk or another passing error."""
-        if self._to_reopen and not self._apply_lock.locked():  # otherwise the next interval tries
+        """Try to open the partitions that could not be opened because of a full disk or another temporary error."""
+        if self._to_reopen and not self._apply_lock.locked():  # if the lock is held, the next interval tries again
             async with self._apply_lock:
                 to_open = [(topic, index, config) for (_, index), (topic, config) in self._to_reopen.items()]
                 await self._open_all(to_open)
@@ -471,21 +475,21 @@ class Partitions:
         await self._retention.enforce()
 
     def retry_late_checkpoints(self) -> None:
-        """Have the flusher write checkpoints that failed on a full disk at its next interval, even if nothing is
-        appended.
+        """If checkpoints could not be written on a full disk, make the flusher write them at its next interval, even
+        if nothing is appended.
         """
         if self.directories.are_behind:
             self.flusher.retry_checkpoint()
 
     async def run_file_work(self, function: Callable[..., T], *args: object, lane: str = "") -> T:
-        """Run file work of retention on a thread; `settled` waits for it."""
+        """Run file work of retention on a thread; `wait_for_file_work` waits for it."""
         self._retention_work = running = self._runtime.tasks.run_blocking(function, *args, lane=lane)
         await asyncio.wait([running])
         return running.result()
 
-    async def settled(self) -> None:
+    async def wait_for_file_work(self) -> None:
         """Wait until no thread uses files of partitions that were marked deleted before the call."""
-        await self.flusher.settled()
+        await self.flusher.wait_for_flushes()
         retention_work = self._retention_work
         if retention_work is not None:
             await asyncio.wait([retention_work])
@@ -494,7 +498,7 @@ class Partitions:
             await asyncio.wait([self.swapping])
 
     def release_waiting(self) -> None:
-        """Answer parked fetches with the records that are available, since the broker stops."""
+        """Answer parked fetches with the records that are available, because the broker stops."""
         for fetch in list(self._parked):
             fetch.finish()
 
@@ -507,10 +511,11 @@ class Partitions:
         await self.moves.close()
         self._retention.cancel_time_searches()
         self.flusher.stop()
-        await self.settled()
+        await self.wait_for_file_work()
         for partition in self._table.values():
             partition.close_queue()
-            # it must run on the loop, and at this point a failed directory changes nothing
+            # the callback must run on the loop, but the logs are closed by threads; and a failed directory changes
+            # nothing now
             partition.log.on_io_failure = None
         closing = [p for p in self._table.values() if p.log.failure is None]
         run_blocking = self._runtime.tasks.run_blocking
@@ -533,13 +538,13 @@ class Partitions:
         await self.moves.close()
         self._retention.cancel_time_searches()
         self.flusher.stop()
-        await self.settled()
+        await self.wait_for_file_work()
         for partition in self._table.values():
             partition.log.close(clean=False)
 
 
 def _is_known(image: "MetadataImage", key: TopicPartition) -> bool:
-    """Return whether the partition exists, or belongs to Kafka's own metadata topic, which is left alone."""
+    """Return whether the partition exists, or belongs to Kafka's own metadata topic, whose files are not touched."""
     if key.topic == CLUSTER_METADATA:
         return True
     topic = image.topics.get(key.topic)
@@ -547,6 +552,6 @@ def _is_known(image: "MetadataImage", key: TopicPartition) -> bool:
 
 
 def _close_logs(partitions: list[Partition]) -> None:
-    """Sync and close the logs, on a thread. The failure of one does not stop the others."""
+    """Sync and close the logs, on a thread. A failure of one log does not stop the others."""
     for partition in partitions:
         partition.log.close(clean=True)

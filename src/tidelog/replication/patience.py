@@ -1,4 +1,4 @@
-"""Retry file operations that fail because the process has no free file descriptor."""
+"""Retry file operations that fail because no file descriptor is free."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, TypeVar
@@ -15,7 +15,7 @@ AGAIN_S: Final = 0.25
 
 
 def lacks_descriptor(error: BaseException | None) -> bool:
-    """Return whether the error, or its cause, is the lack of a file descriptor."""
+    """Return whether the error, or its cause, is that no file descriptor is free."""
     if error is not None and not isinstance(error, OSError):
         error = error.__cause__
     return isinstance(error, OSError) and error.errno in NOT_OPENED
@@ -24,7 +24,7 @@ def lacks_descriptor(error: BaseException | None) -> bool:
 async def retry_without_descriptor(
     tasks: "Tasks", wanted: Callable[[], bool], step: Callable[..., T], *args: object, lane: str = ""
 ) -> T:
-    """Run a blocking `step`, and repeat it while it fails for want of descriptors and `wanted` returns True.
+    """Run a blocking `step`, and repeat it while no file descriptor is free and `wanted` returns True.
 
     Raises the step's exceptions. The step must be able to continue where it was interrupted.
     """

@@ -1,7 +1,7 @@
 """Passes of retention over all partitions: remove expired segments from their logs, a few partitions at a time.
 
 If records must be read before a segment may be deleted (see `log/retention.py`), a child process reads them while
-the pass goes on. The next pass uses the result.
+the pass continues. The next pass uses the result.
 """
 
 import asyncio
@@ -10,7 +10,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from tidelog.log.errors import CorruptLog
-from tidelog.log.record_times import FoundTimes, find_times_in_child
+from tidelog.log.record_times import RecordTimes, find_times_in_child
 from tidelog.replication.flusher import CHECKPOINTS_LANE
 from tidelog.runtime.interfaces import WorkEnded
 from tidelog.wire.errors import StorageError
@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger("tidelog.partitions")
 
 PARTITIONS_PER_BATCH = 50
-"""Partitions that are checked in one turn of the event loop, and whose log start offsets are persisted together."""
+"""Number of partitions that are checked in one turn of the event loop, and whose log start offsets are persisted
+together."""
 
 
 class RetentionPasses:
@@ -45,7 +46,7 @@ class RetentionPasses:
     async def enforce(self) -> None:
         """Run one pass: delete whole segments according to the topics' settings. One call at a time.
 
-        An error of one log or directory does not stop the pass for the others.
+        An error of one log or directory does not stop the pass for other logs.
         """
         partitions = iter(self._partitions)
         while batch := list(islice(partitions, PARTITIONS_PER_BATCH)):
@@ -68,7 +69,7 @@ class RetentionPasses:
                 error = failed.get(log.directory.rpartition("/")[0]) if removal.renames_files else None
                 if error is not None:
                     self._failed(partition, error)
-                # If the partition has moved meanwhile, its old log's files are all deleted together anyway.
+                # If the partition has moved since, the files of its old log are deleted together later.
                 elif partition.log is log and not (partition.deleted or partition.frozen):
                     try:
                         await self._partitions.run_file_work(removal.run)
@@ -86,8 +87,8 @@ class RetentionPasses:
                 times = log.segment_age_search(now_ms)
             if times is not None:
                 await self._partitions.run_file_work(times.run)
-                if times.wanted is None:
-                    times.take()
+                if times.wanted_part is None:
+                    times.store_result()
                 else:
                     search = self._search_records(partition, log, times)
                     self._time_searches[partition] = self._runtime.tasks.spawn(search, name="record-times")
@@ -97,7 +98,7 @@ class RetentionPasses:
                 self._partitions.update_offsets(partition)
             return log.removal(now_ms)
         except Exception as error:
-            if partition.frozen or log is not partition.log or (times is not None and times.outdated):
+            if partition.frozen or log is not partition.log or (times is not None and times.is_outdated):
                 return None  # the next pass retries: the files were moved or replaced
             if isinstance(error, CorruptLog):
                 log.fail(str(error))
@@ -105,10 +106,10 @@ class RetentionPasses:
             return None
 
     async def _search_records(self, partition: "Partition", log: "PartitionLog", times: "SegmentAgeSearch") -> None:
-        """Find the times of records in a child process, while the pass goes on. The next pass uses them."""
+        """Find the times of records in a child process, while the pass continues. The next pass uses them."""
         tasks = self._runtime.tasks
         try:
-            while (part := times.wanted) is not None:
+            while (part := times.wanted_part) is not None:
                 reports: list[bytes] = []
                 work_future = tasks.run_in_child(find_times_in_child, self._runtime.disk, part.encode(), reports.append)
                 try:
@@ -116,14 +117,14 @@ class RetentionPasses:
                 finally:
                     work_future.cancel()
                 try:
-                    times.found(FoundTimes.decode(reports[0]))
+                    times.add_record_times(RecordTimes.decode(reports[0]))
                 except (IndexError, TypeError, ValueError) as error:
                     raise WorkEnded(f"a report that cannot be read: {error!r}") from error
                 await tasks.run_blocking(times.run)
-            if log is partition.log and not times.outdated:
-                times.take()
+            if log is partition.log and not times.is_outdated:
+                times.store_result()
         except (CorruptLog, OSError, WorkEnded) as error:
-            if log is partition.log and not (partition.frozen or times.outdated):
+            if log is partition.log and not (partition.frozen or times.is_outdated):
                 self._failed(partition, error)  # the next pass retries
         finally:
             del self._time_searches[partition]

@@ -80,15 +80,15 @@ class SimClient:
             self._stream.abort()
 
     def end_requests(self) -> None:
-        """Shut the sending side, as a half-closed client does. Responses to earlier requests are still received."""
+        """Close the sending side, as a half-closed client does. Responses to earlier requests are still received."""
         if self.open:
             self._stream.write_eof()
 
     # Requests
 
     def post(self, request: Message, *, version_max: int = NEWEST) -> "asyncio.Future[Message]":
-        """Send a request now and return a future of its response. The future fails with OSError if the connection ends
-        first.
+        """Send a request now and return a future of its response. The future fails with OSError if the connection
+        ends before the response.
 
         Several requests may be outstanding. Raises ApiNotSupported, and OSError when the connection has ended.
         """
@@ -211,8 +211,8 @@ class SimClient:
     def _process_frame(self, frame: bytes) -> None:
         if not self._pending_responses:
             raise BrokenProtocol("a response without a request")
-        # Decode the response even if the caller has given up, since the decoder checks the order of the correlation
-        # ids.
+        # Decode the response even if the caller no longer waits for it, since the decoder checks the order of the
+        # correlation ids.
         response = frame if self._greeting else self._connection.answer(frame)
         pending = self._pending_responses.popleft()
         if not pending.done():
@@ -228,7 +228,7 @@ class SimClient:
 
 
 def _records(partition: PartitionData) -> list[Record]:
-    """Decode the records of every whole batch. Raises BrokenProtocol for a wrong checksum, as a consumer would."""
+    """Decode the records of every whole batch. Raises BrokenProtocol for a wrong checksum, as a consumer does."""
     data = partition.records
     if not data:
         return []

@@ -1,4 +1,4 @@
-"""A simulated cluster: real brokers on hosts of their own, one metadata store that they share, and faults.
+"""A simulated cluster: real brokers, each on its own simulated host, one shared metadata store, and faults.
 
 with simulated(seed) as world:
     cluster = SimCluster(world, brokers=3)
@@ -22,7 +22,7 @@ DATA: Final = "/data"
 
 
 class SimNode:
-    """One broker of the cluster: its host, and its process while it runs."""
+    """One broker of the cluster: its host, and its server while it runs."""
 
     def __init__(self, cluster: "SimCluster", node_id: int) -> None:
         self.node_id = node_id
@@ -39,14 +39,16 @@ class SimNode:
         return self.host.running
 
     async def start(self) -> None:
-        """Start a process and wait until it serves. A failure to start is an error of the simulation."""
+        """Start a process and wait until the broker accepts requests. If it cannot start, this is an error of the
+        simulation.
+        """
         self.host.disk.cold = 0.2
         broker = BrokerServer(self._config(), self.host.runtime, store_factory=self._store)
         self.broker = broker
         await self.host.runtime.tasks.spawn(broker.start(), name="start")
 
     async def stop(self) -> None:
-        """Stop in order, as at SIGTERM."""
+        """Stop the broker in order, as SIGTERM does."""
         assert self.broker is not None
         await self.host.runtime.tasks.spawn(self.broker.stop(), name="stop")
         self.kill()
@@ -74,7 +76,9 @@ class SimNode:
 
 
 class SimCluster:
-    """Brokers numbered from 1, and the store that they share. `settings` are those of all brokers, by their names."""
+    """Brokers with the numbers 1, 2, ..., and the store that they share. `settings` are settings of all brokers, by
+    name.
+    """
 
     def __init__(self, world: World, brokers: int, settings: dict[str, str] | None = None) -> None:
         self.world = world
@@ -87,10 +91,10 @@ class SimCluster:
         return [node.address for node in self.nodes]
 
     async def start(self) -> None:
-        """Start all brokers that do not run, side by side."""
+        """Start all brokers that are not running, in parallel."""
         await asyncio.gather(*(node.start() for node in self.nodes if not node.running))
 
     def client(self, name: str) -> ClusterClient:
-        """Return a client on a host of its own."""
+        """Return a new client on its own host, which is called `name`."""
         host = self.world.host(name)
         return ClusterClient(host.runtime, self.seeds, self.world.rng(f"{name}/client"), name)

@@ -1,4 +1,4 @@
-"""A client of a simulated cluster: it follows leaders and coordinators and retries, as `client.operations` decides."""
+"""A client of a simulated cluster. It finds leaders and coordinators and retries, as `client.operations` decides."""
 
 import asyncio
 import random
@@ -14,19 +14,20 @@ from tidelog.wire.message import Message
 T = TypeVar("T")
 
 REQUEST_TIMEOUT_S = 3.0
-"""Shorter than many faults, so that answers are lost and requests repeated."""
+"""Time limit of one request, in seconds. It is shorter than many faults, so that answers are lost and requests are
+repeated."""
 CONNECT_TIMEOUT_S = 3.0
 BACKOFF = Backoff(50, 1000)
 JITTER = 0.2
 
 
 class ClusterClient:
-    """One client of a cluster, on one host. Its operations may run side by side."""
+    """One client of a cluster, on one host. Several of its operations may run in parallel."""
 
     def __init__(self, runtime: Runtime, seeds: list[Address], rng: random.Random, client_id: str) -> None:
         self.cluster = Cluster(seeds)
         self.retries = 0
-        """Attempts that failed and were repeated."""
+        """Number of attempts that failed and were repeated."""
         self._runtime = runtime
         self._rng = rng
         self._client_id = client_id
@@ -42,7 +43,7 @@ class ClusterClient:
         await self._runtime.tasks.sleep(delay_s)
 
     async def run(self, operation: Operation[T], timeout_s: float) -> T:
-        """Carry out an operation. Raises ApiError for a broker's final answer, GaveUp when the time is over."""
+        """Run an operation. Raises ApiError for a final error from a broker, and GaveUp when the time is over."""
         deadline = self._runtime.clock.monotonic() + timeout_s
         try:
             effect = operation.send(None)
@@ -80,7 +81,9 @@ class ClusterClient:
         raise NoBrokerReachable("; ".join(reasons))
 
     async def _try(self, request: Request) -> Message | BrokerUnreachable:
-        """Ask one broker; an answer, or why there is none. A connection that fails or is late is closed."""
+        """Send a request to one broker. Returns its response, or the reason why there is no response. A connection
+        that fails or does not respond in time is closed.
+        """
         address = request.address
         try:
             link = await self._link(address)

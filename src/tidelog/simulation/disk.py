@@ -50,7 +50,7 @@ class SimFile:
             self._begin("write")
             self._disk.check_space(max(position + len(content) - len(self._inode.cached), 0), self.path)
         except OSError as error:
-            # A disk that fills up in the middle of a write stores a part of the bytes.
+            # A disk that becomes full during a write stores a part of the bytes.
             part = content[: self._disk.rng.randrange(len(content) + 1)]
             if part and error.errno not in NOT_OPENED and not self._closed:
                 self._inode.write(part, position, self._disk.now_ms())
@@ -143,10 +143,10 @@ class SimDisk:
         self.medium = medium or Medium()
         self.rng = rng
         self.now_ms = now_ms
-        """The wall clock, for the times at which files are changed."""
+        """Returns the wall-clock time, which is stored as the time of a file's last change."""
         self.alive = True
         self.cold = 0.0
-        """Probability that `resident` answers False."""
+        """Probability that `resident` returns False."""
         self.operations = 0
         self.on_operation: Callable[[str, str], None] | None = None
         self._trace = trace
@@ -157,12 +157,12 @@ class SimDisk:
     # For tests
 
     def fail(self, operation: str, pattern: str, error: int, *, skip: int = 0, times: int = 1) -> None:
-        """Let operations on paths that match the shell pattern raise `error`: `times` times, after `skip` successful
-        ones.
+        """Make operations on paths that match the shell pattern raise `error`: after `skip` successful operations,
+        `times` times.
 
-        Operations are those of `on_operation`, and read, size, resident, list. After a failed sync the unsynced bytes
-        stay readable, but a power cut loses them. A failed write stores a part of its bytes. With EMFILE or ENFILE the
-        operation has not begun.
+        Operations are those of `on_operation`, and read, size, resident, list. After a failed sync the unsynced
+        bytes stay readable, but a power cut loses them. A failed write stores a part of its bytes. With EMFILE or
+        ENFILE the operation has no effect.
         """
         self._faults.append(Fault(operation, pattern, error, skip, times))
 
@@ -179,8 +179,8 @@ class SimDisk:
         return self._next(self.medium.survivor(rng or self.rng))
 
     def kill(self) -> "SimDisk":
-        """End the process: every later call on this disk raises ProcessGone. Returns the next process's disk, with
-        nothing lost.
+        """End the process: every later call on this disk raises ProcessGone. Returns the disk of the next process;
+        no byte is lost.
         """
         self.alive = False
         for path in [path for path, holder in self.medium.locked.items() if holder is self]:

@@ -20,7 +20,7 @@ class Deadlock(RuntimeError):
 
 
 class Livelock(RuntimeError):
-    """The loop runs callbacks without end while its time stands still."""
+    """The loop runs callbacks without end, but its time does not advance."""
 
 
 class TimeIsUp(RuntimeError):
@@ -28,7 +28,7 @@ class TimeIsUp(RuntimeError):
 
 
 class SimLoop(base_events.BaseEventLoop):
-    """Callbacks run in the order of their time, then of their scheduling. There is no selector, no thread, no real
+    """Runs callbacks in the order of their time, then of their scheduling. There is no selector, no thread, no real
     clock.
 
     `run_forever` and `run_until_complete` raise Deadlock, Livelock or TimeIsUp.
@@ -46,7 +46,7 @@ class SimLoop(base_events.BaseEventLoop):
         return self._now
 
     def limit_time(self, until: float) -> None:
-        """Raise TimeIsUp when the virtual time would pass `until`."""
+        """Make the loop raise TimeIsUp when the virtual time would pass `until`."""
         self._limit = until
 
     def call_at(  # type: ignore[override]
@@ -74,7 +74,7 @@ class SimLoop(base_events.BaseEventLoop):
         """Do nothing: a cancelled timer is dropped when it reaches the top of the heap."""
 
     def _write_to_self(self) -> None:
-        """Do nothing: the loop never sleeps, so it need not be woken."""
+        """Do nothing: the loop never sleeps, so nothing has to wake it."""
 
     def _process_events(self, event_list: object) -> None:
         """Do nothing: the loop has no file descriptors."""

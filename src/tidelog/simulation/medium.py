@@ -1,7 +1,8 @@
 """The content of a simulated disk: the cached view that processes see, and the content that a power cut would leave.
 
-It is deliberately harsher than any real file system, within the rules of POSIX. Bytes are durable after the file's
-sync, and names after the sync of their directory. Of all later changes any part may survive a power cut, in any order.
+It is deliberately less reliable than any real file system, within the rules of POSIX. Bytes are durable after the
+file's sync, and names after the sync of their directory. Any part of the later changes may survive a power cut, in
+any order.
 """
 
 import errno
@@ -89,7 +90,7 @@ class NameChange:
     removed: tuple[Directory, str] | None
     added: tuple[Directory, str] | None
 
-    def concerns(self, directory: Directory) -> bool:
+    def affects(self, directory: Directory) -> bool:
         return any(place is not None and place[0] is directory for place in (self.removed, self.added))
 
     def make_durable(self) -> None:
@@ -101,8 +102,8 @@ class NameChange:
 
 @dataclass(slots=True, frozen=True)
 class PowerCutOdds:
-    """What a power cut does to unsynced changes: probabilities that a write survives, that a lost write survives in
-    part (torn), and that a file's size is wrong.
+    """Probabilities of the effects of a power cut on unsynced changes: that a write survives, that a lost write
+    survives in part (torn), and that a file's size is wrong.
     """
 
     keep: float
@@ -110,7 +111,7 @@ class PowerCutOdds:
     wrong_size: float
 
     @staticmethod
-    def drawn(rng: random.Random) -> "PowerCutOdds":
+    def draw(rng: random.Random) -> "PowerCutOdds":
         """Draw the probabilities. The extremes (everything lost, everything kept) find most defects, so they are drawn
         often.
         """
@@ -155,7 +156,7 @@ class Medium:
         return node
 
     def create(self, path: str, node: Node) -> None:
-        """Create a name for a new node. The parent directory must exist and the name must be free."""
+        """Create a name for a new node. The parent directory must exist and the name must not exist."""
         parent, name = self._parent_and_name(path)
         assert name not in parent.cached
         self._change(NameChange(node, None, (parent, name)))
@@ -181,12 +182,14 @@ class Medium:
         self._change(NameChange(node, self._parent_and_name(path), None))
 
     def sync_names(self, directory: Directory) -> None:
-        """Make all changes of names in this directory durable, with earlier changes of the same files elsewhere."""
+        """Make all changes of names in this directory durable, and the earlier changes of the same files in other
+        directories.
+        """
         nodes: list[Node] = []
         remaining: list[NameChange] = []
         due: list[NameChange] = []
         for change in reversed(self.unsynced_names):
-            if change.concerns(directory) or any(change.node is node for node in nodes):
+            if change.affects(directory) or any(change.node is node for node in nodes):
                 nodes.append(change.node)
                 due.append(change)
             else:
@@ -205,7 +208,7 @@ class Medium:
 
     def survivor(self, rng: random.Random) -> "Medium":
         """Return the medium that a power cut leaves. This medium is not changed."""
-        odds = PowerCutOdds.drawn(rng)
+        odds = PowerCutOdds.draw(rng)
         lost: list[Node] = []
         kept: list[NameChange] = []
         for change in self.unsynced_names:

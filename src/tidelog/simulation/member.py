@@ -56,7 +56,7 @@ class SimMember:
         self.assignment: Assignment = {}
 
     async def join(self) -> int:
-        """Join the group. Returns the error code when the coordinator has completed the join phase."""
+        """Join the group. Returns the error code after the coordinator has completed the join phase."""
         subscription = ConsumerProtocolSubscription(topics=self.topics).encode(SUBSCRIPTION_VERSION)
         metadata = SUBSCRIPTION_VERSION.to_bytes(2, "big") + subscription
         request = JoinGroupRequest(
@@ -78,7 +78,9 @@ class SimMember:
         return response.error_code
 
     async def sync(self, partitions: Mapping[str, int]) -> int:
-        """Get the assignment. The leader assigns the partitions round-robin; `partitions` is their number by topic."""
+        """Request the assignment. The leader assigns the partitions round-robin; `partitions` is the number of
+        partitions by topic.
+        """
         assignments = self._assign(partitions) if self.leads else {}
         request = SyncGroupRequest(
             group_id=self.group,
@@ -117,7 +119,7 @@ class SimMember:
         return response.topics[0].partitions[0].error_code
 
     async def committed(self, topic: str, partition: int) -> tuple[int, int]:
-        """Return the committed offset, or -1 if there is none, and the error code."""
+        """Return the committed offset (-1 if there is none), and the error code."""
         requested_group = OffsetFetchRequestGroup(
             group_id=self.group, topics=[OffsetFetchRequestTopics(name=topic, partition_indexes=[partition])]
         )

@@ -1,6 +1,7 @@
 """A simulated network: hosts, listeners, connections, and their faults.
 
-Connections are byte streams as of TCP: in order, split and joined anywhere, slow, stuck while a link is down, or reset.
+Connections are byte streams like those of TCP: bytes arrive in order, but may be split and joined anywhere; they may
+be slow, wait while a link is blocked, or be lost by a reset.
 """
 
 import errno
@@ -60,7 +61,7 @@ class SimListener:
 
 
 class SimNetwork:
-    """The network between all hosts, and the only source of network events in the loop."""
+    """The network between all hosts. All network events of the loop come from here."""
 
     def __init__(self, loop: SimLoop, rng: random.Random, trace: Trace, conditions: Conditions | None = None) -> None:
         self.loop = loop
@@ -73,7 +74,7 @@ class SimNetwork:
         self._stuck_streams: dict[SimStream, None] = {}
 
     def add_host(self, name: str, address: str) -> None:
-        """Add a host without power."""
+        """Add a host that is switched off."""
         self._addresses[name] = address
         self._hosts[name] = None
 
@@ -112,7 +113,7 @@ class SimNetwork:
         self._stuck_streams.clear()
 
     def reset_connections(self, one: str, other: str) -> int:
-        """Reset every connection between two hosts, and return their number."""
+        """Reset every connection between two hosts. Returns their number."""
         broken = 0
         process = self._hosts[one]
         for stream in list(process.streams) if process is not None else []:
@@ -222,7 +223,7 @@ class HostNetwork:
             stream.abort()
 
     def kill(self, *, notify_peers: bool) -> None:
-        """End the process. `notify_peers`: the kernel reports it to the peers."""
+        """End the process. `notify_peers`: the kernel closes or resets its connections."""
         self.alive = False
         self.listeners.clear()
         for stream in list(self.streams):
@@ -230,7 +231,7 @@ class HostNetwork:
         self.streams.clear()
 
     def listener(self, address: str, port: int) -> SimListener | None:
-        """Return the listener that accepts connections to this address and port, if any."""
+        """Return the listener that accepts connections to this address and port; None if there is none."""
         listener = self.listeners.get((address, port)) or self.listeners.get(("*", port))
         return listener if listener is not None and listener.receiver is not None else None
 

@@ -1,8 +1,9 @@
-"""The metadata store of a simulated cluster: one server that outlives every broker, reached over the simulated network.
+"""The metadata store of a simulated cluster: one server that runs longer than any broker, reached over the simulated
+network.
 
-Brokers reach it as `SharedStore.handle` of their host. A call takes the time of the network in both directions, and it
-fails as a call to a real server does: while a link is cut, nobody knows whether a call that was sent has been carried
-out.
+Each broker process uses `SharedStore.handle` with its host. A call takes the time of the network in both directions.
+It fails as a call to a real server does: while a link is blocked, the caller does not know whether its call was
+executed.
 """
 
 import asyncio
@@ -30,7 +31,7 @@ HOST: Final = "store"
 ADDRESS: Final = "10.0.1.1"
 CALL_TIMEOUT_S = 5.0
 CUT_POLL_S = 0.05
-"""Interval at which a call looks whether a cut link works again, as TCP sends again what was lost."""
+"""Interval, in seconds, at which a call checks whether a blocked link works again. TCP would retransmit lost bytes."""
 
 
 class SharedStore:
@@ -44,13 +45,13 @@ class SharedStore:
         self._network.start_process(HOST)
         self.entries: dict[int, bytes] = {}
         self.next_position = 0
-        self.kept: Snapshot | None = None
+        self.stored_snapshot: Snapshot | None = None
         self._leases: dict[str, tuple[Lease, float | None]] = {}
-        """Each lease with the virtual time at which it ends; None: it does not end by itself."""
+        """Each lease with the virtual time at which it expires; None if it does not expire."""
         self._waiting: list[tuple[int, asyncio.Future[None]]] = []
 
     def handle(self, host: str, runtime: Runtime) -> "StoreHandle":
-        """Return the store as one process on `host` sees it."""
+        """Return the store for one process on `host`."""
         return StoreHandle(self, host, runtime)
 
     def latency_s(self) -> float:
@@ -59,7 +60,7 @@ class SharedStore:
     def send(
         self, host: str, function: Callable[..., T], args: tuple[object, ...], answer: "asyncio.Future[T]"
     ) -> None:
-        """Put a call of `host` on its way: it arrives even if the caller dies meanwhile."""
+        """Send a call from `host` to the server. The call arrives even if the caller's process ends before that."""
 
         def serve() -> None:
             outcome: T | Exception
@@ -72,8 +73,8 @@ class SharedStore:
         self._deliver(host, HOST, serve)
 
     def _deliver(self, source: str, target: str, arrive: Callable[[], object]) -> None:
-        """Call `arrive` after the network's latency, and not before the link works; a message waits for that for as
-        long as its sender waits for the answer.
+        """Call `arrive` after the network's latency, when the link works. A message waits for the link at most as
+        long as its sender waits for the answer; then it is lost.
         """
         lost_at = self._loop.time() + CALL_TIMEOUT_S
 
@@ -85,7 +86,7 @@ class SharedStore:
 
         self._loop.call_later(self.latency_s(), attempt)
 
-    # What the server does
+    # Calls, executed on the server
 
     def append(self, position: int, data: bytes, lease: Lease) -> None:
         self._check(lease)
@@ -105,10 +106,13 @@ class SharedStore:
         return [StoredEntry(at, self.entries[at]) for at in range(start, stop) if at in self.entries]
 
     def journal(self) -> StoredJournal:
-        return StoredJournal(self.kept, self.read(self.kept.position if self.kept else 0, self.next_position))
+        return StoredJournal(
+            self.stored_snapshot,
+            self.read(self.stored_snapshot.position if self.stored_snapshot else 0, self.next_position),
+        )
 
     def arrival(self, position: int) -> "asyncio.Future[None]":
-        """Return a future that ends when the journal has an entry at `position`."""
+        """Return a future that is done when the journal has an entry at `position`."""
         future: asyncio.Future[None] = self._loop.create_future()
         if self.next_position > position:
             future.set_result(None)
@@ -117,14 +121,14 @@ class SharedStore:
         return future
 
     def save_snapshot(self, snapshot: Snapshot) -> None:
-        self.kept = snapshot
+        self.stored_snapshot = snapshot
         self.entries = {position: data for position, data in self.entries.items() if position >= snapshot.position}
 
     def acquire(self, name: str, holder: str, ttl_ms: int | None) -> Lease | None:
-        held, ends = self._leases.get(name, (None, None))
-        if held is not None and held.holder not in (holder, "") and (ends is None or ends > self._loop.time()):
+        current, ends = self._leases.get(name, (None, None))
+        if current is not None and current.holder not in (holder, "") and (ends is None or ends > self._loop.time()):
             return None
-        lease = Lease(name, holder, 1 if held is None else held.epoch + 1)
+        lease = Lease(name, holder, 1 if current is None else current.epoch + 1)
         self._hold(lease, ttl_ms)
         self._trace.note(HOST, "store.acquire", f"{name} by {holder} in epoch {lease.epoch}")
         return lease
@@ -134,16 +138,17 @@ class SharedStore:
         self._hold(lease, ttl_ms)
 
     def release(self, lease: Lease) -> None:
-        held, _ = self._leases.get(lease.name, (None, None))
-        if held == lease:
-            self._hold(lease._replace(holder=""), None)  # the epoch is kept, so that the next holder's is higher
+        current, _ = self._leases.get(lease.name, (None, None))
+        if current == lease:
+            # the epoch is kept, so that the epoch of the next holder is higher
+            self._hold(lease._replace(holder=""), None)
 
     def _hold(self, lease: Lease, ttl_ms: int | None) -> None:
         self._leases[lease.name] = lease, None if ttl_ms is None else self._loop.time() + ttl_ms / 1000
 
     def _check(self, lease: Lease) -> None:
-        held, ends = self._leases.get(lease.name, (None, None))
-        if held != lease or (ends is not None and ends <= self._loop.time()):
+        current, ends = self._leases.get(lease.name, (None, None))
+        if current != lease or (ends is not None and ends <= self._loop.time()):
             raise LeaseLost(f"lease {lease.name} is not {lease.holder}'s in epoch {lease.epoch}")
 
 
@@ -155,7 +160,7 @@ class StoreHandle:
         self._host = host
         self._runtime = runtime
 
-    async def look(self) -> StoredJournal | None:
+    async def inspect(self) -> StoredJournal | None:
         return await self._call(self._store.journal)
 
     async def append(self, position: int, data: bytes, lease: Lease) -> None:
@@ -169,7 +174,7 @@ class StoreHandle:
         await self._runtime.tasks.sleep(self._store.latency_s())
 
     async def snapshot(self) -> Snapshot | None:
-        return await self._call(lambda: self._store.kept)
+        return await self._call(lambda: self._store.stored_snapshot)
 
     async def save_snapshot(self, snapshot: Snapshot) -> None:
         await self._call(self._store.save_snapshot, snapshot)
@@ -184,10 +189,12 @@ class StoreHandle:
         await self._call(self._store.release, lease)
 
     async def close(self) -> None:
-        """Do nothing: the server stays."""
+        """Do nothing: the server keeps running."""
 
     async def _call(self, function: Callable[..., T], *args: object) -> T:
-        """Send a call and wait for the answer. Raises StoreFailed when there is none in time: it may be carried out."""
+        """Send a call and wait for the answer. Raises StoreFailed if there is no answer in time; the call may have
+        been executed.
+        """
         answer: asyncio.Future[T] = self._runtime.tasks.future()
         self._store.send(self._host, function, args, answer)
         timer = self._runtime.tasks.call_later(

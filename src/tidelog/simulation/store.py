@@ -50,7 +50,7 @@ class SimStore:
         self._leases: dict[str, tuple[Lease, int | None]] = {}
         self._waiting: list[tuple[int, asyncio.Future[None]]] = []
 
-    async def look(self) -> None:
+    async def inspect(self) -> None:
         """Return None: reading could require cutting off a torn last frame, which changes the disk."""
 
     async def append(self, position: int, data: bytes, lease: Lease) -> None:
@@ -88,12 +88,12 @@ class SimStore:
     async def close(self) -> None:
         await self._tasks.run_blocking(self._close, lane=LANE)
 
-    # The methods below stand for the store's thread
+    # The methods below run where a real store would use its thread
 
     async def _run(self, function: Callable[..., T], *args: object) -> T:
-        return await self._tasks.run_blocking(self._guarded, function, args, lane=LANE)
+        return await self._tasks.run_blocking(self._call, function, args, lane=LANE)
 
-    def _guarded(self, function: Callable[..., T], args: tuple[object, ...]) -> T:
+    def _call(self, function: Callable[..., T], args: tuple[object, ...]) -> T:
         if self._failure is not None:
             raise StoreFailed(self._failure)
         try:
@@ -101,7 +101,7 @@ class SimStore:
                 self._load()
             return function(*args)
         except OSError as error:
-            # It is unknown whether the frame was written; only a new start can find out.
+            # It is unknown whether the frame was written. The next start reads the file and finds out.
             self._failure = f"{self.path}: {error}"
             raise StoreFailed(self._failure) from error
 
@@ -110,7 +110,7 @@ class SimStore:
         if position < self._next_position:
             raise PositionTaken(f"position {position} is taken, the next is {self._next_position}")
         assert position == self._next_position, "an append leaves no gap"
-        self._write(_framed(_HEAD.pack(_ENTRY, position) + data))
+        self._write(_encode_frame(_HEAD.pack(_ENTRY, position) + data))
         self._entries[position] = data
         self._next_position = position + 1
 
@@ -120,9 +120,9 @@ class SimStore:
 
     def _save_snapshot(self, snapshot: Snapshot) -> None:
         later = {position: data for position, data in self._entries.items() if position >= snapshot.position}
-        frames = [_framed(_HEAD.pack(_SNAPSHOT, snapshot.position) + snapshot.data)]
-        frames += [_framed(_lease_payload(lease, expires_ms)) for lease, expires_ms in self._leases.values()]
-        frames += [_framed(_HEAD.pack(_ENTRY, position) + data) for position, data in later.items()]
+        frames = [_encode_frame(_HEAD.pack(_SNAPSHOT, snapshot.position) + snapshot.data)]
+        frames += [_encode_frame(_lease_payload(lease, expires_ms)) for lease, expires_ms in self._leases.values()]
+        frames += [_encode_frame(_HEAD.pack(_ENTRY, position) + data) for position, data in later.items()]
         content = b"".join(frames)
         try:
             self._disk.write_atomic(self.path, content)
@@ -154,11 +154,11 @@ class SimStore:
 
     def _release(self, lease: Lease) -> None:
         if lease.name in self._leases and self._leases[lease.name][0] == lease:
-            # the epoch stays, so that the next holder's is higher
+            # the epoch stays, so that the epoch of the next holder is higher
             self._write_lease(lease._replace(holder=""), None)
 
     def _write_lease(self, lease: Lease, expires_ms: int | None) -> None:
-        self._write(_framed(_lease_payload(lease, expires_ms)))
+        self._write(_encode_frame(_lease_payload(lease, expires_ms)))
         self._leases[lease.name] = (lease, expires_ms)
 
     def _check(self, lease: Lease) -> None:
@@ -215,7 +215,7 @@ def _lease_payload(lease: Lease, expires_ms: int | None) -> bytes:
     return _LEASE + json.dumps([*lease, expires_ms]).encode()
 
 
-def _framed(payload: bytes) -> bytes:
+def _encode_frame(payload: bytes) -> bytes:
     return _FRAME.pack(len(payload), crc32(payload)) + payload
 
 

@@ -42,8 +42,8 @@ class State(enum.Enum):
 
 
 class SimStream:
-    """`Stream` between two simulated processes. A write goes into the peer's window, or into the backlog when that
-    is full.
+    """`Stream` between two simulated processes. Written bytes go into the peer's window, or into the backlog when
+    the window is full.
     """
 
     def __init__(self, network: "SimNetwork", process: "HostNetwork", remote_host: str, local: str, peer: str) -> None:
@@ -139,14 +139,14 @@ class SimStream:
             self._send_end()
 
     def break_both(self, why: str) -> None:
-        """Reset the connection; both sides see the reset."""
+        """Reset the connection. Both sides are notified."""
         self._network.trace.note(self._process.host, why, f"{self.local}>{self.peer}")
         for side in (self, self._other):
             side._on_wire.clear()
             side._close(ConnectionResetError(errno.ECONNRESET, os.strerror(errno.ECONNRESET)))
 
     def resend_delayed(self) -> None:
-        """Send the delayed items again, since the link works again."""
+        """Send the delayed items again, because the link works again."""
         delayed, self._on_wire = self._on_wire, deque()
         self._last_arrival = 0.0
         for _, item in delayed:
@@ -286,7 +286,7 @@ class SimStream:
         if self._delivery_due or not self._arrived or self._state is State.CLOSED:
             return
         self._delivery_due = True
-        # Sometimes a little later, so that one read returns more bytes.
+        # Sometimes deliver a little later, so that one read returns more bytes.
         network = self._network
         network.loop.call_later(network.rng.choice((0.0, 0.0, 0.0001, 0.001)), self._deliver)
 
@@ -331,7 +331,7 @@ class SimStream:
             self._close(None)
 
     def _send_end(self) -> None:
-        """Send END, unless `write_eof` has done that already."""
+        """Send END, unless it was sent before."""
         if not self._end_sent:
             self._end_sent = True
             self._send(Signal.END)

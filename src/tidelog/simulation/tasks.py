@@ -69,7 +69,7 @@ class SimTasks:
     def run_blocking(self, function: Callable[..., T], *args: object, lane: str = "") -> "asyncio.Future[T]":
         """Run the function after a virtual delay. Its effects happen at the beginning or at the end of the delay.
 
-        Therefore a sync covers the bytes written before the call, and those written during the call only by chance.
+        So a sync covers the bytes written before the call. It covers bytes written during the call only by chance.
         """
         self._check_alive()
         future: asyncio.Future[T] = self._loop.create_future()
@@ -91,16 +91,16 @@ class SimTasks:
     def run_in_child(
         self, work: ChildWork, disk: Disk, request: bytes, report: Callable[[bytes], None]
     ) -> "asyncio.Future[None]":
-        """Run the work after a virtual delay, like `run_blocking`; the work's clock stands still.
+        """Run the work after a virtual delay, like `run_blocking`. Time does not pass for the work.
 
         The results are reported to the loop one by one, before the future is done.
         """
 
         async def run_and_report() -> None:
             results: list[bytes] = []
-            apart = ChildResources(disk, lambda: 0.0, lambda _seconds: None)
+            resources = ChildResources(disk, lambda: 0.0, lambda _seconds: None)
             try:
-                await self.run_blocking(work, apart, request, results.append)
+                await self.run_blocking(work, resources, request, results.append)
             except Exception as error:
                 raise WorkEnded(repr(error)) from error
             finally:
@@ -121,7 +121,7 @@ class SimTasks:
             await self._idle
 
     def kill(self) -> None:
-        """Run no further callback of this process. Its tasks unwind without effect."""
+        """Run no further callback of this process. Its tasks end without effect."""
         self.alive = False
         for task in list(self._running):
             task.cancel()

@@ -1,10 +1,11 @@
-"""A simulated world: hosts with disks and processes on one network and one virtual clock, all from one seed.
+"""A simulated world: hosts with disks and processes on one network and one virtual clock, all determined by one
+seed.
 
     with simulated(seed) as world:
         host = world.host("a")
         world.run(scenario(host.runtime), virtual_s=600)
 
-A failure inside names the seed and shows the end of the trace.
+An exception in the block gets a note with the seed and the end of the trace.
 """
 
 import asyncio
@@ -30,7 +31,7 @@ TRACE_TAIL_LINES = 30
 
 
 class EscapedError(RuntimeError):
-    """Errors that were not handled: callbacks that raised, and failed tasks that nobody awaited."""
+    """Errors that were not handled: callbacks that raised, and failed tasks that no other task awaited."""
 
 
 class SimClock:
@@ -49,7 +50,7 @@ class SimClock:
 
 
 class SimHost:
-    """A machine with a disk that outlives processes, and at most one process at a time."""
+    """A machine with at most one process at a time. Its disk keeps its content when a process ends."""
 
     def __init__(self, world: "World", name: str, address: str) -> None:
         self.name = name
@@ -129,7 +130,7 @@ class World:
         self.loop.set_exception_handler(self._note_escaped)
 
     def rng(self, purpose: str) -> random.Random:
-        """Return a random generator for one purpose, so that one more draw for another purpose does not change it."""
+        """Return a random generator for one purpose. Draws for other purposes do not change its sequence."""
         return random.Random(f"tidelog {self.seed} {purpose}")  # noqa: S311 - it must be predictable
 
     def host(self, name: str) -> SimHost:
@@ -141,7 +142,7 @@ class World:
         return self.hosts[name]
 
     def run(self, scenario: Coroutine[Any, Any, T], *, virtual_s: float = 3600.0) -> T:
-        """Run `scenario` to its end; then everything in the world stands still. May be called again.
+        """Run `scenario` to its end. Then nothing in the world runs until the next call of `run`.
 
         Raises the scenario's exceptions, and Deadlock, Livelock, TimeIsUp or EscapedError.
         """
@@ -167,7 +168,7 @@ class World:
         self.loop.close()
 
     async def _unwind(self) -> None:
-        """Let the cancelled tasks of ended processes unwind. A task that never ends is left as it is."""
+        """Run the cancelled tasks of ended processes to their ends. A task that never ends is ignored."""
         for _ in range(100):
             current = asyncio.current_task()
             unfinished = [task for task in asyncio.all_tasks() if task is not current]
@@ -185,8 +186,8 @@ class World:
 
 @contextmanager
 def simulated(seed: int) -> Iterator[World]:
-    """Provide a world and close it at the end. An exception that leaves the block carries the seed and the end of the
-    trace.
+    """Provide a world and close it at the end. An exception that leaves the block gets a note with the seed and the
+    end of the trace.
     """
     world = World(seed)
     try:

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 
 from log_harness import DIRECTORY, NOW_MS, LogOnDisk
 from log_harness.compaction import job_of, reports_of, stored, swap_in
-from tidelog.log.cleaner.job import GroupCleaned
+from tidelog.log.cleaner.job import GroupReport
 from tidelog.log.cleaner.swap import Swap
 from tidelog.log.partition_log import PartitionLog
 from tidelog.log.producer_state import ABORT, COMMIT
@@ -110,7 +110,7 @@ def found_after(on: LogOnDisk, disk: SimDisk, on_operation: Callable[[str, str],
 @settings(max_examples=settings().max_examples // 20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_a_swap_that_is_cut_off_loses_nothing_and_brings_nothing_back(seed: int, segment_bytes: int) -> None:
     on = filled(seed, segment_bytes)
-    groups = [r for r in reports_of(on.disk, job_of(on.log, on.now_ms)) if isinstance(r, GroupCleaned)]
+    groups = [r for r in reports_of(on.disk, job_of(on.log, on.now_ms)) if isinstance(r, GroupReport)]
     assert groups
     rng = random.Random(seed)
     cuts = 0
@@ -119,7 +119,7 @@ def test_a_swap_that_is_cut_off_loses_nothing_and_brings_nothing_back(seed: int,
     copy = found_after(on, on.disk.power_cut(random.Random(1)))
     states = [state_of(copy.log)]
     assert states == [state_of(on.log)], "all was durable"
-    for group in [r for r in reports_of(copy.disk, job_of(copy.log, on.now_ms)) if isinstance(r, GroupCleaned)]:
+    for group in [r for r in reports_of(copy.disk, job_of(copy.log, on.now_ms)) if isinstance(r, GroupReport)]:
         swap_in(copy, group)
         states.append(state_of(copy.log))
 
@@ -180,9 +180,9 @@ def test_a_swap_that_is_taken_back_leaves_the_log_as_it_was(seed: int, announced
     on = filled(seed, 1500)
     before = state_of(on.log)
     rng = random.Random(seed)
-    group = next(r for r in reports_of(on.disk, job_of(on.log, on.now_ms)) if isinstance(r, GroupCleaned))
+    group = next(r for r in reports_of(on.disk, job_of(on.log, on.now_ms)) if isinstance(r, GroupReport))
     done = found_after(on, on.disk.power_cut(rng))
-    group_there = next(r for r in reports_of(done.disk, job_of(done.log, on.now_ms)) if isinstance(r, GroupCleaned))
+    group_there = next(r for r in reports_of(done.disk, job_of(done.log, on.now_ms)) if isinstance(r, GroupReport))
     swap_in(done, group_there)
     allowed = [before, state_of(done.log)]
 

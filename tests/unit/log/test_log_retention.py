@@ -155,7 +155,7 @@ def test_after_a_restart_the_age_of_segments_is_learned_off_the_loop(index: str)
     assert look is not None
     look.run()
     assert on.log.apply_retention(NOW_MS + 9000) == 0
-    look.take()
+    look.store_result()
     assert on.log.segment_age_search(NOW_MS + 9000) is None
     assert on.log.apply_retention(NOW_MS + 9000) == 1
     assert on.log.log_start_offset == 3

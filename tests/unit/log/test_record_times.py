@@ -9,11 +9,11 @@ import pytest
 
 import tidelog.log.validation
 from log_harness import NOW_MS, LogOnDisk, false_batch
-from tidelog.log.cleaner.choice import cleanable
+from tidelog.log.cleaner.choice import cleanable_part
 from tidelog.log.config import DAY_MS, LogConfig
 from tidelog.log.reader import TimestampOffset
 from tidelog.log.record_times import (
-    FoundTimes,
+    RecordTimes,
     SegmentPart,
     contradicts_itself,
     find_times,
@@ -218,7 +218,7 @@ def test_records_of_the_future_stay_until_their_time_is_over() -> None:
 def test_a_growing_segment_is_looked_at_from_where_the_last_look_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     parts: list[SegmentPart] = []
 
-    def note(file: Any, part: SegmentPart) -> FoundTimes:
+    def note(file: Any, part: SegmentPart) -> RecordTimes:
         parts.append(part)
         return find_times(file, part)
 
@@ -267,14 +267,14 @@ def test_records_are_looked_at_in_a_process_of_its_own() -> None:
     part = SegmentPart(on.path(0), 0, 0, on.log.size_bytes)
     reports: list[bytes] = []
     find_times_in_child(ChildResources(on.disk, lambda: 0.0, lambda _: None), part.encode(), reports.append)
-    assert [FoundTimes.decode(report) for report in reports] == [FoundTimes(NOW_MS + 7, -1, "")]
+    assert [RecordTimes.decode(report) for report in reports] == [RecordTimes(NOW_MS + 7, -1, "")]
     garbage = false_batch(NOW_MS, NOW_MS, largest=6)
     garbage[61:] = b"\xff" * (len(garbage) - 61)
     on.append_unchecked(garbage)
     part = part._replace(position=part.end, end=on.log.size_bytes)
-    assert find_times(on.disk.open(part.path), part) == FoundTimes(-1, 6, "")
+    assert find_times(on.disk.open(part.path), part) == RecordTimes(-1, 6, "")
     with pytest.raises((TypeError, ValueError)):
-        FoundTimes.decode(json.dumps([1, 2]).encode())
+        RecordTimes.decode(json.dumps([1, 2]).encode())
 
 
 # Rolls, compaction
@@ -313,8 +313,8 @@ def test_segments_without_times_are_compacted_when_their_last_change_is_old_enou
     on.log.roll(on.now_ms)
     on.append(b"a")
     on.flush()
-    assert cleanable(on.log, None, on.log.log_end_offset, NOW_MS + DAY_MS - 1).dirty_bytes == 0
-    assert cleanable(on.log, None, on.log.log_end_offset, NOW_MS + DAY_MS).dirty_bytes > 0
+    assert cleanable_part(on.log, None, on.log.log_end_offset, NOW_MS + DAY_MS - 1).dirty_bytes == 0
+    assert cleanable_part(on.log, None, on.log.log_end_offset, NOW_MS + DAY_MS).dirty_bytes > 0
 
 
 # Look-ups

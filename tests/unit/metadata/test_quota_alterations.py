@@ -86,21 +86,21 @@ def test_partitions_are_asked_for_before_they_are_made_or_deleted() -> None:
     """What fails anyway is not counted; each topic is let through or refused alone."""
     left = [5]
 
-    def take(count: int) -> bool:
+    def reserve(count: int) -> bool:
         left[0] -= count
         return left[0] >= 0
 
     before = cluster()
     wanted = [NewTopic("a", 1), NewTopic("b", 4), NewTopic("c", 4), NewTopic("d", 1)]
-    made = run_all(controller.create_topics(before, wanted, settings(), lambda: topic_id(9), take=take))
+    made = run_all(controller.create_topics(before, wanted, settings(), lambda: topic_id(9), reserve=reserve))
     assert [(r.name, r.error) for r in made.reply] == [
         ("a", ErrorCode.TOPIC_ALREADY_EXISTS), ("b", 0),
         ("c", ErrorCode.THROTTLING_QUOTA_EXCEEDED), ("d", ErrorCode.THROTTLING_QUOTA_EXCEEDED),
     ]  # fmt: skip
     assert [record.name for record in made.records] == ["b"]  # type: ignore[union-attr]
-    gone = run_all(controller.delete_topics(before, [TopicChoice("a"), TopicChoice("no")], take=lambda count: False))
+    gone = run_all(controller.delete_topics(before, [TopicChoice("a"), TopicChoice("no")], reserve=lambda count: False))
     assert {r.error for r in gone.reply} == {ErrorCode.THROTTLING_QUOTA_EXCEEDED, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}
     assert gone.records == []
-    more = run_all(controller.create_partitions(before, [MorePartitions("a", 3)], take=lambda count: count < 2))
+    more = run_all(controller.create_partitions(before, [MorePartitions("a", 3)], reserve=lambda count: count < 2))
     assert [r.error for r in more.reply] == [ErrorCode.THROTTLING_QUOTA_EXCEEDED]
     assert more.records == []

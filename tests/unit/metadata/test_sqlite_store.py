@@ -177,16 +177,16 @@ def test_a_snapshot_takes_the_place_of_the_entries_that_it_covers(path: Path) ->
 def test_a_look_finds_everything_and_changes_nothing(path: Path) -> None:
     async def scenario() -> None:
         async with opened(path) as store:
-            assert await store.look() is None
+            assert await store.inspect() is None
             assert not path.exists()
             lease = await taken(store)
             for position in range(3):
                 await store.append(position, b"%d" % position, lease)
             await store.save_snapshot(Snapshot(2, b"two"))
-            assert await store.look() is None  # what is in the -wal cannot be read without a change
+            assert await store.inspect() is None  # what is in the -wal cannot be read without a change
         before = path.stat()
         async with opened(path) as store:
-            stored = await store.look()
+            stored = await store.inspect()
             assert stored == (Snapshot(2, b"two"), [StoredEntry(2, b"2")])
         assert path.stat().st_mtime_ns == before.st_mtime_ns
         assert [each.name for each in path.parent.iterdir()] == [path.name]
@@ -201,7 +201,7 @@ def test_a_look_at_what_is_no_store_says_so(path: Path) -> None:
     async def scenario() -> None:
         async with opened(path) as store:
             with pytest.raises(StoreFailed, match=r"metadata\.sqlite"):
-                await store.look()
+                await store.inspect()
 
     run(scenario)
     assert path.read_bytes() == content

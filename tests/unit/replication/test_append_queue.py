@@ -338,7 +338,7 @@ def test_what_nobody_expected_stops_nobody_else(monkeypatch: pytest.MonkeyPatch)
         outcome = bench.outcomes["a"]
         assert isinstance(outcome, ApiError)
         assert "ZeroDivisionError" in str(outcome)
-        assert (bench.stored(), bench.queue.idle) == (["b"], True)
+        assert (bench.stored(), bench.queue.is_empty) == (["b"], True)
 
     run(scenario)
 

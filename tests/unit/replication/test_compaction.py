@@ -327,7 +327,7 @@ def test_a_swap_that_breaks_in_the_middle_takes_the_log_offline(stage: Callable[
     on = stage({"a": 40})
     on.disk.fail("rename", "*.log.swap", errno.EIO)
     assert on.clean()
-    assert "could not be put in place" in str(on.partitions["a"].log.failure)
+    assert "could not be renamed" in str(on.partitions["a"].log.failure)
     assert on.partitions["a"].failed
     assert not on.clean()
 

@@ -205,7 +205,7 @@ def test_no_partition_is_in_two_syncs_and_none_of_what_is_deleted_in_any() -> No
         tasks.timers.pop()()
         await asyncio.sleep(0)
         assert len(tasks.blocked) == 1, "the interval waits for the sync that was asked for"
-        settled = asyncio.ensure_future(made.settled())
+        settled = asyncio.ensure_future(made.wait_for_flushes())
         partition.appended = 2
         partition.deleted = True
         await asyncio.sleep(0)
@@ -403,7 +403,7 @@ def test_an_acknowledgement_does_not_wait_for_an_interval_flush_of_a_thousand_pa
             waits.append(loop.time() - asked)
         assert partitions[999].log.unflushed, "the interval flush still runs"
         made.stop()
-        await made.settled()
+        await made.wait_for_flushes()
 
     try:
         loop.run_until_complete(scenario())

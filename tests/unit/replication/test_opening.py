@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from tidelog.log.errors import CorruptLog
-from tidelog.replication.opening import DISK_THREADS, Opened, Opening, open_logs
+from tidelog.replication.opening import DISK_THREADS, Opening, OpenResult, open_logs
 
 QUICK_S = 0.0003
 SLOW_S = 0.008
@@ -58,7 +58,7 @@ class Directory:
 
 def opened_by(
     takes_s: float, count: int, *, slow_from: int = 1 << 30, clean: bool = True, new: bool = False
-) -> tuple[int, list[Opened], int]:
+) -> tuple[int, list[OpenResult], int]:
     """Threads asked, what was opened, in order, and how many by the first thread."""
     clock, threads = Clock(), Threads()
     directory = Directory(clock, takes_s, slow_from, clean=clean)
@@ -70,7 +70,7 @@ def opened_by(
     return threads.count, sorted(opened, key=lambda pair: pair[0].number), threads.by_first
 
 
-def check(opened: list[Opened], count: int) -> None:
+def check(opened: list[OpenResult], count: int) -> None:
     assert [opening.number for opening, _ in opened] == list(range(count))
     assert [str(log) for opening, log in opened if opening.number != 3] == [f"t-{i}" for i in range(count) if i != 3]
     assert isinstance(opened[3][1], CorruptLog)

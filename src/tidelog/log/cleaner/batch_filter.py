@@ -1,10 +1,10 @@
 """Decide by Kafka's rules which records of a batch a compaction pass keeps. Pure.
 
-A record is kept if no later record of its key is known. A tombstone that is the last record of its key gets a delete
-horizon in the first pass that reads it, and is removed by the first pass after that time (KIP-534). Transaction
-markers are treated likewise once no record of their transaction is left. A batch without records is removed, with
-two exceptions: the last batch of a producer, whose sequence number a restart needs, and the last batch of the pass,
-which preserves the end offset.
+A record with a key is kept if no later record with this key is known. A tombstone that is the last record of its key
+gets a delete horizon in the first pass that reads it, and is removed by the first pass after that time (KIP-534). The
+marker of a transaction gets a delete horizon in the first pass that finds no records of the transaction, and is removed
+in the same way. A batch without records is removed, with two exceptions: the last batch of a producer, whose sequence
+number a restart needs, and the last batch of the pass, which preserves the end offset.
 """
 
 from typing import TYPE_CHECKING, NamedTuple
@@ -24,7 +24,7 @@ from tidelog.log.cleaner.records import (
     delete_horizon,
     empty_batch,
     raw_records,
-    rebuilt_batch,
+    rebuild_batch,
 )
 from tidelog.wire.batches import CONTROL_BIT
 
@@ -36,8 +36,10 @@ if TYPE_CHECKING:
     from tidelog.runtime.interfaces import Buffer
 
 
-class Filtered(NamedTuple):
-    """A filtered batch, or None if nothing is to be written; with the numbers of its records before and after."""
+class FilterResult(NamedTuple):
+    """The result for one batch: the batch to write (None if nothing is to be written), and its number of records
+    before and after.
+    """
 
     batch: "Buffer | None"
     records_before: int
@@ -66,7 +68,7 @@ class BatchFilter:
         self._now_ms = now_ms
         self._new_horizon_ms = now_ms + delete_retention_ms
 
-    def apply(self, batch: "Buffer", fields: Fields) -> Filtered:
+    def apply(self, batch: "Buffer", fields: Fields) -> FilterResult:
         """Filter one batch, which must be complete and have a valid checksum."""
         records_before = fields[COUNT]
         if fields[ATTRIBUTES] & CONTROL_BIT:
@@ -83,10 +85,10 @@ class BatchFilter:
         if gets_horizon:
             horizon_ms = self._new_horizon_ms
         elif len(kept) == records_before:
-            return Filtered(batch, records_before, records_before)
-        return Filtered(rebuilt_batch(fields, data, kept, horizon_ms), records_before, len(kept))
+            return FilterResult(batch, records_before, records_before)
+        return FilterResult(rebuild_batch(fields, data, kept, horizon_ms), records_before, len(kept))
 
-    def _apply_control(self, batch: "Buffer", fields: Fields) -> Filtered:
+    def _apply_control(self, batch: "Buffer", fields: Fields) -> FilterResult:
         count = fields[COUNT]
         is_removable = self._transactions.marker_is_removable(fields, batch)
         horizon_ms = delete_horizon(fields)
@@ -95,11 +97,11 @@ class BatchFilter:
         if is_removable and horizon_ms is None:
             data = decompressed_records(batch, fields)
             records = list(raw_records(data, count, fields[LAST_OFFSET_DELTA]))
-            return Filtered(rebuilt_batch(fields, data, records, self._new_horizon_ms), count, count)
-        return Filtered(batch, count, count)
+            return FilterResult(rebuild_batch(fields, data, records, self._new_horizon_ms), count, count)
+        return FilterResult(batch, count, count)
 
     def _records_to_keep(self, batch: "Buffer", fields: Fields) -> tuple[list[RawRecord], bool, bytes]:
-        """Return the kept records, whether tombstones are among them, and the uncompressed records."""
+        """Return the kept records, whether tombstones are among them, and the decompressed records of the batch."""
         base_offset = fields[BASE_OFFSET]
         data = decompressed_records(batch, fields)
         latest = self._map.latest_offset
@@ -121,8 +123,8 @@ class BatchFilter:
             tombstones = tombstones or not record[5]
         return kept, tombstones, data
 
-    def _without_records(self, fields: Fields) -> Filtered:
-        """Return nothing, or the header without records if it must be preserved."""
+    def _without_records(self, fields: Fields) -> FilterResult:
+        """Return an empty result, or the batch without its records if its header must be preserved."""
         producer = self._producers.get(fields[PRODUCER_ID]) if fields[PRODUCER_ID] >= 0 else None
         last_offset = fields[BASE_OFFSET] + fields[LAST_OFFSET_DELTA]
         last_of_producer = False
@@ -133,5 +135,5 @@ class BatchFilter:
             else:
                 last_of_producer = bool(fields[ATTRIBUTES] & CONTROL_BIT) and fields[PRODUCER_EPOCH] == epoch
         if last_of_producer or last_offset + 1 == self._end_offset:
-            return Filtered(empty_batch(fields), fields[COUNT], 0)
-        return Filtered(None, fields[COUNT], 0)
+            return FilterResult(empty_batch(fields), fields[COUNT], 0)
+        return FilterResult(None, fields[COUNT], 0)

@@ -12,33 +12,33 @@ if TYPE_CHECKING:
     from tidelog.log.segment import Segment
 
 
-class Cleanable(NamedTuple):
+class CleanablePart(NamedTuple):
     """The part of a log that a pass would clean.
 
-    `end_offset` is the base offset of the first segment that must not be changed. `overdue`: a dirty record is older
-    than `max.compaction.lag.ms`.
+    `end_offset` is the base offset of the first segment that must not be changed. `is_overdue`: the first batch of a
+    dirty segment is older than `max.compaction.lag.ms`.
     """
 
     first_dirty_offset: int
     end_offset: int
     clean_bytes: int
     dirty_bytes: int
-    overdue: bool
+    is_overdue: bool
 
     @property
     def dirty_ratio(self) -> float:
         total = self.clean_bytes + self.dirty_bytes
         return self.dirty_bytes / total if total else 0.0
 
-    def worthwhile(self, config: "LogConfig") -> bool:
-        return self.dirty_bytes > 0 and (self.overdue or self.dirty_ratio > config.min_cleanable_dirty_ratio)
+    def is_worthwhile(self, config: "LogConfig") -> bool:
+        return self.dirty_bytes > 0 and (self.is_overdue or self.dirty_ratio > config.min_cleanable_dirty_ratio)
 
 
-def cleanable(log: "PartitionLog", clean_offset: int | None, high_watermark: int, now_ms: int) -> Cleanable:
+def cleanable_part(log: "PartitionLog", clean_offset: int | None, high_watermark: int, now_ms: int) -> CleanablePart:
     """Return the cleanable part of a log.
 
-    `clean_offset` is where the last pass ended; None before the first. Raises CorruptLog and OSError from reading an
-    index or a header.
+    `clean_offset` is the offset at which the last pass ended; None if there was no pass. Raises CorruptLog and
+    OSError if an index or a header cannot be read.
     """
     config = log.config
     segments = log.segments.items
@@ -54,16 +54,16 @@ def cleanable(log: "PartitionLog", clean_offset: int | None, high_watermark: int
     limit = max(limit, first_dirty)
     end = log.segments.floor(limit)
     dirty = segments[min(dirty_from, end) : end]
-    return Cleanable(
+    return CleanablePart(
         first_dirty,
         segments[end].base_offset,
         sum(segment.size for segment in segments if segment.base_offset < first_dirty),
         sum(segment.size for segment in dirty),
-        _overdue(segments[dirty_from:-1], now_ms - config.max_compaction_lag_ms),
+        _has_overdue_segment(segments[dirty_from:-1], now_ms - config.max_compaction_lag_ms),
     )
 
 
-def _overdue(dirty: "list[Segment]", clean_until_ms: int) -> bool:
+def _has_overdue_segment(dirty: "list[Segment]", clean_until_ms: int) -> bool:
     """Return whether the first batch of a dirty segment is older than `clean_until_ms`."""
     if clean_until_ms <= 0:
         return False

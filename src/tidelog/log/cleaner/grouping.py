@@ -8,16 +8,18 @@ from typing import NamedTuple
 from tidelog.log.indexes import INT32_MAX
 
 
-class Sized(NamedTuple):
+class SegmentSizes(NamedTuple):
     base_offset: int
     size: int
     index_bytes: int
     time_index_bytes: int
 
 
-def grouped(segments: list[Sized], *, end_offset: int, segment_bytes: int, index_bytes: int) -> list[list[Sized]]:
+def group_segments(
+    segments: list[SegmentSizes], *, end_offset: int, segment_bytes: int, index_bytes: int
+) -> list[list[SegmentSizes]]:
     """Group `segments`, which are in order; the last one ends at `end_offset`. A group has at least one segment."""
-    groups: list[list[Sized]] = []
+    groups: list[list[SegmentSizes]] = []
     room = index_room = time_index_room = 0
     for index, segment in enumerate(segments):
         last_offset = (segments[index + 1].base_offset if index + 1 < len(segments) else end_offset) - 1

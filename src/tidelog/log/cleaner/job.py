@@ -18,7 +18,9 @@ class SegmentFacts(NamedTuple):
 
 
 class CleanerLimits(NamedTuple):
-    """Limits of a pass: memory for the map of keys and its `load_factor`, bytes per second, and the size of writes."""
+    """Limits of a pass: bytes of memory for the map of keys and its `load_factor`, bytes read and written per
+    second, and the size of one write.
+    """
 
     map_bytes: int
     load_factor: float
@@ -60,8 +62,8 @@ class CleanJob(NamedTuple):
         return cls(**fields)
 
 
-class GroupCleaned(NamedTuple):
-    """Report: the segments with these base offsets were written as one, which is durable as `.cleaned` files."""
+class GroupReport(NamedTuple):
+    """Report: the segments with these base offsets were written as one segment. Its `.cleaned` files are durable."""
 
     base_offsets: list[int]
     size: int
@@ -76,7 +78,7 @@ class GroupCleaned(NamedTuple):
         return json.dumps({"group": self._asdict()}).encode()
 
 
-class Cleaned(NamedTuple):
+class SuccessReport(NamedTuple):
     """Final report of a successful pass: everything below `end_offset` is clean."""
 
     end_offset: int
@@ -86,7 +88,7 @@ class Cleaned(NamedTuple):
         return json.dumps({"cleaned": self._asdict()}).encode()
 
 
-class Uncleanable(NamedTuple):
+class DamageReport(NamedTuple):
     """Final report: the log contains data that cannot be decoded, so a retry would fail too."""
 
     reason: str
@@ -95,8 +97,10 @@ class Uncleanable(NamedTuple):
         return json.dumps({"uncleanable": self._asdict()}).encode()
 
 
-class Interrupted(NamedTuple):
-    """Final report: the pass failed because of the disk or the request; a retry may succeed."""
+class InterruptionReport(NamedTuple):
+    """Final report: the pass failed because of a disk error, or because another pass runs in the data directory. A
+    retry may succeed.
+    """
 
     reason: str
 
@@ -104,13 +108,13 @@ class Interrupted(NamedTuple):
         return json.dumps({"interrupted": self._asdict()}).encode()
 
 
-Report = GroupCleaned | Cleaned | Uncleanable | Interrupted
+Report = GroupReport | SuccessReport | DamageReport | InterruptionReport
 
 _KINDS: dict[str, Any] = {
-    "group": GroupCleaned,
-    "cleaned": Cleaned,
-    "uncleanable": Uncleanable,
-    "interrupted": Interrupted,
+    "group": GroupReport,
+    "cleaned": SuccessReport,
+    "uncleanable": DamageReport,
+    "interrupted": InterruptionReport,
 }
 
 

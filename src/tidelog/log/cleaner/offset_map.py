@@ -40,5 +40,5 @@ class OffsetMap:
         return self.offsets.get(stored_key, -1)
 
     def mark_covered(self, offset: int) -> None:
-        """Note that all records up to `offset` were put into the map."""
+        """Record that all records up to `offset` were read, also if they have no keys."""
         self.latest_offset = max(self.latest_offset, offset)

@@ -140,7 +140,7 @@ def raw_records(data: bytes, count: int, last_offset_delta: int = INT32_MAX) -> 
         raise BytesAfterRecords(f"record batch: {size - position} bytes after the last of {count} records")
 
 
-def rebuilt_batch(fields: Fields, data: bytes, kept: Sequence[RawRecord], horizon_ms: int | None) -> bytearray:
+def rebuild_batch(fields: Fields, data: bytes, kept: Sequence[RawRecord], horizon_ms: int | None) -> bytearray:
     """Return the batch of `fields` with only the records `kept` of `data`. At least one must be kept.
 
     `horizon_ms` is a delete horizon, which becomes the base timestamp, or None. Raises MalformedMessage.

@@ -1,8 +1,8 @@
-"""Replace segments by a rewritten one, in an order of renames that leaves either the old or the new one after a
-crash.
+"""Replace segments by a rewritten one, in an order of renames that leaves either the old segments or the new one
+after a crash.
 
-    1. .cleaned -> .swap, durable      from here on the next start would finish the swap
-    2. the log serves the new segment; new reads do not find the old ones
+    1. .cleaned -> .swap, durable      from here on, a start after a crash finishes the swap
+    2. the log serves the new segment  new reads do not find the old segments
     3. old files -> .deleted, durable  reads in progress continue
     4. .swap -> final names, durable   the log file first
 """
@@ -13,7 +13,7 @@ from tidelog.log.leftovers import CLEANED_SUFFIX, SWAP_SUFFIX, put_in_place
 from tidelog.log.segment import SUFFIXES, Segment, file_name
 
 if TYPE_CHECKING:
-    from tidelog.log.cleaner.job import GroupCleaned
+    from tidelog.log.cleaner.job import GroupReport
     from tidelog.log.partition_log import PartitionLog
     from tidelog.runtime.interfaces import Disk
 
@@ -27,7 +27,7 @@ class Swap:
 
     __slots__ = ("_directory", "_disk", "_group", "_log", "_new", "_old", "_old_renamed")
 
-    def __init__(self, disk: "Disk", log: "PartitionLog", group: "GroupCleaned") -> None:
+    def __init__(self, disk: "Disk", log: "PartitionLog", group: "GroupReport") -> None:
         self._disk = disk
         self._log = log
         self._group = group
@@ -39,9 +39,10 @@ class Swap:
         )
 
     def begin(self) -> bool:
-        """Begin the swap. Returns False if some of the segments no longer exist; then call `discard`.
+        """Begin the swap. Returns False if the segments are no longer in the log, another swap of the log is
+        running, or the log is offline; then call `discard`.
 
-        After True, retention does not run on the log until `end`.
+        After True, retention does not run on the log until `end` or `give_up`.
         """
         base_offsets = self._group.base_offsets
         segments = self._log.segments
@@ -70,7 +71,7 @@ class Swap:
         new.max_timestamp = self._group.max_timestamp
         new.max_timestamp_offset = self._group.max_timestamp_offset
         new.created_ms = max(segment.created_ms for segment in self._old)
-        # While files are renamed no path is opened: the log file is open, and its indexes are in memory.
+        # No path must be opened while files are renamed. So the log file is opened and the indexes are loaded now.
         new.file.size()
         new.index.load_all()
         new.times.load_all()
@@ -111,8 +112,8 @@ class Swap:
         """
         if self._new.opened is not None:
             self._new.opened.close()
-        # Files that make the set complete are removed first, and the `.cleaned` log, which marks it incomplete,
-        # last: a start in between finds an incomplete set.
+        # The log file is renamed back to `.cleaned` first and removed last. Its name marks the set as incomplete, so
+        # a start in between discards the set.
         if self._disk.exists(self._path(SUFFIXES[0], SWAP_SUFFIX)):
             self._disk.rename(self._path(SUFFIXES[0], SWAP_SUFFIX), self._path(SUFFIXES[0], CLEANED_SUFFIX))
             self._disk.sync_dir(self._directory)

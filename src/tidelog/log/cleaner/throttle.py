@@ -3,11 +3,12 @@
 from collections.abc import Callable
 
 INTERVAL_S = 0.1
-"""The rate is checked once per interval, so short bursts are possible."""
+"""The rate is checked each time the bytes that may pass in this time were counted. Shorter bursts are not slowed
+down."""
 
 
 class Throttle:
-    """`took` counts bytes, and sleeps if the bytes since the last check exceed the rate."""
+    """Limits a rate: `count` counts bytes, and sleeps if the bytes since the last check exceed the rate."""
 
     __slots__ = ("_began", "_bytes", "_bytes_per_s", "_monotonic", "_sleep")
 
@@ -18,8 +19,8 @@ class Throttle:
         self._began = monotonic()
         self._bytes = 0
 
-    def took(self, count: int) -> None:
-        self._bytes += count
+    def count(self, byte_count: int) -> None:
+        self._bytes += byte_count
         needed_s = self._bytes / self._bytes_per_s
         if needed_s < INTERVAL_S and self._bytes < self._bytes_per_s:
             return

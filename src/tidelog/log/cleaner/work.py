@@ -1,11 +1,11 @@
 """Run one compaction pass over a log: find the last offset of each key, and rewrite closed segments without
 superseded records.
 
-The pass runs in a separate process. It reads the segments that the job names, writes `.cleaned` files, and changes
-nothing else. The broker swaps a reported group in while the next group is written.
+The pass runs in a separate process. It reads the segments that the job names and writes `.cleaned` files. It changes
+no other files of the log. The broker swaps a reported group in while the next group is written.
 
-Only one process at a time writes in a data directory. After a kill of the broker, its pass may run on for a while,
-and the next broker's pass would use the same file names.
+A lock allows only one pass at a time in a data directory. After a kill of the broker its pass may continue for a
+while, and the pass of the next broker would use the same file names.
 """
 
 from collections.abc import Callable, Iterator
@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Final
 
 from tidelog.log.batch_scan import ATTRIBUTES, BASE_OFFSET, COUNT, CRC, HEADER, LAST_OFFSET_DELTA, Fields, batches
 from tidelog.log.cleaner.batch_filter import BatchFilter
-from tidelog.log.cleaner.grouping import Sized, grouped
-from tidelog.log.cleaner.job import Cleaned, CleanJob, GroupCleaned, Interrupted, Uncleanable
+from tidelog.log.cleaner.grouping import SegmentSizes, group_segments
+from tidelog.log.cleaner.job import CleanJob, DamageReport, GroupReport, InterruptionReport, SuccessReport
 from tidelog.log.cleaner.offset_map import OffsetMap
 from tidelog.log.cleaner.records import decompressed_records, raw_records
 from tidelog.log.cleaner.throttle import Throttle
@@ -34,41 +34,41 @@ LOCK: Final = ".cleaning.lock"
 """Name of the lock file in the data directory. The lock ends with the process that holds it."""
 
 
-def clean(apart: "ChildResources", request: bytes, report: Callable[[bytes], None]) -> None:
+def clean(resources: "ChildResources", request: bytes, report: Callable[[bytes], None]) -> None:
     """Run the pass of one request, and report the outcome. Errors of the log and of the disk are reports too."""
     try:
         job = CleanJob.decode(request)
-        lock = apart.disk.lock(f"{job.directory.rpartition('/')[0]}/{LOCK}")
+        lock = resources.disk.lock(f"{job.directory.rpartition('/')[0]}/{LOCK}")
         try:
-            report(_Pass(apart, job, report).run().encode())
+            report(_Pass(resources, job, report).run().encode())
         finally:
             lock.release()
     except CorruptLog as error:
-        report(Uncleanable(str(error)).encode())
+        report(DamageReport(str(error)).encode())
     except OSError as error:
-        report(Interrupted(f"{error.strerror or error} {error.filename or ''}".strip()).encode())
+        report(InterruptionReport(f"{error.strerror or error} {error.filename or ''}".strip()).encode())
 
 
 class _Pass:
-    def __init__(self, apart: "ChildResources", job: CleanJob, report: Callable[[bytes], None]) -> None:
-        self._disk = apart.disk
+    def __init__(self, resources: "ChildResources", job: CleanJob, report: Callable[[bytes], None]) -> None:
+        self._disk = resources.disk
         self._job = job
         self._report = report
-        self._throttle = Throttle(job.limits.bytes_per_s, apart.monotonic, apart.sleep)
+        self._throttle = Throttle(job.limits.bytes_per_s, resources.monotonic, resources.sleep)
         self._map = OffsetMap(job.limits.map_bytes, job.limits.load_factor)
         remove_cleaned(self._disk, job.directory)
         self._aborted = self._read_aborted()
 
-    def run(self) -> Cleaned:
+    def run(self) -> SuccessReport:
         """Run the pass and return the final report. Raises CorruptLog, OSError."""
         job = self._job
         self._build_map()
         end_offset = self._map.latest_offset + 1
         if end_offset <= job.first_dirty_offset:  # nothing is dirty
-            return Cleaned(job.first_dirty_offset, 0)
+            return SuccessReport(job.first_dirty_offset, 0)
         segments = [self._with_index_sizes(facts.base_offset, facts.size) for facts in job.segments]
         segments = [segment for segment in segments if segment.base_offset < end_offset]
-        groups = grouped(
+        groups = group_segments(
             segments,
             end_offset=job.end_offset,
             segment_bytes=job.segment_bytes,
@@ -77,7 +77,7 @@ class _Pass:
         writer = _GroupWriter(self._disk, job, self._map, self._aborted, self._throttle)
         for group in groups:
             self._report(writer.write(group).encode())
-        return Cleaned(end_offset, len(self._map.offsets))
+        return SuccessReport(end_offset, len(self._map.offsets))
 
     def _read_aborted(self) -> list[AbortedTransaction]:
         aborted: list[AbortedTransaction] = []
@@ -86,19 +86,19 @@ class _Pass:
             aborted += TransactionIndex(self._disk, path, exists=True).read()
         return aborted
 
-    def _with_index_sizes(self, base_offset: int, size: int) -> Sized:
+    def _with_index_sizes(self, base_offset: int, size: int) -> SegmentSizes:
         index_bytes = []
         for suffix in (".index", ".timeindex"):
             try:
                 index_bytes.append(self._disk.size(f"{self._job.directory}/{file_name(base_offset, suffix)}"))
             except FileNotFoundError:
                 index_bytes.append(0)
-        return Sized(base_offset, size, *index_bytes)
+        return SegmentSizes(base_offset, size, *index_bytes)
 
     # The map
 
     def _build_map(self) -> None:
-        """Read every dirty segment into the map, or as many records as it has room for."""
+        """Read the records of every dirty segment into the map, or as many as fit into it."""
         job = self._job
         transactions = Transactions(self._aborted)
         segments = job.segments
@@ -115,7 +115,7 @@ class _Pass:
         start_offset = self._job.first_dirty_offset
         offset_map = self._map
         for path, position, batch, fields in _checked_batches(self._disk, self._job.directory, base_offset, size):
-            self._throttle.took(len(batch))
+            self._throttle.count(len(batch))
             try:
                 if fields[ATTRIBUTES] & CONTROL_BIT:
                     transactions.marker_is_removable(fields, batch)
@@ -153,7 +153,7 @@ class _GroupWriter:
             delete_retention_ms=job.delete_retention_ms,
         )
 
-    def write(self, group: list[Sized]) -> GroupCleaned:
+    def write(self, group: list[SegmentSizes]) -> GroupReport:
         """Write the group as one segment, durably, under its `.cleaned` name. Raises CorruptLog, OSError."""
         segment = self._new_segment(group[0].base_offset)
         records_before = records_after = 0
@@ -162,7 +162,7 @@ class _GroupWriter:
             for path, position, batch, fields in _checked_batches(
                 self._disk, self._job.directory, source.base_offset, source.size
             ):
-                self._throttle.took(len(batch))
+                self._throttle.count(len(batch))
                 try:
                     filtered = self._filter.apply(batch, fields)
                 except ValueError as error:
@@ -177,10 +177,11 @@ class _GroupWriter:
                         self._write_out(segment, out)
         self._write_out(segment, out)
         self._finish(segment)
-        # The age of records without timestamps counts from their file's last change, which must stay the same.
+        # If records have no timestamps, their age counts from the last change of their file. So this time is
+        # preserved.
         changed_ms = max(self._disk.modified_ms(self._source_path(source.base_offset)) for source in group)
         self._disk.set_modified_ms(segment.path, changed_ms)
-        return GroupCleaned(
+        return GroupReport(
             [source.base_offset for source in group],
             segment.size,
             segment.transactions.exists,
@@ -204,7 +205,7 @@ class _GroupWriter:
         if out:
             segment.file.pwrite(out, segment.size)
             segment.size += len(out)
-            self._throttle.took(len(out))
+            self._throttle.count(len(out))
             out.clear()
 
     def _finish(self, segment: Segment) -> None:

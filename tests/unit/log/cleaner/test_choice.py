@@ -3,7 +3,7 @@
 from typing import Any
 
 from log_harness import NOW_MS, LogOnDisk
-from tidelog.log.cleaner.choice import Cleanable, cleanable
+from tidelog.log.cleaner.choice import CleanablePart, cleanable_part
 from tidelog.wire.records import Record, encode_batch
 
 
@@ -20,10 +20,10 @@ def segments_of(*times: int, **settings: Any) -> LogOnDisk:
 
 def choice(
     on: LogOnDisk, clean_offset: int | None = None, *, now: int = 0, high_watermark: int | None = None
-) -> Cleanable:
+) -> CleanablePart:
     if high_watermark is None:
         high_watermark = on.log.log_end_offset
-    return cleanable(on.log, clean_offset, high_watermark, NOW_MS + now)
+    return cleanable_part(on.log, clean_offset, high_watermark, NOW_MS + now)
 
 
 def test_all_but_the_active_segment_is_dirty_at_first() -> None:
@@ -31,21 +31,21 @@ def test_all_but_the_active_segment_is_dirty_at_first() -> None:
     found = choice(on)
     assert (found.first_dirty_offset, found.end_offset, found.clean_bytes) == (0, 3, 0)
     assert found.dirty_ratio == 1.0
-    assert found.worthwhile(on.config)
+    assert found.is_worthwhile(on.config)
 
 
 def test_the_ratio_decides_and_must_be_exceeded() -> None:
     on = segments_of(0, 0, 0, 0, min_cleanable_dirty_ratio=0.5)
     assert choice(on, 2).dirty_ratio == 0.5
-    assert not choice(on, 2).worthwhile(on.config)
-    assert choice(on, 1).worthwhile(on.config)
+    assert not choice(on, 2).is_worthwhile(on.config)
+    assert choice(on, 1).is_worthwhile(on.config)
     on.config.min_cleanable_dirty_ratio = 0.49
-    assert choice(on, 2).worthwhile(on.config)
+    assert choice(on, 2).is_worthwhile(on.config)
 
 
 def test_a_clean_log_is_left_alone_whatever_the_ratio() -> None:
     on = segments_of(0, 0, min_cleanable_dirty_ratio=0.0)
-    assert not choice(on, 2).worthwhile(on.config)
+    assert not choice(on, 2).is_worthwhile(on.config)
 
 
 def test_young_segments_stay() -> None:
@@ -78,10 +78,10 @@ def test_what_is_not_durable_stays() -> None:
 
 def test_overdue_records_are_cleaned_whatever_the_ratio() -> None:
     on = segments_of(0, 50, min_cleanable_dirty_ratio=1.0, max_compaction_lag_ms=100)
-    assert not choice(on, now=100).worthwhile(on.config)
-    assert choice(on, now=101).worthwhile(on.config)
-    assert not choice(on, 1, now=150).worthwhile(on.config)
-    assert choice(on, 1, now=151).worthwhile(on.config)
+    assert not choice(on, now=100).is_worthwhile(on.config)
+    assert choice(on, now=101).is_worthwhile(on.config)
+    assert not choice(on, 1, now=150).is_worthwhile(on.config)
+    assert choice(on, 1, now=151).is_worthwhile(on.config)
 
 
 def test_an_offset_outside_the_log_means_that_everything_is_dirty() -> None:

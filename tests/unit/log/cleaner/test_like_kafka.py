@@ -9,7 +9,7 @@ import pytest
 
 from log_harness import NOW_MS, LogOnDisk
 from log_harness.compaction import compact, job_of, reports_of, stored
-from tidelog.log.cleaner.job import Cleaned, GroupCleaned
+from tidelog.log.cleaner.job import GroupReport, SuccessReport
 from tidelog.log.cleaner.records import DELETE_HORIZON_BIT
 from tidelog.log.config import LogConfig
 from tidelog.log.dump import dump
@@ -85,9 +85,9 @@ def test_a_pass_makes_what_kafka_makes(name: str) -> None:
     after = kafkas(f"{name}-after")
     first_dirty, clean_offset = PASSES[name]
     *groups, end = reports_of(on.disk, job_of(on.log, on.now_ms, clean_offset=first_dirty))
-    assert isinstance(end, Cleaned)
+    assert isinstance(end, SuccessReport)
     assert end.end_offset == clean_offset
-    bases = {f"{group.base_offsets[0]:020d}" for group in groups if isinstance(group, GroupCleaned)}
+    bases = {f"{group.base_offsets[0]:020d}" for group in groups if isinstance(group, GroupReport)}
     untouched = f"{on.log.segments.active.base_offset:020d}"
     assert bases | {untouched} == {file.partition(".")[0] for file in after if file.endswith(".log")}
     for base in bases:

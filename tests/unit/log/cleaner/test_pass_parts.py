@@ -5,18 +5,18 @@ import pytest
 from log_harness import NOW_MS
 from log_harness.compaction import PLENTY
 from tidelog.log.batch_scan import BASE_TIMESTAMP, HEADER
-from tidelog.log.cleaner.grouping import Sized, grouped
+from tidelog.log.cleaner.grouping import SegmentSizes, group_segments
 from tidelog.log.cleaner.job import (
-    Cleaned,
     CleanJob,
-    GroupCleaned,
-    Interrupted,
+    DamageReport,
+    GroupReport,
+    InterruptionReport,
     SegmentFacts,
-    Uncleanable,
+    SuccessReport,
     decode_report,
 )
 from tidelog.log.cleaner.offset_map import ENTRY_BYTES, OffsetMap
-from tidelog.log.cleaner.records import decompressed_records, empty_batch, raw_records, rebuilt_batch
+from tidelog.log.cleaner.records import decompressed_records, empty_batch, raw_records, rebuild_batch
 from tidelog.log.cleaner.throttle import Throttle
 from tidelog.wire.batches import BatchHeader, Codec
 from tidelog.wire.primitives import MalformedMessage, varint
@@ -37,7 +37,7 @@ def test_a_throttle_keeps_the_rate_over_any_while() -> None:
     time = Time()
     throttle = Throttle(1000.0, lambda: time.now, time.sleep)
     for _ in range(100):
-        throttle.took(50)
+        throttle.count(50)
     assert time.now - 100.0 == pytest.approx(5.0, abs=0.1)
 
 
@@ -46,14 +46,14 @@ def test_a_throttle_does_not_hold_what_is_slow_by_itself() -> None:
     throttle = Throttle(1000.0, lambda: time.now, time.sleep)
     for _ in range(100):
         time.now += 1.0
-        throttle.took(50)
+        throttle.count(50)
     assert time.slept == 0.0
 
 
 def test_no_rate_is_no_pause() -> None:
     time = Time()
     throttle = Throttle(1.7976931348623157e308, lambda: time.now, time.sleep)
-    throttle.took(1 << 40)
+    throttle.count(1 << 40)
     assert time.slept == 0.0
 
 
@@ -74,18 +74,24 @@ def test_a_map_always_holds_something() -> None:
 
 
 def test_neighbours_are_grouped_while_they_fit() -> None:
-    segments = [Sized(10 * place, size, 8, 12) for place, size in enumerate((40, 50, 20, 200, 0, 100))]
-    groups = grouped(segments, end_offset=60, segment_bytes=100, index_bytes=100)
+    segments = [SegmentSizes(10 * place, size, 8, 12) for place, size in enumerate((40, 50, 20, 200, 0, 100))]
+    groups = group_segments(segments, end_offset=60, segment_bytes=100, index_bytes=100)
     assert [[s.base_offset for s in group] for group in groups] == [[0, 10], [20], [30], [40, 50]]
 
 
 def test_indexes_and_offsets_bound_a_group_too() -> None:
-    by_index = grouped([Sized(0, 1, 60, 0), Sized(10, 1, 60, 0)], end_offset=20, segment_bytes=100, index_bytes=100)
+    by_index = group_segments(
+        [SegmentSizes(0, 1, 60, 0), SegmentSizes(10, 1, 60, 0)], end_offset=20, segment_bytes=100, index_bytes=100
+    )
     assert len(by_index) == 2
     far = 1 << 31
-    by_offset = grouped([Sized(0, 1, 0, 0), Sized(10, 1, 0, 0)], end_offset=far + 1, segment_bytes=100, index_bytes=100)
+    by_offset = group_segments(
+        [SegmentSizes(0, 1, 0, 0), SegmentSizes(10, 1, 0, 0)], end_offset=far + 1, segment_bytes=100, index_bytes=100
+    )
     assert len(by_offset) == 2
-    near = grouped([Sized(0, 1, 0, 0), Sized(10, 1, 0, 0)], end_offset=far, segment_bytes=100, index_bytes=100)
+    near = group_segments(
+        [SegmentSizes(0, 1, 0, 0), SegmentSizes(10, 1, 0, 0)], end_offset=far, segment_bytes=100, index_bytes=100
+    )
     assert len(near) == 1
 
 
@@ -93,10 +99,10 @@ def test_a_job_and_its_reports_survive_the_pipe() -> None:
     job = CleanJob("/data/t-0", [SegmentFacts(0, 5)], 0, 9, [0], {7: (3, 1), 8: (-1, 0)}, NOW_MS, 1, 2, 3, 4, PLENTY)
     assert CleanJob.decode(job.encode()) == job
     for report in (
-        GroupCleaned([0, 5], 10, True, NOW_MS, 4, 20, 9, 4),
-        Cleaned(9, 4),
-        Uncleanable("the batch's CRC"),
-        Interrupted("no space"),
+        GroupReport([0, 5], 10, True, NOW_MS, 4, 20, 9, 4),
+        SuccessReport(9, 4),
+        DamageReport("the batch's CRC"),
+        InterruptionReport("no space"),
     ):
         assert decode_report(report.encode()) == report
 
@@ -124,7 +130,7 @@ def test_a_batch_with_fewer_records(codec: Codec, kept: list[int], horizon_ms: i
     data = decompressed_records(batch, fields)
     raw = list(raw_records(data, len(RECORDS)))
     assert [(record[4], record[5]) for record in raw] == [(r.key, r.value is not None) for r in RECORDS]
-    made = rebuilt_batch(fields, data, [raw[index] for index in kept], horizon_ms)
+    made = rebuild_batch(fields, data, [raw[index] for index in kept], horizon_ms)
     header = BatchHeader(made)
     assert header.crc_ok()
     assert (header.base_offset, header.last_offset, header.count) == (100, 103, len(kept))
@@ -147,7 +153,7 @@ def test_a_batch_of_append_time_keeps_it() -> None:
     fields = HEADER.unpack_from(batch)
     data = decompressed_records(batch, fields)
     raw = list(raw_records(data, len(RECORDS)))
-    assert [r.timestamp for r in decode_records(rebuilt_batch(fields, data, raw[1:3], None))] == [NOW_MS + 9] * 2
+    assert [r.timestamp for r in decode_records(rebuild_batch(fields, data, raw[1:3], None))] == [NOW_MS + 9] * 2
 
 
 def test_a_batch_without_records_says_what_was_there() -> None:
@@ -189,4 +195,4 @@ def test_a_time_that_is_none_cannot_be_written_anew() -> None:
     fields[BASE_TIMESTAMP] = (1 << 63) - 1
     raw = [(*record[:2], 1, *record[3:]) for record in raw_records(bytes(batch[61:]), 1)]
     with pytest.raises(MalformedMessage, match="beyond 64 bits"):
-        rebuilt_batch(tuple(fields), bytes(batch[61:]), raw, None)  # type: ignore[arg-type]
+        rebuild_batch(tuple(fields), bytes(batch[61:]), raw, None)  # type: ignore[arg-type]

@@ -7,7 +7,7 @@ import pytest
 
 from log_harness import NOW_MS, LogOnDisk
 from log_harness.compaction import compact, job_of, reports_of, stored, swap_in
-from tidelog.log.cleaner.job import GroupCleaned
+from tidelog.log.cleaner.job import GroupReport
 from tidelog.log.cleaner.swap import Swap
 from tidelog.log.partition_log import PartitionLog
 from tidelog.log.producer_state import ABORT
@@ -36,9 +36,9 @@ def filled(**settings: int) -> LogOnDisk:
     return on
 
 
-def first_group(on: LogOnDisk) -> GroupCleaned:
+def first_group(on: LogOnDisk) -> GroupReport:
     group = reports_of(on.disk, job_of(on.log, on.now_ms))[0]
-    assert isinstance(group, GroupCleaned)
+    assert isinstance(group, GroupReport)
     return group
 
 
@@ -94,7 +94,7 @@ def test_a_time_is_looked_for_while_segments_are_replaced(
     on.restart()  # nothing is open, no time is known
     job = job_of(on.log, on.now_ms)
     group = reports_of(on.disk, job._replace(segments=job.segments[1:]))[0]  # the last of a pass over many
-    assert isinstance(group, GroupCleaned)
+    assert isinstance(group, GroupReport)
     assert len(group.base_offsets) == 2
     look = find(on.log)
     began = sum(1 for _ in islice(look, steps_before))
