@@ -1,6 +1,6 @@
-"""Writes the parts of the documents that follow from the code: called by `script/docs`.
+"""Write the parts of the documents that are generated from the code: called by `script/docs`.
 
-A generated part stands between `<!-- generated: NAME -->` and `<!-- end -->`. A test holds the documents to it.
+A generated part is between `<!-- generated: NAME -->` and `<!-- end -->`. A test fails if a part is not up to date.
 """
 
 import argparse
@@ -28,7 +28,7 @@ DOCUMENTS = (
 )
 PART = re.compile(r"(<!-- generated: (\S+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 LARGEST = {str((1 << 31) - 1), str((1 << 63) - 1)}
-"""Defaults that stand for "no limit" or "never"."""
+"""Defaults that mean "no limit" or "never"."""
 CONFORMANCE = ROOT / "tests/conformance"
 SUBJECTS = (
     ("SASL: users and their mechanisms", r"^sasl\.|^connections\.max\.reauth|^connection\.failed\.auth"),
@@ -62,14 +62,15 @@ SUBJECTS = (
         r"listener|connection|^socket\.|request|^fetch\.|incremental\.fetch|purgatory|^num\.(io|network)",
     ),
     ("Metrics", r"metric|telemetry"),
-    ("Topics: made, named, deleted", r"topic|^num\.partitions|replication\.factor"),
+    ("Topics: creation, names, deletion", r"topic|^num\.partitions|replication\.factor"),
     ("The broker itself", r""),
 )
-"""Of the page of all settings, the last one first. The first whose expression is found in a name has the setting."""
+"""Headings of the page of all settings, in reverse order. A setting is under the first subject whose regular expression
+is found in its name."""
 
 
-def shown(key: Key) -> str:
-    """A default, as short as it can be said."""
+def default_text(key: Key) -> str:
+    """Return the default as a short text."""
     if key.default is None or key.default == "":
         return "-"
     if key.name == "listener.security.protocol.map":
@@ -84,14 +85,14 @@ def row(*cells: str) -> str:
 
 
 def _topic_default(key: Key) -> str:
-    """What a topic has on a broker without settings: the first synonym that has a default."""
+    """Return a topic's default on a broker without settings: that of the first synonym which has a default."""
     for name, factor in key.synonyms:
         default = BROKER_KEYS[name].default
         if default is not None:
             if default in LARGEST or factor == 1:
-                return shown(BROKER_KEYS[name])
+                return default_text(BROKER_KEYS[name])
             return f"`{int(default) * factor}`"
-    return shown(key)
+    return default_text(key)
 
 
 def _synonyms(key: Key) -> str:
@@ -100,7 +101,7 @@ def _synonyms(key: Key) -> str:
 
 
 def broker_settings() -> str:
-    return _by_subject(BROKER_KEYS.values(), shown, "changed", lambda key: change_mode(key.name).value)
+    return _by_subject(BROKER_KEYS.values(), default_text, "changed", lambda key: change_mode(key.name).value)
 
 
 def topic_settings() -> str:
@@ -108,9 +109,9 @@ def topic_settings() -> str:
 
 
 def _by_subject(keys: Iterable[Key], default: Callable[[Key], str], column: str, cell: Callable[[Key], str]) -> str:
-    """A table with a heading for each subject that has settings; those with an effect come first.
+    """Return a heading and a table for each subject that has settings. Settings with an effect come first.
 
-    `column` and `cell` are the head and the content of the fourth column.
+    `column` is the title of the fourth column, and `cell` returns its content for a setting.
     """
     found: dict[str, list[Key]] = {subject: [] for subject, _ in reversed(SUBJECTS)}
     for key in sorted(keys, key=lambda key: key.name):
@@ -118,7 +119,7 @@ def _by_subject(keys: Iterable[Key], default: Callable[[Key], str], column: str,
     tables = []
     for subject, settings in found.items():
         if settings:
-            table = f"### {subject}\n\n" + row("setting", "type", "default", column, "effect", "what it says")
+            table = f"### {subject}\n\n" + row("setting", "type", "default", column, "effect", "meaning")
             table += row(*["---"] * 6)
             for key in sorted(settings, key=lambda key: not key.effect):
                 effect = "yes" if key.effect else "**no**"
@@ -128,7 +129,7 @@ def _by_subject(keys: Iterable[Key], default: Callable[[Key], str], column: str,
 
 
 def settings_without_effect() -> str:
-    """Their names, by subject: of brokers, then of topics."""
+    """Return a table of the settings without effect: a row for each subject, with those of brokers and of topics."""
     idle = [(scope, key) for scope, keys in (("broker", BROKER_KEYS), ("topic", TOPIC_KEYS)) for key in keys.values()]
     idle = [(scope, key) for scope, key in idle if not key.effect]
     lines = row("subject", "settings of brokers", "settings of topics") + row("---", "---", "---")
@@ -150,7 +151,7 @@ def settings_counts() -> str:
     counted = []
     for keys, whose in ((BROKER_KEYS, "brokers"), (TOPIC_KEYS, "topics")):
         idle = sum(not key.effect for key in keys.values())
-        counted.append(f"{len(keys)} settings of {whose}, {idle} of them without effect yet")
+        counted.append(f"{len(keys)} settings of {whose} ({idle} of them have no effect yet)")
     return wrapped(f"There are {' and '.join(counted)}.")
 
 
@@ -164,7 +165,7 @@ def wrapped(text: str, width: int = 120) -> str:
 
 
 def missing_apis() -> str:
-    """By name and key: what Kafka's protocol has and the broker does not advertise."""
+    """Return the name and key of each API that Kafka's protocol has and the broker does not advertise."""
     return wrapped(", ".join(f"{info.name} ({key})" for key, info in sorted(APIS.items()) if key not in TABLE) + ".")
 
 
@@ -183,13 +184,13 @@ def conformance_counts() -> str:
     otherwise = sum(line.startswith("differs") for line in rules)
     return wrapped(
         f"Recorded from Apache Kafka 4.3.1: {runs:,} conversations with {requests.total():,} requests. "
-        f"Named exceptions: {varying} for what varies between any two runs of Kafka itself, "
-        f"{otherwise} for what Tidelog does otherwise."
+        f"Allowed differences: {varying} rules for values that vary between two runs of Kafka itself, "
+        f"and {otherwise} rules for behaviour in which Tidelog differs from Kafka."
     )
 
 
 def recorded() -> tuple[int, Counter[int]]:
-    """How many conversations, and how many requests of each API key."""
+    """Return the number of recorded conversations, and of recorded requests by API key."""
     runs = 0
     requests: Counter[int] = Counter()
     for path in sorted((CONFORMANCE / "recorded").glob("*.jsonl.gz")):
@@ -200,8 +201,8 @@ def recorded() -> tuple[int, Counter[int]]:
     return runs, requests
 
 
-def of_the_tests(module: str) -> Callable[[], str]:
-    """The table that a module of tests/interop_harness makes of what its tests run."""
+def tested_by(module: str) -> Callable[[], str]:
+    """Return the function that makes the table of what the tests of this module of tests/interop_harness run."""
 
     def table() -> str:
         if str(ROOT / "tests") not in sys.path:
@@ -220,13 +221,13 @@ PARTS: dict[str, Callable[[], str]] = {
     "missing-apis": missing_apis,
     "served-apis": served_apis,
     "conformance-counts": conformance_counts,
-    "admin-clients": of_the_tests("admin_calls"),
-    "kafka-tools": of_the_tests("kafka_tools"),
+    "admin-clients": tested_by("admin_calls"),
+    "kafka-tools": tested_by("kafka_tools"),
 }
 
 
-def renewed(text: str) -> str:
-    """A document with its generated parts as they should be."""
+def regenerate(text: str) -> str:
+    """Return the text of a document with its generated parts up to date."""
     return PART.sub(lambda part: f"{part[1]}\n{PARTS[part[2]]()}\n{part[4]}", text)
 
 
@@ -238,7 +239,7 @@ def main() -> int:
     for name in DOCUMENTS:
         path = ROOT / name
         text = path.read_text()
-        fresh = renewed(text)
+        fresh = regenerate(text)
         if fresh != text:
             stale.append(name)
             if not check:
