@@ -4,7 +4,7 @@ from collections.abc import Coroutine
 from types import CoroutineType, GeneratorType
 from typing import TYPE_CHECKING, Any
 
-from tidelog.api.metering import timed
+from tidelog.api.metering import measure_steps
 from tidelog.api.pending import Pending
 from tidelog.api.registry import PRODUCE_KEY, Route
 from tidelog.api.services import NO_RESPONSE, CloseConnection, RequestContext
@@ -40,7 +40,7 @@ class Slot:
         self.connection = connection
         self.route = route
         self.context = context
-        self.pipelined = route.api_key == PRODUCE_KEY and (meter is None or not meter.one_at_a_time)
+        self.pipelined = route.api_key == PRODUCE_KEY and (meter is None or not meter.next_request_waits)
         """Whether the next request may be handled before this one is answered."""
         self.answered = False
         self.response: Any = None
@@ -80,7 +80,7 @@ class Slot:
         batches of the next request follow them.
         """
         meter = self.context.meter
-        if meter is None or not meter.one_at_a_time:
+        if meter is None or not meter.next_request_waits:
             self.pipelined = True
             self.connection.resume_soon()
 
@@ -117,7 +117,7 @@ class Slot:
         """Run steps, some of them immediately. Return True if more steps follow in later turns of the loop."""
         self.in_steps = True
         turns = self.connection.services.turns
-        work = turns.begin(timed(self.context.meter, steps), self._steps_ended, weight=weight)
+        work = turns.begin(measure_steps(self.context.meter, steps), self._steps_ended, weight=weight)
         if work.ended:
             return False
         self.waits_for = work
