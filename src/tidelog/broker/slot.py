@@ -1,4 +1,6 @@
-"""One request's place in the order of a connection's responses: from the handler's outcome to the response."""
+"""One request of a connection, from the outcome of its handler to its response. Its place in the order of the
+responses is reserved meanwhile.
+"""
 
 from collections.abc import Coroutine
 from types import CoroutineType, GeneratorType
@@ -15,8 +17,8 @@ from tidelog.runtime.turns import Work
 if TYPE_CHECKING:
     from tidelog.broker.connection import ServerConnection
 
-_SETTLED = (Encoded, CloseConnection)
-"""Outcomes that no throttle time is written into."""
+_WITHOUT_THROTTLE_TIME = (Encoded, CloseConnection)
+"""Outcomes that have no field for a throttle time, or already contain it."""
 
 
 class Slot:
@@ -57,7 +59,7 @@ class Slot:
         """Process the outcome of the handler, or of its steps or coroutine, until there is a response."""
         if isinstance(outcome, Pending):
             if self.route.api_key != PRODUCE_KEY:
-                self.is_handled = True  # batches of a produce request may still have to be appended
+                self.is_handled = True  # not so for produce, since its batches may still have to be appended
             elif not self.pipelined:
                 self._allow_next_request()
             if self.connection.is_disconnected and not self.must_complete:
@@ -76,8 +78,8 @@ class Slot:
             self.answer(outcome)
 
     def _allow_next_request(self) -> None:
-        """Allow the connection to handle its next request: the batches of this one are appended or queued, so the
-        batches of the next request follow them.
+        """Allow the connection to handle its next request. The batches of this request have been appended or queued,
+        so the batches of the next request will follow them.
         """
         meter = self.context.meter
         if meter is None or not meter.next_request_waits:
@@ -141,7 +143,9 @@ class Slot:
         self.response = response
         self.waits_for = None
         if self.context.meter is not None:
-            self.context.meter.record_usage(None if response is NO_RESPONSE or type(response) in _SETTLED else response)
+            self.context.meter.record_usage(
+                None if response is NO_RESPONSE or type(response) in _WITHOUT_THROTTLE_TIME else response
+            )
         self.connection.slot_answered(self)
 
     @property
