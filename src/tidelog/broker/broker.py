@@ -321,7 +321,7 @@ class BrokerServer:
             listener.stop_accepting()
             listener.stop_requests()
         # a long commit must reach its coordinator before the coordinator closes
-        await services.turns.settled(DRAIN_S)
+        await services.turns.wait_until_idle(DRAIN_S)
         services.groups.close()
         services.partitions.release_waiting()
         await asyncio.gather(*(listener.drain(DRAIN_S) for listener in self._listeners))

@@ -121,9 +121,11 @@ class Listener:
             wait_ms = quotas.broker_wait_ms(rate, now_ms)
             if wait_ms and self._sockets is not None:
                 self._sockets.pause(wait_ms / 1000)
-        refused_ms = quotas.refused_ms(host, now_ms)
-        if refused_ms:
-            connection.mute(refused_ms / 1000, lambda: connection.close(f"{host} is over its connection_creation_rate"))
+        close_delay_ms = quotas.close_delay_ms(host, now_ms)
+        if close_delay_ms:
+            connection.mute(
+                close_delay_ms / 1000, lambda: connection.close(f"{host} is over its connection_creation_rate")
+            )
 
     def client_disconnected(self, connection: ServerConnection) -> None:
         """Note that the connection's client has disconnected."""

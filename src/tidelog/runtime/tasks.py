@@ -20,7 +20,7 @@ log = logging.getLogger("tidelog.tasks")
 IDLE_S = 30.0
 """An idle child process (see `LoopTasks.run_in_child`) is ended after this time."""
 IO_THREADS_MAX = 4
-"""Threads that share the blocking calls without a lane. The calls wait for disks and use little CPU."""
+"""Upper bound on the threads that run blocking calls without a lane. The calls wait for disks and use little CPU."""
 
 
 class LoopTasks:
@@ -33,7 +33,7 @@ class LoopTasks:
         self._lanes: dict[str, _Workers] = {}
         self._closed = False
         self._apart: ApartProcess | None = None
-        self._collector_off = False
+        self._has_disabled_collector = False
         drop_when_forked(self)
         # The loop's own functions, not methods around them: call_later and call_soon are on hot paths.
         self.call_later: Callable[..., TimerHandle] = loop.call_later
@@ -43,7 +43,7 @@ class LoopTasks:
     def spawn(self, coroutine: Coroutine[Any, Any, T], *, name: str) -> "asyncio.Task[T]":
         task = self._loop.create_task(coroutine, name=name)
         self._running[task] = None
-        task.add_done_callback(self._ended)
+        task.add_done_callback(self._on_end)
         return task
 
     def sleep(self, delay_s: float) -> Awaitable[None]:
@@ -84,7 +84,7 @@ class LoopTasks:
         return future
 
     def _end_if_idle(self, process: "ApartProcess", calls: int) -> None:
-        """End the child process if it has had no call since its call number `calls`."""
+        """End the child process if no call has begun since `process.calls` was `calls`."""
         from tidelog.runtime.apart import LANE
 
         if not self._closed and process.calls == calls:
@@ -92,10 +92,12 @@ class LoopTasks:
 
     def defer_collection(self, deferred: bool) -> None:
         if deferred and not self._closed:
-            self._collector_off = gc.isenabled()  # an application that embeds the broker may have switched it off
+            self._has_disabled_collector = (
+                gc.isenabled()
+            )  # an application that embeds the broker may have switched it off
             gc.disable()
-        elif self._collector_off:
-            self._collector_off = False
+        elif self._has_disabled_collector:
+            self._has_disabled_collector = False
             if not gc.get_freeze_count():
                 # Move all young objects to the oldest generation without traversing them. Otherwise the next collection
                 # would traverse every object of the burst that is still alive, which takes half a second.
@@ -104,18 +106,20 @@ class LoopTasks:
             gc.enable()
 
     def drop_in_forked_child(self) -> None:
-        """Enable the garbage collector again, since nothing else would enable it in the child."""
-        if self._collector_off:
+        """Enable the garbage collector in the forked child if this object has disabled it. The computation that
+        would enable it again does not run in the child.
+        """
+        if self._has_disabled_collector:
             gc.enable()
 
     async def close(self) -> None:
         """Cancel the running tasks, wait for blocking calls, join the threads. The calling task is not cancelled."""
-        await asyncio.sleep(0)  # let callbacks run that are already scheduled (`closed` of connections)
+        await asyncio.sleep(0)  # run the callbacks that are already scheduled, such as `Receiver.closed`
         current = asyncio.current_task()
-        while others := [task for task in self._running if task is not current]:
-            for task in others:
+        while other_tasks := [task for task in self._running if task is not current]:
+            for task in other_tasks:
                 task.cancel()
-            await asyncio.wait(others)
+            await asyncio.wait(other_tasks)
         self._closed = True
         lanes = list(self._lanes.values())
         self._lanes.clear()
@@ -123,12 +127,13 @@ class LoopTasks:
             await workers.close()
         if self._apart is not None:
             self._apart.end()
-        self.defer_collection(False)  # computations in steps have ended, so nothing else would switch it on again
+        # the computations that disabled the collector were cancelled, and so did not enable it again
+        self.defer_collection(False)
 
-    def _ended(self, task: "asyncio.Task[Any]") -> None:
+    def _on_end(self, task: "asyncio.Task[Any]") -> None:
         del self._running[task]
-        # asyncio clears the flag when somebody retrieves the exception. A task that awaits this one does so in this
-        # turn of the loop, so look again in the next one.
+        # `_log_traceback` is True until the task's exception is retrieved. A task that awaits this one retrieves it
+        # in this turn of the loop, so check again in the next turn.
         if not task.cancelled() and getattr(task, "_log_traceback", True) and not self._loop.is_closed():
             self._loop.call_soon(report_failure, task)
 
@@ -186,7 +191,7 @@ class _Workers:
             try:
                 if not future.cancelled():
                     result = function(*args)
-            except BaseException as failure:  # the caller also gets KeyboardInterrupt and SystemExit
+            except BaseException as failure:  # KeyboardInterrupt and SystemExit are passed to the caller, too
                 error = failure
             try:
                 self._loop.call_soon_threadsafe(self._finished, future, result, error)
