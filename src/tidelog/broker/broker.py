@@ -304,7 +304,7 @@ class BrokerServer:
         if not self._failed.done():
             self._failed.set_result(reason)
 
-    async def failed(self) -> str:
+    async def wait_for_failure(self) -> str:
         """Wait until the broker cannot continue. Returns the reason in one line."""
         return await asyncio.shield(self._failed)
 

@@ -47,14 +47,12 @@ _FLEXIBLE_RESPONSE = Struct(">iix")
 HEADER_BYTES = 10
 """Size of the shortest request header: API key, version, correlation id, length of the client id."""
 TLS_HANDSHAKE = b"\x16\x03"
-"""The first bytes of a TLS connection (RFC 8446): the type of a handshake record, and the major number of its
-version."""
+"""The first bytes of a TLS connection (RFC 8446): record type 22 (handshake), major version 3."""
 OTHER_REQUEST_BYTES_MAX = 16 << 20
-"""Upper bound on the size of all requests except produce, which contains records. No honest client sends a longer
-one."""
+"""Upper bound on the size of requests other than produce, which contains records. No honest client sends longer
+ones."""
 PIPELINED_MAX = 1000
-"""Upper bound on the produce requests of one connection that wait for their acknowledgement. At the limit, reading
-pauses."""
+"""Upper bound on the waiting (unacknowledged) produce requests of one connection. At the limit, reading pauses."""
 BACKLOG_BYTES_MAX = 1 << 20
 """Upper bound on the bytes of responses that the client has not read. Above it, no further requests are handled."""
 WIDE_REQUEST_BYTES = 16 << 10
@@ -292,7 +290,7 @@ class ServerConnection:
             self._listener.pipelining.count_handled(handled)
 
     def _begin_frame(self, part: memoryview, size: int) -> None:
-        """Start to collect a frame of `size` bytes that begins with `part`. `size` is 4 if the length itself is
+        """Collect a frame of `size` bytes that begins with `part`. `size` is 4 while the length itself is
         incomplete.
         """
         if self.is_disconnected or self._input_ended:  # the rest of the frame will not arrive
@@ -469,8 +467,8 @@ class ServerConnection:
         return cached[2]
 
     def _handle_by_template(self, route: Route, frame: memoryview, correlation_id: int) -> bool:
-        """Handle a produce request by the template of its prefix and return True. Returns False, and has done
-        nothing, if there is no template or if the request needs the usual way.
+        """Handle a produce request by the template of its prefix. Returns False, and has done nothing, if that is
+        impossible.
         """
         templates = route.produce_templates
         if templates is None or self.services.quotas.active or len(frame) > WIDE_PRODUCE_BYTES:

@@ -179,10 +179,10 @@ def find_times(file: "File", part: SegmentPart) -> FoundTimes:
     return FoundTimes(latest, stated, "")
 
 
-def find_times_in_child(apart: "ChildResources", request: bytes, report: "Callable[[bytes], None]") -> None:
+def find_times_in_child(resources: "ChildResources", request: bytes, report: "Callable[[bytes], None]") -> None:
     """Run `find_times` in a separate process. `request` is an encoded SegmentPart, the report an encoded FoundTimes."""
     part = SegmentPart(*json.loads(request))
-    file = apart.disk.open(part.path)
+    file = resources.disk.open(part.path)
     try:
         report(find_times(file, part).encode())
     finally:

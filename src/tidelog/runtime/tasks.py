@@ -11,13 +11,13 @@ from tidelog.runtime.forks import drop_when_forked
 from tidelog.runtime.interfaces import ChildWork, Disk, TimerHandle
 
 if TYPE_CHECKING:
-    from tidelog.runtime.apart import ApartProcess
+    from tidelog.runtime.child_process import ChildProcess
 
 T = TypeVar("T")
 
 log = logging.getLogger("tidelog.tasks")
 
-IDLE_S = 30.0
+CHILD_IDLE_S = 30.0
 """An idle child process (see `LoopTasks.run_in_child`) is ended after this time."""
 IO_THREADS_MAX = 4
 """Upper bound on the threads that run blocking calls without a lane. The calls wait for disks and use little CPU."""
@@ -32,7 +32,7 @@ class LoopTasks:
         self._running: dict[asyncio.Task[Any], None] = {}
         self._lanes: dict[str, _Workers] = {}
         self._closed = False
-        self._apart: ApartProcess | None = None
+        self._child: ChildProcess | None = None
         self._has_disabled_collector = False
         drop_when_forked(self)
         # The loop's own functions, not methods around them: call_later and call_soon are on hot paths.
@@ -61,31 +61,31 @@ class LoopTasks:
     def run_in_child(
         self, work: ChildWork, disk: Disk, request: bytes, report: Callable[[bytes], None]
     ) -> "asyncio.Future[None]":
-        from tidelog.runtime.apart import LANE, ApartProcess
+        from tidelog.runtime.child_process import LANE, ChildProcess
 
-        process = self._apart = self._apart or ApartProcess()
+        process = self._child = self._child or ChildProcess()
         token = object()
 
         def deliver(content: bytes) -> None:
             if not future.done():
                 report(content)
 
-        def result(content: bytes) -> None:
+        def deliver_on_loop(content: bytes) -> None:
             self._loop.call_soon_threadsafe(deliver, content)
 
-        def ended(future: "asyncio.Future[None]") -> None:
+        def on_end(future: "asyncio.Future[None]") -> None:
             if future.cancelled():
                 process.kill(token)
             elif not self._closed:
-                self._loop.call_later(IDLE_S, self._end_if_idle, process, process.calls)
+                self._loop.call_later(CHILD_IDLE_S, self._end_child_if_idle, process, process.calls)
 
-        future = self.run_blocking(process.call, token, work, request, result, lane=LANE)
-        future.add_done_callback(ended)
+        future = self.run_blocking(process.call, token, work, request, deliver_on_loop, lane=LANE)
+        future.add_done_callback(on_end)
         return future
 
-    def _end_if_idle(self, process: "ApartProcess", calls: int) -> None:
+    def _end_child_if_idle(self, process: "ChildProcess", calls: int) -> None:
         """End the child process if no call has begun since `process.calls` was `calls`."""
-        from tidelog.runtime.apart import LANE
+        from tidelog.runtime.child_process import LANE
 
         if not self._closed and process.calls == calls:
             self.run_blocking(process.end, lane=LANE)
@@ -125,8 +125,8 @@ class LoopTasks:
         self._lanes.clear()
         for workers in lanes:
             await workers.close()
-        if self._apart is not None:
-            self._apart.end()
+        if self._child is not None:
+            self._child.end()
         # the computations that disabled the collector were cancelled, and so did not enable it again
         self.defer_collection(False)
 

@@ -98,16 +98,16 @@ class SimTasks:
 
         async def run_and_report() -> None:
             results: list[bytes] = []
-            apart = ChildResources(disk, lambda: 0.0, lambda _seconds: None)
+            resources = ChildResources(disk, lambda: 0.0, lambda _seconds: None)
             try:
-                await self.run_blocking(work, apart, request, results.append)
+                await self.run_blocking(work, resources, request, results.append)
             except Exception as error:
                 raise WorkEnded(repr(error)) from error
             finally:
                 for content in results:
                     report(content)
 
-        return self.spawn(run_and_report(), name="apart")
+        return self.spawn(run_and_report(), name="child-process")
 
     async def close(self) -> None:
         await asyncio.sleep(0)

@@ -204,7 +204,7 @@ class FakeBroker:
     async def stop(self) -> None:
         self.events.append("stop")
 
-    async def failed(self) -> str:
+    async def wait_for_failure(self) -> str:
         if self.runtime.failure is None:
             await asyncio.Event().wait()
         return str(self.runtime.failure)

@@ -34,13 +34,13 @@ LOCK: Final = ".cleaning.lock"
 """Name of the lock file in the data directory. The lock ends with the process that holds it."""
 
 
-def clean(apart: "ChildResources", request: bytes, report: Callable[[bytes], None]) -> None:
+def clean(resources: "ChildResources", request: bytes, report: Callable[[bytes], None]) -> None:
     """Run the pass of one request, and report the outcome. Errors of the log and of the disk are reports too."""
     try:
         job = CleanJob.decode(request)
-        lock = apart.disk.lock(f"{job.directory.rpartition('/')[0]}/{LOCK}")
+        lock = resources.disk.lock(f"{job.directory.rpartition('/')[0]}/{LOCK}")
         try:
-            report(_Pass(apart, job, report).run().encode())
+            report(_Pass(resources, job, report).run().encode())
         finally:
             lock.release()
     except CorruptLog as error:
@@ -50,11 +50,11 @@ def clean(apart: "ChildResources", request: bytes, report: Callable[[bytes], Non
 
 
 class _Pass:
-    def __init__(self, apart: "ChildResources", job: CleanJob, report: Callable[[bytes], None]) -> None:
-        self._disk = apart.disk
+    def __init__(self, resources: "ChildResources", job: CleanJob, report: Callable[[bytes], None]) -> None:
+        self._disk = resources.disk
         self._job = job
         self._report = report
-        self._throttle = Throttle(job.limits.bytes_per_s, apart.monotonic, apart.sleep)
+        self._throttle = Throttle(job.limits.bytes_per_s, resources.monotonic, resources.sleep)
         self._map = OffsetMap(job.limits.map_bytes, job.limits.load_factor)
         remove_cleaned(self._disk, job.directory)
         self._aborted = self._read_aborted()

@@ -26,7 +26,7 @@ class Description(NamedTuple):
     """Approximate size in bytes."""
 
 
-def described_groups(
+def describe_all(
     describe_group: DescribeGroup,
     to_description: Callable[[str, Any], Description],
     to_response: Callable[[list[Any]], R],
