@@ -1,5 +1,5 @@
 """The server's side of one client connection: split the received bytes into requests, call their handlers, and send
-the responses in the order of the requests.
+the responses in the order of the requests. A frame is one encoded request; four bytes of length precede it.
 
 Requests of one connection are handled one after another, as in Kafka. Only produce requests may be handled while
 earlier produce requests wait for their acknowledgement. Views into a request (record batches) are valid until the
@@ -12,8 +12,6 @@ stays open until the last response was sent, or until a reset arrives.
 
 When the connection is broken, complete requests that change something (`Route.has_effects`) are still handled to
 their end, in order. Only responses and reads are dropped.
-
-A frame is one encoded request. On the connection, its length precedes it (four bytes).
 """
 
 import logging
