@@ -238,7 +238,7 @@ SCENES: dict[str, list[Command]] = {
             "features",
             "downgrade --feature group.version=0 --dry-run",
             "can be downgraded",
-            otherwise="stays at level 1",
+            otherwise="remains at level 1",
             why="levels follow from the software and its settings",
         ),
         Command(

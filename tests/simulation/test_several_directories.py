@@ -241,7 +241,7 @@ def test_the_broker_leaves_when_the_last_one_has_failed() -> None:
         broker = await boot(host, **TWO)
         client = await client_of(world)
         await client.create_topic("t", 2)
-        failed = world.loop.create_task(broker.failed())
+        failed = world.loop.create_task(broker.wait_for_failure())
         for path in ("/a", "/b"):
             await world_sleep(world, 1)
             assert not failed.done()

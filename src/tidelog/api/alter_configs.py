@@ -57,7 +57,9 @@ def _response(results: list[AlterationResult]) -> Steps[AlterConfigsResponse]:
 async def alter_resources(
     services: Services, alterations: Sequence[Alteration], *, validate_only: bool
 ) -> list[AlterationResult]:
-    """Return the result of each alteration. If the metadata cannot be changed at all, every result has that error."""
+    """Make the alterations and return their results. If the controller raises ApiError, every result contains that
+    error.
+    """
     try:
         return await services.controller.alter_configs(alterations, validate_only=validate_only)
     except ApiError as error:

@@ -11,7 +11,7 @@ from tidelog.wire.errors import ApiError, ErrorCode
 def alter_loggers(
     alterations: Sequence[Alteration], node_id: int, *, validate_only: bool
 ) -> Steps[dict[int, AlterationResult]]:
-    """Alter the loggers. Return the results of these alterations, by their positions in `alterations`.
+    """Make the alterations of loggers and skip all others. Return the results, by position in `alterations`.
 
     Each alteration is made as a whole or not at all.
     """

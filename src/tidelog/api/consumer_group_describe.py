@@ -4,7 +4,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from tidelog.api.describe_groups import GROUP_OPERATIONS, MEMBER_BYTES
-from tidelog.api.describing import Description, described_groups
+from tidelog.api.group_descriptions import Description, describe_all
 from tidelog.api.services import RequestContext, Services
 from tidelog.model.steps import Steps
 from tidelog.wire.errors import ApiError
@@ -27,7 +27,7 @@ def handle(
 ) -> "Steps[Outcome[ConsumerGroupDescribeResponse]]":
     del context
     to_description = partial(_description, request.include_authorized_operations)
-    return described_groups(services.groups.describe_consumer, to_description, _response, request.group_ids)
+    return describe_all(services.groups.describe_consumer, to_description, _response, request.group_ids)
 
 
 def _response(groups: list[DescribedGroup]) -> ConsumerGroupDescribeResponse:

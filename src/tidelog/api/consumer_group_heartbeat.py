@@ -1,5 +1,5 @@
-"""ConsumerGroupHeartbeat (key 68), v0-1 (KIP-848). v1: regular expressions; clients choose their member ids
-(KIP-1082).
+"""ConsumerGroupHeartbeat (key 68), v0-1 (KIP-848). v1: subscription by a regular expression; clients choose their
+member ids (KIP-1082).
 """
 
 from tidelog.api.group_reply import GroupReply
@@ -22,7 +22,7 @@ def handle(
         )
     except ApiError as error:
         return _build(error)
-    return reply.returned()
+    return reply.outcome()
 
 
 def _build(answer: ConsumerGroupHeartbeatResponse | ApiError) -> ConsumerGroupHeartbeatResponse:

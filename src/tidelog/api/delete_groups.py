@@ -33,7 +33,7 @@ def handle(
         except ApiError as error:
             reply(error)
         yield
-    return deleting.returned()
+    return deleting.finish()
 
 
 def _reply(deleting: Gathering[ErrorCode]) -> Reply:

@@ -1,4 +1,4 @@
-"""DescribeCluster (key 60), v0-2. v1: brokers or controllers (KIP-919); v2: fenced brokers too (KIP-1073)."""
+"""DescribeCluster (key 60), v0-2. v1: brokers or controllers (KIP-919); v2: also fenced brokers (KIP-1073)."""
 
 from tidelog.api.operations import CLUSTER_OPERATIONS, OPERATIONS_NOT_REQUESTED
 from tidelog.api.services import RequestContext, Services

@@ -52,7 +52,7 @@ SETTINGS_MAX = 100_000
 """Upper bound on the settings of one response: all settings of two thousand topics. Without it, a request that names
 one topic a million times would exhaust the memory."""
 CHARS_PER_SETTING = 500
-"""The values of a response count as one more setting for each of these many characters."""
+"""This many characters of values count as one more setting towards SETTINGS_MAX."""
 
 
 def handle(
@@ -71,7 +71,7 @@ def handle(
             if resource.resource_type == LOGGER_RESOURCE:
                 result.configs = yield from _logger_levels(services, resource)
             else:
-                has_setting = _HAS_SETTING.get(resource.resource_type, _has_none)
+                has_setting = _HAS_SETTING.get(resource.resource_type, _has_no_setting)
                 described = _describe(services, image, resource, (yield from _requested_names(resource, has_setting)))
                 result.configs = [_config(each, request) for each in described]
         except ApiError as error:
@@ -88,7 +88,7 @@ def _value_chars(config: DescribeConfigsResourceResult) -> int:
     return len(config.value or "") * (1 + len(config.synonyms))
 
 
-def _has_none(name: str) -> bool:
+def _has_no_setting(name: str) -> bool:
     return False
 
 
@@ -171,8 +171,8 @@ def _config(described: SettingDescription, request: DescribeConfigsRequest) -> D
     if request.include_synonyms:
         result.synonyms = [DescribeConfigsSynonym(name=n, value=v, source=s) for n, v, s in described.synonyms]
     if request.include_documentation:
-        # The protocol has only one source for all settings of the start. Tidelog's command line reads this text to
-        # show the file or option.
+        # In the protocol, all settings that are given at the start have the same source. Tidelog's command line
+        # reads from this text which file or option gave the value.
         start = f"{SET_AT_START} {described.start}." if described.start else ""
         parts = (key.doc, "" if key.effect else NO_EFFECT, start)
         result.documentation = " ".join(part for part in parts if part)

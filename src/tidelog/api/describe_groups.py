@@ -7,7 +7,7 @@ For this API, a group of the consumer protocol does not exist.
 from functools import partial
 from typing import TYPE_CHECKING
 
-from tidelog.api.describing import Description, described_groups
+from tidelog.api.group_descriptions import Description, describe_all
 from tidelog.api.services import RequestContext, Services
 from tidelog.coordinator.group.state import GroupState
 from tidelog.model.steps import Steps
@@ -30,7 +30,7 @@ def handle(
     services: Services, context: RequestContext, request: DescribeGroupsRequest
 ) -> "Steps[Outcome[DescribeGroupsResponse]]":
     to_description = partial(_description, context.api_version, request.include_authorized_operations)
-    return described_groups(services.groups.describe, to_description, _response, request.groups)
+    return describe_all(services.groups.describe, to_description, _response, request.groups)
 
 
 def _response(groups: list[DescribedGroup]) -> DescribeGroupsResponse:

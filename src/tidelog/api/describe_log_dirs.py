@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 def handle(
     services: Services, context: RequestContext, request: DescribeLogDirsRequest
 ) -> Steps[Coroutine[Any, Any, DescribeLogDirsResponse]]:
-    """Describe every directory, also a failed one, with those of its partitions that the request names."""
+    """Describe every directory, with those of its partitions that the request names. A failed directory has an error
+    and no partitions.
+    """
     del context
     if request.topics is None:
         return _describe(services, None)

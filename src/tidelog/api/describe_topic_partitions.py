@@ -43,8 +43,8 @@ def handle(
 
 
 def _refuse_all(request: DescribeTopicPartitionsRequest) -> Steps[DescribeTopicPartitionsResponse]:
-    """Return an error for each topic of the request. Other than in a successful response, a topic that is named more
-    than once is repeated here.
+    """Return the response to an invalid cursor: an error for each topic of the request. A topic that is named more
+    than once gets an error each time; a successful response contains it once.
     """
     error = ErrorCode.INVALID_REQUEST
     response = DescribeTopicPartitionsResponse()
@@ -55,8 +55,8 @@ def _refuse_all(request: DescribeTopicPartitionsRequest) -> Steps[DescribeTopicP
 
 
 def _sorted_names(names: Iterable[str], first_name: str) -> Steps[Iterator[str]]:
-    """Return the names from `first_name` on in sorted order. They are sorted in chunks, since one long sort would
-    block the loop.
+    """Return the names in sorted order, without those before `first_name`. They are sorted in chunks, which are then
+    merged, since one long sort would block the loop.
     """
     runs: list[list[str]] = [[]]
     for count, name in enumerate(names):
@@ -108,8 +108,8 @@ def _topic(
         topic, indexes, image, services.partitions, DescribeTopicPartitionsResponsePartition
     )
     for partition in partitions:
-        # The last in-sync replica may become leader again without loss of data (KIP-966). Kafka returns no error
-        # here.
+        # If the partition has no leader, its last in-sync replicas may become leader again without loss of data
+        # (KIP-966). Unlike Metadata, this API returns no error for such a partition, as in Kafka.
         has_no_leader = partition.leader_id == NO_LEADER
         partition.eligible_leader_replicas = (
             list(topic.partitions[partition.partition_index].isr) if has_no_leader else []

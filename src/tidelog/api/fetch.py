@@ -1,9 +1,8 @@
 """Fetch (key 1), v4-18. v7: sessions (KIP-227); v9: leader epochs (KIP-320); v11: rack; v12: flexible, diverging
 epochs (KIP-595); v13: topic ids (KIP-516); v15: replica state (KIP-903); v16: leader hints (KIP-951).
 
-Whole batches are sent as file regions and never copied into Python objects. A fetch that finds too few bytes is
-parked until enough bytes are appended or its time is over. Gaps: fetches by followers, preferred read replica
-(KIP-392).
+Whole batches are sent as file regions and never decoded. A fetch that finds too few bytes is parked until enough
+bytes are appended or its time is over. Not supported: fetches by followers, preferred read replica (KIP-392).
 """
 
 import logging
@@ -48,10 +47,9 @@ _EMPTY: Final = b""
 WIDE_ITEMS = 200
 """A fetch of more partitions than this, including the partitions of its session, is processed in steps."""
 SKIPPED_PER_STEP = 32
-"""A step of a woken fetch skips this many unchanged partitions, or reads one that changed: both take about the same
-time."""
+"""To skip this many unchanged partitions takes a woken fetch about as long as to read one partition."""
 READS_PER_ENCODING = 4
-"""A step reads this many partitions, or encodes one partition: both take about the same time."""
+"""To encode one partition takes about as long as to read this many partitions."""
 
 
 def handle(
@@ -63,17 +61,17 @@ def handle(
     if request.isolation_level not in (READ_UNCOMMITTED, READ_COMMITTED):
         return _unknown_isolation(context, request)
     try:
-        fetching = services.fetch_sessions.context(request, context.api_version, requested_items)
+        fetch_context = services.fetch_sessions.context(request, context.api_version, requested_items)
     except ApiError as error:
         return FetchResponse(error_code=error.code)
     replica_id = request.replica_id  # from v15 on it is in a tagged field, which consumers do not send
     if request.replica_state is not None:
         replica_id = request.replica_state.replica_id
-    if len(fetching.items) > WIDE_ITEMS:
+    if len(fetch_context.items) > WIDE_ITEMS:
         from tidelog.api.wide_fetch import WideFetch
 
-        return WideFetch(services, context, request, fetching, from_follower=replica_id >= 0).steps()
-    fetch = Fetch(services, context, request, fetching, from_follower=replica_id >= 0)
+        return WideFetch(services, context, request, fetch_context, from_follower=replica_id >= 0).steps()
+    fetch = Fetch(services, context, request, fetch_context, from_follower=replica_id >= 0)
     cold = fetch.cold_reads()
     if not cold:
         return fetch.begin()
@@ -111,7 +109,7 @@ class Fetch:
         "_context",
         "_expired",
         "_failed",
-        "_fetching",
+        "_fetch_context",
         "_from_follower",
         "_isolation",
         "_max_wait_ms",
@@ -132,13 +130,13 @@ class Fetch:
         services: Services,
         context: RequestContext,
         request: FetchRequest,
-        fetching: FetchContext,
+        fetch_context: FetchContext,
         *,
         from_follower: bool,
     ) -> None:
         self._services = services
         self._context = context
-        self._fetching = fetching
+        self._fetch_context = fetch_context
         self._from_follower = from_follower
         self._isolation = request.isolation_level
         self._max_wait_ms = request.max_wait_ms
@@ -153,7 +151,7 @@ class Fetch:
         self._slices: dict[FetchItem, Slice] = {}
         self._aborted: dict[FetchItem, list[AbortedTransaction]] = {}
         self._moved_partitions: dict[Partition, None] = {}
-        self._unknown_ranks: dict[FetchItem, int] = {}
+        self._unknown_ranks: dict[FetchItem, int] = {}  # 1: unknown topic id; 2: unknown topic or partition
         self._failed = False
         self._expired = False
         self._pending: Pending[FetchResponse] | None = None
@@ -162,9 +160,9 @@ class Fetch:
 
     def begin(self) -> FetchResponse | Pending[FetchResponse]:
         """Read all partitions. Returns the response, or a pending one."""
-        for item in self._fetching.items:
+        for item in self._fetch_context.items:
             self._read(item)
-        if self.satisfied or self._max_wait_ms <= 0:
+        if self.is_satisfied or self._max_wait_ms <= 0:
             return self._answer()
         return self._park()
 
@@ -174,7 +172,7 @@ class Fetch:
         """Return the disk reads that must happen before the loop can read `items` (default: all) without waiting."""
         reads = []
         bytes_left = self._bytes_max
-        for item in self._fetching.items if items is None else items:
+        for item in self._fetch_context.items if items is None else items:
             try:
                 log = self._partition(item).log
                 if item.fetch_offset == log.log_end_offset:
@@ -205,17 +203,19 @@ class Fetch:
             pending.complete(answer)
 
     @property
-    def satisfied(self) -> bool:
+    def is_satisfied(self) -> bool:
         # As in Kafka, unknown partitions do not prevent a wait for known partitions. If all are unknown, there is no
         # wait.
         return (
             self._readable_bytes >= self._min_bytes
             or self._failed
-            or len(self._unknown_ranks) == len(self._fetching.items)
+            or len(self._unknown_ranks) == len(self._fetch_context.items)
         )
 
     def _read(self, item: FetchItem) -> None:
-        """Read `item` within the remaining limits of the request. This replaces the result of an earlier read."""
+        """Read `item` within the remaining limits of the request. The caller has discarded the data of an earlier
+        read; other results of it are replaced.
+        """
         cached_partition = item.partition
         for results in (self._special_data, self._aborted, self._unknown_ranks):
             results.pop(item, None)
@@ -292,7 +292,7 @@ class Fetch:
     def _park(self) -> Pending[FetchResponse]:
         """Wait until enough data has arrived, at most for the client's `max_wait_ms`."""
         pending = self._pending = Pending(on_abandon=self.abandon)
-        for item in self._fetching.items:
+        for item in self._fetch_context.items:
             if item.partition is not None:
                 item.partition.watch(self)
         self._timer = self._services.runtime.tasks.call_later(self._max_wait_ms / 1000, self._expire)
@@ -312,17 +312,20 @@ class Fetch:
         self._services.partitions.wake_expired(self)
 
     def wake(self) -> int:
-        """Read the partitions that changed; respond if that is enough, or the time is over."""
+        """Read the partitions that changed. Respond if there is enough data now, or if the time is over.
+
+        Returns the cost of the call, in partitions read.
+        """
         moved_partitions, self._moved_partitions = self._moved_partitions, {}
         if self._pending is None:
             return 0
-        items = self._fetching.items
+        items = self._fetch_context.items
         if moved_partitions:
             for item in items:
                 if item.partition in moved_partitions:
                     self._discard_result(item)
                     self._read(item)
-        if self.satisfied:
+        if self.is_satisfied:
             self._complete()
         elif self._expired:
             self.finish()
@@ -350,7 +353,7 @@ class Fetch:
 
     def _complete(self) -> None:
         pending = self._pending
-        # a read may have taken a partition offline, which wakes this fetch and may have answered it
+        # A failed read takes its partition offline. This wakes the fetch, which may have been answered then.
         if pending is not None:
             self.abandon()
             pending.complete(self._answer())
@@ -362,7 +365,7 @@ class Fetch:
         self._pending = None
         self._timer.cancel()
         self._services.partitions.unpark(self)
-        for item in self._fetching.items:
+        for item in self._fetch_context.items:
             if item.partition is not None:
                 item.partition.unwatch(self)
 
@@ -374,42 +377,44 @@ class Fetch:
         if meter is not None:
             pieces = FetchResponse.pieces_encoder(self._context.api_version)(response)
             if meter.record_fetch(encoded_size(pieces)):
-                return self._emptied()
+                return self._empty_response()
         self._record_sent(sent)
         return response
 
-    def _emptied(self) -> FetchResponse:
-        """Return an empty response for a client that is over a quota: it repeats its fetch later."""
-        fetching = self._fetching
-        if fetching.session is not None and not fetching.incremental:
-            self._services.fetch_sessions.forget(fetching.session.session_id)  # the client has not seen this session
+    def _empty_response(self) -> FetchResponse:
+        """Return an empty response for a client that is over a quota. The client repeats its fetch later."""
+        fetch_context = self._fetch_context
+        if fetch_context.session is not None and not fetch_context.incremental:
+            self._services.fetch_sessions.forget(
+                fetch_context.session.session_id
+            )  # the client has not seen this session
             return FetchResponse()
-        return FetchResponse(session_id=fetching.session_id)
+        return FetchResponse(session_id=fetch_context.session_id)
 
     def _record_sent(self, sent: "list[tuple[FetchItem, PartitionData]]") -> None:
         """Store in the session the state that the response reports to the client."""
-        fetching = self._fetching
-        session = fetching.session
+        fetch_context = self._fetch_context
+        session = fetch_context.session
         if session is None:
             return
         for item, data in sent:
             item.high_watermark = data.high_watermark
             item.log_start_offset = data.log_start_offset
             item.error_code = data.error_code
-            if fetching.incremental and item in self._slices:
+            if fetch_context.incremental and item in self._slices:
                 session.serve_last(item)
 
     def _response(
         self, items: "Sequence[FetchItem] | None" = None
     ) -> "tuple[FetchResponse, list[tuple[FetchItem, PartitionData]]]":
         """Build the response for `items` (default: all)."""
-        fetching = self._fetching
+        fetch_context = self._fetch_context
         sent: list[tuple[FetchItem, PartitionData]] = []
         by_id = self._context.api_version >= 13
         topics: list[FetchableTopicResponse] = []
         last_topic: str | bytes | None = None
         if items is None:
-            items = fetching.items
+            items = fetch_context.items
         if self._unknown_ranks:  # unknown topics come after the others, as in Kafka
             items = sorted(items, key=lambda item: self._unknown_ranks.get(item, 0))
         for item in items:
@@ -418,10 +423,10 @@ class Fetch:
                 partition = item.partition
                 assert partition is not None
                 batches = self._slices.get(item)
-                if fetching.incremental and batches is None and item.is_up_to_date(partition):
+                if fetch_context.incremental and batches is None and item.is_up_to_date(partition):
                     continue
                 data = self._data(item, partition, batches)
-            elif fetching.incremental and not _has_changes(item, data):
+            elif fetch_context.incremental and not _has_changes(item, data):
                 continue
             if item.topic != last_topic:
                 last_topic = item.topic
@@ -429,7 +434,7 @@ class Fetch:
                 topics.append(topic)
             topic.partitions.append(data)
             sent.append((item, data))
-        return FetchResponse(session_id=fetching.session_id, responses=topics), sent
+        return FetchResponse(session_id=fetch_context.session_id, responses=topics), sent
 
     def _data(self, item: FetchItem, partition: Partition, batches: "Slice | None") -> PartitionData:
         high_watermark = partition.high_watermark
@@ -465,11 +470,13 @@ def _has_changes(item: FetchItem, data: PartitionData) -> bool:
 
 
 async def read_ahead(services: Services, cold: list["ColdRead"], lane: str = "") -> None:
-    """Read bytes that are not in the page cache, on a thread. Calls with the same named `lane` run one at a time."""
+    """Read bytes that are not in the page cache into it, on a thread. Calls with the same `lane` run one at a time;
+    calls without a lane run in parallel.
+    """
     try:
         await services.runtime.tasks.run_blocking(_run_reads, cold, lane=lane)
     except OSError as error:
-        logger.error("read ahead failed reason=%s", error)  # the read itself takes the partition offline
+        logger.error("read ahead failed reason=%s", error)  # the later read takes the partition offline
 
 
 def _run_reads(cold: list["ColdRead"]) -> None:

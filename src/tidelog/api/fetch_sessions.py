@@ -1,8 +1,9 @@
-"""Incremental fetch sessions (KIP-227): the partitions that each client fetches, so that a request names only
-changes.
+"""Incremental fetch sessions (KIP-227). The broker remembers the partitions that each client fetches, so that a
+request needs to name only changes.
 
-Every client that sends the id of a session may use it. The cache is bounded. A new session may replace one that was not
-used for two minutes. If there is no such session, the client gets no session and continues with full requests.
+Every client that sends the id of a session may use it. The cache is bounded. If it is full, a new session replaces
+the least recently used one, provided that it was not used for two minutes. Otherwise the client gets no session and
+continues with full requests.
 """
 
 from collections import OrderedDict
@@ -80,7 +81,7 @@ class FetchItem:
         )
 
     def update_request(self, newer: "FetchItem") -> None:
-        """Adopt the fields of a newer request for the same partition. The state of the last response is retained."""
+        """Copy the fields of a newer request for the same partition. The state of the last response is retained."""
         self.current_leader_epoch = newer.current_leader_epoch
         self.fetch_offset = newer.fetch_offset
         self.last_fetched_epoch = newer.last_fetched_epoch
@@ -226,7 +227,7 @@ class FetchSessions:
             self._partitions -= len(session.items)
             if self._turns is not None and len(session.items) > LARGE_SESSION:
                 items = [*session.items.values()]
-                del session  # unless a fetch still uses the session, only this list refers to the items now
+                del session  # now only `items` refers to the items, unless a fetch still uses the session
                 self._turns.free_in_steps([items])
 
 

@@ -1,8 +1,9 @@
 """FindCoordinator (key 10), v0-6. v1: key type, error message; v4: several keys (KIP-699); v6: share groups
 (KIP-932).
 
-Transactions and share groups have no coordinator here yet. The error for a transactional id is the only one after
-which every client gives up: after most other errors, librdkafka repeats the request for ever.
+Transactions and share groups have no coordinator here yet. The response for a transactional id is
+TRANSACTIONAL_ID_AUTHORIZATION_FAILED, the only error after which every client gives up. After most other errors,
+librdkafka repeats the request for ever.
 """
 
 from contextlib import suppress

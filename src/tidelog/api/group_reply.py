@@ -25,8 +25,8 @@ class GroupReply(Generic[R]):
         else:
             self._pending.complete(response)
 
-    def returned(self) -> R | Pending[R]:
-        """Return the response if the coordinator has already replied, as it nearly always has; otherwise a pending
+    def outcome(self) -> R | Pending[R]:
+        """Return the response if the coordinator has replied already, which is nearly always so; otherwise a pending
         response.
         """
         if self._response is not None:

@@ -38,8 +38,8 @@ async def _alter(
     alterations: list[Alteration],
     logger_results: dict[int, AlterationResult],
 ) -> Steps[IncrementalAlterConfigsResponse]:
-    """Let the controller make all alterations but those of loggers. `logger_results` are by position in
-    `alterations`.
+    """Let the controller make all alterations except those of loggers. `logger_results` contains the results of the
+    loggers, by position in `alterations`.
     """
     if not logger_results:
         return _response(await alter_resources(services, alterations, validate_only=request.validate_only))

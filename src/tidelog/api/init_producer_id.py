@@ -1,4 +1,4 @@
-"""InitProducerId (key 22), v0-5. v3: a producer can keep its id (KIP-360).
+"""InitProducerId (key 22), v0-5. v3: a producer may send its old id (KIP-360).
 
 Only idempotent producers are supported. There are no transactions yet: a transactional id gets an error after which
 clients do not retry.
@@ -17,13 +17,13 @@ async def handle(services: Services, context: RequestContext, request: InitProdu
         producer_id = await services.producer_ids.next()
     except ApiError as error:
         return InitProducerIdResponse(error_code=error.code, producer_id=NONE, producer_epoch=NONE)
-    # A producer that sends its old id gets a new one: to increment the epoch of the old id, this broker would have
-    # to know it.
+    # A producer that sends its old id gets a new id. To return the old id with a higher epoch, this broker would
+    # have to remember the epoch of every id.
     return InitProducerIdResponse(producer_id=producer_id, producer_epoch=0)
 
 
 def _check(request: InitProducerIdRequest) -> None:
-    """Raise ApiError unless the request is a valid one of an idempotent producer."""
+    """Raise ApiError unless this is a valid request of an idempotent producer."""
     if request.transactional_id == "":
         raise ApiError("the transactional id is empty", ErrorCode.INVALID_REQUEST)
     if (request.producer_id == NONE) != (request.producer_epoch == NONE):

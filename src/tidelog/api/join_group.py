@@ -1,5 +1,7 @@
-"""JoinGroup (key 11), v0-9. v1: rebalance timeout; v4: member id first (KIP-394); v5: group instance id (KIP-345);
-v7: protocol type in the answer (KIP-559); v8: reason (KIP-800); v9: a static leader need not assign (KIP-814)."""
+"""JoinGroup (key 11), v0-9. v1: rebalance timeout; v4: a new member gets its id before it joins (KIP-394); v5: group
+instance id (KIP-345); v7: protocol type in the response (KIP-559); v8: reason (KIP-800); v9: a static member that
+returns as leader need not assign partitions (KIP-814).
+"""
 
 from tidelog.api.group_reply import GroupReply
 from tidelog.api.pending import Pending
@@ -10,7 +12,7 @@ from tidelog.wire.messages.join_group import JoinGroupRequest, JoinGroupResponse
 NULLABLE_PROTOCOL_VERSION = 7
 PROTOCOLS_MAX = 1000
 """Upper bound on the protocols of one member, since every rebalance compares the protocols of all members. Clients
-have a few."""
+send only a few."""
 
 
 def handle(
@@ -34,4 +36,4 @@ def handle(
         services.groups.join(request, context.client_id or "", f"/{context.client_host}", version, reply)
     except ApiError as error:
         return build(error)
-    return reply.returned()
+    return reply.outcome()

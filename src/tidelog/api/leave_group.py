@@ -35,7 +35,7 @@ def handle(services: Services, context: RequestContext, request: LeaveGroupReque
         services.groups.leave(request, reply)
     except ApiError as error:
         return build(error)
-    return reply.returned()
+    return reply.outcome()
 
 
 def _leave_in_steps(services: Services, request: LeaveGroupRequest) -> "Steps[Outcome[LeaveGroupResponse]]":
@@ -56,9 +56,9 @@ def _leave_in_steps(services: Services, request: LeaveGroupRequest) -> "Steps[Ou
         except ApiError as error:
             leaving.add(_to_response(error))
         else:
-            leaving.add(reply.returned())
+            leaving.add(reply.outcome())
         yield
-    return leaving.returned()
+    return leaving.finish()
 
 
 def _to_response(answer: LeaveGroupResponse | ApiError) -> LeaveGroupResponse:

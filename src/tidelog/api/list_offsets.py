@@ -31,6 +31,7 @@ LATEST_TIERED = -5
 EARLIEST_PENDING_UPLOAD = -6
 
 SINCE_VERSION = {MAX_TIMESTAMP: 7, EARLIEST_LOCAL: 8, LATEST_TIERED: 9, EARLIEST_PENDING_UPLOAD: 11}
+"""For each of these special timestamps, the first version in which a request may contain it."""
 
 
 def handle(services: Services, context: RequestContext, request: ListOffsetsRequest) -> Steps[ListOffsetsResponse]:
@@ -83,8 +84,8 @@ def _answer(
 def _look_up(
     partition: "Partition", isolation: int, timestamp: int, answer: ListOffsetsPartitionResponse
 ) -> Steps[None]:
-    """Look up the offset, timestamp and leader epoch, and write them into `answer`. They stay -1 if there is no such
-    record.
+    """Look up the offset, timestamp and leader epoch, and write them into `answer`. If there is no such record, they
+    remain -1.
     """
     end = partition.last_stable_offset if isolation == READ_COMMITTED else partition.high_watermark
     log = partition.log

@@ -28,8 +28,9 @@ from tidelog.wire.messages.metadata import (
 if TYPE_CHECKING:
     from tidelog.api.pending import Outcome
 
-IDS_SERVED_FROM = 12
-"""Versions 10 and 11 have the field in requests, but Kafka has never accepted it there."""
+TOPIC_IDS_VERSION = 12
+"""The first version whose requests may name topics by id. Versions 10 and 11 have the field too, but Kafka has never
+accepted an id in them."""
 
 
 def handle(services: Services, context: RequestContext, request: MetadataRequest) -> "Steps[Outcome[MetadataResponse]]":
@@ -38,7 +39,7 @@ def handle(services: Services, context: RequestContext, request: MetadataRequest
     requested_topics = request.topics
     version = context.api_version
     if requested_topics is None or (version == 0 and not requested_topics):
-        return (yield from _all(services, image, request))
+        return (yield from _all_topics(services, image, request))
     ids: dict[TopicId, None] = {}
     names: dict[str, None] = {}
     has_nameless = False
@@ -49,9 +50,9 @@ def handle(services: Services, context: RequestContext, request: MetadataRequest
         names[topic.name or ""] = None
         yield
     if has_nameless or ids:
-        if version < IDS_SERVED_FROM or not ids:
+        if version < TOPIC_IDS_VERSION or not ids:
             return (yield from _refuse_all(requested_topics))
-        return (yield from _by_id(services, image, ids, request))
+        return (yield from _topics_by_id(services, image, ids, request))
     errors: dict[str, ErrorCode] = {}
     missing: list[str] = []
     for name in names:
@@ -63,7 +64,7 @@ def handle(services: Services, context: RequestContext, request: MetadataRequest
         yield
     if missing and request.allow_auto_topic_creation and services.config.auto_create_topics_enable:
         return _create_first(services, context, request, names, errors, missing)
-    return (yield from _by_name(services, image, names, errors, request))
+    return (yield from _topics_by_name(services, image, names, errors, request))
 
 
 def _response(image: MetadataImage, request: MetadataRequest, topics: list[MetadataResponseTopic]) -> MetadataResponse:
@@ -91,7 +92,7 @@ def _refuse_all(requested_topics: Sequence[MetadataRequestTopic]) -> Steps[Metad
     return response
 
 
-def _all(services: Services, image: MetadataImage, request: MetadataRequest) -> Steps[MetadataResponse]:
+def _all_topics(services: Services, image: MetadataImage, request: MetadataRequest) -> Steps[MetadataResponse]:
     topics = []
     # librdkafka permanently gives up on topics in a response without brokers, so return none until this broker is
     # registered.
@@ -100,7 +101,7 @@ def _all(services: Services, image: MetadataImage, request: MetadataRequest) -> 
     return _response(image, request, topics)
 
 
-def _by_id(
+def _topics_by_id(
     services: Services, image: MetadataImage, ids: Iterable[TopicId], request: MetadataRequest
 ) -> Steps[MetadataResponse]:
     """Return topics by id. If any topic is requested by its id, topics requested by name are ignored."""
@@ -116,7 +117,7 @@ def _by_id(
     return _response(image, request, topics)
 
 
-def _by_name(
+def _topics_by_name(
     services: Services,
     image: MetadataImage,
     names: Iterable[str],
@@ -146,13 +147,13 @@ async def _create_first(
     missing: Sequence[str],
 ) -> Steps[MetadataResponse]:
     errors = {**errors, **await _create(services, context, missing)}
-    return _by_name(services, services.metadata.image, names, errors, request)
+    return _topics_by_name(services, services.metadata.image, names, errors, request)
 
 
 async def _create(services: Services, context: RequestContext, names: Sequence[str]) -> dict[str, ErrorCode]:
     """Create topics. Returns the errors of topics that were not created.
 
-    A client that may not create more now gets the error for a missing topic.
+    A topic that a quota forbids to create now is not in the result: its error is that of an unknown topic.
     """
     try:
         results = await services.controller.ensure_topics(names, reserve=context.take_partitions)

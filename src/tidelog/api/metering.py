@@ -15,7 +15,9 @@ PERCENT: Final = 100.0
 
 
 class Meter:
-    """Measures one request. Its usage is recorded when the response is known, which then contains the throttle time."""
+    """Measures one request. The usage is recorded when the response is known, and the throttle time is written into
+    the response.
+    """
 
     __slots__ = (
         "_began_s",
@@ -57,8 +59,10 @@ class Meter:
         self._is_recorded = False
 
     @property
-    def one_at_a_time(self) -> bool:
-        """Whether the client's next request must wait for this one's response, which may exceed a quota."""
+    def next_request_waits(self) -> bool:
+        """Whether the client's next request must wait for the response to this one. This request may exceed a quota,
+        and then the client is throttled before its next request is handled.
+        """
         quotas = self._quotas
         return quotas.produce.applies(self.user, self.client_id) or quotas.requests.applies(self.user, self.client_id)
 
@@ -72,8 +76,8 @@ class Meter:
             self._seconds += self._clock() - self._began_s
             self._began_s = None
 
-    def timed(self, steps: Steps[Any]) -> Steps[Any]:
-        """Run `steps` and count their time."""
+    def measure(self, steps: Steps[Any]) -> Steps[Any]:
+        """Run `steps` and add their time to that of the request."""
         try:
             while True:
                 self.start()
@@ -158,6 +162,6 @@ class Meter:
         return int(self._clock() * 1000)
 
 
-def timed(meter: Meter | None, steps: Steps[Any]) -> Steps[Any]:
-    """Return `steps`, timed if there is a meter."""
-    return steps if meter is None else meter.timed(steps)
+def measure_steps(meter: Meter | None, steps: Steps[Any]) -> Steps[Any]:
+    """Return `steps`; if there is a meter, it measures their time."""
+    return steps if meter is None else meter.measure(steps)

@@ -6,7 +6,7 @@ from itertools import repeat
 from typing import TYPE_CHECKING
 
 from tidelog.api.group_reply import GroupReply
-from tidelog.api.repeats import joined_by_topic
+from tidelog.api.repeats import join_by_topic
 from tidelog.api.services import RequestContext, Services
 from tidelog.coordinator.group.offsets import OffsetCommit, OffsetToCommit
 from tidelog.model.ids import TopicId
@@ -82,7 +82,7 @@ def handle(
             for partition_answer in answered_topic.partitions:
                 partition_answer.error_code = next(codes)
                 yield
-        return OffsetCommitResponse(topics=(yield from joined_by_topic(refused, accepted)))
+        return OffsetCommitResponse(topics=(yield from join_by_topic(refused, accepted)))
 
     commit = OffsetCommit(
         request.group_id,
@@ -98,7 +98,7 @@ def handle(
         yield from services.groups.commit(commit, reply)
     except ApiError as error:
         return build(error)
-    return reply.returned()
+    return reply.outcome()
 
 
 def _topic(image: "MetadataImage", requested: OffsetCommitRequestTopic, version: int) -> "TopicImage | None":

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from tidelog.api.pending import Gathering
-from tidelog.api.repeats import joined_by_topic
+from tidelog.api.repeats import join_by_topic
 from tidelog.api.services import RequestContext, Services
 from tidelog.coordinator.decision import Reply
 from tidelog.model.steps import Steps
@@ -24,11 +24,11 @@ OFFSETS_PER_STEP = 200
 def handle(
     services: Services, context: RequestContext, request: OffsetDeleteRequest
 ) -> "Steps[Outcome[OffsetDeleteResponse]]":
-    """Delete the offsets of the partitions that exist; the coordinator decides on each of them.
+    """Ask the coordinator to delete the offsets of the partitions that exist. It decides on each of them.
 
     Partitions that do not exist come first in the response, then all others in the order of the request. A partition
-    that is named more than once gets as many answers. If the whole request gets an error, the response contains no
-    topics.
+    that is named several times is answered several times. If the whole request gets an error, the response contains
+    no topics.
     """
     unknown: dict[str, OffsetDeleteResponseTopic] = {}
     existing: list[tuple[str, OffsetDeleteResponseTopic]] = []
@@ -60,7 +60,7 @@ def handle(
         except ApiError as error:
             reply(error)
         yield
-    return deleting.returned()
+    return deleting.finish()
 
 
 def _reply(deleting: Gathering[list[ErrorCode] | ErrorCode]) -> Reply:
@@ -87,4 +87,4 @@ def _response(
     for partition, code in zip((p for _, topic in existing for p in topic.partitions), codes, strict=True):
         partition.error_code = code
         yield
-    return OffsetDeleteResponse(topics=(yield from joined_by_topic(unknown, existing)))
+    return OffsetDeleteResponse(topics=(yield from join_by_topic(unknown, existing)))

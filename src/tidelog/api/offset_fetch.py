@@ -149,8 +149,8 @@ class _Fetch:
             reply(error)
 
     def _copy_offsets(self, group_id: str, queries: list[TopicQuery] | None, durable: DurableGroup | None) -> _Offsets:
-        """Copy and return the group's current offsets, of the requested topics or of all. A copy is needed since the
-        response is built later, in steps.
+        """Copy and return the group's current offsets of the requested topics; of all topics if `queries` is None. A
+        copy is needed since the response is built later, in steps.
         """
         copied = self._copies.setdefault(group_id, {})
         if durable is None or group_id in self._fully_copied:
@@ -212,7 +212,7 @@ class _Fetch:
                 value = committed.get(index, NOT_COMMITTED)
                 if _belongs_to_older_topic(value, query.topic_id):
                     value = NOT_COMMITTED
-                # An offset without metadata is not larger than the entry of a partition without an offset.
+                # Only metadata can make an entry large, so entries without metadata may be repeated without a bound.
                 if value.metadata and not self._repeats.allow((group_id, query.name, index), len(value.metadata)):
                     raise ApiError(REPEATS_REFUSED, ErrorCode.INVALID_REQUEST)
                 partitions.append(_partition(index, value))
@@ -222,7 +222,9 @@ class _Fetch:
         return topics + unknown_topics
 
     def _every_topic(self, group_id: str, offsets: _Offsets) -> Steps[_Topics]:
-        """Return all topics of the group. Raises ApiError if they are repeated and too large for that."""
+        """Return all topics of the group. Raises ApiError if the request has named the group before and the repeated
+        topics exceed the limit.
+        """
         if group_id not in self._all_topics_answers:
             self._all_topics_answers[group_id] = yield from _all_topics_answer(self._image, offsets)
         topics, size = self._all_topics_answers[group_id]

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     T = TypeVar("T", covariant=True)
     Outcome: TypeAlias = "T | Pending[Any] | Steps[Outcome[T]] | Coroutine[Any, Any, Outcome[T]]"
-    """The return value of a handler for a response of type T. `broker.slot` resolves it.
+    """The return value of a handler for a response of type T. `broker.slot` processes it.
 
         - T, a response: it is sent immediately.
         - Pending: the response waits for another request, the disk or a timer.
@@ -54,7 +54,9 @@ class Pending(Generic[R]):
             self._listener(response)
 
     def listen(self, listener: Callable[[R], None]) -> None:
-        """Call `listener` with the response: immediately if it is there, otherwise within `complete`."""
+        """Call `listener` with the response: immediately if the response is complete already, otherwise within
+        `complete`.
+        """
         if self.done:
             response, self._response = self._response, None
             listener(response)  # type: ignore[arg-type]  # done: it was set by complete()
@@ -77,7 +79,7 @@ class Gathering(Generic[R]):
     def __init__(self, build: Callable[[list[R]], Any]) -> None:
         self._build = build
         self._answers: list[R] = []
-        self._unanswered = 1  # the missing answers, plus 1 until `returned` is called
+        self._unanswered = 1  # the missing answers, plus 1 until `finish` is called
         self.pending: Pending[Any] = Pending()
 
     def add(self, answer: R | Pending[R]) -> None:
@@ -98,7 +100,7 @@ class Gathering(Generic[R]):
 
         return accept
 
-    def returned(self) -> Pending[Any]:
+    def finish(self) -> Pending[Any]:
         """Return the pending response. No answer may be added afterwards."""
         self._count_down()
         return self.pending

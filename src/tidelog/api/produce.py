@@ -1,8 +1,10 @@
-"""Produce (key 0), v3-13, advertised from 0. v9: flexible; v10: leader hints; v13: topic ids (KIP-516).
+"""Produce (key 0), v3-13. v9: flexible; v10: leader hints; v13: topic ids (KIP-516).
+
+ApiVersions advertises v0-13, since librdkafka silently stops compressing if v0 is missing (KAFKA-18659).
 
 Batches are checked by their headers and appended unchanged. Records are decoded only if the topic requires that
 (`record.validation=full`, compacted topics), and are compressed again only if `compression.type` names another
-codec. Gaps: transactional produce is refused.
+codec. Transactional batches are refused, since transactions are not supported yet.
 """
 
 from functools import partial
@@ -48,21 +50,26 @@ ERROR_MESSAGE_MAX = 1000
 sent."""
 
 _Uncommitted = list[tuple["Partition", int, PartitionProduceResponse]]
+"""For each batch that is appended and not committed yet: its partition, the offset after its last record, and its
+response."""
 _ProduceOutcome = ProduceResponse | Pending[ProduceResponse] | CloseConnection | None
 _TopicKey = tuple[str, bytes]
 """Name and id of a topic; a request contains one of them."""
 _DataByTopic = dict[_TopicKey, dict[int, PartitionProduceData]]
 _FramingErrors = dict[tuple[_TopicKey, int], ApiError]
-"""Errors of batches that are not appended because of their framing. Another batch for the same partition may have
-been appended."""
+"""Framing errors, by topic and partition: the size or the format of a batch is invalid, or the request's version
+does not allow its codec. Such a batch is not appended, but another batch for the same partition may have been
+appended."""
 
 
 def handle(
     services: Services, context: RequestContext, request: ProduceRequest, framing_errors: _FramingErrors | None = None
 ) -> _ProduceOutcome:
-    """Append all batches in order. Respond when all are committed at the level that `acks` requires.
+    """Append all batches in order. With acks=1 or -1, the response is sent when every batch is committed or has
+    failed. With acks=0, no response is sent.
 
-    `framing_errors` is passed with a request that names each partition once; see `_without_repeats`.
+    `framing_errors` is the second result of `_without_repeats`; the request then names each partition once. None
+    means that `_without_repeats` was not called.
     """
     topic_data = request.topic_data
     is_single = len(topic_data) == 1 and len(topic_data[0].partition_data) == 1
@@ -90,12 +97,12 @@ def handle(
                     answer = _append(partition, context, data, uncommitted, deferred_appends)
                 except ApiError as error:
                     answer = failed_answer = PartitionProduceResponse(data.index)
-                    refuse(answer, partition, error)
+                    set_error(answer, partition, error)
                 if framing_errors and partition is not None:
                     framing_error = framing_errors.get(((topic.name, topic.topic_id), data.index))
                     if framing_error is not None:
                         answer = failed_answer = PartitionProduceResponse(data.index)
-                        refuse(answer, partition, framing_error)
+                        set_error(answer, partition, framing_error)
                 answers.append(answer)
             if answers:
                 topics.append(TopicProduceResponse(topic.name, topic.topic_id, answers))
@@ -147,15 +154,16 @@ def _handle_in_steps(services: Services, context: RequestContext, request: Produ
             if answer is not None:
                 answers.add(answer)
             yield
-    return answers.returned()
+    return answers.finish()
 
 
 def _without_repeats(topics: list[TopicProduceData], version: int) -> Steps[tuple[_DataByTopic, _FramingErrors]]:
-    """Return each topic and partition of a request once, and the errors of batches that are left out.
+    """Return the batches to append, by topic and partition, and the framing errors of partitions that the request
+    names more than once.
 
-    As in Kafka, the last batch of a partition with valid framing is appended. If any of its batches has invalid
-    framing, that batch is left out and its error becomes the answer for the partition, whether or not the other
-    batch can be appended.
+    If a partition is named more than once, its last batch without a framing error is appended, as in Kafka. If a
+    batch of the partition has a framing error, this error is the response for the partition, even if another batch
+    is appended.
     """
     entries: NamedPartitions[_TopicKey, PartitionProduceData] = NamedPartitions()
     framing_errors: _FramingErrors = {}
@@ -176,8 +184,8 @@ def _without_repeats(topics: list[TopicProduceData], version: int) -> Steps[tupl
 
 
 def _framing_error(data: PartitionProduceData, version: int) -> ApiError | None:
-    """Return the error if `data` is not one batch of a kind that this version supports, or None. The content of a
-    valid batch may still be refused later.
+    """Return the error if `data` does not begin with a whole batch whose format and codec this version allows;
+    otherwise None. A batch without a framing error may still be refused because of its content.
     """
     records: memoryview | None = data.records  # type: ignore[assignment]  # decoded, it is a view
     if not records:
@@ -198,8 +206,8 @@ def _unsupported_zstd() -> ApiError:
 
 
 def _join_unacknowledged(answers: list[CloseConnection | None]) -> CloseConnection | None:
-    """Join the outcomes of the parts of a request with acks=0. Closing the connection is the only way to report an
-    error, so it is done after everything else has been appended.
+    """Join the outcomes of the parts of a request with acks=0. If a part failed, the connection is closed, since
+    there is no response that could report the error. This happens only after all parts have been handled.
     """
     return next((answer for answer in answers if answer is not None), NO_RESPONSE)
 
@@ -272,7 +280,7 @@ class _DeferredAppend:
 
     def complete(self, outcome: "Appended | ApiError") -> None:
         if self.acknowledgement is not None:
-            self.acknowledgement.appended(self, outcome)
+            self.acknowledgement.complete_append(self, outcome)
 
 
 def acknowledgement(
@@ -287,7 +295,7 @@ def acknowledgement(
 
 
 class _Acknowledgement:
-    """The response to a request with batches that are not committed yet, or not even appended."""
+    """The response to a request some of whose batches are not committed or not even appended yet."""
 
     __slots__ = ("_append_error", "acks", "pending", "response", "timer", "unsettled")
 
@@ -315,13 +323,13 @@ class _Acknowledgement:
             if self.acks:
                 partition.when_committed(next_offset, partial(self._settle, ticket))
 
-    def appended(self, deferred: _DeferredAppend, outcome: "Appended | ApiError") -> None:
+    def complete_append(self, deferred: _DeferredAppend, outcome: "Appended | ApiError") -> None:
         """Process the outcome of a deferred append."""
         answer = self.unsettled.get(deferred)
         if answer is None:
-            return  # timed out before
+            return  # the request has timed out
         if isinstance(outcome, ApiError):
-            refuse(answer, deferred.partition, outcome)
+            set_error(answer, deferred.partition, outcome)
             self._append_error = outcome.message
             self._settle(deferred, None)
             return
@@ -337,9 +345,9 @@ class _Acknowledgement:
     def _settle(self, ticket: int | _DeferredAppend, error: ApiError | None) -> None:
         answer = self.unsettled.pop(ticket, None)
         if answer is None:
-            return  # timed out before
+            return  # the request has timed out
         if error is not None:
-            refuse(answer, None, error)
+            set_error(answer, None, error)
         if not self.unsettled:
             self.timer.cancel()
             self._complete()
@@ -350,7 +358,7 @@ class _Acknowledgement:
                 message = "not appended within the request's timeout.ms; it may still be appended later"
             else:
                 message = "appended, but not known to be durable within the request's timeout.ms"
-            refuse(answer, None, RequestTimedOut(message))
+            set_error(answer, None, RequestTimedOut(message))
         self.unsettled.clear()
         self._complete()
 
@@ -363,8 +371,10 @@ class _Acknowledgement:
             self.pending.complete(NO_RESPONSE)
 
 
-def refuse(answer: PartitionProduceResponse, partition: "Partition | None", error: ApiError) -> None:
-    """Write `error` into `answer`. If `partition` is given, add the details that Kafka adds for a known partition."""
+def set_error(answer: PartitionProduceResponse, partition: "Partition | None", error: ApiError) -> None:
+    """Write `error` into `answer`. With `partition`, also write the details that Kafka returns for an existing
+    partition, and log a batch that is too large.
+    """
     answer.error_code = error.code
     answer.error_message = error.message[:ERROR_MESSAGE_MAX] or None
     answer.base_offset = answer.log_append_time_ms = answer.log_start_offset = -1

@@ -3,13 +3,13 @@
 Two such requests of one client differ only in the correlation id and the batch. All other bytes before the batch
 form the prefix. The message codecs decode each prefix once, and encode the response to a success once; both are
 stored as a template, since decoding and encoding take more time than the rest of a small request. `produce.handle`
-handles a request whose batch cannot be appended directly or is in error.
+handles a request whose batch is invalid or cannot be appended directly.
 """
 
 from struct import Struct
 
 from tidelog.api.pending import Pending
-from tidelog.api.produce import acknowledgement, refuse
+from tidelog.api.produce import acknowledgement, set_error
 from tidelog.api.services import Services
 from tidelog.log.validation import NotInline
 from tidelog.wire.batches import check_produced
@@ -28,18 +28,18 @@ PREFIX_POSITION = 8
 """Start of the prefix in a request: the position behind API key, version and correlation id."""
 PREFIX_BYTES_MAX = 512
 TEMPLATES_MAX = 4096
-"""Upper bound on the templates of one version. When it is reached, all are dropped and learnt again."""
+"""Upper bound on the templates of one version. When it is reached, all templates are dropped and learned again."""
 
 _LENGTH = Struct(">i")
 _OFFSETS = Struct(">qqq")
 _PLACEHOLDERS = (-0x6B1D_0A5E_77C3_19F2, -0x1F4C_D392_60AB_8E57, -0x3E92_41D7_5C08_B6AD)
-"""Placeholders for base offset, append time and log start offset in a template: bytes that no topic name contains."""
+"""Placeholders for base offset, append time and log start offset in a template. No topic name contains their bytes."""
 
 
 class _Template:
     """The decoded prefix of a request, and the encoded response to its success."""
 
-    __slots__ = ("_after", "_before", "_pack", "by_id", "index", "request", "topic")
+    __slots__ = ("_bytes_after", "_bytes_before", "_pack", "by_id", "index", "request", "topic")
 
     def __init__(self, request: ProduceRequest, version: int) -> None:
         [topic] = request.topic_data
@@ -48,15 +48,15 @@ class _Template:
         self.index = topic.partition_data[0].index
         self.request = ProduceRequest(acks=request.acks, timeout_ms=request.timeout_ms)
         response = self.response(PartitionProduceResponse(self.index, 0, *_PLACEHOLDERS))
-        self._before, self._after = response.encode(version).split(_OFFSETS.pack(*_PLACEHOLDERS))
-        self._pack = Struct(f">{len(self._before)}sqqq{len(self._after)}s").pack
+        self._bytes_before, self._bytes_after = response.encode(version).split(_OFFSETS.pack(*_PLACEHOLDERS))
+        self._pack = Struct(f">{len(self._bytes_before)}sqqq{len(self._bytes_after)}s").pack
 
     def response(self, answer: PartitionProduceResponse) -> ProduceResponse:
         return ProduceResponse([TopicProduceResponse(*self.topic, [answer])])
 
     def success(self, base_offset: int, append_time_ms: int, log_start_offset: int) -> bytes:
         """Return the encoded response to a success."""
-        return self._pack(self._before, base_offset, append_time_ms, log_start_offset, self._after)
+        return self._pack(self._bytes_before, base_offset, append_time_ms, log_start_offset, self._bytes_after)
 
 
 class ProduceTemplates:
@@ -73,7 +73,7 @@ class ProduceTemplates:
 
     def learn(self, frame: memoryview, request: ProduceRequest) -> int:
         """Store a template for requests like this one. Return the position in `frame` where the prefix ends, or 0 if
-        the request is not of this kind.
+        this path cannot handle such a request.
         """
         if request.acks not in (1, -1) or request.transactional_id is not None or len(request.topic_data) != 1:
             return 0
@@ -114,10 +114,11 @@ class ProduceTemplates:
         return None
 
     def handle(self, services: Services, frame: memoryview, prefix_end: int) -> bytes | Pending[ProduceResponse] | None:
-        """Handle a request whose prefix, which ends at `prefix_end`, may have a template. Returns the encoded
-        response.
+        """Handle a request whose prefix ends at `prefix_end`. Returns the encoded response; a pending response if
+        the batch is not committed yet.
 
-        Returns None, and has done nothing, if there is no template or if `produce.handle` must handle the request.
+        Returns None, and has done nothing, if there is no template for the prefix or if `produce.handle` must handle
+        the request.
         """
         template = self._templates.get(bytes(frame[PREFIX_POSITION:prefix_end]))
         if template is None:
@@ -141,9 +142,9 @@ class ProduceTemplates:
             base_offset, next_offset, append_time_ms, log_start_offset = partition.append(records, header)
         except NotInline:
             return None
-        except ApiError as error:  # no second attempt, since offsets were written into the batch
+        except ApiError as error:  # `produce.handle` must not try again, since offsets were written into the batch
             answer = PartitionProduceResponse(template.index)
-            refuse(answer, partition, error)
+            set_error(answer, partition, error)
             return template.response(answer).encode(self._version)
         finally:
             partitions.wake_fetches()

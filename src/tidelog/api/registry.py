@@ -31,7 +31,8 @@ def _with_effects(module: str, min_version: int, max_version: int, advertised_mi
 
 
 def _read_only(module: str, min_version: int, max_version: int) -> ApiEntry:
-    """Return an entry of an API that changes nothing, so that it may be abandoned when its client disconnects.
+    """Return the row of an API whose requests change nothing, so that they may be abandoned when their client
+    disconnects.
 
     Metadata and FindCoordinator may create topics, but such a creation is never abandoned halfway.
     """

@@ -73,18 +73,18 @@ class TopicEntry(Protocol):
 T = TypeVar("T", bound=TopicEntry)
 
 
-def joined_by_topic(refused: dict[K, T], accepted: Iterable[tuple[K, T]]) -> Steps[list[T]]:
+def join_by_topic(refused: dict[K, T], accepted: Iterable[tuple[K, T]]) -> Steps[list[T]]:
     """Return the topics of a response, grouped as Kafka groups them.
 
-    If `refused` is empty, there is one entry for each entry of the request. Otherwise there is one entry for each
-    topic, with the refused partitions first.
+    If `refused` is empty, there is one topic for each topic entry of the request. Otherwise the entries of the same
+    topic are joined, with the refused partitions first.
     """
     if not refused:
         return [topic for _, topic in accepted]
-    joined = dict(refused)
+    topics = dict(refused)
     for key, topic in accepted:
-        first = joined.setdefault(key, topic)
+        first = topics.setdefault(key, topic)
         if first is not topic:
             first.partitions += topic.partitions
         yield
-    return list(joined.values())
+    return list(topics.values())

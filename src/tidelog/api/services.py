@@ -89,7 +89,7 @@ class RequestContext:
 
     @property
     def take_partitions(self) -> "ReservePartitions":
-        """Called before this request creates or deletes partitions."""
+        """The function to call before this request creates or deletes partitions."""
         return unlimited if self.meter is None else self.meter.take_partitions
 
     @property

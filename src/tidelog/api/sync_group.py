@@ -28,7 +28,7 @@ def handle(
         services.groups.sync(request, reply)
     except ApiError as error:
         return _build(error)
-    return reply.returned()
+    return reply.outcome()
 
 
 def _build(answer: SyncGroupResponse | ApiError) -> SyncGroupResponse:

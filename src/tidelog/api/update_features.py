@@ -51,21 +51,21 @@ def _check(feature: Feature | None, update: FeatureUpdateKey) -> None:
     """Raise ApiError unless the feature already has the requested level."""
     name, level = update.feature, update.max_version_level
     if update.upgrade_type not in (UPGRADE, SAFE_DOWNGRADE, UNSAFE_DOWNGRADE):
-        raise _refused(f"upgrade type {update.upgrade_type} is unknown")
+        raise _error(f"upgrade type {update.upgrade_type} is unknown")
     if level < 0:
-        raise _refused(f"the level {level} of {name} is negative")
+        raise _error(f"the level {level} of {name} is negative")
     if feature is None:
-        raise _refused(f"this broker has no feature {name}")
+        raise _error(f"this broker has no feature {name}")
     if not feature.lowest <= level <= feature.highest:
-        raise _refused(f"{name} has levels {feature.lowest} to {feature.highest}, not {level}")
+        raise _error(f"{name} has levels {feature.lowest} to {feature.highest}, not {level}")
     if level < feature.level and update.upgrade_type == UPGRADE:
-        raise _refused(f"{name} has level {feature.level}, and an upgrade to level {level} would be a downgrade")
+        raise _error(f"{name} has level {feature.level}, and an upgrade to level {level} would be a downgrade")
     if level != feature.level:
-        raise _refused(
-            f"{name} stays at level {feature.level}: it follows from group.coordinator.rebalance.protocols when the "
+        raise _error(
+            f"{name} remains at level {feature.level}: group.coordinator.rebalance.protocols determines it when the "
             "broker starts"
         )
 
 
-def _refused(reason: str) -> ApiError:
+def _error(reason: str) -> ApiError:
     return ApiError(f"no feature was changed: {reason}", ErrorCode.INVALID_UPDATE_VERSION)

@@ -46,7 +46,7 @@ class WideFetch(Fetch):
 
     def _begin_steps(self) -> "Steps[Outcome[FetchResponse]]":
         cold: list[ColdRead] = []
-        for items in _chunks(self._fetching.items):
+        for items in _chunks(self._fetch_context.items):
             cold += self.cold_reads(items)
             if len(cold) >= COLD_READS_MAX:
                 break
@@ -77,7 +77,7 @@ class WideFetch(Fetch):
         return started
 
     def _free_results(self) -> None:
-        items, self._fetching.items = self._fetching.items, []
+        items, self._fetch_context.items = self._fetch_context.items, []
         parts: list[list[Any]] = [items, [*self._special_data.values()], [*self._slices.values()]]
         # Drop the dictionaries first: then only `parts` refers to the objects, so that they can be freed in steps.
         self._special_data, self._slices, self._aborted, self._unknown_ranks = {}, {}, {}, {}
@@ -86,7 +86,7 @@ class WideFetch(Fetch):
     def _read_all(self) -> "Steps[Outcome[FetchResponse]]":
         may_wait = self._max_wait_ms > 0
         try:
-            for items in _chunks(self._fetching.items):
+            for items in _chunks(self._fetch_context.items):
                 for item in items:
                     self._read(item)
                     partition = item.partition
@@ -99,7 +99,7 @@ class WideFetch(Fetch):
             self._unwatch()
             raise
         self._is_first_reading = False
-        if not may_wait or self.satisfied:
+        if not may_wait or self.is_satisfied:
             return (yield from self._build_response())
         return self._wait()
 
@@ -108,11 +108,13 @@ class WideFetch(Fetch):
         self._pending = pending
         self._timer = self._services.runtime.tasks.call_later(self._max_wait_ms / 1000, self.finish)
         self._services.partitions.park(self)
-        self.wake()  # for partitions that changed while others were read
+        self.wake()  # for partitions that changed while other partitions were read
         return pending
 
     def wake(self) -> int:
-        """Read changed partitions in steps, unless such steps are running or scheduled."""
+        """Read changed partitions in steps, unless such steps are running or scheduled. Returns 0, the cost of this
+        call.
+        """
         if self._pending is None:
             if not self._is_first_reading:
                 self._moved_partitions = {}
@@ -122,7 +124,7 @@ class WideFetch(Fetch):
         return 0
 
     def _reread(self) -> Steps[None]:
-        while self._moved_partitions and self._pending is not None and not self.satisfied:
+        while self._moved_partitions and self._pending is not None and not self.is_satisfied:
             yield from self._read_moved()
 
     def _reread_ended(self, _: None, error: Exception | None) -> None:
@@ -131,11 +133,11 @@ class WideFetch(Fetch):
             logger.error("parked fetch failed", exc_info=error)
         if self._pending is None:
             self._moved_partitions = {}
-        elif error is not None or self.satisfied:
+        elif error is not None or self.is_satisfied:
             self._settle(self._build_response())
 
     def _read_moved(self) -> Steps[None]:
-        """Read the partitions that have changed until now."""
+        """Read the partitions that have changed since they were last read."""
         moved_partitions, self._moved_partitions = self._moved_partitions, {}
         for partitions in _chunks(moved_partitions):
             for partition in partitions:
@@ -159,7 +161,7 @@ class WideFetch(Fetch):
     def _settle(self, steps: Steps[FetchResponse]) -> None:
         pending: Any = self._pending
         self._unpark()
-        self._unwatch()  # now, since the client may disconnect before it is notified
+        self._unwatch()  # not only in `steps`, which do not run if the client disconnects now
         pending.complete(self._free_at_end(steps))
 
     def _unpark(self) -> None:
@@ -168,7 +170,7 @@ class WideFetch(Fetch):
         self._services.partitions.unpark(self)
 
     def _unwatch(self) -> None:
-        """Stop watching the partitions, in steps of its own, since no response waits for that."""
+        """Stop watching the partitions. This happens in separate steps, since no response needs to wait for it."""
         self._is_first_reading = False
         watched, self._by_partition = self._by_partition, {}
         if not watched:
@@ -207,20 +209,20 @@ class WideFetch(Fetch):
                 else:
                     topics.append(topic)
             yield
-        response = FetchResponse(session_id=self._fetching.session_id, responses=topics)
+        response = FetchResponse(session_id=self._fetch_context.session_id, responses=topics)
         meter = self._context.meter
         if meter is not None:
             pieces = yield from FetchResponse.stepwise_encoder(self._context.api_version)(response)
             if meter.record_fetch(encoded_size(pieces)):
-                return self._emptied()
+                return self._empty_response()
         for chunk in _chunks(sent):
             self._record_sent(chunk)
             yield
         return response
 
     def _forget_deleted(self, items: list[FetchItem]) -> None:
-        """Replace the results of topics that were deleted meanwhile by errors, since their files may be removed before
-        they are sent.
+        """Replace the results of topics that were deleted meanwhile by an error, since their files may be removed
+        before the results are sent.
         """
         for item in items:
             partition = item.partition
@@ -231,7 +233,7 @@ class WideFetch(Fetch):
     def _in_order(self) -> Steps[list[FetchItem]]:
         """Return the items in the response's order: unknown topics and partitions come last."""
         ranks: list[list[FetchItem]] = [[], [], []]
-        for items in _chunks(self._fetching.items):
+        for items in _chunks(self._fetch_context.items):
             for item in items:
                 ranks[self._unknown_ranks.get(item, 0)].append(item)
             yield

@@ -1,4 +1,4 @@
-"""Take over data directories that Apache Kafka wrote: read their partitions, and make the first records of a new
+"""Adopt data directories that Apache Kafka wrote: read their partitions, and make the first records of a new
 journal.
 
 Topic ids, partitions and leader epochs come from the directories and checkpoints. Kafka's own metadata log is
@@ -33,21 +33,21 @@ from tidelog.runtime.interfaces import Disk
 
 CHECKPOINTS = (RECOVERY_POINTS, HIGH_WATERMARKS, LOG_START_OFFSETS, CLEANER_OFFSETS)
 PARTITIONS_PER_TOPIC_MAX = 100_000
-"""Upper bound on the partitions of one topic. A higher number in a directory's name is a mistake: it would make the
-broker create as many directories."""
+"""Upper bound on the partitions of one topic. A higher number in a directory's name is a mistake. It would make the
+broker create that number of directories."""
 LOG_FILE_KINDS = (*SEGMENT_FILE_KINDS, Kind.PRODUCERS, Kind.EPOCHS, Kind.PARTITION, Kind.METADATA_SNAPSHOT)
 NAMES_SHOWN_MAX = 3
-"""Names that the error about a foreign directory lists."""
-OTHER_SUFFIXES = ("-delete", "-stray", "-future")
-"""Suffixes of directories that are deleted or stray partitions, or unfinished copies."""
+"""Upper bound on the names that the error about a foreign directory lists."""
+IGNORED_SUFFIXES = ("-delete", "-stray", "-future")
+"""Suffixes of directories that are ignored: deleted partitions, stray partitions, and unfinished copies."""
 KEEP_FOREVER = {"retention.ms": "-1"}
 PRODUCER_IDS_BITS = 40
 """The first producer id is a multiple of 2 to this power. Logs remember producers by their ids, so new ids must be
-higher than all ids that the Kafka cluster can have allocated."""
+higher than every id that the Kafka cluster can have allocated."""
 
 
 class AdoptionError(Exception):
-    """Raised if a directory cannot be taken over. The message is one line: the path and the problem."""
+    """Raised if a directory cannot be adopted. The message is one line: the path and the problem."""
 
 
 class Identity(NamedTuple):
@@ -70,7 +70,7 @@ class FoundPartitions(NamedTuple):
     partitions: Mapping[TopicPartition, FoundPartition]
     checkpointed: Sequence[TopicPartition]
     """Partitions that the checkpoint files name."""
-    other_directories: Sequence[str]
+    ignored_directories: Sequence[str]
 
 
 class Adoption(NamedTuple):
@@ -80,7 +80,7 @@ class Adoption(NamedTuple):
 
 
 def refuse_foreign(disk: Disk, directories: Sequence[str]) -> None:
-    """Raise AdoptionError if a directory contains files but none of a broker. Blocks; writes nothing.
+    """Raise AdoptionError if a directory contains files, but no files of a broker. Blocks; writes nothing.
 
     Hidden files and `lost+found` are ignored, since mount points and repositories contain them.
     """
@@ -121,8 +121,8 @@ def read_identity(disk: Disk, directory: str) -> Identity:
 
 
 def read_identities(disk: Disk, directories: Sequence[str]) -> Identity:
-    """Read the common identity of several data directories. Blocks. Raises AdoptionError, also if they contradict
-    each other.
+    """Read the common identity of several data directories. Blocks. Raises AdoptionError, also if the directories
+    belong to different clusters or nodes.
     """
     cluster_id: str | None = None
     node_id: int | None = None
@@ -165,8 +165,8 @@ def read_all_partitions(disk: Disk, directories: Sequence[str]) -> FoundPartitio
         key: partition for in_directory in per_directory for key, partition in in_directory.partitions.items()
     }
     checkpointed = dict.fromkeys(key for in_directory in per_directory for key in in_directory.checkpointed)
-    other_directories = [name for in_directory in per_directory for name in in_directory.other_directories]
-    return FoundPartitions(partitions, list(checkpointed), other_directories)
+    ignored_directories = [name for in_directory in per_directory for name in in_directory.ignored_directories]
+    return FoundPartitions(partitions, list(checkpointed), ignored_directories)
 
 
 def _read_partitions(disk: Disk, directory: str) -> FoundPartitions:
@@ -176,23 +176,23 @@ def _read_partitions(disk: Disk, directory: str) -> FoundPartitions:
             if checkpointed_partition.topic != CLUSTER_METADATA:
                 checkpointed[checkpointed_partition] = None
     partitions: dict[TopicPartition, FoundPartition] = {}
-    other_directories: list[str] = []
+    ignored_directories: list[str] = []
     for name in disk.list(directory):
         path = f"{directory}/{name}"
         if not disk.is_dir(path):
             continue
-        if name.endswith(OTHER_SUFFIXES):
-            other_directories.append(name)
+        if name.endswith(IGNORED_SUFFIXES):
+            ignored_directories.append(name)
             continue
         topic_partition = _directory_partition(name)
         if topic_partition is not None and (topic_partition in checkpointed or _contains_log(disk, path)):
             partitions[topic_partition] = _read_partition(disk, path)
-    return FoundPartitions(partitions, list(checkpointed), other_directories)
+    return FoundPartitions(partitions, list(checkpointed), ignored_directories)
 
 
 def adopt(found: FoundPartitions, config: BrokerConfig, new_id: Callable[[], TopicId], directory: str) -> Adoption:
-    """Return journal records that create the topics of the directory. Raises AdoptionError if a topic's partitions
-    contradict each other.
+    """Return journal records that create the topics of the directory, and lines for the broker's log. Raises
+    AdoptionError if the partitions of a topic have different topic ids, or if a partition's number is too high.
     """
     counts: dict[str, int] = {}
     for topic, partition in sorted([*found.partitions, *found.checkpointed]):
@@ -215,11 +215,11 @@ def adopt(found: FoundPartitions, config: BrokerConfig, new_id: Callable[[], Top
         settings = internal_settings(topic, config) or KEEP_FOREVER
         records.append(TopicCreated(topic, topic_id, tuple(states), settings))
         notices.append(_notice(topic, topic_id, count, existing, settings))
-    if found.other_directories:
-        notices.append(f"ignored directories: {', '.join(found.other_directories)}")
+    if found.ignored_directories:
+        notices.append(f"ignored directories: {', '.join(found.ignored_directories)}")
     if records:
-        # A random start: an earlier journal of this directory, which was deleted, may have allocated ids, and these
-        # must not be allocated again.
+        # Start at a random id. An earlier journal of this directory, which was deleted, may have allocated ids, and
+        # these must not be allocated again.
         first_id = (1 + int.from_bytes(new_id()[:2], "big")) << PRODUCER_IDS_BITS
         records.append(ProducerIdsAllocated(config.node_id, first_id))
         notices.append(

@@ -55,7 +55,7 @@ DRAIN_S: Final = 5.0
 """When the broker stops, clients have this time to read their last responses."""
 
 StoreFactory = Callable[[str, "Runtime"], "Store"]
-"""Makes the metadata store from its path and the runtime; `simulation` has its own."""
+"""Makes the metadata store from its path and the runtime. `tidelog.simulation` passes another function."""
 
 
 def sqlite_store(path: str, runtime: "Runtime") -> "Store":
@@ -75,7 +75,7 @@ class BrokerServer:
         self._fresh_before_lock: FreshDirectories | None = None
         """The data directories, if all of them were new or empty before they were locked."""
         self._fresh: FreshDirectories | None = None
-        """The same, if they were still new or empty after they were locked."""
+        """The data directories, if all of them were still new or empty after they were locked."""
         self._adoption: Adoption | None = None
         """The topics that `_inspect` found in directories without a journal."""
         self._cache = MetadataCache()
@@ -101,7 +101,7 @@ class BrokerServer:
 
     @property
     def port(self) -> int:
-        """The port of the first listener; the real one if port 0 was configured."""
+        """The port of the first listener; the actual port if port 0 was configured."""
         return self._listeners[0].port
 
     @property
@@ -207,7 +207,9 @@ class BrokerServer:
             self.services.connection_quotas.set(new.client_quotas)
 
     def _directory_state(self, directories: DataDirectories, identity: Identity) -> str:
-        """Return the state in which the last broker left the directories, in one word; "new" if there was none."""
+        """Return, as one word, the state in which the last broker left the directories; "new" if no broker has used
+        them.
+        """
         if identity.cluster_id is None and not len(self.services.partitions):
             return "new"
         return "clean" if directories.clean else "unclean"
@@ -302,8 +304,8 @@ class BrokerServer:
         if not self._failed.done():
             self._failed.set_result(reason)
 
-    async def failed(self) -> str:
-        """Wait until the broker cannot go on. Returns the reason in one line."""
+    async def wait_for_failure(self) -> str:
+        """Wait until the broker cannot continue. Returns the reason in one line."""
         return await asyncio.shield(self._failed)
 
     # Stopping
@@ -318,7 +320,8 @@ class BrokerServer:
         for listener in self._listeners:
             listener.stop_accepting()
             listener.stop_requests()
-        await services.turns.settled(DRAIN_S)  # a long commit must reach its coordinator before that closes
+        # a long commit must reach its coordinator before the coordinator closes
+        await services.turns.wait_until_idle(DRAIN_S)
         services.groups.close()
         services.partitions.release_waiting()
         await asyncio.gather(*(listener.drain(DRAIN_S) for listener in self._listeners))
@@ -335,8 +338,9 @@ class BrokerServer:
     async def _release_failed_start(self) -> None:
         """Release the resources of a failed start.
 
-        Directories that were clean are marked clean again; others stay as after a crash. New directories are
-        removed, unless a client may have connected.
+        Directories that were clean are marked clean again, unless the start failed while their logs were being
+        opened. All others remain unclean, as after a crash. Created files of new directories are removed, unless a
+        client may have connected.
         """
         if self._housekeeping is not None:
             self._housekeeping.cancel()
@@ -368,7 +372,7 @@ class BrokerServer:
             directories.release()
 
     async def _remove_created_files(self, fresh: FreshDirectories) -> None:
-        """Remove the created files while the lock is held, so that no other broker uses them."""
+        """Remove the created files while the directories are locked, so that no other broker is using them."""
         try:
             await self.runtime.tasks.run_blocking(
                 remove_created_files, self.runtime.disk, fresh, self.config.data_directories

@@ -1,10 +1,10 @@
-"""The server's side of one client connection: bytes to frames, frames to handlers, responses in the order of the
-requests.
+"""The server's side of one client connection: split the received bytes into requests, call their handlers, and send
+the responses in the order of the requests. A frame is one encoded request; four bytes of length precede it.
 
 Requests of one connection are handled one after another, as in Kafka. Only produce requests may be handled while
 earlier produce requests wait for their acknowledgement. Views into a request (record batches) are valid until the
-handler returns or first awaits, since the buffer is reused. A request of more than `WIDE_REQUEST_BYTES` (of produce,
-`WIDE_PRODUCE_BYTES`) is processed in steps, and its buffer is not reused before the last step.
+handler returns or first awaits, since the buffer is reused. A request of more than `WIDE_REQUEST_BYTES` (a produce
+request: `WIDE_PRODUCE_BYTES`) is processed in steps, and its buffer is not reused before the last step.
 
 A client that has shut its sending side gets a response to every complete request, in order; then the connection is
 closed. TCP does not distinguish such a client from a client that has closed its socket. In both cases the connection
@@ -43,23 +43,25 @@ _RESPONSE = Struct(">ii")
 _FLEXIBLE_RESPONSE = Struct(">iix")
 
 HEADER_BYTES = 10
-TLS_HANDSHAKE = b"\x16\x03"
-"""The first bytes of a TLS connection (RFC 8446): a handshake record, and its legacy version."""
 """Size of the shortest request header: API key, version, correlation id, length of the client id."""
+TLS_HANDSHAKE = b"\x16\x03"
+"""The first bytes of a TLS connection (RFC 8446): record type 22 (handshake), major version 3."""
 OTHER_REQUEST_BYTES_MAX = 16 << 20
-"""Size limit of all requests except produce, which carries records. No honest client sends a longer one."""
+"""Upper bound on the size of requests other than produce, which contains records. No honest client sends longer
+ones."""
 PIPELINED_MAX = 1000
-"""Produce requests of one connection that may wait for their acknowledgement. At the limit, reading pauses."""
+"""Upper bound on the waiting (unacknowledged) produce requests of one connection. At the limit, reading pauses."""
 BACKLOG_BYTES_MAX = 1 << 20
-"""Bytes of responses that the client has not read. At the limit, no further requests are handled."""
+"""Upper bound on the bytes of responses that the client has not read. Above it, no further requests are handled."""
 WIDE_REQUEST_BYTES = 16 << 10
 """A longer request may contain thousands of items, so it is decoded, handled and encoded in steps."""
 WIDE_PRODUCE_BYTES = 100 << 10
-"""The same limit for produce, whose bytes are mostly records: about 1,500 of the smallest batches, or 10 ms."""
+"""A longer produce request is processed in steps. It consists mostly of records: this size is about 1,500 of the
+smallest batches, which take 10 ms."""
 
 
 class ServerConnection:
-    """The receiver of one stream. `Listener` makes it, and bounds the number and memory of connections."""
+    """The receiver of one stream. `Listener` creates it, and bounds the number and memory of connections."""
 
     __slots__ = (
         "_cached_quota",
@@ -156,7 +158,7 @@ class ServerConnection:
 
     def eof_received(self) -> bool:
         self._input_ended = True
-        self._drop_frame()  # its end will not arrive
+        self._drop_frame()  # the rest of the frame will not arrive
         self._finish_if_answered()
         return True
 
@@ -207,10 +209,11 @@ class ServerConnection:
             self._listener.ended(self)
 
     def silent_s(self, now_s: float) -> float:
-        """Return how long the client has neither sent nor read anything.
+        """Return for how many seconds the client has neither sent nor read anything.
 
-        It is 0 while the client waits for a response (a long poll, a join), unless it has shut its sending side,
-        since it may have disconnected. Must be called regularly: the calls detect that the client reads.
+        It is 0 while the client waits for a response (a long poll, a join). A client that has shut its sending side
+        is an exception, since it may have disconnected. Must be called regularly, since only these calls notice that
+        the client reads.
         """
         if self._waiting and not self._input_ended:
             return 0
@@ -282,17 +285,19 @@ class ServerConnection:
             if pieces and self.open:
                 self._stream.write(pieces)
         if handled > 1:
-            self._listener.pipelining.handled(handled)
+            self._listener.pipelining.count_handled(handled)
 
     def _begin_frame(self, part: memoryview, size: int) -> None:
-        """Start to collect a frame of `size` bytes that begins with `part` (4: the length itself is incomplete)."""
+        """Collect a frame of `size` bytes that begins with `part`. `size` is 4 while the length itself is
+        incomplete.
+        """
         if self.is_disconnected or self._input_ended:  # the rest of the frame will not arrive
             return
-        # A longer buffer grows as the bytes arrive, so a large length field alone takes no memory.
+        # The buffer of a longer frame grows as the bytes arrive, so a large length field alone takes no memory.
         first_bytes = min(size, max(self._listener.frame_step_bytes, len(part) + 1))
         if not self._reserve(first_bytes):
             return
-        # No view of a growing buffer may exist.
+        # A buffer that grows is never shared with views: a bytearray with views cannot be resized.
         frame = self._listener.frame_buffer(size) if first_bytes == size else bytearray(first_bytes)
         frame[: len(part)] = part
         self._frame = frame
@@ -361,7 +366,7 @@ class ServerConnection:
         buffer = frames.obj
         assert isinstance(buffer, bytearray)
         if buffer is self._listener.buffer.obj or len(buffer) > 2 * len(frames):
-            # Copy rarely: a private buffer is used until half of it is processed.
+            # Copy rarely: frames in a private buffer are copied only after half of it was processed.
             frames = memoryview(bytearray(frames))  # writable like every frame, since offsets are written into batches
         self._stash = frames
         self._pause()
@@ -460,7 +465,9 @@ class ServerConnection:
         return cached[2]
 
     def _handle_by_template(self, route: Route, frame: memoryview, correlation_id: int) -> bool:
-        """Handle a produce request that has the prefix of an earlier one. Otherwise do nothing and return False."""
+        """Handle a produce request by the template of its prefix. Returns False, and has done nothing, if that is
+        impossible.
+        """
         templates = route.produce_templates
         if templates is None or self.services.quotas.active or len(frame) > WIDE_PRODUCE_BYTES:
             return False
@@ -493,7 +500,7 @@ class ServerConnection:
             self._wait_for(response, route, context)
 
     def _wait_for(self, outcome: Any, route: Route, context: RequestContext) -> None:
-        """Wait for the outcome of a handler, behind earlier requests."""
+        """Process the outcome of a handler. Its response is sent after the responses to earlier requests."""
         slot = Slot(self, route, context)
         self._waiting.append(slot)
         slot.process(outcome)
@@ -537,7 +544,7 @@ class ServerConnection:
     # Responses
 
     def slot_answered(self, slot: Slot) -> None:
-        """If `slot` is the next in order, send its response and the completed responses behind it; then continue with
+        """If `slot` is the first one, send its response and the completed responses behind it. Then continue with
         waiting frames.
         """
         waiting = self._waiting
@@ -559,7 +566,8 @@ class ServerConnection:
         if self._draining and not waiting:
             self._stream.finish()
         elif (self._paused or self._input_ended) and not self._must_wait():
-            self.resume_soon()  # with waiting frames, with reading, or by closing after the end of the input
+            # to handle waiting frames, to read, or to close the connection after the end of the input
+            self.resume_soon()
         if self.is_disconnected:
             self._end_if_done()
 

@@ -50,7 +50,7 @@ class ConnectionBounds:
         )
 
     def client_disconnected(self, connection: "ServerConnection") -> None:
-        """Note that the client has disconnected. The bytes of its requests count until `ended`."""
+        """Note that the client has disconnected. The bytes of its requests are counted until `ended` is called."""
         self._count -= 1
         self._ending[connection] = self._frames.pop(connection, 0)
         host = connection.peer.client_host
@@ -65,10 +65,12 @@ class ConnectionBounds:
         self.frame_bytes -= self._ending.pop(connection, 0)
 
     def reserve(self, connection: "ServerConnection", size: int) -> bool:
-        """Count `size` bytes of unfinished requests of the connection. Returns False if it had to be closed.
+        """Count `size` bytes of unfinished requests of the connection, in place of its former size. Returns False if
+        the connection had to be closed.
 
         If the total exceeds the limit, the connections whose requests began first are closed: an honest client
-        completes its request soon, while a request that is never completed would block the requests of all others.
+        completes its request soon, while a request that is never completed would block the requests of all other
+        clients.
         """
         was_disconnected = connection.is_disconnected
         byte_counts = self._ending if was_disconnected else self._frames

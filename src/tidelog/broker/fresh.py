@@ -22,8 +22,8 @@ class FreshDirectories(NamedTuple):
 
 
 def find_fresh_directories(disk: "Disk", paths: Sequence[str]) -> FreshDirectories | None:
-    """Return the directories; None if one of them contains anything or cannot be read. Then a failed start removes
-    nothing. Blocks.
+    """Return the directories; None if one of them contains anything or cannot be read. If it is None, a failed start
+    removes nothing. Blocks.
     """
     try:
         return _inspect(disk, paths)
@@ -40,7 +40,7 @@ def _inspect(disk: "Disk", paths: Sequence[str]) -> FreshDirectories | None:
 
 def are_still_fresh(disk: "Disk", paths: Sequence[str]) -> bool:
     """Return whether the data directories, which are locked now, contain nothing but the lock file. Another broker
-    may have used them between the first look and the lock. Blocks.
+    may have used them after the first check and before the lock. Blocks.
     """
     try:
         return all(name == LOCK for path in paths for name in disk.list(path))

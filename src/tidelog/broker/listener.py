@@ -17,8 +17,10 @@ logger = logging.getLogger("tidelog.listener")
 
 RECEIVE_BUFFER_BYTES = 1 << 20
 FRAME_STEP_BYTES = 2 << 20
-"""A frame up to this size gets its whole buffer immediately; the buffer of a larger frame grows as bytes arrive."""
+"""The buffer of a frame up to this size is allocated immediately; the buffer of a larger frame grows as bytes
+arrive."""
 SPARE_FRAMES = 4
+"""Upper bound on the buffers of handled frames that are stored for reuse."""
 IDLE_SWEEP_S = 10.0
 UNLIMITED = 2**31 - 1
 
@@ -49,7 +51,7 @@ class Listener:
         self._spare_frames: list[bytearray] = []
         self._sockets: SocketListener | None = sockets
         self._sweeper: TimerHandle | None = None
-        self._empty_future: asyncio.Future[None] | None = None
+        self._wait_future: asyncio.Future[None] | None = None
 
     def start(self) -> None:
         """Start to accept connections. Raises OSError."""
@@ -80,10 +82,10 @@ class Listener:
 
     async def _wait_until_empty(self, timeout_s: float) -> None:
         tasks = self._services.runtime.tasks
-        self._empty_future = tasks.future()
-        deadline = tasks.call_later(timeout_s, self._report_empty)
+        self._wait_future = tasks.future()
+        deadline = tasks.call_later(timeout_s, self._end_wait)
         if self._connections or self._ending:
-            await self._empty_future
+            await self._wait_future
         deadline.cancel()
 
     def stop_requests(self) -> None:
@@ -91,9 +93,9 @@ class Listener:
         for connection in [*self._connections, *self._ending]:
             connection.drain()
 
-    def _report_empty(self) -> None:
-        if self._empty_future is not None and not self._empty_future.done():
-            self._empty_future.set_result(None)
+    def _end_wait(self) -> None:
+        if self._wait_future is not None and not self._wait_future.done():
+            self._wait_future.set_result(None)
 
     def _accept(self) -> ServerConnection:
         return ServerConnection(self, self._services)
@@ -109,8 +111,8 @@ class Listener:
             self._limit_rate(connection, connection.peer.client_host)
 
     def _limit_rate(self, connection: ServerConnection, host: str) -> None:
-        """Apply the limits on the rate of connections. If the broker's limit is exceeded, accepting pauses; if the
-        limit of an address is exceeded, its connection is closed after a delay.
+        """Apply the limits on the rate of new connections. If the broker's limit is exceeded, accepting pauses; if
+        the limit of an address is exceeded, its connection is closed after a delay.
         """
         quotas = self._services.connection_quotas
         now_ms = int(self._services.runtime.clock.monotonic() * 1000)
@@ -119,9 +121,11 @@ class Listener:
             wait_ms = quotas.broker_wait_ms(rate, now_ms)
             if wait_ms and self._sockets is not None:
                 self._sockets.pause(wait_ms / 1000)
-        refused_ms = quotas.refused_ms(host, now_ms)
-        if refused_ms:
-            connection.mute(refused_ms / 1000, lambda: connection.close(f"{host} is over its connection_creation_rate"))
+        close_delay_ms = quotas.close_delay_ms(host, now_ms)
+        if close_delay_ms:
+            connection.mute(
+                close_delay_ms / 1000, lambda: connection.close(f"{host} is over its connection_creation_rate")
+            )
 
     def client_disconnected(self, connection: ServerConnection) -> None:
         """Note that the connection's client has disconnected."""
@@ -134,17 +138,19 @@ class Listener:
         self._ending.pop(connection, None)
         self._bounds.ended(connection)
         if not self._connections and not self._ending:
-            self._report_empty()
+            self._end_wait()
 
     def frame_buffer(self, size: int) -> bytearray:
-        """Return a buffer of `size` bytes for a frame. Reused memory is cheaper than fresh pages."""
+        """Return a buffer of `size` bytes for a frame. A reused buffer is cheaper than a new one."""
         for i, spare in enumerate(self._spare_frames):
             if len(spare) == size:
                 return self._spare_frames.pop(i)
         return bytearray(size)
 
     def hold(self, buffer: bytearray) -> None:
-        """Note that a request in `buffer` is still in use. If it is the shared buffer, new data gets another one."""
+        """Note that a request in `buffer` is still in use. If `buffer` is the shared buffer, replace the shared
+        buffer.
+        """
         if self.buffer.obj is buffer:
             self.buffer = memoryview(bytearray(RECEIVE_BUFFER_BYTES))
 

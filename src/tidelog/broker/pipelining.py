@@ -1,4 +1,5 @@
-"""Fair scheduling of connections that have received more requests than they may handle in one turn of the loop.
+"""Fair scheduling of connections that have received more requests than they may handle in one turn of the event
+loop.
 
 These connections are served in rotation, so that all of them together delay other connections hardly longer than one
 of them does.
@@ -12,11 +13,11 @@ if TYPE_CHECKING:
     from tidelog.runtime.interfaces import Tasks
 
 REQUESTS_PER_TURN = 64
-"""Limit on the requests of one connection that are handled in one turn, and on those of all waiting connections
-together."""
+"""Upper bound on the requests of one connection that are handled in one turn. The waiting requests of all
+connections together have the same bound."""
 DIRECT_PER_TURN = 256
-"""Limit on the requests of all connections that are handled directly when they arrive, per turn. Up to 50 producers
-with five outstanding requests each need no second turn."""
+"""Upper bound on the requests of all connections that are handled directly when they arrive, per turn. Up to 50
+producers with five outstanding requests each need no second turn."""
 COMBINE_REQUESTS = 16
 """If a connection has received at least this many complete small frames, their responses are sent in one call."""
 SHARE_MIN = 2
@@ -30,37 +31,38 @@ class Pipelining:
         self._tasks = tasks
         self._queue: deque[ServerConnection] = deque()
         self._direct_left = DIRECT_PER_TURN
-        """Requests that may still be handled directly. It is reset in the loop's next turn, once half of it is used."""
+        """Requests that may still be handled directly in this turn. When half of them are used, a turn is scheduled
+        that resets the number."""
         self._is_turn_scheduled = False
         self.share = REQUESTS_PER_TURN
         """Number of requests that one connection may handle directly when they arrive."""
 
-    def handled(self, count: int) -> None:
-        """Count requests that a connection has handled in a row."""
+    def count_handled(self, count: int) -> None:
+        """Count requests that a connection has handled directly."""
         self._direct_left -= count
         if self._direct_left < DIRECT_PER_TURN // 2:
             self._schedule_turn()
-        self._divide()
+        self._update_share()
 
     def add(self, connection: "ServerConnection") -> None:
         """Let the connection continue in a later turn."""
         self._queue.append(connection)
         self._schedule_turn()
-        self._divide()
+        self._update_share()
 
-    def _divide(self) -> None:
+    def _update_share(self) -> None:
         self.share = max(SHARE_MIN, min(self._direct_left, REQUESTS_PER_TURN // (1 + len(self._queue))))
 
     def _schedule_turn(self) -> None:
         if not self._is_turn_scheduled:
             self._is_turn_scheduled = True
-            self._tasks.call_soon(self._turn)
+            self._tasks.call_soon(self._run_turn)
 
-    def _turn(self) -> None:
+    def _run_turn(self) -> None:
         queue = self._queue
         self._is_turn_scheduled = False
         self._direct_left = DIRECT_PER_TURN
-        self._divide()
+        self._update_share()
         requests_max = max(COMBINE_REQUESTS, REQUESTS_PER_TURN // max(1, len(queue)))
         try:
             for _ in range(len(queue)):  # a connection with further requests is added again

@@ -1,4 +1,4 @@
-"""Process a request that may be long in steps: decode it, handle it, and encode the response."""
+"""Process a request in steps, since it may be long: decode it, handle it, and encode the response."""
 
 import logging
 from collections.abc import Callable
@@ -40,8 +40,8 @@ def handle_in_steps(
 ) -> "Steps[Any]":
     """Decode the request at `position` (its header's tagged fields come first), and call its handler.
 
-    Returns the handler's outcome. A response, or the outcome of the handler's own steps, becomes `Encoded` if it is
-    still needed.
+    If the outcome is a response, or steps that return a response, the response is encoded. Returns `Encoded`; None
+    if the response is no longer needed; any other outcome unchanged.
     """
     try:
         if route.flexible_request:
@@ -64,8 +64,8 @@ def handle_in_steps(
 def finish_in_steps(
     turns: "Turns", route: "Route", answer: Any, is_wanted: Callable[[], bool], meter: "Meter | None" = None
 ) -> "Steps[Any]":
-    """Run a handler's own steps, and encode its response; None if the response is no longer needed. Other outcomes
-    are returned unchanged.
+    """Run the steps that a handler returned, and encode the response. Returns `Encoded`; None if the response is no
+    longer needed. Any other outcome is returned unchanged.
 
     With a `meter`, the throttle time is written into the response.
     """

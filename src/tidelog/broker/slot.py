@@ -1,10 +1,12 @@
-"""One request's place in the order of a connection's responses: from the handler's outcome to the response."""
+"""One request of a connection, from the outcome of its handler to its response. Its place in the order of the
+responses is reserved meanwhile.
+"""
 
 from collections.abc import Coroutine
 from types import CoroutineType, GeneratorType
 from typing import TYPE_CHECKING, Any
 
-from tidelog.api.metering import timed
+from tidelog.api.metering import measure_steps
 from tidelog.api.pending import Pending
 from tidelog.api.registry import PRODUCE_KEY, Route
 from tidelog.api.services import NO_RESPONSE, CloseConnection, RequestContext
@@ -15,8 +17,8 @@ from tidelog.runtime.turns import Work
 if TYPE_CHECKING:
     from tidelog.broker.connection import ServerConnection
 
-_SETTLED = (Encoded, CloseConnection)
-"""Outcomes that no throttle time is written into."""
+_WITHOUT_THROTTLE_TIME = (Encoded, CloseConnection)
+"""Outcomes that have no field for a throttle time, or already contain it."""
 
 
 class Slot:
@@ -40,7 +42,7 @@ class Slot:
         self.connection = connection
         self.route = route
         self.context = context
-        self.pipelined = route.api_key == PRODUCE_KEY and (meter is None or not meter.one_at_a_time)
+        self.pipelined = route.api_key == PRODUCE_KEY and (meter is None or not meter.next_request_waits)
         """Whether the next request may be handled before this one is answered."""
         self.answered = False
         self.response: Any = None
@@ -57,7 +59,7 @@ class Slot:
         """Process the outcome of the handler, or of its steps or coroutine, until there is a response."""
         if isinstance(outcome, Pending):
             if self.route.api_key != PRODUCE_KEY:
-                self.is_handled = True  # batches of a produce request may still have to be appended
+                self.is_handled = True  # not so for produce, since its batches may still have to be appended
             elif not self.pipelined:
                 self._allow_next_request()
             if self.connection.is_disconnected and not self.must_complete:
@@ -76,11 +78,11 @@ class Slot:
             self.answer(outcome)
 
     def _allow_next_request(self) -> None:
-        """Allow the connection to handle its next request: the batches of this one are appended or queued, so the
-        batches of the next request follow them.
+        """Allow the connection to handle its next request. The batches of this request have been appended or queued,
+        so the batches of the next request will follow them.
         """
         meter = self.context.meter
-        if meter is None or not meter.one_at_a_time:
+        if meter is None or not meter.next_request_waits:
             self.pipelined = True
             self.connection.resume_soon()
 
@@ -117,7 +119,7 @@ class Slot:
         """Run steps, some of them immediately. Return True if more steps follow in later turns of the loop."""
         self.in_steps = True
         turns = self.connection.services.turns
-        work = turns.begin(timed(self.context.meter, steps), self._steps_ended, weight=weight)
+        work = turns.begin(measure_steps(self.context.meter, steps), self._steps_ended, weight=weight)
         if work.ended:
             return False
         self.waits_for = work
@@ -141,7 +143,9 @@ class Slot:
         self.response = response
         self.waits_for = None
         if self.context.meter is not None:
-            self.context.meter.record_usage(None if response is NO_RESPONSE or type(response) in _SETTLED else response)
+            self.context.meter.record_usage(
+                None if response is NO_RESPONSE or type(response) in _WITHOUT_THROTTLE_TIME else response
+            )
         self.connection.slot_answered(self)
 
     @property

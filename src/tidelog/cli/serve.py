@@ -40,7 +40,7 @@ class RunningBroker(Protocol):
 
     async def start(self) -> None: ...
     async def stop(self) -> None: ...
-    async def failed(self) -> str: ...
+    async def wait_for_failure(self) -> str: ...
 
 
 MakeBroker = Callable[[BrokerConfig, Runtime], RunningBroker]
@@ -144,7 +144,7 @@ async def run_broker(
             drop_output()
             await broker.stop()
             return fail(f"the line with the broker's address cannot be written to stdout: {error.strerror}")
-        failed = loop.create_task(broker.failed())
+        failed = loop.create_task(broker.wait_for_failure())
         await asyncio.wait((stopping, failed), return_when=asyncio.FIRST_COMPLETED)
         await broker.stop()
         if failed.done():

@@ -18,12 +18,12 @@ class TopicPartition(NamedTuple):
 
 
 def uuid_text(raw: bytes) -> str:
-    """Kafka's text of a 16-byte id: URL-safe base64 without padding, 22 characters."""
+    """Return Kafka's text form of a 16-byte id: URL-safe base64 without padding, 22 characters."""
     return base64.urlsafe_b64encode(raw).decode().rstrip("=")
 
 
 def uuid_from_text(text: str) -> bytes:
-    """The 16 bytes of `uuid_text`'s form. Raises ValueError when it is not one."""
+    """Return the 16 bytes of an id in the form of `uuid_text`. Raises ValueError if `text` does not have this form."""
     raw = base64.urlsafe_b64decode(text + "==")
     if len(raw) != 16:
         raise ValueError(f"{text!r} is not a 16-byte id in URL-safe base64")

@@ -13,7 +13,7 @@ Steps: TypeAlias = Generator[None, None, R]
 
 
 def run_all(steps: Steps[R]) -> R:
-    """Run all steps now and return the result: for computations that are known to be short, and for tests."""
+    """Run all steps now and return the result. For computations that are known to be short, and for tests."""
     try:
         while True:
             next(steps)

@@ -77,8 +77,8 @@ class MutationQuota(_Quota[TokenBucket]):
     def take(self, user: str, client_id: str, count: int, now_ms: int, *, strict: bool) -> tuple[bool, int]:
         """Take `count` partitions from the client's tokens. Return (allowed, throttle time in ms).
 
-        A client with tokens left may take more than it has, which puts it into debt. A client in debt is refused when
-        `strict`; otherwise its partitions are taken as well and its throttle time grows.
+        A client with tokens left may take more than it has, which puts it into debt. A client in debt is refused if
+        `strict`. Otherwise its partitions are taken nevertheless, and its throttle time grows.
         """
         limit = self._limits.of(user, client_id)
         if limit is None:
@@ -110,7 +110,7 @@ class ClientQuotas:
         self.mutations = MutationQuota(mutation_window)
 
     def set(self, quotas: Quotas) -> None:
-        """Replace all quotas. Recorded usage is kept."""
+        """Replace all quotas. Recorded usage is retained, except that of a quota which no client has any more."""
         self.active = False
         self.generation += 1
         for quota, key in (

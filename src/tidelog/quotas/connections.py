@@ -36,7 +36,7 @@ class ConnectionQuotas:
             return self._window.sample_ms
         return min(self._all.throttle_ms(bound, self._window, now_ms), self._window.sample_ms)
 
-    def refused_ms(self, address: str, now_ms: int) -> int:
+    def close_delay_ms(self, address: str, now_ms: int) -> int:
         """Count a connection from `address`. Return 0 if it is within the limit.
 
         Otherwise the connection is not counted, and the caller closes it after the returned number of milliseconds: a

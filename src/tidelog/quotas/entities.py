@@ -18,8 +18,8 @@ CONTROLLER_MUTATION_RATE: Final = "controller_mutation_rate"
 CONNECTION_CREATION_RATE: Final = "connection_creation_rate"
 
 Entity = tuple[tuple[str, str | None], ...]
-"""Pairs of entity type and name: client-id and user, in this order; or ip alone. The name None is the default entity,
-which applies to every entity of the type without a quota of its own."""
+"""Pairs of entity type and name: client-id and user, in this order; or ip alone. The name None is the default
+entity. It applies to every entity of the type that has no quota of its own."""
 
 Quotas = Mapping[Entity, Mapping[str, float]]
 """For each entity, the value of each of its quotas by key."""
@@ -35,7 +35,7 @@ _CLIENT_KEYS: Final[Mapping[str, int | None]] = {
     REQUEST_PERCENTAGE: None,
     CONTROLLER_MUTATION_RATE: None,
 }
-"""Keys of users and client ids, with the largest value of keys that take whole numbers only."""
+"""Quota keys of users and client ids. If the value must be a whole number, the largest value; otherwise None."""
 _IP_KEYS: Final[Mapping[str, int | None]] = {CONNECTION_CREATION_RATE: _INT_MAX}
 
 MATCH_EXACT: Final = 0
@@ -48,20 +48,20 @@ def entity_of(parts: Iterable[tuple[str, str | None]]) -> Entity:
     names_by_type: dict[str, str | None] = {}
     for kind, name in parts:
         if kind not in (USER, CLIENT_ID, IP):
-            raise _refused(f"{kind!r} has no quotas: only user, client-id and ip have quotas")
+            raise _invalid_request(f"{kind!r} has no quotas: only user, client-id and ip have quotas")
         if name == "":
-            raise _refused(f"the name of the {kind} is empty; null is the default {kind}")
+            raise _invalid_request(f"the name of the {kind} is empty; null is the default {kind}")
         if name is not None and len(name.encode()) > STRING_BYTES_MAX:
-            raise _refused(f"the name of a {kind} is at most {STRING_BYTES_MAX} bytes long")
+            raise _invalid_request(f"the name of a {kind} is at most {STRING_BYTES_MAX} bytes long")
         names_by_type[kind] = name
     if not names_by_type:
-        raise _refused("a quota belongs to a user, a client-id, both, or an ip")
+        raise _invalid_request("a quota belongs to a user, a client-id, both, or an ip")
     if IP in names_by_type:
         if len(names_by_type) > 1:
-            raise _refused("an ip cannot be combined with a user or a client-id")
+            raise _invalid_request("an ip cannot be combined with a user or a client-id")
         address = names_by_type[IP]
         if address is not None and normal_ip(address) is None:
-            raise _refused(f"{address!r} is not an IP address; host names are not resolved")
+            raise _invalid_request(f"{address!r} is not an IP address; host names are not resolved")
     return tuple((kind, names_by_type[kind]) for kind in (CLIENT_ID, USER, IP) if kind in names_by_type)
 
 
@@ -69,12 +69,12 @@ def check_quota(entity: Entity, key: str, value: float) -> None:
     """Raise ApiError (INVALID_REQUEST) unless `entity` can have the quota `key` with this value."""
     keys = _IP_KEYS if entity[0][0] == IP else _CLIENT_KEYS
     if key not in keys:
-        raise _refused(f"{entity[0][0]} has no quota {key!r}: its quotas are {', '.join(keys)}")
+        raise _invalid_request(f"{entity[0][0]} has no quota {key!r}: its quotas are {', '.join(keys)}")
     if not value > 0:
-        raise _refused(f"{key} has to be greater than 0, not {value:g}")
+        raise _invalid_request(f"{key} must be greater than 0, not {value:g}")
     largest = keys[key]
     if largest is not None and not (value <= largest and value % 1 <= _WHOLE_TOLERANCE):
-        raise _refused(f"{key} takes a whole number up to {largest}, not {value:g}")
+        raise _invalid_request(f"{key} must be a whole number up to {largest}, not {value:g}")
 
 
 class Component(NamedTuple):
@@ -91,7 +91,7 @@ class Filter:
     __slots__ = ("_any", "_exact", "_strict")
 
     def __init__(self, components: Iterable[Component], *, strict: bool) -> None:
-        """`strict`: an entity with types that the filter does not name does not match. Raises ApiError."""
+        """With `strict`, an entity with types that the filter does not name does not match. Raises ApiError."""
         self._exact: dict[str, str | None] = {}
         self._any: dict[str, None] = {}
         self._strict = strict
@@ -99,26 +99,26 @@ class Filter:
             self._add(component)
         kinds = [*self._exact, *self._any]
         if IP in kinds and len(kinds) > 1:
-            raise _refused("an ip cannot be combined with a user or a client-id")
+            raise _invalid_request("an ip cannot be combined with a user or a client-id")
 
     def _add(self, component: Component) -> None:
         kind, match_type, match = component
         if not kind:
-            raise _refused("a component of the filter has no entity type")
+            raise _invalid_request("a component of the filter has no entity type")
         if kind in self._exact or kind in self._any:
-            raise _refused(f"the filter names {kind} more than once")
+            raise _invalid_request(f"the filter names {kind} more than once")
         if kind not in (USER, CLIENT_ID, IP):
             raise ApiError(
                 f"{kind!r} has no quotas: only user, client-id and ip have quotas", ErrorCode.UNSUPPORTED_VERSION
             )
         if match_type == MATCH_EXACT:
             if match is None:
-                raise _refused(f"an exact match of {kind} needs a name")
+                raise _invalid_request(f"an exact match of {kind} needs a name")
             self._exact[kind] = match
         elif match_type not in (MATCH_DEFAULT, MATCH_ANY):
-            raise _refused(f"match type {match_type} is unknown: 0 is exact, 1 the default, 2 any")
+            raise _invalid_request(f"match type {match_type} is unknown: 0 is exact, 1 the default, 2 any")
         elif match is not None:
-            raise _refused(f"a match of the default or of any {kind} takes no name")
+            raise _invalid_request(f"a match of the default or of any {kind} must not have a name")
         elif match_type == MATCH_DEFAULT:
             self._exact[kind] = None
         else:
@@ -133,5 +133,5 @@ class Filter:
         )
 
 
-def _refused(message: str) -> ApiError:
+def _invalid_request(message: str) -> ApiError:
     return ApiError(message, ErrorCode.INVALID_REQUEST)

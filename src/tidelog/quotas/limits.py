@@ -36,7 +36,8 @@ class Limits:
     def of(self, user: str, client_id: str) -> Limit | None:
         """Return the most specific quota of this client, or None if no quota applies.
 
-        The order is: user and client id, user, default user (each with client id first), client id.
+        The order of precedence is: the user with the client id, with the default client id, and alone; the default
+        user in the same order; the client id alone; the default client id alone.
         """
         bounds = self._bounds
         if not bounds:

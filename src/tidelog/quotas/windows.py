@@ -29,8 +29,8 @@ class Rate:
     """The sum of the recent samples, divided by the time that they span.
 
     A sample collects the values that are recorded within `sample_ms` of its start. It expires `samples * sample_ms`
-    after its last value. At most `samples + 1` samples exist. While the span is shorter than `samples - 1` full
-    samples, that length is used instead, so that the first value alone does not look like a burst.
+    after its last value. At most `samples + 1` samples exist. If the span contains fewer than `samples - 1` full
+    samples, the length of the missing ones is added to it, so that the first value alone does not look like a burst.
     """
 
     __slots__ = ("_current", "_samples")
@@ -66,14 +66,18 @@ class Rate:
         return sum(sample.sum for sample in self._samples) / (span_ms / 1000)
 
     def throttle_ms(self, bound: float, window: Window, now_ms: int) -> int:
-        """Return how long the client must be idle until its rate is down to `bound`; 0 if it is not above."""
+        """Return how long the client must be idle until its rate is down to `bound`; 0 if the rate does not exceed
+        `bound`.
+        """
         rate = self.measure(window, now_ms)
         if rate <= bound:
             return 0
-        return _rounded((rate - bound) / bound * self.span_ms(window, now_ms))
+        return _round_ms((rate - bound) / bound * self.span_ms(window, now_ms))
 
     def _reset_expired(self, window: Window, now_ms: int) -> None:
-        """Reset expired samples. A reset sample stays, since its start time shows how long the client was idle."""
+        """Reset expired samples. A reset sample remains in the list, since its start time shows how long the client
+        was idle.
+        """
         samples = self._samples
         if not samples:
             samples.append(_Sample(now_ms))
@@ -109,13 +113,13 @@ class TokenBucket:
     def throttle_ms(self, rate: float, window: Window, now_ms: int) -> int:
         """Return the time until the debt is paid off; 0 without debt."""
         tokens = self.tokens(rate, window, now_ms)
-        return _rounded(-tokens / rate * 1000) if tokens < 0 else 0
+        return _round_ms(-tokens / rate * 1000) if tokens < 0 else 0
 
 
 def _burst(rate: float, window: Window) -> float:
     return window.samples * (window.sample_ms / 1000) * rate
 
 
-def _rounded(value: float) -> int:
+def _round_ms(value: float) -> int:
     """Round to the nearest integer, halves up, capped at THROTTLE_MS_MAX."""
     return int(min(value, THROTTLE_MS_MAX) + 0.5)

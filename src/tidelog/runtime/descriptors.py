@@ -18,7 +18,8 @@ from tidelog.runtime.forks import drop_when_forked
 log = logging.getLogger("tidelog.disk")
 
 SCAN_MAX = 128
-"""Descriptors examined when one has to be closed. Bounds the cost of an open when nearly all files are dirty."""
+"""Upper bound on the descriptors that are examined when one has to be closed. It bounds the cost of an open when
+nearly all files are dirty."""
 
 RESERVED_FOR_SYNCS = 8
 """Descriptors reserved for syncs. A sync makes a file clean, and only a clean file's descriptor may be closed; without
@@ -44,8 +45,8 @@ def raise_descriptor_limit() -> int:
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     # macOS reports "infinity" but refuses values above OPEN_MAX.
-    wanted = [hard] if hard != resource.RLIM_INFINITY else [1 << 20, 1 << 16, 10_240]
-    for limit in wanted:
+    limits = [hard] if hard != resource.RLIM_INFINITY else [1 << 20, 1 << 16, 10_240]
+    for limit in limits:
         if soft != resource.RLIM_INFINITY and limit > soft:
             try:
                 resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
@@ -55,7 +56,7 @@ def raise_descriptor_limit() -> int:
     return descriptor_limit()
 
 
-class Pooled(Protocol):
+class PooledFile(Protocol):
     """The fields of a file that the pool reads and writes."""
 
     path: str
@@ -85,13 +86,13 @@ class DescriptorPool:
     def __init__(self, descriptors_max: int) -> None:
         self.descriptors_max = descriptors_max
         self._lock = threading.Lock()
-        self._order: OrderedDict[Pooled, None] = OrderedDict()
-        self._retiring: list[tuple[Pooled, int]] = []
+        self._order: OrderedDict[PooledFile, None] = OrderedDict()
+        self._retiring: list[tuple[PooledFile, int]] = []
         self._exceeded = False
         self._reserved: list[int] = []
         drop_when_forked(self)
 
-    def open(self, file: Pooled, flags: int, *, to_sync: bool = False) -> int:
+    def open(self, file: PooledFile, flags: int, *, to_sync: bool = False) -> int:
         """Return the file's descriptor; open one if it has none. The caller has pinned the file. Raises OSError.
 
         `to_sync`: use a reserved descriptor when no other is available.
@@ -162,7 +163,9 @@ class DescriptorPool:
                 pass
 
     def drop_in_forked_child(self) -> None:
-        """Close the child's copies. Those in `_retiring` stay: another thread may be closing one at this moment."""
+        """Close the child's copies of the descriptors, except those in `_retiring`: a thread of the parent may have
+        been closing one of them when the process was forked.
+        """
         for file in self._order:
             os.close(file.descriptor)
             file.descriptor = -1
@@ -171,8 +174,10 @@ class DescriptorPool:
             os.close(descriptor)
         self._reserved.clear()
 
-    def give_up(self, file: Pooled) -> None:
-        """Close the file's descriptor even if it is dirty; if a call in another thread uses it, close it afterwards."""
+    def close_descriptor(self, file: PooledFile) -> None:
+        """Close the file's descriptor even if the file is dirty. If a call in another thread is using it, it is
+        closed after the call.
+        """
         with self._lock:
             descriptor = file.descriptor
             if descriptor >= 0:
@@ -212,7 +217,9 @@ class DescriptorPool:
 
     def _warn_when(self, *, exceeded: bool) -> None:
         if exceeded and not self._exceeded:
-            log.warning("more open descriptors than planned, unsynced files hold the rest max=%d", self.descriptors_max)
+            log.warning(
+                "more open descriptors than planned, since unsynced files must stay open max=%d", self.descriptors_max
+            )
         self._exceeded = exceeded
 
 

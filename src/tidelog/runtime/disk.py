@@ -122,7 +122,7 @@ class LocalFile:
             self.pins.pop()
         if self._disk is None:
             raise OSError(errno.EBADF, "the file is closed", self.path)
-        return os.stat(self.path).st_size  # a start asks this of every file, so do not open one
+        return os.stat(self.path).st_size  # a start calls this for every file, so do not open a descriptor
 
     def sync(self) -> None:
         if self._failure is not None:
@@ -202,7 +202,7 @@ class LocalFile:
         disk, self._disk = self._disk, None
         if disk is not None:
             disk.forget(self)
-            self._pool.give_up(self)
+            self._pool.close_descriptor(self)
 
     def _open(self, *, to_sync: bool = False) -> int:
         disk = self._disk
@@ -235,9 +235,9 @@ class LocalLock:
 class _LockTable:
     """The files that this process has locked, by device and inode.
 
-    The locks are POSIX locks, the kind that a JVM (Apache Kafka) takes as well. A POSIX lock never conflicts with a
-    lock of the same process, and closing any descriptor of the file ends it. Therefore this table refuses a second
-    attempt before it opens the file. A forked child inherits the descriptors but not the locks.
+    The locks are POSIX locks, which a JVM (Apache Kafka) uses too. A POSIX lock never conflicts with a lock of the
+    same process, and closing any descriptor of the file ends it. Therefore this table refuses a second attempt
+    before it opens the file. A forked child inherits the descriptors but not the locks.
     """
 
     def __init__(self) -> None:
@@ -327,7 +327,7 @@ class LocalDisk:
         try:
             size = os.fstat(descriptor).st_size
             data = os.read(descriptor, size + 1)
-            while len(data) != size and (more := os.read(descriptor, READ_STEP_BYTES)):  # the file just grew
+            while len(data) != size and (more := os.read(descriptor, READ_STEP_BYTES)):  # the file grew meanwhile
                 data += more
             return data
         finally:

@@ -21,10 +21,11 @@ IN_PYTHON = Remedies("choose another with host= and port=", "choose another with
 
 
 def explain(error: Exception, directory: str, address: str, remedies: Remedies) -> str:
-    """Return one line for `error`, which a broker with this data directory and address HOST:PORT raised at its start.
+    """Return one line for `error`, which a broker with this data directory and address HOST:PORT raised at its
+    start.
 
-    Exceptions of Tidelog carry their own text, and errors of the operating system are explained by their number. Any
-    other exception is a defect of Tidelog; its traceback goes to the log.
+    Exceptions of Tidelog contain their own text, and errors of the operating system are explained by their number.
+    Any other exception is a defect of Tidelog; its traceback is logged.
     """
     if isinstance(error, OSError) and (explanation := system_error(error, directory, address, remedies)):
         return explanation
@@ -42,15 +43,17 @@ def system_error(error: OSError, directory: str, address: str, remedies: Remedie
     elsewhere, other_directory = remedies.another_address, remedies.another_directory
     match error.errno:
         case errno.EADDRINUSE:
-            return f"{address} is in use: stop what listens there, or {elsewhere} (port 0 takes a free one)"
+            return (
+                f"{address} is in use: stop the program that listens there, or {elsewhere} (port 0 chooses a free port)"
+            )
         case errno.EADDRNOTAVAIL:
             return f"{address} is not an address of this machine: {elsewhere}"
         case errno.EACCES | errno.EPERM if where is None:
-            return f"no permission to listen on {address} (ports below 1024 are the system's): {elsewhere}"
+            return f"no permission to listen on {address} (ports below 1024 are reserved for the system): {elsewhere}"
         case errno.EACCES | errno.EPERM | errno.EROFS:
             return f"{where or directory} cannot be written ({error.strerror}): {other_directory}"
         case errno.ENOSPC | errno.EDQUOT:
-            return f"no space is left for {directory} ({error.strerror}): free some, or {other_directory}"
+            return f"no space is left for {directory} ({error.strerror}): free some space, or {other_directory}"
         case errno.EMFILE | errno.ENFILE:
             return f"{error.strerror}: raise the limit of open files, for example with ulimit -n 65536"
         case errno.ENOENT if where is not None:
@@ -65,5 +68,7 @@ def system_error(error: OSError, directory: str, address: str, remedies: Remedie
 
 
 def _not_directory(where: str, directories: str) -> str:
-    """Return the data directory that `where` lies in, or `where`: a file below something else cannot be named."""
+    """Return the data directory that contains `where`, since that directory is then the path that is not a
+    directory. Return `where` if no data directory contains it.
+    """
     return next((path for path in directories.split(",") if where.startswith(f"{path}/")), where)

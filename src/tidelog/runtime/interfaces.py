@@ -1,7 +1,7 @@
 """Protocols for everything outside the product: clock, randomness, disk, network, threads and processes.
 
-This module holds no implementation. The real implementations are in the other modules of this package, the simulated
-ones in `tidelog.simulation`.
+This module contains no implementation. The real implementations are in the other modules of this package, the
+simulated ones in `tidelog.simulation`.
 """
 
 import asyncio
@@ -47,7 +47,7 @@ class File(Protocol):
         """Return `size` bytes from `position`; fewer only at the end of the file."""
 
     def pwrite(self, data: Buffer, position: int) -> None:
-        """Write all of `data`. Raises OSError (ENOSPC ...); after a failure the file may hold a part of `data`."""
+        """Write all of `data`. Raises OSError (ENOSPC ...); after a failure the file may contain a part of `data`."""
 
     def truncate(self, size: int) -> None: ...
     def size(self) -> int: ...
@@ -60,7 +60,8 @@ class File(Protocol):
         """
 
     def resident(self, position: int, size: int) -> bool:
-        """Return whether the page cache holds these bytes, so that a read will not wait for the disk. Never blocks.
+        """Return whether the page cache contains these bytes, so that a read will not wait for the disk. Never
+        blocks.
 
         The answer is a guess: the kernel may drop the pages at any time.
         """
@@ -68,7 +69,8 @@ class File(Protocol):
     def hold(self) -> None:
         """Keep the bytes readable after `close` and after removal of the file, until the matching call of `release`.
 
-        Calls are counted. A reader that continues later calls it; a descriptor stays open meanwhile. Raises OSError.
+        A reader calls this if it will continue to read later. The file's descriptor stays open until then. Calls are
+        counted. Raises OSError.
         """
 
     def release(self) -> None: ...
@@ -175,10 +177,14 @@ class TimerHandle(Protocol):
 
 
 class Tasks(Protocol):
-    """Concurrency. Everything runs on the runtime's one event loop, except the functions given to `run_blocking`."""
+    """Concurrency. Everything runs on the runtime's one event loop, except the functions passed to `run_blocking`
+    and `run_in_child`.
+    """
 
     def spawn(self, coroutine: Coroutine[Any, Any, T], *, name: str) -> "asyncio.Task[T]":
-        """Start a task and keep a reference to it until it ends. A failure that nobody awaits is logged with `name`."""
+        """Start a task and keep a reference to it until it ends. A failure is logged with `name` if no other code
+        retrieves it.
+        """
 
     def call_later(self, delay_s: float, callback: Callable[..., object], *args: object) -> TimerHandle: ...
     def call_soon(self, callback: Callable[..., object], *args: object) -> object: ...
@@ -242,24 +248,25 @@ class Stream(Protocol):
     def resume_reading(self) -> None: ...
 
     def write_eof(self) -> None:
-        """Shut the sending side after the backlog is sent, and go on reading. The peer sees the end of its input."""
+        """Shut the sending side after the backlog is sent, and continue to read. The peer sees the end of its input."""
 
     def finish(self) -> None:
-        """Stop reading; close after the backlog is sent and the peer has had a moment to read it."""
+        """Stop reading. Close the connection after the backlog is sent and the peer has had some time to read it."""
 
     def abort(self) -> None:
         """Close the connection now and drop the backlog."""
 
 
 class Receiver(Protocol):
-    """The callbacks of a stream. As in `asyncio.BufferedProtocol` the receiver supplies the buffer for incoming bytes.
+    """The callbacks of a stream. As in `asyncio.BufferedProtocol` the receiver supplies the buffer for incoming
+    bytes.
 
     An exception that escapes from a callback is logged and ends the connection.
 
-    A receiver may have one more callback, `eof_received() -> bool`: the peer has shut its sending side or closed the
-    connection (TCP does not tell which), and no `received` follows. If it returns True, the stream stays open until the
-    receiver has sent everything and calls `finish`; `closed` still reports a reset. If it returns False, or if the
-    receiver does not have it, the stream is closed.
+    A receiver may have one more callback, `eof_received() -> bool`. It is called when the peer has shut its sending
+    side or closed the connection (TCP does not distinguish these); no `received` follows. If it returns True, the
+    stream stays open until the receiver has sent everything and calls `finish`; `closed` still reports a reset. If
+    it returns False, or if the receiver does not have this callback, the stream is closed.
     """
 
     def connected(self, stream: Stream) -> None: ...
@@ -281,7 +288,7 @@ class Receiver(Protocol):
 
 
 class Listener(Protocol):
-    """An address of this machine that no other socket can listen on. Before `listen`, connections are refused."""
+    """An address of this machine on which no other socket can listen. Before `listen`, connections are refused."""
 
     host: str
     port: int
@@ -291,7 +298,9 @@ class Listener(Protocol):
         """Start to accept connections. `receiver` creates the receiver of each connection. Raises OSError."""
 
     def pause(self, delay_s: float) -> None:
-        """Accept no connection for `delay_s`. Connections wait meanwhile in the kernel's backlog while it has room."""
+        """Accept no connection for `delay_s`. Meanwhile, new connections wait in the kernel's backlog while it has
+        room.
+        """
 
     def close(self) -> None:
         """Stop accepting connections. Connections that are open stay open."""

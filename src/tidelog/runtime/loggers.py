@@ -1,7 +1,7 @@
 """The broker's loggers and their levels, by Kafka's level names. Changes last until the process ends.
 
-The name `root` stands for the logger `tidelog`, the parent of all of Tidelog's loggers. Loggers of an application that
-embeds a broker are neither shown nor changed.
+The name `root` means the logger `tidelog`, the parent of all of Tidelog's loggers. Loggers of an application that
+embeds a broker are neither listed nor changed.
 """
 
 import logging
@@ -29,7 +29,7 @@ def set_level(name: str, level: str) -> None:
 
 
 def follow_root(name: str) -> None:
-    """Remove the logger's own level, so that it inherits that of `root`. `name` is not the root."""
+    """Remove the logger's own level, so that it inherits the level of `root`. `name` is not the root."""
     _logger(name).setLevel(logging.NOTSET)
 
 
@@ -39,4 +39,4 @@ def _logger(name: str) -> logging.Logger:
 
 def _level(logger: logging.Logger) -> str:
     number = logger.getEffectiveLevel()
-    return next((level for level, least in LEVELS.items() if number <= least), "FATAL")
+    return next((level for level, value in LEVELS.items() if number <= value), "FATAL")

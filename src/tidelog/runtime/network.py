@@ -20,7 +20,8 @@ from tidelog.runtime.stream import SocketStream
 log = logging.getLogger("tidelog.network")
 
 ACCEPTS_PER_TURN = 16
-"""Connections that one turn of the loop accepts, so that a burst of them does not hold up requests of open ones."""
+"""Upper bound on the connections that one turn of the loop accepts, so that a burst of new connections does not
+delay the requests of open connections."""
 
 LISTEN_BACKLOG = 4096
 RETRY_SECONDS = 0.5
@@ -36,7 +37,7 @@ _CONNECTION_FAILED = (
     errno.ENETUNREACH,
     errno.ETIMEDOUT,
 )
-"""Errors of accept() that concern one connection which failed before it was accepted, not the listener."""
+"""Errors of accept() that concern a connection which failed before it was accepted, not the listener."""
 
 
 class SocketListener:
@@ -97,7 +98,7 @@ class SocketListener:
             listening.close()
 
     def descriptor_freed(self) -> None:
-        """Retry in the next turn of the loop if an accept failed for want of a descriptor."""
+        """Accept again in the next turn of the loop if an accept failed because no descriptor was free."""
         if self._retry is not None and not self._paused:
             self._retry.cancel()
             self._retry = self._network.loop.call_soon(self._resume_accepting)
@@ -130,9 +131,10 @@ class SocketListener:
                 return
 
     def _back_off(self, error: OSError) -> None:
-        if not self._sockets:  # a receiver has closed this listener meanwhile
+        if not self._sockets:  # a receiver has closed this listener
             return
-        # The connection in the kernel's queue keeps the socket readable, so the loop would spin if it kept the reader.
+        # The connection in the kernel's queue keeps the socket readable. With a registered reader, the loop would
+        # call `_accept` without a pause.
         loop = self._network.loop
         if self._starved_since is None:
             self._starved_since = loop.time()
@@ -201,7 +203,7 @@ class SocketNetwork:
         try:
             connection.setblocking(False)
             peer = connection.getpeername()
-            _tune(connection, peer[0])
+            _set_options(connection, peer[0])
             stream = SocketStream(self, connection, _host_port(peer), _host_port(connection.getsockname()))
         except OSError:  # the peer reset the connection after the handshake
             connection.close()
@@ -236,20 +238,21 @@ class SocketNetwork:
 
 
 def _bind_all(addresses: list[tuple[int, tuple[object, ...]]], port: int) -> list[socket.socket]:
-    """Bind a socket to each address that this machine has, all with the same port. Raises OSError, and then binds
-    none.
+    """Bind a socket to each address that this machine has, all with the same port. Raises OSError; then no address
+    is bound.
     """
     failure: OSError | None = None
     for _ in range(PORT_ATTEMPTS if port == 0 else 1):
         sockets: list[socket.socket] = []
-        chosen = port
+        bound_port = port
         try:
             for family, address in addresses:
                 try:
-                    # "::" alone also accepts IPv4; beside another address each socket accepts its own family only.
+                    # If "::" is the only address, its socket also accepts IPv4. Otherwise each socket accepts only
+                    # its own family.
                     dual = len(addresses) == 1 and address[0] == "::"
-                    sockets.append(_bind(family, (address[0], chosen, *address[2:]), dual=dual))
-                    chosen = sockets[0].getsockname()[1]
+                    sockets.append(_bind(family, (address[0], bound_port, *address[2:]), dual=dual))
+                    bound_port = sockets[0].getsockname()[1]
                 except OSError as error:
                     if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
                         raise
@@ -269,7 +272,8 @@ def _bind(family: int, address: tuple[object, ...], *, dual: bool) -> socket.soc
     """Return a socket that has the address exclusively, even before it listens.
 
     With SO_REUSEADDR two sockets could bind the same address, and only the later `listen` of the second one would
-    fail. So the option is set only if connections of an earlier process linger on the address.
+    fail. Therefore the option is set only after a bind has failed without it: closed connections of an earlier
+    process may linger on the address.
     """
     bound = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -289,7 +293,7 @@ def _bind(family: int, address: tuple[object, ...], *, dual: bool) -> socket.soc
     return bound
 
 
-def _tune(connection: socket.socket, peer_host: str) -> None:
+def _set_options(connection: socket.socket, peer_host: str) -> None:
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     if sys.platform == "linux" and peer_host.startswith(("127.", "::1", "::ffff:127.")):

@@ -1,7 +1,8 @@
 """Detect resets of connections whose peer has shut its sending side.
 
-The event loop can only report that such a socket is readable, and it stays readable after the end of its input. An
-epoll that is registered for no events reports only errors, and is itself readable while it has one to report.
+The event loop can only report that such a socket is readable, and the socket remains readable after the end of its
+input. An epoll that is registered for no events reports only errors, and is itself readable while it has an error to
+report.
 """
 
 import asyncio
@@ -15,7 +16,7 @@ from tidelog.runtime.forks import drop_when_forked
 log = logging.getLogger("tidelog.network")
 
 EVENTS_MAX = 64
-"""Resets that are reported in one turn of the loop; the rest are reported in the next one."""
+"""Upper bound on the resets that are reported in one turn of the loop. Further resets are reported in the next turn."""
 
 
 class Resets:
@@ -27,8 +28,8 @@ class Resets:
         self._watched: dict[int, Callable[[], object]] = {}
         drop_when_forked(self)
 
-    def watch(self, descriptor: int, was_reset: Callable[[], object]) -> None:
-        """Call `was_reset` once when the connection is reset, unless `forget` is called first."""
+    def watch(self, descriptor: int, on_reset: Callable[[], object]) -> None:
+        """Call `on_reset` once when the connection is reset, unless `forget` is called first."""
         if sys.platform != "linux":
             return
         try:
@@ -39,7 +40,7 @@ class Resets:
         except OSError as error:  # no free descriptor, or no memory
             log.debug("a reset will be noticed only by the next write error=%s", error)
             return
-        self._watched[descriptor] = was_reset
+        self._watched[descriptor] = on_reset
 
     def forget(self, descriptor: int) -> None:
         """Stop watching; must be called before the descriptor is closed. Does nothing if the descriptor is not
@@ -67,7 +68,7 @@ class Resets:
     def _report_resets(self) -> None:
         assert self._epoll is not None
         for descriptor, _ in self._epoll.poll(0, EVENTS_MAX):
-            was_reset = self._watched.get(descriptor)
-            if was_reset is not None:
+            on_reset = self._watched.get(descriptor)
+            if on_reset is not None:
                 self.forget(descriptor)
-                was_reset()
+                on_reset()

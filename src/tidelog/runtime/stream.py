@@ -27,10 +27,11 @@ if TYPE_CHECKING:
 log = logging.getLogger("tidelog.network")
 
 RECEIVE_BYTES_MAX = 1 << 20
-"""Bytes that one readiness event reads from a connection."""
+"""Upper bound on the bytes that one readiness event reads from a connection."""
 
 TURN_BYTES_MAX = 2 << 20
-"""Bytes that one connection may send in one turn of the event loop. The rest is sent in the next turns."""
+"""Upper bound on the bytes that one connection sends in one turn of the event loop. Further bytes are sent in the
+next turns."""
 
 JOIN_BYTES_MAX = 16 * 1024
 """Pieces of at most this total size are joined, since one send() of a copy is cheaper than sendmsg()."""
@@ -40,7 +41,7 @@ READ_BYTES_MAX = 64 * 1024
 KB on."""
 
 GATHER_MAX = 64
-"""Buffers in one sendmsg(). The kernel accepts up to IOV_MAX = 1,024."""
+"""Upper bound on the buffers in one sendmsg(). The kernel accepts up to IOV_MAX = 1,024."""
 
 COPY_BYTES = 256 * 1024
 """File regions that sendfile() cannot send are read in parts of this size."""
@@ -49,10 +50,10 @@ LINGER_SECONDS = 1.0
 """Time that a finished connection waits for the peer to close, since a reset could destroy the last response."""
 
 LINGER_BYTES_MAX = 4 << 20
-"""Bytes that a finished connection reads and discards in that time."""
+"""Upper bound on the bytes that a finished connection reads and discards in that time."""
 
 STALL_SECONDS = 10.0
-"""A finished connection is aborted when its backlog does not shrink for this time."""
+"""A finished connection is aborted if its backlog does not become smaller within this time."""
 
 _MORE = getattr(socket, "MSG_MORE", 0)
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
@@ -66,21 +67,21 @@ _CONNECTION_ERRORS = (
 )
 
 _CANNOT_SENDFILE = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
-"""Errors of sendfile() on file systems that do not support it. The region is read and copied then."""
+"""Errors of sendfile() on file systems that do not support it. In this case the region is read and copied."""
 
 _BacklogItem: TypeAlias = bytes | bytearray | memoryview | tuple[File, int, int, bool]
 """Bytes, or a region of a file: file, position, size, and whether `File.hold` was called."""
 
 
 def _close_at_end_of_input() -> bool:
-    """The `eof_received` of receivers that have none: close the connection."""
+    """The `eof_received` of a receiver that does not have this callback: close the connection."""
     return False
 
 
 class _State(enum.Enum):
     OPEN = enum.auto()
     FINISHING = enum.auto()
-    """The backlog is sent; nothing is read."""
+    """The backlog is being sent; nothing is read."""
     LINGERING = enum.auto()
     """The sending side is shut. Incoming bytes are discarded until the peer closes."""
     CLOSED = enum.auto()
@@ -215,7 +216,7 @@ class SocketStream:
             self.backlog_bytes += size
         if not had_backlog:
             self._flush()
-        # The caller may reuse its buffers after this call, so copy those that wait.
+        # The caller may reuse its buffers after this call, so copy the buffers that wait.
         for index in range(max(len(backlog) - len(pieces), 0), len(backlog)):
             item = backlog[index]
             if isinstance(item, bytearray) or (isinstance(item, memoryview) and not isinstance(item.obj, bytes)):
@@ -406,9 +407,9 @@ class SocketStream:
         if not is_kept:
             self._close(None)
         elif self._state is not _State.CLOSED:
-            self._network.resets.watch(self._descriptor, self._was_reset)
+            self._network.resets.watch(self._descriptor, self._on_reset)
 
-    def _was_reset(self) -> None:
+    def _on_reset(self) -> None:
         self._close(ConnectionResetError(errno.ECONNRESET, os.strerror(errno.ECONNRESET)))
 
     # The end
@@ -441,7 +442,7 @@ class SocketStream:
         except OSError:
             self._close(None)
             return
-        if self._input_ended:  # no more bytes can arrive
+        if self._input_ended:  # no further bytes can arrive
             self._close(None)
             return
         self._timer = self._loop.call_later(LINGER_SECONDS, self._close, None)
@@ -462,8 +463,8 @@ class SocketStream:
     def abort(self) -> None:
         if self._backlog:
             try:
-                # The backlog is dropped anyway, so the kernel need not keep sending its part to a peer that does not
-                # read.
+                # The backlog is dropped, so the kernel should also drop the bytes that it has buffered for a peer
+                # that does not read.
                 self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
             except OSError:
                 log.debug("the connection has ended already peer=%s", self.peer)

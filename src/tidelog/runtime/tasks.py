@@ -11,16 +11,16 @@ from tidelog.runtime.forks import drop_when_forked
 from tidelog.runtime.interfaces import ChildWork, Disk, TimerHandle
 
 if TYPE_CHECKING:
-    from tidelog.runtime.apart import ApartProcess
+    from tidelog.runtime.child_process import ChildProcess
 
 T = TypeVar("T")
 
 log = logging.getLogger("tidelog.tasks")
 
-IDLE_S = 30.0
+CHILD_IDLE_S = 30.0
 """An idle child process (see `LoopTasks.run_in_child`) is ended after this time."""
 IO_THREADS_MAX = 4
-"""Threads that share the blocking calls without a lane. The calls wait for disks and use little CPU."""
+"""Upper bound on the threads that run blocking calls without a lane. The calls wait for disks and use little CPU."""
 
 
 class LoopTasks:
@@ -32,8 +32,8 @@ class LoopTasks:
         self._running: dict[asyncio.Task[Any], None] = {}
         self._lanes: dict[str, _Workers] = {}
         self._closed = False
-        self._apart: ApartProcess | None = None
-        self._collector_off = False
+        self._child: ChildProcess | None = None
+        self._has_disabled_collector = False
         drop_when_forked(self)
         # The loop's own functions, not methods around them: call_later and call_soon are on hot paths.
         self.call_later: Callable[..., TimerHandle] = loop.call_later
@@ -43,7 +43,7 @@ class LoopTasks:
     def spawn(self, coroutine: Coroutine[Any, Any, T], *, name: str) -> "asyncio.Task[T]":
         task = self._loop.create_task(coroutine, name=name)
         self._running[task] = None
-        task.add_done_callback(self._ended)
+        task.add_done_callback(self._on_end)
         return task
 
     def sleep(self, delay_s: float) -> Awaitable[None]:
@@ -61,41 +61,43 @@ class LoopTasks:
     def run_in_child(
         self, work: ChildWork, disk: Disk, request: bytes, report: Callable[[bytes], None]
     ) -> "asyncio.Future[None]":
-        from tidelog.runtime.apart import LANE, ApartProcess
+        from tidelog.runtime.child_process import LANE, ChildProcess
 
-        process = self._apart = self._apart or ApartProcess()
+        process = self._child = self._child or ChildProcess()
         token = object()
 
         def deliver(content: bytes) -> None:
             if not future.done():
                 report(content)
 
-        def result(content: bytes) -> None:
+        def deliver_on_loop(content: bytes) -> None:
             self._loop.call_soon_threadsafe(deliver, content)
 
-        def ended(future: "asyncio.Future[None]") -> None:
+        def on_end(future: "asyncio.Future[None]") -> None:
             if future.cancelled():
                 process.kill(token)
             elif not self._closed:
-                self._loop.call_later(IDLE_S, self._end_if_idle, process, process.calls)
+                self._loop.call_later(CHILD_IDLE_S, self._end_child_if_idle, process, process.calls)
 
-        future = self.run_blocking(process.call, token, work, request, result, lane=LANE)
-        future.add_done_callback(ended)
+        future = self.run_blocking(process.call, token, work, request, deliver_on_loop, lane=LANE)
+        future.add_done_callback(on_end)
         return future
 
-    def _end_if_idle(self, process: "ApartProcess", calls: int) -> None:
-        """End the child process if it has had no call since its call number `calls`."""
-        from tidelog.runtime.apart import LANE
+    def _end_child_if_idle(self, process: "ChildProcess", calls: int) -> None:
+        """End the child process if no call has begun since `process.calls` was `calls`."""
+        from tidelog.runtime.child_process import LANE
 
         if not self._closed and process.calls == calls:
             self.run_blocking(process.end, lane=LANE)
 
     def defer_collection(self, deferred: bool) -> None:
         if deferred and not self._closed:
-            self._collector_off = gc.isenabled()  # an application that embeds the broker may have switched it off
+            self._has_disabled_collector = (
+                gc.isenabled()
+            )  # an application that embeds the broker may have switched it off
             gc.disable()
-        elif self._collector_off:
-            self._collector_off = False
+        elif self._has_disabled_collector:
+            self._has_disabled_collector = False
             if not gc.get_freeze_count():
                 # Move all young objects to the oldest generation without traversing them. Otherwise the next collection
                 # would traverse every object of the burst that is still alive, which takes half a second.
@@ -104,31 +106,34 @@ class LoopTasks:
             gc.enable()
 
     def drop_in_forked_child(self) -> None:
-        """Enable the garbage collector again, since nothing else would enable it in the child."""
-        if self._collector_off:
+        """Enable the garbage collector in the forked child if this object has disabled it. The computation that
+        would enable it again does not run in the child.
+        """
+        if self._has_disabled_collector:
             gc.enable()
 
     async def close(self) -> None:
         """Cancel the running tasks, wait for blocking calls, join the threads. The calling task is not cancelled."""
-        await asyncio.sleep(0)  # let callbacks run that are already scheduled (`closed` of connections)
+        await asyncio.sleep(0)  # run the callbacks that are already scheduled, such as `Receiver.closed`
         current = asyncio.current_task()
-        while others := [task for task in self._running if task is not current]:
-            for task in others:
+        while other_tasks := [task for task in self._running if task is not current]:
+            for task in other_tasks:
                 task.cancel()
-            await asyncio.wait(others)
+            await asyncio.wait(other_tasks)
         self._closed = True
         lanes = list(self._lanes.values())
         self._lanes.clear()
         for workers in lanes:
             await workers.close()
-        if self._apart is not None:
-            self._apart.end()
-        self.defer_collection(False)  # computations in steps have ended, so nothing else would switch it on again
+        if self._child is not None:
+            self._child.end()
+        # the computations that disabled the collector were cancelled, and so did not enable it again
+        self.defer_collection(False)
 
-    def _ended(self, task: "asyncio.Task[Any]") -> None:
+    def _on_end(self, task: "asyncio.Task[Any]") -> None:
         del self._running[task]
-        # asyncio clears the flag when somebody retrieves the exception. A task that awaits this one does so in this
-        # turn of the loop, so look again in the next one.
+        # `_log_traceback` is True until the task's exception is retrieved. A task that awaits this one retrieves it
+        # in this turn of the loop, so check again in the next turn.
         if not task.cancelled() and getattr(task, "_log_traceback", True) and not self._loop.is_closed():
             self._loop.call_soon(report_failure, task)
 
@@ -186,7 +191,7 @@ class _Workers:
             try:
                 if not future.cancelled():
                     result = function(*args)
-            except BaseException as failure:  # the caller also gets KeyboardInterrupt and SystemExit
+            except BaseException as failure:  # KeyboardInterrupt and SystemExit are passed to the caller, too
                 error = failure
             try:
                 self._loop.call_soon_threadsafe(self._finished, future, result, error)

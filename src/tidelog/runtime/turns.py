@@ -18,32 +18,32 @@ R = TypeVar("R")
 FIRST_TURN_S = 0.001
 """Time that a computation gets inside the call that begins it. Most end within it and never wait for a loop turn."""
 FIRST_TURNS_S = 0.004
-"""Bound on the sum of all first turns between two loop turns: one loop turn may bring hundreds of requests."""
+"""Upper bound on the sum of all first turns between two loop turns: one loop turn may bring hundreds of requests."""
 TURN_S = 0.004
 """Time that all computations together get in one loop turn, after their first turns."""
 STEPS_PER_TURN = 256
-"""Steps that one computation runs in a turn. On the simulation's virtual clock time stands still during a turn, so this
-bound is what ends the turn there."""
+"""Upper bound on the steps that one computation runs in a turn. On the virtual clock of the simulation no time
+passes during a turn, so there this bound ends the turn."""
 LIGHT_WEIGHT_MAX = 256 << 10
 """Computations up to this weight (bytes) never queue behind heavier ones."""
 LIGHT_AT_ONCE_MAX = 64
-"""Light computations that take turns side by side."""
+"""Upper bound on the light computations that take turns side by side."""
 LIGHT_WEIGHTS_MAX = 4 << 20
-"""Sum of the weights of the light computations that take turns side by side, in bytes."""
+"""Upper bound on the sum of the weights of the light computations that take turns side by side, in bytes."""
 HEAVY_AT_ONCE_MAX = 4
-"""Heavy computations that take turns side by side."""
+"""Upper bound on the heavy computations that take turns side by side."""
 HEAVY_WEIGHTS_MAX = 16 << 20
-"""Sum of the weights of the heavy computations that take turns side by side, in bytes; it bounds the memory of their
-intermediate results. A single computation may weigh more."""
+"""Upper bound on the sum of the weights of the heavy computations that take turns side by side, in bytes. It bounds
+the memory of their intermediate results. A single computation may weigh more."""
 FREED_PER_STEP = 512
 """Elements that `Turns.free_in_steps` drops from a list in one step."""
 COLLECTION_DEFERRED_S = 10.0
-"""The garbage collector is put off for at most this long while computations follow each other without a pause; see
+"""While computations follow each other without a pause, the garbage collector is disabled for at most this long; see
 `Tasks.defer_collection`."""
 
 
 class NoTurn(Exception):
-    """No time is left for a first turn before the next loop turn: the caller has to queue its work."""
+    """No time is left for a first turn before the next loop turn. The caller has to queue its work."""
 
 
 class Work(Generic[R]):
@@ -68,15 +68,15 @@ class Work(Generic[R]):
             self._turns.discard(self)
 
     def turn(self, monotonic: Callable[[], float], seconds: float) -> None:
-        """Run steps for `seconds`, at most STEPS_PER_TURN. The last step of all is followed by the call of `done`."""
+        """Run steps for `seconds`, but at most STEPS_PER_TURN. Call `done` when the computation has ended."""
         until = monotonic() + seconds
-        left = STEPS_PER_TURN
+        steps_left = STEPS_PER_TURN
         value, failure = None, None
         try:
             while True:
                 next(self._steps)
-                left -= 1
-                if not left or monotonic() >= until:
+                steps_left -= 1
+                if not steps_left or monotonic() >= until:
                     return
         except StopIteration as end:
             value = end.value
@@ -87,7 +87,9 @@ class Work(Generic[R]):
 
 
 class _WeightClass:
-    """The light or the heavy computations: a queue of those that wait, and the sums over those that take turns."""
+    """The light or the heavy computations: the queue of the waiting ones, and the number and total weight of those
+    that take turns.
+    """
 
     __slots__ = ("at_once_max", "running", "waiting", "weight", "weight_max")
 
@@ -99,7 +101,9 @@ class _WeightClass:
         self.weight = 0
 
     def admit(self) -> "Work[Any] | None":
-        """Take the oldest waiting computation out of the queue if the bounds allow it to take turns now."""
+        """Remove the oldest waiting computation from the queue and return it, if the bounds allow it to take turns
+        now.
+        """
         if not self.waiting or self.running >= self.at_once_max:
             return None
         if self.running and self.weight + self.waiting[0].weight > self.weight_max:
@@ -132,7 +136,7 @@ class Turns:
         """The part of FIRST_TURNS_S that is left until the next loop turn."""
         self._turn_scheduled = False
         self._deferred_until_s: float | None = None
-        self._settled: asyncio.Future[None] | None = None
+        self._idle_future: asyncio.Future[None] | None = None
 
     def begin(
         self, steps: Steps[R], done: Callable[[R | None, Exception | None], object], *, weight: int = 0
@@ -185,7 +189,7 @@ class Turns:
         return not (self._running or self._light.waiting or self._heavy.waiting)
 
     async def run(self, steps: Steps[R]) -> R:
-        """Run `steps` and return their result. When the caller is cancelled, the computation is cancelled too."""
+        """Run `steps` and return their result. If the caller is cancelled, the computation is cancelled."""
         future = self._tasks.future()
 
         def done(value: R | None, failure: Exception | None) -> None:
@@ -207,24 +211,24 @@ class Turns:
 
         Freeing a million objects at once would take about a tenth of a second.
         """
-        held = [elements for elements in lists if elements]
-        if held:
-            self.begin(_drop_elements(held), _ignore_outcome)
+        lists_to_empty = [elements for elements in lists if elements]
+        if lists_to_empty:
+            self.begin(_drop_elements(lists_to_empty), _ignore_outcome)
 
-    async def settled(self, timeout_s: float) -> None:
+    async def wait_until_idle(self, timeout_s: float) -> None:
         """Return when no computation is left, or after `timeout_s`, whichever comes first."""
         if not self._idle:
-            self._settled = self._tasks.future()
-            deadline = self._tasks.call_later(timeout_s, self._settle)
-            await self._settled
+            self._idle_future = self._tasks.future()
+            deadline = self._tasks.call_later(timeout_s, self._end_wait)
+            await self._idle_future
             deadline.cancel()
 
-    def _settle(self) -> None:
-        if self._settled is not None and not self._settled.done():
-            self._settled.set_result(None)
+    def _end_wait(self) -> None:
+        if self._idle_future is not None and not self._idle_future.done():
+            self._idle_future.set_result(None)
 
     def discard(self, work: Work[Any]) -> None:
-        """Take the cancelled `work` out of the queue or out of the round of turns."""
+        """Remove the cancelled `work` from its queue, or from the computations that take turns."""
         if work in self._running:
             self._running.remove(work)
             self._class_of(work).ended(work)
@@ -251,11 +255,13 @@ class Turns:
                 self._schedule_turn()
 
     def _take_turns(self) -> None:
-        """Give the next computation a turn; go on with the following ones while each ends before TURN_S is used up."""
+        """Run one turn of the next computation. While computations end before TURN_S is used up, continue with the
+        next one.
+        """
         left_s = TURN_S
         until_s = self._monotonic() + left_s
         for _ in range(LIGHT_AT_ONCE_MAX):
-            if not self._running:  # the `done` of one computation may have cancelled the others
+            if not self._running:  # the `done` of one computation may have cancelled all others
                 return
             work = self._running[0]
             try:
@@ -284,16 +290,16 @@ class Turns:
         if until_s is not None and (self._idle or self._monotonic() >= until_s):
             self._deferred_until_s = None
             self._tasks.defer_collection(False)
-        if self._settled is not None and self._idle:
-            self._settle()
+        if self._idle_future is not None and self._idle:
+            self._end_wait()
 
 
-def _drop_elements(held: list[list[Any]]) -> Steps[None]:
-    while held:
-        elements = held[-1]
+def _drop_elements(lists: list[list[Any]]) -> Steps[None]:
+    while lists:
+        elements = lists[-1]
         del elements[-FREED_PER_STEP:]
         if not elements:
-            held.pop()
+            lists.pop()
         yield
 
 

@@ -107,7 +107,7 @@ class SimTasks:
                 for content in results:
                     report(content)
 
-        return self.spawn(run_and_report(), name="apart")
+        return self.spawn(run_and_report(), name="child-process")
 
     async def close(self) -> None:
         await asyncio.sleep(0)

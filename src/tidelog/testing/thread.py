@@ -88,7 +88,7 @@ class BrokerThread:
             self.host, self.port = broker.host, broker.port
             self._ready.set()
             stop_requested = asyncio.ensure_future(self._stop_requested.wait())
-            failed = asyncio.ensure_future(broker.failed())
+            failed = asyncio.ensure_future(broker.wait_for_failure())
             await asyncio.wait((stop_requested, failed), return_when=asyncio.FIRST_COMPLETED)
             await broker.stop()
             if failed.done():

@@ -40,7 +40,7 @@ def test_the_time_of_steps_counts_and_that_between_them_does_not() -> None:
             yield
         return "done"
 
-    timed = metered.timed(steps())
+    timed = metered.measure(steps())
     with pytest.raises(StopIteration, match="done"):
         while True:
             next(timed)
@@ -49,7 +49,7 @@ def test_the_time_of_steps_counts_and_that_between_them_does_not() -> None:
     metered.record_usage(answer)
     assert answer.throttle_time_ms == 1000
     other = meter(clock, request_percentage=0.55)
-    assert run_all(other.timed(steps())) == "done"
+    assert run_all(other.measure(steps())) == "done"
     other.record_usage(answer)
     assert answer.throttle_time_ms == 0
 

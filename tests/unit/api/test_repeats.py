@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 from typing import Any
 
-from tidelog.api.repeats import REPEATED_BYTES_MAX, NamedPartitions, Repeats, joined_by_topic
+from tidelog.api.repeats import REPEATED_BYTES_MAX, NamedPartitions, Repeats, join_by_topic
 from tidelog.model.steps import run_all
 
 
@@ -37,7 +37,7 @@ def entry(*partitions: int) -> Any:
 
 def test_entries_of_a_topic_are_joined_only_where_something_is_refused() -> None:
     def shape(refused: dict[str, Any], known: list[tuple[str, Any]]) -> list[list[int]]:
-        return [topic.partitions for topic in run_all(joined_by_topic(refused, known))]
+        return [topic.partitions for topic in run_all(join_by_topic(refused, known))]
 
     assert shape({}, [("t", entry(0)), ("u", entry(1)), ("t", entry(2, 0))]) == [[0], [1], [2, 0]]
     known = [("t", entry(0)), ("u", entry(1)), ("t", entry(2)), ("u", entry(3))]

@@ -183,7 +183,7 @@ def test_what_is_no_partition_is_left_alone(disk: LocalDisk, tmp_path: Path) -> 
     (tmp_path / "e-0").write_text("a file")
     found = read_partitions(disk, str(tmp_path))
     assert list(found.partitions) == [("a-b", 1)]
-    assert found.other_directories == ["b-0.5e1f-delete", "c-0.77-stray", "d-0.9-future"]
+    assert found.ignored_directories == ["b-0.5e1f-delete", "c-0.77-stray", "d-0.9-future"]
     adoption = adopt(found, settings(), ids(), "/data")
     assert [len(topic.partitions) for topic in topics(adoption).values()] == [2]
     assert "ignored directories: b-0.5e1f-delete, c-0.77-stray, d-0.9-future" in adoption.notices

@@ -152,13 +152,13 @@ def os_error(number: int, path: str | None = None) -> OSError:
     [
         (
             os_error(errno.EADDRINUSE),
-            "127.0.0.1:9092 is in use: stop what listens there, or choose another with --listen",
+            "127.0.0.1:9092 is in use: stop the program that listens there, or choose another with --listen",
         ),
         (os_error(errno.EADDRNOTAVAIL), "127.0.0.1:9092 is not an address of this machine"),
         (os_error(errno.EACCES), "no permission to listen on 127.0.0.1:9092"),
         (os_error(errno.EACCES, "/data/meta"), "/data/meta cannot be written (Permission denied): choose another"),
         (os_error(errno.EROFS, "/data"), "/data cannot be written (Read-only file system)"),
-        (os_error(errno.ENOSPC), "no space is left for /data (No space left on device): free some"),
+        (os_error(errno.ENOSPC), "no space is left for /data (No space left on device): free some space"),
         (os_error(errno.EMFILE), "Too many open files: raise the limit of open files"),
         (os_error(errno.ENOTDIR, "/data"), "/data is not a directory: choose another with --data DIR"),
         (os_error(errno.ENOTDIR, "/data/checkpoint"), "/data is not a directory: choose another with --data DIR"),
@@ -204,7 +204,7 @@ class FakeBroker:
     async def stop(self) -> None:
         self.events.append("stop")
 
-    async def failed(self) -> str:
+    async def wait_for_failure(self) -> str:
         if self.runtime.failure is None:
             await asyncio.Event().wait()
         return str(self.runtime.failure)

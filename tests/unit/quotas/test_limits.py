@@ -141,7 +141,7 @@ def test_what_is_idle_for_an_hour_is_dropped() -> None:
 
 def test_connections_of_one_address() -> None:
     quotas = ConnectionQuotas(ELEVEN)
-    assert quotas.refused_ms("10.0.0.1", 0) == 0
+    assert quotas.close_delay_ms("10.0.0.1", 0) == 0
     quotas.set({
         entity_of([("ip", "10.0.0.1")]): {CONNECTION_CREATION_RATE: 1.0},
         entity_of([("ip", None)]): {CONNECTION_CREATION_RATE: 2.0},
@@ -149,13 +149,13 @@ def test_connections_of_one_address() -> None:
     })  # fmt: skip
 
     def accepted(address: str) -> int:
-        return sum(quotas.refused_ms(address, 0) == 0 for _ in range(200))
+        return sum(quotas.close_delay_ms(address, 0) == 0 for _ in range(200))
 
     assert accepted("10.0.0.1") == 10
     assert accepted("10.0.0.2") == 20
     assert accepted("10.0.0.3") == 50
     assert accepted("[::1]") == 20
-    assert 0 < quotas.refused_ms("10.0.0.1", 1) <= 1000
+    assert 0 < quotas.close_delay_ms("10.0.0.1", 1) <= 1000
 
 
 def test_connections_of_all() -> None:

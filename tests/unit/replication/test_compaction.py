@@ -244,11 +244,11 @@ def test_a_cleaned_segment_that_cannot_be_read_is_taken_back(
     before = on.records("a")
     inner = work.clean
 
-    def clean(apart: Any, request: bytes, report: Any) -> None:
+    def clean(resources: Any, request: bytes, report: Any) -> None:
         def tell(content: bytes) -> None:
             report(content.replace(b'"has_transactions": false', b'"has_transactions": true'))
 
-        inner(apart, request, tell if suffix == "txnindex" else report)
+        inner(resources, request, tell if suffix == "txnindex" else report)
         file = on.disk.open(f"/data/a-0/{0:020d}.{suffix}.cleaned", create=True)
         file.pwrite(bytes(range(90, 0, -1)) * 4, 0)  # neither rising nor of a version that is known
         file.close()
@@ -353,8 +353,8 @@ def test_retention_in_the_middle_of_a_pass_ends_it(
     log = on.partitions["a"].log
     inner = work.clean
 
-    def clean(apart: Any, request: bytes, report: Any) -> None:
-        inner(apart, request, report)
+    def clean(resources: Any, request: bytes, report: Any) -> None:
+        inner(resources, request, report)
         log.delete_before(log.segments.items[1].base_offset)
         assert log.apply_retention(NOW_MS) == 1
 
@@ -389,7 +389,7 @@ def test_a_report_that_makes_no_sense_is_an_end(
     stage: Callable[..., Stage], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     on = stage({"a": 40})
-    monkeypatch.setattr(work, "clean", lambda _apart, _request, report: report(b'{"cleaned": {"end": 1}}'))
+    monkeypatch.setattr(work, "clean", lambda _resources, _request, report: report(b'{"cleaned": {"end": 1}}'))
     assert on.clean()
     (line,) = lines(caplog, "log cleaning interrupted")
     assert "cannot be read" in line
@@ -480,8 +480,8 @@ def test_a_move_that_begins_in_the_middle_of_a_pass_ends_it(
     before = [segment.base_offset for segment in log.segments.items]
     inner = work.clean
 
-    def clean(apart: Any, request: bytes, report: Any) -> None:
-        inner(apart, request, report)
+    def clean(resources: Any, request: bytes, report: Any) -> None:
+        inner(resources, request, report)
         if how == "moves":
             on.every.moves.append(partition)
         elif how == "frozen":

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-import apart_harness
-from tidelog.runtime.apart import ApartProcess
+import child_harness
+from tidelog.runtime.child_process import ChildProcess
 from tidelog.runtime.disk import LocalDisk
 from tidelog.runtime.network import SocketNetwork
 from tidelog.runtime.resets import Resets
@@ -46,9 +46,9 @@ needs_proc = pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="desc
 
 
 @needs_proc
-def test_the_pipes_of_the_process_for_work_apart() -> None:
-    process = ApartProcess()
-    process.call(object(), apart_harness.say, b"", lambda _: None)
+def test_the_pipes_of_the_child_process() -> None:
+    process = ChildProcess()
+    process.call(object(), child_harness.say, b"", lambda _: None)
     try:
         running = process._process
         assert running is not None
@@ -57,7 +57,7 @@ def test_the_pipes_of_the_process_for_work_apart() -> None:
         assert pipe in held()
         assert not in_child(lambda: pipe in held())
         results: list[bytes] = []
-        process.call(object(), apart_harness.say, b"ab", results.append)
+        process.call(object(), child_harness.say, b"ab", results.append)
         assert results[1:] == [b"a", b"b"]
     finally:
         process.end()

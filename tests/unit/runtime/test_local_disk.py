@@ -40,7 +40,7 @@ def test_syncs_go_on_when_all_descriptors_are_taken(tmp_path: Path) -> None:
         "root = sys.argv[1]\n"
         "disk = LocalDisk(descriptors_max=20)\n"
         "index = disk.open(f'{root}/0.index', create=True)\n"
-        "disk.pool.give_up(index)\n"
+        "disk.pool.close_descriptor(index)\n"
         "hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard))\n"
         "dirty, taken = [], []\n"
@@ -54,7 +54,7 @@ def test_syncs_go_on_when_all_descriptors_are_taken(tmp_path: Path) -> None:
         "    disk.sync_dir(root)\n"
         "    disk.write_atomic(f'{root}/checkpoint', b'%d' % again)\n"
         "    index.sync()\n"
-        "    disk.pool.give_up(index)\n"
+        "    disk.pool.close_descriptor(index)\n"
         "try: disk.open(f'{root}/another', create=True)\n"
         "except OSError as error: print(error.errno == errno.EMFILE)\n"
     )
@@ -317,7 +317,7 @@ def test_open_files_follow_renames(disk: LocalDisk, tmp_path: Path) -> None:
     assert log.path == f"{root}/orders-0.x-delete/0.log.deleted"
     assert index.path == f"{root}/orders-0.x-delete/0.index"
     assert deep.path == f"{root}/orders-0.x-delete/deep/x"
-    disk.pool.give_up(log)
+    disk.pool.close_descriptor(log)
     assert log.pread(3, 0) == b"log"
     other = disk.open(f"{root}/other", create=True)
     disk.rename(f"{root}/other", index.path)
@@ -333,7 +333,7 @@ def test_a_file_that_is_being_renamed_on_another_thread_is_opened_where_it_went(
     file = disk.open(path, create=True)
     file.pwrite(b"log", 0)
     file.sync()
-    disk.pool.give_up(file)
+    disk.pool.close_descriptor(file)
     renamed, missed = threading.Event(), threading.Event()
     replace, pool_open = os.replace, disk.pool.open
 
@@ -357,7 +357,7 @@ def test_a_file_that_is_being_renamed_on_another_thread_is_opened_where_it_went(
     assert file.pread(3, 0) == b"log"
     thread.join()
     disk.remove(f"{path}.deleted")
-    disk.pool.give_up(file)
+    disk.pool.close_descriptor(file)
     with pytest.raises(FileNotFoundError):
         file.pread(3, 0)
 
@@ -510,7 +510,7 @@ def test_the_limit_of_descriptors_is_raised_as_far_as_it_goes() -> None:
 
 def test_files_say_where_they_failed(disk: LocalDisk, tmp_path: Path) -> None:
     file: LocalFile = disk.open(str(tmp_path / "a"), create=True)
-    disk.pool.give_up(file)
+    disk.pool.close_descriptor(file)
     disk.remove(str(tmp_path / "a"))
     with pytest.raises(FileNotFoundError) as gone:
         file.pread(1, 0)

@@ -208,8 +208,8 @@ def test_only_loopback_connections_change_the_congestion_control(monkeypatch: py
         pytest.skip("the platform has no choice of congestion control")
     with socket.create_server(("127.0.0.1", 0)) as listening, socket.create_connection(listening.getsockname()) as one:
         before = one.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
-        network_module._tune(one, "203.0.113.9")
+        network_module._set_options(one, "203.0.113.9")
         assert one.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16) == before
         assert one.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
-        network_module._tune(one, "127.0.0.1")
+        network_module._set_options(one, "127.0.0.1")
         assert one.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).startswith((b"reno", b"cubic"))

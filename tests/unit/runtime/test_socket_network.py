@@ -121,7 +121,7 @@ def test_a_region_outlives_the_descriptor_of_its_file(run: Run, tmp_path: Path) 
         client.stream.pause_reading()
         server.stream.write([FileRegion(file, 0, len(content))])
         assert server.stream.backlog_bytes > 0
-        runtime.disk.pool.give_up(file)  # type: ignore[attr-defined]
+        runtime.disk.pool.close_descriptor(file)  # type: ignore[attr-defined]
         runtime.disk.rename(str(tmp_path / "one.log"), str(tmp_path / "one.log.deleted"))
         client.stream.resume_reading()
         await client.until(lambda: len(client.data) == len(content))

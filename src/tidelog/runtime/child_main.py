@@ -1,4 +1,4 @@
-"""The child process of `tidelog.runtime.apart`: runs the calls from its standard input, one at a time."""
+"""The child process of `tidelog.runtime.child_process`: runs the calls from its standard input, one at a time."""
 
 import gc
 import os
@@ -11,7 +11,7 @@ from importlib import import_module
 from queue import SimpleQueue
 from typing import IO
 
-from tidelog.runtime.apart import CALL, DONE, FAILED, FRAME, REQUEST_BYTES_MAX, RESULT
+from tidelog.runtime.child_process import CALL, DONE, FAILED, FRAME, REQUEST_BYTES_MAX, RESULT
 from tidelog.runtime.disk import LocalDisk
 from tidelog.runtime.interfaces import ChildResources
 
@@ -28,12 +28,12 @@ def main() -> None:
     lower_priority()
     gc.disable()  # work on bytes makes hardly any reference cycles
     results = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # anything that the work prints goes to standard error, not into the frames
+    os.dup2(2, 1)  # output of the work goes to standard error, since standard output contains the frames
     calls: SimpleQueue[bytes] = SimpleQueue()
     threading.Thread(target=read_calls, args=(sys.stdin.buffer, calls), daemon=True).start()
-    apart = ChildResources(LocalDisk(), time.monotonic, time.sleep)
+    resources = ChildResources(LocalDisk(), time.monotonic, time.sleep)
     while True:
-        answer(apart, calls.get(), results)
+        answer(resources, calls.get(), results)
 
 
 def read_calls(requests: IO[bytes], calls: "SimpleQueue[bytes]") -> None:
@@ -46,7 +46,7 @@ def read_calls(requests: IO[bytes], calls: "SimpleQueue[bytes]") -> None:
     os._exit(0)
 
 
-def answer(apart: ChildResources, call: bytes, results: IO[bytes]) -> None:
+def answer(resources: ChildResources, call: bytes, results: IO[bytes]) -> None:
     """Run one call and write its results."""
 
     def write(kind: bytes, content: bytes) -> None:
@@ -54,12 +54,12 @@ def answer(apart: ChildResources, call: bytes, results: IO[bytes]) -> None:
             results.write(FRAME.pack(kind, len(content)) + content)
             results.flush()
         except BrokenPipeError:
-            os._exit(0)  # the broker has died; its successor's log must not get a line about it
+            os._exit(0)  # the broker has died: exit silently, since a message could reach the log of the next broker
 
     name, _, request = call.partition(b"\n")
     module, _, function = name.decode().partition(":")
     try:
-        getattr(import_module(module), function)(apart, request, lambda content: write(RESULT, content))
+        getattr(import_module(module), function)(resources, request, lambda content: write(RESULT, content))
     except Exception as error:
         write(FAILED, repr(error)[:1000].encode())
     else:

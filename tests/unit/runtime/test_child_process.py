@@ -12,10 +12,10 @@ from typing import Any, TypeAlias
 
 import pytest
 
-import apart_harness
+import child_harness
 from tidelog.runtime import tasks
-from tidelog.runtime.apart import CALL, FRAME, RESULT
-from tidelog.runtime.apart_child import NICENESS
+from tidelog.runtime.child_main import NICENESS
+from tidelog.runtime.child_process import CALL, FRAME, RESULT
 from tidelog.runtime.interfaces import ChildWork, Runtime, WorkEnded
 
 Run: TypeAlias = Callable[[Callable[[Runtime], Coroutine[Any, Any, None]]], None]
@@ -44,8 +44,8 @@ async def ended(pid: int) -> None:
 
 def test_results_come_in_order_from_one_process_of_low_priority(run: Run) -> None:
     async def test(runtime: Runtime) -> None:
-        first = await done(runtime, apart_harness.say, b"abc")
-        second = await done(runtime, apart_harness.say)
+        first = await done(runtime, child_harness.say, b"abc")
+        second = await done(runtime, child_harness.say)
         assert first[1:] == [b"a", b"b", b"c"]
         assert first[:1] == second
         pid, niceness = map(int, first[0].split())
@@ -59,7 +59,7 @@ def test_results_come_in_order_from_one_process_of_low_priority(run: Run) -> Non
 
 def test_it_has_a_disk_of_its_own(run: Run, tmp_path: Path) -> None:
     async def test(runtime: Runtime) -> None:
-        assert await done(runtime, apart_harness.write_file, str(tmp_path / "file").encode()) == []
+        assert await done(runtime, child_harness.write_file, str(tmp_path / "file").encode()) == []
         assert (tmp_path / "file").read_bytes() == b"written"
 
     run(test)
@@ -68,26 +68,26 @@ def test_it_has_a_disk_of_its_own(run: Run, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("work", "reason"),
     [
-        (apart_harness.raise_error, "planted"),
-        (apart_harness.die, "status -9"),
-        (apart_harness.send_nonsense, "invalid frame"),
+        (child_harness.raise_error, "planted"),
+        (child_harness.die, "status -9"),
+        (child_harness.send_nonsense, "invalid frame"),
     ],
 )
 def test_work_that_fails_is_told_and_the_next_goes_well(run: Run, work: ChildWork, reason: str) -> None:
     async def test(runtime: Runtime) -> None:
         with pytest.raises(WorkEnded, match=reason):
             await done(runtime, work)
-        assert (await done(runtime, apart_harness.say, b"x"))[1:] == [b"x"]
+        assert (await done(runtime, child_harness.say, b"x"))[1:] == [b"x"]
 
     run(test)
 
 
 def test_a_request_too_large_is_refused(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tidelog.runtime.apart.REQUEST_BYTES_MAX", 10)
+    monkeypatch.setattr("tidelog.runtime.child_process.REQUEST_BYTES_MAX", 10)
 
     async def test(runtime: Runtime) -> None:
         with pytest.raises(WorkEnded, match="too large"):
-            await done(runtime, apart_harness.say, bytes(11))
+            await done(runtime, child_harness.say, bytes(11))
 
     run(test)
 
@@ -95,22 +95,22 @@ def test_a_request_too_large_is_refused(run: Run, monkeypatch: pytest.MonkeyPatc
 def test_a_call_that_is_cancelled_ends_the_process(run: Run) -> None:
     async def test(runtime: Runtime) -> None:
         begun: asyncio.Future[bytes] = runtime.tasks.future()
-        working = runtime.tasks.run_in_child(apart_harness.never_end, runtime.disk, b"", begun.set_result)
+        working = runtime.tasks.run_in_child(child_harness.never_end, runtime.disk, b"", begun.set_result)
         pid = int(await begun)
         working.cancel()
         await ended(pid)
-        assert (await done(runtime, apart_harness.say, b"x"))[1:] == [b"x"]
+        assert (await done(runtime, child_harness.say, b"x"))[1:] == [b"x"]
 
     run(test)
 
 
 def test_it_ends_when_it_has_had_nothing_to_do(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tasks, "IDLE_S", 0.05)
+    monkeypatch.setattr(tasks, "CHILD_IDLE_S", 0.05)
 
     async def test(runtime: Runtime) -> None:
-        pid = int((await done(runtime, apart_harness.say))[0].split()[0])
+        pid = int((await done(runtime, child_harness.say))[0].split()[0])
         await ended(pid)
-        assert int((await done(runtime, apart_harness.say))[0].split()[0]) != pid
+        assert int((await done(runtime, child_harness.say))[0].split()[0]) != pid
 
     run(test)
 
@@ -119,12 +119,12 @@ def test_it_ends_when_it_has_had_nothing_to_do(run: Run, monkeypatch: pytest.Mon
 @pytest.mark.parametrize("stopped", [False, True])
 def test_it_dies_with_its_broker(stopped: bool) -> None:
     program = (
-        "import asyncio, apart_harness\n"
+        "import asyncio, child_harness\n"
         "from tidelog.runtime.real import real_runtime\n"
         "async def main():\n"
         "    runtime = real_runtime()\n"
         "    show = lambda pid: print(pid.decode(), flush=True)\n"
-        "    await runtime.tasks.run_in_child(apart_harness.never_end, runtime.disk, b'', show)\n"
+        "    await runtime.tasks.run_in_child(child_harness.never_end, runtime.disk, b'', show)\n"
         "asyncio.run(main())\n"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
@@ -140,9 +140,9 @@ def test_it_dies_with_its_broker(stopped: bool) -> None:
 
 def test_it_says_nothing_when_nobody_takes_its_results(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    command = [sys.executable, "-m", "tidelog.runtime.apart_child"]
+    command = [sys.executable, "-m", "tidelog.runtime.child_main"]
     go_on = tmp_path / "go on"
-    content = b"apart_harness:report_again\n" + bytes(go_on)
+    content = b"child_harness:report_again\n" + bytes(go_on)
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment
     ) as process:

@@ -1,11 +1,11 @@
 r"""A child process of low priority for long computations: the broker's side of the pipe.
 
-The first call starts the process; it is ended after a time without calls. The child exits when the pipe is closed,
-so it never outlives the broker, however the broker ends. Frames in both directions: kind (1 byte), length (uint32),
-content.
+The first call starts the process. `LoopTasks` ends it when there was no call for some time. The child exits when the
+pipe is closed, so it never outlives the broker, however the broker ends. Frames in both directions: kind (1 byte),
+length (uint32), content.
 
-    broker -> process   C  MODULE:FUNCTION \n request
-    process -> broker   R  one result       D  done       F  one line: the reason of the failure
+    broker -> child   C  MODULE:FUNCTION \n request
+    child -> broker   R  one result       D  done       F  one line: the reason of the failure
 """
 
 import io
@@ -24,14 +24,14 @@ FRAME = Struct(">cI")
 CALL, RESULT, DONE, FAILED = b"C", b"R", b"D", b"F"
 REQUEST_BYTES_MAX = 64 << 20
 RESULT_BYTES_MAX = 1 << 20
-LANE = "apart"
-"""The lane (see `Tasks.run_blocking`) of all calls that wait for the child process, one at a time."""
+LANE = "child-process"
+"""The lane of all calls that wait for the child process, so that they run one at a time; see `Tasks.run_blocking`."""
 END_S = 5.0
 """Time for the child to exit by itself before it is killed."""
 
 
-class ApartProcess:
-    """The child process. All methods but `kill` block and are called in LANE; `kill` is thread-safe."""
+class ChildProcess:
+    """The child process. `kill` is thread-safe. `call` and `end` block; while calls are possible, both run in LANE."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
@@ -39,18 +39,18 @@ class ApartProcess:
         self.calls = 0
         drop_when_forked(self)
 
-    def call(self, token: object, work: ChildWork, request: bytes, result: Callable[[bytes], None]) -> None:
-        """Run `work` in the child and pass each of its results to `result`. Raises WorkEnded."""
+    def call(self, token: object, work: ChildWork, request: bytes, report: Callable[[bytes], None]) -> None:
+        """Run `work` in the child and pass each of its results to `report`. Raises WorkEnded."""
         self.calls += 1
         self._current_token = token
         try:
-            self._exchange(work, request, result)
+            self._exchange(work, request, report)
         except OSError as error:
             raise WorkEnded(f"{self._how_it_ended()} ({error})") from error
         finally:
             self._current_token = None
 
-    def _exchange(self, work: ChildWork, request: bytes, result: Callable[[bytes], None]) -> None:
+    def _exchange(self, work: ChildWork, request: bytes, report: Callable[[bytes], None]) -> None:
         if len(request) > REQUEST_BYTES_MAX:
             raise WorkEnded(f"a request of {len(request)} bytes is too large")
         requests, results = self._pipes()
@@ -70,7 +70,7 @@ class ApartProcess:
                 return
             if kind == FAILED:
                 raise WorkEnded(content.decode(errors="replace"))
-            result(content)
+            report(content)
 
     def _pipes(self) -> tuple[IO[bytes], IO[bytes]]:
         if self._process is None or self._process.poll() is not None:
@@ -85,7 +85,7 @@ class ApartProcess:
         # path.
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
         return subprocess.Popen(
-            [sys.executable, "-P", "-m", "tidelog.runtime.apart_child"],
+            [sys.executable, "-P", "-m", "tidelog.runtime.child_main"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=environment,
@@ -99,13 +99,15 @@ class ApartProcess:
             process.kill()
 
     def end(self) -> None:
-        """End the process, even during a call, and wait until it has exited."""
+        """End the process, even during a call, and wait until it has exited. It is killed if it does not exit by
+        itself within END_S.
+        """
         process, self._process = self._process, None
         if process is None:
             return
         assert process.stdin is not None
         assert process.stdout is not None
-        with suppress(OSError):  # it exited before it read everything
+        with suppress(OSError):  # the process exited before it had read everything
             process.stdin.close()
         try:
             process.wait(END_S)
@@ -118,8 +120,8 @@ class ApartProcess:
         """Close the forked child's copies of the pipes, since the process ends only when no copy of the request pipe
         is open.
 
-        The raw pipes are closed, not the buffers: closing a buffer would flush bytes that the parent is writing, and
-        send them twice.
+        The raw pipes are closed, not the buffers. Closing a buffer would flush bytes that the parent is writing, so
+        they would be sent twice.
         """
         process, self._process = self._process, None
         if process is not None:

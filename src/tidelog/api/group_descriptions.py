@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 R = TypeVar("R")
 
 DescribeGroup = Callable[[str, Callable[[Any], None]], None]
-"""Ask a group's coordinator to describe it. It calls the second argument with the answer or an ApiError, now or
-later. Raises ApiError."""
+"""A function that asks a group's coordinator to describe the group. It calls its second argument with the
+description or an ApiError, immediately or later. Raises ApiError."""
 
 
 class Description(NamedTuple):
@@ -26,13 +26,13 @@ class Description(NamedTuple):
     """Approximate size in bytes."""
 
 
-def described_groups(
+def describe_all(
     describe_group: DescribeGroup,
     to_description: Callable[[str, Any], Description],
     to_response: Callable[[list[Any]], R],
     group_ids: Sequence[str],
 ) -> "Steps[Outcome[R]]":
-    """Return the response with the groups in the order of the request.
+    """Ask the coordinators to describe the groups. Return the response, with the groups in the order of the request.
 
     Each coordinator is asked once for each group. A group that is named more than once gets the same entry each
     time. `to_description` converts a coordinator's answer into an entry, and `to_response` builds the response from
@@ -46,7 +46,7 @@ def described_groups(
             seen_ids[group_id] = None
             _describe_one(describe_group, group_id, to_description, entries, gathering)
         yield
-    return gathering.returned()
+    return gathering.finish()
 
 
 def _describe_one(
