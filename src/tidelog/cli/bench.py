@@ -22,7 +22,7 @@ from tidelog.cli.connection import (
 )
 from tidelog.cli.errors import CommandError, UsageError
 from tidelog.cli.produce import ACKS, CODECS
-from tidelog.cli.tables import Column, Table, console, count, counted, print_json, print_table, size, takes_utf8
+from tidelog.cli.tables import Column, Table, console, count, counted, print_json, print_table, size, stdout_is_utf8
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)
 
@@ -119,7 +119,7 @@ def consume(
                 settings = producer_settings("all", "none")
                 measure.measure_produce(connection, name, records, os.urandom(record_size), settings, on_progress)
         else:
-            records = min(records, records_in(connection, name))
+            records = min(records, record_count(connection, name))
         with progress("Reading", records) as on_progress:
             result = measure.measure_consume(connection, name, records, on_progress)
         if topic is None and result.records < records:
@@ -178,12 +178,14 @@ def topic_or_temporary(connection: ConnectionOptions, topic: str | None, partiti
         with connection.open() as client:
             offline_partitions = offline.offline_partitions_of(describe(client, [topic]))
         if offline_partitions:
-            raise offline.refuse(offline_partitions, "Measuring the other partitions would not measure the topic.")
+            raise offline.offline_error(
+                offline_partitions, "Measuring the other partitions would not measure the topic."
+            )
     with measure.temporary_topic(connection, partitions) if topic is None else nullcontext(topic) as name:
         yield name
 
 
-def records_in(connection: ConnectionOptions, topic: str) -> int:
+def record_count(connection: ConnectionOptions, topic: str) -> int:
     """Return the number of records in the topic, at most. Raises CommandError if it is empty."""
     with connection.open() as client:
         known = offsets(client, describe(client, [topic]))
@@ -277,10 +279,10 @@ def report_latency(result: measure.Latency, json: bool) -> None:
 
 def percentile_rows(latencies_ms: Sequence[float]) -> list[tuple[str, str]]:
     percentiles = [(f"p{percent:g}", measure.percentile(latencies_ms, percent)) for percent in PERCENTS]
-    return [(name, milliseconds(value)) for name, value in [*percentiles, ("max", latencies_ms[-1])]]
+    return [(name, milliseconds_text(value)) for name, value in [*percentiles, ("max", latencies_ms[-1])]]
 
 
-def milliseconds(value: float) -> str:
+def milliseconds_text(value: float) -> str:
     return f"{value:.3f} ms" if value < 10 else f"{value:.1f} ms"
 
 
@@ -299,7 +301,7 @@ def plot(
     xs: Sequence[float], ys: Sequence[float], title: str, x_label: str, ticks: Sequence[tuple[float, str]] | None = None
 ) -> None:
     """Print a line plot, if stdout is a terminal with UTF-8 and there are enough points to see a shape."""
-    if not sys.stdout.isatty() or not takes_utf8() or len(xs) < 5:
+    if not sys.stdout.isatty() or not stdout_is_utf8() or len(xs) < 5:
         return
     from tidelog.cli.plots import line_plot
 

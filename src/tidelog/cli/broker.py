@@ -81,7 +81,7 @@ def describe(
     from tidelog.cli import broker_settings
 
     if all_brokers and broker is not None:
-        raise UsageError("--broker and --all-brokers exclude each other")
+        raise UsageError("--broker and --all-brokers cannot be used together")
     with connected(bootstrap) as client:
         number, address = broker_settings.address_of(client, broker)
         settings = broker_settings.describe_settings(client, address, str(number), keys or [])

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from tidelog.cli import broker_settings
 from tidelog.cli.broker_settings import ALL_BROKERS, BrokerSetting, RefusedError
 from tidelog.cli.errors import CommandError
-from tidelog.cli.own_client import brokers, connected
+from tidelog.cli.own_client import broker_addresses, connected
 from tidelog.cli.tables import comma_separated
 from tidelog.client.blocking import Client
 
@@ -20,7 +20,7 @@ class ChangeTarget:
     def __init__(self, client: Client, broker: int | None) -> None:
         """Raises CommandError if the cluster has no broker with this number; None means all brokers."""
         self.client = client
-        self.brokers = brokers(client)
+        self.brokers = broker_addresses(client)
         if broker is None:
             self.number, self.address = next(iter(self.brokers.items()))
         else:
@@ -45,9 +45,9 @@ def change(changes: dict[str, str | None], broker: int | None, check: bool, boot
             if check:
                 print(f"{key} can be {'unset' if value is None else 'set'} for {target.text}.")
             elif value is None:
-                print(f"Unset {key} for {target.text}.")
+                print(f"{key} is no longer set for {target.text}.")
             else:
-                print(f"Set {key} to {broker_settings.shown_value(key, value)} for {target.text}.")
+                print(f"{key} is now {broker_settings.value_or_hidden(key, value)} for {target.text}.")
         for key, reason in unset_reasons.items():
             print(f"{key} was not set for {target.text}; nothing to do{reason}.", file=sys.stderr)
         if target.is_all_brokers and not check and changes:

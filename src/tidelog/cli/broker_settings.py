@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from tidelog.cli.cluster import origin
 from tidelog.cli.errors import CommandError
-from tidelog.cli.own_client import ask, broker_of, brokers, check
+from tidelog.cli.own_client import ask, broker_address, broker_addresses, raise_for_code
 from tidelog.client.blocking import Client
 from tidelog.client.cluster import Address
 from tidelog.config.keys import BROKER_KEYS, LISTENER_SETTING, TOPIC_KEYS, broker_key, broker_synonyms, nearest
@@ -81,7 +81,7 @@ class BrokerSetting(NamedTuple):
         """The value. If there is none, the value of the replacement, in the unit of this setting."""
         if self.value is not None or self.replaced_by is None:
             return self.value
-        return in_unit_of(self.name, self.replaced_by.name, self.replaced_by.value)
+        return convert_value(self.name, self.replaced_by.name, self.replaced_by.value)
 
     @property
     def is_own(self) -> bool:
@@ -99,12 +99,12 @@ def address_of(client: Client, broker: int | None) -> tuple[int, Address]:
 
     Raises CommandError if there is no such broker, or for None if there are several.
     """
-    addresses = brokers(client)
+    addresses = broker_addresses(client)
     if broker is None:
         if len(addresses) != 1:
             raise CommandError(f"the cluster has the brokers {', '.join(map(str, addresses))}: name one with --broker")
         return next(iter(addresses.items()))
-    return broker, broker_of(addresses, broker)
+    return broker, broker_address(addresses, broker)
 
 
 def describe_settings(client: Client, address: Address, resource: str, names: Sequence[str]) -> list[BrokerSetting]:
@@ -119,7 +119,7 @@ def describe_settings(client: Client, address: Address, resource: str, names: Se
     request = DescribeConfigsRequest(resources=[described], include_synonyms=True, include_documentation=True)
     [answer] = ask(client, [(address, request)], DescribeConfigsResponse)
     (result,) = answer.results
-    check(result.error_code, result.error_message)
+    raise_for_code(result.error_code, result.error_message)
     start_places = {entry.name: start_place(entry.documentation) for entry in result.configs}
     settings = {
         entry.name: setting_from(entry, start_places) for entry in sorted(result.configs, key=lambda entry: entry.name)
@@ -173,7 +173,7 @@ def with_replacement(own: BrokerSetting, settings: Mapping[str, BrokerSetting]) 
     return own._replace(replaced_by=Layer(used.name, used.value, used.origin), layers=own.layers or used.layers)
 
 
-def in_unit_of(name: str, other: str, value: str | None) -> str | None:
+def convert_value(name: str, other: str, value: str | None) -> str | None:
     """Return the value of `other`, converted to the unit of `name`.
 
     The value is returned as it is if the result is not an integer, or if it means "no limit" (negative).
@@ -191,7 +191,7 @@ def setting_value_text(setting: BrokerSetting) -> str:
     return "(hidden)" if setting.sensitive else setting.value or "(none)"
 
 
-def shown_value(name: str, value: str) -> str:
+def value_or_hidden(name: str, value: str) -> str:
     """Return the value that the user gave, or "(hidden)" if the setting is a secret."""
     key = broker_key(name)
     return "(hidden)" if key is not None and key.sensitive else value
@@ -240,6 +240,6 @@ def alter(
     [answer] = ask(client, [(address, request)], IncrementalAlterConfigsResponse)
     (result,) = answer.responses
     try:
-        check(result.error_code, result.error_message)
+        raise_for_code(result.error_code, result.error_message)
     except CommandError as error:
         raise RefusedError(str(error)) from None

@@ -1,7 +1,7 @@
 """Requests that commands send to a cluster, with plain values as results: topics, offsets, settings.
 
 Functions that ask about several topics or partitions return a result or a failure for each: a failure of one does not
-hide the results of the others. `describe` and `all_or_nothing` raise the first failure instead.
+hide the results of the others. `describe` and `offsets_or_raise` raise the first failure instead.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,7 +24,7 @@ TOPIC, DEFAULT = "topic", "default"
 START = "broker's start settings"
 """Origin of a setting from a file, the environment or the command line: the protocol does not distinguish them."""
 
-Place = tuple[str, int]
+TopicAndPartition = tuple[str, int]
 """Topic and partition."""
 TOPIC_RESOURCE = 2
 """Type of a topic resource in DescribeConfigs and IncrementalAlterConfigs."""
@@ -61,8 +61,8 @@ class Offsets(NamedTuple):
 class KnownOffsets(NamedTuple):
     """Offsets of partitions, and for the partitions whose offsets could not be read, the reason."""
 
-    offsets: dict[Place, Offsets]
-    failures: dict[Place, CommandError]
+    offsets: dict[TopicAndPartition, Offsets]
+    failures: dict[TopicAndPartition, CommandError]
 
 
 class Setting(NamedTuple):
@@ -252,13 +252,13 @@ def offsets(client: "Client", topics: Iterable[TopicState], *, committed: bool =
     wanted = [(topic.name, part.partition) for topic in topics for part in topic.partitions if part.leader >= 0]
     earliest, failures = list_offsets(client, dict.fromkeys(wanted, EARLIEST))
     latest, more_failures = list_offsets(client, dict.fromkeys(earliest, LATEST), committed=committed)
-    known = {place: Offsets(earliest[place], latest[place]) for place in latest}
+    known = {tp: Offsets(earliest[tp], latest[tp]) for tp in latest}
     return KnownOffsets(known, failures | more_failures)
 
 
 def list_offsets(
-    client: "Client", timestamps: Mapping[Place, int], *, committed: bool = False
-) -> tuple[dict[Place, int], dict[Place, CommandError]]:
+    client: "Client", timestamps: Mapping[TopicAndPartition, int], *, committed: bool = False
+) -> tuple[dict[TopicAndPartition, int], dict[TopicAndPartition, CommandError]]:
     """Return, for each partition, the offset for its timestamp (or EARLIEST, LATEST), or the error instead.
 
     The offset is -1 if no record of the partition has such a timestamp or a later one.
@@ -269,18 +269,20 @@ def list_offsets(
     if not timestamps:
         return {}, {}
     isolation = READ_COMMITTED if committed else READ_UNCOMMITTED
-    wanted = {TopicPartition(*place): timestamp for place, timestamp in timestamps.items()}
-    listed: dict[Place, int] = {}
-    failures: dict[Place, CommandError] = {}
-    for place, answer in client.list_offsets_each(wanted, isolation).items():
+    wanted = {TopicPartition(*tp): timestamp for tp, timestamp in timestamps.items()}
+    listed: dict[TopicAndPartition, int] = {}
+    failures: dict[TopicAndPartition, CommandError] = {}
+    for tp, answer in client.list_offsets_each(wanted, isolation).items():
         if isinstance(answer, ListedOffset):
-            listed[place.topic, place.partition] = answer.offset
+            listed[tp.topic, tp.partition] = answer.offset
         else:
-            failures[place.topic, place.partition] = client_error(answer, str(place))
+            failures[tp.topic, tp.partition] = client_error(answer, str(tp))
     return listed, failures
 
 
-def all_or_nothing(result: tuple[dict[Place, int], dict[Place, CommandError]]) -> dict[Place, int]:
+def offsets_or_raise(
+    result: tuple[dict[TopicAndPartition, int], dict[TopicAndPartition, CommandError]],
+) -> dict[TopicAndPartition, int]:
     """Return the offsets in a result of `list_offsets`, for a plan that must not leave out a partition.
 
     Raises the first failure, if there is one.

@@ -85,7 +85,7 @@ class ConnectionOptions(NamedTuple):
         """Open our own client, whose requests report a result for each topic, partition or group, and which accepts
         names of any bytes. Its exceptions in the block become CommandError.
         """
-        with in_one_line(), open_client(self.bootstrap, self.settings) as client:
+        with one_line_errors(), open_client(self.bootstrap, self.settings) as client:
             yield client
 
     def producer(self, settings: Mapping[str, Any]) -> "Producer":
@@ -142,7 +142,7 @@ def check_settings(settings: Mapping[str, str]) -> None:
 class Outage:
     """Reports once that no broker can be reached: librdkafka itself retries silently, for minutes or forever.
 
-    It is the `error_cb` of a librdkafka client. The callback only sets a flag; `tell` prints later, because a Ctrl-C
+    It is the `error_cb` of a librdkafka client. The callback only sets a flag; `report` prints later, because a Ctrl-C
     while it prints would be raised inside librdkafka's call.
     """
 
@@ -154,7 +154,7 @@ class Outage:
     def __call__(self, error: "KafkaError") -> None:
         self.all_brokers_down = self.all_brokers_down or error.name() == "_ALL_BROKERS_DOWN"
 
-    def tell(self) -> None:
+    def report(self) -> None:
         """Print the message if librdkafka has reported an outage; at most once."""
         if self.all_brokers_down and not self.is_printed:
             self.is_printed = True
@@ -164,18 +164,18 @@ class Outage:
 def connect(bootstrap: str, client: Iterable[str]) -> ConnectionOptions:
     """Return the connection options. Raises CommandError without retries if nothing listens on the addresses."""
     settings = key_values(client, "-X", "security.protocol=SSL")
-    reach(bootstrap)
+    check_reachable(bootstrap)
     return ConnectionOptions(bootstrap, settings)
 
 
-def reach(bootstrap: str) -> None:
+def check_reachable(bootstrap: str) -> None:
     """Check that one of the addresses accepts a connection, and close it.
 
     Raises NoAnswerError if none does. librdkafka would retry for a long time and say less about the reason.
     """
     reasons = []
     for host, port in host_ports(bootstrap):
-        address = joined(host, port)
+        address = address_text(host, port)
         try:
             socket.create_connection((host, port), timeout=CONNECT_S).close()
         except (socket.gaierror, UnicodeError):  # UnicodeError: the name cannot be encoded for DNS
@@ -226,16 +226,21 @@ def host_port(address: str) -> tuple[str, int]:
     return bare_host, int(port)
 
 
-def joined(host: str, port: int) -> str:
+def address_text(host: str, port: int) -> str:
     """Return `HOST:PORT`, with an IPv6 address in brackets."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def key_value(text: str, option: str, example: str) -> tuple[str, str]:
-    """Split `KEY=VALUE`. Raises UsageError with the name of the option and the example."""
+    """Split `KEY=VALUE`, the value of an option. Raises UsageError with the name of the option and the example."""
+    return split_key_value(text, f"{option} takes KEY=VALUE, for example {option} {example}")
+
+
+def split_key_value(text: str, expectation: str) -> tuple[str, str]:
+    """Split `KEY=VALUE`. Raises UsageError that begins with `expectation`, a sentence that says what is expected."""
     key, equals, value = text.partition("=")
     if not key or not equals:
-        raise UsageError(f"{option} takes KEY=VALUE, for example {option} {example}, not {text!r}")
+        raise UsageError(f"{expectation}, not {text!r}")
     return key.strip(), value.strip()
 
 
@@ -251,7 +256,7 @@ def key_values(texts: Iterable[str], option: str, example: str) -> dict[str, str
 
 
 @contextmanager
-def in_one_line() -> Iterator[None]:
+def one_line_errors() -> Iterator[None]:
     """Convert exceptions of our own client in the block to CommandError."""
     from tidelog.client.errors import ClientError
     from tidelog.wire.errors import ApiError

@@ -13,9 +13,9 @@ import typer
 from tidelog.cli import cluster, offline
 from tidelog.cli.connection import LOCALHOST, Bootstrap, ClientSettings, connect
 from tidelog.cli.errors import CommandError, UsageError
-from tidelog.cli.interrupts import interrupts_noted
+from tidelog.cli.interrupts import record_interrupts
 from tidelog.cli.reading import TopicReader
-from tidelog.cli.records import IncomingRecord, RenderRecord, TemplateError, template, to_json
+from tidelog.cli.records import IncomingRecord, RenderRecord, TemplateError, parse_template, to_json
 from tidelog.cli.tables import print_notes
 from tidelog.cli.when import NotATimeError, parse_time_ms
 
@@ -97,10 +97,10 @@ def consume(
             " add --from-beginning, --offset N or --since TIME"
         )
     if json and format != "{value}":
-        raise UsageError("--json and --format do not go together")
-    render = to_json if json else template_of(format, null_marker)
+        raise UsageError("--json and --format cannot be used together")
+    render = to_json if json else format_renderer(format, null_marker)
     connection = connect(bootstrap, client)
-    with connection.open() as cluster_client, interrupts_noted() as interrupted:
+    with connection.open() as cluster_client, record_interrupts() as interrupted:
         reader = TopicReader(connection, cluster_client, topic, Sink(render), records, until_end)
         with closing(reader):
             if group is None:
@@ -110,10 +110,10 @@ def consume(
             reader.run(interrupted)
 
 
-def template_of(format: str, null_marker: str) -> RenderRecord:
+def format_renderer(format: str, null_marker: str) -> RenderRecord:
     """Parse the value of --format. Raises UsageError if it is malformed."""
     try:
-        return template(format, null_marker.encode())
+        return parse_template(format, null_marker.encode())
     except TemplateError as error:
         raise UsageError(f"--format: {error}") from None
 
@@ -207,10 +207,10 @@ def assign(reader: TopicReader, start: Start, wanted: Sequence[int]) -> None:
     failures = [failure for place, failure in known.failures.items() if not wanted or place[1] in wanted]
     leaderless = [part.partition for part in parts if part.leader < 0]
     if leaderless and (wanted or not offsets):
-        raise offline.refuse({name: leaderless}, "No records can be read there.")
+        raise offline.offline_error({name: leaderless}, "No records can be read there.")
     if failures and (wanted or not offsets):
         raise failures[0]
-    reader.note_offline(leaderless)
+    reader.report_offline(leaderless)
     reader.failures += [str(failure) for failure in failures]
     print_notes(reader.failures)
     positions = start_offsets(reader.client, name, start, offsets)
@@ -228,7 +228,7 @@ def start_offsets(client: "Client", topic: str, start: Start, offsets: dict[int,
     """Return the first offset to read, by partition."""
     if start.since_ms is not None:
         timestamps = {(topic, index): start.since_ms for index in offsets}
-        listed = cluster.all_or_nothing(cluster.list_offsets(client, timestamps))
+        listed = cluster.offsets_or_raise(cluster.list_offsets(client, timestamps))
         # A negative offset means that no record has this timestamp or a later one: begin at the end.
         return {index: offset if offset >= 0 else offsets[index].latest for (_, index), offset in listed.items()}
     if start.from_beginning:

@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING
 
 from tidelog.cli.records import OutgoingRecord
-from tidelog.cli.tables import is_text
+from tidelog.cli.tables import is_utf8
 
 if TYPE_CHECKING:
     from tidelog.client.blocking import Client
@@ -17,7 +17,7 @@ MURMUR_SEED, MURMUR_FACTOR, UINT32 = 0x9747B28C, 0x5BD1E995, 0xFFFFFFFF
 
 def needs_our_client(record: OutgoingRecord) -> bool:
     """Return whether a header name of the record contains a NUL or is not UTF-8."""
-    return any("\0" in name or not is_text(name) for name, _ in record.headers)
+    return any("\0" in name or not is_utf8(name) for name, _ in record.headers)
 
 
 class DirectWriter:

@@ -7,20 +7,28 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tidelog.cli.connection import LOCALHOST, AsJson, Bootstrap, ClientSettings, ConnectionOptions, connect, reach
+from tidelog.cli.connection import (
+    LOCALHOST,
+    AsJson,
+    Bootstrap,
+    ClientSettings,
+    ConnectionOptions,
+    check_reachable,
+    connect,
+)
 from tidelog.cli.errors import CommandError, raise_together
 from tidelog.cli.group_offsets import Escaped, copy_offsets, delete, delete_offsets, reset_offsets
 from tidelog.cli.groups import (
     DescribedGroups,
     ListedGroups,
-    choose,
     describe_groups,
+    find_groups,
     foreign_protocol_type,
     group_problem,
     host_text,
     list_groups,
     member_problems,
-    names_from,
+    parse_group_names,
     partitions_text,
     state_text,
 )
@@ -32,7 +40,17 @@ from tidelog.cli.offline import (
     warn_of_groups,
     warn_of_hidden_groups,
 )
-from tidelog.cli.tables import Column, Table, cell, heading, name_text, print_json, print_notes, print_table, printable
+from tidelog.cli.tables import (
+    Column,
+    Table,
+    cell,
+    name_text,
+    print_heading,
+    print_json,
+    print_notes,
+    print_table,
+    printable,
+)
 
 if TYPE_CHECKING:
     from tidelog.client.blocking import Client
@@ -155,9 +173,9 @@ def describe(
     $ tidelog group describe billing --json
     """
     with connect(bootstrap, client).open() as cluster_client:
-        chosen = choose(cluster_client, names_from(groups, escaped))
-        described = describe_groups(cluster_client, chosen.listed)
-    listed = [group for group in chosen.listed if group.group_id in described.groups]
+        requested = find_groups(cluster_client, parse_group_names(groups, escaped))
+        described = describe_groups(cluster_client, requested.listed)
+    listed = [group for group in requested.listed if group.group_id in described.groups]
     if json:
         documents = []
         for listing in listed:
@@ -170,7 +188,7 @@ def describe(
             show_group(described.groups[listing.group_id])
         print_notes([line for group in described.groups.values() for line in member_problems(group)])
     sys.stdout.flush()
-    raise_together((chosen.failures | described.failures).values())
+    raise_together((requested.failures | described.failures).values())
 
 
 def show_group(group: "Group") -> None:
@@ -180,7 +198,7 @@ def show_group(group: "Group") -> None:
     if group.assignor:
         facts.append(f"assignor {group.assignor}")
     facts.append(f"coordinator {group.coordinator}")
-    heading(name_text(group.group_id), *facts)
+    print_heading(name_text(group.group_id), *facts)
     if group.members:
         print_table(members_table(group.members))
     else:
@@ -228,7 +246,7 @@ def lag(
     $ tidelog group lag --json | jq '[.[].lag] | add'
     """
     with ExitStack() as stack:
-        query = LagQuery(stack, connect(bootstrap, client), names_from(groups, escaped), topic)
+        query = LagQuery(stack, connect(bootstrap, client), parse_group_names(groups, escaped), topic)
         if watch:
             watch_lag(query, interval_s, json, bootstrap)
             return
@@ -275,16 +293,16 @@ class LagQuery:
         self.groups: list[str] | None = None
         """The named groups that existed at the start; None for all groups."""
         if groups:
-            chosen = choose(self.client, groups)
-            self.unknown_groups = chosen.failures
-            self.groups = [group.group_id for group in chosen.listed]
+            requested = find_groups(self.client, groups)
+            self.unknown_groups = requested.failures
+            self.groups = [group.group_id for group in requested.listed]
             if not self.groups:
-                raise_together(chosen.failures.values())
+                raise_together(requested.failures.values())
         self.last_call_failed = False
 
     def __call__(self) -> list[Lag]:
         if self.last_call_failed:
-            reach(self.connection.bootstrap)  # fails without retries if nothing listens there
+            check_reachable(self.connection.bootstrap)  # fails without retries if nothing listens there
         self.last_call_failed = True
         groups = list_groups(self.client)
         wanted = [group for group in groups.listed if self.groups is None or group.group_id in self.groups]

@@ -4,10 +4,10 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from tidelog.cli.connection import client_error, joined
+from tidelog.cli.connection import address_text, client_error
 from tidelog.cli.errors import CommandError, UsageError
 from tidelog.cli.offline import coordinator_failure
-from tidelog.cli.tables import name_text, ranges, unescaped
+from tidelog.cli.tables import name_text, ranges, unescape
 
 if TYPE_CHECKING:
     from tidelog.client.blocking import Client
@@ -27,7 +27,7 @@ class ListedGroups(NamedTuple):
     problems: list[str]
 
 
-class ChosenGroups(NamedTuple):
+class RequestedGroups(NamedTuple):
     """The wanted groups in the order of the request, and errors for the ones that do not exist."""
 
     listed: "list[ListedGroup]"
@@ -46,13 +46,13 @@ class DescribedGroups(NamedTuple):
 def list_groups(client: "Client") -> ListedGroups:
     answer = client.list_groups()
     problems = [
-        f"broker {joined(*address)} did not list its groups, so they are not shown: {failure}"
+        f"broker {address_text(*address)} did not list its groups, so they are not shown: {failure}"
         for address, failure in answer.failures.items()
     ]
     return ListedGroups(answer.groups, problems)
 
 
-def choose(client: "Client", wanted: Sequence[str]) -> ChosenGroups:
+def find_groups(client: "Client", wanted: Sequence[str]) -> RequestedGroups:
     """Return the wanted groups without duplicates. The error for an unknown name suggests the most similar group.
 
     The groups are looked up in the list of all groups: asking for a coordinator could fail while no group exists yet.
@@ -66,7 +66,7 @@ def choose(client: "Client", wanted: Sequence[str]) -> ChosenGroups:
             listed.append(by_name[name])
         else:
             failures[name] = _unknown_group_error(client, name, list(by_name), groups.problems)
-    return ChosenGroups(listed, failures)
+    return RequestedGroups(listed, failures)
 
 
 def _unknown_group_error(client: "Client", name: str, existing: list[str], problems: list[str]) -> CommandError:
@@ -79,12 +79,12 @@ def _unknown_group_error(client: "Client", name: str, existing: list[str], probl
     return CommandError("; ".join([f"no such group: {name_text(name)}", remedy, *problems]))
 
 
-def the_group(client: "Client", name: str) -> "ListedGroup":
+def find_group(client: "Client", name: str) -> "ListedGroup":
     """Return the group with this name. Raises CommandError if it does not exist."""
-    chosen = choose(client, [name])
-    for failure in chosen.failures.values():
+    requested = find_groups(client, [name])
+    for failure in requested.failures.values():
         raise failure
-    return chosen.listed[0]
+    return requested.listed[0]
 
 
 def describe_groups(client: "Client", listed: "Sequence[ListedGroup]") -> DescribedGroups:
@@ -111,7 +111,7 @@ def describe_groups(client: "Client", listed: "Sequence[ListedGroup]") -> Descri
 
 def describe_one(client: "Client", name: str) -> "Group":
     """Return state and members of the group. Raises CommandError if it does not exist or cannot be described."""
-    described = describe_groups(client, [the_group(client, name)])
+    described = describe_groups(client, [find_group(client, name)])
     for failure in described.failures.values():
         raise failure
     return described.groups[name]
@@ -175,7 +175,7 @@ def members_text(group: "Group") -> str:
     return shown + (f" and {len(names) - MEMBERS_SHOWN} more" if len(names) > MEMBERS_SHOWN else "")
 
 
-def names_from(arguments: Sequence[str], escaped: bool) -> list[str]:
+def parse_group_names(arguments: Sequence[str], escaped: bool) -> list[str]:
     """Return the names of the groups from the command line.
 
     With `escaped`, the arguments are names as tables show them. Raises UsageError for an invalid escape.
@@ -183,6 +183,6 @@ def names_from(arguments: Sequence[str], escaped: bool) -> list[str]:
     if not escaped:
         return list(arguments)
     try:
-        return [unescaped(argument) for argument in arguments]
+        return [unescape(argument) for argument in arguments]
     except ValueError as error:
         raise UsageError(str(error)) from None

@@ -28,7 +28,7 @@ class Interrupts:
     def __call__(self) -> bool:
         return self.count > 0
 
-    def during(self, call: Callable[[], T]) -> T:
+    def call_interruptibly(self, call: Callable[[], T]) -> T:
         """Return the result of `call`, which must not use librdkafka.
 
         Raises KeyboardInterrupt if a signal arrives during the call or has arrived before.
@@ -43,7 +43,7 @@ class Interrupts:
 
 
 @contextmanager
-def interrupts_noted(*, second_raises: bool = True) -> Iterator[Interrupts]:
+def record_interrupts(*, second_raises: bool = True) -> Iterator[Interrupts]:
     """Record ending signals in the block instead of raising KeyboardInterrupt.
 
     With `second_raises`, a second signal raises it nevertheless: the block may be blocked by a reader of its output

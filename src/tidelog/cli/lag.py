@@ -9,7 +9,7 @@ from tidelog.cli.connection import client_error
 from tidelog.cli.errors import CommandError
 from tidelog.cli.groups import group_error, host_text, member_problems
 from tidelog.cli.tables import Column, Table, cell, is_terminal, name_text
-from tidelog.cli.when import span
+from tidelog.cli.when import duration_text
 
 if TYPE_CHECKING:
     from tidelog.client.blocking import Client
@@ -71,7 +71,7 @@ def all_lags(
     """
     from tidelog.client.operations import EARLIEST, LATEST
 
-    committed = commits(client, names)
+    committed = read_commits(client, names)
     problems = [line for group in described.values() for line in member_problems(group)]
     readers = {
         (group.group_id, part.topic, part.partition): f"{member.client_id}@{host_text(member)}"
@@ -169,19 +169,19 @@ class Commits(NamedTuple):
     """Groups that failed as a whole, by name."""
 
 
-def commits(client: "Client", names: Iterable[str]) -> Commits:
+def read_commits(client: "Client", names: Iterable[str]) -> Commits:
     """Return the committed offsets of these groups, and errors for those that cannot be read."""
     result = Commits({}, {}, {})
     for name, answer in client.committed([*names]).items():
         if isinstance(answer, Exception):
             result.failures[name] = group_error(answer, name)
             continue
-        for place, offset in answer.items():
+        for tp, offset in answer.items():
             if isinstance(offset, Exception):
-                reason = str(client_error(offset, f"group {name_text(name)}, {place}"))
-                result.unknown[name, place.topic, place.partition] = reason
+                reason = str(client_error(offset, f"group {name_text(name)}, {tp}"))
+                result.unknown[name, tp.topic, tp.partition] = reason
             else:
-                result.offsets[name, place.topic, place.partition] = offset
+                result.offsets[name, tp.topic, tp.partition] = offset
     return result
 
 
@@ -234,7 +234,7 @@ def lag_table(lags: Sequence[Lag]) -> Table:
     ]
     sum_of_all = total(lags)
     footer = ["all", "", "", "", "", sum_of_all.text(), behind_text(sum_of_all.behind_ms), ""]
-    return Table(columns, rows, footer=footer if len(lags) > 1 else (), row_styles=[urgency(lag) for lag in lags])
+    return Table(columns, rows, footer=footer if len(lags) > 1 else (), row_styles=[row_style(lag) for lag in lags])
 
 
 def behind_text(behind_ms: int | None) -> str:
@@ -242,7 +242,9 @@ def behind_text(behind_ms: int | None) -> str:
     if behind_ms is None:
         return "-"
     return (
-        span(behind_ms / 1000 if behind_ms < 10_000 else behind_ms // 1000) if is_terminal() else str(behind_ms // 1000)
+        duration_text(behind_ms / 1000 if behind_ms < 10_000 else behind_ms // 1000)
+        if is_terminal()
+        else str(behind_ms // 1000)
     )
 
 
@@ -251,7 +253,7 @@ VERY_LATE_MS = 600_000
 """Ages of the oldest uncommitted record from which on a partition's row is yellow, and red."""
 
 
-def urgency(lag: Lag) -> str:
+def row_style(lag: Lag) -> str:
     """Return the colour of a partition's row: green without lag, yellow from LATE_MS on, red from VERY_LATE_MS on."""
     if lag.records == 0:
         return "green"

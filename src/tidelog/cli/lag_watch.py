@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol, Self
 
 from tidelog.cli.errors import CommandError
-from tidelog.cli.lag import NO_LAG, GroupPartition, Lag, behind_text, cell_or_dash, lag_json, total, urgency
+from tidelog.cli.lag import NO_LAG, GroupPartition, Lag, behind_text, cell_or_dash, lag_json, row_style, total
 from tidelog.cli.offline import warn_of_hidden_groups
-from tidelog.cli.room import fit, left_out_text, shortened, wrapped
+from tidelog.cli.room import fit, left_out_text, shorten, wrap_lines
 from tidelog.cli.tables import Column, Table, cell, console, json_line, name_text, print_notes, print_table, rich_table
 from tidelog.cli.watching import NoAnswerPeriod, PollResult, polling
-from tidelog.cli.when import iso, span
+from tidelog.cli.when import duration_text, iso_time
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -43,7 +43,7 @@ class Progress(NamedTuple):
         if lag == 0:
             return "now"
         gain = self.read_per_s - self.written_per_s
-        return span(lag / gain) if gain > 0 else "never"
+        return duration_text(lag / gain) if gain > 0 else "never"
 
 
 NO_OFFSETS = ("", "")
@@ -88,9 +88,9 @@ def watch_lag(source: LagSource, interval_s: float, json: bool, bootstrap: str) 
     previous: PollResult[LagSnapshot] | None = None
     last_offline: dict[str, list[int]] = {}
     last_problems: list[str] = []
-    with view, polling(lambda: take_snapshot(source), interval_s) as looker:
+    with view, polling(lambda: take_snapshot(source), interval_s) as poller:
         while True:
-            current = looker.next(REDRAW_S)
+            current = poller.next(REDRAW_S)
             if current is not None:
                 # rich moves stderr above the table that is redrawn. A message is repeated only after it changes.
                 if current.value.offline != last_offline:
@@ -102,7 +102,7 @@ def watch_lag(source: LagSource, interval_s: float, json: bool, bootstrap: str) 
                 progress = rates_between(base.value.lags, current.value.lags, current.at_s - base.at_s)
                 previous = current
                 view.show(current.value, progress)
-            view.show_outage(looker.away())
+            view.show_outage(poller.outage())
 
 
 class LagSnapshot(NamedTuple):
@@ -126,7 +126,7 @@ class LagView(Protocol):
     def show(self, snapshot: LagSnapshot, progress: dict[GroupPartition, Progress]) -> None:
         """Show a new measurement."""
 
-    def show_outage(self, away: NoAnswerPeriod | None) -> None:
+    def show_outage(self, outage: NoAnswerPeriod | None) -> None:
         """Show that no broker answers, or for None that one does. Called at least every REDRAW_S seconds."""
 
 
@@ -136,7 +136,7 @@ class LineView:
     def __init__(self, bootstrap: str, json: bool) -> None:
         self._bootstrap = bootstrap
         self._json = json
-        self._is_away = False
+        self._outage_reported = False
 
     def __enter__(self) -> Self:
         return self
@@ -145,20 +145,22 @@ class LineView:
         sys.stdout.flush()
 
     def show(self, snapshot: LagSnapshot, progress: dict[GroupPartition, Progress]) -> None:
-        if self._is_away:
-            self._is_away = False
+        if self._outage_reported:
+            self._outage_reported = False
             print(f"{self._bootstrap} answers again.", file=sys.stderr)
         if self._json:
-            measurement = {"time": iso(time.time_ns() // 1_000_000), "lag": [*map(lag_json, snapshot.lags)]}
+            measurement = {"time": iso_time(time.time_ns() // 1_000_000), "lag": [*map(lag_json, snapshot.lags)]}
             print(json_line(measurement), flush=True)
         else:
             print_table(whole_table(snapshot.lags, progress))
             print(flush=True)
 
-    def show_outage(self, away: NoAnswerPeriod | None) -> None:
-        if away is not None and not self._is_away:
-            self._is_away = True
-            print(away.text(self._bootstrap, span(round(time.monotonic() - away.since_s))), file=sys.stderr)
+    def show_outage(self, outage: NoAnswerPeriod | None) -> None:
+        if outage is not None and not self._outage_reported:
+            self._outage_reported = True
+            print(
+                outage.text(self._bootstrap, duration_text(round(time.monotonic() - outage.since_s))), file=sys.stderr
+            )
 
 
 class LiveTableView:
@@ -187,10 +189,10 @@ class LiveTableView:
         self._notice = ""
         self._draw()
 
-    def show_outage(self, away: NoAnswerPeriod | None) -> None:
+    def show_outage(self, outage: NoAnswerPeriod | None) -> None:
         notice = ""
-        if away is not None:
-            text = away.text(self._bootstrap, span(round(time.monotonic() - away.since_s)))
+        if outage is not None:
+            text = outage.text(self._bootstrap, duration_text(round(time.monotonic() - outage.since_s)))
             notice = f"{text} Figures of {self._measured_at}; Ctrl-C stops."
         if notice != self._notice:
             self._notice = notice
@@ -247,7 +249,7 @@ def watch_table(lags: Sequence[Lag], progress: dict[GroupPartition, Progress], w
     note = left_out_text(table, fit(table, width))
     if not note:
         return table
-    return table_of_rows(lags, progress, width, height - FIXED_LINES - len(wrapped(note, width)))
+    return table_of_rows(lags, progress, width, height - FIXED_LINES - len(wrap_lines(note, width)))
 
 
 def table_of_rows(lags: Sequence[Lag], progress: dict[GroupPartition, Progress], width: int, rows_max: int) -> Table:
@@ -275,7 +277,7 @@ def table_of_rows(lags: Sequence[Lag], progress: dict[GroupPartition, Progress],
         f"{kind} {name_text(str(lags[0].group_partition[index]))}" for index, kind in enumerate(common) if kind
     )
     styles = [source_row.style for source_row in rows[:-1]]
-    title = shortened(title, width)
+    title = shorten(title, width)
     return Table(columns, cells[:-1], title=title, footer=cells[-1], row_styles=styles, shorten=True)
 
 
@@ -302,7 +304,7 @@ def row(lag: Lag, progress: dict[GroupPartition, Progress]) -> Row:
             behind_text(lag.behind_ms),
             *progress_cells(lag.records, progress.get(lag.group_partition)),
         ),
-        urgency(lag),
+        row_style(lag),
     )
 
 

@@ -14,7 +14,7 @@ from tidelog.cli.errors import CommandError, raise_together
 from tidelog.cli.log_dirs import dirs
 from tidelog.cli.records import headers_json, text_or_base64
 from tidelog.cli.tables import counted, json_line, print_json, printable, size
-from tidelog.cli.when import iso
+from tidelog.cli.when import iso_time
 
 if TYPE_CHECKING:
     from tidelog.log.dump import Entry
@@ -89,7 +89,7 @@ def dump(
     damaged = False
     for path in readable_paths:
         heading = None
-        for entry, file in entries(path, records):
+        for entry, file in read_entries(path, records):
             damaged |= entry["kind"] == "damage"
             if json:
                 print(json_line(entry_json(entry)))
@@ -104,7 +104,7 @@ def dump(
     raise_together(failures)
 
 
-def entries(path: str, records: bool) -> "Iterator[tuple[Entry, str]]":
+def read_entries(path: str, records: bool) -> "Iterator[tuple[Entry, str]]":
     """Yield each entry with its file, as the user typed the path.
 
     Raises CommandError if the log cannot be read. An OSError of the caller, when it prints an entry, is not caught
@@ -112,9 +112,9 @@ def entries(path: str, records: bool) -> "Iterator[tuple[Entry, str]]":
     """
     from tidelog.log.dump import dump
 
-    with reading(path) as (disk, full_path):
+    with open_log(path) as (disk, full_path):
         for entry in dump(disk, full_path, records=records):
-            yield entry, as_typed(str(entry["file"]), full_path, path)
+            yield entry, path_as_typed(str(entry["file"]), full_path, path)
 
 
 @app.command()
@@ -143,18 +143,18 @@ def verify(
     readable_paths, failures = split_readable(paths)
     result = VerifyReport()
     for path in readable_paths:
-        with reading(path) as (disk, full_path), working(f"Verifying {full_path}"):
-            verified = verify(disk, full_path, records=records)
-        result.add(verified)
-        for finding, more, last in group_similar(verified.findings if not json else ()):
-            file = as_typed(finding.path, full_path, path)
+        with open_log(path) as (disk, full_path), show_activity(f"Verifying {full_path}"):
+            report = verify(disk, full_path, records=records)
+        result.add(report)
+        for finding, more, last in group_similar(report.findings if not json else ()):
+            file = path_as_typed(finding.path, full_path, path)
             similar = ""
             if more:
                 place = " in the same directory" if finding.severity == NOTE else f", the last at {last}"
                 similar = f" (and {counted(more, 'more', 'more')} of this kind{place})"
             print(printable(f"{finding.severity}: {file} at {finding.position}: {finding.reason}{similar}"))
     if json:
-        print_json(verified_json(result))
+        print_json(report_json(result))
         sys.stdout.flush()
         raise_together(failures)
         raise typer.Exit(1 if result.damaged else 0)
@@ -197,7 +197,7 @@ def split_readable(paths: list[str]) -> tuple[list[str], list[CommandError]]:
     failures: list[CommandError] = []
     for path in paths:
         try:
-            with reading(path):
+            with open_log(path):
                 readable_paths.append(path)
         except CommandError as error:
             if not isinstance(error.__cause__, OSError) or isinstance(error.__cause__, FileNotFoundError):
@@ -207,7 +207,7 @@ def split_readable(paths: list[str]) -> tuple[list[str], list[CommandError]]:
 
 
 @contextmanager
-def reading(path: str) -> "Iterator[tuple[LocalDisk, str]]":
+def open_log(path: str) -> "Iterator[tuple[LocalDisk, str]]":
     """Yield a disk and the absolute path. Raises CommandError if the path cannot be read or is not a log.
 
     An OSError in the block becomes a CommandError, too.
@@ -257,13 +257,13 @@ def _contains_log_file(disk: "LocalDisk", directory: str, is_log_file: Callable[
         return True
 
 
-def as_typed(file: str, full_path: str, path: str) -> str:
+def path_as_typed(file: str, full_path: str, path: str) -> str:
     """Return the path of a file below `full_path` with `path`, which the user typed, in place of `full_path`."""
     return path.rstrip("/") + file.removeprefix(full_path)
 
 
 @contextmanager
-def working(text: str) -> Iterator[None]:
+def show_activity(text: str) -> Iterator[None]:
     """Show the text and an animation on stderr while the block runs, if it is a terminal."""
     if not sys.stderr.isatty():
         yield
@@ -291,17 +291,17 @@ def entry_text(entry: "Entry") -> str:
 
 def value_text(name: str, value: object) -> str:
     if isinstance(value, bytes):
-        return quoted(value)
+        return quote(value)
     if isinstance(value, list):
         return "[" + " ".join(f"{printable(key)}={value_text('', data)}" for key, data in value) + "]"
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, int) and "timestamp" in name and value >= 0:
-        return iso(value)
+        return iso_time(value)
     return "null" if value is None else printable(str(value))
 
 
-def quoted(data: bytes) -> str:
+def quote(data: bytes) -> str:
     """Return the bytes as text in quotes, with escapes for control characters and for bytes that are not UTF-8."""
     return '"' + printable(data.decode(errors="backslashreplace")).replace('"', '\\"') + '"'
 
@@ -319,7 +319,7 @@ def entry_json(entry: "Entry") -> dict[str, Any]:
     return document
 
 
-def verified_json(result: "VerifyReport") -> dict[str, Any]:
+def report_json(result: "VerifyReport") -> dict[str, Any]:
     return {
         "files": result.files,
         "bytes": result.bytes,

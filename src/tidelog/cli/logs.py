@@ -13,12 +13,12 @@ LEVELS = ("debug", "info", "warning", "error")
 def configure_logging(level: str) -> None:
     """Send every logger of the process to stderr. `level` is one of LEVELS."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(OneLine())
+    handler.setFormatter(OneLineFormatter())
     logging.root.handlers = [handler]
     logging.root.setLevel(level.upper())
 
 
-class OneLine(logging.Formatter):
+class OneLineFormatter(logging.Formatter):
     """Formats UTC time with milliseconds, escapes line breaks and control characters, and folds a traceback into one
     field.
     """
@@ -27,16 +27,16 @@ class OneLine(logging.Formatter):
         time_text = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
         line = f"{time_text}.{int(record.msecs):03d}Z {record.levelname:<7} {record.name} {record.getMessage()}"
         if record.exc_info and record.exc_info[1] is not None:
-            line += f" {folded(record.exc_info[1])}"
-        return line if line.isprintable() else "".join(c if c.isprintable() else escaped(c) for c in line)
+            line += f" {error_text(record.exc_info[1])}"
+        return line if line.isprintable() else "".join(c if c.isprintable() else escape(c) for c in line)
 
 
-def escaped(character: str) -> str:
+def escape(character: str) -> str:
     """Return a control character as Python's escape sequence: text from clients must not forge log lines or colours."""
     return character.encode("unicode_escape").decode()
 
 
-def folded(error: BaseException) -> str:
+def error_text(error: BaseException) -> str:
     """Return the error and its call stack, innermost call last: `error="ValueError: x" trace="a.py:3 f > b.py:9 g"`."""
     frames = traceback.extract_tb(error.__traceback__)
     calls = " > ".join(f"{frame.filename.rpartition('/')[2]}:{frame.lineno} {frame.name}" for frame in frames)

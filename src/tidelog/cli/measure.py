@@ -75,12 +75,12 @@ def measure_produce(
     latencies: list[float] = []
     failures: list[KafkaError] = []
 
-    def delivered(error: "KafkaError | None", message: "Message") -> None:
+    def record_failure(error: "KafkaError | None", message: "Message") -> None:
         if error is not None:
             failures.append(error)
 
-    def timed(error: "KafkaError | None", message: "Message") -> None:
-        delivered(error, message)
+    def record_latency(error: "KafkaError | None", message: "Message") -> None:
+        record_failure(error, message)
         latency = message.latency() if error is None else None
         if latency is not None:
             latencies.append(latency * 1000)
@@ -89,16 +89,16 @@ def measure_produce(
     while written < records and not failures:
         is_timed = written % TIMED_EVERY == 0
         try:
-            producer.produce(topic, value, on_delivery=timed if is_timed else delivered)
+            producer.produce(topic, value, on_delivery=record_latency if is_timed else record_failure)
         except BufferError:
             producer.poll(SAMPLE_S / 10)
         else:
             written += 1
         if is_timed:
             producer.poll(0)
-            meter.at(written - len(producer))
+            meter.update(written - len(producer))
     while (unacknowledged := producer.flush(SAMPLE_S)) and not failures:
-        meter.at(written - unacknowledged)
+        meter.update(written - unacknowledged)
     if failures:
         producer.purge()
         raise kafka_error(failures[0], f"topic {topic}")
@@ -149,7 +149,7 @@ def measure_consume(connection: ConnectionOptions, topic: str, records: int, sho
                 raise CommandError(
                     f"topic {topic}: {read} of {records} records were read, then none for {STUCK_S:.0f} s"
                 )
-            meter.at(read, size_bytes)
+            meter.update(read, size_bytes)
         if not read:
             raise CommandError(f"topic {topic} has no readable record")
         # The end of a partition is reported after a fetch that waits for records; that wait is not part of the
@@ -196,7 +196,7 @@ def measure_latency(
                 while (wait_s := due - time.perf_counter()) > 0:
                     producer.poll(min(wait_s, SAMPLE_S))
                 produce_when_there_is_room(producer, topic, value, arrivals.key(due))
-                meter.at(number + 1)
+                meter.update(number + 1)
             seconds_taken = time.perf_counter() - start
             producer.flush(STUCK_S)
             arrivals.wait()
@@ -285,7 +285,7 @@ class ThroughputMeter:
         """Seconds since the start."""
         return time.perf_counter() - self.start
 
-    def at(self, records: int, size_bytes: int | None = None) -> None:
+    def update(self, records: int, size_bytes: int | None = None) -> None:
         """Report the number of records so far. Cheap unless a point is due."""
         seconds = self.seconds
         if seconds - self.points[-1].seconds >= SAMPLE_S:

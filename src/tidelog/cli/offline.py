@@ -50,7 +50,9 @@ def coordinator_failure(client: "Client", group: str) -> CommandError | None:
     partition = partition_of(as_java_reads_it, len(described[0].partitions))
     if partition not in offline_partitions_of(described).get(GROUPS_TOPIC, ()):
         return None
-    return refuse({GROUPS_TOPIC: [partition]}, f"Group {name_text(group)} is stored there, and has no coordinator.")
+    return offline_error(
+        {GROUPS_TOPIC: [partition]}, f"Group {name_text(group)} is stored there, and has no coordinator."
+    )
 
 
 def warn_of_groups(client: "Client", topics: Iterable[str]) -> dict[str, list[int]]:
@@ -94,5 +96,5 @@ def warn(offline: Offline, consequence: str) -> None:
         print(f"Offline: {partitions_text(offline)}. {consequence}\n{REMEDY}", file=sys.stderr)
 
 
-def refuse(offline: Offline, consequence: str) -> CommandError:
+def offline_error(offline: Offline, consequence: str) -> CommandError:
     return CommandError(f"offline: {partitions_text(offline)}. {consequence}\n{REMEDY}")

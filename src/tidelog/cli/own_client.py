@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeVar
 
-from tidelog.cli.connection import ConnectionOptions, reach
+from tidelog.cli.connection import ConnectionOptions, check_reachable
 from tidelog.cli.errors import CommandError
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ def connected(bootstrap: str) -> "Iterator[Client]":
     """Open a client; its errors are reported in one line. Raises CommandError, at once if nothing listens at the
     address.
     """
-    reach(bootstrap)
+    check_reachable(bootstrap)
     with ConnectionOptions(bootstrap, {}).open() as client:
         yield client
 
@@ -57,7 +57,7 @@ def ask_each(client: "Client", requests: "Sequence[tuple[Address, Message]]", ki
     ]
 
 
-def brokers(client: "Client") -> "dict[int, Address]":
+def broker_addresses(client: "Client") -> "dict[int, Address]":
     """Return the address of each broker by its id, in ascending order of ids."""
     from tidelog.client.cluster import Address
     from tidelog.wire.messages.metadata import MetadataRequest, MetadataResponse
@@ -66,14 +66,14 @@ def brokers(client: "Client") -> "dict[int, Address]":
     return {broker.node_id: Address(broker.host, broker.port) for broker in sorted(nodes, key=lambda b: b.node_id)}
 
 
-def broker_of(addresses: "Mapping[int, Address]", number: int) -> "Address":
+def broker_address(addresses: "Mapping[int, Address]", number: int) -> "Address":
     """Return the address of the broker with this id. Raises CommandError if the cluster has no such broker."""
     if number not in addresses:
         raise CommandError(f"there is no broker {number}; the cluster has {', '.join(map(str, addresses))}")
     return addresses[number]
 
 
-def check(code: int, message: str | None) -> None:
+def raise_for_code(code: int, message: str | None) -> None:
     """Raise CommandError unless the error code is 0."""
     from tidelog.client.error_codes import error_name
 

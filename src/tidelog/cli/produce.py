@@ -24,7 +24,7 @@ from tidelog.cli.connection import (
 )
 from tidelog.cli.direct import DirectWriter, needs_our_client
 from tidelog.cli.errors import CommandError, UsageError
-from tidelog.cli.interrupts import Interrupts, interrupts_noted
+from tidelog.cli.interrupts import Interrupts, record_interrupts
 from tidelog.cli.record_json import RecordJsonError, record_from_line
 from tidelog.cli.records import Headers, OutgoingRecord
 from tidelog.cli.tables import count, counted, size
@@ -43,7 +43,7 @@ STUCK_S = 5.0
 """After this many seconds without an acknowledgement, the command looks for the reason."""
 OFFLINE_TIMEOUT_MS = 10_000
 """How long librdkafka tries to write a record while a partition is known to be offline. Its default is five minutes."""
-PARTING_S = 2.0
+INTERRUPT_GRACE_S = 2.0
 """How long the command waits after Ctrl-C for acknowledgements of records that were sent."""
 
 
@@ -100,7 +100,7 @@ def produce(
     if compression not in CODECS:
         raise UsageError(f"--compression is one of {', '.join(CODECS)}, not {compression!r}")
     if key is not None and key_separator is not None:
-        raise UsageError("--key and --key-separator exclude each other: every record has one key")
+        raise UsageError("--key and --key-separator cannot be used together: every record has one key")
     if json_lines and (key_separator is not None or null_marker is not None):
         raise UsageError("--json lines have their own keys and nulls: leave out --key-separator and --null-marker")
     if keep_partitions and (not json_lines or partition is not None):
@@ -114,17 +114,17 @@ def produce(
         parse = text_parser(key_separator, key, headers, null_marker)
     connection = connect(bootstrap, client)
     settings = {"acks": acks, "compression.type": compression}
-    with connection.open() as cluster_client, interrupts_noted(second_raises=False) as interrupts:
+    with connection.open() as cluster_client, record_interrupts(second_raises=False) as interrupts:
         writer = Writer(connection, cluster_client, topic, partition, settings, interrupts)
-        writer.write_all(parse(number, line) for number, line in enumerate(lines(interrupts), 1))
+        writer.write_all(parse(number, line) for number, line in enumerate(stdin_lines(interrupts), 1))
 
 
-def lines(interrupts: Interrupts) -> Iterator[bytes]:
+def stdin_lines(interrupts: Interrupts) -> Iterator[bytes]:
     """Yield the lines of stdin without their line ends. Raises KeyboardInterrupt."""
     if sys.stdin.isatty():
         print("Type one record per line; Ctrl-D ends.", file=sys.stderr)
     read = sys.stdin.buffer.readline
-    while line := interrupts.during(read):
+    while line := interrupts.call_interruptibly(read):
         yield line.removesuffix(b"\n").removesuffix(b"\r")
 
 
@@ -209,10 +209,10 @@ class Writer:
         self.progress_shown_s = self.started_s
         self.last_change = (self.started_s, 0)
         """When the number of finished records (written or failed) last changed, and that number."""
-        self.live = sys.stderr.isatty() and not sys.stdin.isatty()
+        self.shows_progress = sys.stderr.isatty() and not sys.stdin.isatty()
         self.outage = Outage()
         self.client = client
-        self.direct = DirectWriter(client, topic, settings["acks"])
+        self.direct_writer = DirectWriter(client, topic, settings["acks"])
         self.offline_partitions: list[int] = []
         self.online_partitions: Iterator[int] | None = None
         """Round robin over the online partitions, for records without a key. None leaves the choice to librdkafka,
@@ -243,7 +243,7 @@ class Writer:
         self.offline_partitions = offline_by_topic[self.topic]
         online = [part.partition for part in described[0].partitions if part.partition not in self.offline_partitions]
         if not online or self.partition in self.offline_partitions:
-            raise offline.refuse(offline_by_topic, "Nobody can write there.")
+            raise offline.offline_error(offline_by_topic, "Nobody can write there.")
         if self.partition is None:
             self.online_partitions = cycle(online)
             offline.warn(offline_by_topic, "Records whose key belongs there cannot be written; all others are.")
@@ -255,7 +255,7 @@ class Writer:
         try:
             for record in records:
                 self.write(record)
-                if self.live:
+                if self.shows_progress:
                     self.show_progress()
         except (KeyboardInterrupt, CommandError):
             self.finish()
@@ -303,7 +303,7 @@ class Writer:
                     record.value,
                     record.key,
                     partition,
-                    on_delivery=self.delivered,
+                    on_delivery=self.on_delivery,
                     timestamp=record.timestamp_ms or 0,
                     headers=headers or None,
                 )
@@ -331,7 +331,7 @@ class Writer:
                 raise KeyboardInterrupt
             self.report_trouble()
         try:
-            self.interrupts.during(lambda: self.direct.write(record, partition))
+            self.interrupts.call_interruptibly(lambda: self.direct_writer.write(record, partition))
         except (ApiError, ClientError) as error:
             reason = str(client_error(error, f"topic {self.topic}"))
             is_refused = isinstance(error, ApiError) and error.code == ErrorCode.INVALID_RECORD
@@ -341,7 +341,7 @@ class Writer:
             self.written_records += 1
             self.written_bytes += len(record.value or b"") + len(record.key or b"")
 
-    def delivered(self, error: "KafkaError | None", message: "Message") -> None:
+    def on_delivery(self, error: "KafkaError | None", message: "Message") -> None:
         if error is None:
             self.written_records += 1
             self.written_bytes += len(message.value() or b"") + len(message.key() or b"")
@@ -359,7 +359,7 @@ class Writer:
 
     def report_trouble(self) -> None:
         """Say once why records are not acknowledged while librdkafka keeps trying."""
-        self.outage.tell()
+        self.outage.report()
         now, finished = time.monotonic(), self.written_records + sum(self.failed.values())
         changed_s, finished_before = self.last_change
         if finished != finished_before or finished == self.read_records:
@@ -386,14 +386,14 @@ class Writer:
             if self.interrupts():
                 # A user who saw the message that no broker answers, or who pressed Ctrl-C again, does not want to
                 # wait longer.
-                patience = 0 if self.outage.all_brokers_down or self.interrupts.count > 1 else PARTING_S
+                patience = 0 if self.outage.all_brokers_down or self.interrupts.count > 1 else INTERRUPT_GRACE_S
                 deadline = min(deadline or float("inf"), time.monotonic() + patience)
                 if time.monotonic() >= deadline:
                     break
             self.report_trouble()
-            if self.live:
+            if self.shows_progress:
                 self.show_progress()
-        if self.live:
+        if self.shows_progress:
             print("\r\x1b[K", end="", file=sys.stderr)
         unknown = len(self.producer)
         if unknown:

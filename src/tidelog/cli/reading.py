@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from tidelog.cli import cluster, offline
-from tidelog.cli.connection import NO_BROKER, ConnectionOptions, client_error, in_one_line, kafka_error
+from tidelog.cli.connection import NO_BROKER, ConnectionOptions, client_error, kafka_error, one_line_errors
 from tidelog.cli.errors import CommandError
 from tidelog.cli.interrupts import Interrupts
 from tidelog.cli.records import IncomingRecord
@@ -78,7 +78,7 @@ class TopicReader:
         self.member: GroupMember | None = None
         self.failures: list[str] = []
         """One line for each partition or range of offsets that was requested and could not be read."""
-        self.missing: dict[str, list[int]] = {}
+        self.offline_by_topic: dict[str, list[int]] = {}
         """Partitions that were requested and are offline, by topic."""
         self.offline_checked_s = 0.0
         self.outage_reported = False
@@ -94,12 +94,12 @@ class TopicReader:
         offline_partitions = offline.offline_partitions_of(cluster.describe(self.client, [self.topic]))
         if coordinator_failure := offline.coordinator_failure(self.client, group):
             raise coordinator_failure
-        self.note_offline(offline_partitions.get(self.topic, []))
+        self.report_offline(offline_partitions.get(self.topic, []))
         self.member = GroupMember(self.connection, self.client, group, self.topic, reset)
 
-    def note_offline(self, offline_partitions: Sequence[int]) -> None:
+    def report_offline(self, offline_partitions: Sequence[int]) -> None:
         """Warn once about each offline partition, and do not wait for its end."""
-        reported = self.missing.setdefault(self.topic, []) if offline_partitions else []
+        reported = self.offline_by_topic.setdefault(self.topic, []) if offline_partitions else []
         new = [index for index in offline_partitions if index not in reported]
         reported += new
         for index in new:
@@ -112,16 +112,16 @@ class TopicReader:
         Raises KeyboardInterrupt, and CommandError when some of the requested records could not be read.
         """
         started_s = time.monotonic()
-        while not self.finished():
+        while not self.is_finished():
             if interrupted():
                 raise KeyboardInterrupt
             self.step(interrupted, time.monotonic() - started_s)
-        if self.until_end and self.missing and self.remaining_records != 0:
-            self.failures.append(f"{offline.partitions_text(self.missing)} could not be read to the end")
+        if self.until_end and self.offline_by_topic and self.remaining_records != 0:
+            self.failures.append(f"{offline.partitions_text(self.offline_by_topic)} could not be read to the end")
         if self.failures:
             raise CommandError("; ".join(self.failures))
 
-    def finished(self) -> bool:
+    def is_finished(self) -> bool:
         if self.remaining_records == 0:
             return True
         if self.member is not None:
@@ -138,9 +138,9 @@ class TopicReader:
         now_s = time.monotonic()
         wait_s = self.reader.due_in_s(now_s) if self.reader.positions else FETCH_WAIT_S
         if wait_s > 0:
-            interrupted.during(lambda: time.sleep(min(wait_s, FETCH_WAIT_S)))
-        with in_one_line():
-            events = interrupted.during(lambda: self.reader.poll(time.monotonic()))
+            interrupted.call_interruptibly(lambda: time.sleep(min(wait_s, FETCH_WAIT_S)))
+        with one_line_errors():
+            events = interrupted.call_interruptibly(lambda: self.reader.poll(time.monotonic()))
         printed = False
         for event in events:
             if isinstance(event, Chunk):
@@ -153,11 +153,11 @@ class TopicReader:
             self.offline_checked_s = seconds
             return
         self.sink.check()
-        self.say_why_it_waits(seconds)
+        self.report_waiting(seconds)
         if self.pending_ends and seconds - self.offline_checked_s > OFFLINE_CHECK_S and not self.reader.unreachable():
             self.offline_checked_s = seconds
             offline_partitions = offline.find_offline_partitions(self.client, [self.topic]).get(self.topic, [])
-            self.note_offline([index for index in offline_partitions if index in self.pending_ends])
+            self.report_offline([index for index in offline_partitions if index in self.pending_ends])
 
     def print_chunk(self, chunk: "Chunk") -> bool:
         """Print the records of one chunk, then store the new position. Return whether anything was printed."""
@@ -223,7 +223,7 @@ class TopicReader:
             self.outage_reported = True
             print(NO_BROKER, file=sys.stderr)
 
-    def say_why_it_waits(self, seconds: float) -> None:
+    def report_waiting(self, seconds: float) -> None:
         """Print each reason for waiting once, and only on a terminal. No message is needed once records arrive."""
         if self.member is not None and not self.member.assigned:
             self.member.report_joining(seconds)
@@ -257,11 +257,11 @@ class TopicReader:
             )
             for (_, number), end in ends.items():
                 if (
-                    number not in self.missing.get(self.topic, ())
+                    number not in self.offline_by_topic.get(self.topic, ())
                     and assigned[TopicPartition(self.topic, number)] < end
                 ):
                     self.pending_ends[number] = end
-            self.failures += [f"{failure}" for failure in failures.values() if not self.missing]
+            self.failures += [f"{failure}" for failure in failures.values() if not self.offline_by_topic]
 
     def close(self) -> None:
         """Leave the group and commit the offsets of the printed records."""
@@ -323,7 +323,7 @@ class GroupMember:
 
         if not partitions:
             return {}
-        with in_one_line():
+        with one_line_errors():
             committed = self.client.committed([self.group])[self.group]
             if isinstance(committed, Exception):
                 raise client_error(committed, f"group {self.group}")

@@ -51,17 +51,17 @@ def record_from_line(line: bytes) -> OutgoingRecord:
     RecordJsonError if it is not a record.
     """
     try:
-        return record_from_json(parsed(line.decode("utf-8-sig")))
+        return record_from_json(parse_json(line.decode("utf-8-sig")))
     except UnicodeDecodeError as error:
         raise RecordJsonError(f"byte {error.start + 1} is not UTF-8") from None
     except RecursionError:
         raise RecordJsonError("it is nested too deeply") from None
 
 
-def parsed(text: str) -> object:
+def parse_json(text: str) -> object:
     """Return the parsed JSON, with `ExactText` in place of keys and values that are neither strings nor null."""
     try:
-        document: Any = WHOLE.decode(text)
+        document: Any = WHOLE_DECODER.decode(text)
         if not isinstance(document, dict) or not needs_exact_text(document):
             return document  # most lines take this fast path
     except RepeatedError:
@@ -69,13 +69,13 @@ def parsed(text: str) -> object:
     at = SPACE(text, 0).end()  # type: ignore[union-attr]
     if text[at : at + 1] != "{":
         return DECODER.decode(text)
-    document, at = members(text, at + 1)
+    document, at = scan_object(text, at + 1)
     if (at := SPACE(text, at).end()) < len(text):  # type: ignore[union-attr]
         raise JSONDecodeError("Extra data", text, at)
     return document
 
 
-def members(text: str, at: int) -> tuple[dict[str, Any], int]:
+def scan_object(text: str, at: int) -> tuple[dict[str, Any], int]:
     """Return the members of the object whose brace is just before `at`, and the position after the object."""
     object_members: dict[str, Any] = {}
     at = SPACE(text, at).end()  # type: ignore[union-attr]
@@ -84,12 +84,12 @@ def members(text: str, at: int) -> tuple[dict[str, Any], int]:
     while True:
         if text[at : at + 1] != '"':
             raise JSONDecodeError("Expecting property name enclosed in double quotes", text, at)
-        name, at = scan(text, at)
+        name, at = scan_value(text, at)
         if name in object_members:
             raise RecordJsonError(f"{json.dumps(name)} is given twice")
         if (colon := COLON(text, at)) is None:
             raise JSONDecodeError("Expecting ':' delimiter", text, at)
-        object_members[name], at = member(text, colon.end(), name)
+        object_members[name], at = scan_member(text, colon.end(), name)
         if (end := AFTER_MEMBER(text, at)) is None:
             raise JSONDecodeError("Expecting ',' delimiter", text, at)
         if end[1] == "}":
@@ -97,27 +97,27 @@ def members(text: str, at: int) -> tuple[dict[str, Any], int]:
         at = end.end()
 
 
-def member(text: str, at: int, name: str) -> tuple[Any, int]:
+def scan_member(text: str, at: int, name: str) -> tuple[Any, int]:
     """Return the value of the member with this name, and the position after it."""
     if name == "headers" and text[at : at + 1] == "[":
-        return items(text, at + 1)
-    value, end = scan(text, at)
+        return scan_list(text, at + 1)
+    value, end = scan_value(text, at)
     if name in EXACT_TEXT_FIELDS and value is not None and not isinstance(value, str):
         value = ExactText(text[at:end].encode())
     return value, end
 
 
-def items(text: str, at: int) -> tuple[list[Any], int]:
+def scan_list(text: str, at: int) -> tuple[list[Any], int]:
     """Return the items of the list whose bracket is just before `at`, and the position after the list.
 
-    Items that are objects are parsed by `members`.
+    Items that are objects are parsed by `scan_object`.
     """
     list_items: list[Any] = []
     at = SPACE(text, at).end()  # type: ignore[union-attr]
     if text[at : at + 1] == "]":
         return list_items, at + 1
     while True:
-        item, at = members(text, at + 1) if text[at : at + 1] == "{" else scan(text, at)
+        item, at = scan_object(text, at + 1) if text[at : at + 1] == "{" else scan_value(text, at)
         list_items.append(item)
         if (end := AFTER_ITEM(text, at)) is None:
             raise JSONDecodeError("Expecting ',' delimiter", text, at)
@@ -126,7 +126,7 @@ def items(text: str, at: int) -> tuple[list[Any], int]:
         at = end.end()
 
 
-def scan(text: str, at: int) -> tuple[Any, int]:
+def scan_value(text: str, at: int) -> tuple[Any, int]:
     """Return the value that begins at `at`, and the position after it."""
     try:
         value_and_end: tuple[Any, int] = SCAN(text, at)
@@ -149,22 +149,24 @@ def without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return document
 
 
-def whole_number(digits: str) -> int | float:
+def parse_integer(digits: str) -> int | float:
     return int(digits) if len(digits) <= DIGITS_MAX else float("inf")
 
 
-def refuse_constant(constant: str) -> NoReturn:
+def reject_constant(constant: str) -> NoReturn:
     raise RecordJsonError(f"JSON has no {constant}")
 
 
-DECODER = json.JSONDecoder(parse_int=whole_number, parse_constant=refuse_constant)
+DECODER = json.JSONDecoder(parse_int=parse_integer, parse_constant=reject_constant)
 SCAN = DECODER.scan_once  # type: ignore[attr-defined]
 """The function under JSONDecoder.raw_decode, implemented in C."""
-WHOLE = json.JSONDecoder(object_pairs_hook=without_repeats, parse_int=whole_number, parse_constant=refuse_constant)
+WHOLE_DECODER = json.JSONDecoder(
+    object_pairs_hook=without_repeats, parse_int=parse_integer, parse_constant=reject_constant
+)
 
 
 def record_from_json(document: object) -> OutgoingRecord:
-    """Convert the result of `parsed`. Raises RecordJsonError."""
+    """Convert the result of `parse_json`. Raises RecordJsonError."""
     if not isinstance(document, dict) or not ({"value", "value_base64"} & set(document)):
         raise RecordJsonError('it must be an object with "value"')
     check_names(document, FIELDS, "field")
@@ -230,7 +232,7 @@ def timestamp_from_text(text: Any) -> int:
 
 def data_from_json(document: dict[str, Any], name: str) -> bytes | None:
     if {name, f"{name}_base64"} <= set(document):
-        raise RecordJsonError(f'"{name}" and "{name}_base64" do not go together')
+        raise RecordJsonError(f'"{name}" and "{name}_base64" cannot be used together')
     if f"{name}_base64" in document:
         try:
             return base64.b64decode(document[f"{name}_base64"], validate=True)
@@ -239,11 +241,11 @@ def data_from_json(document: dict[str, Any], name: str) -> bytes | None:
     data: str | ExactText | None = document.get(name)
     # A value that is not a string keeps its exact text: a line made by hand need not quote its JSON twice.
     if isinstance(data, str):
-        return utf8(data, name)
+        return encode_text(data, name)
     return None if data is None else bytes(data)
 
 
-def utf8(text: str, name: str) -> bytes:
+def encode_text(text: str, name: str) -> bytes:
     try:
         return text.encode()
     except UnicodeEncodeError:

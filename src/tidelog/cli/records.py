@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from tidelog.cli.tables import json_text
-from tidelog.cli.when import iso
+from tidelog.cli.when import iso_time
 
 FIELDS = ("topic", "partition", "offset", "timestamp", "timestamp_ms", "key", "value", "headers")
 ALL_FIELDS = " ".join(f"{{{field}}}" for field in FIELDS)
@@ -52,7 +52,7 @@ class TemplateError(ValueError):
     """The format names an unknown field, or is cut off."""
 
 
-def template(text: str, null: bytes) -> RenderRecord:
+def parse_template(text: str, null: bytes) -> RenderRecord:
     r"""Return a function that renders a record by `text`: fields in braces ({key}, {value}, ...), `{{`, `}}` and
     `%%` for the characters themselves, and \n \t \r \0 \\.
 
@@ -70,7 +70,7 @@ def template(text: str, null: bytes) -> RenderRecord:
             name = text[position + 1 : end]
             if end < 0 or name not in FIELDS:
                 raise TemplateError(f"{text[position : end + 1 or None]!r} is not a field: {ALL_FIELDS}")
-            parts.append(field(name, null))
+            parts.append(field_renderer(name, null))
             position = end + 1
         elif two[0] == "%" and two[1:].isascii() and two[1:].isalpha():
             meant = f"; here it is {KCAT_FIELDS[two[1:]]}" if two[1:] in KCAT_FIELDS else ""
@@ -86,7 +86,7 @@ def template(text: str, null: bytes) -> RenderRecord:
     return lambda record: b"".join(part if isinstance(part, bytes) else part(record) for part in parts)
 
 
-def field(name: str, null: bytes) -> RenderRecord:
+def field_renderer(name: str, null: bytes) -> RenderRecord:
     match name:
         case "key":
             return lambda record: null if record.key is None else record.key
@@ -94,27 +94,27 @@ def field(name: str, null: bytes) -> RenderRecord:
             return lambda record: null if record.value is None else record.value
         case "headers":
             return lambda record: b",".join(
-                octets(key) + b"=" + (null if value is None else value) for key, value in record.headers
+                name_bytes(key) + b"=" + (null if value is None else value) for key, value in record.headers
             )
         case "timestamp":
             return lambda record: time_text(record).encode()
         case "timestamp_ms":
             return lambda record: str(-1 if record.timestamp_ms is None else record.timestamp_ms).encode()
         case "topic":
-            return lambda record: octets(record.topic)
+            return lambda record: name_bytes(record.topic)
         case "partition":
             return lambda record: str(record.partition).encode()
     return lambda record: str(record.offset).encode()
 
 
-def octets(name: str) -> bytes:
+def name_bytes(name: str) -> bytes:
     """Return the bytes that the broker sent for this name."""
     return name.encode("utf-8", "surrogateescape")
 
 
 def time_text(record: IncomingRecord) -> str:
     """Return the timestamp as ISO 8601 in UTC; empty when the record has no timestamp."""
-    return "" if record.timestamp_ms is None else iso(record.timestamp_ms)
+    return "" if record.timestamp_ms is None else iso_time(record.timestamp_ms)
 
 
 def to_json(record: IncomingRecord) -> bytes:
@@ -122,7 +122,7 @@ def to_json(record: IncomingRecord) -> bytes:
     `value_base64`, in headers too.
     """
     document: dict[str, Any] = {
-        **text_or_base64("topic", octets(record.topic)),
+        **text_or_base64("topic", name_bytes(record.topic)),
         "partition": record.partition,
         "offset": record.offset,
         "timestamp": time_text(record) or None,
@@ -135,7 +135,7 @@ def to_json(record: IncomingRecord) -> bytes:
 
 
 def headers_json(headers: Headers) -> list[dict[str, Any]]:
-    return [{**text_or_base64("key", octets(key)), **text_or_base64("value", value)} for key, value in headers]
+    return [{**text_or_base64("key", name_bytes(key)), **text_or_base64("value", value)} for key, value in headers]
 
 
 def text_or_base64(name: str, data: bytes | None) -> dict[str, str | None]:

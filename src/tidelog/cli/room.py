@@ -12,7 +12,7 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from tidelog.cli.tables import NAME_WIDTH_MIN, Table, printable, takes_utf8
+from tidelog.cli.tables import NAME_WIDTH_MIN, Table, printable, stdout_is_utf8
 
 GAP = 2
 """Cells between two columns."""
@@ -64,7 +64,7 @@ def above_lines(table: Table, fitted: TableFit, width: int) -> list[str]:
     lines: list[str] = []
     for index in fitted.above:
         fact = f"{table.columns[index].title} {printable(table.rows[0][index]) or '-'}"
-        if lines and cells(lines[-1]) + GAP + cells(fact) <= width:
+        if lines and cell_width(lines[-1]) + GAP + cell_width(fact) <= width:
             lines[-1] += " " * GAP + fact
         else:
             lines.append(fact)
@@ -80,7 +80,7 @@ def left_out_text(table: Table, fitted: TableFit) -> str:
     return f"Left out: {names}. A terminal of {fitted.full_width} columns{json} shows all."
 
 
-def wrapped(text: str, width: int) -> list[str]:
+def wrap_lines(text: str, width: int) -> list[str]:
     """Return the lines of the text on a terminal."""
     from rich.console import Console
     from rich.text import Text
@@ -97,14 +97,14 @@ def has_one_value(table: Table, index: int) -> bool:
     return table.columns[index].spare >= 0 and not has_total and len({row[index] for row in table.rows}) == 1
 
 
-def texts(table: Table, index: int) -> list[str]:
+def column_texts(table: Table, index: int) -> list[str]:
     """Return the texts of a column below its title."""
     footer = [table.footer[index]] if table.footer else []
     return [printable(text) for text in (*(row[index] for row in table.rows), *footer)]
 
 
 def natural_width(table: Table, index: int) -> int:
-    return max(map(cells, (table.columns[index].title, *texts(table, index))))
+    return max(map(cell_width, (table.columns[index].title, *column_texts(table, index))))
 
 
 def least_width(table: Table, index: int) -> int:
@@ -112,13 +112,13 @@ def least_width(table: Table, index: int) -> int:
     number in it.
     """
     column = table.columns[index]
-    title = column.title if table.shorten else max(column.title.split(), key=cells, default="")
+    title = column.title if table.shorten else max(column.title.split(), key=cell_width, default="")
     if column.right:
-        return max(map(cells, (title, *texts(table, index))))
-    words = [] if table.shorten else " ".join(texts(table, index)).split()
+        return max(map(cell_width, (title, *column_texts(table, index))))
+    words = [] if table.shorten else " ".join(column_texts(table, index)).split()
     numbers = filter(is_number, words)
     text_width = min(NAME_WIDTH_MIN, natural_width(table, index))
-    return max(text_width, cells(title), max(map(cells, numbers), default=0))
+    return max(text_width, cell_width(title), max(map(cell_width, numbers), default=0))
 
 
 def is_number(word: str) -> bool:
@@ -144,21 +144,21 @@ def total_width(widths: Sequence[int]) -> int:
     return sum(widths) + GAP * (len(widths) - 1)
 
 
-def cells(text: str) -> int:
+def cell_width(text: str) -> int:
     from rich.cells import cell_len
 
     return cell_len(text)
 
 
-def shortened(text: str, width: int) -> str:
+def shorten(text: str, width: int) -> str:
     """Shorten a text to at most `width` cells by cutting the middle, because names usually differ at their ends.
 
     A Chinese character takes two cells, so the result may be one cell narrower.
     """
-    if cells(text) <= width:
+    if cell_width(text) <= width:
         return text
     front = width // 2
-    if not takes_utf8():
+    if not stdout_is_utf8():
         return f"{fitting_start(text, front)}~{fitting_start(text[::-1], width - front - 1)[::-1]}"
     return f"{fitting_start(text, front)}…{fitting_start(text[::-1], width - front - 1)[::-1]}"
 
@@ -166,7 +166,7 @@ def shortened(text: str, width: int) -> str:
 def fitting_start(text: str, width: int) -> str:
     """Return the longest start of the text that fits into `width` cells."""
     for end, character in enumerate(text):
-        width -= cells(character)
+        width -= cell_width(character)
         if width < 0:
             return text[:end]
     return text

@@ -97,27 +97,27 @@ async def run_broker(
     A second signal ends the process at once. To the log that is a crash, from which the next start recovers.
     """
     loop = asyncio.get_running_loop()
-    asked_to_stop = asyncio.Event()
+    stop_requested = asyncio.Event()
 
     def on_signal(number: int) -> None:
-        if asked_to_stop.is_set():
+        if stop_requested.is_set():
             log.warning("stop=immediate signal=%s", signal.Signals(number).name)
             os._exit(128 + number)
         log.info("stop=requested signal=%s", signal.Signals(number).name)
-        asked_to_stop.set()
+        stop_requested.set()
 
     def on_orphaned() -> None:
         loop.call_later(ORPHAN_GRACE_S, os._exit, FAILED)
-        asked_to_stop.set()
+        stop_requested.set()
 
     def on_raw_signal(number: int, frame: FrameType | None) -> None:
         loop.call_soon_threadsafe(on_signal, number)
 
     # A signal that is ignored at the start stays ignored: nohup or a shell's background job wants it so.
     numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-    handled = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
+    handled_signals = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
     # Not with add_signal_handler: uvloop may report one signal twice when another signal came just before it.
-    previous_handlers = {number: signal.signal(number, on_raw_signal) for number in handled}
+    previous_handlers = {number: signal.signal(number, on_raw_signal) for number in handled_signals}
     if parent_pipe is not None:
         from tidelog.cli.parent import watch_parent
 
@@ -127,15 +127,15 @@ async def run_broker(
     runtime = make_runtime()
     try:
         broker = make_broker(config, runtime)
-        starting = loop.create_task(broker.start())
-        stopping = loop.create_task(asked_to_stop.wait())
-        await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
-        if not starting.done():
+        start_task = loop.create_task(broker.start())
+        stop_task = loop.create_task(stop_requested.wait())
+        await asyncio.wait((start_task, stop_task), return_when=asyncio.FIRST_COMPLETED)
+        if not start_task.done():
             # A signal arrived while the broker was recovering its log. A killed recovery can be repeated, so stop
             # without waiting.
-            starting.cancel()
+            start_task.cancel()
             return 0
-        await starting
+        await start_task
         try:
             print(ready_line(broker, ", ".join(config.data_directories)), flush=True)
         except OSError as error:
@@ -145,7 +145,7 @@ async def run_broker(
             await broker.stop()
             return fail(f"the line with the broker's address cannot be written to stdout: {error.strerror}")
         failed = loop.create_task(broker.failed())
-        await asyncio.wait((stopping, failed), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((stop_task, failed), return_when=asyncio.FIRST_COMPLETED)
         await broker.stop()
         if failed.done():
             return fail(failed.result())

@@ -70,7 +70,7 @@ def parse(arguments: Sequence[str]) -> Options:
     while rest:
         flag, equals, value = rest.pop(0).partition("=")
         if flag not in FLAGS:
-            raise MisusedError(unknown(flag))
+            raise MisusedError(unknown_flag_message(flag))
         if not equals:
             if not rest:
                 raise MisusedError(f"{flag} needs a value: {flag} {FLAGS[flag]}")
@@ -84,7 +84,10 @@ def parse(arguments: Sequence[str]) -> Options:
             raise MisusedError(f"{flag} is given twice")
         else:
             values[flag] = value
-    for flag, key, convert in (("--data", "log.dirs", data_directory), ("--listen", "listeners", listener)):
+    for flag, key, convert in (
+        ("--data", "log.dirs", absolute_directories),
+        ("--listen", "listeners", listener_setting),
+    ):
         if flag in values:
             if key in settings:
                 raise MisusedError(f"{flag} and --set {key} are both given, and are the same setting")
@@ -92,7 +95,7 @@ def parse(arguments: Sequence[str]) -> Options:
     return Options(values.get("--config"), settings, log_level(values), parent_pipe(values))
 
 
-def unknown(flag: str) -> str:
+def unknown_flag_message(flag: str) -> str:
     if not flag.startswith("-"):
         return f"unexpected argument {flag!r}" + ("; a file is given with --config FILE" if "." in flag else "")
     if flag in FOREIGN_OPTIONS:
@@ -107,13 +110,13 @@ def unknown(flag: str) -> str:
     return f"no such option: {flag}" + (f"; did you mean {close_matches[0]}?" if close_matches else "")
 
 
-def data_directory(text: str) -> str:
+def absolute_directories(text: str) -> str:
     if not text:
         raise MisusedError("--data needs a directory")
     return ",".join(os.path.abspath(path) for path in text.split(","))  # noqa: PTH100 - pathlib costs start-up time
 
 
-def listener(text: str) -> str:
+def listener_setting(text: str) -> str:
     """Return `HOST:PORT` as a value of `listeners`. An IPv6 host must be in brackets. Raises MisusedError."""
     host, _, port = text.rpartition(":")
     if not host or not port.isascii() or not port.isdigit() or int(port) > 65535:

@@ -58,7 +58,7 @@ def json_line(document: Any, indent: int | None = None) -> str:
 
 def json_text(document: Any, indent: int | None = None) -> str:
     """Like `json_line`, for a document in which every string is valid text."""
-    text = _encoder(indent, not takes_utf8()).encode(document)
+    text = _encoder(indent, not stdout_is_utf8()).encode(document)
     return text if text.isprintable() else NOT_ASCII.sub(_printable_or_escape, text)
 
 
@@ -78,7 +78,7 @@ def _printable_or_escape(match: re.Match[str]) -> str:
     return "".join(f"\\u{int.from_bytes(units[at : at + 2], 'big'):04x}" for at in range(0, len(units), 2))
 
 
-def takes_utf8() -> bool:
+def stdout_is_utf8() -> bool:
     """Whether stdout's encoding has every character. Streams with another encoding (ASCII, Latin-1) get escapes."""
     return (sys.stdout.encoding or "").lower().replace("_", "-") in ("utf-8", "utf8")
 
@@ -92,19 +92,19 @@ def json_ready(document: Any) -> Any:
     if isinstance(document, dict):
         ready: dict[str, Any] = {}
         for name, value in document.items():
-            if isinstance(value, str) and not is_text(value):
+            if isinstance(value, str) and not is_utf8(value):
                 ready[f"{name}_base64"] = base64_text(value)
             else:
                 ready[name] = json_ready(value)
         return ready
     if isinstance(document, list):
         return [json_ready(item) for item in document]
-    if isinstance(document, str) and not is_text(document):
+    if isinstance(document, str) and not is_utf8(document):
         return {"base64": base64_text(document)}
     return document
 
 
-def is_text(text: str) -> bool:
+def is_utf8(text: str) -> bool:
     """Whether the bytes that a broker sent for this text were UTF-8."""
     try:
         text.encode()
@@ -159,7 +159,7 @@ def rich_table(table: Table, width: int) -> "Group":
     from rich.table import Table as RichTable
     from rich.text import Text
 
-    from tidelog.cli.room import above_lines, fit, left_out_text, shortened
+    from tidelog.cli.room import above_lines, fit, left_out_text, shorten
 
     fitted = fit(table, width)
     drawn = RichTable(
@@ -177,7 +177,7 @@ def rich_table(table: Table, width: int) -> "Group":
 
     def text(cell: str, cells: int) -> Text:
         # A Text object shows a name such as [red] unchanged; a str would be read as markup.
-        return Text(shortened(printable(cell), cells) if table.shorten else printable(cell))
+        return Text(shorten(printable(cell), cells) if table.shorten else printable(cell))
 
     for index, cells in zip(fitted.shown, fitted.widths, strict=True):
         column = table.columns[index]
@@ -205,7 +205,7 @@ def rich_table(table: Table, width: int) -> "Group":
     return Group(*parts)
 
 
-def heading(line: str, *facts: str) -> None:
+def print_heading(line: str, *facts: str) -> None:
     """Print a name, and facts about it on the same line."""
     if sys.stdout.isatty():
         from rich.text import Text
@@ -231,7 +231,7 @@ def printable(text: str) -> str:
             pass
         else:
             return text
-    return "".join(c if c.isprintable() and _has_character(encoding, c) else escaped(c) for c in text)
+    return "".join(c if c.isprintable() and _has_character(encoding, c) else escape(c) for c in text)
 
 
 def _has_character(encoding: str, character: str) -> bool:
@@ -242,7 +242,7 @@ def _has_character(encoding: str, character: str) -> bool:
     return True
 
 
-def escaped(character: str) -> str:
+def escape(character: str) -> str:
     r"""Return Python's escape of a character (\n \x1b \u20ac). \xff also stands for a byte that is not UTF-8."""
     code = ord(character)
     if 0xDC80 <= code <= 0xDCFF:
@@ -256,7 +256,7 @@ ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})
 PLAIN_ESCAPES = {"n": "\n", "r": "\r", "t": "\t", "0": "\0", "\\": "\\"}
 
 
-def unescaped(text: str) -> str:
+def unescape(text: str) -> str:
     """Return the name that `printable` shows as `text`; a backslash is written twice. Raises ValueError for another
     escape.
     """

@@ -25,15 +25,15 @@ from tidelog.cli.tables import (
     cell,
     comma_separated,
     counted,
-    heading,
     name_text,
+    print_heading,
     print_json,
     print_notes,
     print_table,
     printable,
     size,
 )
-from tidelog.cli.when import span
+from tidelog.cli.when import duration_text
 
 if TYPE_CHECKING:
     from tidelog.client.blocking import Client
@@ -135,8 +135,8 @@ def topic_differences(
     changed = {key: value for key, value in settings.items() if current.get(key) != value}
     differences += [f"{key}={current.get(key, '')}, not {value}" for key, value in changed.items()]
     if changed:
-        given = " ".join(f"--set {shlex.quote(f'{key}={value}')}" for key, value in changed.items())
-        remedies.append(f"tidelog topic config {topic.name} {given}")
+        set_options = " ".join(f"--set {shlex.quote(f'{key}={value}')}" for key, value in changed.items())
+        remedies.append(f"tidelog topic config {topic.name} {set_options}")
     return differences, remedies
 
 
@@ -241,7 +241,7 @@ def describe(
         known_offsets = cluster.offsets(cluster_client, described)
         for topic in described:
             try:
-                settings[topic.name] = shown_settings(cluster_client, topic.name, all_settings)
+                settings[topic.name] = settings_to_show(cluster_client, topic.name, all_settings)
             except CommandError as error:
                 failures[topic.name] = error
     if json:
@@ -256,7 +256,7 @@ def describe(
             print("\n" * bool(number), end="")
             show_topic(topic, known_offsets, settings.get(topic.name))
     print_notes([str(failure) for failure in known_offsets.failures.values()])
-    tell_offline(described, known_offsets)
+    report_offline(described, known_offsets)
     raise_together((refused | failures).values())
 
 
@@ -264,7 +264,7 @@ def show_topic(
     topic: cluster.TopicState, known_offsets: cluster.KnownOffsets, settings: list[cluster.Setting] | None
 ) -> None:
     """Print one topic. `settings` is None if the settings cannot be read."""
-    heading(topic.name, f"topic ID {topic.topic_id}", f"replicas {replicas_text(topic)}")
+    print_heading(topic.name, f"topic ID {topic.topic_id}", f"replicas {replicas_text(topic)}")
     print_table(partitions_table(topic, known_offsets.offsets))
     print()
     if settings:
@@ -275,7 +275,7 @@ def show_topic(
         print("All settings have their defaults (--all shows them).")
 
 
-def tell_offline(topics: list[cluster.TopicState], known_offsets: cluster.KnownOffsets) -> None:
+def report_offline(topics: list[cluster.TopicState], known_offsets: cluster.KnownOffsets) -> None:
     """Warn about the partitions that the tables show with "?", unless another note has already named the reason."""
     answered_or_reported = {*known_offsets.offsets, *known_offsets.failures}
     unknown = {
@@ -288,7 +288,7 @@ def tell_offline(topics: list[cluster.TopicState], known_offsets: cluster.KnownO
     )
 
 
-def shown_settings(client: "Client", topic: str, every: bool) -> list[cluster.Setting]:
+def settings_to_show(client: "Client", topic: str, every: bool) -> list[cluster.Setting]:
     return [setting for setting in cluster.settings(client, topic) if every or setting.origin != cluster.DEFAULT]
 
 
@@ -333,7 +333,7 @@ def value_text(name: str, value: str) -> str:
     if number == NO_LIMIT or (number == -1 and name.startswith("retention.")):
         return f"{value} (no limit)"
     if name.endswith(".ms") and number >= 1000:
-        return f"{value} ({span(number / 1000)})"
+        return f"{value} ({duration_text(number / 1000)})"
     if name.endswith(".bytes") and number >= 1024:
         return f"{value} ({size(number)})"
     return value
@@ -382,7 +382,7 @@ def delete(
     """
     with connect(bootstrap, client).open() as cluster_client:
         described, failures = cluster.describe_each(cluster_client, topics)
-        if described and not yes and not all_confirmed(cluster_client, described):
+        if described and not yes and not confirm_all(cluster_client, described):
             print("Nothing was deleted.")
             return
         results = cluster.delete_topics(cluster_client, [topic.name for topic in described]) if described else {}
@@ -395,7 +395,7 @@ def delete(
     raise_together(failures.values())
 
 
-def all_confirmed(client: "Client", topics: list[cluster.TopicState]) -> bool:
+def confirm_all(client: "Client", topics: list[cluster.TopicState]) -> bool:
     """Ask about each topic, until the first no. Raises UsageError when stdin is not a terminal."""
     if not sys.stdin.isatty():
         raise UsageError("stdin is not a terminal, so nobody can confirm: add --yes to delete")
@@ -468,10 +468,10 @@ def configure(
         raise UsageError(f"{both[0]} is set and unset at once: use either --set or --unset for it")
     with connect(bootstrap, client).open() as cluster_client:
         cluster.describe(cluster_client, [name])
-        unset = own_settings(cluster_client, name, unset) if unset else []
+        unset = settings_to_unset(cluster_client, name, unset) if unset else []
         if changes or unset:
             cluster.change_settings(cluster_client, name, changes, unset)
-        settings = shown_settings(cluster_client, name, all_settings)
+        settings = settings_to_show(cluster_client, name, all_settings)
     if json:
         print_json(settings_json(settings))
     elif settings:
@@ -480,7 +480,7 @@ def configure(
         print(f"All settings of topic {name} have their defaults (--all shows them).", file=sys.stderr)
 
 
-def own_settings(client: "Client", topic: str, names: list[str]) -> list[str]:
+def settings_to_unset(client: "Client", topic: str, names: list[str]) -> list[str]:
     """Return those of `names` that the topic itself sets, once each, and say of the others that there is nothing to
     unset.
 
@@ -493,15 +493,15 @@ def own_settings(client: "Client", topic: str, names: list[str]) -> list[str]:
         # Kafka does not list every setting that is not set, so a known name that is missing is not an error.
         if name not in topic_settings and name not in TOPIC_KEYS:
             raise CommandError(f"there is no topic setting {name}{setting_hint(name, topic_settings)}")
-    set_here = []
+    own_names = []
     for name in dict.fromkeys(names):
         if name in topic_settings and topic_settings[name].origin == cluster.TOPIC:
-            set_here.append(name)
+            own_names.append(name)
             continue
         origin = topic_settings[name].origin if name in topic_settings else cluster.DEFAULT
         more = "" if origin == cluster.DEFAULT else f" (its value, {topic_settings[name].value}, is from {origin})"
         print(f"{name} was not set on topic {topic}; nothing to do{more}.", file=sys.stderr)
-    return set_here
+    return own_names
 
 
 def setting_hint(name: str, known_names: Iterable[str]) -> str:

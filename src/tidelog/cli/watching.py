@@ -1,6 +1,6 @@
 """Poll a cluster in a thread while the caller shows the results, also during an outage of the cluster.
 
-One call of `look` waits for an answer for up to `ANSWER_MS`. The caller does not wait that long: it can report for
+One call of `request` waits for an answer for up to `ANSWER_MS`. The caller does not wait that long: it can report for
 how long there has been no answer, and it can stop at once.
 """
 
@@ -42,10 +42,10 @@ class NoAnswerPeriod(NamedTuple):
 
 
 class Poller(Generic[T]):
-    """Calls `look` again and again, `interval_s` after the previous call, and queues the results."""
+    """Calls `request` again and again, `interval_s` after the previous call, and queues the results."""
 
-    def __init__(self, look: Callable[[], T], interval_s: float) -> None:
-        self._look = look
+    def __init__(self, request: Callable[[], T], interval_s: float) -> None:
+        self._request = request
         self._interval_s = interval_s
         self._results: SimpleQueue[PollResult[T] | Exception] = SimpleQueue()
         self._stop = threading.Event()
@@ -58,7 +58,7 @@ class Poller(Generic[T]):
         while not self._stop.is_set():
             started_s = self._call_started_s = time.monotonic()
             try:
-                value = self._look()
+                value = self._request()
             except Exception as error:
                 self._call_started_s = None
                 self._results.put(error)
@@ -91,7 +91,7 @@ class Poller(Generic[T]):
         self._error = command_error
         return None
 
-    def away(self) -> NoAnswerPeriod | None:
+    def outage(self) -> NoAnswerPeriod | None:
         """Return the present outage; None if there is none, and before the first result."""
         if self._last_success_s is None:
             return None
@@ -103,11 +103,11 @@ class Poller(Generic[T]):
 
 
 @contextmanager
-def polling(look: Callable[[], T], interval_s: float) -> Iterator[Poller[T]]:
-    """Call `look` in a thread during the block. A call that hangs at the end of the block is abandoned: it ends with
+def polling(request: Callable[[], T], interval_s: float) -> Iterator[Poller[T]]:
+    """Call `request` in a thread during the block. A call that hangs at the end of the block is abandoned: it ends with
     the process.
     """
-    poller = Poller(look, interval_s)
+    poller = Poller(request, interval_s)
     threading.Thread(target=poller.run, name="looks", daemon=True).start()
     try:
         yield poller

@@ -101,7 +101,7 @@ def test_a_partition_that_goes_while_its_move_is_waited_for(monkeypatch: pytest.
         a, b = next(looks)
         return [LogDirectory(1, "/a", "", -1, -1, False, a), LogDirectory(1, "/b", "", -1, -1, False, b)]
 
-    monkeypatch.setattr(log_dirs, "directories", directories)
+    monkeypatch.setattr(log_dirs, "describe_directories", directories)
     with pytest.raises(CommandError, match="t-0 is in no data directory any more: its topic was deleted"):
         log_dirs.wait_for_moves(None, {LogDirMove("t", 0, "/b"): [1]})  # type: ignore[arg-type]
     with pytest.raises(CommandError, match="t-0 is still in /a"):

@@ -17,7 +17,7 @@ from typing import Any, cast
 import pytest
 
 from tidelog.cli import serve, start
-from tidelog.cli.logs import OneLine
+from tidelog.cli.logs import OneLineFormatter
 from tidelog.cli.start import FLAGS, MisusedError, Options, parse
 from tidelog.cli.start_help import start as start_command
 from tidelog.config.broker_config import BrokerConfig, ConfigError
@@ -114,12 +114,12 @@ def record(message: str, *arguments: object, error: BaseException | None = None)
 
 
 def test_a_log_line() -> None:
-    line = OneLine().format(record("truncated path=%s bytes=%d", "/d/t-0", 12))
+    line = OneLineFormatter().format(record("truncated path=%s bytes=%d", "/d/t-0", 12))
     assert line == "2026-01-02T03:04:05.678Z WARNING tidelog.log truncated path=/d/t-0 bytes=12"
 
 
 def test_a_log_line_stays_one_line_whatever_a_peer_sends() -> None:
-    line = OneLine().format(record("client=%s", "a\n2026 ERROR forged\x1b[31m é \udc80"))
+    line = OneLineFormatter().format(record("client=%s", "a\n2026 ERROR forged\x1b[31m é \udc80"))
     assert line.endswith("client=a\\n2026 ERROR forged\\x1b[31m é \\udc80")
 
 
@@ -127,7 +127,7 @@ def test_a_traceback_is_folded_into_the_line() -> None:
     try:
         raise ValueError("first\nsecond")
     except ValueError as error:
-        line = OneLine().format(record("task=flush", error=error))
+        line = OneLineFormatter().format(record("task=flush", error=error))
     assert 'task=flush error="ValueError: first\\nsecond" trace="test_cli_start.py:' in line
     assert line.endswith('test_a_traceback_is_folded_into_the_line"')
     assert "\n" not in line
