@@ -139,7 +139,7 @@ def test_illegal_names_and_settings_are_the_brokers_own_words(tidelog: Run) -> N
     assert "INVALID_REPLICATION_FACTOR" in tidelog("topic", "create", "x", "-r", 9, code=1).stderr.decode()
     assert "bad name" in tidelog("topic", "create", "bad name", code=1).stderr.decode()
     for command in (["produce"], ["consume"], ["topic", "describe"], ["bench", "produce", "--topic"]):
-        line = "Error: topic bad name: not a legal topic name: it takes 1 to 249 letters, digits, dots, _ and -\n"
+        line = "Error: topic bad name: not a legal topic name: a name has 1 to 249 characters, which are letters, digits, dots, _ and -\n"
         assert tidelog(*command, "bad name", input=b"x\n", code=1).stderr.decode() == line
     error = tidelog("topic", "create", "x", "--set", "retention.ms=soon", code=1).stderr.decode()
     assert "retention.ms" in error
@@ -174,7 +174,7 @@ def test_keys_headers_nulls_and_partitions(tidelog: Run, topic: str) -> None:
     assert read.stdout.decode().splitlines() == ["1|0|k1|v1|a=1,b=", "1|1|k2|-|a=1,b=", "1|2||v3|a=1,b="]
     error = tidelog("produce", topic, "-p", 9, input=b"x\n", code=1).stderr.decode()
     assert error == f"Error: 1 not written: topic {topic}: no such partition (tidelog topic describe shows them)\n"
-    assert "has no partition 9: it has 0 to 1" in tidelog("consume", topic, "-p", 9, code=1).stderr.decode()
+    assert "has no partition 9: its partitions are 0 to 1" in tidelog("consume", topic, "-p", 9, code=1).stderr.decode()
 
 
 def test_the_same_key_goes_where_a_java_client_sends_it(tidelog: Run, topic: str) -> None:
@@ -223,7 +223,10 @@ def test_where_reading_begins_and_ends(tidelog: Run, topic: str) -> None:
     assert read("--offset", 97, "-e") == ["97", "98", "99"]
     assert read("--offset", -2, "-e") == ["98", "99"]
     beyond = tidelog("consume", topic, "--offset", 1000, "-e")
-    assert (beyond.stdout, beyond.stderr.decode()) == (b"", f"{topic} ends at offset 100: reading from there.\n")
+    assert (beyond.stdout, beyond.stderr.decode()) == (
+        b"",
+        f"Topic {topic} ends at offset 100; reading starts there.\n",
+    )
     assert tidelog("consume", topic, "--offset", 100, "-e").stderr == b""
     for name in ("earliest", "beginning"):
         assert read("--offset", name, "-n", 2) == ["0", "1"]

@@ -45,7 +45,7 @@ Topic = Annotated[
     str | None, typer.Option("--topic", "-t", metavar="TOPIC", help="Use this topic; default: a temporary one.")
 ]
 Acks = Annotated[
-    str, typer.Option("--acks", "-a", metavar="|".join(ACKS), help="Replicas that must have a record, as in produce.")
+    str, typer.Option("--acks", "-a", metavar="|".join(ACKS), help="Replicas that must acknowledge a record.")
 ]
 Codec = Annotated[str, typer.Option("--compression", "-z", metavar="CODEC", help="none, gzip, snappy, lz4 or zstd.")]
 
@@ -104,8 +104,8 @@ def consume(
 ) -> None:
     """Measure how fast records are read.
 
-    A temporary topic is filled first; with --topic, up to --records of
-    that topic's records are read instead.
+    First a temporary topic is filled with records. With --topic, existing
+    records of this topic are read instead, at most --records.
 
     Examples:
 
@@ -140,8 +140,8 @@ def latency(
 ) -> None:
     """Measure how long a record takes from producer to consumer.
 
-    Records are written at a steady rate, each timed from the moment it
-    was due: a stall counts for every record that it delays.
+    Records are written at a steady rate. Each is timed from the moment
+    when it was due, so a stall counts for every record that it delays.
 
     Examples:
 
@@ -170,7 +170,7 @@ def producer_settings(acks: str, compression: str) -> dict[str, Any]:
 
 @contextmanager
 def topic_or_temporary(connection: ConnectionOptions, topic: str | None, partitions: int) -> Iterator[str]:
-    """Yield the name of `topic`, or of a temporary topic for this measurement if it is None.
+    """Yield `topic`. If it is None, yield the name of a temporary topic for this measurement.
 
     Raises CommandError if `topic` does not exist or one of its partitions is offline.
     """
@@ -186,7 +186,7 @@ def topic_or_temporary(connection: ConnectionOptions, topic: str | None, partiti
 
 
 def record_count(connection: ConnectionOptions, topic: str) -> int:
-    """Return the number of records in the topic, at most. Raises CommandError if it is empty."""
+    """Return an upper bound on the number of records in the topic. Raises CommandError if the topic is empty."""
     with connection.open() as client:
         known = offsets(client, describe(client, [topic]))
     for failure in known.failures.values():
@@ -199,7 +199,10 @@ def record_count(connection: ConnectionOptions, topic: str) -> int:
 
 @contextmanager
 def progress(verb: str, records: int) -> Iterator[Callable[[measure.Point], None]]:
-    """Yield a function that draws a progress bar on stderr, removed at the end; it does nothing without a terminal."""
+    """Yield a function that draws a progress bar on stderr. The bar is removed at the end of the block.
+
+    If stderr is not a terminal, the function does nothing.
+    """
     if not sys.stderr.isatty():
         yield lambda point: None
         return

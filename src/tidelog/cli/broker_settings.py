@@ -34,14 +34,15 @@ SET, DELETE = 0, 1
 ALL_BROKERS = ""
 """Resource name that stands for all brokers together."""
 NO_EFFECT = "No effect yet."
-"""Part of the documentation of settings that Tidelog stores but does not use yet."""
+"""Words in the documentation of settings that Tidelog stores but does not use yet."""
 SET_AT_START = " Set at the start by "
-"""Prefix of the place in Tidelog's documentation of a setting: the protocol has no field that tells file, environment
-and command line apart."""
+"""Words in Tidelog's documentation of a setting before the place where it was set (file and line, environment, or
+command line). The documentation is used because the protocol has no field for this place."""
 FALLBACKS = {"log.dirs": ("log.dirs", "log.dir"), "advertised.listeners": ("advertised.listeners", "listeners")}
-"""Settings that use another setting's value while they have none, except settings that differ only in their unit."""
+"""Setting -> the settings of which the first that has a value is used. Settings that differ only in their unit are not
+listed here: `broker_synonyms` returns them."""
 NEVER_REPLACED = ("log.flush.scheduler.interval.ms", "listeners")
-"""Other settings fall back on these, but their own values have a meaning of their own and are never overridden."""
+"""Settings that are never overridden by another setting, although other settings fall back on their values."""
 
 
 class RefusedError(CommandError):
@@ -49,7 +50,7 @@ class RefusedError(CommandError):
 
 
 class Layer(NamedTuple):
-    """One of the places that give a setting a value; the first one in a list is used."""
+    """A value of a setting and the place where it was set. In a list, the first layer is used."""
 
     name: str
     value: str | None
@@ -78,7 +79,7 @@ class BrokerSetting(NamedTuple):
 
     @property
     def effective(self) -> str | None:
-        """The value. If there is none, the value of the replacement, in the unit of this setting."""
+        """The value of this setting, or if it has none, the value of its replacement in the unit of this setting."""
         if self.value is not None or self.replaced_by is None:
             return self.value
         return convert_value(self.name, self.replaced_by.name, self.replaced_by.value)
@@ -95,9 +96,9 @@ class BrokerSetting(NamedTuple):
 
 
 def address_of(client: Client, broker: int | None) -> tuple[int, Address]:
-    """Return the broker with this number and its address; for None, the only broker of the cluster.
+    """Return the number and the address of a broker. None means the only broker of the cluster.
 
-    Raises CommandError if there is no such broker, or for None if there are several.
+    Raises CommandError if there is no broker with this number, or if `broker` is None and there are several brokers.
     """
     addresses = broker_addresses(client)
     if broker is None:
@@ -132,7 +133,9 @@ def describe_settings(client: Client, address: Address, resource: str, names: Se
 
 
 def setting_from(entry: DescribeConfigsResourceResult, start_places: Mapping[str, str]) -> BrokerSetting:
-    """Decode one setting. `start_places` says, by name, where settings were set at the start, if the broker says it."""
+    """Decode one setting. `start_places` has, by name, the places where settings were set at the start; "" if the
+    broker does not say it.
+    """
 
     def place(name: str, source: int) -> str:
         return (start_places.get(name) if source == SOURCE_START else None) or origin(source)
@@ -158,7 +161,7 @@ def start_place(documentation: str | None) -> str:
 
 
 def precedence_group(name: str) -> tuple[str, ...]:
-    """Return the settings of which the broker uses the first that has a value; `name` is one of them."""
+    """Return the settings that can replace each other, `name` included. The first that has a value is used."""
     return next((names for names in FALLBACKS.values() if name in names), None) or broker_synonyms(name)
 
 
@@ -174,9 +177,9 @@ def with_replacement(own: BrokerSetting, settings: Mapping[str, BrokerSetting]) 
 
 
 def convert_value(name: str, other: str, value: str | None) -> str | None:
-    """Return the value of `other`, converted to the unit of `name`.
+    """Convert `value` from the unit of the setting `other` to the unit of the setting `name`.
 
-    The value is returned as it is if the result is not an integer, or if it means "no limit" (negative).
+    The value is returned unchanged if the result is not an integer, or if it is negative ("no limit").
     """
     factors = next((dict(key.synonyms) for key in TOPIC_KEYS.values() if name in dict(key.synonyms)), {})
     try:
@@ -208,13 +211,13 @@ def check_known(names: Iterable[str], reported: Iterable[str], broker: int) -> N
     """Raise CommandError for a name that neither the broker (which sent the names `reported`) nor Tidelog knows."""
     reported_names = set(reported)
     for name in names:
-        # Kafka does not report some settings until they are set, so Tidelog's own tables decide, too.
+        # Kafka does not report some settings until they are set. Names in Tidelog's own tables are therefore accepted.
         if name not in reported_names and name not in BROKER_KEYS and not LISTENER_SETTING.fullmatch(name):
             raise CommandError(f"broker {broker} has no setting {name}{hint(name)}")
 
 
 def hint(name: str) -> str:
-    """Return the name that the user may have meant by an unknown one, to be appended to the error message."""
+    """Return a text to be appended to the error for an unknown setting: the name that the user may have meant."""
     topic_key = TOPIC_KEYS.get(name)
     if topic_key is not None:
         return "; it is a topic setting" + (
@@ -229,7 +232,7 @@ def alter(
 ) -> None:
     """Set the settings that have a value, and unset those with None.
 
-    The broker makes either all changes, or none: then RefusedError is raised.
+    If the broker refuses one of the changes, none is made, and RefusedError is raised.
     """
     configs = [
         AlterableConfig(name=name, config_operation=DELETE if value is None else SET, value=value)

@@ -1,5 +1,6 @@
-"""Plans of new committed offsets for a group, shown before they are carried out, and the files that such plans are
-read from.
+"""Plan new committed offsets for a group, show the plan as a table or JSON, and read offsets from files.
+
+A plan is a list of `OffsetChange`, one for each partition. The user sees it before the offsets are committed.
 """
 
 import csv
@@ -22,7 +23,7 @@ class OffsetChange(NamedTuple):
     """None if no offset was committed."""
     after: int
     note: str = ""
-    """Why `after` differs from the requested offset; empty if it does not."""
+    """Why `after` differs from the requested offset; empty if both are equal."""
 
     @property
     def difference(self) -> int | None:
@@ -54,7 +55,7 @@ def _partition_numbers(text: str, whole: str) -> list[int]:
         first, dash, last = part.strip().partition("-")
         ends = [first, last] if dash else [first, first]
         if not all(end.isascii() and end.isdigit() and len(end) < 10 for end in ends) or int(ends[0]) > int(ends[1]):
-            raise UsageError(f"--topic {whole}: {part!r} is not a partition or a range of them: write orders:0,3-5")
+            raise UsageError(f"--topic {whole}: {part!r} is not a partition or a range; example: orders:0,3-5")
         if int(ends[1]) - int(ends[0]) >= PARTITIONS_MAX:
             raise UsageError(f"--topic {whole}: more than {PARTITIONS_MAX} partitions")
         numbers += range(int(ends[0]), int(ends[1]) + 1)
@@ -67,7 +68,7 @@ def plan(
     committed: Mapping[TopicAndPartition, int],
     logs: Mapping[TopicAndPartition, Offsets],
 ) -> list[OffsetChange]:
-    """Return for each partition its move to the requested offset, or to the nearest offset that its log has."""
+    """Return one change for each partition: to the requested offset, or to the nearest offset in its log."""
     changes = []
     for tp in partitions:
         log = logs[tp]
@@ -115,7 +116,7 @@ def changes_table(changes: Sequence[OffsetChange]) -> Table:
 
 
 def changes_json(changes: Sequence[OffsetChange]) -> list[dict[str, Any]]:
-    """Return the moves as JSON objects; `--from-file` reads the same form."""
+    """Return the changes as JSON objects, in the form that `--from-file` reads."""
     return [
         {
             "topic": change.topic,
@@ -130,13 +131,13 @@ def changes_json(changes: Sequence[OffsetChange]) -> list[dict[str, Any]]:
 
 # Files
 
-EXPECTED_FORMAT = 'CSV lines "topic,partition,offset" (or with the group in front), or JSON as --json prints it'
+EXPECTED_FORMAT = 'CSV lines "topic,partition,offset" or "group,topic,partition,offset", or JSON as --json prints it'
 
 
 def read_offsets(path: str, group: str) -> dict[TopicAndPartition, int]:
-    """Return the offsets that a file states for a group.
+    """Read the offsets for a group from a file. Lines or items with the name of another group are skipped.
 
-    Raises CommandError with the file, the line or item, and the expected format.
+    Raises CommandError that names the file, the line or item, and the expected format.
     """
     try:
         text = Path(path).read_text(encoding="utf-8-sig")
@@ -145,12 +146,15 @@ def read_offsets(path: str, group: str) -> dict[TopicAndPartition, int]:
         raise CommandError(f"{path} cannot be read: {reason}") from error
     rows = _json_rows(path, text, group) if text.lstrip().startswith(("{", "[")) else _csv_rows(path, text, group)
     offsets: dict[TopicAndPartition, int] = {}
-    for where, topic, partition, offset in rows:
+    for location, topic, partition, offset in rows:
         number, target = _whole_number(partition), _whole_number(offset)
         if not topic or number is None or target is None:
-            raise CommandError(f"{path}, {where}: {topic!r}, {partition!r}, {offset!r}; expected {EXPECTED_FORMAT}")
+            raise CommandError(
+                f"{path}, {location}: topic {topic!r}, partition {partition!r} and offset {offset!r} are not valid;"
+                f" expected {EXPECTED_FORMAT}"
+            )
         if (topic, number) in offsets:
-            raise CommandError(f"{path}, {where}: {topic}-{number} is given twice")
+            raise CommandError(f"{path}, {location}: {topic}-{number} occurs twice")
         offsets[topic, number] = target
     if not offsets:
         raise CommandError(f"{path} has no offsets for group {group}; expected {EXPECTED_FORMAT}")
@@ -158,6 +162,7 @@ def read_offsets(path: str, group: str) -> dict[TopicAndPartition, int]:
 
 
 def _whole_number(value: Any) -> int | None:
+    """Return the value of a file as an integer; None if it is not a number of at most 19 digits."""
     if isinstance(value, bool) or not isinstance(value, int | str):
         return None
     text = str(value).strip()
@@ -165,13 +170,14 @@ def _whole_number(value: Any) -> int | None:
 
 
 def _csv_rows(path: str, text: str, group: str) -> list[tuple[str, str, Any, Any]]:
+    """Return location, topic, partition and offset of each line for the group. Raises CommandError."""
     rows = []
     for number, fields in enumerate(csv.reader(text.splitlines(), skipinitialspace=True), start=1):
         fields = [field.strip() for field in fields]
         if not any(fields) or (number == 1 and fields[-1].lower() in ("offset", "new-offset")):
             continue
         if len(fields) not in (3, 4):
-            raise CommandError(f"{path}, line {number}: {len(fields)} fields; expected {EXPECTED_FORMAT}")
+            raise CommandError(f"{path}, line {number} has {len(fields)} fields; expected {EXPECTED_FORMAT}")
         if len(fields) == 4 and fields.pop(0) != group:
             continue
         rows.append((f"line {number}", fields[0], fields[1], fields[2]))
@@ -179,6 +185,7 @@ def _csv_rows(path: str, text: str, group: str) -> list[tuple[str, str, Any, Any
 
 
 def _json_rows(path: str, text: str, group: str) -> list[tuple[str, str, Any, Any]]:
+    """Return location, topic, partition and offset of each item for the group. Raises CommandError."""
     try:
         document = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -186,7 +193,7 @@ def _json_rows(path: str, text: str, group: str) -> list[tuple[str, str, Any, An
     if isinstance(document, dict):
         document = document.get("offsets")
     if not isinstance(document, list) or not all(isinstance(item, dict) for item in document):
-        raise CommandError(f"{path}: expected {EXPECTED_FORMAT}")
+        raise CommandError(f"{path} is not a list of offsets; expected {EXPECTED_FORMAT}")
     return [
         (f"item {number}", str(item.get("topic") or ""), item.get("partition"), item.get("offset"))
         for number, item in enumerate(document, start=1)

@@ -198,7 +198,7 @@ def test_no_broker_is_one_line_that_says_how_to_start_one(
     assert main([*arguments, "--bootstrap", unused_address]) == 1
     assert capsys.readouterr().err == (
         f"Error: nothing listens on {unused_address}: is a broker running? Start one with: tidelog start"
-        " (or name another with --bootstrap)\n"
+        " (or name another broker with --bootstrap)\n"
     )
 
 

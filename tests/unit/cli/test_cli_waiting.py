@@ -48,10 +48,10 @@ def test_a_spare_member_is_told_so(environment: dict[str, str]) -> None:
 
 def test_new_records_are_waited_for(environment: dict[str, str]) -> None:
     with on_a_terminal(CONSUME, environment) as reader:
-        reader.expect("Waiting for new records in orders; Ctrl-C stops. \\(-B also shows existing records.\\)\n")
+        reader.expect("Waiting for new records in orders; Ctrl-C stops. \\(-B also prints existing records.\\)\n")
         stop(reader)
     with on_a_terminal([*CONSUME, "-o", "7"], environment) as reader:
-        reader.expect("orders ends at offset 1: reading from there.\n")
+        reader.expect("Topic orders ends at offset 1; reading starts there.\n")
         stop(reader)
 
 
