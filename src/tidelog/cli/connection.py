@@ -63,7 +63,7 @@ ClientSettings = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 NO_SUCH_TOPIC = "no such topic (tidelog topic list shows all)"
-NO_TOPIC_NAME = "not a legal topic name: a name has 1 to 249 characters, which are letters, digits, dots, _ and -"
+NO_TOPIC_NAME = "not a legal topic name: use 1 to 249 letters, digits, dots, _ and -"
 TOO_LARGE = "larger than the topic's max.message.bytes (tidelog topic config can raise it)"
 NO_BROKER = "No broker can be reached any more; still trying. Ctrl-C stops."
 NO_DELETION = "the broker does not allow topics to be deleted (delete.topic.enable=false)"

@@ -56,23 +56,23 @@ TARGETS = "--to-earliest, --to-latest, --to-datetime, --to-offset, --shift-by or
 def reset_offsets(
     group: Group,
     topic: Topics = [],  # noqa: B006 - typer copies it
-    to_earliest: Annotated[bool, typer.Option("--to-earliest", help="To the first record in the log.")] = False,
-    to_latest: Annotated[bool, typer.Option("--to-latest", help="To the end: read only new records.")] = False,
+    to_earliest: Annotated[bool, typer.Option("--to-earliest", help="Set to the first record in the log.")] = False,
+    to_latest: Annotated[bool, typer.Option("--to-latest", help="Set to the end: read only new records.")] = False,
     to_datetime: Annotated[
         str | None,
         typer.Option(
-            "--to-datetime", metavar="WHEN", help='To the first record since then: "1 hour ago", 2026-03-01T12:00 ...'
+            "--to-datetime", metavar="TIME", help='Set to the first record since "1 hour ago", 2026-03-01T12:00 ...'
         ),
     ] = None,
     to_offset: Annotated[
-        int | None, typer.Option("--to-offset", metavar="OFFSET", min=0, help="To this offset in each partition.")
+        int | None, typer.Option("--to-offset", metavar="OFFSET", min=0, help="Set to this offset in each partition.")
     ] = None,
     shift_by: Annotated[
-        int | None, typer.Option("--shift-by", metavar="N", help="N offsets forward, or back with -N.")
+        int | None, typer.Option("--shift-by", metavar="N", help="Shift N offsets forward; -N: back.")
     ] = None,
     from_file: Annotated[
         str | None,
-        typer.Option("--from-file", metavar="FILE", help="To offsets in a CSV or JSON file, by partition."),
+        typer.Option("--from-file", metavar="FILE", help="Set to the offsets in a CSV or JSON file."),
     ] = None,
     execute: Execute = False,
     escaped: Escaped = False,
@@ -82,12 +82,12 @@ def reset_offsets(
 ) -> None:
     """Set the committed offsets of a group: where it continues to read.
 
-    Shows what would change; --execute does it. Without --topic, it sets the
-    partitions in which the group has committed, and names the others of the
-    same topics. The group must have no members: they would continue from
-    their own positions, and commit those.
+    Shows the changes; with --execute, also makes them. Without --topic, only
+    partitions in which the group has committed are changed, and the other
+    partitions of the same topics are named. The group must have no members,
+    because members would overwrite the new offsets with their own positions.
 
-    An offset outside the log is replaced by the nearest one in it.
+    An offset outside the log is replaced by the nearest offset in the log.
 
     A FILE has lines "topic,partition,offset", or is JSON as --json prints it.
 
@@ -133,7 +133,8 @@ def reset(
     )
     apply_plan(client, group, changes, omitted, is_new=is_new, execute=execute, json=json)
     if omitted and not json:
-        # --shift-by needs a committed offset. The remedy names every topic, because --topic leaves out all others.
+        # --shift-by cannot be the remedy, because it needs a committed offset. The remedy names every topic, because
+        # --topic excludes all other topics.
         topics = " ".join(f"--topic {name}" for name in dict.fromkeys(name for name, _ in partitions))
         is_shift = target.shift is not None
         remedy = "set them with --topic, and another target than --shift-by" if is_shift else f"add {topics}"
@@ -152,9 +153,9 @@ def copy_offsets(
 ) -> None:
     """Copy the committed offsets of a group to another group.
 
-    Shows what would change; --execute does it. FROM may have members that
-    read meanwhile. TO must have no members, and need not exist yet. TO keeps
-    its offsets in other partitions.
+    Shows the changes; with --execute, also makes them. FROM may have active
+    members. TO must have no members; it is created if it does not exist. Its
+    offsets in other partitions are not changed.
 
     Examples:
 
@@ -196,9 +197,9 @@ def delete(
 ) -> None:
     """Delete groups and their committed offsets.
 
-    A group must have no members. A new group of the same name begins where
-    its consumers' auto.offset.reset says. If some groups cannot be deleted,
-    they are named, and the others are deleted.
+    A group must have no members. If a consumer later uses the same name, it
+    begins where its setting auto.offset.reset says. If some groups cannot be
+    deleted, they are reported, and all others are deleted.
 
     Examples:
 
@@ -245,8 +246,8 @@ def delete_offsets(
 ) -> None:
     """Delete a group's committed offsets in a topic.
 
-    The group may have members, if none of them reads the topic. Without a
-    committed offset, a partition has no lag.
+    The group may have members, but none that reads the topic. A partition
+    without a committed offset has no lag.
 
     Examples:
 
@@ -255,7 +256,7 @@ def delete_offsets(
     """
     wanted = topics_and_partitions(topic)
     if not wanted:
-        raise UsageError("say which topic: --topic orders, or --topic orders:0,3-5")
+        raise UsageError("no topic is named: add --topic TOPIC; examples: --topic orders, --topic orders:0,3-5")
     (group,) = parse_group_names([group], escaped)
     group_text = name_text(group)
     with connect(bootstrap, client).open() as cluster_client:
@@ -263,7 +264,8 @@ def delete_offsets(
         partitions = sorted(tp for tp in committed_offsets(cluster_client, group) if _is_wanted(tp, wanted))
         if not partitions:
             raise CommandError(
-                f"group {group_text} has no committed offsets there (tidelog group lag {group_text} shows where it has)"
+                f"group {group_text} has no committed offsets in these partitions;"
+                f" tidelog group lag {group_text} shows where it has"
             )
         confirm(f"Delete {counted(len(partitions), 'committed offset')} of group {group_text}?", yes)
         partitions_in_use = delete_committed(cluster_client, group, partitions)
@@ -296,7 +298,7 @@ class ResetTarget:
         """Raise UsageError unless exactly one option was used."""
         with_values = (self._when, self._offset, self.shift, self._file)
         if self._earliest + self._latest + sum(value is not None for value in with_values) != 1:
-            raise UsageError(f"exactly one target is needed: {TARGETS}")
+            raise UsageError(f"exactly one target must be given: {TARGETS}")
 
     def offsets(
         self,
@@ -306,9 +308,9 @@ class ResetTarget:
         logs: Mapping[TopicAndPartition, Offsets],
         file_offsets: Mapping[TopicAndPartition, int] | None,
     ) -> Mapping[TopicAndPartition, int]:
-        """Return the new offset of each partition in `partitions`, which may lie outside the log.
+        """Return the new offset of each partition, which may be outside the log.
 
-        Raises CommandError if --shift-by has no committed offset to start from.
+        Raises CommandError if a partition has no committed offset, which --shift-by needs.
         """
         if file_offsets is not None:
             return file_offsets
@@ -332,7 +334,10 @@ class ResetTarget:
 def offsets_at_time(
     client: "Client", partitions: Sequence[TopicAndPartition], when: str, logs: Mapping[TopicAndPartition, Offsets]
 ) -> dict[TopicAndPartition, int]:
-    """Return the offset of the first record whose timestamp is not before `when`; the log's end if there is none."""
+    """Return, for each partition, the offset of the first record whose timestamp is not before `when`.
+
+    It is the log's end if there is no such record. Raises UsageError if `when` is not a time.
+    """
     try:
         timestamp_ms = parse_time_ms(when, datetime.now())
     except NotATimeError as error:
@@ -348,19 +353,22 @@ def partitions_to_reset(
     file_offsets: Mapping[TopicAndPartition, int] | None,
     committed: Mapping[TopicAndPartition, int],
 ) -> list[TopicAndPartition]:
-    """Return the partitions to set, sorted: those in the file, or in `wanted`, or in which the group has committed.
+    """Return the partitions to set, sorted.
 
-    `wanted` also restricts the partitions of the file. Raises CommandError for a topic or partition that does not
-    exist, and if there is nothing to set.
+    With a file, these are its partitions, only those in `wanted` if this is not empty. Otherwise they are the
+    partitions in `wanted`, or if this is empty, the partitions in which the group has committed. Raises CommandError if
+    a topic or partition in `wanted` does not exist, and if there is nothing to set.
     """
     if file_offsets is not None:
         in_file = sorted(tp for tp in file_offsets if not wanted or _is_wanted(tp, wanted))
         if not in_file:
-            raise CommandError(f"the file has no offsets for {', '.join(wanted)}: leave out --topic, or name others")
+            raise CommandError(
+                f"the file has no offsets for {', '.join(wanted)}: leave out --topic, or name other topics"
+            )
         return in_file
     if not wanted:
         if not committed:
-            raise CommandError(f"group {name_text(group)} has no committed offsets: say with --topic where to set them")
+            raise CommandError(f"group {name_text(group)} has no committed offsets: name the topics with --topic")
         return sorted(committed)
     partitions = []
     for topic in cluster.describe(client, list(wanted)):
@@ -470,10 +478,11 @@ def apply_plan(
     print_table(changes_table(changes))
     sys.stdout.flush()
     if execute:
-        print(f"Set {counted(len(changes), 'offset')} of group {name_text(group)}.", file=sys.stderr)
+        verb = "is" if len(changes) == 1 else "are"
+        print(f"{counted(len(changes), 'offset')} of group {name_text(group)} {verb} now set.", file=sys.stderr)
     else:
-        note = f" There is no group {name_text(group)} yet: it will be created." if is_new else ""
-        print(f"Nothing was changed: --execute does it.{note}", file=sys.stderr)
+        note = f" There is no group {name_text(group)} yet; --execute also creates it." if is_new else ""
+        print(f"Nothing was changed. To make these changes, add --execute.{note}", file=sys.stderr)
 
 
 def commit(client: "Client", group: str, changes: Iterable[OffsetChange]) -> None:
@@ -493,14 +502,15 @@ def confirm(question: str, yes: bool) -> None:
     if yes:
         return
     if not sys.stdin.isatty():
-        raise UsageError("stdin is not a terminal, so nobody can confirm this: add --yes to delete")
+        raise UsageError("the deletion cannot be confirmed, because stdin is not a terminal: add --yes to delete")
     typer.confirm(question, abort=True)
 
 
 def delete_committed(client: "Client", group: str, partitions: Sequence[TopicAndPartition]) -> list[TopicAndPartition]:
-    """Delete the committed offsets of these partitions. Return the partitions that are not deleted: members read them.
+    """Delete the committed offsets of these partitions, and return the partitions where this is impossible because
+    members read them.
 
-    Raises CommandError for any other failure; some offsets may be deleted then.
+    Raises CommandError for any other failure. Some offsets may have been deleted before it.
     """
     from tidelog.client.error_codes import error_name
     from tidelog.model.ids import TopicPartition

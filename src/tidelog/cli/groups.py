@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from tidelog.client.groups import Group, ListedGroup, Member
 
 MEMBERS_SHOWN = 5
-"""Upper bound on the members in a line of text."""
+"""Upper bound on the members that a line of text lists."""
 DESCRIBABLE_TYPES = ("", "classic", "consumer")
-"""Types of groups whose members can be requested; "" if the broker's version does not report types."""
+"""Types of groups whose members can be requested. "" is used if the broker's version does not report types."""
 
 
 class ListedGroups(NamedTuple):
@@ -28,19 +28,19 @@ class ListedGroups(NamedTuple):
 
 
 class RequestedGroups(NamedTuple):
-    """The wanted groups in the order of the request, and errors for the ones that do not exist."""
+    """The requested groups in the order of the request, and errors for those that do not exist."""
 
     listed: "list[ListedGroup]"
     failures: dict[str, CommandError]
 
 
 class DescribedGroups(NamedTuple):
-    """Groups by name, and errors for the ones that could not be described."""
+    """Groups by name, and errors for the groups that could not be described."""
 
     groups: "dict[str, Group]"
     failures: dict[str, CommandError]
     vanished: list[str]
-    """Groups that were listed, but did not exist any more when they were described; they are in `failures`, too."""
+    """Groups that were deleted after they had been listed. They are also in `failures`."""
 
 
 def list_groups(client: "Client") -> ListedGroups:
@@ -55,7 +55,8 @@ def list_groups(client: "Client") -> ListedGroups:
 def find_groups(client: "Client", wanted: Sequence[str]) -> RequestedGroups:
     """Return the wanted groups without duplicates. The error for an unknown name suggests the most similar group.
 
-    The groups are looked up in the list of all groups: asking for a coordinator could fail while no group exists yet.
+    The groups are searched in the list of all groups. A request for a group's coordinator could fail while no group
+    exists yet.
     """
     groups = list_groups(client)
     by_name = {group.group_id: group for group in groups.listed}
@@ -130,7 +131,7 @@ def foreign_protocol_type(protocol_type: str) -> str:
 
 
 def group_problem(group: "Group") -> str:
-    """Return in a few words what is not known of the group's members; empty if everything is known."""
+    """Return a short text that says what is not known about the group's members; empty if everything is known."""
     if protocol_type := foreign_protocol_type(group.protocol_type):
         return f"protocol type {protocol_type}"
     undecoded = sum(bool(member.problem) for member in group.members)
@@ -159,7 +160,7 @@ def host_text(member: "Member") -> str:
 
 
 def partitions_text(member: "Member") -> str:
-    """Return the member's partitions by topic: orders 0-3,7; payments 1. A question mark if they are not known."""
+    """Return the member's partitions by topic, for example `orders 0-3,7; payments 1`; `?` if they are not known."""
     if member.problem:
         return "?"
     by_topic: dict[str, list[int]] = {}
