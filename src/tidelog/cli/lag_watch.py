@@ -1,4 +1,4 @@
-"""`tidelog group lag --watch`: measure lag repeatedly and show it with rates, within the size of the terminal."""
+"""`tidelog group lag --watch`: measure lag repeatedly, and show it with rates in a table that fits the terminal."""
 
 import sys
 import time
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 REDRAW_S = 0.5
 """Interval in which the message "No answer for N seconds" is updated."""
 FIXED_LINES = 6
-"""Lines of a table besides its rows: title, column titles, two rules, the total, and the line of the cursor."""
+"""Number of lines besides the rows: title, column titles, two rules, the total, and the line of the cursor."""
 
 NUMBERS = (
     Column("Partition", True, spare=-1),
@@ -47,14 +47,14 @@ class Progress(NamedTuple):
 
 
 NO_OFFSETS = ("", "")
-"""In place of committed offset and log end, in a row that sums up several partitions."""
+"""Used instead of committed offset and log end in a row for the sum of several partitions."""
 
 
 class Row(NamedTuple):
-    """One partition, or several together."""
+    """A row of the table: one partition, or the sum of several partitions."""
 
     names: tuple[str, str, str]
-    """Group, topic, partition; for several partitions, the first says what they are, and the others are empty."""
+    """Group, topic, partition. For several partitions, the first text describes them, and the others are empty."""
     offsets: tuple[str, str]
     """Committed offset and log end; NO_OFFSETS for several partitions."""
     numbers: tuple[str, str, str, str, str]
@@ -76,9 +76,11 @@ class LagSource(Protocol):
 
 
 def watch_lag(source: LagSource, interval_s: float, json: bool, bootstrap: str) -> None:
-    """Measure and show lag until Ctrl-C: a terminal is redrawn in place, a pipe gets a table or JSON line each time.
+    """Measure and show lag until Ctrl-C. At a terminal, a table is redrawn in place; in a pipe, each measurement is
+    printed as a table or a JSON line.
 
-    While no broker answers, a terminal keeps the last figures, with a notice how old they are; a pipe gets nothing new.
+    While no broker answers, a terminal shows the last figures and a notice that says how old they are. Nothing is
+    printed in a pipe.
     """
     view: LagView
     if sys.stdout.isatty() and not json:
@@ -92,7 +94,7 @@ def watch_lag(source: LagSource, interval_s: float, json: bool, bootstrap: str) 
         while True:
             current = poller.next(REDRAW_S)
             if current is not None:
-                # rich moves stderr above the table that is redrawn. A message is repeated only after it changes.
+                # rich prints stderr above the table that is redrawn. A message is printed again only when it changes.
                 if current.value.offline != last_offline:
                     last_offline = current.value.offline
                     warn_of_hidden_groups(last_offline)
@@ -127,7 +129,7 @@ class LagView(Protocol):
         """Show a new measurement."""
 
     def show_outage(self, outage: NoAnswerPeriod | None) -> None:
-        """Show that no broker answers, or for None that one does. Called at least every REDRAW_S seconds."""
+        """Show the outage; None means that a broker answers. Called at least every REDRAW_S seconds."""
 
 
 class LineView:
@@ -164,7 +166,7 @@ class LineView:
 
 
 class LiveTableView:
-    """A table that is redrawn in place; above it, while no broker answers, a notice how old the figures are."""
+    """A table that is redrawn in place. While no broker answers, a notice above it says how old the figures are."""
 
     def __init__(self, bootstrap: str) -> None:
         from rich.live import Live
@@ -229,7 +231,7 @@ def rates_between(before: Sequence[Lag], after: Sequence[Lag], seconds: float) -
 
 
 def growth(before: int | None, after: int | None) -> int:
-    """Return the difference, or 0 if it is negative: an offset may be reset to a lower one."""
+    """Return the difference; 0 if it is negative, because an offset may be reset to a lower one."""
     return max((after or 0) - (before or 0), 0)
 
 
@@ -240,10 +242,10 @@ def whole_table(lags: Sequence[Lag], progress: dict[GroupPartition, Progress]) -
 
 
 def watch_table(lags: Sequence[Lag], progress: dict[GroupPartition, Progress], width: int, height: int) -> Table:
-    """Return a table that takes at most `height` lines when it is drawn `width` cells wide.
+    """Return a table that has at most `height` lines when it is drawn `width` cells wide.
 
-    A group or topic that all rows have in common is in the title, and long names are shortened. If the rows do not
-    fit, the partitions with the least lag are summed up in one row.
+    If all rows have the same group or topic, its name is in the title instead of a column. Long names are shortened.
+    If not all rows fit, one row has the sum of the partitions with the least lag.
     """
     table = table_of_rows(lags, progress, width, height - FIXED_LINES)
     note = left_out_text(table, fit(table, width))
@@ -269,7 +271,7 @@ def table_of_rows(lags: Sequence[Lag], progress: dict[GroupPartition, Progress],
         [*(name for name, in_title in zip(r.names, [*common, ""], strict=True) if not in_title), *r.offsets, *r.numbers]
         for r in rows
     ]
-    # A sum has its name in the first column, even if that is the partition.
+    # The name of a sum is in the first column, even if that is the column of partitions.
     for cells_of_row, source_row in zip(cells, rows, strict=True):
         if source_row.offsets == NO_OFFSETS:
             cells_of_row[0] = source_row.names[0]
@@ -282,9 +284,10 @@ def table_of_rows(lags: Sequence[Lag], progress: dict[GroupPartition, Progress],
 
 
 def split_to_fit(lags: Sequence[Lag], rows_max: int) -> tuple[list[Lag], list[Lag]]:
-    """Split the partitions into those that are shown, in their order, and those that are summed up in one more row.
+    """Split the partitions into those that have their own rows (in the given order), and those that share one row.
 
-    The largest lags are shown, then the partitions without a commit that have the highest end offset.
+    Partitions with the largest lags have their own rows first, then partitions without a commit that have the highest
+    end offsets.
     """
     if len(lags) <= rows_max:
         return list(lags), []

@@ -20,35 +20,38 @@ if TYPE_CHECKING:
 POLL_S = 0.2
 """Interval in which --wait checks the moves."""
 UNKNOWN_BYTES = -1
-"""In place of a size that the broker does not report."""
+"""Value of a size that the broker does not report."""
 EXAMPLE = "orders-0=/disk2/tidelog"
 
 Moves = Annotated[
     list[str],
     typer.Option(
-        "--move", metavar="PARTITION=DIR", show_default=False, help=f"Move a partition, as {EXAMPLE}; repeatable."
+        "--move",
+        metavar="PARTITION=DIR",
+        show_default=False,
+        help=f"Move a partition, for example {EXAMPLE}; repeatable.",
     ),
 ]
 
 
 class Replica(NamedTuple):
-    """A partition's log in one directory. The fields are keys of the JSON output."""
+    """A partition's log in one directory. The names of the fields are keys of the JSON output."""
 
     topic: str
     partition: int
     bytes: int
     offset_lag: int
-    """Number of offsets that a copy is behind the partition that moves."""
+    """By how many offsets an unfinished copy is behind the log that is copied."""
     future: bool
-    """Whether this is the copy of a partition that moves to this directory."""
+    """Whether this is the unfinished copy of a partition that is moved to this directory."""
 
 
 class LogDirectory(NamedTuple):
-    """A data directory of a broker. The fields are keys of the JSON output."""
+    """A data directory of a broker. The names of the fields are keys of the JSON output."""
 
     broker: int
     path: str | None
-    """None for a broker that did not answer which directories it has."""
+    """None for a broker that did not report its directories."""
     error: str
     """Why the directory is out of use, or why the broker did not answer; empty if the directory is in use."""
     total_bytes: int
@@ -78,9 +81,9 @@ def dirs(
     """Show the data directories of brokers; move partitions between them.
 
     A broker with several directories (log.dirs) puts a new partition into
-    the one with the fewest partitions. A move copies the partition's log
-    while clients write and read it. --partitions shows the progress; a move
-    to the directory where the partition is cancels it.
+    the directory with the fewest partitions. A move copies the partition's
+    log while clients write and read it. --partitions shows the progress. To
+    cancel a move, move the partition to the directory where it still is.
 
     Examples:
 
@@ -119,16 +122,17 @@ def missing_topic_errors(directories: Sequence[LogDirectory], topics: Sequence[s
     """Return an error for each of `topics` that has no partition in these directories."""
     topics_with_replicas = {replica.topic for directory in directories for replica in directory.replicas}
     return [
-        CommandError(f"no directory holds a partition of {topic} (tidelog topic list shows the topics)")
+        CommandError(f"no directory has a partition of {topic}; tidelog topic list shows the topics")
         for topic in dict.fromkeys(topics)
         if topic not in topics_with_replicas
     ]
 
 
 def describe_directories(client: "Client", topics: Sequence[str], broker: int | None = None) -> list[LogDirectory]:
-    """Return the directories of one broker, or of all brokers, with their replicas of `topics` (if empty, of all).
+    """Request the directories of one broker, or of all brokers, and return them with their replicas of `topics`.
 
-    A broker that does not answer has one entry without a path. Raises CommandError for an unknown broker.
+    If `topics` is empty, the replicas of all topics are returned. A broker that does not answer has one entry without a
+    path. Raises CommandError for an unknown broker.
     """
     from tidelog.wire.messages.describe_log_dirs import DescribeLogDirsRequest, DescribeLogDirsResponse
 
@@ -192,9 +196,10 @@ def parse_move(text: str) -> LogDirMove:
 
 
 def start_moves(client: "Client", moves: list[LogDirMove], broker: int | None, *, wait: bool) -> None:
-    """Request the moves from the brokers that have the partitions, or only from `broker`; with `wait`, await them.
+    """Request the moves from all brokers that have the partitions, or only from `broker`.
 
-    Raises CommandError for the first move that a broker refuses, and for a partition without a usable directory.
+    With `wait`, return only when the moves are done. Raises CommandError for the first move that a broker refuses, and
+    for a partition that is in no usable directory.
     """
     from tidelog.wire.messages.alter_replica_log_dirs import (
         AlterReplicaLogDir,
@@ -213,7 +218,7 @@ def start_moves(client: "Client", moves: list[LogDirMove], broker: int | None, *
             unanswered = "".join(
                 f"; {no_answer_error(d)}" for d in before if d.path is None and broker in (None, d.broker)
             )
-            raise CommandError(f"{move.name} is in no data directory {where} that can be used{unanswered}")
+            raise CommandError(f"{move.name} is in no usable data directory {where}{unanswered}")
     for number, address in addresses.items():
         own = [move for move in moves if number in holders[move]]
         if own:
@@ -228,7 +233,9 @@ def start_moves(client: "Client", moves: list[LogDirMove], broker: int | None, *
 
 
 def directories_with(directories: Iterable[LogDirectory], move: LogDirMove) -> list[LogDirectory]:
-    """Return the directories that contain the partition; directories with only a copy in progress do not count."""
+    """Return the directories that contain the partition's log. Directories with only an unfinished copy are not
+    returned.
+    """
     return [
         directory
         for directory in directories
@@ -248,13 +255,17 @@ def check_move_results(
         code = codes.get((move.topic, move.partition), 0)
         if code == ErrorCode.LOG_DIR_NOT_FOUND:
             existing = ", ".join(d.path for d in before if d.broker == broker and d.path is not None)
-            raise CommandError(f"{move.path} is no data directory of broker {broker}: it has {existing}")
+            raise CommandError(
+                f"{move.path} is not a data directory of broker {broker}; its data directories are {existing}"
+            )
         if code == ErrorCode.INVALID_REPLICA_ASSIGNMENT:
             raise CommandError(
                 f"{move.path} on broker {broker} is cordoned (cordoned.log.dirs): it accepts no new partitions"
             )
         if code == ErrorCode.KAFKA_STORAGE_ERROR:
-            raise CommandError(f"{move.path} on broker {broker}, or the directory of {move.name}, is out of use")
+            raise CommandError(
+                f"{move.path} on broker {broker} is out of use, or the directory where {move.name} is now"
+            )
         if code:
             raise CommandError(f"{move.name}: {error_name(code)}")
 
@@ -282,7 +293,7 @@ def wait_for_moves(client: "Client", holders: dict[LogDirMove, list[int]]) -> No
                     raise CommandError(f"{move.name} is in no data directory any more: {reason}")
                 if paths != [move.path]:
                     raise CommandError(
-                        f"{move.name} is still in {paths[0]}: the move failed, and the broker's log says why"
+                        f"{move.name} is still in {paths[0]}, because the move failed; the broker's log says why"
                     )
                 print(f"Moved {move.name} to {move.path}.")
                 pending.remove((move, broker))

@@ -169,7 +169,7 @@ def test_a_dump_meets_damage(data: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert main(["log", "dump", str(path)]) == 1
     printed = capsys.readouterr()
     assert " damage  reason=" in printed.out.splitlines()[-1]
-    assert printed.err == "Error: there is damage, see above (tidelog log verify finds all of it)\n"
+    assert printed.err == "Error: damage was found, see above; tidelog log verify finds all damage\n"
 
 
 @pytest.mark.parametrize("command", ["dump", "verify"])

@@ -216,7 +216,7 @@ def test_directories_of_the_brokers_that_answer(where: Where) -> None:
     assert [each["path"] for each in tidelog("log", "dirs", "--json", *where).json()] == ["/disk1", "/disk2", None]
     assert "broker 2 does not show" in tidelog("log", "dirs", "--broker", "2", *where, code=1).errors
     ran = tidelog("log", "dirs", "--topic", "near", *where, code=1)
-    assert "no directory holds a partition of near" in ran.errors
+    assert "no directory has a partition of near" in ran.errors
     assert "broker 2 does not show" in ran.errors
 
 
