@@ -1,4 +1,4 @@
-"""The broker's log on stderr: one line per event, `TIME LEVEL LOGGER message`, even if the message contains line
+"""The broker's log on stderr. Each event is one line, `TIME LEVEL LOGGER message`, even if the message contains line
 breaks.
 """
 
@@ -19,8 +19,8 @@ def configure_logging(level: str) -> None:
 
 
 class OneLineFormatter(logging.Formatter):
-    """Formats UTC time with milliseconds, escapes line breaks and control characters, and folds a traceback into one
-    field.
+    """Formats an event as one line: time in UTC with milliseconds, line breaks and control characters escaped, and a
+    traceback as one field.
     """
 
     def format(self, record: logging.LogRecord) -> str:
@@ -32,7 +32,9 @@ class OneLineFormatter(logging.Formatter):
 
 
 def escape(character: str) -> str:
-    """Return a control character as Python's escape sequence: text from clients must not forge log lines or colours."""
+    """Return a control character as Python's escape sequence, so that text from clients cannot forge log lines or
+    colours.
+    """
     return character.encode("unicode_escape").decode()
 
 

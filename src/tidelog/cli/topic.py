@@ -284,7 +284,7 @@ def report_offline(topics: list[cluster.TopicState], known_offsets: cluster.Know
     sys.stdout.flush()
     offline.warn(
         {name: partitions for name, partitions in unknown.items() if partitions},
-        "Nobody can read or write there.",
+        "No records can be read or written there.",
     )
 
 

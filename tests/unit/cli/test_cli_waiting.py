@@ -31,7 +31,7 @@ def stop(reader: Terminal) -> None:
 
 def test_a_new_group_waits_for_members(environment: dict[str, str]) -> None:
     with on_a_terminal([*CONSUME, "--group", "billing", "-B"], environment) as reader:
-        reader.expect("Joining billing: a new group waits a few seconds for more members.\n")
+        reader.expect("Joining group billing; a new group waits a few seconds for more members.\n")
         reader.expect("first\n")
         stop(reader)
 
@@ -88,7 +88,7 @@ def test_ctrl_c_ends_produce_during_an_outage() -> None:
             os.write(writer.leader, b"late\n\x04")
             writer.expect("No broker can be reached any more; still trying. Ctrl-C stops.\n")
             writer.process.send_signal(signal.SIGINT)
-            assert writer.end() == (130, "1 record not acknowledged; may have been written.\n")
+            assert writer.end() == (130, "1 record not acknowledged, but possibly written.\n")
 
 
 def test_a_deletion_that_is_not_wanted(environment: dict[str, str]) -> None:
