@@ -162,9 +162,9 @@ def latency(
 
 def producer_settings(acks: str, compression: str) -> dict[str, Any]:
     if acks not in ACKS:
-        raise UsageError(f"--acks is one of {', '.join(ACKS)}, not {acks!r}")
+        raise UsageError(f"--acks must be one of {', '.join(ACKS)}, not {acks!r}")
     if compression not in CODECS:
-        raise UsageError(f"--compression is one of {', '.join(CODECS)}, not {compression!r}")
+        raise UsageError(f"--compression must be one of {', '.join(CODECS)}, not {compression!r}")
     return {"acks": acks, "compression.type": compression}
 
 

@@ -103,9 +103,9 @@ def produce(
         | tidelog produce copy --json
     """
     if acks not in ACKS:
-        raise UsageError(f"--acks is one of {', '.join(ACKS)}, not {acks!r}")
+        raise UsageError(f"--acks must be one of {', '.join(ACKS)}, not {acks!r}")
     if compression not in CODECS:
-        raise UsageError(f"--compression is one of {', '.join(CODECS)}, not {compression!r}")
+        raise UsageError(f"--compression must be one of {', '.join(CODECS)}, not {compression!r}")
     if key is not None and key_separator is not None:
         raise UsageError("--key and --key-separator cannot be used together, because a record has only one key")
     if json_lines and (key_separator is not None or null_marker is not None):

@@ -315,8 +315,9 @@ class GroupMember:
             self.seen.discard(part.partition)
 
     def _starts(self, partitions: list[int]) -> dict[int, int]:
-        """Return the offset where reading begins in each partition: the committed offset, or if it has none, the earliest or the
-        latest offset, by the reset policy.
+        """Return the offset where reading begins in each partition.
+
+        It is the committed offset, or if there is none, the earliest or the latest offset, by the reset policy.
         """
         from tidelog.client.operations import EARLIEST, LATEST
         from tidelog.model.ids import TopicPartition

@@ -1,7 +1,8 @@
 """Parse a line of `produce --json`: JSON that `records.to_json` wrote, or that was written by hand.
 
-A key or value that is not a string keeps its exact text: a number of 30 digits, `1.50`, spaces and repeated names
-within an object. So this module parses the outer object itself, and leaves only its members to the standard library.
+A key or value may be any JSON, for example a number or an object. Its exact text becomes the record's key or value: a
+number of 30 digits, `1.50`, spaces and repeated names within an object are preserved. This module therefore parses the
+outer object itself, and uses the standard library only for its members.
 """
 
 import base64
@@ -18,13 +19,14 @@ FIELDS = (
     *("topic", "partition", "offset", "timestamp", "timestamp_ms"),
     *("key", "key_base64", "value", "value_base64", "headers"),
 )
-"""The fields of a line of `consume --json`, which `produce --json` accepts too."""
+"""The fields of a line of `consume --json`. `produce --json` accepts the same fields."""
 HEADER_FIELDS = ("key", "key_base64", "value", "value_base64")
 EXACT_TEXT_FIELDS = ("key", "value")
 TIMESTAMP_MAX = (1 << 63) - 1
 DIGITS_MAX = 25
-"""A longer number is read as infinity: Python needs long to convert thousands of digits, and rejects more than
-4,300."""
+"""A number with more digits is parsed as infinity, because Python is slow to convert thousands of digits, and rejects
+more than 4,300. The value of so long a number does not matter: a key or value uses the exact text, and in any other
+field it is out of range or ignored."""
 
 SPACE = re.compile(r"[ \t\n\r]*").match
 COLON = re.compile(r"[ \t\n\r]*:[ \t\n\r]*").match
@@ -59,7 +61,7 @@ def record_from_line(line: bytes) -> OutgoingRecord:
 
 
 def parse_json(text: str) -> object:
-    """Return the parsed JSON, with `ExactText` in place of keys and values that are neither strings nor null."""
+    """Return the parsed JSON. A key or value that is neither a string nor null becomes an `ExactText`."""
     try:
         document: Any = WHOLE_DECODER.decode(text)
         if not isinstance(document, dict) or not needs_exact_text(document):
@@ -86,7 +88,7 @@ def scan_object(text: str, at: int) -> tuple[dict[str, Any], int]:
             raise JSONDecodeError("Expecting property name enclosed in double quotes", text, at)
         name, at = scan_value(text, at)
         if name in object_members:
-            raise RecordJsonError(f"{json.dumps(name)} is given twice")
+            raise RecordJsonError(f"{json.dumps(name)} occurs twice")
         if (colon := COLON(text, at)) is None:
             raise JSONDecodeError("Expecting ':' delimiter", text, at)
         object_members[name], at = scan_member(text, colon.end(), name)
@@ -159,7 +161,7 @@ def reject_constant(constant: str) -> NoReturn:
 
 DECODER = json.JSONDecoder(parse_int=parse_integer, parse_constant=reject_constant)
 SCAN = DECODER.scan_once  # type: ignore[attr-defined]
-"""The function under JSONDecoder.raw_decode, implemented in C."""
+"""The function that JSONDecoder.raw_decode calls; it is implemented in C."""
 WHOLE_DECODER = json.JSONDecoder(
     object_pairs_hook=without_repeats, parse_int=parse_integer, parse_constant=reject_constant
 )
@@ -187,7 +189,7 @@ HEADERS_EXPECTED = '"headers" must be a list of objects with "key" (or "key_base
 
 
 def header_from_json(header: object) -> tuple[str, bytes | None]:
-    """Return key and value. In the key, lone surrogates stand for bytes that are not UTF-8 ("surrogateescape")."""
+    """Return key and value. In the key, lone surrogates represent bytes that are not UTF-8 ("surrogateescape")."""
     if not isinstance(header, dict) or not isinstance(header.get("key", header.get("key_base64")), str):
         raise RecordJsonError(HEADERS_EXPECTED)
     check_names(header, HEADER_FIELDS, "field of a header")
@@ -211,12 +213,15 @@ def number_from_json(document: dict[str, Any], name: str, maximum: int) -> int |
 
 
 def timestamp_from_json(document: dict[str, Any]) -> int | None:
-    """Return the timestamp; None leaves it to librdkafka, which then writes the present time, as it does for 0."""
+    """Return the timestamp. If it is None, librdkafka writes the present time.
+
+    Raises RecordJsonError for 0 and less: for 0, librdkafka would also write the present time.
+    """
     number, text = number_from_json(document, "timestamp_ms", TIMESTAMP_MAX), document.get("timestamp")
     if number is not None or text is not None:
         number = number if number is not None else timestamp_from_text(text)
         if number <= 0:
-            raise RecordJsonError("the timestamp must be after 1970-01-01T00:00:00.000Z: change it, or leave it out")
+            raise RecordJsonError("the timestamp must be after 1970-01-01T00:00:00.000Z: change it or leave it out")
     return number
 
 
@@ -239,7 +244,7 @@ def data_from_json(document: dict[str, Any], name: str) -> bytes | None:
         except (TypeError, ValueError):
             raise RecordJsonError(f'"{name}_base64" is not base64') from None
     data: str | ExactText | None = document.get(name)
-    # A value that is not a string keeps its exact text: a line made by hand need not quote its JSON twice.
+    # A value that is not a string is an ExactText, so that in a line written by hand, JSON need not be quoted.
     if isinstance(data, str):
         return encode_text(data, name)
     return None if data is None else bytes(data)

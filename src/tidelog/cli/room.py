@@ -1,11 +1,13 @@
-"""Fit a table to the width of a terminal: names give way, numbers never do, and a note lists the columns left out.
+"""Fit a table to the width of a terminal: names may fold, numbers never do, and a note lists the columns left out.
 
-The steps, in this order, until the rest fits:
+These steps are done in this order, until the table fits:
 
-1. Names fold into several lines, at least `NAME_WIDTH_MIN` wide, and so do titles of several words. (In a table that
-has to keep its height, names are shortened in the middle instead, and titles stay.) 2. A column with the same value
-in every row becomes a fact above the table. (Not in a table that has to keep its height.) 3. Columns are left out:
-those with the highest `spare` first, and of equal ones the rightmost.
+1. Names, and titles of several words, fold into several lines that are at least `NAME_WIDTH_MIN` wide. If each row must
+remain one line (`Table.shorten`), names are shortened in the middle instead, and titles do not fold.
+
+2. A column with the same value in every row becomes a fact above the table, unless each row must remain one line.
+
+3. Columns are left out: first the column with the highest `spare`; of columns with equal `spare`, the rightmost one.
 """
 
 import re
@@ -19,11 +21,11 @@ GAP = 2
 NUMBER = re.compile(r"[(+-]?\d[\d.,:+-]*\)?")
 """Matches words that are numbers rather than names."""
 NUMBER_WIDTH_MAX = 27
-"""The width of -(2^63 - 1) with commas and a bracket. A longer word is a list of numbers, and may fold."""
+"""The width of -(2^63 - 1) with commas and a bracket. A longer word is a list of numbers, which may fold."""
 
 
 class TableFit(NamedTuple):
-    """Which columns of a table are shown, how wide, and what happens to the others."""
+    """Which columns of a table are shown, their widths, and which columns are not shown in the table."""
 
     shown: list[int]
     """Indices of the columns that are shown."""
@@ -60,7 +62,7 @@ def fit(table: Table, width: int) -> TableFit:
 
 
 def above_lines(table: Table, fitted: TableFit, width: int) -> list[str]:
-    """Return the facts that all rows have in common, as many on each line as fit."""
+    """Return lines with the facts that all rows have in common. Each line has as many facts as fit."""
     lines: list[str] = []
     for index in fitted.above:
         fact = f"{table.columns[index].title} {printable(table.rows[0][index]) or '-'}"
@@ -108,8 +110,10 @@ def natural_width(table: Table, index: int) -> int:
 
 
 def least_width(table: Table, index: int) -> int:
-    """Return the least width of a column: numbers are never cut; a text needs NAME_WIDTH_MIN, and room for every
-    number in it.
+    """Return the least width of a column.
+
+    A column of numbers is wide enough for the widest one. A column of text has at least NAME_WIDTH_MIN cells (fewer if
+    all its texts are shorter), and room for its title and for every number in the texts.
     """
     column = table.columns[index]
     title = column.title if table.shorten else max(column.title.split(), key=cell_width, default="")
@@ -126,8 +130,8 @@ def is_number(word: str) -> bool:
 
 
 def column_widths(least_widths: Sequence[int], natural_widths: Sequence[int], width: int) -> list[int]:
-    """Return a width for each column: its natural width if all fit; otherwise the widest columns shrink to equal
-    widths.
+    """Return a width for each column: its natural width if all columns fit. Otherwise the widest columns shrink until
+    they fit or reach their least widths.
     """
     widths = list(natural_widths)
     while (excess := total_width(widths) - width) > 0:

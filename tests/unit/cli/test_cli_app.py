@@ -134,8 +134,8 @@ def test_examples_are_command_lines_that_are_understood(words: list[str]) -> Non
         (["bench", "latency", "--rate", "nan"], "--rate and --seconds take finite numbers"),
         (["bench", "latency", "--seconds", "1e400"], "--rate and --seconds take finite numbers"),
         (["produce", "x", "-p", "9999999999"], "Invalid value for '--partition' / '-p'"),
-        (["produce", "x", "--acks", "2"], "--acks is one of all, 1, 0, not '2'"),
-        (["produce", "x", "-z", "zip"], "--compression is one of none, gzip, snappy, lz4, zstd, not 'zip'"),
+        (["produce", "x", "--acks", "2"], "--acks must be one of all, 1, 0, not '2'"),
+        (["produce", "x", "-z", "zip"], "--compression must be one of none, gzip, snappy, lz4, zstd, not 'zip'"),
         (["produce", "x", "-k", "a", "-K", ":"], "--key and --key-separator cannot be used together"),
         (["produce", "x", "-H", "a"], "--header takes KEY=VALUE, for example --header source=import, not 'a'"),
         (["produce", "x", "--json", "-K", ":"], "--json lines have their own keys and nulls"),
@@ -162,7 +162,7 @@ def test_examples_are_command_lines_that_are_understood(words: list[str]) -> Non
         ),
         (["quota", "list", "--user", "a", "--default-user"], "--user and --default-user cannot be used together"),
         (["quota", "set", "request_percentage=1"], "no user, client id or address: add --client-id"),
-        (["bench", "produce", "--acks", "x"], "--acks is one of all, 1, 0, not 'x'"),
+        (["bench", "produce", "--acks", "x"], "--acks must be one of all, 1, 0, not 'x'"),
     ],
 )
 def test_wrong_usage_is_one_line_and_exit_code_2(

@@ -56,12 +56,15 @@ def test_nulls_and_bytes_in_templates() -> None:
 def test_a_template_with_an_unknown_field_lists_the_fields(text: str, named: str) -> None:
     with pytest.raises(TemplateError) as caught:
         parse_template(text, b"")
-    assert str(caught.value).startswith(f"'{named}' is not a field: {{topic}} {{partition}}")
+    assert str(caught.value).startswith(f"'{named}' is not a field. Fields: {{topic}} {{partition}}")
 
 
 @pytest.mark.parametrize(
     ("text", "told"),
-    [("%k", "'%k' is not a field; here it is {key}: {topic} "), (r"{key}\t%Y", "'%Y' is not a field: {topic} ")],
+    [
+        ("%k", "'%k' is not a field; use {key}. Fields: {topic} "),
+        (r"{key}\t%Y", "'%Y' is not a field. Fields: {topic} "),
+    ],
 )
 def test_what_kcat_calls_it(text: str, told: str) -> None:
     with pytest.raises(TemplateError) as caught:
@@ -181,8 +184,8 @@ def test_json_that_is_no_record(document: object) -> None:
 @pytest.mark.parametrize(
     ("line", "why"),
     [
-        (b'{"value":1,"value":2}', '"value" is given twice'),
-        (b'{"value":1,"headers":[{"key":"a","key":"b"}]}', '"key" is given twice'),
+        (b'{"value":1,"value":2}', '"value" occurs twice'),
+        (b'{"value":1,"headers":[{"key":"a","key":"b"}]}', '"key" occurs twice'),
         (b'{"value":NaN}', "JSON has no NaN"),
         (b'{"value":"\\ud800"}', '"value" has half of a surrogate pair'),
         (b'{"value":1,"headers":[{"key":"\\ud800"}]}', '"key" has half of a surrogate pair'),
