@@ -41,7 +41,11 @@ Group = Annotated[str, typer.Argument(metavar="GROUP", show_default=False)]
 Topics = Annotated[
     list[str],
     typer.Option(
-        "--topic", "-t", metavar="TOPIC[:PARTITIONS]", show_default=False, help="orders, or orders:0,3-5; repeatable."
+        "--topic",
+        "-t",
+        metavar="TOPIC[:PARTITIONS]",
+        show_default=False,
+        help="Only these, e.g. orders:0,3-5; repeatable.",
     ),
 ]
 Execute = Annotated[bool, typer.Option("--execute", help="Make the changes; without this, only show them.")]

@@ -232,7 +232,7 @@ def parse_quota(text: str) -> tuple[str, float]:
         return key, float(number) * factor
     except ValueError:
         raise UsageError(
-            f"{key} takes a number, which may end in KiB, MiB or GiB, for example {EXAMPLE}, not {value!r}"
+            f"{key} takes a number that may end in KiB, MiB or GiB, for example {EXAMPLE}, not {value!r}"
         ) from None
 
 

@@ -34,17 +34,18 @@ def parse_duration_s(text: str) -> float:
         part = PART.match(rest, position)
         unit = part and (UNITS_S.get(part[2]) or UNITS_S.get(part[2].removesuffix("s")))
         if part is None or not unit:
-            raise NotATimeError(f"{text!r} is not a duration: write 90s, 1h30m or 2 days")
+            raise NotATimeError(f"{text!r} is not a duration; examples: 90s, 1h30m, 2 days")
         total += float(part[1]) * unit
         position = part.end()
     if position == 0:
-        raise NotATimeError("a duration is missing: write 90s, 1h30m or 2 days")
+        raise NotATimeError("a duration is missing; examples: 90s, 1h30m, 2 days")
     return total
 
 
 def parse_time_ms(text: str, now: datetime) -> int:
-    """Return `text` as milliseconds since the Unix epoch. `now` is the present local time, without a zone; times
-    without a zone are local.
+    """Return `text` as milliseconds since the Unix epoch.
+
+    `now` is the present local time, without a zone. A time in `text` that has no zone is local time.
 
     Accepts a duration with or without "ago", now, today, yesterday, an ISO 8601 date or time, and milliseconds since
     the epoch (11 to 18 digits). A time before the epoch becomes 0: no record is older, and in ListOffsets a negative
@@ -67,19 +68,19 @@ def _since_epoch_ms(text: str, now: datetime) -> int:
         return epoch_ms(now) - round(parse_duration_s(lowered.removesuffix("ago")) * 1000)
     try:
         return epoch_ms(datetime.fromisoformat(words))
-    except (ValueError, OverflowError):  # OverflowError: the zone moves a date beyond the ends of the calendar
+    except (ValueError, OverflowError):  # OverflowError: converted to UTC, the date is outside the calendar
         pass
     try:
         return epoch_ms(now) - round(parse_duration_s(lowered) * 1000)
     except NotATimeError:
         raise NotATimeError(
-            f'{text!r} is not a time: write "10 minutes ago", 1h30m, yesterday, 2026-03-01T12:00 or epoch milliseconds'
+            f'{text!r} is not a time; examples: "10 minutes ago", 1h30m, yesterday, 2026-03-01T12:00, 1767225600000'
         ) from None
 
 
 def epoch_ms(moment: datetime) -> int:
-    """Return milliseconds since the epoch, rounded down. A time without a zone is local time, by the rules of that
-    day.
+    """Return milliseconds since the epoch, rounded down. A time without a zone is local time on that day (summer or
+    winter time).
     """
     return (moment.astimezone(UTC) - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(milliseconds=1)
 

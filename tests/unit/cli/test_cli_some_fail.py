@@ -202,7 +202,7 @@ def test_topics_whose_leader_cannot_be_reached(where: Where) -> None:
 def test_topics_by_name_of_which_some_fail(where: Where) -> None:
     ran = tidelog("topic", "describe", "near", "missing", "secret", *where, code=1)
     assert "near  topic ID " in ran.text
-    assert "Its settings cannot be read." in ran.text
+    assert "The settings of this topic cannot be read." in ran.text
     for reason in ("no such topic: missing", "topic secret: TOPIC_AUTHORIZATION_FAILED", "topic near: not yours"):
         assert reason in ran.errors
     [near] = tidelog("topic", "describe", "near", "missing", "--json", *where, code=1).json()
